@@ -1,0 +1,54 @@
+# Everything that a person does with this project; `make` alone lists it.
+PYTHON ?= python3
+BIN := .venv/bin
+EXTRAS := operator,trainer,demo,test,bench
+OUTPUT ?= runs/openmoji
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check format generate golden bench size clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: .venv/.installed ## make the environment in .venv (idempotent)
+
+.venv/.installed: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(BIN)/python -m pip install --quiet --progress-bar off --editable '.[$(EXTRAS)]' --constraint constraints.txt
+	@touch $@
+
+run: setup ## train examples/openmoji.yaml on this machine; again: resume
+	$(BIN)/fluxtrain prepare openmoji
+	$(BIN)/fluxtrain run examples/openmoji.yaml --output $(OUTPUT)
+
+test: setup ## run all tests
+	$(BIN)/python -m pytest
+
+check: setup ## format, lint, types, layers, generated files up to date
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/lint-imports --no-logo 2>&1 | tail -n 3
+	$(BIN)/python -m fluxtrain_operator.generate --check
+	$(BIN)/yamllint --strict examples .yamllint
+
+format: setup ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+generate: setup ## write manifests/crd.yaml, docs/crd.md, docs/config.md from the models
+	$(BIN)/python -m fluxtrain_operator.generate
+
+golden: setup ## write the golden files anew; review the diff like code
+	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/contract tests/operator tests/trainer/test_model.py
+
+bench: setup ## measure against the peers (makes their environments; about an hour)
+	$(BIN)/python -m benchmarks
+
+size: setup ## files, lines, function median and p90
+	@$(BIN)/python tests/architecture/size.py
+
+clean: ## remove caches and runs; data and .venv stay
+	rm -rf runs build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find operator trainer tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,87 @@
+"""Draws: pure functions of (seed, batch, position), with the distributions they claim."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fluxtrain import draws
+from fluxtrain.contract.config import FlowConfig
+
+SHAPE = (4, 4, 4)
+
+
+def timesteps(flow: FlowConfig, count: int = 4000) -> np.ndarray:
+    return np.array([draws.training_draw(1, 0, p, SHAPE, flow).timestep for p in range(count)])
+
+
+def test_equal_keys_give_equal_draws() -> None:
+    one, two = (draws.training_draw(7, 3, 5, SHAPE, FlowConfig()) for _ in range(2))
+    assert one.timestep == two.timestep
+    assert one.dropped == two.dropped
+    np.testing.assert_array_equal(one.noise, two.noise)
+    np.testing.assert_array_equal(one.latent_noise, two.latent_noise)
+
+
+@pytest.mark.parametrize("other", [(8, 3, 5), (7, 4, 5), (7, 3, 6)])
+def test_another_seed_batch_or_position_gives_another_draw(other: tuple[int, int, int]) -> None:
+    one = draws.training_draw(7, 3, 5, SHAPE, FlowConfig())
+    two = draws.training_draw(*other, SHAPE, FlowConfig())
+    assert abs(np.corrcoef(one.noise.ravel(), two.noise.ravel())[0, 1]) < 0.5
+    assert one.timestep != two.timestep
+
+
+def test_streams_do_not_overlap() -> None:
+    first = [draws.generator(7, stream, 3, 5).random() for stream in range(6)]
+    assert len(set(first)) == len(first)
+
+
+def test_noise_is_standard_normal() -> None:
+    noise = np.concatenate(
+        [draws.training_draw(1, 0, p, SHAPE, FlowConfig()).noise.ravel() for p in range(500)]
+    )
+    assert stats.kstest(noise, "norm").pvalue > 0.001
+
+
+@pytest.mark.parametrize(
+    ("flow", "cdf"),
+    [
+        (FlowConfig(), lambda t: t),
+        (
+            FlowConfig(timestep_sampling="logit_normal", logit_mean=0.5, logit_std=0.8),
+            lambda t: stats.norm.cdf((np.log(t / (1 - t)) - 0.5) / 0.8),
+        ),
+        (
+            FlowConfig(timestep_sampling="sigmoid", sigmoid_scale=2.0),
+            lambda t: stats.norm.cdf(np.log(t / (1 - t)) / 2),
+        ),
+        (
+            FlowConfig(timestep_sampling="shift", shift=3.0),
+            lambda t: stats.norm.cdf(np.log(t / (3 * (1 - t)))),
+        ),
+    ],
+)
+def test_timesteps_have_the_distribution_that_their_name_says(flow: FlowConfig, cdf) -> None:  # type: ignore[no-untyped-def]
+    assert stats.kstest(timesteps(flow), cdf).pvalue > 0.001
+
+
+def test_flux_shift_grows_with_the_image() -> None:
+    # BFL's sampling schedule: mu 0.5 at 256 image tokens and 1.15 at 4096.
+    assert draws.resolution_mu(256) == pytest.approx(0.5)
+    assert draws.resolution_mu(4096) == pytest.approx(1.15)
+    flow = FlowConfig(timestep_sampling="flux_shift")
+    small = [draws.training_draw(1, 0, p, (1, 32, 32), flow).timestep for p in range(200)]
+    large = [draws.training_draw(1, 0, p, (1, 128, 128), flow).timestep for p in range(200)]
+    assert np.mean(large) > np.mean(small) > 0.5
+
+
+def test_prompts_are_dropped_as_often_as_asked() -> None:
+    flow = FlowConfig(prompt_dropout=0.1)
+    dropped = [draws.training_draw(3, 0, p, SHAPE, flow).dropped for p in range(5000)]
+    assert 0.08 < np.mean(dropped) < 0.12
+    assert not any(draws.evaluation_draw(3, i, 0.5, SHAPE).dropped for i in range(100))
+
+
+def test_an_epoch_walks_through_every_sample_once() -> None:
+    order = draws.epoch_order(5, 2, 1000)
+    assert sorted(order) == list(range(1000))
+    assert list(order) != list(draws.epoch_order(5, 3, 1000))

@@ -1,0 +1,73 @@
+"""The learning rate of each step against torch's schedulers, and what AdamW is given."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fluxtrain import optim
+from fluxtrain.contract.config import OptimConfig, ScheduleConfig
+
+OPTIM = OptimConfig(learning_rate=0.5)
+
+
+def rates(schedule: ScheduleConfig) -> list[float]:
+    return [optim.learning_rate(step, OPTIM, schedule) for step in range(1, schedule.steps + 1)]
+
+
+def test_warm_up_is_linear_and_ends_at_the_base_rate() -> None:
+    schedule = ScheduleConfig(steps=10, warmup_steps=4)
+    assert rates(schedule) == [0.125, 0.25, 0.375] + [0.5] * 7
+
+
+def test_cosine_equals_torchs_annealing() -> None:
+    schedule = ScheduleConfig(steps=20, decay="cosine", min_learning_rate=0.1)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    reference = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20, eta_min=0.1)
+    expected = []
+    for _ in range(20):
+        optimizer.step()
+        reference.step()
+        expected.append(optimizer.param_groups[0]["lr"])
+    assert rates(schedule) == pytest.approx(expected)
+
+
+def test_cosine_over_the_last_part_is_constant_before() -> None:
+    schedule = ScheduleConfig(steps=100, decay="cosine", decay_fraction=0.4)
+    values = rates(schedule)
+    assert values[:60] == [0.5] * 60
+    assert values[79] == pytest.approx(0.25)
+    assert values[-1] == pytest.approx(0.0)
+
+
+def test_adamw_is_mlperfs() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    group = optim.make_optimizer(model, OptimConfig()).param_groups[0]
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.95), 1e-8, 0.1)
+    assert len(group["params"]) == 4
+
+
+def test_state_made_in_advance_steps_like_torchs_own() -> None:
+    torch.manual_seed(0)
+    ours, theirs = nn.Linear(4, 4), nn.Linear(4, 4)
+    theirs.load_state_dict(ours.state_dict())
+    config = OptimConfig(learning_rate=0.1)
+    one = optim.make_optimizer(ours, config)
+    two = torch.optim.AdamW(
+        theirs.parameters(), lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True
+    )
+    for _ in range(3):
+        for model, optimizer in ((ours, one), (theirs, two)):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).square().sum().backward()
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_clipping_returns_the_norm_before_and_scales_to_the_limit() -> None:
+    parameter = nn.Parameter(torch.zeros(4))
+    parameter.grad = torch.full((4,), 3.0)
+    assert optim.clip_gradients([parameter], 1.0).item() == pytest.approx(6.0)
+    assert parameter.grad.norm().item() == pytest.approx(1.0, rel=1e-5)
+    assert math.isclose(parameter.grad[0].item(), 0.5, rel_tol=1e-5)

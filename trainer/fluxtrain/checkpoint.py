@@ -1,0 +1,234 @@
+"""Checkpoints: one folder per step, safetensors shards, ``DONE`` last; any number of ranks can resume.
+
+    checkpoints/step_0000001000/
+      shard-*.safetensors   model and optimizer, each rank its own part (torch.distributed.checkpoint)
+      run.json              step, samples, whether the run is over
+      config.json           the resolved RunConfig
+      DONE                  written last by rank 0: a folder without it does not count
+
+No pickle is written or read. The loader needs no state: its position is the step (design D3).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.errors import ConfigError, DataError, StorageError
+
+State = dict[str, Tensor]
+_FOLDER = re.compile(r"step_(\d{10})")
+_TRAJECTORY = ("seed", "model", "data", "encoders", "flow", "optim", "schedule", "precision")
+_MAY_CHANGE = {"schedule": {"steps"}, "data": {"train", "validation", "num_workers", "prefetch",
+               "verify_checksums", "max_bad_fraction", "empty_encodings"},
+               "encoders": {"t5", "clip", "autoencoder"}}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What is known of a run beside its tensors."""
+
+    step: int
+    samples: int
+    status: str = "running"  # running | success | aborted
+    eval_loss: float | None = None
+    train_seconds: float = 0.0
+
+
+def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """Return all tensors that a run consists of, by name; loading copies into these very tensors."""
+    state: State = {}
+    for name, parameter in model.named_parameters():
+        state[f"model.{name}"] = parameter.detach()
+        moments = optimizer.state[parameter]
+        state[f"optimizer.exp_avg.{name}"] = moments["exp_avg"]
+        state[f"optimizer.exp_avg_sq.{name}"] = moments["exp_avg_sq"]
+    return state
+
+
+def latest(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint in ``folder``, None where there is none."""
+    complete = _complete(folder)
+    return complete[-1] if complete else None
+
+
+def read_state(checkpoint: Path) -> RunState:
+    """Return the state beside the tensors of ``checkpoint``; DataError where it is unreadable."""
+    try:
+        return RunState(**json.loads((checkpoint / "run.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{checkpoint / 'run.json'}: not the state of a run ({error})") from None
+
+
+def read_config(checkpoint: Path) -> dict[str, Any]:
+    """Return the resolved config that ``checkpoint`` was trained with."""
+    try:
+        values = json.loads((checkpoint / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{checkpoint / 'config.json'}: not a config ({error})") from None
+    if not isinstance(values, dict):
+        raise DataError(f"{checkpoint / 'config.json'}: not a config (not an object)")
+    return values
+
+
+def check_same_run(config: RunConfig, checkpoint: Path) -> None:
+    """Raise ConfigError where ``config`` would train something else than ``checkpoint`` holds."""
+    saved, current = read_config(checkpoint), config.model_dump(mode="json")
+    for section in _TRAJECTORY:
+        for path, before, now in _differences(saved.get(section), current[section]):
+            if path.split(".")[0] not in _MAY_CHANGE.get(section, set()):
+                raise ConfigError(
+                    ".".join(filter(None, ["spec.run", section, path])),
+                    now,
+                    f"the checkpoint {checkpoint.name} was trained with {before!r}; "
+                    "use another --output for another run",
+                )
+
+
+def _differences(before: object, now: object, path: str = "") -> list[tuple[str, object, object]]:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return [
+            difference
+            for key in now
+            for difference in _differences(before.get(key), now[key], f"{path}.{key}".strip("."))
+        ]
+    return [] if before == now else [(path, before, now)]
+
+
+def load(checkpoint: Path, state: State) -> RunState:
+    """Copy the tensors of ``checkpoint`` into ``state``, whatever ranks wrote them."""
+    run = read_state(checkpoint)
+    try:
+        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(checkpoint)))
+    except Exception as error:  # torch reports anything from a missing key to a torn header
+        reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
+        raise DataError(f"{checkpoint}: cannot be loaded ({reason})") from error
+    return run
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints of one run: saved in the background, the newest ``keep`` kept."""
+
+    folder: Path
+    state: State
+    config: RunConfig
+    is_main: bool
+    stall_seconds: float = 0.0
+    saved_step: int | None = None
+    _group: dist.ProcessGroup | None = field(default=None, repr=False)
+    _staged: State = field(default_factory=dict, repr=False)
+    _writing: threading.Thread | None = field(default=None, repr=False)
+    _failure: list[BaseException] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        """Make a process group of its own: the writer's collectives must not meet training's."""
+        self._group = dist.new_group(backend="gloo")
+
+    def save(self, run: RunState) -> None:
+        """Save at ``run.step``: copies the tensors, then writes them while training goes on."""
+        begin = perf_counter()
+        self.finish()
+        self._stage()
+        self._writing = threading.Thread(target=self._write, args=(run,), name="checkpoint")
+        self._writing.start()
+        if not self.config.checkpoint.asynchronous:
+            self.finish()
+        self.stall_seconds = perf_counter() - begin
+
+    def finish(self) -> None:
+        """Wait until the checkpoint under way is whole; StorageError where it could not be written."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        if self._failure:
+            error = self._failure.pop()
+            reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
+            raise StorageError(f"{self.folder}: cannot write a checkpoint ({reason})") from error
+
+    def _stage(self) -> None:
+        # The copy's memory is kept: touching fresh pages would cost more than the copy itself.
+        if not self._staged:
+            self._staged = _host_copies(self.state)
+        for name, tensor in self.state.items():
+            _local(self._staged[name]).copy_(_local(tensor), non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def _write(self, run: RunState) -> None:
+        target = self.folder / f"step_{run.step:010d}"
+        try:
+            if self.is_main:
+                shutil.rmtree(target, ignore_errors=True)
+                target.mkdir(parents=True)
+            dist.barrier(self._group)
+            writer = HuggingFaceStorageWriter(str(target), save_distributed=True)
+            dcp.save(self._staged, storage_writer=writer, process_group=self._group)
+            if self.is_main:
+                self._seal(target, run)
+            self.saved_step = run.step
+        except BaseException as error:
+            self._failure.append(error)
+
+    def _seal(self, target: Path, run: RunState) -> None:
+        (target / "run.json").write_text(json.dumps(asdict(run), indent=1))
+        (target / "config.json").write_text(self.config.model_dump_json(indent=1))
+        (target / "DONE").touch()
+        for old in _complete(self.folder)[: -self.config.checkpoint.keep]:
+            (old / "DONE").unlink()  # first, so that a half-deleted folder never counts
+            shutil.rmtree(old)
+
+
+def _complete(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    steps = (path for path in folder.iterdir() if _FOLDER.fullmatch(path.name))
+    return sorted(path for path in steps if (path / "DONE").exists())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _host_copies(state: State) -> State:
+    meshes: dict[DeviceMesh, DeviceMesh] = {}
+    copies: State = {}
+    for name, tensor in state.items():
+        local = _local(tensor)
+        copy = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
+        if isinstance(tensor, DTensor):
+            mesh = tensor.device_mesh
+            if mesh not in meshes:
+                meshes[mesh] = _host_mesh(mesh)
+            copy = DTensor.from_local(
+                copy,
+                meshes[mesh],
+                tensor.placements,
+                run_check=False,
+                shape=tensor.shape,
+                stride=tensor.stride(),
+            )
+        copies[name] = copy
+    return copies
+
+
+def _host_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    if mesh.device_type == "cpu":
+        return mesh
+    return init_device_mesh("cpu", tuple(mesh.shape), mesh_dim_names=mesh.mesh_dim_names)

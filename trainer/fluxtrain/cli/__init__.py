@@ -1,0 +1,30 @@
+"""``fluxtrain``: the commands that a person types."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from fluxtrain import __version__
+from fluxtrain.errors import FluxtrainError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command in ``arguments`` (default: this process's); return its exit code."""
+    from fluxtrain.cli import check, plan, prepare, run
+
+    parser = argparse.ArgumentParser(
+        prog="fluxtrain", description="Train FLUX.1 from one FluxTraining file."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in (run, prepare, plan, check):
+        module.add(commands)
+    known, rest = parser.parse_known_args(arguments)
+    try:
+        return int(known.action(known, rest))
+    except FluxtrainError as error:
+        print(f"fluxtrain: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        return 0

@@ -1,0 +1,45 @@
+"""What several commands share: the FILE argument, the roots, and the way from a file to its config."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.document import ignored_fields, load
+from fluxtrain.contract.launch import ENV_DATA, ENV_MODELS
+from fluxtrain.contract.overrides import parse_overrides
+from fluxtrain.contract.resolve import merge, resolve
+from fluxtrain.contract.resource import FluxTraining
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """Add the FILE argument and the note on overrides."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="a FluxTraining, as YAML")
+    parser.epilog = (
+        "Any field of spec.run can be set: --optim.learning_rate=2e-4; see docs/config.md."
+    )
+
+
+def add_places(parser: argparse.ArgumentParser) -> None:
+    """Add the roots of relative paths."""
+    for name, env in (("data", ENV_DATA), ("models", ENV_MODELS)):
+        default = Path(os.environ.get(env, "data"))
+        text = f"root of relative {name} paths (default: ${env}, or {default})"
+        parser.add_argument(f"--{name}", type=Path, default=default, help=text)
+
+
+def configured(
+    file: Path, overrides: list[str], loud: bool = False
+) -> tuple[FluxTraining, RunConfig]:
+    """Return the job in ``file`` and its resolved config, changed by ``--section.field=value`` words.
+
+    With ``loud`` the fields that only a cluster reads are named on stderr.
+    """
+    job = load(file)
+    config = resolve(merge(job.spec.run, parse_overrides(overrides)))
+    if loud and (ignored := ignored_fields(job)):
+        print(f"on this machine these fields mean nothing: {', '.join(ignored)}", file=sys.stderr)
+    return job, config

@@ -1,0 +1,31 @@
+"""``fluxtrain plan FILE``: what a job will need and take, before any GPU is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from fluxtrain.cli.files import add_file, configured
+from fluxtrain.errors import EXIT_OK
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser("plan", help="memory, FLOPs, time and disk", description=__doc__)
+    add_file(parser)
+    parser.add_argument("--gpu", help="GPU model, such as MI300X (default: MI300X)")
+    parser.add_argument("--mfu", type=float, help="fraction of the dense peak to assume")
+    parser.add_argument("--json", action="store_true", help="plain numbers for programs")
+    parser.set_defaults(action=action)
+
+
+def action(arguments: argparse.Namespace, rest: list[str]) -> int:
+    """Print the plan."""
+    from fluxtrain.plan import make_plan, render
+
+    job, config = configured(arguments.file, rest)
+    plan = make_plan(
+        config, job.spec.nodes.max, job.spec.gpus_per_node, arguments.gpu, arguments.mfu
+    )
+    print(json.dumps(plan.model_dump(), indent=2) if arguments.json else render(plan))
+    return EXIT_OK

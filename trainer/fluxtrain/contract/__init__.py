@@ -1,0 +1,1 @@
+"""What operator and trainer agree on; pydantic, PyYAML and the standard library only."""

@@ -1,0 +1,69 @@
+"""What the launcher and the trainer agree on: environment, ports, mount paths, file names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ENV_CONFIG = "FLUXTRAIN_CONFIG"
+"""The resolved RunConfig, a JSON file. From ``fluxtrain run`` or the config map, read by the trainer."""
+ENV_OUTPUT = "FLUXTRAIN_OUTPUT"
+"""Folder of the run's output. Set by ``fluxtrain run`` or the pod, read by the trainer."""
+ENV_DATA = "FLUXTRAIN_DATA"
+"""Root of relative data paths. Set by ``fluxtrain run`` or the pod, read by the trainer."""
+ENV_MODELS = "FLUXTRAIN_MODELS"
+"""Root of relative model paths. Set by ``fluxtrain run`` or the pod, read by the trainer."""
+ENV_ADDRESS = "FLUXTRAIN_METRICS_ADDRESS"
+"""Address that /metrics listens on: 127.0.0.1 on a laptop, the pod's own in a cluster."""
+ENV_STARTED = "FLUXTRAIN_STARTED"
+"""Unix time at which the launcher began. Set by the launcher, read by the trainer for the MLPerf log."""
+
+METRICS_PORT = 9464
+"""Port of /metrics and /progress, on local rank 0 of each node. Read by Prometheus and the operator."""
+
+DATA_PATH = "/data"
+MODELS_PATH = "/models"
+OUTPUT_PATH = "/output"
+
+CONFIG_FILE = "config.json"
+MLPERF_FILE = "mlperf.log"
+METRICS_FILE = "metrics.jsonl"
+LOSS_FILE = "loss.png"
+SAMPLES_FOLDER = "samples"
+CHECKPOINTS_FOLDER = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a run reads and writes."""
+
+    output: Path
+    data: Path
+    models: Path
+    metrics_address: str = "127.0.0.1"
+    started: float | None = (
+        None  # Unix time at which the launcher began; the MLPerf init starts then
+    )
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment that tells a trainer these places."""
+        return {
+            ENV_OUTPUT: str(self.output),
+            ENV_DATA: str(self.data),
+            ENV_MODELS: str(self.models),
+            ENV_ADDRESS: self.metrics_address,
+            ENV_STARTED: repr(self.started or time.time()),
+        }
+
+    @staticmethod
+    def from_environment(environment: Mapping[str, str]) -> Places:
+        """Return the places that :meth:`environment` described; a pod's mounts where nothing is set."""
+        return Places(
+            output=Path(environment.get(ENV_OUTPUT, OUTPUT_PATH)),
+            data=Path(environment.get(ENV_DATA, DATA_PATH)),
+            models=Path(environment.get(ENV_MODELS, MODELS_PATH)),
+            metrics_address=environment.get(ENV_ADDRESS, "127.0.0.1"),
+            started=float(environment.get(ENV_STARTED, time.time())),
+        )

@@ -1,0 +1,114 @@
+"""Presets: each name stands for one complete RunConfig, written as its difference from the defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Values = dict[str, Any]
+
+_DEV_MODEL: Values = {"guidance_embed": True}
+
+_SCHNELL: Values = {
+    "optim": {"learning_rate": 2e-4},
+    "schedule": {"steps": 30_000, "global_batch_size": 512, "warmup_steps": 1600},
+    "parallel": {"micro_batch_size": 32, "compile": True},
+    "evaluation": {"target_loss": 0.586},
+}
+
+PRESET_VALUES: dict[str, Values] = {
+    "mlperf-schnell": {
+        **_SCHNELL,
+        "data": {"train": "cc12m_preprocessed", "validation": "coco_preprocessed"},
+    },
+    "mlperf-schnell-raw": {
+        **_SCHNELL,
+        "data": {"source": "images", "train": "cc12m_disk", "validation": "coco"},
+    },
+    "dev-finetune": {
+        "model": _DEV_MODEL,
+        "data": {"latent_size": 128, "image_size": 1024, "text_length": 512},
+        "schedule": {"steps": 2000, "global_batch_size": 8, "warmup_steps": 100},
+        "optim": {"learning_rate": 1e-5, "weight_decay": 0.01},
+        "evaluation": {"every_samples": 0},
+    },
+    "dev-lora": {
+        "model": _DEV_MODEL,
+        "adapter": {"kind": "lora", "rank": 16, "alpha": 16.0},
+        "data": {"latent_size": 128, "image_size": 1024, "text_length": 512},
+        "schedule": {"steps": 2000, "global_batch_size": 8, "warmup_steps": 100},
+        "evaluation": {"every_samples": 0},
+    },
+    "benchmark": {
+        "task": "benchmark",
+        "data": {"source": "synthetic"},
+        "schedule": {"steps": 50, "global_batch_size": 32},
+        "evaluation": {"every_samples": 0},
+    },
+    "openmoji": {
+        "model": {
+            "hidden_size": 192,
+            "num_heads": 6,
+            "depth": 2,
+            "depth_single_blocks": 4,
+            "axes_dim": (8, 12, 12),
+            "vec_in_dim": 384,
+            "context_in_dim": 384,
+        },
+        "data": {
+            "train": "openmoji/train",
+            "validation": "openmoji/validation",
+            "empty_encodings": "openmoji/empty.safetensors",
+            "image_size": 64,
+            "latent_size": 16,
+            "text_length": 16,
+            "num_workers": 0,
+        },
+        "encoders": {
+            "text": "minilm",
+            "autoencoder": "openmoji/autoencoder.safetensors",
+            "autoencoder_kind": "patch",
+            "latent_shift": 0.0,
+            "latent_scale": 1.0,
+        },
+        "optim": {"learning_rate": 2e-3},
+        "schedule": {
+            "steps": 1500,
+            "global_batch_size": 32,
+            "warmup_steps": 50,
+            "decay": "cosine",
+            "decay_fraction": 0.4,
+        },
+        "parallel": {"micro_batch_size": 32},
+        "precision": {"compute": "float32"},
+        "evaluation": {"every_samples": 8192, "batch_size": 64, "at_start": True, "at_end": True},
+        "checkpoint": {"every_steps": 100},
+        "sampling": {"every_steps": 500, "at_end": True},
+        "logging": {"every_steps": 10, "mlperf": {"division": "open", "status": "research"}},
+    },
+    "micro": {
+        "model": {
+            "in_channels": 16,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "depth": 1,
+            "depth_single_blocks": 1,
+            "axes_dim": (4, 6, 6),
+            "vec_in_dim": 16,
+            "context_in_dim": 16,
+        },
+        "data": {
+            "source": "synthetic",
+            "image_size": 32,
+            "latent_size": 4,
+            "text_length": 4,
+            "num_workers": 0,
+        },
+        "encoders": {"latent_shift": 0.0, "latent_scale": 1.0},
+        "optim": {"learning_rate": 1e-2},
+        "schedule": {"steps": 100, "global_batch_size": 16, "warmup_steps": 5},
+        "parallel": {"micro_batch_size": 16},
+        "precision": {"compute": "float32"},
+        "evaluation": {"every_samples": 512, "batch_size": 64, "at_end": True},
+        "checkpoint": {"every_steps": 25},
+    },
+}

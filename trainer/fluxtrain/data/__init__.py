@@ -1,0 +1,1 @@
+"""From shards on disk to the batches of a run."""

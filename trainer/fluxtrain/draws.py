@@ -1,0 +1,98 @@
+"""Every random number of a run: a pure function of the seed, the global batch and the position in it.
+
+The generator is Philox (counter-based) on the host, so no rank, worker or resume changes a draw, and a
+CPU and a GPU see the same numbers. Streams keep the uses apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fluxtrain.contract.config import FlowConfig
+
+TRAIN, EVALUATION, ORDER, SAMPLING, SYNTHETIC, WEIGHTS = range(6)
+"""Streams: a training sample, an evaluation sample, an epoch's order, a picture, synthetic data, weights."""
+
+Array = NDArray[Any]
+
+
+def generator(seed: int, stream: int, major: int, minor: int = 0) -> np.random.Generator:
+    """Return the generator of ``(seed, stream, major, minor)``; equal arguments, equal numbers.
+
+    For ``TRAIN`` major is the global batch counted from 0 and minor the position in it; for
+    ``EVALUATION`` major is the sample's index; for ``ORDER`` the epoch.
+    """
+    # The counter's lowest word is Philox's own; the others place each draw in a range of its own.
+    return np.random.Generator(np.random.Philox(key=[seed, stream], counter=[0, minor, major, 0]))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What chance decides about one sample of one global batch."""
+
+    timestep: float
+    dropped: bool
+    latent_noise: Array  # ch h w, float32: picks the latent from the autoencoder's mean and logvar
+    noise: Array  # ch h w, float32: the far end of the flow
+
+
+def training_draw(
+    seed: int, batch: int, position: int, latent_shape: tuple[int, int, int], flow: FlowConfig
+) -> Draw:
+    """Return the draw of the sample at ``position`` in global batch ``batch``, both from 0."""
+    rng = generator(seed, TRAIN, batch, position)
+    dropped = bool(rng.random() < flow.prompt_dropout)
+    timestep = _timestep(rng, latent_shape, flow)
+    latent_noise = rng.standard_normal(latent_shape, dtype=np.float32)
+    return Draw(
+        timestep, dropped, latent_noise, rng.standard_normal(latent_shape, dtype=np.float32)
+    )
+
+
+def evaluation_draw(
+    seed: int, index: int, timestep: float, latent_shape: tuple[int, int, int]
+) -> Draw:
+    """Return the draw of validation sample ``index``: the same at every evaluation, no dropout."""
+    rng = generator(seed, EVALUATION, index)
+    latent_noise = rng.standard_normal(latent_shape, dtype=np.float32)
+    return Draw(timestep, False, latent_noise, rng.standard_normal(latent_shape, dtype=np.float32))
+
+
+def epoch_order(seed: int, epoch: int, num_samples: int) -> Array:
+    """Return the permutation of ``range(num_samples)`` that epoch ``epoch`` walks through."""
+    return generator(seed, ORDER, epoch).permutation(num_samples)
+
+
+def _timestep(
+    rng: np.random.Generator, latent_shape: tuple[int, int, int], flow: FlowConfig
+) -> float:
+    if flow.timestep_sampling == "uniform":
+        return float(rng.random())
+    normal = float(rng.standard_normal())
+    if flow.timestep_sampling == "logit_normal":
+        return _sigmoid(flow.logit_mean + flow.logit_std * normal)
+    t = _sigmoid(flow.sigmoid_scale * normal)
+    if flow.timestep_sampling == "sigmoid":
+        return t
+    if flow.timestep_sampling == "shift":
+        return shifted(t, flow.shift)
+    return shifted(t, math.exp(resolution_mu(latent_shape[1] * latent_shape[2] // 4)))
+
+
+def shifted(t: float, shift: float) -> float:
+    """Return ``t`` moved towards noise: s t / (1 + (s - 1) t) (SD3, equation 23)."""
+    return shift * t / (1 + (shift - 1) * t)
+
+
+def resolution_mu(image_tokens: int) -> float:
+    """Return FLUX's mu for a number of image tokens: 0.5 at 256, 1.15 at 4096, linear between."""
+    return 0.5 + (1.15 - 0.5) * (image_tokens - 256) / (4096 - 256)
+
+
+def _sigmoid(x: float) -> float:
+    return 1.0 / (1.0 + math.exp(-x)) if x >= 0 else math.exp(x) / (1.0 + math.exp(x))

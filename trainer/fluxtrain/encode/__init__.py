@@ -1,0 +1,1 @@
+"""The frozen encoders: text to tokens and vectors, images to latents and back."""

@@ -1,0 +1,63 @@
+"""MLPerf's evaluation: the whole validation set at eight stored timesteps, one ratio of sums.
+
+Noise and latents are drawn from (seed, sample index), so the number is the same at every evaluation
+of equal weights and for any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fluxtrain.data.batch import Batch
+from fluxtrain.distributed import World
+
+NUM_TIMESTEPS = 8
+"""Levels t = 0/8 ... 7/8."""
+
+LossFunction = Callable[[Batch], Float[Tensor, " b"]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The evaluation loss, and its mean at each of the eight timesteps (None where no sample had it)."""
+
+    loss: float
+    by_timestep: list[float | None]
+    num_samples: int
+
+
+def evaluate(
+    losses_of: LossFunction,
+    batches: Iterable[Batch],
+    world: World,
+    advance: Callable[[int], None] = lambda samples: None,
+) -> Evaluation:
+    """Return the evaluation over ``batches``; every rank must call it with equally many of them.
+
+    ``losses_of`` gives each sample's mean squared error; ``advance`` hears of samples done, for a bar.
+    """
+    sums = torch.zeros(2, NUM_TIMESTEPS, dtype=torch.float64, device=world.device)
+    with torch.no_grad():
+        for batch in batches:
+            batch = batch.to(world.device)
+            losses = (losses_of(batch) * batch.weights).double()
+            level = (batch.timesteps * NUM_TIMESTEPS).round().long()
+            sums[0].index_add_(0, level, losses)
+            sums[1].index_add_(0, level, batch.weights.double())
+            advance(len(batch) * world.size)
+    totals, counts = world.all_sum(sums).tolist()
+    return _mean(totals, counts)
+
+
+def _mean(totals: list[float], counts: list[float]) -> Evaluation:
+    by_timestep = [
+        total / count if count else None for total, count in zip(totals, counts, strict=True)
+    ]
+    num_samples = int(sum(counts))
+    loss = sum(totals) / num_samples if num_samples else float("nan")
+    return Evaluation(loss, by_timestep, num_samples)

@@ -1,0 +1,37 @@
+"""Rectified flow: the straight line from clean latents (t=0) to noise (t=1).
+
+Axes: b batch, ch h w latent image.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+Latents = Float[Tensor, "b ch h w"]
+PerSample = Float[Tensor, " b"]
+
+
+def sample_latents(
+    mean: Latents, logvar: Latents, latent_noise: Latents, shift: float, scale: float
+) -> Latents:
+    """Return a latent of the autoencoder's normal, shifted and scaled as the model expects."""
+    return (mean + torch.exp(0.5 * logvar) * latent_noise - shift) * scale
+
+
+def interpolate(clean: Latents, noise: Latents, t: PerSample) -> Latents:
+    """Return the point at time ``t`` on the line from ``clean`` to ``noise``."""
+    t = rearrange(t, "b -> b 1 1 1")
+    return (1 - t) * clean + t * noise
+
+
+def velocity(clean: Latents, noise: Latents) -> Latents:
+    """Return d/dt of :func:`interpolate`: constant along the line, and the model's target."""
+    return noise - clean
+
+
+def sample_losses(prediction: Latents, target: Latents) -> PerSample:
+    """Return each sample's mean squared error over all its elements, in float32."""
+    return (prediction.float() - target.float()).square().mean(dim=(1, 2, 3))

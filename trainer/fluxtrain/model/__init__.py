@@ -1,0 +1,1 @@
+"""The FLUX.1 transformer, its initial weights and its cost."""

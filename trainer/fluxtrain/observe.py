@@ -1,0 +1,285 @@
+"""Everything that is told about a run while it runs, in one place: rank 0 talks, the others are silent."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+
+from fluxtrain.checkpoint import RunState
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.launch import (
+    LOSS_FILE,
+    METRICS_FILE,
+    MLPERF_FILE,
+    SAMPLES_FOLDER,
+    Places,
+)
+from fluxtrain.distributed import World
+from fluxtrain.evaluate import Evaluation
+from fluxtrain.loss import FlowLoss
+from fluxtrain.mlperf import MLPerfLog
+from fluxtrain.watch.clock import Clock
+from fluxtrain.watch.console import Console, duration
+from fluxtrain.watch.metrics import Metrics, Progress
+from fluxtrain.watch.records import MetricsFile, read_records
+from fluxtrain.watch.server import serve
+
+_MAX_FAULTS_TOLD = 20
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What is read from the device at a log interval."""
+
+    step: int
+    samples: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+
+
+class Observer:
+    """Tells metrics.jsonl, the terminal, Prometheus, /progress and the MLPerf log what happens."""
+
+    def __init__(self, config: RunConfig, places: Places, world: World) -> None:
+        """Prepare to tell of the run that ``config`` describes; nothing is opened yet."""
+        self.config, self.places, self.world = config, places, world
+        self.metrics, self.progress = Metrics(), Progress()
+        self.num_faults, self.last_fault = 0, ""
+        self._closing = ExitStack()
+        self._clock = Clock()
+        self._logged = (0, 0.0)  # samples and seconds at the last log interval
+        self._data_wait = 0.0
+
+    def __enter__(self) -> Observer:
+        """Start the endpoint: a job that waits for its first step can be watched already."""
+        if self.world.local_rank == 0:
+            port = self.config.logging.metrics_port
+            stop = serve(self.metrics, self.progress, self.places.metrics_address, port)
+            if stop is not None:
+                self._closing.callback(stop)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close everything that was opened."""
+        self._closing.close()
+
+    def begin(self, run: RunState, num_parameters: int) -> None:
+        """Open the files where ``run`` stands: earlier lines are kept, later ones are dropped."""
+        self._clock = Clock(run.train_seconds)
+        self._logged = (run.samples, run.train_seconds)
+        if run.eval_loss is not None:
+            self.metrics.eval_loss.set(run.eval_loss)
+        if not self.world.is_main:
+            return
+        output, schedule = self.places.output, self.config.schedule
+        self._records = MetricsFile(output / METRICS_FILE, run.step)
+        self._closing.callback(self._records.close)
+        self._log = MLPerfLog.open(
+            output / MLPERF_FILE,
+            samples=run.samples,
+            stdout=not sys.stdout.isatty(),
+            facts=self._facts(),
+        )
+        self._closing.callback(self._log.close)
+        self._console = Console(schedule.steps, run.step)
+        self._closing.callback(self._console.close)
+        port = self.progress.read().get("port")
+        self._console.say(
+            f"{num_parameters:,} parameters · {schedule.global_batch_size} samples a step on "
+            f"{self.world.size} × {self.world.device.type}"
+            + (f" · http://{self.places.metrics_address}:{port}/metrics" if port else "")
+            + (f" · resumed after step {run.step}" if run.step else "")
+        )
+
+    def ready(self) -> None:
+        """Everything is loaded and the first batch is about to be read: the clock runs from here."""
+        self.progress.update(phase="running", steps=self.config.schedule.steps)
+        self._clock.go_on()
+        if self.world.is_main:
+            self._log.ready()
+
+    def step_begins(self, step: int) -> None:
+        """Open an MLPerf block where none is open."""
+        if self.world.is_main:
+            self._log.block_start((step - 1) * self.config.schedule.global_batch_size)
+
+    def step_done(self, step: int) -> None:
+        """Note that step ``step`` was given to the device."""
+        now = time.time()
+        self.metrics.step.set(step)
+        self.metrics.last_progress.set(now)
+        self.progress.update(step=step, lastStepTime=now)
+        if self.world.is_main:
+            self._console.advance(step)
+
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Count the time inside as waiting for data."""
+        begin = time.perf_counter()
+        yield
+        waited = time.perf_counter() - begin
+        self._data_wait += waited
+        self.metrics.data_wait.inc(waited)
+
+    def faults(self, faults: tuple[str, ...]) -> None:
+        """Count unreadable samples and name the first of them on stderr, whichever rank met them."""
+        for fault in faults:
+            self.num_faults, self.last_fault = self.num_faults + 1, fault
+            self.metrics.bad_samples.inc()
+            if self.num_faults <= _MAX_FAULTS_TOLD:
+                print(f"skipped an unreadable sample: {fault}", file=sys.stderr, flush=True)
+
+    def step_facts(self, facts: StepFacts) -> None:
+        """Tell of a logged step everywhere."""
+        seconds = self._clock.seconds
+        used, spent = facts.samples - self._logged[0], seconds - self._logged[1]
+        self._logged = (facts.samples, seconds)
+        rate = used / spent if spent > 0 else 0.0
+        batch = self.config.schedule.global_batch_size
+        left = (self.config.schedule.steps - facts.step) * batch / rate if rate else 0.0
+        self._set_gauges(facts, rate, left, spent * batch / max(used, 1))
+        if not self.world.is_main:
+            return
+        self._records.write(
+            {
+                "step": facts.step,
+                "samples": facts.samples,
+                "train_loss": facts.loss,
+                "grad_norm": facts.grad_norm,
+                "learning_rate": facts.learning_rate,
+                "samples_per_second": rate,
+                "seconds": seconds,
+                "data_wait_seconds": self._data_wait,
+            }
+        )
+        self._data_wait = 0.0
+        self._log.tracked_stats(
+            facts.samples,
+            {"throughput": rate, "loss": facts.loss, "lr": facts.learning_rate},
+        )
+        self._console.step_line(
+            facts.step, facts.loss, rate, facts.learning_rate, facts.grad_norm, left
+        )
+
+    def evaluation_begins(self, run: RunState) -> Callable[[int], None]:
+        """Stop the training clock; return what to call with the samples evaluated."""
+        self._clock.pause()
+        if not self.world.is_main:
+            return lambda samples: None
+        if run.step:
+            self._log.block_stop(run.samples)
+            self._log.eval_start(run.samples)
+        return self._console.task("evaluate", self._validation_samples)
+
+    def evaluation_done(self, run: RunState, result: Evaluation) -> None:
+        """Tell of the evaluation loss everywhere, and let the training clock go on."""
+        self.metrics.eval_loss.set(result.loss)
+        for index, loss in enumerate(result.by_timestep):
+            if loss is not None:
+                self.metrics.eval_loss_by_timestep.labels(f"{index}/8").set(loss)
+        self.progress.update(evalLoss=result.loss)
+        if self.world.is_main:
+            self._records.write(
+                {
+                    "step": run.step,
+                    "samples": run.samples,
+                    "eval_loss": result.loss,
+                    "eval_loss_by_timestep": result.by_timestep,
+                }
+            )
+            if run.step:
+                self._log.eval_accuracy(run.samples, result.loss)
+                self._log.eval_stop(run.samples)
+            self._console.say(
+                f"evaluation at step {run.step}: loss {result.loss:.5f} on {result.num_samples} samples"
+            )
+        self._clock.go_on()
+
+    @contextmanager
+    def saving(self, run: RunState) -> Iterator[None]:
+        """Count the time inside as waiting for a checkpoint."""
+        self._clock.pause()
+        begin = time.perf_counter()
+        yield
+        self.metrics.checkpoint_stall.inc(time.perf_counter() - begin)
+        self.metrics.checkpoint_step.set(run.step)
+        self.progress.update(checkpointStep=run.step, checkpointTime=time.time())
+        self._clock.go_on()
+
+    def sample(self, flow_loss: FlowLoss, step: int) -> None:
+        """Draw the grid of pictures; every rank takes part, rank 0 writes it."""
+        self._clock.pause()
+        path = self.places.output / SAMPLES_FOLDER / f"step_{step:07d}.png"
+        self._painter.paint(flow_loss, path, step)
+        if self.world.is_main:
+            self._console.say(f"pictures at step {step}: {path}")
+        self._clock.go_on()
+
+    def finished(self, run: RunState) -> None:
+        """Write the last lines and the loss curve."""
+        self.progress.update(phase="complete", status=run.status)
+        if not self.world.is_main:
+            return
+        self._log.block_stop(run.samples)
+        self._log.run_stop(run.status, run.samples)
+        from fluxtrain.watch.curve import (
+            save_loss_curve,
+        )  # a second of imports, spent once at the end
+
+        records = read_records(self.places.output / METRICS_FILE)
+        save_loss_curve(self.places.output / LOSS_FILE, records, self.config.evaluation.target_loss)
+        self._console.say(
+            f"{run.status} at step {run.step}: {run.samples:,} samples in {duration(run.train_seconds)}"
+        )
+
+    @property
+    def train_seconds(self) -> float:
+        """Return the seconds spent training so far, over all resumes."""
+        return self._clock.seconds
+
+    def _set_gauges(self, facts: StepFacts, rate: float, left: float, step_seconds: float) -> None:
+        metrics, mfu = self.metrics, self._mfu(rate)
+        metrics.samples.set(facts.samples)
+        metrics.train_loss.set(facts.loss)
+        metrics.grad_norm.set(facts.grad_norm)
+        metrics.learning_rate.set(facts.learning_rate)
+        metrics.samples_per_second.set(rate)
+        metrics.remaining.set(left)
+        metrics.step_seconds.observe(step_seconds)
+        metrics.memory.set(_memory_bytes(self.world.device))
+        if mfu is not None:
+            metrics.mfu.set(mfu)
+        self.progress.update(
+            samples=facts.samples,
+            trainLoss=facts.loss,
+            samplesPerSecond=rate,
+            remainingSeconds=left,
+            mfu=mfu,
+        )
+
+    def _mfu(self, rate: float) -> float | None:
+        """Return the part of the devices' dense peak that ``rate`` samples/s use; None for CPUs."""
+        if self.world.device.type != "cuda":
+            return None
+        peak = peak_flops(torch.cuda.get_device_name(self.world.device))
+        if peak is None:
+            return None
+        config = self.config
+        flops = training_flops(config.model, config.image_tokens, config.data.text_length)
+        return rate * flops / (peak * self.world.size)
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,64 @@
+"""AdamW and the learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from fluxtrain.contract.config import OptimConfig, ScheduleConfig
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+    """Return AdamW over all parameters in one group, its state made at once so that it can be loaded."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        parameters,
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Use ``value`` from the next optimizer step on."""
+    for group in optimizer.param_groups:
+        group["lr"] = value
+
+
+def set_steps_taken(optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Tell AdamW's bias correction how many steps it has taken: after loading a checkpoint."""
+    for state in optimizer.state.values():
+        state["step"].fill_(float(steps))
+
+
+def learning_rate(step: int, optim: OptimConfig, schedule: ScheduleConfig) -> float:
+    """Return the learning rate of ``step`` (counted from 1): warm-up, then constant or cosine."""
+    if step <= schedule.warmup_steps:
+        return optim.learning_rate * step / schedule.warmup_steps
+    if schedule.decay == "constant":
+        return optim.learning_rate
+    decay_steps = max(1, round(schedule.steps * schedule.decay_fraction))
+    progress = (step - (schedule.steps - decay_steps)) / decay_steps
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, progress))))
+    floor = schedule.min_learning_rate
+    return floor + (optim.learning_rate - floor) * cosine
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale the gradients to a global L2 norm of at most ``max_norm``; return the norm before.
+
+    The norm stays on the device (a DTensor where the parameters are sharded): reading it waits.
+    """
+    return nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)

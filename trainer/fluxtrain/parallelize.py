@@ -1,0 +1,139 @@
+"""Everything that is done to the model from outside: recompute activations, compile, shard, fill in."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils.checkpoint import checkpoint
+
+from fluxtrain.contract.config import ParallelConfig, Precision, PrecisionConfig, RunConfig
+from fluxtrain.distributed import World
+from fluxtrain.errors import ConfigError
+from fluxtrain.model.flux import Flux
+from fluxtrain.model.init import initial_value
+
+try:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+except ImportError:  # ROCm images with torch < 2.6 have FSDP2 at its older path
+    from torch.distributed._composable.fsdp import (  # type: ignore[assignment, no-redef]
+        MixedPrecisionPolicy,
+        fully_shard,
+    )
+
+DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def build_model(config: RunConfig, world: World) -> Flux:
+    """Return the model with its initial weights, divided over the ranks as ``config.parallel`` says."""
+    check_ranks(config, world.size)
+    with torch.device("meta"):
+        model = Flux(config.model)
+    recompute_activations(model, config.parallel.activation_checkpointing)
+    if config.parallel.compile:
+        compile_blocks(model)
+    if world.size > 1 or config.precision.compute != "float32":
+        shard(model, world.mesh(config.parallel.dp_replicate), config.parallel, config.precision)
+    fill(model, config.seed, world.device)
+    return model
+
+
+def blocks(model: Flux) -> list[nn.Module]:
+    """Return the double-stream, then the single-stream blocks."""
+    return [*model.double_blocks, *model.single_blocks]
+
+
+def recompute_activations(model: Flux, fraction: float) -> None:
+    """Let ``fraction`` of the blocks, spread evenly, keep only their inputs for the backward pass."""
+    for index, block in enumerate(blocks(model)):
+        if int((index + 1) * fraction) > int(index * fraction):
+            recompute = partial(
+                checkpoint,
+                block.forward,
+                use_reentrant=False,
+                preserve_rng_state=False,  # nothing random happens inside a block
+            )
+            block.forward = recompute  # type: ignore[method-assign]
+
+
+def compile_blocks(model: Flux) -> None:
+    """Compile each block by itself: equal blocks share one compiled graph."""
+    for block in blocks(model):
+        block.compile(fullgraph=True)
+
+
+def shard(
+    model: Flux, mesh: DeviceMesh, parallel: ParallelConfig, precision: PrecisionConfig
+) -> None:
+    """Shard each block, then the rest: gathered in the compute dtype, reduced in ``precision.reduce``.
+
+    Inputs are not cast at the borders: timestep embedding and RoPE tables stay in float32.
+    """
+    policy = MixedPrecisionPolicy(
+        param_dtype=DTYPES[precision.compute],
+        reduce_dtype=DTYPES[precision.reduce],
+        cast_forward_inputs=False,
+    )
+    for block in blocks(model):
+        fully_shard(
+            block,
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=parallel.reshard_after_forward,
+        )
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def fill(model: nn.Module, seed: int, device: torch.device) -> None:
+    """Give every parameter, still on the meta device, this rank's part of its initial value.
+
+    A value depends on the seed and the parameter's name only, so any number of ranks starts alike.
+    """
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            whole = initial_value(name, parameter.shape, seed, device)
+            own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            own.copy_(_local_part(whole, parameter))
+
+
+def _local_part(whole: Tensor, parameter: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return whole
+    shape, offset = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    return whole[tuple(slice(o, o + s) for s, o in zip(shape, offset, strict=True))]
+
+
+def check_ranks(config: RunConfig, world_size: int) -> None:
+    """Raise ConfigError where the global batch or the replicas do not divide over the ranks."""
+    batch, replicas = config.schedule.global_batch_size, config.parallel.dp_replicate
+    if batch % world_size:
+        raise ConfigError(
+            "spec.run.schedule.global_batch_size",
+            batch,
+            f"must be a multiple of the number of ranks, {world_size}",
+        )
+    if world_size % replicas:
+        raise ConfigError(
+            "spec.run.parallel.dp_replicate",
+            replicas,
+            f"must divide the number of ranks, {world_size}",
+        )
+
+
+def micro_batch_size(config: RunConfig, world_size: int) -> int:
+    """Return the largest divisor of a rank's share of the global batch that the config allows."""
+    share = config.schedule.global_batch_size // world_size
+    largest = min(config.parallel.micro_batch_size, share)
+    return next(size for size in range(largest, 0, -1) if share % size == 0)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` in full on every rank; where it is sharded, every rank must call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,153 @@
+"""The launcher around torchrun: starts the trainers of this machine and says how they ended."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import elastic_launch
+from torch.distributed.run import config_from_args, get_args_parser
+
+from fluxtrain import checkpoint
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, CONFIG_FILE, ENV_CONFIG, Places
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, StorageError
+
+SHUTDOWN_SECONDS = 120
+"""How long trainers may take to leave a checkpoint after a signal."""
+_LOCK_SECONDS = 10.0
+
+
+def run(config: RunConfig, places: Places, processes: int) -> tuple[int, str]:
+    """Run the training on this machine; return the exit code of the contract and what to say.
+
+    Raises StorageError where the output cannot be written or another run is writing to it.
+    """
+    with locked(places.output):
+        path = _write_config(config, places.output)
+        os.environ.update(places.environment())
+        os.environ[ENV_CONFIG] = str(path)
+        return launch(["--standalone", f"--nproc-per-node={processes}"], places)
+
+
+def launch(torchrun_arguments: list[str], places: Places) -> tuple[int, str]:
+    """Run ``fluxtrain.train`` under torchrun with these arguments and the PET_* environment."""
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say it ourselves
+    parser = get_args_parser()
+    if any("--shutdown-timeout" in action.option_strings for action in parser._actions):
+        torchrun_arguments = [f"--shutdown-timeout={SHUTDOWN_SECONDS}", *torchrun_arguments]
+    arguments = parser.parse_args([*torchrun_arguments, "-m", "fluxtrain.train"])
+    launch_config, command, command_arguments = config_from_args(arguments)
+    _one_thread_pool_per_core(launch_config.nproc_per_node)
+    try:
+        elastic_launch(launch_config, command)(*command_arguments)
+    except ChildFailedError as error:
+        return _explain(error.get_first_failure()[1])
+    except SignalException as error:
+        return EXIT_STOPPED, _stopped(places, error.sigval)
+    except KeyboardInterrupt:
+        return EXIT_STOPPED, _stopped(places, signal.SIGINT)
+    return EXIT_OK, ""
+
+
+def finished(output: Path) -> checkpoint.RunState | None:
+    """Return the state of the run in ``output`` if it is over, None where something is left to do."""
+    newest = checkpoint.latest(output / CHECKPOINTS_FOLDER)
+    state = checkpoint.read_state(newest) if newest else None
+    return state if state is not None and state.status != "running" else None
+
+
+@contextmanager
+def locked(output: Path) -> Iterator[None]:
+    """Own ``output`` while it is written; the kernel lets go of the lock with the process."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = os.open(output / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise StorageError(f"--output {output}: cannot be written ({error.strerror})") from None
+    try:
+        _acquire(lock, output)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _acquire(lock: int, output: Path) -> None:
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StorageError(f"--output {output}: another run is writing there") from None
+            time.sleep(0.2)
+
+
+def _write_config(config: RunConfig, output: Path) -> Path:
+    path = output / CONFIG_FILE
+    partial = path.with_suffix(".partial")
+    try:
+        partial.write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
+    return path
+
+
+def _one_thread_pool_per_core(processes: int) -> None:
+    """Share the cores among the processes; torchrun's own default is one thread each."""
+    cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
+
+
+def _explain(failure: ProcessFailure) -> tuple[int, str]:
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return EXIT_ERROR, (
+            f"trainer process {failure.pid} (local rank {failure.local_rank}) was ended by "
+            f"{name}{hint}; the same command resumes from the newest checkpoint"
+        )
+    message = failure.message if isinstance(failure.message, str) else json.dumps(failure.message)
+    if failure.exitcode == EXIT_ERROR:
+        message = (
+            f"a trainer process failed, which is a fault of fluxtrain or of the machine:\n{message}"
+        )
+    return failure.exitcode, message
+
+
+def _stopped(places: Places, signum: int) -> str:
+    newest = checkpoint.latest(places.output / CHECKPOINTS_FOLDER)
+    saved = (
+        f"a checkpoint of step {checkpoint.read_state(newest).step}" if newest else "no checkpoint"
+    )
+    return (
+        f"stopped by {signal.Signals(signum).name}; {places.output} holds {saved}; "
+        "the same command resumes"
+    )
+
+
+def default_processes() -> int:
+    """Return the number of GPUs, or 1."""
+    import torch
+
+    return torch.cuda.device_count() or 1
+
+
+def has_more(config: RunConfig, output: Path, state: checkpoint.RunState) -> bool:
+    """Return whether ``config`` asks for steps beyond the ones at which the finished run ended."""
+    return config.schedule.steps > state.step and not _target_reached(config, state)
+
+
+def _target_reached(config: RunConfig, state: checkpoint.RunState) -> bool:
+    target = config.evaluation.target_loss
+    return target is not None and state.eval_loss is not None and state.eval_loss <= target

@@ -1,0 +1,278 @@
+"""Train: the entry point under torchrun, and the loop that everything else serves."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fluxtrain import checkpoint, optim
+from fluxtrain.checkpoint import Checkpoints, RunState
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, ENV_CONFIG, Places
+from fluxtrain.contract.resolve import validate
+from fluxtrain.data.batch import Batch
+from fluxtrain.data.loader import evaluation_batches, training_batches
+from fluxtrain.distributed import StopRequest, World, die_with_parent, joined
+from fluxtrain.errors import (
+    EXIT_ERROR,
+    EXIT_OK,
+    EXIT_STORAGE,
+    DataError,
+    DivergedError,
+    FluxtrainError,
+    StoppedError,
+)
+from fluxtrain.evaluate import Evaluation, evaluate
+from fluxtrain.loss import FlowLoss
+from fluxtrain.observe import Observer, StepFacts
+from fluxtrain.parallelize import DTYPES, build_model, check_ranks, micro_batch_size, whole
+
+_STORAGE_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+
+
+@dataclass
+class Trainer:
+    """The pieces of one running training."""
+
+    config: RunConfig
+    places: Places
+    world: World
+    flow_loss: FlowLoss
+    optimizer: torch.optim.AdamW
+    checkpoints: Checkpoints
+    observer: Observer
+    stop: StopRequest
+    run: RunState
+    samples_at_start: int = 0
+    bad_samples: int = 0
+
+
+def train(config: RunConfig, places: Places, world: World) -> RunState:
+    """Train until the last step, the target or a request to stop; return how the run ended.
+
+    Resumes from the newest complete checkpoint in ``places.output``. Raises StoppedError when it was
+    asked to stop (a checkpoint is left), DivergedError where the loss is no longer finite.
+    """
+    with ExitStack() as stack:
+        trainer = _prepare(config, places, world, stack)
+        batches = iter(_training_batches(trainer))
+        trainer.observer.ready()
+        if config.evaluation.at_start and trainer.run.step == 0:
+            _evaluate(trainer)
+        while trainer.run.status == "running":
+            _step(trainer, batches)
+        trainer.checkpoints.finish()
+        trainer.observer.finished(trainer.run)
+        return trainer.run
+
+
+def _prepare(config: RunConfig, places: Places, world: World, stack: ExitStack) -> Trainer:
+    check_ranks(config, world.size)
+    stop = StopRequest(world)
+    stop.listen()
+    stack.callback(stop.settle)
+    observer = stack.enter_context(Observer(config, places, world))
+    folder = places.output / CHECKPOINTS_FOLDER
+    newest = checkpoint.latest(folder)
+    if newest is not None:
+        checkpoint.check_same_run(config, newest)
+    model = build_model(config, world)
+    optimizer = optim.make_optimizer(model, config.optim)
+    state = checkpoint.training_state(model, optimizer)
+    run = RunState(step=0, samples=0)
+    if newest is not None:
+        run = replace(checkpoint.load(newest, state), status="running")
+        optim.set_steps_taken(optimizer, run.step)
+    checkpoints = Checkpoints(folder, state, config, world.is_main, saved_step=run.step or None)
+    observer.begin(run, sum(p.numel() for p in model.parameters()))
+    loss = FlowLoss(model, config, DTYPES[config.precision.compute])
+    gc.collect()
+    gc.freeze()  # what lives now lives to the end: later collections need not look at it
+    return Trainer(
+        config, places, world, loss, optimizer, checkpoints, observer, stop, run, run.samples
+    )
+
+
+def _training_batches(trainer: Trainer) -> Iterator[Batch]:
+    world, config = trainer.world, trainer.config
+    return iter(
+        training_batches(
+            config,
+            trainer.places.data,
+            first_batch=trainer.run.step,
+            rank=world.rank,
+            world_size=world.size,
+            micro_batch_size=micro_batch_size(config, world.size),
+            pin=world.device.type == "cuda",
+        )
+    )
+
+
+def _step(trainer: Trainer, batches: Iterator[Batch]) -> None:
+    """Take one optimizer step, then do what is due after it."""
+    config, run = trainer.config, trainer.run
+    step = run.step + 1
+    trainer.observer.step_begins(step)
+    rate = optim.learning_rate(step, config.optim, config.schedule)
+    optim.set_learning_rate(trainer.optimizer, rate)
+    totals = _accumulate(trainer, batches)
+    norm = optim.clip_gradients(trainer.flow_loss.model.parameters(), config.optim.max_grad_norm)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad(set_to_none=True)
+    trainer.run = run = replace(run, step=step, samples=step * config.schedule.global_batch_size)
+    trainer.observer.step_done(step)
+
+    # once in a while: read the loss (the only wait for the device), evaluate, draw, save
+    last = step == config.schedule.steps
+    if step % config.logging.every_steps == 0 or last:
+        _log(trainer, totals, norm, rate)
+    period = config.evaluation_steps
+    if (period and step % period == 0) or (last and config.evaluation.at_end):
+        _evaluate(trainer)
+    stop = trainer.stop.agreed()
+    if trainer.run.status == "running" and last:
+        target = config.evaluation.target_loss
+        trainer.run = replace(trainer.run, status="success" if target is None else "aborted")
+    every = config.sampling.every_steps
+    over = trainer.run.status != "running"
+    if (every and step % every == 0) or (over and config.sampling.at_end):
+        trainer.observer.sample(trainer.flow_loss, step)
+    every = config.checkpoint.every_steps
+    if stop or over or (every and step % every == 0):
+        _save(trainer, totals)
+    if stop and not over:
+        trainer.checkpoints.finish()
+        raise StoppedError(
+            f"stopped after step {step}; a checkpoint is saved, the same command resumes"
+        )
+
+
+def _accumulate(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
+    """Sum gradients over this rank's micro batches; return (sum of losses, samples, faults)."""
+    config, world = trainer.config, trainer.world
+    share = config.schedule.global_batch_size // world.size
+    totals = torch.zeros(3, device=world.device)
+    for _ in range(share // micro_batch_size(config, world.size)):
+        with trainer.observer.waiting_for_data():
+            batch = next(batches)
+        trainer.observer.faults(batch.faults)
+        moved = batch.to(world.device)
+        losses = trainer.flow_loss(moved) * moved.weights
+        # Ranks' gradients are averaged, so each divides by its own share of the global batch.
+        torch.autograd.backward(losses.sum() / share)
+        totals[0] += losses.detach().sum()
+        totals[1] += moved.weights.sum()
+        totals[2] += len(batch.faults)
+    return totals
+
+
+def _log(trainer: Trainer, totals: Tensor, norm: Tensor, rate: float) -> None:
+    loss_sum, samples, _ = trainer.world.all_sum(totals.clone()).tolist()
+    loss = loss_sum / max(samples, 1.0)
+    _check_finite(trainer, loss)
+    _check_faults(trainer)
+    facts = StepFacts(trainer.run.step, trainer.run.samples, loss, whole(norm).item(), rate)
+    trainer.observer.step_facts(facts)
+
+
+def _check_finite(trainer: Trainer, loss: float) -> None:
+    if not torch.isfinite(torch.tensor(loss)):
+        saved = trainer.checkpoints.saved_step
+        raise DivergedError(
+            f"the training loss is {loss} at step {trainer.run.step}; "
+            + (
+                f"the checkpoint of step {saved} is kept"
+                if saved
+                else "no checkpoint was saved yet"
+            )
+            + "; lower spec.run.optim.learning_rate or lengthen spec.run.schedule.warmup_steps"
+        )
+
+
+def _check_faults(trainer: Trainer) -> None:
+    """Stop where too many samples were unreadable: one is bad luck, many are the wrong data."""
+    counts = torch.tensor([float(trainer.observer.num_faults)], device=trainer.world.device)
+    faults = int(trainer.world.all_sum(counts).item())
+    used = trainer.run.samples - trainer.samples_at_start
+    limit = trainer.config.data.max_bad_fraction
+    if faults > max(1.0, limit * used):
+        raise DataError(
+            f"{faults} of {used} samples could not be read, more than "
+            f"spec.run.data.max_bad_fraction {limit} allows; the last: {trainer.observer.last_fault}"
+        )
+
+
+def _evaluate(trainer: Trainer) -> Evaluation:
+    """Evaluate; the run ends with success where the target is reached."""
+    config, world = trainer.config, trainer.world
+    model = trainer.flow_loss.model
+    advance = trainer.observer.evaluation_begins(trainer.run)
+    model.eval()
+    batches = evaluation_batches(config, trainer.places.data, world.rank, world.size)
+    result = evaluate(trainer.flow_loss, batches, world, advance)
+    model.train()
+    trainer.run = replace(trainer.run, eval_loss=result.loss)
+    target = config.evaluation.target_loss
+    if target is not None and result.loss <= target and trainer.run.step > 0:
+        trainer.run = replace(trainer.run, status="success")
+    trainer.observer.evaluation_done(trainer.run, result)
+    return result
+
+
+def _save(trainer: Trainer, totals: Tensor) -> None:
+    """Save, unless the weights are already poisoned: the last good checkpoint must stay the newest."""
+    loss = trainer.world.all_sum(totals.clone())[0].item()
+    _check_finite(trainer, loss)
+    trainer.run = replace(trainer.run, train_seconds=trainer.observer.train_seconds)
+    with trainer.observer.saving(trainer.run):
+        trainer.checkpoints.save(trainer.run)
+    if trainer.run.status != "running":
+        trainer.checkpoints.finish()
+
+
+def main() -> int:
+    """Run this rank as torchrun's environment says; return the exit code of the contract."""
+    die_with_parent()
+    places = Places.from_environment(os.environ)
+    try:
+        text = Path(os.environ[ENV_CONFIG]).read_text()
+        config = validate(RunConfig, json.loads(text), "spec.run")
+        with joined() as world:
+            train(config, places, world)
+        return EXIT_OK
+    except FluxtrainError as error:
+        return _report(str(error), error.exit_code)
+    except OSError as error:
+        if error.errno not in _STORAGE_ERRNO:
+            return _report(traceback.format_exc(), EXIT_ERROR)
+        where = error.filename or places.output
+        return _report(f"{where}: cannot be written or read ({error.strerror})", EXIT_STORAGE)
+    except Exception:
+        return _report(traceback.format_exc(), EXIT_ERROR)
+
+
+def _report(message: str, exit_code: int) -> int:
+    """Hand ``message`` to the agent that started this process, or print it where there is none."""
+    target = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if target is None:
+        print(message, file=sys.stderr, flush=True)
+        return exit_code
+    record = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
+    Path(target).write_text(json.dumps(record))
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

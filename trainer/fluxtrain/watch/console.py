@@ -1,0 +1,78 @@
+"""What a person sees while it trains: a bar on a terminal, else one line of fixed shape per interval."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+from tqdm import tqdm
+
+
+class Console:
+    """Human words go to stderr; stdout belongs to the MLPerf log."""
+
+    def __init__(self, steps: int, step: int, stream: TextIO = sys.stderr) -> None:
+        """Show progress from ``step`` to ``steps`` on ``stream``."""
+        self._stream, self._steps, self._step = stream, steps, step
+        self._bar: tqdm | None = None
+        if stream.isatty():
+            self._bar = tqdm(
+                total=steps,
+                initial=step,
+                desc="train",
+                unit="step",
+                file=stream,
+                dynamic_ncols=True,
+                bar_format="{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {postfix}",
+            )
+
+    def advance(self, step: int) -> None:
+        """Move the bar to ``step``."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def step_line(
+        self, step: int, loss: float, rate: float, lr: float, norm: float, left: float
+    ) -> None:
+        """Show the numbers of a logged step; ``rate`` in samples/s, ``left`` in seconds."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(
+                f"loss {loss:.4f} · {rate:.1f} samples/s · {duration(left)} left"
+            )
+            return
+        self.say(
+            f"step {step:>7}/{self._steps}  loss {loss:<8.5f}  grad {norm:<8.4f}  lr {lr:.2e}  "
+            f"{rate:>8.1f} samples/s  {duration(left)} left"
+        )
+
+    def say(self, text: str) -> None:
+        """Print ``text`` on a line of its own, above the bar."""
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def task(self, name: str, total: int) -> Callable[[int], None]:
+        """Return what to call with the samples done of something that interrupts training."""
+        if self._bar is None:
+            return lambda done: None
+        bar = tqdm(total=total, desc=name, unit="sample", file=self._stream, leave=False)
+
+        def advance(done: int) -> None:
+            bar.update(min(done, total - bar.n))
+            if bar.n >= total:
+                bar.close()
+
+        return advance
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def duration(seconds: float) -> str:
+    """Return ``seconds`` as h:mm:ss."""
+    whole = max(0, int(seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
