@@ -23,9 +23,7 @@ def test_latents_are_sampled_then_shifted_and_scaled_as_flux_does() -> None:
     mean, logvar = torch.full((1, 1, 2, 2), 2.0), torch.full((1, 1, 2, 2), 4.0).log()
     noise = torch.full((1, 1, 2, 2), 0.5)
     expected = torch.full((1, 1, 2, 2), (2 + 2 * 0.5 - 0.1159) * 0.3611)
-    torch.testing.assert_close(
-        flow.sample_latents(mean, logvar, noise, 0.1159, 0.3611), expected
-    )
+    torch.testing.assert_close(flow.sample_latents(mean, logvar, noise, 0.1159, 0.3611), expected)
 
 
 def test_losses_are_per_sample_and_float32() -> None:
@@ -33,6 +31,7 @@ def test_losses_are_per_sample_and_float32() -> None:
     losses = flow.sample_losses(prediction.bfloat16(), target)
     assert losses.dtype == torch.float32
     expected = [
-        torch.nn.functional.mse_loss(p.bfloat16().float(), t) for p, t in zip(prediction, target, strict=True)
+        torch.nn.functional.mse_loss(p.bfloat16().float(), t)
+        for p, t in zip(prediction, target, strict=True)
     ]
     torch.testing.assert_close(losses, torch.stack(expected))

@@ -62,7 +62,9 @@ def test_state_made_in_advance_steps_like_torchs_own() -> None:
             optimizer.zero_grad()
             model(torch.ones(2, 4)).square().sum().backward()
             optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
+    )
 
 
 def test_clipping_returns_the_norm_before_and_scales_to_the_limit() -> None:

@@ -13,7 +13,7 @@ from fluxtrain.watch.clock import Clock
 from fluxtrain.watch.console import Console, duration
 from fluxtrain.watch.curve import save_loss_curve
 from fluxtrain.watch.metrics import Metrics, Progress
-from fluxtrain.watch.records import MetricsFile, read_records
+from fluxtrain.watch.records import Records, read_records
 from fluxtrain.watch.server import serve
 
 
@@ -24,12 +24,12 @@ def get(port: int, path: str) -> str:
 
 def test_after_a_resume_no_step_stands_twice(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    records = MetricsFile(path, 0)
+    records = Records(path, 0)
     for step in (10, 20, 30):
         records.write({"step": step, "train_loss": 1.0})
     records.close()
     path.write_text(path.read_text() + '{"step": 40, "trai')  # killed while writing
-    resumed = MetricsFile(path, 20)
+    resumed = Records(path, 20)
     resumed.write({"step": 30, "train_loss": 0.5})
     resumed.close()
     assert [record["step"] for record in read_records(path)] == [10, 20, 30]

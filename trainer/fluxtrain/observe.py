@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -9,23 +10,31 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
+import torch
+
 from fluxtrain.checkpoint import RunState
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import (
+    LEDGER_FOLDER,
     LOSS_FILE,
     METRICS_FILE,
     MLPERF_FILE,
     SAMPLES_FOLDER,
     Places,
 )
+from fluxtrain.data.loader import PARTS, open_dataset
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
+from fluxtrain.gpus import peak_flops
 from fluxtrain.loss import FlowLoss
-from fluxtrain.mlperf import MLPerfLog
+from fluxtrain.mlperf import MLPerfLog, RunFacts
+from fluxtrain.model.flops import training_flops
+from fluxtrain.parallelize import micro_batch_size
+from fluxtrain.sample import Painter
 from fluxtrain.watch.clock import Clock
 from fluxtrain.watch.console import Console, duration
 from fluxtrain.watch.metrics import Metrics, Progress
-from fluxtrain.watch.records import MetricsFile, read_records
+from fluxtrain.watch.records import Records, drop_after, read_records
 from fluxtrain.watch.server import serve
 
 _MAX_FAULTS_TOLD = 20
@@ -54,6 +63,8 @@ class Observer:
         self._clock = Clock()
         self._logged = (0, 0.0)  # samples and seconds at the last log interval
         self._data_wait = 0.0
+        self._painter = Painter(config, places, world)
+        self._ledger: Records | None = None
 
     def __enter__(self) -> Observer:
         """Start the endpoint: a job that waits for its first step can be watched already."""
@@ -79,10 +90,12 @@ class Observer:
         self._logged = (run.samples, run.train_seconds)
         if run.eval_loss is not None:
             self.metrics.eval_loss.set(run.eval_loss)
+        if self.config.logging.ledger:
+            self._open_ledger(run.step)
         if not self.world.is_main:
             return
         output, schedule = self.places.output, self.config.schedule
-        self._records = MetricsFile(output / METRICS_FILE, run.step)
+        self._records = Records(output / METRICS_FILE, run.step)
         self._closing.callback(self._records.close)
         self._log = MLPerfLog.open(
             output / MLPERF_FILE,
@@ -138,6 +151,11 @@ class Observer:
             self.metrics.bad_samples.inc()
             if self.num_faults <= _MAX_FAULTS_TOLD:
                 print(f"skipped an unreadable sample: {fault}", file=sys.stderr, flush=True)
+
+    def used(self, step: int, indices: list[int]) -> None:
+        """Note which samples of the data set this rank used in ``step``."""
+        if self._ledger is not None:
+            self._ledger.write({"step": step, "indices": indices})
 
     def step_facts(self, facts: StepFacts) -> None:
         """Tell of a logged step everywhere."""
@@ -246,6 +264,29 @@ class Observer:
     def train_seconds(self) -> float:
         """Return the seconds spent training so far, over all resumes."""
         return self._clock.seconds
+
+    def _facts(self) -> RunFacts:
+        data = self.places.data
+        train, validation = (open_dataset(self.config, data, part) for part in PARTS)
+        self._validation_samples = len(validation)
+        return RunFacts(
+            self.config,
+            self.world.size,
+            micro_batch_size(self.config, self.world.size),
+            train_samples=len(train),
+            eval_samples=len(validation),
+            started=self.places.started or time.time(),
+        )
+
+    def _open_ledger(self, step: int) -> None:
+        folder = self.places.output / LEDGER_FOLDER
+        folder.mkdir(exist_ok=True)
+        if self.world.is_main:  # the files of ranks that there were before, too
+            for path in folder.glob("rank_*.jsonl"):
+                drop_after(path, step)
+        self.world.barrier()
+        self._ledger = Records(folder / f"rank_{self.world.rank:05d}.jsonl", step)
+        self._closing.callback(self._ledger.close)
 
     def _set_gauges(self, facts: StepFacts, rate: float, left: float, step_seconds: float) -> None:
         metrics, mfu = self.metrics, self._mfu(rate)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -36,7 +37,14 @@ def run(config: RunConfig, places: Places, processes: int) -> tuple[int, str]:
         path = _write_config(config, places.output)
         os.environ.update(places.environment())
         os.environ[ENV_CONFIG] = str(path)
-        return launch(["--standalone", f"--nproc-per-node={processes}"], places)
+        rendezvous = [
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=127.0.0.1:0",
+            f"--rdzv-id={uuid4().hex}",
+        ]
+        return launch(
+            [*rendezvous, "--local-addr=127.0.0.1", f"--nproc-per-node={processes}"], places
+        )
 
 
 def launch(torchrun_arguments: list[str], places: Places) -> tuple[int, str]:
@@ -117,7 +125,7 @@ def _explain(failure: ProcessFailure) -> tuple[int, str]:
             f"trainer process {failure.pid} (local rank {failure.local_rank}) was ended by "
             f"{name}{hint}; the same command resumes from the newest checkpoint"
         )
-    message = failure.message if isinstance(failure.message, str) else json.dumps(failure.message)
+    message = str(failure.message)
     if failure.exitcode == EXIT_ERROR:
         message = (
             f"a trainer process failed, which is a fault of fluxtrain or of the machine:\n{message}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,14 +10,20 @@ import numpy as np
 import torch
 from einops import rearrange
 from jaxtyping import Float
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
 
 from fluxtrain import draws
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.launch import Places
+from fluxtrain.data.dataset import Rows
+from fluxtrain.data.loader import open_dataset, open_empty_text
+from fluxtrain.distributed import World
+from fluxtrain.encode.decode import load_decoder
 from fluxtrain.loss import FlowLoss
+from fluxtrain.watch.grid import Column, save_grid
 
 Latents = Float[Tensor, "b ch h w"]
-_CAPTION_HEIGHT, _GAP, _SCALE = 30, 6, 2
 
 
 def starting_noise(seed: int, count: int, shape: tuple[int, int, int]) -> Latents:
@@ -64,40 +71,90 @@ def to_pictures(images: Float[Tensor, "b 3 H W"]) -> list[Image.Image]:
     return [Image.fromarray(rearrange(image, "c h w -> h w c").numpy()) for image in pixels]
 
 
-Column = tuple[str, list[Image.Image]]
+@dataclass(frozen=True)
+class Scene:
+    """What is drawn: chosen prompts first, then validation prompts with their originals."""
+
+    captions: list[str]
+    txt: Float[Tensor, "n l d"]
+    vec: Float[Tensor, "n v"]
+    empty: tuple[Float[Tensor, "n l d"], Float[Tensor, "n v"]]
+    originals: Latents
+    shape: tuple[int, int, int]
 
 
-def save_grid(path: Path, columns: list[Column], title: str) -> None:
-    """Write a PNG of ``columns``: a caption above pictures that belong together, eight to a row."""
-    per_row = 6
-    rows = [columns[start : start + per_row] for start in range(0, len(columns), per_row)]
-    width, height = columns[0][1][0].size
-    cell_w, cell_h = width * _SCALE + _GAP, height * _SCALE + _GAP
-    heights = [_CAPTION_HEIGHT + cell_h * max(len(pictures) for _, pictures in row) for row in rows]
-    grid = Image.new("RGB", (cell_w * per_row + _GAP, sum(heights) + _CAPTION_HEIGHT), "white")
-    draw, font = ImageDraw.Draw(grid), ImageFont.load_default(size=11)
-    draw.text((_GAP, 8), title, fill="black", font=font)
-    top = _CAPTION_HEIGHT
-    for row, row_height in zip(rows, heights, strict=True):
-        for number, (caption, pictures) in enumerate(row):
-            left = _GAP + number * cell_w
-            draw.multiline_text((left, top), _wrapped(caption), fill="black", font=font, spacing=1)
-            for index, picture in enumerate(pictures):
-                enlarged = picture.resize(
-                    (width * _SCALE, height * _SCALE), Image.Resampling.LANCZOS
-                )
-                grid.paste(enlarged, (left, top + _CAPTION_HEIGHT + index * cell_h))
-        top += row_height
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    grid.save(partial, format="PNG")
-    partial.replace(path)
+class Painter:
+    """Draws the same pictures at every step of a run; every rank takes part, rank 0 writes."""
 
+    def __init__(self, config: RunConfig, places: Places, world: World) -> None:
+        """Load nothing before the first picture is asked for."""
+        self.config, self.places, self.world = config, places, world
+        self._scene: Scene | None = None
 
-def _wrapped(caption: str, width: int = 22) -> str:
-    lines = [""]
-    for word in caption.split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines[:2])
+    def paint(self, flow_loss: FlowLoss, path: Path, step: int) -> None:
+        """Write the grid to ``path``; every rank must call it."""
+        sampling, device = self.config.sampling, self.world.device
+        scene = self._scene = self._scene or self._compose()
+        noise = starting_noise(self.config.seed, len(scene.captions), scene.shape).to(device)
+        flow_loss.model.eval()
+        found = euler(
+            flow_loss,
+            noise,
+            (scene.txt.to(device), scene.vec.to(device)),
+            (scene.empty[0].to(device), scene.empty[1].to(device)),
+            sampling.num_steps,
+            sampling.cfg_scale,
+        )
+        flow_loss.model.train()
+        if self.world.is_main:
+            self._write(scene, path, found, step)
+
+    def _compose(self) -> Scene:
+        dataset = open_dataset(self.config, self.places.data, "validation")
+        empty = open_empty_text(self.config, self.places.data, dataset)
+        count = min(self.config.sampling.num_prompts, len(dataset))
+        indices = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64)
+        rows = Rows.empty(count, dataset.shape)
+        dataset.read(indices, rows, np.zeros(count, dtype=bool))
+        chosen = list(self.config.sampling.prompts)
+        txt, vec = self._encode(chosen)
+        captions = chosen + [dataset.caption(int(index)) for index in indices]
+        total = len(captions)
+        return Scene(
+            captions,
+            torch.cat([txt, rows.txt.float()]) if chosen else rows.txt.float(),
+            torch.cat([vec, rows.vec.float()]) if chosen else rows.vec.float(),
+            (empty[0].float().expand(total, -1, -1), empty[1].float().expand(total, -1)),
+            rows.mean.float(),
+            dataset.shape.latent,
+        )
+
+    def _encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
+        if not prompts:
+            return torch.empty(0), torch.empty(0)
+        from fluxtrain.encode.text import load_text_encoder
+
+        encoder = load_text_encoder(
+            self.config.encoders,
+            self.config.data.text_length,
+            self.places.models,
+            torch.device("cpu"),
+            torch.float32,
+        )
+        return encoder.encode(prompts)
+
+    def _write(self, scene: Scene, path: Path, found: Latents, step: int) -> None:
+        decode = load_decoder(self.config.encoders, self.places.models, self.world.device)
+        generated = to_pictures(decode(found))
+        originals = to_pictures(decode(scene.originals.to(found.device)))
+        chosen = len(scene.captions) - len(originals)
+        columns: list[Column] = [
+            (caption, [picture])
+            for caption, picture in zip(scene.captions[:chosen], generated[:chosen], strict=True)
+        ]
+        pairs = zip(scene.captions[chosen:], originals, generated[chosen:], strict=True)
+        columns += [(caption, [original, picture]) for caption, original, picture in pairs]
+        title = (
+            f"step {step}: prompts of our own above; held-out prompts with their originals below"
+        )
+        save_grid(path, columns, title)

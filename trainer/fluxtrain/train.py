@@ -100,6 +100,7 @@ def _prepare(config: RunConfig, places: Places, world: World, stack: ExitStack) 
     loss = FlowLoss(model, config, DTYPES[config.precision.compute])
     gc.collect()
     gc.freeze()  # what lives now lives to the end: later collections need not look at it
+    stack.callback(gc.unfreeze)
     return Trainer(
         config, places, world, loss, optimizer, checkpoints, observer, stop, run, run.samples
     )
@@ -160,10 +161,10 @@ def _step(trainer: Trainer, batches: Iterator[Batch]) -> None:
 
 
 def _accumulate(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
-    """Sum gradients over this rank's micro batches; return (sum of losses, samples, faults)."""
+    """Sum gradients over this rank's micro batches; return (sum of losses, samples used)."""
     config, world = trainer.config, trainer.world
     share = config.schedule.global_batch_size // world.size
-    totals = torch.zeros(3, device=world.device)
+    totals, used = torch.zeros(2, device=world.device), list[int]()
     for _ in range(share // micro_batch_size(config, world.size)):
         with trainer.observer.waiting_for_data():
             batch = next(batches)
@@ -174,12 +175,13 @@ def _accumulate(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
         torch.autograd.backward(losses.sum() / share)
         totals[0] += losses.detach().sum()
         totals[1] += moved.weights.sum()
-        totals[2] += len(batch.faults)
+        used += batch.indices.tolist()
+    trainer.observer.used(trainer.run.step + 1, used)
     return totals
 
 
 def _log(trainer: Trainer, totals: Tensor, norm: Tensor, rate: float) -> None:
-    loss_sum, samples, _ = trainer.world.all_sum(totals.clone()).tolist()
+    loss_sum, samples = trainer.world.all_sum(totals.clone()).tolist()
     loss = loss_sum / max(samples, 1.0)
     _check_finite(trainer, loss)
     _check_faults(trainer)
@@ -269,7 +271,7 @@ def _report(message: str, exit_code: int) -> int:
     if target is None:
         print(message, file=sys.stderr, flush=True)
         return exit_code
-    record = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
+    record = {"message": message, "timestamp": int(time.time())}
     Path(target).write_text(json.dumps(record))
     return exit_code
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from fluxtrain.cli.files import add_file, add_places, configured
-from fluxtrain.cli.summary import say_where_to_look
 from fluxtrain.contract.launch import Places
 from fluxtrain.errors import EXIT_OK, ConfigError
 
@@ -28,6 +27,7 @@ def action(arguments: argparse.Namespace, rest: list[str]) -> int:
     """Check everything that can be checked, then run; return the exit code."""
     job, config = configured(arguments.file, rest, loud=True)
     from fluxtrain import runner  # imports torch: only once the file is known to be good
+    from fluxtrain.cli.summary import say_where_to_look
 
     processes = arguments.processes
     if processes is not None and not 1 <= processes <= 1024:

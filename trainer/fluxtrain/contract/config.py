@@ -306,6 +306,8 @@ class LoggingConfig(Section):
     """Steps between two log lines; the loss is read from the device only then."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Port of /metrics and /progress; none: the usual one, or a free one where that is taken; 0: off."""
+    ledger: bool = False
+    """Whether each rank writes which samples it used in each step, to ``ledger/rank_*.jsonl``."""
     mlperf: MLPerfConfig = MLPerfConfig()
     """The submitter's lines of the MLPerf log."""
 

@@ -32,6 +32,7 @@ MLPERF_FILE = "mlperf.log"
 METRICS_FILE = "metrics.jsonl"
 LOSS_FILE = "loss.png"
 SAMPLES_FOLDER = "samples"
+LEDGER_FOLDER = "ledger"
 CHECKPOINTS_FOLDER = "checkpoints"
 
 

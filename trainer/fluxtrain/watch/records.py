@@ -1,4 +1,4 @@
-"""metrics.jsonl: the run's numbers as lines of JSON, gone on with after a resume."""
+"""Records by step as lines of JSON, gone on with after a resume: metrics.jsonl and the ledger."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from typing import Any
 Record = dict[str, Any]
 
 
-class MetricsFile:
-    """metrics.jsonl: one object per logged step and per evaluation; after a resume no step stands twice."""
+class Records:
+    """A file of records by step: one object a line; after a resume no step stands twice."""
 
     def __init__(self, path: Path, step: int) -> None:
         """Open ``path`` to go on after ``step``: later and torn lines are dropped."""
         self.path = path
-        kept = [record for record in read_records(path) if record["step"] <= step]
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        partial.replace(path)
+        drop_after(path, step)
         self._file = path.open("a", buffering=1)
 
     def write(self, record: Record) -> None:
@@ -28,6 +25,14 @@ class MetricsFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Remove the records of ``path`` after ``step``, and what a kill left half written."""
+    kept = [record for record in read_records(path) if record["step"] <= step]
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    partial.replace(path)
 
 
 def read_records(path: Path) -> list[Record]:

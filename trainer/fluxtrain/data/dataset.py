@@ -1,0 +1,74 @@
+"""What every data set offers: samples of one shape, read at random into a batch's arrays.
+
+Axes: n samples, l text tokens, d text width, v pooled width, ch h w latent image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fluxtrain.draws import Array
+
+
+@dataclass(frozen=True)
+class SampleShape:
+    """The shapes and types of one sample."""
+
+    txt: tuple[int, int]  # tokens, width
+    vec: int
+    latent: tuple[int, int, int]  # ch h w
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Room for the samples of one batch, in the type they are stored in."""
+
+    txt: Float[Tensor, "n l d"]
+    vec: Float[Tensor, "n v"]
+    mean: Float[Tensor, "n ch h w"]
+    logvar: Float[Tensor, "n ch h w"]
+
+    @staticmethod
+    def empty(count: int, shape: SampleShape) -> Rows:
+        """Return room for ``count`` samples, its contents undefined."""
+        return Rows(
+            torch.empty(count, *shape.txt, dtype=shape.dtype),
+            torch.empty(count, shape.vec, dtype=shape.dtype),
+            torch.empty(count, *shape.latent, dtype=shape.dtype),
+            torch.empty(count, *shape.latent, dtype=shape.dtype),
+        )
+
+
+class Dataset(Protocol):
+    """Samples by index; safe to use in several processes after it was opened in one."""
+
+    shape: SampleShape
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def read(self, indices: Array, rows: Rows, skip_text: Array) -> list[str | None]:
+        """Fill ``rows`` with the samples at ``indices``; say per sample what is wrong with it, or None.
+
+        Where ``skip_text`` is true the text encodings are left alone: the prompt is dropped.
+        """
+        ...
+
+    def timesteps(self, indices: Array) -> Array:
+        """Return the stored evaluation timesteps (0 ... 7), by index where none are stored."""
+        ...
+
+    def caption(self, index: int) -> str:
+        """Return the prompt of sample ``index``."""
+        ...
+
+    def empty_text(self) -> tuple[Float[Tensor, "l d"], Float[Tensor, " v"]] | None:
+        """Return the empty prompt's encodings where the data set knows them."""
+        ...

@@ -1,0 +1,97 @@
+"""What the MLPerf log states about a run before it starts: MLCommons' keys, with what really holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fluxtrain.contract.config import Precision, RunConfig
+from fluxtrain.contract.launch import CONFIG_FILE
+
+Statement = tuple[str, object]  # key, value
+
+_PRECISION_NAMES: dict[Precision, str] = {"bfloat16": "bfloat16", "float32": "fp32"}
+"""The checker's words for our number formats."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the log says beyond the config: how the work is divided, how large the data sets really are."""
+
+    config: RunConfig
+    num_ranks: int
+    micro_batch_size: int  # the one in use, not the config's upper bound
+    train_samples: int  # of one epoch
+    eval_samples: int  # of one evaluation
+    started: float  # Unix time at which the launcher began
+    caches_cleared: bool = False  # nothing here drops the hosts' page caches; who did may say so
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Return the micro batches of one rank in one optimizer step."""
+        return self.config.schedule.global_batch_size // (self.num_ranks * self.micro_batch_size)
+
+    @property
+    def evaluation_frequency(self) -> int:
+        """Return the samples between two evaluations as they are really done; 0 for none on the way."""
+        return self.config.evaluation_steps * self.config.schedule.global_batch_size
+
+
+def statements(facts: RunFacts) -> Iterator[Statement]:
+    """Yield what is logged between ``init_start`` and ``init_stop``, in an order that all rulesets accept.
+
+    The division must stand before ``init_stop`` (it sets the limit on the initialisation) and, since
+    6.1.0, the global batch size before the evaluation frequency (which is checked against it).
+    """
+    yield from _submission(facts.config)
+    yield from _work(facts)
+    yield from _optimizer(facts.config)
+    yield from _disclosure(facts)
+    yield "seed", facts.config.seed
+
+
+def _submission(config: RunConfig) -> Iterator[Statement]:
+    submitter = config.logging.mlperf
+    yield "submission_benchmark", "flux1"
+    yield "submission_org", submitter.organization
+    yield "submission_division", submitter.division
+    yield "submission_status", submitter.status
+    yield "submission_platform", submitter.platform
+
+
+def _work(facts: RunFacts) -> Iterator[Statement]:
+    yield "global_batch_size", facts.config.schedule.global_batch_size
+    yield "gradient_accumulation_steps", facts.accumulation_steps
+    yield "train_samples", facts.train_samples
+    yield "eval_samples", facts.eval_samples
+    yield "evaluation_frequency", facts.evaluation_frequency
+    yield "target_accuracy", facts.config.evaluation.target_loss
+
+
+def _optimizer(config: RunConfig) -> Iterator[Statement]:
+    optim, schedule = config.optim, config.schedule
+    yield "opt_name", "adamw"
+    yield "opt_adamw_beta_1", optim.beta1
+    yield "opt_adamw_beta_2", optim.beta2
+    yield "opt_adamw_epsilon", optim.epsilon
+    yield "opt_adamw_weight_decay", optim.weight_decay
+    yield "opt_base_learning_rate", optim.learning_rate
+    yield "opt_learning_rate_warmup_steps", schedule.warmup_steps
+    yield "opt_learning_rate_training_steps", schedule.steps
+    yield "opt_learning_rate_decay_schedule", schedule.decay
+    yield "opt_gradient_clip_norm", optim.max_grad_norm
+
+
+def _disclosure(facts: RunFacts) -> Iterator[Statement]:
+    """Yield what is mandatory since 6.1.0: precision, parallelism, where the config lies."""
+    precision = facts.config.precision
+    compute = _PRECISION_NAMES[precision.compute]
+    # Weights are gathered in the compute dtype, gradients reduced in their own: the lower one counts.
+    both = {_PRECISION_NAMES[precision.compute], _PRECISION_NAMES[precision.reduce]}
+    yield "lowest_numerical_precision_in_linear", compute
+    yield "lowest_numerical_precision_in_attn", compute
+    yield "lowest_numerical_precision_in_comm", "bfloat16" if "bfloat16" in both else "fp32"
+    for axis in ("tensor", "pipeline", "context", "expert"):
+        yield f"{axis}_parallelism", 1
+    yield "micro_batch_size", facts.micro_batch_size
+    yield "config_filename", CONFIG_FILE

@@ -1,0 +1,67 @@
+"""The ``:::MLLOG`` lines of a file, read the way MLCommons' parser reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TOKEN = ":::MLLOG "
+_FIELDS = ("time_ms", "key", "value", "metadata")
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line that carries the token; ``fault`` says why it is no event, and is empty where it is one."""
+
+    number: int  # of the physical line in the file, from 1
+    text: str  # from the token on
+    fields: dict[str, Any]
+    fault: str = ""
+
+    @property
+    def key(self) -> str:
+        """Return the event's name, the empty string where there is none."""
+        return str(self.fields.get("key", ""))
+
+    @property
+    def value(self) -> Any:
+        """Return the event's value."""
+        return self.fields.get("value")
+
+    @property
+    def samples(self) -> int | None:
+        """Return the training samples at the event, None where it does not say."""
+        metadata = self.fields.get("metadata")
+        samples = metadata.get("samples_count") if isinstance(metadata, dict) else None
+        return samples if isinstance(samples, int) else None
+
+
+def read_lines(path: Path) -> Iterator[LogLine]:
+    """Yield the token's lines in order: text before the last token is cut, torn lines have a fault.
+
+    Latin-1 as in MLCommons' parser: no byte is refused. Raises OSError where the file cannot be read.
+    """
+    with path.open(encoding="latin-1") as file:
+        for number, line in enumerate(file, 1):
+            if TOKEN in line:
+                yield parse(number, TOKEN + line.rsplit(TOKEN, 1)[1].strip())
+
+
+def parse(number: int, text: str) -> LogLine:
+    """Return the line ``text``, which starts with the token."""
+    try:
+        fields = json.loads(text.removeprefix(TOKEN))
+    except (ValueError, RecursionError) as error:
+        return LogLine(number, text, {}, str(error))
+    if not isinstance(fields, dict):
+        return LogLine(number, text, {}, "not a JSON object")
+    if missing := [name for name in _FIELDS if name not in fields]:
+        return LogLine(number, text, fields, f"no {', '.join(missing)}")
+    if not isinstance(fields["metadata"], dict):
+        return LogLine(number, text, fields, "metadata is not an object")
+    if not isinstance(fields["time_ms"], int | float):
+        return LogLine(number, text, fields, "time_ms is not a number")
+    return LogLine(number, text, fields)

@@ -1,0 +1,152 @@
+"""The two kinds of block and the last layer: modulate, project, attend together, add back.
+
+Axes: b batch, n image tokens, l text tokens, s = l + n, d hidden, h heads, k head width.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the name everybody gives it)
+
+from fluxtrain.model.attention import Heads, QKNorm, Rotation, attention
+
+Vec = Float[Tensor, "b d"]
+Triple = tuple[Tensor, Tensor, Tensor]  # shift, scale, gate; each b 1 d
+
+
+class Modulation(nn.Module):
+    """What ``vec`` does to a block: shift, scale and gate, once or twice."""
+
+    def __init__(self, hidden_size: int, triples: int) -> None:
+        """Make ``triples`` (shift, scale, gate) of width ``hidden_size``."""
+        super().__init__()
+        self.triples = triples
+        self.lin = nn.Linear(hidden_size, 3 * triples * hidden_size)
+
+    def forward(self, vec: Vec) -> tuple[Triple, ...]:
+        """Return the triples in order."""
+        chunks = self.lin(F.silu(vec))[:, None].chunk(3 * self.triples, dim=-1)
+        return tuple(chunks[3 * i : 3 * i + 3] for i in range(self.triples))
+
+
+def modulate(x: Float[Tensor, "b s d"], shift: Tensor, scale: Tensor) -> Float[Tensor, "b s d"]:
+    """Return (1 + scale) norm(x) + shift; the norm has no weights of its own."""
+    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=1e-6), 1 + scale)
+
+
+def split_heads(qkv: Float[Tensor, "b s _"], num_heads: int) -> tuple[Heads, Heads, Heads]:
+    """Return queries, keys and values of a fused projection: [q | k | v], heads outermost."""
+    q, k, v = rearrange(qkv, "b s (three h k) -> three b h s k", three=3, h=num_heads)
+    return q, k, v
+
+
+class SelfAttention(nn.Module):
+    """The weights of one stream's attention; the block joins the streams."""
+
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
+        """Project ``hidden_size`` channels to ``num_heads`` heads and back."""
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.norm = QKNorm(hidden_size // num_heads)
+        self.proj = nn.Linear(hidden_size, hidden_size)
+
+    def heads(self, x: Float[Tensor, "b s d"]) -> tuple[Heads, Heads, Heads]:
+        """Return normalised queries and keys, and values."""
+        q, k, v = split_heads(self.qkv(x), self.num_heads)
+        q, k = self.norm(q, k)
+        return q, k, v
+
+
+def mlp(hidden_size: int, mlp_hidden: int) -> nn.Sequential:
+    """Return linear, GELU (tanh), linear."""
+    return nn.Sequential(
+        nn.Linear(hidden_size, mlp_hidden),
+        nn.GELU(approximate="tanh"),
+        nn.Linear(mlp_hidden, hidden_size),
+    )
+
+
+class DoubleStreamBlock(nn.Module):
+    """Image and text with weights of their own, attending together."""
+
+    def __init__(self, hidden_size: int, num_heads: int, mlp_hidden: int) -> None:
+        """Make both streams ``hidden_size`` wide, with MLPs ``mlp_hidden`` wide."""
+        super().__init__()
+        self.img_mod = Modulation(hidden_size, triples=2)
+        self.img_attn = SelfAttention(hidden_size, num_heads)
+        self.img_mlp = mlp(hidden_size, mlp_hidden)
+        self.txt_mod = Modulation(hidden_size, triples=2)
+        self.txt_attn = SelfAttention(hidden_size, num_heads)
+        self.txt_mlp = mlp(hidden_size, mlp_hidden)
+
+    def forward(
+        self,
+        img: Float[Tensor, "b n d"],
+        txt: Float[Tensor, "b l d"],
+        vec: Vec,
+        positions: Rotation,
+    ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b l d"]]:
+        """Return both streams after joint attention and their own MLPs."""
+        (img_shift, img_scale, img_gate), img_mlp_mod = self.img_mod(vec)
+        (txt_shift, txt_scale, txt_gate), txt_mlp_mod = self.txt_mod(vec)
+
+        txt_qkv = self.txt_attn.heads(modulate(txt, txt_shift, txt_scale))
+        img_qkv = self.img_attn.heads(modulate(img, img_shift, img_scale))
+        joint = [torch.cat(pair, dim=2) for pair in zip(txt_qkv, img_qkv, strict=True)]
+        attended = attention(*joint, positions)
+        txt_attended, img_attended = attended.split([txt.shape[1], img.shape[1]], dim=1)
+
+        img = torch.addcmul(img, img_gate, self.img_attn.proj(img_attended))
+        txt = torch.addcmul(txt, txt_gate, self.txt_attn.proj(txt_attended))
+        return _add_mlp(img, self.img_mlp, img_mlp_mod), _add_mlp(txt, self.txt_mlp, txt_mlp_mod)
+
+
+def _add_mlp(x: Tensor, layers: nn.Module, mod: Triple) -> Tensor:
+    shift, scale, gate = mod
+    return torch.addcmul(x, gate, layers(modulate(x, shift, scale)))
+
+
+class SingleStreamBlock(nn.Module):
+    """One stream; attention and MLP side by side, their projections fused."""
+
+    def __init__(self, hidden_size: int, num_heads: int, mlp_hidden: int) -> None:
+        """Make the stream ``hidden_size`` wide, with an MLP ``mlp_hidden`` wide."""
+        super().__init__()
+        self.num_heads = num_heads
+        self.widths = [3 * hidden_size, mlp_hidden]
+        self.linear1 = nn.Linear(hidden_size, sum(self.widths))
+        self.linear2 = nn.Linear(hidden_size + mlp_hidden, hidden_size)
+        self.norm = QKNorm(hidden_size // num_heads)
+        self.modulation = Modulation(hidden_size, triples=1)
+
+    def forward(
+        self, x: Float[Tensor, "b s d"], vec: Vec, positions: Rotation
+    ) -> Float[Tensor, "b s d"]:
+        """Return the stream after attention and MLP."""
+        ((shift, scale, gate),) = self.modulation(vec)
+        qkv, hidden = self.linear1(modulate(x, shift, scale)).split(self.widths, dim=-1)
+        q, k, v = split_heads(qkv, self.num_heads)
+        q, k = self.norm(q, k)
+        attended = attention(q, k, v, positions)
+        together = torch.cat((attended, F.gelu(hidden, approximate="tanh")), dim=-1)
+        return torch.addcmul(x, gate, self.linear2(together))
+
+
+class LastLayer(nn.Module):
+    """Modulate once more and project to packed latent channels."""
+
+    def __init__(self, hidden_size: int, out_channels: int) -> None:
+        """Project ``hidden_size`` to ``out_channels``."""
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, out_channels)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden_size, 2 * hidden_size))
+
+    def forward(self, x: Float[Tensor, "b n d"], vec: Vec) -> Float[Tensor, "b n c"]:
+        """Return the prediction for every token."""
+        shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
+        prediction: Tensor = self.linear(modulate(x, shift, scale))
+        return prediction

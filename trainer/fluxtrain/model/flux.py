@@ -1,0 +1,73 @@
+"""FLUX.1's transformer, in the order of its figure and with the names of BFL's files.
+
+Axes: b batch, n image tokens, l text tokens, s = l + n, c packed channels, d hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fluxtrain.contract.config import ModelConfig
+from fluxtrain.model.attention import rotation
+from fluxtrain.model.blocks import DoubleStreamBlock, LastLayer, SingleStreamBlock
+from fluxtrain.model.embed import TIMESTEP_DIM, MLPEmbedder, timestep_embedding
+
+
+class Flux(nn.Module):
+    """Predicts the velocity of packed latents from noisy ones, text and time.
+
+    Timestep embedding and position angles are computed in float32 whatever the weights' dtype.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Make the layers; the config has checked that heads and axes fit."""
+        super().__init__()
+        hidden, heads = config.hidden_size, config.num_heads
+        mlp_hidden = int(hidden * config.mlp_ratio)
+        self.axes_dim, self.theta = config.axes_dim, config.theta
+        self.img_in = nn.Linear(config.in_channels, hidden)
+        self.time_in = MLPEmbedder(TIMESTEP_DIM, hidden)
+        self.vector_in = MLPEmbedder(config.vec_in_dim, hidden)
+        self.guidance_in = MLPEmbedder(TIMESTEP_DIM, hidden) if config.guidance_embed else None
+        self.txt_in = nn.Linear(config.context_in_dim, hidden)
+        self.double_blocks = nn.ModuleList(
+            DoubleStreamBlock(hidden, heads, mlp_hidden) for _ in range(config.depth)
+        )
+        self.single_blocks = nn.ModuleList(
+            SingleStreamBlock(hidden, heads, mlp_hidden) for _ in range(config.depth_single_blocks)
+        )
+        self.final_layer = LastLayer(hidden, config.in_channels)
+
+    def forward(
+        self,
+        img: Float[Tensor, "b n c"],
+        img_ids: Float[Tensor, "n 3"],
+        txt: Float[Tensor, "b l t"],
+        txt_ids: Float[Tensor, "l 3"],
+        timesteps: Float[Tensor, " b"],
+        y: Float[Tensor, "b v"],
+        guidance: Float[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b n c"]:
+        """Return the velocity at ``img``; ``timesteps`` run from 0 (clean) to 1 (noise).
+
+        Raises ValueError where the model needs ``guidance`` and none is given, or the reverse.
+        """
+        if (guidance is None) != (self.guidance_in is None):
+            needed = "needs" if self.guidance_in is not None else "takes no"
+            raise ValueError(f"this model {needed} guidance")
+        dtype = self.img_in.weight.dtype
+        img, txt = self.img_in(img.to(dtype)), self.txt_in(txt.to(dtype))
+        vec = self.time_in(timestep_embedding(timesteps).to(dtype)) + self.vector_in(y.to(dtype))
+        if self.guidance_in is not None and guidance is not None:
+            vec = vec + self.guidance_in(timestep_embedding(guidance).to(dtype))
+        positions = rotation(torch.cat((txt_ids, img_ids)), self.axes_dim, self.theta)
+
+        for double_block in self.double_blocks:
+            img, txt = double_block(img, txt, vec, positions)
+        x = torch.cat((txt, img), dim=1)
+        for single_block in self.single_blocks:
+            x = single_block(x, vec, positions)
+        prediction: Tensor = self.final_layer(x[:, txt.shape[1] :], vec)
+        return prediction
