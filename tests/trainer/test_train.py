@@ -110,6 +110,24 @@ def test_any_number_of_ranks_walks_the_same_trajectory(
     assert ledger(tmp_path / "run") == ledger(undisturbed)
 
 
+@pytest.mark.parametrize(
+    ("flags", "processes", "tolerance"),
+    [
+        (["--parallel.micro_batch_size=4"], 1, 1e-5),
+        (["--parallel.activation_checkpointing=0.5"], 1, 1e-5),
+        (["--parallel.compile=true"], 1, 1e-4),
+        (["--parallel.dp_replicate=2", "--parallel.reshard_after_forward=false"], 4, 1e-4),
+        (["--checkpoint.asynchronous=false", "--data.num_workers=2"], 1, 0.0),
+        (["--precision.compute=bfloat16", "--precision.reduce=bfloat16"], 2, 0.02),
+    ],
+)
+def test_how_the_work_is_divided_does_not_change_what_is_computed(
+    undisturbed: Path, tmp_path: Path, flags: list[str], processes: int, tolerance: float
+) -> None:
+    finish(tmp_path / "run", *THIRTY, *flags, processes=processes)
+    assert losses(tmp_path / "run") == pytest.approx(losses(undisturbed), rel=tolerance, abs=0)
+
+
 def test_two_ranks_killed_and_resumed_on_one_and_on_four(undisturbed: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     cadence = (*THIRTY, "--checkpoint.every_steps=4")

@@ -25,7 +25,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import (
+    CheckpointException,
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -116,7 +120,7 @@ def load(checkpoint: Path, state: State) -> RunState:
     run = read_state(checkpoint)
     try:
         dcp.load(state, storage_reader=HuggingFaceStorageReader(str(checkpoint)))
-    except Exception as error:  # torch reports anything from a missing key to a torn header
+    except (Exception, CheckpointException) as error:  # anything from a missing key to a torn header
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
         raise DataError(f"{checkpoint}: cannot be loaded ({reason})") from error
     return run

@@ -31,7 +31,7 @@ def image_ids(height: int, width: int) -> Float[Tensor, "n 3"]:
         indexing="ij",
     )
     ids = torch.stack([torch.zeros_like(rows), rows, columns], dim=-1)
-    return rearrange(ids, "h w axis -> (h w) axis")
+    return rearrange(ids, "h w three -> (h w) three")
 
 
 def text_ids(length: int) -> Float[Tensor, "l 3"]:

@@ -177,15 +177,16 @@ def _explain_missing(keys: list[str], lines: Sequence[LogLine]) -> list[str]:
     if _first(lines, "run_resumed") and _first(lines, "run_start") is None:
         why = "the file was lost before the run resumed; only a new run can prove itself"
     else:
-        why = "it was cut off or rotated away; take the mlperf.log in the run's output folder"
+        why = "the log was cut off or rotated away; take the mlperf.log in the run's output folder"
     return [f"{len(keys)} keys are missing, {', '.join(keys[:3])} among them: {why}"]
 
 
 def _fault(line: LogLine) -> str:
-    return (
-        f"line {line.number} cannot be read ({printable(line.fault)}): {printable(line.text[:60])}; "
-        "nothing may follow the JSON on its line, and no other text may run into it"
+    hint = "nothing may follow the JSON on its line, and no other text may run into it"
+    text = (
+        f"line {line.number} cannot be read ({printable(line.fault)}): {printable(line.text[:60])}"
     )
+    return text if line.fields else f"{text}; {hint}"
 
 
 def _causes_of_a_crash(lines: Sequence[LogLine]) -> list[str]:

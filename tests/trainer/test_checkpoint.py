@@ -1,0 +1,172 @@
+"""Checkpoints: whole or not counted, the newest kept, nothing pickled, wrong ones refused with a reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fluxtrain import checkpoint
+from fluxtrain.checkpoint import Checkpoints, RunState
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.resolve import resolve
+from fluxtrain.errors import ConfigError, DataError, StorageError
+from fluxtrain.model.flux import Flux
+from fluxtrain.model.init import init_weights
+from fluxtrain.optim import make_optimizer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Join a process group of one."""
+    store = tmp_path_factory.mktemp("store") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def make_config(**checkpoints: object) -> RunConfig:
+    return resolve({"preset": "micro", "checkpoint": {"keep": 2, **checkpoints}})
+
+
+def make_state(config: RunConfig, seed: int = 0) -> checkpoint.State:
+    model = Flux(config.model)
+    init_weights(model, seed)
+    return checkpoint.training_state(model, make_optimizer(model, config.optim))
+
+
+def save(folder: Path, *steps: int, config: RunConfig | None = None) -> Checkpoints:
+    config = config or make_config()
+    checkpoints = Checkpoints(folder, make_state(config), config, is_main=True)
+    for step in steps:
+        checkpoints.save(RunState(step=step, samples=step * 16))
+    checkpoints.finish()
+    return checkpoints
+
+
+def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step_0000000002",
+        "step_0000000003",
+    ]
+    assert checkpoint.latest(tmp_path) == tmp_path / "step_0000000003"
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    saved = save(tmp_path, 7)
+    other = make_state(make_config(), seed=1)
+    run = checkpoint.load(tmp_path / "step_0000000007", other)
+    assert run == RunState(step=7, samples=112)
+    assert all(torch.equal(other[name], tensor) for name, tensor in saved.state.items())
+
+
+def test_training_may_change_the_tensors_while_they_are_written(tmp_path: Path) -> None:
+    config = make_config()
+    checkpoints = Checkpoints(tmp_path, make_state(config), config, is_main=True)
+    before = {name: tensor.clone() for name, tensor in checkpoints.state.items()}
+    checkpoints.save(RunState(step=1, samples=16))
+    for tensor in checkpoints.state.values():
+        tensor.fill_(7.0)
+    checkpoints.finish()
+    other = make_state(config, seed=1)
+    checkpoint.load(tmp_path / "step_0000000001", other)
+    assert all(torch.equal(other[name], tensor) for name, tensor in before.items())
+
+
+def test_a_folder_without_done_does_not_count(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    (tmp_path / "step_0000000002" / "DONE").unlink()
+    assert checkpoint.latest(tmp_path) == tmp_path / "step_0000000001"
+    save(tmp_path, 2)  # saved again over what was left
+    assert checkpoint.latest(tmp_path) == tmp_path / "step_0000000002"
+
+
+def test_names_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
+    for name in ("step_12", "step_000000000x", "notes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "DONE").touch()
+    save(tmp_path, 1, 2, 3)
+    assert {"step_12", "step_000000000x", "notes"} <= {path.name for path in tmp_path.iterdir()}
+    assert checkpoint.latest(tmp_path / "nowhere") is None
+
+
+def test_nothing_is_pickled(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    names = {path.suffix for path in (tmp_path / "step_0000000001").iterdir()}
+    assert names == {".safetensors", ".json", ""}
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "missing", "state"])
+def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, damage: str) -> None:
+    save(tmp_path, 1)
+    folder = tmp_path / "step_0000000001"
+    (shard,) = folder.glob("*.safetensors")
+    if damage == "cut":
+        shard.write_bytes(shard.read_bytes()[:5000])
+    elif damage == "empty":
+        shard.write_bytes(b"")
+    elif damage == "missing":
+        shard.unlink()
+    else:
+        (folder / "run.json").write_text('{"step": 1}')
+    with pytest.raises(DataError, match="step_0000000001"):
+        checkpoint.load(folder, make_state(make_config()))
+
+
+def test_an_output_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file where a folder should be")
+    with pytest.raises(StorageError, match="cannot write a checkpoint"):
+        save(tmp_path / "checkpoints", 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"optim": {"learning_rate": 0.5}}, "spec.run.optim.learning_rate"),
+        ({"seed": 2}, "spec.run.seed"),
+        ({"model": {"depth": 2}}, "spec.run.model.depth"),
+        ({"schedule": {"global_batch_size": 32}}, "spec.run.schedule.global_batch_size"),
+        ({"flow": {"prompt_dropout": 0.5}}, "spec.run.flow.prompt_dropout"),
+        ({"precision": {"compute": "bfloat16"}}, "spec.run.precision.compute"),
+        ({"data": {"synthetic": {"classes": 3}}}, "spec.run.data.synthetic.classes"),
+    ],
+)
+def test_another_trajectory_is_refused_with_the_field(
+    tmp_path: Path, change: dict[str, object], path: str
+) -> None:
+    save(tmp_path, 1)
+    with pytest.raises(ConfigError) as refused:
+        checkpoint.check_same_run(
+            resolve({"preset": "micro", **change}), tmp_path / "step_0000000001"
+        )
+    assert refused.value.path == path
+    assert "step_0000000001" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schedule": {"steps": 500}},
+        {"parallel": {"micro_batch_size": 2}},
+        {"logging": {"every_steps": 3}},
+        {"data": {"num_workers": 3}},
+        {"evaluation": {"every_samples": 99}},
+    ],
+)
+def test_what_does_not_change_the_trajectory_may_change(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    save(tmp_path, 1)
+    checkpoint.check_same_run(resolve({"preset": "micro", **change}), tmp_path / "step_0000000001")
+
+
+def test_the_resolved_config_lies_beside_the_tensors(tmp_path: Path) -> None:
+    config = make_config()
+    save(tmp_path, 1, config=config)
+    stored = json.loads((tmp_path / "step_0000000001" / "config.json").read_text())
+    assert stored == config.model_dump(mode="json")

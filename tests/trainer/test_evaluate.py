@@ -1,0 +1,103 @@
+"""The evaluation loss against a plain implementation of MLPerf's pseudo-code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fluxtrain import latents
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.resolve import resolve
+from fluxtrain.data.batch import Batch
+from fluxtrain.data.loader import evaluation_batches
+from fluxtrain.distributed import World
+from fluxtrain.evaluate import evaluate
+from fluxtrain.loss import FlowLoss
+from fluxtrain.model.flux import Flux
+
+WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+
+
+def make_config(**evaluation: object) -> RunConfig:
+    data = {"synthetic": {"validation_samples": 21}}
+    return resolve({"preset": "micro", "data": data, "evaluation": evaluation})
+
+
+def make_loss(config: RunConfig) -> FlowLoss:
+    torch.manual_seed(0)
+    model = Flux(config.model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.2)
+    return FlowLoss(model, config, torch.float32)
+
+
+def batches(config: RunConfig) -> list[Batch]:
+    return list(evaluation_batches(config, Path(), rank=0, world_size=1))
+
+
+def test_the_loss_equals_a_plain_loop_over_samples() -> None:
+    config = make_config(batch_size=8)
+    loss = make_loss(config)
+    total, count, by_level = 0.0, 0, dict[int, list[float]]()
+    for batch in batches(config):
+        for i in range(len(batch)):
+            if not batch.weights[i]:
+                continue
+            clean = (
+                batch.mean[i : i + 1]
+                + torch.exp(0.5 * batch.logvar[i : i + 1]) * batch.latent_noise[i]
+            )
+            t, noise = batch.timesteps[i], batch.noise[i : i + 1]
+            noisy = (1 - t) * clean + t * noise
+            side = config.data.latent_size
+            with torch.no_grad():
+                predicted = loss.model(
+                    latents.pack(noisy),
+                    latents.image_ids(side, side),
+                    batch.txt[i : i + 1],
+                    latents.text_ids(batch.txt.shape[1]),
+                    t[None],
+                    batch.vec[i : i + 1],
+                )
+            error = (latents.unpack(predicted, side, side) - (noise - clean)).square().mean().item()
+            total, count = total + error, count + 1
+            by_level.setdefault(int(t * 8), []).append(error)
+    found = evaluate(loss, batches(config), WORLD)
+    assert found.num_samples == count == 21
+    assert found.loss == pytest.approx(total / count, rel=1e-5)
+    expected = [np.mean(by_level[level]) for level in range(8)]
+    assert found.by_timestep == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 21, 64])
+def test_the_batch_size_does_not_change_it(batch_size: int) -> None:
+    config = make_config(batch_size=batch_size)
+    reference = evaluate(make_loss(config), batches(make_config(batch_size=16)), WORLD)
+    assert evaluate(make_loss(config), batches(config), WORLD).loss == pytest.approx(
+        reference.loss, rel=1e-5
+    )
+
+
+def test_ranks_get_equally_many_batches_and_every_sample_once() -> None:
+    config = make_config(batch_size=4)
+    parts = [list(evaluation_batches(config, Path(), rank, 3)) for rank in range(3)]
+    assert len({len(part) for part in parts}) == 1
+    seen = [int(i) for part in parts for batch in part for i in batch.indices if i >= 0]
+    assert sorted(seen) == list(range(21))
+
+
+def test_fillers_weigh_nothing() -> None:
+    config = make_config(batch_size=16)
+    *_, last = batches(config)
+    assert last.weights.sum() == 5
+    assert (last.indices < 0).sum() == len(last) - 5
+
+
+def test_equal_weights_give_the_same_number_every_time() -> None:
+    config = make_config()
+    loss = make_loss(config)
+    assert evaluate(loss, batches(config), WORLD) == evaluate(loss, batches(config), WORLD)
