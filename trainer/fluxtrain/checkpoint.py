@@ -34,14 +34,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.trajectory import MAY_CHANGE
 from fluxtrain.errors import ConfigError, DataError, StorageError
 
 State = dict[str, Tensor]
 _FOLDER = re.compile(r"step_(\d{10})")
-_TRAJECTORY = ("seed", "model", "data", "encoders", "flow", "optim", "schedule", "precision")
-_MAY_CHANGE = {"schedule": {"steps"}, "data": {"train", "validation", "num_workers", "prefetch",
-               "verify_checksums", "max_bad_fraction", "empty_encodings"},
-               "encoders": {"t5", "clip", "autoencoder"}}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,9 +91,9 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
 def check_same_run(config: RunConfig, checkpoint: Path) -> None:
     """Raise ConfigError where ``config`` would train something else than ``checkpoint`` holds."""
     saved, current = read_config(checkpoint), config.model_dump(mode="json")
-    for section in _TRAJECTORY:
+    for section, may_change in {"seed": frozenset[str](), **MAY_CHANGE}.items():
         for path, before, now in _differences(saved.get(section), current[section]):
-            if path.split(".")[0] not in _MAY_CHANGE.get(section, set()):
+            if path.split(".")[0] not in may_change:
                 raise ConfigError(
                     ".".join(filter(None, ["spec.run", section, path])),
                     now,
@@ -120,7 +117,10 @@ def load(checkpoint: Path, state: State) -> RunState:
     run = read_state(checkpoint)
     try:
         dcp.load(state, storage_reader=HuggingFaceStorageReader(str(checkpoint)))
-    except (Exception, CheckpointException) as error:  # anything from a missing key to a torn header
+    except (
+        Exception,
+        CheckpointException,
+    ) as error:  # anything from a missing key to a torn header
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
         raise DataError(f"{checkpoint}: cannot be loaded ({reason})") from error
     return run

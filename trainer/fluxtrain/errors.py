@@ -2,6 +2,7 @@
 
 * FluxtrainError
   * ConfigError      a field, a flag or a file of the job is wrong
+    * JoinedConfigError   several are
   * DataError        the data set, or a weights file, is missing or unusable
   * StorageError     the output cannot be written or read
   * DivergedError    the loss is no longer finite
@@ -22,6 +23,10 @@ EXIT_STOPPED = 75
 """Asked to stop (SIGTERM, SIGINT), checkpoint saved (EX_TEMPFAIL): the same command resumes."""
 
 
+UNSTATED = object()
+"""Stands for a value that the rule names itself."""
+
+
 class FluxtrainError(Exception):
     """Something a person can cure; its text is the whole message, no traceback is shown."""
 
@@ -34,9 +39,25 @@ class ConfigError(FluxtrainError):
     exit_code = EXIT_USAGE
 
     def __init__(self, path: str, given: object, allowed: str) -> None:
-        """Take the field's ``path`` (``spec.run.optim.learning_rate``), the value and the rule."""
+        """Take the field's ``path`` (``spec.run.optim.learning_rate``), the value and the rule.
+
+        Where the rule is about several fields and names their values, ``given`` is UNSTATED.
+        """
         self.path, self.given, self.allowed = path, given, allowed
-        super().__init__(f"{path}: got {_brief(given)}; {allowed}")
+        said = "" if given is UNSTATED else f"got {_brief(given)}; "
+        super().__init__(f"{path}: {said}{allowed}")
+
+
+class JoinedConfigError(ConfigError):
+    """Several fields are wrong: one line each."""
+
+    def __init__(self, errors: list[ConfigError], most: int = 10) -> None:
+        """Join ``errors``, the first ``most`` of them in full."""
+        super().__init__(errors[0].path, errors[0].given, errors[0].allowed)
+        lines = [str(error) for error in errors[:most]]
+        if len(errors) > most:
+            lines.append(f"... and {len(errors) - most} more")
+        self.args = ("\n".join(lines),)
 
 
 class DataError(FluxtrainError):

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.document import ignored_fields, load
+from fluxtrain.contract.document import load
 from fluxtrain.contract.launch import ENV_DATA, ENV_MODELS
 from fluxtrain.contract.overrides import parse_overrides
 from fluxtrain.contract.resolve import merge, resolve
-from fluxtrain.contract.resource import FluxTraining
+from fluxtrain.contract.resource import FluxTraining, local_meaning
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +40,9 @@ def configured(
     """
     job = load(file)
     config = resolve(merge(job.spec.run, parse_overrides(overrides)))
-    if loud and (ignored := ignored_fields(job)):
-        print(f"on this machine these fields mean nothing: {', '.join(ignored)}", file=sys.stderr)
+    if loud and (ignored := local_meaning(job)):
+        print(
+            f"ignored on this machine, where there is no cluster: {', '.join(ignored)}",
+            file=sys.stderr,
+        )
     return job, config

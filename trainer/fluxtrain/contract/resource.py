@@ -1,55 +1,357 @@
-"""FluxTraining: the resource that a cluster and a laptop read alike."""
+"""FluxTraining: the one resource, read by the cluster and by ``fluxtrain run`` alike (design D1).
+
+``spec.run`` is what the trainer needs (RunConfig); everything else is what a cluster needs. Outside
+``run`` the fields are camelCase, as everywhere in Kubernetes.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from fluxtrain.contract.config import Section
 
+GROUP, VERSION, KIND = "fluxtrain.dev", "v1alpha1", "FluxTraining"
+PLURAL, SINGULAR, SHORT_NAME = "fluxtrainings", "fluxtraining", "ft"
+
+Name = Annotated[
+    str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)
+]
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+Quantity = Annotated[
+    str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$", max_length=32)
+]
+ResourceName = Annotated[
+    str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$", min_length=3, max_length=128)
+]
+LabelValue = Annotated[
+    str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63)
+]
+LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
+Seconds = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Number = Annotated[float, Field()]
+
 
 class Part(Section):
-    """A group of fields that are written in camelCase, as Kubernetes does."""
+    """A group of fields that are written in camelCase."""
 
-    model_config = ConfigDict(alias_generator=to_camel)
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=False)
 
 
 class Metadata(Part):
-    """Name and labels; everything else that Kubernetes puts there is left alone."""
+    """The object's metadata; what Kubernetes knows beside the name is left alone."""
 
     model_config = ConfigDict(extra="ignore")
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+    name: Name
+    """Name of the job."""
+    namespace: Name | None = None
+    """Namespace of the job."""
 
 
 class Nodes(Part):
-    """How many nodes train: one pod and one torchrun agent each."""
+    """How many nodes train: one pod with one torchrun agent on each; elastic where min < max."""
 
     min: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Start when this many are up."""
+    """Training starts, and goes on, with at least this many."""
     max: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Use at most this many."""
+    """At most this many are used; ``kubectl scale`` sets it."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Nodes:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} must not exceed max {self.max}")
+        return self
+
+
+class PersistentVolumeClaim(Part):
+    """A claim in the job's namespace."""
+
+    claim_name: Annotated[str, Field(min_length=1, max_length=253)]
+    """Name of the claim."""
+    read_only: bool = False
+    """Whether it is mounted read-only."""
+
+
+class HostPath(Part):
+    """A folder of the node; refused by restricted Pod Security."""
+
+    path: Annotated[str, Field(pattern=r"^/", max_length=1024)]
+    """Absolute path on the node."""
+
+
+class EmptyDir(Part):
+    """A folder that lives and dies with the pod."""
+
+    size_limit: Quantity | None = None
+    """Most bytes it may hold."""
+
+
+class Volume(Part):
+    """Exactly one kind of volume."""
+
+    persistent_volume_claim: PersistentVolumeClaim | None = None
+    """A claim."""
+    host_path: HostPath | None = None
+    """A folder of the node."""
+    empty_dir: EmptyDir | None = None
+    """A folder that lives and dies with the pod."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Volume:
+        kinds = (self.persistent_volume_claim, self.host_path, self.empty_dir)
+        if sum(kind is not None for kind in kinds) != 1:
+            raise ValueError("exactly one of persistentVolumeClaim, hostPath, emptyDir must be set")
+        return self
+
+
+class Storage(Part):
+    """Volumes at the fixed paths /data, /models and /output; an empty folder where none is named."""
+
+    data: Volume | None = None
+    """Mounted at /data: the root of relative data paths."""
+    models: Volume | None = None
+    """Mounted at /models: the root of relative model paths."""
+    output: Volume | None = None
+    """Mounted at /output: checkpoints, logs and pictures; without one a lost pod loses them."""
+
+
+class Restart(Part):
+    """When a failure is cured by starting again, and when it is final (design D5, D6)."""
+
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 10
+    """Restarts for the program's own errors; node loss, eviction and preemption do not count."""
+    no_progress_seconds: Annotated[int, Field(ge=30, le=86_400)] | None = None
+    """Kill a job whose last step is older; none: learned from its own step times."""
+    on_exit_codes: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(max_length=32)] = [
+        1,
+        74,
+    ]
+    """Exit codes of the trainer that are worth a restart."""
+    force_delete_on_lost_node: bool = False
+    """Whether pods of a lost node are deleted by force; only safe where storage fences old writers."""
+
+
+class Lifecycle(Part):
+    """From creation to clean-up."""
+
+    suspend: bool = False
+    """True stops the job after a checkpoint and keeps no pods; false goes on."""
+    start_after: Annotated[list[Name], Field(max_length=16)] = []
+    """Jobs of the same namespace that must be complete first."""
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Fail the job when it has been active this long."""
+    ttl_seconds_after_finished: Seconds | None = None
+    """Delete the job this long after its end."""
+    clean_pods: Literal["None", "Running", "All"] = "Running"
+    """Which pods are deleted when the job ends: their logs go with them."""
+
+
+class Toleration(Part):
+    """A taint that the pods tolerate."""
+
+    key: Annotated[str, Field(max_length=317)] | None = None
+    """Key of the taint; none matches all."""
+    operator: Literal["Exists", "Equal"] = "Equal"
+    """How the value is compared."""
+    value: LabelValue | None = None
+    """Value of the taint."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the taint; none matches all."""
+    toleration_seconds: Seconds | None = None
+    """How long NoExecute is tolerated."""
+
+
+class Scheduling(Part):
+    """Where and when the pods run."""
+
+    queue_name: Name | None = None
+    """Kueue's local queue."""
+    gang: Literal["none", "coscheduling", "volcano", "native"] = "none"
+    """Which scheduler's pod groups admit all pods together."""
+    priority_class_name: Annotated[str, Field(max_length=253)] | None = None
+    """Priority class of the pods."""
+    node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = {}
+    """Labels that the nodes must have."""
+    tolerations: Annotated[list[Toleration], Field(max_length=32)] = []
+    """Taints that are tolerated."""
+    topology: LabelKey | None = None
+    """Node label, such as a rack's, within which the pods are kept together where possible."""
+
+
+class EnvironmentVariable(Part):
+    """One variable of the trainer's environment."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+    """Name; PET_* and FLUXTRAIN_* belong to the operator."""
+    value: Annotated[str, Field(max_length=4096)]
+    """Value."""
+
+    @model_validator(mode="after")
+    def _not_reserved(self) -> EnvironmentVariable:
+        if self.name.startswith(("PET_", "FLUXTRAIN_")):
+            raise ValueError(f"name {self.name} is reserved: PET_* and FLUXTRAIN_* are set by us")
+        return self
+
+
+class Network(Part):
+    """How the ranks talk to each other."""
+
+    mode: Literal["pod", "host"] = "pod"
+    """``host`` uses the node's network, as most RDMA set-ups need."""
+    rdma_resource: ResourceName | None = None
+    """Extended resource of the RDMA devices, one per GPU."""
+    env: Annotated[list[EnvironmentVariable], Field(max_length=64)] = []
+    """Variables for RCCL/NCCL, added to the defaults and winning over them."""
 
 
 class Spec(Part):
     """What is wanted."""
 
-    model_config = ConfigDict(extra="allow")
-
+    image: Text | None = None
+    """Trainer image; none: the operator's default."""
     nodes: Nodes = Nodes()
     """Size of the job."""
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
-    """GPUs of each node; 0 trains on the CPU."""
+    """GPUs of each node, one rank each; 0 trains on the CPU."""
+    gpu_resource: ResourceName = "amd.com/gpu"
+    """Extended resource of the GPUs, partitions such as amd.com/cpx_nps4 included."""
     run: dict[str, Any]
-    """The training itself."""
+    """The training itself: a preset and what is changed in it."""
+    storage: Storage = Storage()
+    """Volumes."""
+    restart: Restart = Restart()
+    """Recovery."""
+    lifecycle: Lifecycle = Lifecycle()
+    """From creation to clean-up."""
+    scheduling: Scheduling = Scheduling()
+    """Where and when."""
+    network: Network = Network()
+    """Between the ranks."""
+    managed_by: Annotated[str, Field(min_length=1, max_length=253)] = "fluxtrain.dev/operator"
+    """Who reconciles this job; another value makes our operator leave it alone."""
+    pod_template: dict[str, Any] = {}
+    """Strategic overrides of the pods, applied last, for what the fields above do not name."""
+
+
+class Condition(Part):
+    """One observation, in Kubernetes' form."""
+
+    type: Literal["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
+    """What it is about."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=256)]
+    """Why, for machines."""
+    message: Annotated[str, Field(max_length=32_768)] = ""
+    """Why, for people."""
+    last_transition_time: Annotated[str, Field(max_length=64)]
+    """When the status last changed."""
+    observed_generation: Count | None = None
+    """Generation of the spec that it speaks of."""
+
+
+class NodesStatus(Part):
+    """Nodes that are there and that should be."""
+
+    ready: Count = 0
+    """Training."""
+    desired: Count = 0
+    """Wanted now."""
+
+
+class Restarts(Part):
+    """Restarts so far, by the rung of the ladder."""
+
+    process: Count = 0
+    """Processes inside living pods."""
+    pod: Count = 0
+    """Pods replaced."""
+    gang: Count = 0
+    """Whole job from the last durable checkpoint."""
+
+
+class ProgressStatus(Part):
+    """The trainer's own words, from /progress of rank 0."""
+
+    step: Count = 0
+    """Optimizer steps done."""
+    samples: Annotated[int, Field(ge=0, le=2**53)] = 0
+    """Training samples used."""
+    train_loss: Number | None = None
+    """Loss of the last logged step."""
+    eval_loss: Number | None = None
+    """Loss of the last evaluation."""
+    samples_per_second: Number | None = None
+    """Throughput of the whole job."""
+    mfu: Number | None = None
+    """Model FLOPs over the GPUs' dense peak."""
+    remaining_seconds: Number | None = None
+    """Estimated time to the last step."""
+    last_step_time: Annotated[str, Field(max_length=64)] | None = None
+    """When the last step ended."""
+
+
+class CheckpointStatus(Part):
+    """The newest complete checkpoint."""
+
+    step: Count
+    """Its step."""
+    time: Annotated[str, Field(max_length=64)] | None = None
+    """When it was complete."""
+
+
+class Status(Part):
+    """What is; written by the operator alone."""
+
+    phase: (
+        Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed"]
+        | None
+    ) = None
+    """One word for people; machines read the conditions."""
+    conditions: Annotated[list[Condition], Field(max_length=16)] = []
+    """Observations, by type."""
+    observed_generation: Count | None = None
+    """Generation of the spec that this status answers."""
+    nodes: NodesStatus | None = None
+    """Nodes that are there."""
+    selector: Annotated[str, Field(max_length=1024)] | None = None
+    """Label selector of the training pods, for the scale subresource."""
+    attempt: Count = 0
+    """Lives of the pods, counted from 1."""
+    restarts: Restarts | None = None
+    """Restarts so far."""
+    progress: ProgressStatus | None = None
+    """How far the training is."""
+    checkpoint: CheckpointStatus | None = None
+    """What a restart would go on from."""
+    goodput: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Time in steps that counted, over the time since the start."""
+    exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
+    """Exit code that ended the job."""
+    last_error: Annotated[str, Field(max_length=4096)] | None = None
+    """Last error line of the trainer."""
 
 
 class FluxTraining(Part):
     """One training job."""
 
     api_version: Literal["fluxtrain.dev/v1alpha1"]
+    """API version."""
     kind: Literal["FluxTraining"]
+    """Kind."""
     metadata: Metadata
+    """Name, namespace, labels."""
     spec: Spec
+    """What is wanted."""
+    status: Status | None = None
+    """What is."""
+
+
+def local_meaning(job: FluxTraining) -> list[str]:
+    """Return the fields of ``job`` that only a cluster reads and that the file sets."""
+    given = job.spec.model_fields_set - {"run"}
+    return sorted(f"spec.{Spec.model_fields[name].alias}" for name in given)

@@ -1,0 +1,100 @@
+"""From a pydantic model to the structural OpenAPI schema that a CustomResourceDefinition needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+Schema = dict[str, Any]
+
+_KEPT = (
+    "type", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems",
+    "description",
+)  # fmt: skip
+_ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
+def structural(model: type[BaseModel], defaults: bool) -> Schema:
+    """Return the schema of ``model``: references resolved, nothing that Kubernetes refuses.
+
+    Without ``defaults`` every field is optional and has none: the values come from elsewhere, and the
+    description names the model's own.
+    """
+    whole = model.model_json_schema(by_alias=True)
+    return _convert(whole, whole.get("$defs", {}), defaults)
+
+
+def _convert(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
+    schema = _resolved(schema, definitions)
+    if "anyOf" in schema:
+        return _nullable(schema, definitions, defaults)
+    result = {key: schema[key] for key in _KEPT if key in schema}
+    if "const" in schema:
+        result["enum"] = [schema["const"]]
+    _bounds(schema, result)
+    if "prefixItems" in schema or "items" in schema:
+        items = schema["prefixItems"][0] if "prefixItems" in schema else schema["items"]
+        result["items"] = _convert(items, definitions, defaults)
+    if schema.get("type") == "object":
+        result |= _object(schema, definitions, defaults)
+    if defaults and schema.get("default") is not None:
+        result["default"] = schema["default"]
+    elif not defaults and "default" in schema and schema.get("type") != "object":
+        result["description"] = (
+            f"{result.get('description', '')} Default: {_said(schema['default'])}.".strip()
+        )
+    return result
+
+
+def _resolved(schema: Schema, definitions: dict[str, Schema]) -> Schema:
+    reference = schema.get("$ref")
+    if reference is None:
+        return schema
+    beside = {key: value for key, value in schema.items() if key != "$ref"}
+    return {**definitions[reference.rpartition("/")[2]], **beside}
+
+
+def _nullable(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
+    (one,) = [option for option in schema["anyOf"] if option.get("type") != "null"]
+    beside = {key: value for key, value in schema.items() if key != "anyOf"}
+    if beside.get("default") is None:
+        beside.pop("default", None)
+    return {
+        **_convert({**_resolved(one, definitions), **beside}, definitions, defaults),
+        "nullable": True,
+    }
+
+
+def _bounds(schema: Schema, result: Schema) -> None:
+    for bound, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if bound in schema:  # OpenAPI 3.0 has the bound and a flag
+            result[inclusive], result[bound] = schema[bound], True
+    if schema.get("type") == "integer":
+        result["format"] = "int64"
+
+
+def _object(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
+    if "properties" not in schema:
+        values = schema.get("additionalProperties")
+        if not isinstance(values, dict):
+            return _ANYTHING
+        result: Schema = {"additionalProperties": _convert(values, definitions, defaults)}
+        if "maxProperties" in schema:
+            result["maxProperties"] = schema["maxProperties"]
+        return result
+    result = {
+        "properties": {
+            name: _convert(below, definitions, defaults)
+            for name, below in schema["properties"].items()
+        }
+    }
+    if defaults and schema.get("required"):
+        result["required"] = schema["required"]
+    return result
+
+
+def _said(value: object) -> str:
+    return (
+        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

@@ -1,0 +1,133 @@
+"""A plan as a table for a terminal: numbers with units, and which of them are assumptions."""
+
+from __future__ import annotations
+
+from fluxtrain.plan.estimate import DEFAULT_MFU, USABLE, Plan
+
+Row = tuple[str, str, str]  # name, value, remark
+
+_DECIMAL = ("", "k", "M", "G", "T", "P", "E")
+
+
+def render(plan: Plan) -> str:
+    """Return ``plan`` as aligned rows under headings, and what it takes for granted below them."""
+    sections = [
+        ("model", _model(plan)),
+        ("one step", _step(plan)),
+        ("memory of one " + ("GPU" if plan.gpu else "process"), _memory(plan)),
+        ("time", _time(plan)),
+        ("checkpoints and data", _disk(plan)),
+    ]
+    rows = [row for _, section in sections for row in section]
+    names, values = (max(len(row[i]) for row in rows) for i in (0, 1))
+    lines: list[str] = []
+    for title, section in sections:
+        lines.append(title)
+        for name, value, remark in section:
+            lines.append(f"  {name:<{names}}  {value:>{values}}  {remark}".rstrip())
+    return "\n".join([*lines, "", *_assumptions(plan)])
+
+
+def _model(plan: Plan) -> list[Row]:
+    return [
+        ("parameters", f"{plan.parameters:,}", "all of them trained"),
+        ("FLOPs per sample", _si(plan.flops_per_sample, "FLOP"), "forward and backward"),
+    ]
+
+
+def _step(plan: Plan) -> list[Row]:
+    ranks = f"{plan.num_ranks} × {plan.gpu or 'CPU process'}"
+    if plan.dp_replicate > 1:
+        ranks += f" ({plan.dp_replicate} replicas of {plan.dp_shard} shards)"
+    sent = _si(plan.communication_bytes_per_step, "B")
+    return [
+        ("global batch", f"{plan.global_batch_size:,}", f"on {ranks}"),
+        ("micro batch", f"{plan.micro_batch_size:,}", f"× {plan.accumulation_steps} per step"),
+        ("sent by each rank", sent, "weights gathered, gradients reduced"),
+    ]
+
+
+def _memory(plan: Plan) -> list[Row]:
+    parts = plan.memory_bytes_per_gpu
+    return [
+        ("weights", _gib(parts.weights), "float32, this rank's shard"),
+        ("gradients", _gib(parts.gradients), "float32, this rank's shard"),
+        ("optimizer", _gib(parts.optimizer), "two moments, float32, this rank's shard"),
+        ("gathered blocks", _gib(parts.gathered), "whole blocks at work and on their way"),
+        ("activations", _gib(parts.activations), f"{plan.micro_batch_size} samples"),
+        ("total", _gib(parts.total), _fit(plan)),
+    ]
+
+
+def _fit(plan: Plan) -> str:
+    if plan.gpu_memory_bytes is None:
+        return ""
+    of = f"of {_gib(plan.gpu_memory_bytes)}"
+    if plan.fits:
+        return f"{of}: fits; the largest micro batch is about {plan.largest_micro_batch}"
+    if plan.largest_micro_batch:
+        return f"{of}: DOES NOT FIT; the largest micro batch is about {plan.largest_micro_batch}"
+    return f"{of}: DOES NOT FIT at any micro batch; take more GPUs, or dp_replicate 1"
+
+
+def _time(plan: Plan) -> list[Row]:
+    steps = f"{plan.steps:,} steps at most"
+    if plan.samples_per_second is None or plan.seconds is None:
+        return [("training", "unknown", f"{steps}; no peak is known for CPUs")]
+    rate = plan.samples_per_second
+    return [
+        ("throughput", f"{rate:,.1f} samples/s", f"{rate / plan.num_ranks:.2f} per GPU"),
+        ("training", _duration(plan.seconds), steps),
+    ]
+
+
+def _disk(plan: Plan) -> list[Row]:
+    kept = plan.disk_bytes // plan.checkpoint_bytes - 1
+    return [
+        ("one checkpoint", _gib(plan.checkpoint_bytes), "weights and two moments, float32"),
+        (
+            "its copy per rank",
+            _gib(plan.host_bytes_per_rank),
+            "in the host's memory, to write from",
+        ),
+        ("checkpoints", _gib(plan.disk_bytes), f"{kept} kept, one being written"),
+        ("one encoded sample", _si(plan.data_bytes_per_sample, "B"), "times the samples you have"),
+    ]
+
+
+def _assumptions(plan: Plan) -> list[str]:
+    lines = []
+    if plan.mfu is not None:
+        default = " (the default)" if plan.mfu == DEFAULT_MFU else ""
+        lines.append(
+            f"Assumed: {plan.mfu:.0%} of the {plan.gpu}'s dense bfloat16 peak{default}; "
+            "--gpu and --mfu change it."
+        )
+        lines.append(
+            f"Assumed: a micro batch fits where the total stays below {USABLE:.0%} of the memory."
+        )
+    lines.append("Not counted: start-up, evaluation, pictures, waits for data and checkpoints.")
+    return lines
+
+
+def _gib(num_bytes: int) -> str:
+    if num_bytes < 2**30:
+        return f"{num_bytes / 2**20:,.1f} MiB"
+    return f"{num_bytes / 2**30:,.2f} GiB"
+
+
+def _si(number: float, unit: str) -> str:
+    power = 0
+    while number >= 1000 and power < len(_DECIMAL) - 1:
+        number, power = number / 1000, power + 1
+    return f"{number:,.4g} {_DECIMAL[power]}{unit}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 72 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"

@@ -1,0 +1,107 @@
+"""Which emoji there are, what they are called, and which side of the split each stands on.
+
+An emoji's key is the name of its SVG: its code points, ``1F44B-1F3FD``. Its base is the key without
+skin tones and hair: variants of one base are near-duplicates, so a base never stands on both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from fluxtrain.errors import DataError
+
+_SKIN_TONES = frozenset({"1F3FB", "1F3FC", "1F3FD", "1F3FE", "1F3FF"})
+_HAIR = frozenset({"1F9B0", "1F9B1", "1F9B2", "1F9B3"})
+_JOINER, _EMOJI_STYLE, _TAGGED_FLAG = "200D", "FE0F", "1F3F4-E00"
+_REGIONS = range(0x1F1E6, 0x1F200)
+_QUOTES = str.maketrans({"\u201c": None, "\u201d": None, "\u2019": "'", "_": " "})
+
+
+@dataclass(frozen=True)
+class Emoji:
+    """One picture and its name."""
+
+    key: str
+    caption: str
+    base: str
+
+    @property
+    def has_skin_tone(self) -> bool:
+        """Return whether it is one of five skin tones of another emoji."""
+        return not _SKIN_TONES.isdisjoint(self.key.split("-"))
+
+
+def read_catalogue(folder: Path) -> list[Emoji]:
+    """Return the emoji of ``folder`` that have a name, by key; DataError where it holds no SVG."""
+    keys = sorted(path.stem for path in folder.glob("*.svg"))
+    if not keys:
+        raise DataError(f"{folder}: no SVG pictures are here")
+    named = [(key, name) for key in keys if (name := caption(key)) is not None]
+    return [Emoji(key, name, base(key)) for key, name in named]
+
+
+def caption(key: str) -> str | None:
+    """Return the name of ``key`` in plain lower-case words, from CLDR, then Unicode; None without one."""
+    points = [int(part, 16) for part in key.split("-")]
+    text = "".join(map(chr, points))
+    name = _cldr_name(text) or (unicodedata.name(text, None) if len(text) == 1 else None)
+    if name is None:
+        return None
+    plain = " ".join(name.translate(_QUOTES).lower().split())
+    is_flag = len(points) == 2 and all(point in _REGIONS for point in points)
+    return f"flag: {plain}" if is_flag or key.startswith(_TAGGED_FLAG) else plain
+
+
+def base(key: str) -> str:
+    """Return ``key`` without skin tones, hair and the marks that join or style them."""
+    dropped = _SKIN_TONES | _HAIR | {_EMOJI_STYLE}
+    parts = [part for part in key.split("-") if part not in dropped]
+    while parts and parts[-1] == _JOINER:
+        parts.pop()
+    return "-".join(parts) or key
+
+
+def split(
+    emoji: Iterable[Emoji], num_validation_bases: int, num_skin_tones: int
+) -> tuple[list[Emoji], list[Emoji]]:
+    """Return training and validation emoji; of each base at most ``num_skin_tones`` toned variants.
+
+    Thinned out because skin tones are half of all pictures and rare objects must be seen too.
+    """
+    by_base = {
+        name: list(group) for name, group in groupby(sorted(emoji, key=_base_of), key=_base_of)
+    }
+    held_out = set(sorted(by_base, key=_shuffled)[:num_validation_bases])
+    sides: tuple[list[Emoji], list[Emoji]] = ([], [])
+    for name, variants in by_base.items():
+        sides[name in held_out].extend(_thinned(variants, num_skin_tones))
+    return sides
+
+
+def _thinned(variants: list[Emoji], num_skin_tones: int) -> list[Emoji]:
+    plain = [emoji for emoji in variants if not emoji.has_skin_tone]
+    toned = [emoji for emoji in variants if emoji.has_skin_tone]
+    return plain + sorted(toned, key=lambda emoji: _shuffled(emoji.key))[:num_skin_tones]
+
+
+def _base_of(emoji: Emoji) -> str:
+    return emoji.base
+
+
+def _shuffled(name: str) -> bytes:
+    """Return a sort key without meaning that is the same on every machine."""
+    return hashlib.sha256(name.encode()).digest()
+
+
+def _cldr_name(text: str) -> str | None:
+    from emoji import EMOJI_DATA
+
+    for spelling in (text, text.replace("\ufe0f", ""), f"{text}\ufe0f"):
+        if spelling in EMOJI_DATA:
+            return str(EMOJI_DATA[spelling]["en"]).strip(":")
+    return None
