@@ -22,7 +22,8 @@ def crd_page() -> str:
     lines = [
         _HEADER,
         "# FluxTraining\n",
-        "`kubectl explain fluxtraining.spec` says the same. The fields of `spec.run` are in [config.md](config.md).\n",
+        "`kubectl explain fluxtraining.spec` says the same. "
+        "The fields of `spec.run` are in [config.md](config.md).\n",
     ]
     for part in ("spec", "status"):
         below = schema["properties"][part]
@@ -42,8 +43,9 @@ def config_page() -> str:
     lines = [
         _HEADER,
         "# spec.run: the training\n",
-        "A preset gives every value; a field in the file wins over it, and `--section.field=value` on the command line "
-        "wins over both. Relative data and model paths lie under `--data` and `--models` (`/data` and `/models` in a pod).\n",
+        "A preset gives every value; a field in the file wins over it, and `--section.field=value` "
+        "on the command line wins over both. Relative data and model paths lie under `--data` and "
+        "`--models` (`/data` and `/models` in a pod).\n",
         f"Presets: {', '.join(f'`{name}`' for name in PRESETS)}.\n",
     ]
     schema = structural(RunConfig, defaults=False)

@@ -1,4 +1,4 @@
-"""``python -m fluxtrain_operator.generate``: write what follows from the models; ``--check`` only compares."""
+"""``python -m fluxtrain_operator.generate`` writes what follows from the models; ``--check`` compares."""
 
 from __future__ import annotations
 

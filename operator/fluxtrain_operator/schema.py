@@ -10,7 +10,7 @@ Schema = dict[str, Any]
 
 _KEPT = (
     "type", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems",
-    "description",
+    "multipleOf", "description",
 )  # fmt: skip
 _ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 

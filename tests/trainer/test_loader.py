@@ -61,9 +61,7 @@ def encoded(folder: Path, num_samples: int = NUM_SAMPLES, **data: Any) -> RunCon
         with EncodedWriter(folder / part, shard_size=8, dtype=torch.float32) as writer:
             for i in range(count):
                 writer.add(sample(i))
-    write_empty_text(
-        folder / "empty.safetensors", torch.full((3, 5), -1.0), torch.full((6,), -1.0)
-    )
+    write_empty_text(folder / "empty.safetensors", torch.full((3, 5), -1.0), torch.full((6,), -1.0))
     return config(source="encoded", **data)
 
 

@@ -1,6 +1,8 @@
 """The transformer: its parameters by name, and its numbers against diffusers'."""
 
 import os
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -89,46 +91,52 @@ def inputs(
     return given | ({"guidance": 4 * torch.rand(2)} if config.guidance_embed else {})
 
 
-def renamed(ours: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return weights, or gradients, under diffusers' names: fused matrices split, last halves swapped."""
-    theirs: dict[str, Tensor] = {}
-
-    def move(source: str, *targets: str, rows: list[int] | None = None) -> None:
-        for kind in ("weight", "bias"):
-            tensor = ours[f"{source}.{kind}"]
-            parts = tensor.split(rows) if rows else tensor.chunk(len(targets))
-            theirs.update({f"{t}.{kind}": p for t, p in zip(targets, parts, strict=True)})
-
-    def move_norms(source: str, *targets: str) -> None:
-        for kind, target in zip(("query_norm", "key_norm"), targets, strict=True):
-            theirs[f"{target}.weight"] = ours[f"{source}.{kind}.scale"]
-
-    move("img_in", "x_embedder")
-    move("txt_in", "context_embedder")
-    for ours_in, theirs_in in EMBEDDERS.items():
-        if f"{ours_in}.in_layer.weight" in ours:
-            move(f"{ours_in}.in_layer", f"time_text_embed.{theirs_in}.linear_1")
-            move(f"{ours_in}.out_layer", f"time_text_embed.{theirs_in}.linear_2")
-    for i in range(config.depth):
-        block, other = f"double_blocks.{i}", f"transformer_blocks.{i}"
-        for stream, (norm, qkv, norms, proj, ff) in STREAMS.items():
-            move(f"{block}.{stream}_mod.lin", f"{other}.{norm}.linear")
-            move(f"{block}.{stream}_attn.qkv", *(f"{other}.attn.{name}" for name in qkv))
-            move_norms(f"{block}.{stream}_attn.norm", *(f"{other}.attn.{name}" for name in norms))
-            move(f"{block}.{stream}_attn.proj", f"{other}.attn.{proj}")
-            move(f"{block}.{stream}_mlp.0", f"{other}.{ff}.net.0.proj")
-            move(f"{block}.{stream}_mlp.2", f"{other}.{ff}.net.2")
-    width = config.hidden_size
-    fused = [width, width, width, int(width * config.mlp_ratio)]
+def linears(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
+    """Yield our linear layers and the names of diffusers' that hold their rows."""
+    yield "img_in", ["x_embedder"]
+    yield "txt_in", ["context_embedder"]
+    yield "final_layer.linear", ["proj_out"]
+    for name, other in list(EMBEDDERS.items())[: 3 if config.guidance_embed else 2]:
+        yield f"{name}.in_layer", [f"time_text_embed.{other}.linear_1"]
+        yield f"{name}.out_layer", [f"time_text_embed.{other}.linear_2"]
+    for i, (stream, (mod, qkv, _, proj, ff)) in product(range(config.depth), STREAMS.items()):
+        block, other = f"double_blocks.{i}.{stream}", f"transformer_blocks.{i}"
+        yield f"{block}_mod.lin", [f"{other}.{mod}.linear"]
+        yield f"{block}_attn.qkv", [f"{other}.attn.{name}" for name in qkv]
+        yield f"{block}_attn.proj", [f"{other}.attn.{proj}"]
+        yield f"{block}_mlp.0", [f"{other}.{ff}.net.0.proj"]
+        yield f"{block}_mlp.2", [f"{other}.{ff}.net.2"]
     for i in range(config.depth_single_blocks):
         block, other = f"single_blocks.{i}", f"single_transformer_blocks.{i}"
-        names = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
-        move(f"{block}.modulation.lin", f"{other}.norm.linear")
-        move(f"{block}.linear1", *(f"{other}.{name}" for name in names), rows=fused)
-        move(f"{block}.linear2", f"{other}.proj_out")
-        move_norms(f"{block}.norm", f"{other}.attn.norm_q", f"{other}.attn.norm_k")
-    move("final_layer.linear", "proj_out")
+        qkv_mlp = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
+        yield f"{block}.modulation.lin", [f"{other}.norm.linear"]
+        yield f"{block}.linear1", [f"{other}.{name}" for name in qkv_mlp]
+        yield f"{block}.linear2", [f"{other}.proj_out"]
+
+
+def norms(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Yield our norms of queries and keys, and the names of diffusers'."""
+    for i, (stream, (_, _, (q, k), _, _)) in product(range(config.depth), STREAMS.items()):
+        norm, other = f"double_blocks.{i}.{stream}_attn.norm", f"transformer_blocks.{i}.attn"
+        yield from ((f"{norm}.query_norm", f"{other}.{q}"), (f"{norm}.key_norm", f"{other}.{k}"))
+    for i in range(config.depth_single_blocks):
+        norm, other = f"single_blocks.{i}.norm", f"single_transformer_blocks.{i}.attn"
+        yield from (
+            (f"{norm}.query_norm", f"{other}.norm_q"),
+            (f"{norm}.key_norm", f"{other}.norm_k"),
+        )
+
+
+def renamed(ours: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Return weights, or gradients, under diffusers' names: fused rows split, last halves swapped."""
+    width = config.hidden_size
+    theirs = {f"{other}.weight": ours[f"{name}.scale"] for name, other in norms(config)}
     for kind in ("weight", "bias"):
+        for name, others in linears(config):
+            tensor = ours[f"{name}.{kind}"]
+            rows = [width] * (len(others) - 1)  # q, k and v; the rest is the last
+            parts = tensor.split([*rows, len(tensor) - sum(rows)])
+            theirs |= {f"{other}.{kind}": part for other, part in zip(others, parts, strict=True)}
         shift, scale = ours[f"final_layer.adaLN_modulation.1.{kind}"].chunk(2)
         theirs[f"norm_out.linear.{kind}"] = torch.cat([scale, shift])
     return theirs

@@ -117,5 +117,5 @@ def test_any_batch_of_eleven_million_samples_can_be_the_first(batch: int) -> Non
     first = draws.epoch_order(SEED, epoch, num_samples)[place]
     assert indices[0] == first
     assert len(np.unique(indices)) >= size // 2  # distinct within each epoch it touches
-    assert 0 <= indices.min()
+    assert indices.min() >= 0
     assert indices.max() < num_samples

@@ -15,11 +15,10 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -34,7 +33,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.trajectory import MAY_CHANGE
+from fluxtrain.contract.trajectory import FIXED_PATHS, value_at
 from fluxtrain.errors import ConfigError, DataError, StorageError
 
 State = dict[str, Tensor]
@@ -50,6 +49,12 @@ class RunState:
     status: str = "running"  # running | success | aborted
     eval_loss: float | None = None
     train_seconds: float = 0.0
+
+    def is_over(self, config: RunConfig) -> bool:
+        """Return whether ``config`` asks for nothing beyond this: no more steps, or its target reached."""
+        target = config.evaluation.target_loss
+        reached = target is not None and self.eval_loss is not None and self.eval_loss <= target
+        return self.status != "running" and (reached or self.step >= config.schedule.steps)
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
@@ -91,25 +96,15 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
 def check_same_run(config: RunConfig, checkpoint: Path) -> None:
     """Raise ConfigError where ``config`` would train something else than ``checkpoint`` holds."""
     saved, current = read_config(checkpoint), config.model_dump(mode="json")
-    for section, may_change in {"seed": frozenset[str](), **MAY_CHANGE}.items():
-        for path, before, now in _differences(saved.get(section), current[section]):
-            if path.split(".")[0] not in may_change:
-                raise ConfigError(
-                    ".".join(filter(None, ["spec.run", section, path])),
-                    now,
-                    f"the checkpoint {checkpoint.name} was trained with {before!r}; "
-                    "use another --output for another run",
-                )
-
-
-def _differences(before: object, now: object, path: str = "") -> list[tuple[str, object, object]]:
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        return [
-            difference
-            for key in now
-            for difference in _differences(before.get(key), now[key], f"{path}.{key}".strip("."))
-        ]
-    return [] if before == now else [(path, before, now)]
+    for path in FIXED_PATHS:
+        before, now = value_at(saved, path), value_at(current, path)
+        if before != now:
+            raise ConfigError(
+                f"spec.run.{path}",
+                now,
+                f"the checkpoint {checkpoint.name} was trained with {before!r}; "
+                "use another --output for another run",
+            )
 
 
 def load(checkpoint: Path, state: State) -> RunState:
@@ -143,7 +138,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         """Make a process group of its own: the writer's collectives must not meet training's."""
-        self._group = dist.new_group(backend="gloo")
+        self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
 
     def save(self, run: RunState) -> None:
         """Save at ``run.step``: copies the tensors, then writes them while training goes on."""

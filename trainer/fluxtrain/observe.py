@@ -243,13 +243,17 @@ class Observer:
             self._console.say(f"pictures at step {step}: {path}")
         self._clock.go_on()
 
+    def over(self, run: RunState) -> None:
+        """The last step or the target is reached: MLPerf's clock stops, whatever is saved or drawn after."""
+        if self.world.is_main:
+            self._log.block_stop(run.samples)
+            self._log.run_stop(run.status, run.samples)
+
     def finished(self, run: RunState) -> None:
-        """Write the last lines and the loss curve."""
+        """Write the loss curve and the last words."""
         self.progress.update(phase="complete", status=run.status)
         if not self.world.is_main:
             return
-        self._log.block_stop(run.samples)
-        self._log.run_stop(run.status, run.samples)
         from fluxtrain.watch.curve import (
             save_loss_curve,
         )  # a second of imports, spent once at the end

@@ -20,7 +20,7 @@ from fluxtrain.model.init import initial_value
 try:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 except ImportError:  # ROCm images with torch < 2.6 have FSDP2 at its older path
-    from torch.distributed._composable.fsdp import (  # type: ignore[assignment, no-redef]
+    from torch.distributed._composable.fsdp import (
         MixedPrecisionPolicy,
         fully_shard,
     )
@@ -57,7 +57,7 @@ def recompute_activations(model: Flux, fraction: float) -> None:
                 use_reentrant=False,
                 preserve_rng_state=False,  # nothing random happens inside a block
             )
-            block.forward = recompute  # type: ignore[method-assign]
+            block.forward = recompute
 
 
 def compile_blocks(model: Flux) -> None:

@@ -21,7 +21,11 @@ from torch.distributed.run import config_from_args, get_args_parser
 from fluxtrain import checkpoint
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, CONFIG_FILE, ENV_CONFIG, Places
+from fluxtrain.data.loader import PARTS, open_dataset, open_empty_text
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, StorageError
+from fluxtrain.parallelize import check_ranks
+from fluxtrain.watch.metrics import Metrics, Progress
+from fluxtrain.watch.server import serve
 
 SHUTDOWN_SECONDS = 120
 """How long trainers may take to leave a checkpoint after a signal."""
@@ -33,6 +37,7 @@ def run(config: RunConfig, places: Places, processes: int) -> tuple[int, str]:
 
     Raises StorageError where the output cannot be written or another run is writing to it.
     """
+    _check_before_starting(config, places, processes)
     with locked(places.output):
         path = _write_config(config, places.output)
         os.environ.update(places.environment())
@@ -45,6 +50,19 @@ def run(config: RunConfig, places: Places, processes: int) -> tuple[int, str]:
         return launch(
             [*rendezvous, "--local-addr=127.0.0.1", f"--nproc-per-node={processes}"], places
         )
+
+
+def _check_before_starting(config: RunConfig, places: Places, processes: int) -> None:
+    """Raise for what a trainer would only find out after seconds of starting up."""
+    check_ranks(config, processes)
+    newest = checkpoint.latest(places.output / CHECKPOINTS_FOLDER)
+    if newest is not None:
+        checkpoint.check_same_run(config, newest)
+    datasets = [open_dataset(config, places.data, part) for part in PARTS]
+    open_empty_text(config, places.data, datasets[0])
+    stop = serve(Metrics(), Progress(), places.metrics_address, config.logging.metrics_port)
+    if stop is not None:
+        stop()
 
 
 def launch(torchrun_arguments: list[str], places: Places) -> tuple[int, str]:
@@ -67,11 +85,11 @@ def launch(torchrun_arguments: list[str], places: Places) -> tuple[int, str]:
     return EXIT_OK, ""
 
 
-def finished(output: Path) -> checkpoint.RunState | None:
-    """Return the state of the run in ``output`` if it is over, None where something is left to do."""
+def finished(config: RunConfig, output: Path) -> checkpoint.RunState | None:
+    """Return the state of the run in ``output`` if ``config`` asks for nothing beyond it, else None."""
     newest = checkpoint.latest(output / CHECKPOINTS_FOLDER)
     state = checkpoint.read_state(newest) if newest else None
-    return state if state is not None and state.status != "running" else None
+    return state if state is not None and state.is_over(config) else None
 
 
 @contextmanager
@@ -149,13 +167,3 @@ def default_processes() -> int:
     import torch
 
     return torch.cuda.device_count() or 1
-
-
-def has_more(config: RunConfig, output: Path, state: checkpoint.RunState) -> bool:
-    """Return whether ``config`` asks for steps beyond the ones at which the finished run ended."""
-    return config.schedule.steps > state.step and not _target_reached(config, state)
-
-
-def _target_reached(config: RunConfig, state: checkpoint.RunState) -> bool:
-    target = config.evaluation.target_loss
-    return target is not None and state.eval_loss is not None and state.eval_loss <= target

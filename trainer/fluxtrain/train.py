@@ -21,7 +21,7 @@ from fluxtrain import checkpoint, optim
 from fluxtrain.checkpoint import Checkpoints, RunState
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, ENV_CONFIG, Places
-from fluxtrain.contract.resolve import validate
+from fluxtrain.contract.check import validate
 from fluxtrain.data.batch import Batch
 from fluxtrain.data.loader import evaluation_batches, training_batches
 from fluxtrain.distributed import StopRequest, World, die_with_parent, joined
@@ -67,7 +67,7 @@ def train(config: RunConfig, places: Places, world: World) -> RunState:
     """
     with ExitStack() as stack:
         trainer = _prepare(config, places, world, stack)
-        batches = iter(_training_batches(trainer))
+        batches = _training_batches(trainer)
         trainer.observer.ready()
         if config.evaluation.at_start and trainer.run.step == 0:
             _evaluate(trainer)
@@ -93,7 +93,8 @@ def _prepare(config: RunConfig, places: Places, world: World, stack: ExitStack) 
     state = checkpoint.training_state(model, optimizer)
     run = RunState(step=0, samples=0)
     if newest is not None:
-        run = replace(checkpoint.load(newest, state), status="running")
+        run = checkpoint.load(newest, state)
+        run = run if run.is_over(config) else replace(run, status="running")
         optim.set_steps_taken(optimizer, run.step)
     checkpoints = Checkpoints(folder, state, config, world.is_main, saved_step=run.step or None)
     observer.begin(run, sum(p.numel() for p in model.parameters()))
@@ -147,7 +148,8 @@ def _step(trainer: Trainer, batches: Iterator[Batch]) -> None:
         target = config.evaluation.target_loss
         trainer.run = replace(trainer.run, status="success" if target is None else "aborted")
     every = config.sampling.every_steps
-    over = trainer.run.status != "running"
+    if over := trainer.run.status != "running":
+        trainer.observer.over(trainer.run)
     if (every and step % every == 0) or (over and config.sampling.at_end):
         trainer.observer.sample(trainer.flow_loss, step)
     every = config.checkpoint.every_steps

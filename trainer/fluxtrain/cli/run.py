@@ -38,9 +38,7 @@ def action(arguments: argparse.Namespace, rest: list[str]) -> int:
         data=arguments.data.resolve(),
         models=arguments.models.resolve(),
     )
-    if (state := runner.finished(places.output)) is not None and not runner.has_more(
-        config, places.output, state
-    ):
+    if (state := runner.finished(config, places.output)) is not None:
         print(f"{places.output}: this run is over ({state.status} at step {state.step}).")
         say_where_to_look(places.output, config)
         return EXIT_OK

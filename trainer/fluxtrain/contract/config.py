@@ -277,8 +277,8 @@ class SamplingConfig(Section):
     """Euler steps from noise to picture."""
     cfg_scale: Annotated[float, Field(ge=0, le=100)] = 3.0
     """Classifier-free guidance: 1 is none; above 1 each step runs the model twice."""
-    guidance: Annotated[float, Field(ge=0, le=100)] = 3.5
-    """Distilled guidance, for models with ``guidance_embed``."""
+    guidance: Annotated[float, Field(ge=0, le=100), FIXED] = 3.5
+    """Distilled guidance in training and sampling, for models with ``guidance_embed``."""
 
 
 class MLPerfConfig(Section):
@@ -326,7 +326,7 @@ class RunConfig(Section):
         "train"
     )
     """What to do."""
-    seed: Annotated[int, Field(ge=0, lt=2**53), FIXED] = 1234
+    seed: Annotated[int, Field(ge=0, le=2**53 - 1), FIXED] = 1234
     """Seed of the weights, the sample order and every random draw."""
     model: Annotated[ModelConfig, FIXED] = ModelConfig()
     """The transformer."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from fluxtrain.contract.resolve import validate
+from fluxtrain.contract.check import validate
 from fluxtrain.contract.resource import FluxTraining
 from fluxtrain.errors import UNSTATED, ConfigError
 

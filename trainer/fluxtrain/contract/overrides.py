@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fluxtrain.contract.check import did_you_mean
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.document import parse
-from fluxtrain.contract.resolve import did_you_mean
 from fluxtrain.errors import UNSTATED, ConfigError
 
 

@@ -6,28 +6,50 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from fluxtrain.contract.config import Section
+from fluxtrain.contract.section import FIXED, Rule, Section
 
 GROUP, VERSION, KIND = "fluxtrain.dev", "v1alpha1", "FluxTraining"
 PLURAL, SINGULAR, SHORT_NAME = "fluxtrainings", "fluxtraining", "ft"
 
 Name = Annotated[
-    str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)
+    str,
+    Field(
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        min_length=1,
+        max_length=63,
+        title="a name of 1 to 63 lower-case letters, digits and '-', with no '-' at its ends",
+    ),
 ]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 Quantity = Annotated[
-    str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$", max_length=32)
+    str,
+    Field(
+        pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$",
+        max_length=32,
+        title="a quantity such as 500Mi or 2Ti",
+    ),
 ]
 ResourceName = Annotated[
-    str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$", min_length=3, max_length=128)
+    str,
+    Field(
+        pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$",
+        min_length=3,
+        max_length=128,
+        title="an extended resource such as amd.com/gpu",
+    ),
 ]
 LabelValue = Annotated[
-    str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63)
+    str,
+    Field(
+        pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$",
+        max_length=63,
+        title="a label's value: at most 63 letters, digits, '-', '_' and '.'",
+    ),
 ]
 LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
 Seconds = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -55,16 +77,20 @@ class Metadata(Part):
 class Nodes(Part):
     """How many nodes train: one pod with one torchrun agent on each; elastic where min < max."""
 
+    rules: ClassVar = (
+        Rule(
+            "min",
+            ("max",),
+            "must be at most max",
+            lambda nodes: nodes.min <= nodes.max,
+            "self.min <= self.max",
+        ),
+    )
+
     min: Annotated[int, Field(ge=1, le=4096)] = 1
     """Training starts, and goes on, with at least this many."""
     max: Annotated[int, Field(ge=1, le=4096)] = 1
     """At most this many are used; ``kubectl scale`` sets it."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Nodes:
-        if self.min > self.max:
-            raise ValueError(f"min {self.min} must not exceed max {self.max}")
-        return self
 
 
 class PersistentVolumeClaim(Part):
@@ -79,7 +105,9 @@ class PersistentVolumeClaim(Part):
 class HostPath(Part):
     """A folder of the node; refused by restricted Pod Security."""
 
-    path: Annotated[str, Field(pattern=r"^/", max_length=1024)]
+    path: Annotated[
+        str, Field(pattern=r"^/", max_length=1024, title="an absolute path, beginning with /")
+    ]
     """Absolute path on the node."""
 
 
@@ -90,8 +118,21 @@ class EmptyDir(Part):
     """Most bytes it may hold."""
 
 
+_VOLUME_KINDS = ("persistentVolumeClaim", "hostPath", "emptyDir")
+
+
 class Volume(Part):
     """Exactly one kind of volume."""
+
+    rules: ClassVar = (
+        Rule(
+            "",
+            (),
+            f"exactly one of {', '.join(_VOLUME_KINDS)} must be set",
+            lambda volume: sum(volume.look_up(kind) is not None for kind in _VOLUME_KINDS) == 1,
+            f"{' + '.join(f'(has(self.{kind}) ? 1 : 0)' for kind in _VOLUME_KINDS)} == 1",
+        ),
+    )
 
     persistent_volume_claim: PersistentVolumeClaim | None = None
     """A claim."""
@@ -99,13 +140,6 @@ class Volume(Part):
     """A folder of the node."""
     empty_dir: EmptyDir | None = None
     """A folder that lives and dies with the pod."""
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> Volume:
-        kinds = (self.persistent_volume_claim, self.host_path, self.empty_dir)
-        if sum(kind is not None for kind in kinds) != 1:
-            raise ValueError("exactly one of persistentVolumeClaim, hostPath, emptyDir must be set")
-        return self
 
 
 class Storage(Part):
@@ -185,16 +219,27 @@ class Scheduling(Part):
 class EnvironmentVariable(Part):
     """One variable of the trainer's environment."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+    rules: ClassVar = (
+        Rule(
+            "name",
+            (),
+            "must not begin with PET_ or FLUXTRAIN_: the operator sets those",
+            lambda variable: not variable.name.startswith(("PET_", "FLUXTRAIN_")),
+            "!self.name.startsWith('PET_') && !self.name.startsWith('FLUXTRAIN_')",
+        ),
+    )
+
+    name: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+            max_length=256,
+            title="a variable's name: letters, digits and '_', no digit first",
+        ),
+    ]
     """Name; PET_* and FLUXTRAIN_* belong to the operator."""
     value: Annotated[str, Field(max_length=4096)]
     """Value."""
-
-    @model_validator(mode="after")
-    def _not_reserved(self) -> EnvironmentVariable:
-        if self.name.startswith(("PET_", "FLUXTRAIN_")):
-            raise ValueError(f"name {self.name} is reserved: PET_* and FLUXTRAIN_* are set by us")
-        return self
 
 
 class Network(Part):
@@ -215,13 +260,13 @@ class Spec(Part):
     """Trainer image; none: the operator's default."""
     nodes: Nodes = Nodes()
     """Size of the job."""
-    gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
+    gpus_per_node: Annotated[int, Field(ge=0, le=64), FIXED] = 0
     """GPUs of each node, one rank each; 0 trains on the CPU."""
-    gpu_resource: ResourceName = "amd.com/gpu"
+    gpu_resource: Annotated[ResourceName, FIXED] = "amd.com/gpu"
     """Extended resource of the GPUs, partitions such as amd.com/cpx_nps4 included."""
     run: dict[str, Any]
     """The training itself: a preset and what is changed in it."""
-    storage: Storage = Storage()
+    storage: Annotated[Storage, FIXED] = Storage()
     """Volumes."""
     restart: Restart = Restart()
     """Recovery."""
@@ -231,7 +276,9 @@ class Spec(Part):
     """Where and when."""
     network: Network = Network()
     """Between the ranks."""
-    managed_by: Annotated[str, Field(min_length=1, max_length=253)] = "fluxtrain.dev/operator"
+    managed_by: Annotated[str, Field(min_length=1, max_length=253), FIXED] = (
+        "fluxtrain.dev/operator"
+    )
     """Who reconciles this job; another value makes our operator leave it alone."""
     pod_template: dict[str, Any] = {}
     """Strategic overrides of the pods, applied last, for what the fields above do not name."""

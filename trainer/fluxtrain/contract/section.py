@@ -1,21 +1,24 @@
-"""What every group of fields shares: it is frozen, strict, bounded, and may state rules between fields."""
+"""What every group of fields shares: it is frozen, strict and bounded, and may state rules between fields."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-_NO_CONTROL = r"^[^\x00-\x1f\x7f]+$"
+_ONE_LINE = r"^[^\x00-\x1f\x7f]+$"
 
-Path = Annotated[str, Field(min_length=1, max_length=1024, pattern=_NO_CONTROL, examples=["train"])]
-"""A file or folder; no control characters, so that it can be shown and logged as it is."""
-Label = Annotated[
-    str, Field(min_length=1, max_length=128, pattern=_NO_CONTROL, examples=["a word"])
+Path = Annotated[
+    str,
+    Field(min_length=1, max_length=1024, pattern=_ONE_LINE, title="a path of 1 to 1024 characters"),
 ]
-"""A short text on one line."""
+Label = Annotated[
+    str,
+    Field(min_length=1, max_length=128, pattern=_ONE_LINE, title="one line of 1 to 128 characters"),
+]
 Positive = Annotated[int, Field(ge=1, le=10**9)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
 Width = Annotated[int, Field(ge=1, le=65_536)]
@@ -32,10 +35,10 @@ FIXED = Fixed()
 
 @dataclass(frozen=True)
 class Rule:
-    """One sentence about several fields of a section, said to Python and, as CEL, to the API server."""
+    """One sentence about fields of a section, said to Python and, in CEL, to the API server."""
 
     field: str
-    """The field that is named in the error."""
+    """The field that the error names, as the file writes it; empty: the section itself."""
     others: tuple[str, ...]
     """The other fields concerned; the API server applies the rule where all of them are given."""
     sentence: str
@@ -43,7 +46,12 @@ class Rule:
     holds: Callable[[Any], bool]
     """Whether a section keeps the rule."""
     cel: str
-    """The same as ``holds``, of ``self`` with the names that the file uses."""
+    """The same as ``holds``, of ``self`` and with the names of the file."""
+
+    def explain(self, section: Section) -> str:
+        """Return the sentence with the values that the other fields have in ``section``."""
+        values = [f"{name} is {section.look_up(name)}" for name in self.others]
+        return "; ".join([self.sentence, *values])
 
 
 class BrokenRulesError(ValueError):
@@ -73,3 +81,20 @@ class Section(BaseModel):
         if broken:
             raise BrokenRulesError(self, broken)
         return self
+
+    def look_up(self, path: str) -> Any:
+        """Return the value at ``path``, whose names are those of the file."""
+        return reduce(
+            lambda section, name: getattr(section, section.attribute(name)), path.split("."), self
+        )
+
+    @classmethod
+    def attribute(cls, name: str) -> str:
+        """Return the Python name of the field that the file calls ``name``."""
+        fields = cls.model_fields.items()
+        return next(known for known, field in fields if name == (field.alias or known))
+
+    @classmethod
+    def file_names(cls) -> list[str]:
+        """Return the names of the fields, as the file writes them."""
+        return [field.alias or name for name, field in cls.model_fields.items()]

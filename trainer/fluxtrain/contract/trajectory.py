@@ -1,31 +1,24 @@
 """Which fields decide what is computed: they stay as they are while a run lives.
 
 A resume with other values would be another run, so checkpoints refuse it and the API server refuses
-the change (a CEL rule per section).
+the change. The marks stand at the fields themselves, in config.py.
 """
 
 from __future__ import annotations
 
-FIXED = ("preset", "task", "seed")
-"""Fields of RunConfig itself that never change."""
+from collections.abc import Mapping
+from typing import Any
 
-MAY_CHANGE: dict[str, frozenset[str]] = {
-    "model": frozenset(),
-    "data": frozenset(
-        {
-            "train",
-            "validation",
-            "empty_encodings",
-            "num_workers",
-            "prefetch",
-            "verify_checksums",
-            "max_bad_fraction",
-        }
-    ),
-    "encoders": frozenset({"t5", "clip", "autoencoder"}),
-    "flow": frozenset(),
-    "optim": frozenset(),
-    "schedule": frozenset({"steps"}),
-    "precision": frozenset(),
-}
-"""Sections that decide the trajectory, each with the fields that do not: places and resources."""
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.describe import walk
+
+FIXED_PATHS = tuple(facts.path for facts in walk(RunConfig) if facts.fixed)
+"""Every field that decides the trajectory; the others are places, resources and how often to look."""
+
+
+def value_at(values: Mapping[str, Any], path: str) -> Any:
+    """Return the value at ``path`` of nested mappings, None where something on the way is missing."""
+    current: Any = values
+    for name in path.split("."):
+        current = current.get(name) if isinstance(current, Mapping) else None
+    return current

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import reduce
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,24 +25,16 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from fluxtrain.data.dataset import Rows, SampleShape
-from fluxtrain.data.safetensors import Span, read_header
+from fluxtrain.data.dataset import Rows
+from fluxtrain.data.safetensors import read_header, read_tensor
+from fluxtrain.data.shards import FIELDS, FORMAT, LISTING, Shard, common_shape, open_shards
 from fluxtrain.draws import Array
 from fluxtrain.errors import DataError
 
-_FIELDS = ("txt", "vec", "mean", "logvar")
 _TEXT = ("txt", "vec")
-_FORMAT = 1
-
-
-@dataclass(frozen=True)
-class _Shard:
-    path: Path
-    num_samples: int
-    spans: dict[str, Span]
 
 
 class EncodedDataset:
@@ -53,157 +46,152 @@ class EncodedDataset:
         Raises DataError, naming the file, where a shard is missing, cut off or of another shape.
         """
         self.folder, self._verify = folder, verify
-        self._shards = [_open_shard(folder, entry) for entry in _listed(folder)]
+        self._shards = open_shards(folder)
         self._starts = np.cumsum([0, *(shard.num_samples for shard in self._shards)])
-        self.shape = _common_shape(self._shards)
-        self._files: dict[int, int] = {}
+        self.shape = common_shape(self._shards)
+        self._files = _Files(self._shards, most=_most_files())
+        self._sums: dict[int, Array] = {}
+        self._steps: Array | None = None
 
     def __len__(self) -> int:
         """Return the number of samples."""
         return int(self._starts[-1])
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave open files behind when sent to another process."""
-        return {**self.__dict__, "_files": {}}
-
     def read(self, indices: Array, rows: Rows, skip_text: Array) -> list[str | None]:
         """Fill ``rows`` with the samples at ``indices``; say per sample what is wrong, or None."""
-        views = {name: _bytes(getattr(rows, name)) for name in _FIELDS}
-        faults = []
-        for row, index in enumerate(indices):
-            skip = _TEXT if skip_text[row] else ()
-            faults.append(self._read_one(int(index), row, views, skip))
-        finite = _finite(rows)
+        views = zip(*(_bytes(getattr(rows, field)) for field in FIELDS), strict=True)
+        faults = [
+            self._read_one(index, sample, skip)
+            for index, sample, skip in zip(indices.tolist(), views, skip_text.tolist(), strict=True)
+        ]
+        finite = _finite(rows, skip_text & (not self._verify))
         return [
-            fault or (None if ok else f"{self.name(int(index))}: not finite")
-            for fault, ok, index in zip(faults, finite, indices, strict=True)
+            f"{self.name(int(index))}: {fault}" if (fault := found or _unless(ok)) else None
+            for found, ok, index in zip(faults, finite, indices, strict=True)
         ]
 
     def timesteps(self, indices: Array) -> Array:
-        """Return the stored evaluation timesteps (0 ... 7), by index where none are stored."""
-        stored = self._timesteps()
-        return indices % 8 if stored is None else stored[indices]
+        """Return the stored evaluation timesteps (0 ... 7), by index where none are stored.
+
+        Raises DataError where a stored one is none of them.
+        """
+        if self._steps is None:
+            stored = [steps for shard in self._shards if (steps := shard.timesteps()) is not None]
+            whole = len(stored) == len(self._shards)
+            self._steps = np.concatenate(stored) if whole else np.arange(len(self)) % 8
+        chosen: Array = self._steps[indices]
+        return chosen
 
     def caption(self, index: int) -> str:
         """Return the prompt of sample ``index``."""
-        return str(self._note(index, "captions"))
+        number, record = self._place(index)
+        return self._shards[number].caption(record)
 
     def key(self, index: int) -> str:
         """Return the name of sample ``index`` in the set it was made from."""
-        return str(self._note(index, "keys"))
+        number, record = self._place(index)
+        return self._shards[number].key(record)
 
     def name(self, index: int) -> str:
         """Return what a person needs to find sample ``index``."""
-        shard, row = self._place(index)
-        return f"{shard.path} record {row} (key {self.key(index)!r})"
+        number, record = self._place(index)
+        return f"{self._shards[number].path} record {record} (key {self.key(index)!r})"
 
     def empty_text(self) -> None:
         """Return None: the empty prompt's encodings lie in a file of their own."""
 
-    def _place(self, index: int) -> tuple[_Shard, int]:
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the number of the shard that holds sample ``index``, and its record there."""
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return self._shards[number], index - int(self._starts[number])
+        return number, index - int(self._starts[number])
 
-    def _read_one(
-        self, index: int, row: int, views: dict[str, Array], skip: tuple[str, ...]
-    ) -> str | None:
-        number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        shard, record, crc = self._shards[number], index - int(self._starts[number]), 0
+    def _read_one(self, index: int, sample: tuple[memoryview, ...], skip: bool) -> str | None:
+        """Fill the views of ``sample`` with sample ``index`` and return what is wrong with it."""
+        number, record = self._place(index)
+        spans, crc = self._shards[number].spans, 0
         try:
-            file = self._file(number)
-            for field in _FIELDS:
-                view, span = views[field][row], shard.spans[field]
-                if field in skip:
-                    view[:] = 0
-                elif os.preadv(file, [view], span.offset + record * span.row_bytes) != len(view):
-                    return f"{self.name(index)}: cut off"
+            file = self._files.get(number)
+            for field, view in zip(FIELDS, sample, strict=True):
+                if skip and field in _TEXT and not self._verify:  # a checksum is over all of it
+                    continue
+                span = spans[field]
+                if not _fill(file, view, span.offset + record * span.row_bytes):
+                    return "cut off"
                 if self._verify:
                     crc = zlib.crc32(view, crc)
         except OSError as error:
-            return f"{self.name(index)}: {error.strerror}"
-        if self._verify and not skip and crc != self._note(index, "crc32"):
-            return f"{self.name(index)}: CRC-32 differs"
-        return None
+            return error.strerror or "not readable"
+        return self._compare(crc, number, record) if self._verify else None
 
-    def _file(self, number: int) -> int:
-        if number not in self._files:
-            self._files[number] = os.open(self._shards[number].path, os.O_RDONLY)
-        return self._files[number]
-
-    def _note(self, index: int, kind: str) -> object:
-        shard, row = self._place(index)
-        notes = _notes(shard.path.with_suffix(".json")).get(kind, [])
-        return notes[row] if row < len(notes) else ""
-
-    def _timesteps(self) -> Array | None:
-        if any("timestep" not in shard.spans for shard in self._shards):
-            return None
-        return np.concatenate([_timesteps_of(shard.path) for shard in self._shards])
+    def _compare(self, crc: int, number: int, record: int) -> str | None:
+        if number not in self._sums:
+            self._sums[number] = self._shards[number].checksums()
+        stored = int(self._sums[number][record])
+        if stored < 0:
+            return "no CRC-32 is stored"
+        return None if stored == crc else "CRC-32 differs"
 
 
-def _listed(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "dataset.json"
-    try:
-        listing = json.loads(path.read_text())
-        if listing["format"] != _FORMAT:
-            raise ValueError(f"format {listing['format']}, this version reads {_FORMAT}")
-        shards = list(listing["shards"])
-        if not shards:
-            raise ValueError("it lists no shards")
-        return shards
-    except FileNotFoundError:
-        raise DataError(f"{folder}: no encoded data set is here ({path.name} is missing)") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not the listing of an encoded data set ({error})") from None
+class _Files:
+    """Open shards, at most ``most``: the one opened first goes first."""
+
+    def __init__(self, shards: list[Shard], most: int) -> None:
+        self._shards, self._most, self._open = shards, most, dict[int, int]()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave open files behind when sent to another process."""
+        return {**self.__dict__, "_open": {}}
+
+    def __del__(self) -> None:
+        """Close what is open."""
+        for file in self._open.values():
+            os.close(file)
+
+    def get(self, number: int) -> int:
+        """Return the descriptor of shard ``number``; OSError where it is gone."""
+        if number not in self._open:
+            if len(self._open) >= self._most:
+                os.close(self._open.pop(next(iter(self._open))))
+            self._open[number] = os.open(self._shards[number].path, os.O_RDONLY)
+        return self._open[number]
 
 
-def _open_shard(folder: Path, entry: dict[str, Any]) -> _Shard:
-    name, count = str(entry.get("file")), entry.get("samples")
-    if Path(name).name != name:
-        raise DataError(f"{folder / 'dataset.json'}: shard {name!r} lies outside the folder")
-    spans = read_header(folder / name)
-    for field in _FIELDS:
-        if field not in spans or spans[field].shape[:1] != (count,):
-            raise DataError(f"{folder / name}: tensor {field!r} does not hold {count} samples")
-    return _Shard(folder / name, int(count or 0), spans)
+def _most_files() -> int:
+    """Return half of what this process may open: large data sets have more shards than that."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, (soft if soft >= 0 else 1 << 20) // 2)
 
 
-def _common_shape(shards: list[_Shard]) -> SampleShape:
-    shapes = {tuple((s.spans[f].shape[1:], s.spans[f].dtype) for f in _FIELDS) for s in shards}
-    if len(shapes) != 1:
-        raise DataError(f"{shards[0].path.parent}: its shards hold samples of different shapes")
-    (txt, dtype), (vec, _), (latent, _), _ = next(iter(shapes))
-    ranks = (len(txt), len(vec), len(latent))
-    if ranks != (2, 1, 3) or len({kind for _, kind in next(iter(shapes))}) != 1:
-        raise DataError(f"{shards[0].path}: shapes are not those of encoded samples")
-    return SampleShape((txt[0], txt[1]), vec[0], (latent[0], latent[1], latent[2]), dtype)
+def _fill(file: int, view: memoryview, offset: int) -> bool:
+    """Fill ``view`` from ``offset`` of ``file``; return False where the file ends before."""
+    done = os.preadv(file, [view], offset)
+    while 0 < done < len(view):  # a network file system may return less than there is
+        more = os.preadv(file, [view[done:]], offset + done)
+        if more == 0:
+            return False
+        done += more
+    return done == len(view)
 
 
-def _bytes(rows: Tensor) -> Array:
-    """Return the memory of ``rows``, one line of bytes per sample."""
-    return rows.view(torch.uint8).flatten(1).numpy()
+def _bytes(rows: Tensor) -> list[memoryview]:
+    """Return the memory of ``rows``, one view per sample."""
+    return [memoryview(row) for row in rows.view(torch.uint8).flatten(1).numpy()]
 
 
-def _finite(rows: Rows) -> list[bool]:
+def _unless(finite: bool) -> str | None:
+    return None if finite else "not finite"
+
+
+def _finite(rows: Rows, no_text: Array) -> list[bool]:
+    """Return which samples' latents and pooled text are finite; a CRC-32 guards the long text too."""
     # A sum is finite only where all its terms are, short of overflow, which is no encoding either.
-    sums = [
-        getattr(rows, name).flatten(1).sum(1, dtype=torch.float32)
-        for name in ("vec", "mean", "logvar")
-    ]
-    return torch.isfinite(torch.stack(sums)).all(0).tolist()
-
-
-@lru_cache(maxsize=8)
-def _notes(path: Path) -> dict[str, list[Any]]:
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}  # names are for people; a sample is still usable without one
-
-
-@lru_cache(maxsize=64)
-def _timesteps_of(path: Path) -> Array:
-    return load_file(path)["timestep"].numpy().astype(np.int64)
+    latents = rows.mean.flatten(1).sum(1, dtype=torch.float32)
+    latents += rows.logvar.flatten(1).sum(1, dtype=torch.float32)
+    vec = rows.vec.sum(1, dtype=torch.float32)
+    ok: list[bool] = (
+        torch.isfinite(latents) & (torch.isfinite(vec) | torch.from_numpy(no_text))
+    ).tolist()
+    return ok
 
 
 @dataclass
@@ -248,8 +236,8 @@ class EncodedWriter:
         """Write the last shard and the listing, unless something went wrong."""
         if kind is None:
             self._flush()
-            listing = {"format": _FORMAT, "shards": self._shards, "provenance": self._provenance}
-            _write_text(self.folder / "dataset.json", json.dumps(listing, indent=1))
+            listing = {"format": FORMAT, "shards": self._shards, "provenance": self._provenance}
+            _write_text(self.folder / LISTING, json.dumps(listing, indent=1))
 
     def add(self, sample: Sample) -> None:
         """Append ``sample``."""
@@ -269,7 +257,7 @@ class EncodedWriter:
         path = self.folder / f"shard_{len(self._shards):06d}.safetensors"
         tensors = {
             field: torch.stack([getattr(sample, field) for sample in samples]).to(self.dtype)
-            for field in _FIELDS
+            for field in FIELDS
         }
         steps = [sample.timestep for sample in samples]
         stored = [step for step in steps if step is not None]
@@ -278,7 +266,7 @@ class EncodedWriter:
         notes = {
             "keys": [sample.key for sample in samples],
             "captions": [sample.caption for sample in samples],
-            "crc32": _checksums([_bytes(tensors[field]) for field in _FIELDS]),
+            "crc32": _checksums([_bytes(tensors[field]) for field in FIELDS]),
         }
         _write_text(path.with_suffix(".json"), json.dumps(notes, ensure_ascii=False))
         partial = path.with_suffix(".partial")
@@ -287,14 +275,11 @@ class EncodedWriter:
         self._shards.append({"file": path.name, "samples": len(samples)})
 
 
-def _checksums(views: list[Array]) -> list[int]:
-    sums = []
-    for row in range(len(views[0])):
-        crc = 0
-        for view in views:
-            crc = zlib.crc32(view[row], crc)
-        sums.append(crc)
-    return sums
+def _checksums(fields: list[list[memoryview]]) -> list[int]:
+    """Return each record's CRC-32 over its ``fields`` in their order."""
+    return [
+        reduce(lambda crc, view: zlib.crc32(view, crc), row, 0) for row in zip(*fields, strict=True)
+    ]
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -313,7 +298,10 @@ def write_empty_text(path: Path, txt: Float[Tensor, "l d"], vec: Float[Tensor, "
 
 def read_empty_text(path: Path) -> tuple[Float[Tensor, "l d"], Float[Tensor, " v"]]:
     """Return the empty prompt's encodings; DataError where the file does not hold them."""
-    if {"txt", "vec"} - set(read_header(path)):
+    spans = read_header(path)
+    if {"txt", "vec"} - set(spans):
         raise DataError(f"{path}: does not hold the tensors txt and vec of the empty prompt")
-    tensors = load_file(path)
-    return tensors["txt"], tensors["vec"]
+    txt, vec = (read_tensor(path, spans[name]) for name in _TEXT)
+    if (txt.ndim, vec.ndim) != (2, 1) or not (txt.isfinite().all() and vec.isfinite().all()):
+        raise DataError(f"{path}: its tensors are not the encodings of a prompt")
+    return txt, vec

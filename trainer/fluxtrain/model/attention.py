@@ -43,7 +43,7 @@ def attention(q: Heads, k: Heads, v: Heads, positions: Rotation) -> Float[Tensor
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dim, in float32; its weight is called ``scale`` as in BFL's files."""
+    """Root-mean-square norm over the last dim, in float32; its weight is ``scale`` as in BFL's files."""
 
     def __init__(self, dim: int) -> None:
         """Normalise ``dim`` channels."""

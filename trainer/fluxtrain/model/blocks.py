@@ -96,9 +96,9 @@ class DoubleStreamBlock(nn.Module):
 
         txt_qkv = self.txt_attn.heads(modulate(txt, txt_shift, txt_scale))
         img_qkv = self.img_attn.heads(modulate(img, img_shift, img_scale))
-        joint = [torch.cat(pair, dim=2) for pair in zip(txt_qkv, img_qkv, strict=True)]
-        attended = attention(*joint, positions)
-        txt_attended, img_attended = attended.split([txt.shape[1], img.shape[1]], dim=1)
+        q, k, v = (torch.cat(pair, dim=2) for pair in zip(txt_qkv, img_qkv, strict=True))
+        attended = attention(q, k, v, positions)
+        txt_attended, img_attended = attended[:, : txt.shape[1]], attended[:, txt.shape[1] :]
 
         img = torch.addcmul(img, img_gate, self.img_attn.proj(img_attended))
         txt = torch.addcmul(txt, txt_gate, self.txt_attn.proj(txt_attended))

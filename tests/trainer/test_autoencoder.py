@@ -1,0 +1,162 @@
+"""FLUX's autoencoder: names and shapes of the published file, numbers of diffusers', refused files."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import AutoencoderKL
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fluxtrain.encode.autoencoder import Autoencoder, load_autoencoder
+from fluxtrain.errors import DataError
+
+GOLDEN = Path(__file__).parent / "golden" / "autoencoder_parameters.txt"
+WIDTH = 32
+RENAMED = [  # ours, then diffusers'; the first that fits
+    ("mid.block_1", "mid_block.resnets.0"),
+    ("mid.block_2", "mid_block.resnets.1"),
+    ("mid.attn_1.norm", "mid_block.attentions.0.group_norm"),
+    ("mid.attn_1.q", "mid_block.attentions.0.to_q"),
+    ("mid.attn_1.k", "mid_block.attentions.0.to_k"),
+    ("mid.attn_1.v", "mid_block.attentions.0.to_v"),
+    ("mid.attn_1.proj_out", "mid_block.attentions.0.to_out.0"),
+    ("norm_out", "conv_norm_out"),
+    *((f"down.{i}.block", f"down_blocks.{i}.resnets") for i in range(4)),
+    *((f"down.{i}.downsample", f"down_blocks.{i}.downsamplers.0") for i in range(4)),
+    *((f"up.{i}.block", f"up_blocks.{3 - i}.resnets") for i in range(4)),
+    *((f"up.{i}.upsample", f"up_blocks.{3 - i}.upsamplers.0") for i in range(4)),
+    ("nin_shortcut", "conv_shortcut"),
+]
+
+
+def random_autoencoder() -> Autoencoder:
+    torch.manual_seed(0)
+    autoencoder = Autoencoder(width=WIDTH).eval().requires_grad_(False)
+    for parameter in autoencoder.parameters():
+        if parameter.dim() == 1:
+            parameter.uniform_(0.2, 0.8)
+    return autoencoder
+
+
+def saved(path: Path, **changes: Tensor | None) -> Path:
+    """Write a narrow autoencoder, with tensors replaced, added or (None) left out; dots as ``__``."""
+    state: dict[str, Tensor | None] = dict(random_autoencoder().state_dict())
+    state.update({name.replace("__", "."): tensor for name, tensor in changes.items()})
+    save_file({name: tensor for name, tensor in state.items() if tensor is not None}, path)
+    return path
+
+
+def their_name(name: str) -> str:
+    for ours, theirs in RENAMED:
+        name = name.replace(ours, theirs, 1)
+    return name
+
+
+def reference(autoencoder: Autoencoder) -> AutoencoderKL:
+    """Return diffusers' model with the same weights, in float64, where its rounding does not count."""
+    other = AutoencoderKL(
+        down_block_types=["DownEncoderBlock2D"] * 4,
+        up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[WIDTH, 2 * WIDTH, 4 * WIDTH, 4 * WIDTH],
+        layers_per_block=2,
+        latent_channels=16,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+    state = {their_name(name): tensor for name, tensor in autoencoder.state_dict().items()}
+    linear = {  # its attention projects by linear layers
+        name: tensor.flatten(1) if ".attentions." in name and tensor.dim() == 4 else tensor
+        for name, tensor in state.items()
+    }
+    other.load_state_dict(linear)
+    return other.double().eval().requires_grad_(False)
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    return ((ours - theirs).norm() / theirs.norm()).item()
+
+
+def test_parameters_have_the_names_and_shapes_of_the_published_weights() -> None:
+    with torch.device("meta"):
+        state = Autoencoder().state_dict()
+    assert (len(state), sum(t.numel() for t in state.values())) == (244, 83_819_683)
+    listing = "".join(f"{key} {'x'.join(map(str, t.shape))}\n" for key, t in sorted(state.items()))
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(listing)
+    assert listing == GOLDEN.read_text()
+
+
+def test_moments_equal_those_of_diffusers() -> None:
+    autoencoder = random_autoencoder()
+    images = 2 * torch.rand(2, 3, 48, 64) - 1
+    mean, logvar = autoencoder.encode(images)
+    theirs = reference(autoencoder).encoder(images.double())
+    assert mean.shape == logvar.shape == (2, 16, 6, 8)
+    assert relative_error(torch.cat([mean, logvar], dim=1), theirs) <= 1e-5
+
+
+def test_images_equal_those_of_diffusers() -> None:
+    autoencoder = random_autoencoder()
+    latents = torch.randn(2, 16, 6, 8)
+    images = autoencoder.decode(latents)
+    assert images.shape == (2, 3, 48, 64)
+    theirs = reference(autoencoder).decode(latents.double()).sample
+    assert relative_error(images, theirs) <= 1e-5
+
+
+def test_a_saved_autoencoder_loads_frozen(tmp_path: Path) -> None:
+    loaded = load_autoencoder(saved(tmp_path / "ae.safetensors"), width=WIDTH)
+    assert not loaded.training
+    assert not any(p.requires_grad for p in loaded.parameters())
+    latents = torch.randn(1, 16, 2, 2)
+    assert torch.equal(loaded.decode(latents), random_autoencoder().decode(latents))
+
+
+def test_half_precision_weights_load_as_float32(tmp_path: Path) -> None:
+    halves = {name: t.bfloat16() for name, t in random_autoencoder().state_dict().items()}
+    save_file(halves, tmp_path / "ae.safetensors")
+    loaded = load_autoencoder(tmp_path / "ae.safetensors", width=WIDTH)
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoder__conv_in__bias": None}, "tensor decoder.conv_in.bias is missing"),
+        (
+            {"decoder__conv_in__bias": torch.zeros(7)},
+            r"decoder.conv_in.bias has shape \[7\], expected \[128\]",
+        ),
+        ({"quant_conv__weight": torch.zeros(2)}, "tensor 'quant_conv.weight' is unknown"),
+    ],
+    ids=["missing", "shape", "unknown"],
+)
+def test_the_first_wrong_tensor_is_named(
+    tmp_path: Path, changes: dict[str, Tensor | None], message: str
+) -> None:
+    path = saved(tmp_path / "ae.safetensors", **changes)
+    with pytest.raises(DataError, match=rf"ae\.safetensors: .*{message}"):
+        load_autoencoder(path, width=WIDTH)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"ae\.safetensors: missing"):
+        load_autoencoder(tmp_path / "ae.safetensors")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04K\x01.", b"\xff" * 64])
+def test_anything_but_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "ae.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"ae\.safetensors: not a whole safetensors file"):
+        load_autoencoder(path)
+
+
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "ae.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"ae\.safetensors: not a whole safetensors file"):
+        load_autoencoder(path, width=WIDTH)

@@ -1,0 +1,263 @@
+"""FLUX's autoencoder: images to the mean and log variance of their latents, and latents to images.
+
+Layers and names are those of BFL's ``ae.safetensors``: four levels, each half as large as the one before.
+Axes: b batch, H W image, h w latent (an eighth of the image), ch latent channels, c channels, y x pixels.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the name everybody gives it)
+
+from fluxtrain.errors import DataError
+
+WIDTH = 128
+"""Channels at full resolution in the published weights."""
+LATENT_CHANNELS = 16
+_MULTIPLES = (1, 2, 4, 4)  # channels of each level over the width
+_BLOCKS = 2  # residual blocks per level; the decoder has one more
+
+Images = Float[Tensor, "b 3 H W"]
+Latents = Float[Tensor, "b ch h w"]
+Features = Float[Tensor, "b c y x"]
+
+
+def norm(channels: int) -> nn.GroupNorm:
+    """Return a norm over 32 groups of channels."""
+    return nn.GroupNorm(32, channels, eps=1e-6)
+
+
+def conv(inputs: int, outputs: int) -> nn.Conv2d:
+    """Return a 3 x 3 convolution that keeps the size."""
+    return nn.Conv2d(inputs, outputs, 3, padding=1)
+
+
+class ResidualBlock(nn.Module):
+    """Norm, swish and convolution, twice, added to what came in."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        """Map ``inputs`` channels to ``outputs``, with a 1 x 1 shortcut where they differ."""
+        super().__init__()
+        self.norm1, self.conv1 = norm(inputs), conv(inputs, outputs)
+        self.norm2, self.conv2 = norm(outputs), conv(outputs, outputs)
+        self.nin_shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else None
+
+    def forward(self, x: Features) -> Features:
+        """Return the features at the same size."""
+        hidden = self.conv1(F.silu(self.norm1(x)))
+        hidden = self.conv2(F.silu(self.norm2(hidden)))
+        shortcut = x if self.nin_shortcut is None else self.nin_shortcut(x)
+        features: Tensor = shortcut + hidden
+        return features
+
+
+class AttentionBlock(nn.Module):
+    """Attention of every pixel to every other, with one head."""
+
+    def __init__(self, channels: int) -> None:
+        """Attend with ``channels`` channels."""
+        super().__init__()
+        self.norm = norm(channels)
+        self.q, self.k, self.v = (nn.Conv2d(channels, channels, 1) for _ in range(3))
+        self.proj_out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Features) -> Features:
+        """Return ``x`` and what it attended to."""
+        normed = self.norm(x)
+        qkv = (rearrange(f(normed), "b c y x -> b 1 (y x) c") for f in (self.q, self.k, self.v))
+        attended = F.scaled_dot_product_attention(*qkv)
+        image = rearrange(attended, "b 1 (y x) c -> b c y x", y=x.shape[2])
+        features: Tensor = x + self.proj_out(image)
+        return features
+
+
+class Middle(nn.Module):
+    """The turning point of encoder and decoder, at latent size."""
+
+    def __init__(self, channels: int) -> None:
+        """Make two residual blocks around attention."""
+        super().__init__()
+        self.block_1 = ResidualBlock(channels, channels)
+        self.attn_1 = AttentionBlock(channels)
+        self.block_2 = ResidualBlock(channels, channels)
+
+    def forward(self, x: Features) -> Features:
+        """Return the features at the same size."""
+        features: Tensor = self.block_2(self.attn_1(self.block_1(x)))
+        return features
+
+
+class Downsample(nn.Module):
+    """Half the size, by a strided convolution."""
+
+    def __init__(self, channels: int) -> None:
+        """Keep ``channels`` channels."""
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+
+    def forward(self, x: Features) -> Features:
+        """Return ``x`` at half its size; the border is padded right and below only."""
+        features: Tensor = self.conv(F.pad(x, (0, 1, 0, 1)))
+        return features
+
+
+class Upsample(nn.Module):
+    """Twice the size, by repeated pixels and a convolution."""
+
+    def __init__(self, channels: int) -> None:
+        """Keep ``channels`` channels."""
+        super().__init__()
+        self.conv = conv(channels, channels)
+
+    def forward(self, x: Features) -> Features:
+        """Return ``x`` at twice its size."""
+        features: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return features
+
+
+class Level(nn.Module):
+    """Residual blocks at one size; the subclass says how the next level is reached."""
+
+    def __init__(self, inputs: int, outputs: int, blocks: int) -> None:
+        """Make ``blocks`` blocks, the first of which changes the channels."""
+        super().__init__()
+        widths = [inputs] + [outputs] * blocks
+        self.block = nn.ModuleList(map(ResidualBlock, widths[:-1], widths[1:]))
+
+    def forward(self, x: Features) -> Features:
+        """Return the features at the same size."""
+        for block in self.block:
+            x = block(x)
+        return x
+
+
+class DownLevel(Level):
+    """A level of the encoder."""
+
+    def __init__(self, inputs: int, outputs: int, last: bool) -> None:
+        """Halve the size afterwards, unless this is the ``last`` level."""
+        super().__init__(inputs, outputs, _BLOCKS)
+        self.downsample = None if last else Downsample(outputs)
+
+    def forward(self, x: Features) -> Features:
+        """Return the features that the next level takes."""
+        x = super().forward(x)
+        return x if self.downsample is None else self.downsample(x)
+
+
+class UpLevel(Level):
+    """A level of the decoder."""
+
+    def __init__(self, inputs: int, outputs: int, last: bool) -> None:
+        """Double the size afterwards, unless this is the ``last`` level."""
+        super().__init__(inputs, outputs, _BLOCKS + 1)
+        self.upsample = None if last else Upsample(outputs)
+
+    def forward(self, x: Features) -> Features:
+        """Return the features that the next level takes."""
+        x = super().forward(x)
+        return x if self.upsample is None else self.upsample(x)
+
+
+class Encoder(nn.Module):
+    """Images to the moments of their latents, level 0 (full size) first."""
+
+    def __init__(self, width: int, latent_channels: int) -> None:
+        """Make the layers for ``width`` channels at full size."""
+        super().__init__()
+        widths = [width * multiple for multiple in _MULTIPLES]
+        lasts = [False, False, False, True]
+        self.conv_in = conv(3, width)
+        self.down = nn.ModuleList(map(DownLevel, [width, *widths], widths, lasts))
+        self.mid = Middle(widths[-1])
+        self.norm_out = norm(widths[-1])
+        self.conv_out = conv(widths[-1], 2 * latent_channels)
+
+    def forward(self, images: Images) -> Float[Tensor, "b 2*ch h w"]:
+        """Return mean and log variance, one after the other along the channels."""
+        x = self.conv_in(images)
+        for level in self.down:
+            x = level(x)
+        moments: Tensor = self.conv_out(F.silu(self.norm_out(self.mid(x))))
+        return moments
+
+
+class Decoder(nn.Module):
+    """Latents to images; levels are numbered as in the encoder, so the last comes first."""
+
+    def __init__(self, width: int, latent_channels: int) -> None:
+        """Make the layers for ``width`` channels at full size."""
+        super().__init__()
+        widths = [width * multiple for multiple in _MULTIPLES]
+        lasts = [True, False, False, False]
+        self.conv_in = conv(latent_channels, widths[-1])
+        self.mid = Middle(widths[-1])
+        self.up = nn.ModuleList(map(UpLevel, [*widths[1:], widths[-1]], widths, lasts))
+        self.norm_out = norm(width)
+        self.conv_out = conv(width, 3)
+
+    def forward(self, latents: Latents) -> Images:
+        """Return the images."""
+        x = self.mid(self.conv_in(latents))
+        for level in reversed(self.up):
+            x = level(x)
+        images: Tensor = self.conv_out(F.silu(self.norm_out(x)))
+        return images
+
+
+class Autoencoder(nn.Module):
+    """Both halves. Latents are raw here: shift and scale are the config's, applied by the caller."""
+
+    def __init__(self, width: int = WIDTH, latent_channels: int = LATENT_CHANNELS) -> None:
+        """Make the published layers, or narrower ones; ``width`` is a multiple of 32."""
+        super().__init__()
+        self.encoder = Encoder(width, latent_channels)
+        self.decoder = Decoder(width, latent_channels)
+
+    def encode(self, images: Images) -> tuple[Latents, Latents]:
+        """Return mean and log variance of the latents of ``images`` in [-1, 1], sides multiples of 8."""
+        mean, logvar = self.encoder(images).chunk(2, dim=1)
+        return mean, logvar
+
+    def decode(self, latents: Latents) -> Images:
+        """Return the images of ``latents``; values may lie a little outside of [-1, 1]."""
+        images: Tensor = self.decoder(latents)
+        return images
+
+
+def load_autoencoder(path: Path, width: int = WIDTH) -> Autoencoder:
+    """Return the frozen autoencoder of a safetensors file in BFL's names, in float32.
+
+    Raises DataError, naming the file and its first wrong tensor, where it is missing or another model's.
+    """
+    with torch.device("meta"):
+        autoencoder = Autoencoder(width)
+    expected = {name: list(tensor.shape) for name, tensor in autoencoder.state_dict().items()}
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            _require_equal(path, found, expected)
+            state = {name: file.get_tensor(name).float() for name in expected}
+    except FileNotFoundError:
+        raise DataError(f"{path}: missing; it should hold FLUX's autoencoder") from None
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: not a whole safetensors file ({error})") from None
+    autoencoder.load_state_dict(state, assign=True)
+    return autoencoder.eval().requires_grad_(False)
+
+
+def _require_equal(path: Path, found: dict[str, list[int]], expected: dict[str, list[int]]) -> None:
+    """Refuse a file whose header does not list exactly the ``expected`` names and shapes."""
+    for name, shape in expected.items():
+        if name not in found:
+            raise DataError(f"{path}: not FLUX's autoencoder; tensor {name} is missing")
+        if found[name] != shape:
+            raise DataError(f"{path}: tensor {name} has shape {found[name]}, expected {shape}")
+    if extra := sorted(found.keys() - expected.keys()):
+        raise DataError(f"{path}: not FLUX's autoencoder; tensor {extra[0]!r:.80} is unknown")
