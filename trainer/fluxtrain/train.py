@@ -19,9 +19,9 @@ from torch import Tensor
 
 from fluxtrain import checkpoint, optim
 from fluxtrain.checkpoint import Checkpoints, RunState
+from fluxtrain.contract.check import validate
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, ENV_CONFIG, Places
-from fluxtrain.contract.check import validate
 from fluxtrain.data.batch import Batch
 from fluxtrain.data.loader import evaluation_batches, training_batches
 from fluxtrain.distributed import StopRequest, World, die_with_parent, joined

@@ -14,7 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     from fluxtrain.cli import check, plan, prepare, run
 
     parser = argparse.ArgumentParser(
-        prog="fluxtrain", description="Train FLUX.1 from one FluxTraining file."
+        prog="fluxtrain", allow_abbrev=False, description="Train FLUX.1 from one FluxTraining file."
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

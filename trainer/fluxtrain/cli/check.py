@@ -10,7 +10,9 @@ from fluxtrain.errors import EXIT_ERROR, EXIT_OK, ConfigError
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser("mlperf", help="check an MLPerf log", description=__doc__)
+    parser = commands.add_parser(
+        "mlperf", allow_abbrev=False, help="check an MLPerf log", description=__doc__
+    )
     below = parser.add_subparsers(dest="mlperf_command", required=True, metavar="COMMAND")
     check = below.add_parser("check", help="run MLCommons' compliance checker on a log")
     check.add_argument("log", type=Path, metavar="LOG")

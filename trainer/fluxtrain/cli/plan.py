@@ -11,7 +11,9 @@ from fluxtrain.errors import EXIT_OK
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser("plan", help="memory, FLOPs, time and disk", description=__doc__)
+    parser = commands.add_parser(
+        "plan", allow_abbrev=False, help="memory, FLOPs, time and disk", description=__doc__
+    )
     add_file(parser)
     parser.add_argument("--gpu", help="GPU model, such as MI300X (default: MI300X)")
     parser.add_argument("--mfu", type=float, help="fraction of the dense peak to assume")

@@ -10,7 +10,9 @@ from fluxtrain.errors import EXIT_OK, ConfigError
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser("prepare", help="make a data set", description=__doc__)
+    parser = commands.add_parser(
+        "prepare", allow_abbrev=False, help="make a data set", description=__doc__
+    )
     parser.add_argument("what", choices=["openmoji"], help="the data set")
     parser.add_argument("--force", action="store_true", help="make it anew even where it is whole")
     add_places(parser)

@@ -13,7 +13,9 @@ from fluxtrain.errors import EXIT_OK, ConfigError
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser("run", help="train from a FluxTraining file", description=__doc__)
+    parser = commands.add_parser(
+        "run", allow_abbrev=False, help="train from a FluxTraining file", description=__doc__
+    )
     add_file(parser)
     add_places(parser)
     parser.add_argument("--output", type=Path, help="folder of the run (default: runs/NAME)")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fluxtrain.contract.describe import Schema, allowed, leaf_schema, section_of
+from fluxtrain.contract.describe import Schema, allowed, leaf_schema, section_of, value_schema
 from fluxtrain.contract.section import BrokenRulesError, Section
 from fluxtrain.errors import UNSTATED, ConfigError, JoinedConfigError
 
@@ -92,6 +92,7 @@ def _place(model: type[Section], location: Iterable[int | str], at: str) -> tupl
             place = item if item is not None else items
         elif place.get("type") == "object" and part != "[key]":
             path = f"{path}.{part}"
+            place = value_schema(place) or place
     return place, path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
@@ -90,11 +91,16 @@ def allowed(schema: Schema) -> str:
     return f"{_WHOLE.get(kind, kind)}{_range(schema)}"
 
 
+def value_schema(schema: Schema) -> Schema | None:
+    """Return the schema of the values of a mapping, None where they may be anything."""
+    patterns = iter(schema.get("patternProperties", {}).values())
+    values = schema.get("additionalProperties") or next(patterns, None)
+    return values if isinstance(values, dict) else None
+
+
 def _mapping(schema: Schema) -> str:
-    values = schema.get("additionalProperties") or next(
-        iter(schema.get("patternProperties", {}).values()), None
-    )
-    if not isinstance(values, dict):
+    values = value_schema(schema)
+    if values is None:
         return "a mapping"
     return f"a mapping{_between(schema, 'Properties', ' entries')}, each {allowed(values)}"
 
@@ -120,4 +126,4 @@ def _range(schema: Schema) -> str:
 
 
 def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}".replace("e+", "e")
+    return str(value) if isinstance(value, int) else re.sub(r"e\+?(-?)0*", r"e\1", f"{value:g}")

@@ -59,8 +59,8 @@ PRESET_VALUES: dict[str, Values] = {
             "validation": "openmoji/validation",
             "empty_encodings": "openmoji/empty.safetensors",
             "image_size": 64,
-            "latent_size": 16,
-            "text_length": 16,
+            "latent_size": 8,
+            "text_length": 12,
             "num_workers": 0,
         },
         "encoders": {

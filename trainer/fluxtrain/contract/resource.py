@@ -9,58 +9,22 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
-from pydantic.alias_generators import to_camel
 
-from fluxtrain.contract.section import FIXED, Rule, Section
+from fluxtrain.contract.part import (
+    LabelKey,
+    LabelValue,
+    Name,
+    Part,
+    Quantity,
+    ResourceName,
+    Seconds,
+    Text,
+)
+from fluxtrain.contract.section import FIXED, Rule
+from fluxtrain.contract.status import Status
 
 GROUP, VERSION, KIND = "fluxtrain.dev", "v1alpha1", "FluxTraining"
 PLURAL, SINGULAR, SHORT_NAME = "fluxtrainings", "fluxtraining", "ft"
-
-Name = Annotated[
-    str,
-    Field(
-        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
-        min_length=1,
-        max_length=63,
-        title="a name of 1 to 63 lower-case letters, digits and '-', with no '-' at its ends",
-    ),
-]
-Text = Annotated[str, Field(min_length=1, max_length=1024)]
-Quantity = Annotated[
-    str,
-    Field(
-        pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$",
-        max_length=32,
-        title="a quantity such as 500Mi or 2Ti",
-    ),
-]
-ResourceName = Annotated[
-    str,
-    Field(
-        pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$",
-        min_length=3,
-        max_length=128,
-        title="an extended resource such as amd.com/gpu",
-    ),
-]
-LabelValue = Annotated[
-    str,
-    Field(
-        pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$",
-        max_length=63,
-        title="a label's value: at most 63 letters, digits, '-', '_' and '.'",
-    ),
-]
-LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
-Seconds = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Number = Annotated[float, Field()]
-
-
-class Part(Section):
-    """A group of fields that are written in camelCase."""
-
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=False)
 
 
 class Metadata(Part):
@@ -282,105 +246,6 @@ class Spec(Part):
     """Who reconciles this job; another value makes our operator leave it alone."""
     pod_template: dict[str, Any] = {}
     """Strategic overrides of the pods, applied last, for what the fields above do not name."""
-
-
-class Condition(Part):
-    """One observation, in Kubernetes' form."""
-
-    type: Literal["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
-    """What it is about."""
-    status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
-    reason: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=256)]
-    """Why, for machines."""
-    message: Annotated[str, Field(max_length=32_768)] = ""
-    """Why, for people."""
-    last_transition_time: Annotated[str, Field(max_length=64)]
-    """When the status last changed."""
-    observed_generation: Count | None = None
-    """Generation of the spec that it speaks of."""
-
-
-class NodesStatus(Part):
-    """Nodes that are there and that should be."""
-
-    ready: Count = 0
-    """Training."""
-    desired: Count = 0
-    """Wanted now."""
-
-
-class Restarts(Part):
-    """Restarts so far, by the rung of the ladder."""
-
-    process: Count = 0
-    """Processes inside living pods."""
-    pod: Count = 0
-    """Pods replaced."""
-    gang: Count = 0
-    """Whole job from the last durable checkpoint."""
-
-
-class ProgressStatus(Part):
-    """The trainer's own words, from /progress of rank 0."""
-
-    step: Count = 0
-    """Optimizer steps done."""
-    samples: Annotated[int, Field(ge=0, le=2**53)] = 0
-    """Training samples used."""
-    train_loss: Number | None = None
-    """Loss of the last logged step."""
-    eval_loss: Number | None = None
-    """Loss of the last evaluation."""
-    samples_per_second: Number | None = None
-    """Throughput of the whole job."""
-    mfu: Number | None = None
-    """Model FLOPs over the GPUs' dense peak."""
-    remaining_seconds: Number | None = None
-    """Estimated time to the last step."""
-    last_step_time: Annotated[str, Field(max_length=64)] | None = None
-    """When the last step ended."""
-
-
-class CheckpointStatus(Part):
-    """The newest complete checkpoint."""
-
-    step: Count
-    """Its step."""
-    time: Annotated[str, Field(max_length=64)] | None = None
-    """When it was complete."""
-
-
-class Status(Part):
-    """What is; written by the operator alone."""
-
-    phase: (
-        Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed"]
-        | None
-    ) = None
-    """One word for people; machines read the conditions."""
-    conditions: Annotated[list[Condition], Field(max_length=16)] = []
-    """Observations, by type."""
-    observed_generation: Count | None = None
-    """Generation of the spec that this status answers."""
-    nodes: NodesStatus | None = None
-    """Nodes that are there."""
-    selector: Annotated[str, Field(max_length=1024)] | None = None
-    """Label selector of the training pods, for the scale subresource."""
-    attempt: Count = 0
-    """Lives of the pods, counted from 1."""
-    restarts: Restarts | None = None
-    """Restarts so far."""
-    progress: ProgressStatus | None = None
-    """How far the training is."""
-    checkpoint: CheckpointStatus | None = None
-    """What a restart would go on from."""
-    goodput: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Time in steps that counted, over the time since the start."""
-    exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
-    """Exit code that ended the job."""
-    last_error: Annotated[str, Field(max_length=4096)] | None = None
-    """Last error line of the trainer."""
 
 
 class FluxTraining(Part):

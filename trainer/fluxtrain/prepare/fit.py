@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from einops import rearrange
@@ -68,7 +69,7 @@ def to_images(pixels: Pixels) -> Images:
 @torch.no_grad()
 def start_from_principal_components(autoencoder: PatchAutoencoder, pixels: Pixels) -> None:
     """Set the linear half to the patches' principal components, and let the other half be silent."""
-    into, out = autoencoder.analysis[1], autoencoder.synthesis[0]
+    into, out = cast(nn.Conv2d, autoencoder.analysis[1]), cast(nn.Conv2d, autoencoder.synthesis[0])
     patches = nn.functional.pixel_unshuffle(to_images(pixels), PATCH)
     patches = rearrange(patches, "n f h w -> (n h w) f")
     mean = patches.mean(0)
@@ -79,17 +80,17 @@ def start_from_principal_components(autoencoder: PatchAutoencoder, pixels: Pixel
     scale = variances.clamp_min(1e-6) ** -0.25
     scale /= (variances * scale.square()).mean().sqrt()
     into.weight.copy_(rearrange(axes * scale, "f ch -> ch f 1 1"))
-    into.bias.copy_(-(mean @ axes) * scale)
+    cast(Tensor, into.bias).copy_(-(mean @ axes) * scale)
     out.weight.copy_(rearrange(axes / scale, "f ch -> f ch 1 1"))
-    out.bias.copy_(mean)
-    silent(autoencoder.encoder[-1])
-    silent(autoencoder.decoder[-2])
+    cast(Tensor, out.bias).copy_(mean)
+    silent(cast(nn.Conv2d, autoencoder.encoder[-1]))
+    silent(cast(nn.Conv2d, autoencoder.decoder[-2]))
 
 
 @torch.no_grad()
 def standardise(autoencoder: PatchAutoencoder, pixels: Pixels) -> None:
     """Let :meth:`PatchAutoencoder.encode` give mean 0 per channel and variance 1 over all of ``pixels``."""
-    chunks = to_images(pixels).split(256)
+    chunks = torch.split(to_images(pixels), 256)
     latents = torch.cat([autoencoder.encode(chunk)[0] for chunk in chunks])
     autoencoder.latent_mean.copy_(latents.mean((0, 2, 3), keepdim=True))
     autoencoder.latent_std.fill_((latents - autoencoder.latent_mean).std().item())

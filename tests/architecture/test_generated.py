@@ -1,0 +1,61 @@
+"""Generated files are up to date, text files are plain, and no file grows beyond what one can read."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fluxtrain_operator.generate import generated
+
+ROOT = Path(__file__).parents[2]
+MAX_LINES = 400
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Return the files of the project that git knows or would add."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    found = listed.splitlines() or [
+        str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.rglob(pattern)
+    ]
+    return [ROOT / name for name in found if (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("name", ["manifests/crd.yaml", "docs/crd.md", "docs/config.md"])
+def test_a_generated_file_is_up_to_date(name: str) -> None:
+    assert (ROOT / name).read_text() == generated()[name], "run make generate"
+
+
+def test_no_module_is_longer_than_a_person_reads() -> None:
+    sizes = {path: len(path.read_text().splitlines()) for path in tracked("*.py")}
+    assert {path: size for path, size in sizes.items() if size > MAX_LINES and "tests" not in path.parts} == {}
+
+
+def test_every_module_says_what_it_is() -> None:
+    for path in tracked("*.py"):
+        assert path.read_text().startswith('"""'), path
+
+
+def test_every_link_in_the_documents_leads_somewhere() -> None:
+    for page in tracked("*.md"):
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_every_dependency_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"]]
+    for extra in project["optional-dependencies"].values():
+        wanted += extra
+    pinned = {
+        line.split("==")[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    names = {re.split(r"[<>=\[]", name)[0].lower().replace("_", "-") for name in wanted}
+    assert names <= pinned

@@ -1,0 +1,255 @@
+"""Files and flags that are wrong: one line with the field's path, what was given and what is allowed."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fluxtrain.cli import main
+from fluxtrain.errors import EXIT_USAGE
+
+GOOD: dict[str, Any] = {
+    "apiVersion": "fluxtrain.dev/v1alpha1",
+    "kind": "FluxTraining",
+    "metadata": {"name": "job"},
+    "spec": {"run": {"preset": "micro"}},
+}
+MISSING = object()
+
+# (path of the change, value, the line on stderr that names it)
+BAD_FIELDS: list[tuple[str, Any, str]] = [
+    ("apiVersion", "v1", "apiVersion: got 'v1'; must be fluxtrain.dev/v1alpha1"),
+    ("kind", "Pod", "kind: got 'Pod'; must be FluxTraining"),
+    ("kind", MISSING, "kind: must be given: FluxTraining"),
+    ("metadata", MISSING, "metadata: must be given: a mapping with some of name"),
+    ("metadata.name", "Job_1", "metadata.name: got 'Job_1'; must be a name of 1 to 63"),
+    ("metadata.name", "j" * 64, "must be a name of 1 to 63"),
+    ("spec", MISSING, "spec: must be given"),
+    ("spec.run", MISSING, "spec.run: must be given"),
+    ("spec.run", [], "spec.run: got []; must be a mapping"),
+    ("spec.gpuPerNode", 8, "spec.gpuPerNode: no such field; did you mean gpusPerNode?"),
+    ("spec.gpusPerNode", -1, "spec.gpusPerNode: got -1; must be a whole number from 0 to 64"),
+    ("spec.gpusPerNode", "8", "spec.gpusPerNode: got '8'; must be a whole number"),
+    ("spec.gpuResource", "gpu", "spec.gpuResource: got 'gpu'; must be an extended resource such as"),
+    ("spec.nodes.min", 0, "spec.nodes.min: got 0; must be a whole number from 1 to 4096"),
+    ("spec.nodes", {"min": 4, "max": 2}, "spec.nodes.min: got 4; must be at most max; max is 2"),
+    ("spec.nodes.count", 3, "spec.nodes.count: no such field"),
+    ("spec.storage.data", {}, "spec.storage.data: exactly one of persistentVolumeClaim, hostPath"),
+    (
+        "spec.storage.output",
+        {"hostPath": {"path": "/a"}, "emptyDir": {}},
+        "spec.storage.output: exactly one of persistentVolumeClaim, hostPath, emptyDir must be set",
+    ),
+    (
+        "spec.storage.data.hostPath",
+        {"path": "relative"},
+        "spec.storage.data.hostPath.path: got 'relative'; must be an absolute path",
+    ),
+    (
+        "spec.storage.data.emptyDir.sizeLimit",
+        "10 GB",
+        "spec.storage.data.emptyDir.sizeLimit: got '10 GB'; must be a quantity such as 500Mi",
+    ),
+    (
+        "spec.storage.data.persistentVolumeClaim",
+        {},
+        "spec.storage.data.persistentVolumeClaim.claimName: must be given",
+    ),
+    ("spec.restart.maxRestarts", 1.5, "spec.restart.maxRestarts: got 1.5; must be a whole number"),
+    ("spec.restart.onExitCodes", [0], "spec.restart.onExitCodes[0]: got 0; must be a whole number"),
+    ("spec.restart.noProgressSeconds", 1, "got 1; must be a whole number from 30 to 86400 or null"),
+    ("spec.lifecycle.cleanPods", "Some", "got 'Some'; must be one of None, Running, All"),
+    ("spec.lifecycle.startAfter", ["A B"], "spec.lifecycle.startAfter[0]: got 'A B'; must be a name"),
+    ("spec.lifecycle.suspend", "yes", "spec.lifecycle.suspend: got 'yes'; must be true or false"),
+    ("spec.scheduling.gang", "slurm", "got 'slurm'; must be one of none, coscheduling, volcano"),
+    (
+        "spec.scheduling.tolerations",
+        [{"operator": "Maybe"}],
+        "spec.scheduling.tolerations[0].operator: got 'Maybe'; must be one of Exists, Equal",
+    ),
+    (
+        "spec.scheduling.nodeSelector",
+        {"zone": "a b"},
+        "spec.scheduling.nodeSelector.zone: got 'a b'; must be text of at most 63",
+    ),
+    (
+        "spec.network.env",
+        [{"name": "PET_NNODES", "value": "3"}],
+        "spec.network.env[0].name: got 'PET_NNODES'; must not begin with PET_ or FLUXTRAIN_",
+    ),
+    (
+        "spec.network.env",
+        [{"name": "A-B", "value": "3"}],
+        "spec.network.env[0].name: got 'A-B'; must be a variable's name",
+    ),
+    (
+        "spec.network.env",
+        [{"name": "A", "value": 3}],
+        "spec.network.env[0].value: got 3; must be text",
+    ),
+    ("spec.network.mode", "bridge", "spec.network.mode: got 'bridge'; must be one of pod, host"),
+    ("spec.image", "", "spec.image: got ''; must be text of 1 to 1024 characters"),
+    ("spec.run.preset", MISSING, "spec.run.preset: must be given: one of mlperf-schnell,"),
+    ("spec.run.preset", "mlperf-schnel", "spec.run.preset: got 'mlperf-schnel'; must be one of"),
+    ("spec.run.preset", ["micro"], "spec.run.preset: got ['micro']; must be one of"),
+    ("spec.run.preset", "dev-lora", "spec.run.preset: got 'dev-lora'; not yet"),
+    ("spec.run.preset", "mlperf-schnell-raw", "got 'mlperf-schnell-raw'; not yet"),
+    ("spec.run.task", "infer", "spec.run.task: got 'infer'; must be one of train, preprocess"),
+    ("spec.run.task", "preprocess", "spec.run.task: got 'preprocess'; not yet"),
+    ("spec.run.adapter", {"rank": 8}, "spec.run.adapter: got {'rank': 8}; not yet"),
+    ("spec.run.data.source", "images", "spec.run.data.source: got 'images'; not yet"),
+    ("spec.run.seed", -1, "spec.run.seed: got -1; must be a whole number from 0 to"),
+    ("spec.run.seed", 2**60, "must be a whole number from 0 to 9007199254740991"),
+    ("spec.run.optim.learning_rate", "fast", "got 'fast'; must be a number above 0 and at most 10"),
+    ("spec.run.optim.learning_rate", 0, "spec.run.optim.learning_rate: got 0; must be a number above"),
+    ("spec.run.optim.learning_rate", float("nan"), "spec.run.optim.learning_rate: got nan"),
+    ("spec.run.optim.learning_rate", float("inf"), "spec.run.optim.learning_rate: got inf"),
+    ("spec.run.optim.learningRate", 1e-4, "optim.learningRate: no such field; did you mean learning_rate?"),
+    ("spec.run.optim.lr", 1e-4, "spec.run.optim.lr: no such field; did you mean learning_rate?"),
+    ("spec.run.optim.beta2", 1.0, "got 1.0; must be a number at least 0 and below 1"),
+    ("spec.run.optim", None, "spec.run.optim: got None; must be a mapping with some of learning_rate"),
+    ("spec.run.schedule.steps", -5, "spec.run.schedule.steps: got -5; must be a whole number"),
+    ("spec.run.schedule.steps", "10k", "spec.run.schedule.steps: got '10k'; must be a whole number"),
+    ("spec.run.schedule.steps", True, "spec.run.schedule.steps: got True; must be a whole number"),
+    ("spec.run.schedule.gbs", 5, "schedule.gbs: no such field; did you mean global_batch_size?"),
+    ("spec.run.schedule.decay", "linear", "got 'linear'; must be one of constant, cosine"),
+    (
+        "spec.run.schedule.min_learning_rate",
+        1.0,
+        "spec.run.schedule.min_learning_rate: got 1.0; must be at most optim.learning_rate",
+    ),
+    ("spec.run.model.num_heads", 5, "spec.run.model.hidden_size: got 32; must be a multiple of num_heads"),
+    ("spec.run.model.axes_dim", [4, 6, 8], "spec.run.model.axes_dim: got (4, 6, 8); must add up"),
+    ("spec.run.model.axes_dim", [4, 12], "spec.run.model.axes_dim[2]: must be given"),
+    ("spec.run.model.axes_dim", [5, 5, 6], "axes_dim[0]: got 5; must be a whole number"),
+    ("spec.run.model.in_channels", 6, "got 6; must be a whole number from 4 to 4096, a multiple of 4"),
+    ("spec.run.data.latent_size", 7, "got 7; must be a whole number from 2 to 4096, a multiple of 2"),
+    ("spec.run.data.train", "a\nb", r"spec.run.data.train: got 'a\nb'; must be a path"),
+    ("spec.run.data.num_workers", 1000, "got 1000; must be a whole number from 0 to 256"),
+    ("spec.run.data.max_bad_fraction", 2, "got 2; must be a number from 0 to 1"),
+    ("spec.run.flow.timestep_sampling", "cosine", "got 'cosine'; must be one of uniform, logit_normal"),
+    ("spec.run.flow.prompt_dropout", 1.1, "got 1.1; must be a number from 0 to 1"),
+    ("spec.run.precision.compute", "float16", "got 'float16'; must be one of bfloat16, float32"),
+    ("spec.run.evaluation.target_loss", 0, "got 0; must be a number above 0 and at most 1e6 or null"),
+    ("spec.run.checkpoint.keep", 0, "spec.run.checkpoint.keep: got 0; must be a whole number from 1"),
+    ("spec.run.sampling.prompts", ["a", 1], "spec.run.sampling.prompts[1]: got 1; must be text"),
+    ("spec.run.logging.metrics_port", 70000, "got 70000; must be a whole number from 0 to 65535"),
+    ("spec.run.logging.mlperf.division", "ajar", "got 'ajar'; must be one of closed, open"),
+]  # fmt: skip
+
+BAD_TEXTS: list[tuple[str, str, str]] = [
+    ("empty", "", "got None; must be one FluxTraining, a mapping with apiVersion and kind"),
+    ("a list", "- a", "got ['a']; must be one FluxTraining"),
+    ("a tab", "a:\n\t- b", "line 2, column 1: not YAML that can be read: found character a tab"),
+    ("an open bracket", "a: [1", "not YAML that can be read"),
+    ("two documents", "---\na: 1\n---\nb: 2", "more than one document; give each job a file of its own"),
+    ("a key twice", "a: 1\na: 2", "line 2, column 1: not YAML that can be read: the key 'a' stands twice"),
+    ("an alias", "a: &x [1]\nb: *x", "aliases are not read"),
+    ("a Python object", "a: !!python/object/apply:os.system [ls]", "not YAML that can be read"),
+    ("deeper than anyone writes", "[" * 5000, "not YAML that can be read"),
+    ("too large", "#" * (2 << 20), "got '2097152 bytes'; at most 1048576 are read"),
+]  # fmt: skip
+
+BAD_FLAGS: list[tuple[list[str], str]] = [
+    (["--optim.lr=1"], "--optim.lr: no such field; did you mean learning_rate?"),
+    (
+        ["--optimizer.learning_rate=1"],
+        "--optimizer.learning_rate: no such field; did you mean optim?",
+    ),
+    (["--seed.x=1"], "--seed.x: no such field"),
+    (["--seed"], "--seed: needs a value: --seed=VALUE"),
+    (["--seed", "--task=train"], "--seed: needs a value"),
+    (["stray"], "arguments: got 'stray'; fields are set as --section.field=value"),
+    (["--seed=[1"], "--seed line 1, column 3: not YAML that can be read"),
+    (["--seed=1.5"], "spec.run.seed: got 1.5; must be a whole number"),
+    (["--flow=3", "--flow.shift=1"], "--flow.shift: got 1; --flow was already set as a whole"),
+    (["--processes=0"], "--processes: got 0; must be between 1 and 1024"),
+]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def changed(path: str, value: Any) -> str:
+    """Return the good file as text with the field at ``path`` set to ``value`` or left out."""
+    job = copy.deepcopy(GOOD)
+    *above, last = path.split(".")
+    place = job
+    for part in above:
+        place = place.setdefault(part, {})
+    if value is MISSING:
+        del place[last]
+    else:
+        place[last] = value
+    return yaml.safe_dump(job)
+
+
+def refused(file: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what ``fluxtrain run`` says about ``file``; nothing may have been written."""
+    output = file.parent / "run"
+    code = main(["run", str(file), "--output", str(output), *flags])
+    said = capsys.readouterr().err
+    assert code == EXIT_USAGE, said
+    assert "Traceback" not in said
+    assert not output.exists()
+    return said
+
+
+@pytest.mark.parametrize(("path", "value", "line"), BAD_FIELDS)
+def test_a_bad_field_is_named_with_what_was_given_and_what_is_allowed(
+    path: str, value: Any, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(write(tmp_path / "job.yaml", changed(path, value)), [], capsys)
+    assert line in said
+    assert len(said.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [row[1:] for row in BAD_TEXTS], ids=[row[0] for row in BAD_TEXTS]
+)
+def test_a_file_that_is_no_job_is_named_with_the_line(
+    text: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(write(tmp_path / "job.yaml", text), [], capsys)
+    assert str(tmp_path / "job.yaml") in said
+    assert line in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("flags", "line"), BAD_FLAGS)
+def test_a_bad_flag_is_named(
+    flags: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "job.yaml", yaml.safe_dump(GOOD))
+    assert line in refused(file, flags, capsys)
+
+
+def test_a_missing_file_and_one_that_is_no_text_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "cannot be read (No such file" in refused(tmp_path / "job.yaml", [], capsys)
+    (tmp_path / "job.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8 text (byte 0)" in refused(tmp_path / "job.yaml", [], capsys)
+
+
+def test_several_mistakes_are_named_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = copy.deepcopy(GOOD)
+    job["spec"]["run"] |= {"seed": "x", "schedule": {"steps": 0}, "optim": {"lr": 3}}
+    said = refused(write(tmp_path / "job.yaml", yaml.safe_dump(job)), [], capsys)
+    assert [line.split(": got")[0] for line in said.splitlines()] == [
+        "fluxtrain: error: spec.run.seed",
+        "spec.run.optim.lr: no such field; did you mean learning_rate?",
+        "spec.run.schedule.steps",
+    ]
+
+
+def test_there_are_at_least_sixty_bad_inputs() -> None:
+    assert len(BAD_FIELDS) + len(BAD_TEXTS) + len(BAD_FLAGS) >= 60

@@ -1,0 +1,56 @@
+"""What the groups of fields outside ``spec.run`` share: camelCase names, and Kubernetes' kinds of text."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from fluxtrain.contract.section import Section
+
+Name = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        min_length=1,
+        max_length=63,
+        title="a name of 1 to 63 lower-case letters, digits and '-', with no '-' at its ends",
+    ),
+]
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+Quantity = Annotated[
+    str,
+    Field(
+        pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$",
+        max_length=32,
+        title="a quantity such as 500Mi or 2Ti",
+    ),
+]
+ResourceName = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$",
+        min_length=3,
+        max_length=128,
+        title="an extended resource such as amd.com/gpu",
+    ),
+]
+LabelValue = Annotated[
+    str,
+    Field(
+        pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$",
+        max_length=63,
+        title="a label's value: at most 63 letters, digits, '-', '_' and '.'",
+    ),
+]
+LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
+Seconds = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Number = Annotated[float, Field()]
+
+
+class Part(Section):
+    """A group of fields that are written in camelCase."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=False)
