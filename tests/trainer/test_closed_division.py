@@ -1,0 +1,78 @@
+"""A closed-division run under MLPerf's real cadence, accepted by MLCommons' compliance checker."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fluxtrain.cli import main
+
+MICRO = Path(__file__).parents[2] / "examples" / "micro.yaml"
+GLOBAL_BATCH_SIZE = 2048
+CADENCE = math.ceil(262_144 / GLOBAL_BATCH_SIZE) * GLOBAL_BATCH_SIZE
+CLOSED = {
+    "schedule": {"global_batch_size": GLOBAL_BATCH_SIZE, "steps": 600},
+    "parallel": {"micro_batch_size": GLOBAL_BATCH_SIZE},
+    "data": {"synthetic": {"train_samples": 1_099_776, "validation_samples": 29_696, "classes": 4}},
+    "evaluation": {"every_samples": 262_144, "target_loss": 0.586, "batch_size": GLOBAL_BATCH_SIZE},
+    "checkpoint": {"every_steps": 0},
+    "logging": {"every_steps": 16, "metrics_port": 0},
+}
+
+
+def flags(values: dict[str, dict[str, object]]) -> list[str]:
+    return [
+        f"--{section}.{name}={json.dumps(value)}"
+        for section, fields in values.items()
+        for name, value in fields.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished closed-division run of the micro model."""
+    folder = tmp_path_factory.mktemp("closed")
+    command = [sys.executable, "-m", "fluxtrain.cli", "run", str(MICRO), "--output", str(folder)]
+    done = subprocess.run(
+        [*command, *flags(CLOSED)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(":::MLLOG"), "stdout is the MLPerf log"
+    return folder
+
+
+@pytest.mark.parametrize("ruleset", ["5.1.0", "6.0.0", "6.1.0"])
+def test_mlcommons_accepts_a_closed_division_run(
+    output: Path, ruleset: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["mlperf", "check", str(output / "mlperf.log"), "--ruleset", ruleset])
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert "SUCCESS" in said
+
+
+def test_the_log_says_what_happened(output: Path) -> None:
+    lines = (output / "mlperf.log").read_text().splitlines()
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    by_key = {event["key"]: event for event in events}
+    evaluations = [
+        event["metadata"]["samples_count"] for event in events if event["key"] == "eval_accuracy"
+    ]
+    assert evaluations == [CADENCE * (n + 1) for n in range(len(evaluations))]
+    assert by_key["submission_division"]["value"] == "closed"
+    assert by_key["global_batch_size"]["value"] == GLOBAL_BATCH_SIZE
+    assert by_key["run_stop"]["metadata"]["status"] == "success"
+    assert by_key["eval_accuracy"]["value"] <= 0.586
+    records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    measured = [record["eval_loss"] for record in records if "eval_loss" in record]
+    assert measured[-1] == pytest.approx(by_key["eval_accuracy"]["value"])
