@@ -32,7 +32,9 @@ def test_a_generated_file_is_up_to_date(name: str) -> None:
 
 def test_no_module_is_longer_than_a_person_reads() -> None:
     sizes = {path: len(path.read_text().splitlines()) for path in tracked("*.py")}
-    assert {path: size for path, size in sizes.items() if size > MAX_LINES and "tests" not in path.parts} == {}
+    assert {
+        path: size for path, size in sizes.items() if size > MAX_LINES and "tests" not in path.parts
+    } == {}
 
 
 def test_every_module_says_what_it_is() -> None:

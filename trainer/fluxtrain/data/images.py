@@ -1,0 +1,56 @@
+"""An image file's bytes, decoded with suspicion into 8-bit RGB.
+
+Axes: H W image.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import UInt8
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+MAX_PIXELS = 1 << 26
+_FORMATS = ("PNG", "JPEG", "WEBP")
+_PILLOW_LIMIT = 89_478_485
+"""Pixels above which Pillow warns of a decompression bomb; a warning is no refusal, so we refuse."""
+
+
+def decode(content: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 H W"]:
+    """Return the image in ``content``, its transparent parts white; of an animation the first frame.
+
+    Raises ValueError, saying why, where it is corrupt, no PNG, JPEG or WebP, or above ``max_pixels``.
+    """
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            _check_size(image, min(max_pixels, _PILLOW_LIMIT))
+            pixels = torch.from_numpy(np.array(_on_white(image)))
+    except UnidentifiedImageError:
+        raise ValueError("its image is neither PNG nor JPEG nor WebP") from None
+    except Exception as error:  # a decoder of hostile bytes may raise anything, warnings too
+        raise ValueError(f"its image is unreadable ({_reason(error)})") from None
+    return rearrange(pixels, "h w c -> c h w").contiguous()
+
+
+def _check_size(image: Image.Image, max_pixels: int) -> None:
+    width, height = image.size  # from the header: nothing is decoded yet
+    if width * height > max_pixels:
+        raise ValueError(f"{width}x{height} pixels, at most {max_pixels} are decoded")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would clip to 8
+        return Image.fromarray((np.array(image) >> 8).astype(np.uint8)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)[:200]
+    return text if text and text.isprintable() else type(error).__name__

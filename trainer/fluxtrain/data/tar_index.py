@@ -1,0 +1,196 @@
+"""Where the samples of a tar lie: found once, then kept beside it in ``<tar>.index.json``.
+
+The sidecar says which size and time of change the tar had; it is rebuilt when they differ or when it
+is anything but well formed, and does without where the folder is read-only.
+Axes: n samples.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from fluxtrain.data.tar_members import (
+    MAX_MEMBER_BYTES,
+    MAX_MEMBERS,
+    Member,
+    name_fault,
+    open_regular,
+    read_members,
+    shown,
+)
+from fluxtrain.errors import DataError
+
+IMAGE_SUFFIXES = ("png", "jpg", "jpeg", "webp")
+MAX_CAPTION_BYTES = 1 << 16
+MAX_SKIPPED = 100
+"""Most texts kept of skipped members; the rest are counted."""
+_FORMAT = 1
+_MAX_JSON_BYTES = 1 << 26
+_MAX_TEXT = 500
+
+
+@dataclass
+class Skipped:
+    """What was passed over: the first texts and how many there are in all."""
+
+    texts: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, text: str) -> None:
+        """Count ``text``, and keep it while there are few."""
+        self.count += 1
+        if len(self.texts) < MAX_SKIPPED:
+            self.texts.append(text)
+
+
+@dataclass(frozen=True)
+class TarIndex:
+    """The samples of one tar: a row of ``spans`` is image offset and size, caption offset and size."""
+
+    keys: list[str]
+    spans: Int64[np.ndarray[Any, Any], "n 4"]
+    skipped: Skipped
+
+
+def open_index(path: Path, max_members: int = MAX_MEMBERS) -> TarIndex:
+    """Return the index of the tar ``path``; DataError, naming it, where it is not a whole tar."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    stamp = {"format": _FORMAT, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    sidecar = path.with_name(f"{path.name}.index.json")
+    try:
+        return _read_sidecar(sidecar, stamp)
+    except (OSError, ValueError, OverflowError, RecursionError):
+        index = build_index(path, max_members)
+        _write_sidecar(sidecar, stamp, index)
+        return index
+
+
+def build_index(path: Path, max_members: int = MAX_MEMBERS) -> TarIndex:
+    """Return the samples that have an image and a caption, in the order of their first members."""
+    found, skipped = dict[str, list[Member | None]](), Skipped()
+    for member in read_members(path, max_members):
+        fault = member.fault or _place(found, member)
+        if fault:
+            skipped.add(f"member {shown(member.name)}: {fault}")
+    keys, spans = list[str](), list[tuple[int, int, int, int]]()
+    for key, (image, caption) in found.items():
+        if image and caption:
+            keys.append(key)
+            spans.append((image.offset, image.size, caption.offset, caption.size))
+        else:
+            skipped.add(f"sample {shown(key)}: it has no {'caption' if image else 'image'}")
+    return TarIndex(keys, np.array(spans, dtype=np.int64).reshape(-1, 4), skipped)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return key and suffix of a member: as WebDataset does, at the first dot of the last part."""
+    folder, slash, last = name.rpartition("/")
+    stem, _, suffix = last.partition(".")
+    return f"{folder}{slash}{stem}" if stem else "", suffix.lower()
+
+
+def _place(found: dict[str, list[Member | None]], member: Member) -> str | None:
+    """Enter an image or a caption into ``found``; return why it is passed over, or None."""
+    key, suffix = split_name(member.name)
+    if not key or suffix not in (*IMAGE_SUFFIXES, "txt"):
+        return None  # other kinds of members are none of ours
+    if suffix == "txt" and member.size > MAX_CAPTION_BYTES:
+        return f"a caption of {member.size} bytes, at most {MAX_CAPTION_BYTES} are read"
+    place, slot = found.setdefault(key, [None, None]), int(suffix == "txt")
+    if place[slot] is not None:
+        return f"the key has {'a caption' if slot else 'an image'} already"
+    place[slot] = member
+    return None
+
+
+def _read_sidecar(path: Path, stamp: dict[str, int]) -> TarIndex:
+    """Return the index in ``path``; ValueError where it is another tar's or malformed."""
+    with open_regular(path) as file:
+        size = os.fstat(file).st_size
+        if size > _MAX_JSON_BYTES:
+            raise ValueError("too large")
+        content = json.loads(os.pread(file, size, 0))
+    if not isinstance(content, dict) or any(content.get(name) != stamp[name] for name in stamp):
+        raise ValueError("not of this tar")
+    keys, spans = content.get("keys"), _checked_spans(content.get("spans"), stamp["size"])
+    if not isinstance(keys, list) or len(keys) != len(spans) or any(map(_key_fault, keys)):
+        raise ValueError("its keys are malformed")
+    return TarIndex(keys, spans, _checked_skipped(content))
+
+
+def _key_fault(key: object) -> str | None:
+    return name_fault(key) if isinstance(key, str) else "not a text"
+
+
+def _checked_spans(stored: object, size: int) -> Int64[np.ndarray[Any, Any], "n 4"]:
+    if not isinstance(stored, list) or not all(map(_is_span, stored)):
+        raise ValueError("its spans are malformed")
+    spans = np.array(stored, dtype=np.int64).reshape(-1, 4)
+    offsets, sizes = spans[:, ::2], spans[:, 1::2]
+    # Both are bounded first, so that their sum cannot overflow.
+    inside = (offsets >= 0) & (offsets <= size) & (sizes >= 0) & (sizes <= MAX_MEMBER_BYTES)
+    if (
+        not inside.all()
+        or (offsets + sizes > size).any()
+        or (spans[:, 3] > MAX_CAPTION_BYTES).any()
+    ):
+        raise ValueError("its spans lie outside the tar")
+    return spans
+
+
+def _is_span(row: object) -> bool:
+    # Before numpy sees it: one long text among the rows would make an array of texts as long.
+    return isinstance(row, list) and len(row) == 4 and all(type(value) is int for value in row)
+
+
+def _checked_skipped(content: dict[str, Any]) -> Skipped:
+    texts, count = content.get("skipped"), content.get("num_skipped")
+    if not isinstance(texts, list) or type(count) is not int:
+        raise ValueError("its skipped members are malformed")
+    if not len(texts) == min(count, MAX_SKIPPED) or not all(map(_is_message, texts)):
+        raise ValueError("its skipped members are malformed")
+    return Skipped(texts, count)
+
+
+def _is_message(text: object) -> bool:
+    return isinstance(text, str) and len(text) <= _MAX_TEXT and text.isprintable()
+
+
+def _write_sidecar(path: Path, stamp: dict[str, int], index: TarIndex) -> None:
+    """Write ``index`` beside its tar where that can be done."""
+    content = {
+        **stamp,
+        "keys": index.keys,
+        "spans": index.spans.tolist(),
+        "skipped": index.skipped.texts,
+        "num_skipped": index.skipped.count,
+    }
+    text = json.dumps(content)
+    if len(text) > _MAX_JSON_BYTES:
+        return
+    # Several ranks may write at once, each its own file; O_EXCL follows no link that lies in wait.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w") as file:
+            file.write(text)
+        partial.replace(path)
+    except OSError:
+        _forget(partial)
+
+
+def _forget(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return  # a read-only folder: the index stays in memory

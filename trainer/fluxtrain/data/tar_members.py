@@ -1,0 +1,239 @@
+"""A tar's members, read with suspicion: its 512-byte headers are walked and nothing is unpacked.
+
+The standard library parses single headers only: its own walk trusts declared sizes and takes a
+damaged header for the archive's end. A shard is whole or refused; strange members are named.
+Formats: POSIX.1-1988 ustar, POSIX.1-2001 pax (``path`` and ``size`` are heeded), GNU long names.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fluxtrain.errors import DataError
+
+MAX_MEMBER_BYTES = 1 << 28
+MAX_MEMBERS = 10_000_000
+MAX_NAME_LENGTH = 1024
+_MAX_EXTENSION_BYTES = 1 << 20
+_BLOCK = 512
+_REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+_EXTENSIONS = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE)
+_LONG_NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_WITHOUT_DATA = {
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.SYMTYPE: "a symbolic link",
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+    tarfile.FIFOTYPE: "a named pipe",
+    tarfile.DIRTYPE: "a folder",
+}
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file inside a tar; ``offset`` counts from the tar's start; ``fault`` says why not to read it."""
+
+    name: str
+    offset: int
+    size: int
+    fault: str | None = None
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[int]:
+    """Yield a descriptor of ``path``; OSError where it is missing, ValueError where it is no file."""
+    # Without O_NONBLOCK a named pipe in the place of a shard would hold the run up for ever.
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise ValueError("not a regular file")
+        yield file
+    finally:
+        os.close(file)
+
+
+def read_members(path: Path, max_members: int = MAX_MEMBERS) -> Iterator[Member]:
+    """Yield the files in the tar ``path``, in its order; DataError where it is not a whole tar.
+
+    Folders are left out; links, devices, sparse and huge files and those of bad names carry a fault.
+    """
+    try:
+        with open_regular(path) as file:
+            yield from _Walk(file, os.fstat(file).st_size, max_members).members()
+    except FileNotFoundError:
+        raise DataError(f"{path}: missing") from None
+    except (OSError, ValueError, tarfile.HeaderError) as error:
+        raise DataError(f"{path}: not a whole tar ({error})") from None
+
+
+def name_fault(name: str) -> str | None:
+    """Return why ``name`` is not one for a member, or None; names are shown and never opened."""
+    if not 0 < len(name) <= MAX_NAME_LENGTH:
+        return f"its name has {len(name)} characters"
+    if not name.isprintable():
+        return "its name has control characters or is not UTF-8"
+    if name.startswith("/") or ".." in name.split("/"):
+        return "its name leads out of the tar"
+    return None
+
+
+@dataclass
+class _Extension:
+    """What extension headers say of the member that follows them."""
+
+    name: str | None = None
+    size: int | None = None
+    sparse: bool = False
+
+
+@dataclass
+class _Walk:
+    """A pass over the headers of the tar that is open as ``file``."""
+
+    file: int
+    end: int
+    max_members: int
+    position: int = 0
+    pending: _Extension = field(default_factory=_Extension)
+
+    def members(self) -> Iterator[Member]:
+        """Yield the members up to the end mark; ValueError or HeaderError where the tar is broken."""
+        self._refuse_compressed()
+        for _ in range(self.max_members):
+            block = self._take(_BLOCK, "it is cut off before its end mark")
+            if not any(block):
+                return
+            yield from self._after(self._header(block), block)
+            if self.position > self.end:  # only a member over the limit gets here
+                return
+        raise ValueError(f"more than {self.max_members} members")
+
+    def _after(self, header: tarfile.TarInfo, block: bytes) -> Iterator[Member]:
+        """Step over what belongs to ``header`` and yield its member, if it is one."""
+        if header.type in _EXTENSIONS or header.type in _LONG_NAMES:
+            self._extend(header)
+            return
+        pending, self.pending = self.pending, _Extension()
+        if header.type == tarfile.GNUTYPE_SPARSE:
+            pending.sparse = True
+            self._skip_sparse_map(block)
+        # "tar c ." writes ./path for path.
+        name = (header.name if pending.name is None else pending.name).removeprefix("./")
+        size = header.size if pending.size is None else pending.size
+        kind = tarfile.DIRTYPE if header.isdir() else header.type
+        # A link may give its target's size, and no data follow.
+        member = Member(name, self.position, 0 if kind in _WITHOUT_DATA else size)
+        fault = self._fault(member, kind, pending.sparse)
+        self.position += _padded(member.size)
+        if kind != tarfile.DIRTYPE:
+            yield Member(name, member.offset, member.size, fault)
+
+    def _fault(self, member: Member, kind: bytes, sparse: bool) -> str | None:
+        """Return what keeps ``member`` from being read; ValueError where the tar ends inside it."""
+        end = member.offset + _padded(member.size)
+        if member.size > MAX_MEMBER_BYTES:
+            lost = "; nothing after it can be found" if end > self.end else ""
+            return f"it claims {member.size} bytes, at most {MAX_MEMBER_BYTES} are read{lost}"
+        if end > self.end:
+            raise ValueError(
+                f"member {shown(member.name)} ends at byte {end} of {self.end}: cut off"
+            )
+        if sparse:
+            return "it is a sparse file"
+        if kind not in _REGULAR:
+            return f"it is {_WITHOUT_DATA.get(kind, 'of an unknown kind')}"
+        return name_fault(member.name)
+
+    def _header(self, block: bytes) -> tarfile.TarInfo:
+        try:
+            header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except (tarfile.HeaderError, ValueError) as error:
+            raise ValueError(f"its header at byte {self.position - _BLOCK}: {error}") from None
+        if header.size < 0:
+            raise ValueError(f"its header at byte {self.position - _BLOCK}: a negative size")
+        return header
+
+    def _extend(self, header: tarfile.TarInfo) -> None:
+        """Read an extension header; a global one cannot speak of single members and is left alone."""
+        if header.size > _MAX_EXTENSION_BYTES:
+            raise ValueError(f"an extension header claims {header.size} bytes")
+        content = self._take(_padded(header.size), "it is cut off in an extension header")
+        if header.type == tarfile.GNUTYPE_LONGNAME:
+            self.pending.name = _text(content.partition(b"\0")[0])
+        elif header.type in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE):
+            _heed(self.pending, _pax_records(content[: header.size]))
+
+    def _skip_sparse_map(self, block: bytes) -> None:
+        more = bool(block[482])  # GNU's isextended, followed by blocks with their own at byte 504
+        while more:
+            more = bool(self._take(_BLOCK, "it is cut off in a sparse file's map")[504])
+
+    def _refuse_compressed(self) -> None:
+        if not self.end:
+            raise ValueError("it is empty")
+        start = os.pread(self.file, 8, 0)
+        for magic, name in _COMPRESSED.items():
+            if start.startswith(magic):
+                raise ValueError(
+                    f"it is compressed with {name}; shards are read at random, unpack it"
+                )
+
+    def _take(self, size: int, otherwise: str) -> bytes:
+        """Return the next ``size`` bytes; ValueError, saying ``otherwise``, where there are fewer."""
+        content = os.pread(self.file, size, self.position)
+        if len(content) != size:
+            raise ValueError(otherwise)
+        self.position += size
+        return content
+
+
+def shown(name: str) -> str:
+    """Return ``name`` quoted, escaped and short enough for a message."""
+    text = repr(name[:100])
+    return text if len(name) <= 100 and len(text) <= 200 else f"{text[:200]}..."
+
+
+def _padded(size: int) -> int:
+    return -(-size // _BLOCK) * _BLOCK
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "surrogateescape")
+
+
+def _heed(pending: _Extension, records: dict[str, str]) -> None:
+    if "path" in records:
+        pending.name = records["path"]
+    if "size" in records:
+        pending.size = _natural(records["size"])
+    pending.sparse |= any(name.startswith("GNU.sparse.") for name in records)
+
+
+def _natural(digits: str) -> int:
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+        raise ValueError(f"a pax header gives the size {shown(digits)}")
+    return int(digits)
+
+
+def _pax_records(content: bytes) -> dict[str, str]:
+    """Return the records ``length key=value`` of a pax header; ValueError where one is malformed."""
+    records, start = {}, 0
+    while start < len(content):
+        space = content.find(b" ", start, start + 9)
+        length = content[start : max(start, space)]
+        end = start + (int(length) if length.isdigit() else 0)
+        # Each record must end after its own space: one that does not move on would never end.
+        if not start < space < end <= len(content) or content[end - 1 : end] != b"\n":
+            raise ValueError("a pax header is malformed")
+        record = content[space + 1 : end]
+        name, _, value = record[:-1].partition(b"=")
+        records[_text(name)] = _text(value)
+        start = end
+    return records
