@@ -32,12 +32,15 @@ def test_a_caption_is_the_name_in_plain_words(key: str, name: str | None) -> Non
     ("key", "expected"),
     [
         ("1F44B-1F3FD", "1F44B"),
-        ("1F468-1F3FF-200D-1F9B0", "1F468"),
+        ("1F468-1F3FF-200D-1F9B0", "1F9D1"),
+        ("1F487-1F3FD-200D-2642-FE0F", "1F487"),
+        ("1F469-200D-1F3A8", "1F9D1-200D-1F3A8"),
+        ("2640", "2640"),
         ("2764-FE0F", "2764"),
         ("1F1EB-1F1F7", "1F1EB-1F1F7"),
     ],
 )
-def test_a_base_has_no_skin_tone_hair_or_style(key: str, expected: str) -> None:
+def test_a_base_has_no_skin_tone_hair_gender_or_style(key: str, expected: str) -> None:
     assert base(key) == expected
 
 

@@ -1,7 +1,7 @@
 """Which emoji there are, what they are called, and which side of the split each stands on.
 
 An emoji's key is the name of its SVG: its code points, ``1F44B-1F3FD``. Its base is the key without
-skin tones and hair: variants of one base are near-duplicates, so a base never stands on both sides.
+skin tone, hair and gender: variants of one base are near-duplicates, so a base never stands on both sides.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from fluxtrain.errors import DataError
 
 _SKIN_TONES = frozenset({"1F3FB", "1F3FC", "1F3FD", "1F3FE", "1F3FF"})
 _HAIR = frozenset({"1F9B0", "1F9B1", "1F9B2", "1F9B3"})
+_PERSON = "1F9D1"
+_MAN_OR_WOMAN = frozenset({"1F468", "1F469"})
+_GENDER_SIGNS = frozenset({"2640", "2642"})
 _JOINER, _EMOJI_STYLE, _TAGGED_FLAG = "200D", "FE0F", "1F3F4-E00"
 _REGIONS = range(0x1F1E6, 0x1F200)
 _QUOTES = str.maketrans({"\u201c": None, "\u201d": None, "\u2019": "'", "_": " "})
@@ -58,9 +61,12 @@ def caption(key: str) -> str | None:
 
 
 def base(key: str) -> str:
-    """Return ``key`` without skin tones, hair and the marks that join or style them."""
+    """Return ``key`` without skin tone, hair, gender and the marks that join or style them."""
     dropped = _SKIN_TONES | _HAIR | {_EMOJI_STYLE}
     parts = [part for part in key.split("-") if part not in dropped]
+    if len(parts) > 1:  # alone, the signs are pictures of their own
+        parts = [part for part in parts if part not in _GENDER_SIGNS]
+    parts = [_PERSON if part in _MAN_OR_WOMAN else part for part in parts]
     while parts and parts[-1] == _JOINER:
         parts.pop()
     return "-".join(parts) or key
@@ -74,7 +80,7 @@ def split(
     Thinned out because skin tones are half of all pictures and rare objects must be seen too.
     """
     by_base = {
-        name: list(group) for name, group in groupby(sorted(emoji, key=_base_of), key=_base_of)
+        name: list(group) for name, group in groupby(sorted(emoji, key=_order), key=_base_of)
     }
     held_out = set(sorted(by_base, key=_shuffled)[:num_validation_bases])
     sides: tuple[list[Emoji], list[Emoji]] = ([], [])
@@ -91,6 +97,10 @@ def _thinned(variants: list[Emoji], num_skin_tones: int) -> list[Emoji]:
 
 def _base_of(emoji: Emoji) -> str:
     return emoji.base
+
+
+def _order(emoji: Emoji) -> tuple[str, str]:
+    return emoji.base, emoji.key
 
 
 def _shuffled(name: str) -> bytes:

@@ -1,0 +1,57 @@
+"""A training pod's process: torchrun's agent in a loop that outlives the loss of the rendezvous store.
+
+Without it every agent dies with the store; kubelet would restart them, but with a growing back-off
+(design D4). The trainer's own exit ends the loop with its code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+from fluxtrain import runner
+from fluxtrain.contract.launch import Places
+from fluxtrain.errors import EXIT_STOPPED
+from fluxtrain.rendezvous import wait_for_store
+
+_ENDPOINT = "PET_RDZV_ENDPOINT"
+
+
+def serve_node(environment: Mapping[str, str]) -> tuple[int, str]:
+    """Train on this node as torchrun's ``PET_*`` environment says; return exit code and what to say."""
+    places = Places.from_environment(environment)
+    while True:
+        with _stopping() as over:
+            if not wait_for_store(environment[_ENDPOINT], over):
+                return EXIT_STOPPED, "stopped while waiting for the rendezvous store"
+        try:
+            return runner.launch([], places)
+        except RendezvousError as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            print(f"rendezvous lost ({reason}); joining again", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM and SIGINT set; the handlers before come back afterwards."""
+    over = threading.Event()
+    before = {s: signal.signal(s, lambda *_: over.set()) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield over
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def main() -> int:
+    """Run this pod's agent."""
+    code, message = serve_node(os.environ)
+    if message:
+        print(f"fluxtrain: {message}", file=sys.stderr, flush=True)
+    return code
