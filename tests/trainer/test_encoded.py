@@ -15,15 +15,9 @@ from torch import Tensor
 
 from fluxtrain.data.batch import Batch
 from fluxtrain.data.dataset import Rows
-from fluxtrain.data.encoded import (
-    EncodedDataset,
-    EncodedWriter,
-    Sample,
-    _Files,
-    read_empty_text,
-    write_empty_text,
-)
+from fluxtrain.data.encoded import EncodedDataset, _Files, read_empty_text
 from fluxtrain.data.loader import build
+from fluxtrain.data.writer import EncodedWriter, Sample, write_empty_text
 from fluxtrain.draws import Draw
 from fluxtrain.errors import DataError
 

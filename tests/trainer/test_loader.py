@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.data.batch import Batch
-from fluxtrain.data.encoded import EncodedWriter, Sample, write_empty_text
 from fluxtrain.data.loader import evaluation_batches, open_dataset, training_batches
+from fluxtrain.data.writer import EncodedWriter, Sample, write_empty_text
 from fluxtrain.errors import ConfigError, DataError
 
 GLOBAL_BATCH = 24

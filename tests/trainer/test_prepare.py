@@ -123,3 +123,4 @@ def test_a_small_catalogue_becomes_a_data_set_that_training_opens(tmp_path: Path
     assert dataset.shape.latent == (config.latent_channels, size, size)
     assert dataset.shape.txt == (config.data.text_length, config.model.context_in_dim)
     assert dataset.caption(3) == emoji[3].caption
+    assert "CC BY-SA 4.0" in dataset.attribution

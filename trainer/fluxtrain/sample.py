@@ -81,6 +81,7 @@ class Scene:
     empty: tuple[Float[Tensor, "n l d"], Float[Tensor, "n v"]]
     originals: Latents
     shape: tuple[int, int, int]
+    attribution: str
 
 
 class Painter:
@@ -127,6 +128,7 @@ class Painter:
             (empty[0].float().expand(total, -1, -1), empty[1].float().expand(total, -1)),
             rows.mean.float(),
             dataset.shape.latent,
+            dataset.attribution,
         )
 
     def _encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
@@ -157,4 +159,4 @@ class Painter:
         title = (
             f"step {step}: prompts of our own above; held-out prompts with their originals below"
         )
-        save_grid(path, columns, title)
+        save_grid(path, columns, title, scene.attribution)

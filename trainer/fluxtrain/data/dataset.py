@@ -49,6 +49,8 @@ class Dataset(Protocol):
     """Samples by index; safe to use in several processes after it was opened in one."""
 
     shape: SampleShape
+    attribution: str
+    """Whom the pictures are by, in words that a licence asks for; empty where there is nobody to name."""
 
     def __len__(self) -> int:
         """Return the number of samples."""

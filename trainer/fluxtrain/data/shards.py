@@ -21,6 +21,7 @@ FORMAT = 1
 LISTING = "dataset.json"
 NUM_TIMESTEPS = 8
 _MAX_JSON_BYTES = 1 << 28
+_MAX_ATTRIBUTION = 400
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,13 @@ def open_shards(folder: Path) -> list[Shard]:
     if not any(shard.num_samples for shard in shards):
         raise DataError(f"{listing}: its shards hold no samples")
     return shards
+
+
+def attribution(folder: Path) -> str:
+    """Return whom the data set's pictures and texts are by, as its listing says; empty where unsaid."""
+    provenance = _read_json(folder / LISTING).get("provenance")
+    said = provenance.get("attribution") if isinstance(provenance, dict) else None
+    return said[:_MAX_ATTRIBUTION] if isinstance(said, str) and said.isprintable() else ""
 
 
 def common_shape(shards: list[Shard]) -> SampleShape:

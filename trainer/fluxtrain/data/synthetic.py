@@ -19,6 +19,7 @@ class SyntheticDataset:
 
     def __init__(self, config: RunConfig, num_samples: int) -> None:
         """Draw the classes of ``config``; ``num_samples`` is the length of the set."""
+        self.attribution = ""
         data, model = config.data, config.model
         self.num_samples, self.num_classes = num_samples, data.synthetic.classes
         side = data.latent_size
