@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fluxtrain.data.batch import Batch
 from fluxtrain.data.dataset import Rows
 from fluxtrain.data.encoded import EncodedDataset, _Files, read_empty_text
 from fluxtrain.data.loader import build
-from fluxtrain.data.writer import EncodedWriter, Sample, write_empty_text
+from fluxtrain.data.safetensors import read_header
+from fluxtrain.data.writer import EncodedWriter, Sample, save_aligned, write_empty_text
 from fluxtrain.draws import Draw
 from fluxtrain.errors import DataError
 
@@ -389,3 +391,15 @@ def test_what_are_no_empty_encodings_is_refused(tmp_path: Path, txt: Tensor, vec
     write_empty_text(tmp_path / "empty.safetensors", txt, vec)
     with pytest.raises(DataError, match=r"empty\.safetensors: its tensors are not"):
         read_empty_text(tmp_path / "empty.safetensors")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_safetensors_library_reads_what_is_written(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {
+        "txt": torch.randn(3, 5, 7).to(dtype),
+        "timestep": torch.arange(3, dtype=torch.int32),
+    }
+    save_aligned(tmp_path / "file.safetensors", tensors)
+    found = load_file(tmp_path / "file.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert read_header(tmp_path / "file.safetensors")["txt"].offset % 64 == 0

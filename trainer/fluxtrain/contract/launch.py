@@ -20,8 +20,14 @@ ENV_ADDRESS = "FLUXTRAIN_METRICS_ADDRESS"
 ENV_STARTED = "FLUXTRAIN_STARTED"
 """Unix time at which the launcher began. Set by the launcher, read by the trainer for the MLPerf log."""
 
+ENV_PROCESS_RESTARTS = "FLUXTRAIN_PROCESS_RESTARTS"
+"""Process restarts of the job before this pod. Set by the operator; the trainer adds torchrun's own
+(``TORCHELASTIC_RESTART_COUNT``) and tells the sum as ``processRestarts`` in /progress."""
+
 METRICS_PORT = 9464
 """Port of /metrics and /progress, on local rank 0 of each node. Read by Prometheus and the operator."""
+RENDEZVOUS_PORT = 29500
+"""Port of the rendezvous store; torchrun's own default. Held by its pod, dialled by every agent."""
 
 DATA_PATH = "/data"
 MODELS_PATH = "/models"

@@ -62,9 +62,12 @@ class EncodedDataset:
     def read(self, indices: Array, rows: Rows, skip_text: Array) -> list[str | None]:
         """Fill ``rows`` with the samples at ``indices``; say per sample what is wrong, or None."""
         views = zip(*(row_bytes(getattr(rows, field)) for field in FIELDS), strict=True)
+        numbers = np.searchsorted(self._starts, indices, side="right") - 1
+        records = indices - self._starts[numbers]
+        places = zip(numbers.tolist(), records.tolist(), strict=True)
         faults = [
-            self._read_one(index, sample, skip)
-            for index, sample, skip in zip(indices.tolist(), views, skip_text.tolist(), strict=True)
+            self._read_one(*place, sample, skip)
+            for place, sample, skip in zip(places, views, skip_text.tolist(), strict=True)
         ]
         finite = _finite(rows, skip_text & (not self._verify))
         return [
@@ -107,9 +110,10 @@ class EncodedDataset:
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         return number, index - int(self._starts[number])
 
-    def _read_one(self, index: int, sample: tuple[memoryview, ...], skip: bool) -> str | None:
-        """Fill the views of ``sample`` with sample ``index`` and return what is wrong with it."""
-        number, record = self._place(index)
+    def _read_one(
+        self, number: int, record: int, sample: tuple[memoryview, ...], skip: bool
+    ) -> str | None:
+        """Fill the views of ``sample`` with ``record`` of shard ``number``; return what is wrong with it."""
         spans, crc = self._shards[number].spans, 0
         try:
             file = self._files.get(number)

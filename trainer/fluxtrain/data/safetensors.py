@@ -8,6 +8,7 @@ import os
 import stat
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ class Span:
     shape: tuple[int, ...]
     offset: int
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Return the bytes of one entry along the first dim."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize

@@ -6,6 +6,7 @@ Axes: l text tokens, d text width, v pooled width, ch h w latent image.
 from __future__ import annotations
 
 import json
+import struct
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import save_file
 from torch import Tensor
 
+from fluxtrain.data.safetensors import DTYPES
 from fluxtrain.data.shards import FIELDS, FORMAT, LISTING
+
+_ALIGNMENT = 64
 
 
 @dataclass
@@ -97,9 +100,7 @@ class EncodedWriter:
             "crc32": _checksums([row_bytes(tensors[field]) for field in FIELDS]),
         }
         _write_text(path.with_suffix(".json"), json.dumps(notes, ensure_ascii=False))
-        partial = path.with_suffix(".partial")
-        save_file(tensors, partial)
-        partial.replace(path)
+        save_aligned(path, tensors)
         self._shards.append({"file": path.name, "samples": len(samples)})
 
 
@@ -119,8 +120,28 @@ def _write_text(path: Path, text: str) -> None:
 def write_empty_text(path: Path, txt: Float[Tensor, "l d"], vec: Float[Tensor, " v"]) -> None:
     """Write the empty prompt's encodings."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    save_aligned(path, {"txt": txt, "vec": vec})
+
+
+def save_aligned(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write ``tensors`` to ``path`` as safetensors, whole or not at all.
+
+    The data begins on a 64-byte boundary, which the safetensors library leaves to chance: reading
+    into a batch is half as fast again there (docs/log.md).
+    """
+    spans, end = dict[str, Any](), 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        dtype = next(code for code, known in DTYPES.items() if known == tensor.dtype)
+        spans[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    header = json.dumps(spans).encode()
+    header += b" " * (-(8 + len(header)) % _ALIGNMENT)
     partial = path.with_suffix(".partial")
-    save_file({"txt": txt.contiguous(), "vec": vec.contiguous()}, partial)
+    with partial.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        for tensor in tensors.values():
+            content: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+            file.write(memoryview(content))
     partial.replace(path)
 
 

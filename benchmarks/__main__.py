@@ -1,0 +1,28 @@
+"""All benchmarks, one after the other: ``make bench``. Each can be run alone: ``-m benchmarks.step``."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import torch
+from benchmarks.peers import ROOT, peers_python
+
+PARTS = ("step", "loader", "checkpoint", "resume")
+
+
+def main() -> int:
+    """Run every part in a process of its own, with what was given on the command line."""
+    peers_python()
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}", flush=True)
+    command = [sys.executable, "-W", "ignore", "-m"]
+    codes = [
+        subprocess.run([*command, f"benchmarks.{part}", *sys.argv[1:]], cwd=ROOT).returncode
+        for part in PARTS
+    ]
+    return max(codes, key=abs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""A training step of torchtitan's ``flux-debug`` size, against torchtitan and diffusers.
+
+Every contender is a process of its own with the same torch, weights, batch and threads; they take
+turns, so that what else the machine does meets all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from statistics import median
+
+from benchmarks.peers import ROOT, peers_python
+from benchmarks.table import print_table, spread
+
+from fluxtrain.runner import KEPT_MEMORY
+
+NAMES = ("fluxtrain", "torchtitan", "torchtitan-as-shipped", "diffusers")
+WARMUP_STEPS = 2
+LOSS_TOLERANCE = 1e-4
+TARGETS = {"eager": 1.1, "compiled": 1.4}
+Answer = list[tuple[float, float, float]]  # seconds, seconds of all cores, and loss of each step
+
+
+class Contender:
+    """A process that takes steps when it is asked to."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
+        """Drive ``process``, which runs ``benchmarks.contender``."""
+        self.name, self._process = name, process
+        self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
+        self.losses: list[float] = []
+
+    def take(self, steps: int, timed: bool = True) -> None:
+        """Let it take ``steps``; keeps their losses and, where ``timed``, their seconds."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(steps, file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"{self.name} ended early; its messages stand above")
+        answer: Answer = json.loads(line)
+        self.losses += [loss for _, _, loss in answer]
+        if timed:
+            self.seconds += [seconds for seconds, _, _ in answer]
+            self.cpu_seconds += [seconds for _, seconds, _ in answer]
+
+
+@contextmanager
+def started(name: str, options: argparse.Namespace, compiled: bool) -> Iterator[Contender]:
+    """Start contender ``name``, and end it at last."""
+    python = sys.executable if name == "fluxtrain" else str(peers_python())
+    command = [python, "-W", "ignore", "-m", "benchmarks.contender", name]
+    for size in ("batch", "latent", "text"):
+        command += [f"--{size}", str(getattr(options, size))]
+    command += ["--compiled"] if compiled else []
+    launcher = KEPT_MEMORY if name == "fluxtrain" else {}  # what our own launcher sets, on CPUs
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **launcher, "OMP_NUM_THREADS": str(options.threads)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None if options.verbose else subprocess.DEVNULL,
+        text=True,
+    )
+    with process:
+        try:
+            yield Contender(name, process)
+        finally:
+            process.kill()
+
+
+def race(options: argparse.Namespace, compiled: bool) -> list[Contender]:
+    """Let all contenders take turns; return them with their times."""
+    with ExitStack() as stack:
+        contenders = [
+            stack.enter_context(started(name, options, compiled)) for name in options.contenders
+        ]
+        for contender in contenders:
+            contender.take(WARMUP_STEPS, timed=False)
+        for turn in range(options.rounds):
+            first = turn % len(contenders)  # nobody always follows the same one
+            for contender in contenders[first:] + contenders[:first]:
+                contender.take(options.steps)
+        return contenders
+
+
+def check_losses(contenders: list[Contender]) -> float:
+    """Return the greatest relative difference of any step's loss; exit where it is not the same model."""
+    ours = contenders[0].losses
+    worst = max(
+        abs(loss - own) / own
+        for contender in contenders
+        for loss, own in zip(contender.losses, ours, strict=True)
+    )
+    if worst > LOSS_TOLERANCE:
+        losses = {contender.name: contender.losses for contender in contenders}
+        sys.exit(f"the losses differ by {worst:.1e}, more than {LOSS_TOLERANCE:.0e}: {losses}")
+    return worst
+
+
+def report(kind: str, options: argparse.Namespace, contenders: list[Contender]) -> None:
+    """Print the table of one race."""
+    tokens = f"{(options.latent // 2) ** 2} + {options.text} tokens"
+    own, own_cpu = median(contenders[0].seconds), median(contenders[0].cpu_seconds)
+    rows = [
+        [
+            contender.name,
+            spread(contender.seconds, 1000),
+            f"{options.batch / median(contender.seconds):.2f}",
+            f"{median(contender.seconds) / own:.2f}",
+            spread(contender.cpu_seconds, 1000),
+            f"{median(contender.cpu_seconds) / own_cpu:.2f}",
+            f"{contender.losses[0]:.6f}",
+            f"{contender.losses[-1]:.6f}",
+        ]
+        for contender in contenders
+    ]
+    print_table(
+        f"training step, {kind}, float32, batch {options.batch}, {tokens}, {options.threads} threads"
+        f" (target: torchtitan >= {TARGETS[kind]} x ours)",
+        ["", "ms per step", "samples/s", "x ours", "CPU ms", "x ours", "first loss", "last loss"],
+        rows,
+    )
+    print(
+        f"  losses of all {len(contenders[0].losses)} steps agree to {check_losses(contenders):.1e}"
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Race eager, then compiled."""
+    parser = argparse.ArgumentParser(prog="benchmarks.step", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
+    parser.add_argument("--steps", type=int, default=2, help="steps in a turn")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--latent", type=int, default=16, help="side of the latents: pixels / 8")
+    parser.add_argument("--text", type=int, default=64, help="text tokens")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--kinds", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--contenders", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--verbose", action="store_true", help="show what the contenders print")
+    options = parser.parse_args(arguments)
+    for kind in options.kinds:
+        report(kind, options, race(options, kind == "compiled"))
+
+
+if __name__ == "__main__":
+    main()
