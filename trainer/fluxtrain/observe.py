@@ -116,7 +116,12 @@ class Observer:
 
     def ready(self) -> None:
         """Everything is loaded and the first batch is about to be read: the clock runs from here."""
-        self.progress.update(phase="running", steps=self.config.schedule.steps)
+        self.progress.update(
+            phase="running",
+            steps=self.config.schedule.steps,
+            rank=self.world.rank,
+            processRestarts=self.places.process_restarts,
+        )
         self._clock.go_on()
         if self.world.is_main:
             self._log.ready()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from fluxtrain.contract.launch import RENDEZVOUS_PORT
 from fluxtrain.errors import EXIT_OK, ConfigError
-
-RENDEZVOUS_PORT = 29500
-"""Port of the rendezvous store; torchrun's own default. Held by its pod, dialled by every agent."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

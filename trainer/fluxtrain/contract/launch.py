@@ -42,6 +42,9 @@ LEDGER_FOLDER = "ledger"
 CHECKPOINTS_FOLDER = "checkpoints"
 
 
+_RESTARTS = (ENV_PROCESS_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
+
+
 @dataclass(frozen=True)
 class Places:
     """Where a run reads and writes."""
@@ -50,9 +53,10 @@ class Places:
     data: Path
     models: Path
     metrics_address: str = "127.0.0.1"
-    started: float | None = (
-        None  # Unix time at which the launcher began; the MLPerf init starts then
-    )
+    started: float | None = None
+    """Unix time at which the launcher began; the MLPerf log's init starts then."""
+    process_restarts: int = 0
+    """How often processes were started anew inside pods that lived on."""
 
     def environment(self) -> dict[str, str]:
         """Return the environment that tells a trainer these places."""
@@ -73,4 +77,5 @@ class Places:
             models=Path(environment.get(ENV_MODELS, MODELS_PATH)),
             metrics_address=environment.get(ENV_ADDRESS, "127.0.0.1"),
             started=float(environment.get(ENV_STARTED, time.time())),
+            process_restarts=sum(int(environment.get(name, "0")) for name in _RESTARTS),
         )

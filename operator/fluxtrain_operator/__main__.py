@@ -1,0 +1,175 @@
+"""``python -m fluxtrain_operator``: win the election, watch, reconcile."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+import aiohttp
+import kopf
+from kubernetes.aio import config as kubernetes_config
+from kubernetes.aio.client import ApiClient
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from fluxtrain_operator import handlers, server
+from fluxtrain_operator.cluster import Cluster
+from fluxtrain_operator.leader import lead
+from fluxtrain_operator.metrics import Metrics
+from fluxtrain_operator.reconcile import Reconciler, lost_race
+from fluxtrain_operator.store import Store
+from fluxtrain_operator.work_queue import Key, WorkQueue
+
+LOG = logging.getLogger("fluxtrain_operator")
+NUM_WORKERS = 16
+"""Jobs that are reconciled at a time; each waits for the API server most of it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says."""
+
+    image: str
+    namespaces: tuple[str, ...]
+    lease_namespace: str
+    lease_name: str
+    identity: str
+    address: str
+    port: int
+
+
+def parse(arguments: list[str] | None) -> Options:
+    """Return the options; every one can also be set by an environment variable."""
+    get = os.environ.get
+    parser = argparse.ArgumentParser(
+        prog="fluxtrain_operator", allow_abbrev=False, description=__doc__
+    )
+    parser.add_argument("--image", default=get("FLUXTRAIN_IMAGE", ""), help="default trainer image")
+    parser.add_argument(
+        "--namespace",
+        action="append",
+        default=[name for name in get("FLUXTRAIN_NAMESPACES", "").split(",") if name],
+        help="watch only this one; may be given several times (default: all)",
+    )
+    parser.add_argument("--lease-namespace", default=get("POD_NAMESPACE", "default"))
+    parser.add_argument("--lease-name", default="fluxtrain-operator")
+    parser.add_argument("--identity", default=get("POD_NAME", socket.gethostname()))
+    parser.add_argument("--address", default="0.0.0.0", help="address of /metrics and the probes")
+    parser.add_argument("--port", type=int, default=8080)
+    found = parser.parse_args(arguments)
+    if not found.image:
+        parser.error("--image or FLUXTRAIN_IMAGE must name the default trainer image")
+    return Options(
+        found.image,
+        tuple(found.namespace),
+        found.lease_namespace,
+        found.lease_name,
+        found.identity,
+        found.address,
+        found.port,
+    )
+
+
+async def operate(options: Options, stop: asyncio.Event) -> None:
+    """Serve the probes, wait for the Lease, reconcile until ``stop`` is set or the Lease is lost."""
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    metrics, health = Metrics(registry), server.Health()
+    close = await server.serve(registry, health, options.address, options.port)
+    await _load_credentials()
+    health.ready = True  # ready to take over; whether it leads is in the metrics
+    try:
+        async with ApiClient() as api, aiohttp.ClientSession(trust_env=False) as http:
+
+            async def work() -> None:
+                metrics.leader.set(1)
+                LOG.info("leading as %s", options.identity)
+                await _reconcile_all(options, Cluster(api, http), metrics, health)
+                stop.set()
+
+            name = options.lease_name
+            leading = asyncio.create_task(
+                lead(api, options.lease_namespace, name, options.identity, work)
+            )
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if not leading.done():
+                leading.cancel()
+            try:
+                await leading
+            except asyncio.CancelledError:
+                LOG.info("stopped")
+    finally:
+        health.ready = False
+        await close()
+
+
+async def _reconcile_all(
+    options: Options, cluster: Cluster, metrics: Metrics, health: server.Health
+) -> None:
+    store = Store()
+
+    def failed(key: Key, error: Exception) -> None:
+        if lost_race(error):
+            return
+        metrics.reconcile_errors.inc()
+        LOG.error("%s/%s: %s", *key, error, exc_info=not str(error))
+
+    queue = WorkQueue(failed)
+    metrics.queue_length.set_function(lambda: len(queue))
+    reconciler = Reconciler(store, cluster, metrics, options.image)
+
+    async def work(key: Key) -> float | None:
+        health.begin(key)
+        try:
+            return await reconciler.reconcile(key)
+        finally:
+            health.end(key)
+
+    watches = kopf.operator(
+        registry=handlers.registry_of(store, queue, metrics),
+        settings=handlers.settings(),
+        standalone=True,
+        clusterwide=not options.namespaces,
+        namespaces=options.namespaces,
+    )
+    tasks = {asyncio.create_task(queue.run(work, NUM_WORKERS)), asyncio.create_task(watches)}
+    try:  # kopf takes over the signals, so its end is the operator's
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _load_credentials() -> None:
+    """Use the pod's service account, or the kubeconfig of whoever runs this by hand."""
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        kubernetes_config.load_incluster_config()
+    else:
+        await kubernetes_config.load_kube_config()
+
+
+async def main(arguments: list[str] | None = None) -> int:
+    """Run the operator until SIGTERM; 1 where the Lease was lost, so that kubelet starts it anew."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    options, stop = parse(arguments), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    await operate(options, stop)
+    return 0 if stop.is_set() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

@@ -1,0 +1,178 @@
+"""What a decision changes in the cluster: the objects that go, and those that come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from fluxtrain_operator import names
+from fluxtrain_operator.decide import Decision
+from fluxtrain_operator.faults import due_again
+from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.observed import Pod
+from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod
+from fluxtrain_operator.situation import Situation
+
+
+@dataclass(frozen=True)
+class Delete:
+    """An object to delete; a pod only if it still has this ``uid``."""
+
+    kind: str
+    name: str
+    uid: str = ""
+    grace_seconds: int | None = None
+    """None: the object's own grace; 0: by force."""
+
+
+def changes(situation: Situation, decision: Decision) -> tuple[list[Delete], list[Manifest]]:
+    """Return what ``decision`` deletes and creates; ``situation`` is in the attempt that it leads to."""
+    if decision.action in ("hold", "wait"):
+        return [], []
+    if decision.action == "suspend":
+        return [*_stop(situation, situation.observed.pods)], []
+    if decision.action in ("complete", "fail"):
+        return [*clean_up(situation)], []
+    delete = [*_removals(situation, decision), *_stale_store(situation), *_unwanted(situation)]
+    return delete, [*_missing_support(situation), *_missing_pods(situation)]
+
+
+def _removals(situation: Situation, decision: Decision) -> Iterator[Delete]:
+    """Yield the pods that are of another attempt, lost, failed, or too many."""
+    yield from _deletions(situation, situation.old, decision.grace_seconds)
+    spare = situation.kept[situation.job.spec.nodes.max :]
+    failed = [f.pod for f in situation.faults if due_again(f, 0) <= situation.now]
+    lost = [p for p in situation.current if situation.unreachable(p) or situation.condemned(p)]
+    going = {pod.name: pod for pod in (*spare, *failed, *lost)}
+    yield from _deletions(situation, going.values())
+
+
+def _stale_store(situation: Situation) -> Iterator[Delete]:
+    """Yield the rendezvous pod where it is lost, failed or made for another spec.
+
+    On a lost node it goes by force only where the pods out there are too few to train on their own.
+    """
+    store = situation.observed.rendezvous
+    if store is None:
+        return
+    lost = situation.unreachable(store)
+    forced = lost and _cut_off_cannot_train(situation)
+    outdated = store.spec_hash not in ("", situation.job.spec_hash)
+    if forced or ((lost or store.ended or outdated) and not store.deleting):
+        yield _delete(store, 0 if forced else None)
+
+
+def _cut_off_cannot_train(situation: Situation) -> bool:
+    cut_off = sum(situation.unreachable(pod) for pod in situation.observed.pods)
+    restart, nodes = situation.job.spec.restart, situation.job.spec.nodes
+    return cut_off < nodes.min or restart.force_delete_on_lost_node
+
+
+def _unwanted(situation: Situation) -> Iterator[Delete]:
+    wanted = {_key(manifest) for manifest in situation.support}
+    for kind, name in sorted(set(situation.observed.applied) - wanted):
+        yield Delete(kind, name)
+
+
+def _stop(situation: Situation, pods: tuple[Pod, ...]) -> Iterator[Delete]:
+    """Yield ``pods``, and the store when none of them runs any more: losing it would end them hard."""
+    yield from _deletions(situation, pods)
+    store = situation.observed.rendezvous
+    if store is not None and not store.deleting and all(pod.ended for pod in pods):
+        yield _delete(store)
+
+
+def clean_up(situation: Situation) -> Iterator[Delete]:
+    """Yield the pods of a finished job that ``cleanPods`` does not keep."""
+    kept = situation.job.spec.lifecycle.clean_pods
+    pods = situation.observed.pods
+    if kept == "None":
+        pods = ()
+    elif kept == "Running":
+        pods = tuple(pod for pod in pods if pod.phase not in ("Succeeded", "Failed"))
+    yield from _stop(situation, pods)
+
+
+def _deletions(
+    situation: Situation, pods: Iterable[Pod], grace_seconds: int | None = None
+) -> Iterator[Delete]:
+    """Yield ``pods`` that are not going yet; those out of reach by force where the job allows it."""
+    force = situation.job.spec.restart.force_delete_on_lost_node
+    for pod in pods:
+        if force and situation.unreachable(pod):
+            yield _delete(pod, 0)
+        elif not pod.deleting:
+            yield _delete(pod, grace_seconds)
+
+
+def _delete(pod: Pod, grace_seconds: int | None = None) -> Delete:
+    return Delete("Pod", pod.name, pod.uid, grace_seconds)
+
+
+def _missing_support(situation: Situation) -> Iterator[Manifest]:
+    for manifest in situation.support:
+        hashed = manifest["metadata"]["annotations"][names.ANNOTATION_APPLIED]
+        if situation.observed.applied.get(_key(manifest)) != hashed:
+            yield manifest
+
+
+def _missing_pods(situation: Situation) -> Iterator[Manifest]:
+    if situation.observed.rendezvous is None:
+        yield rendezvous_pod(situation.job, situation.avoid)
+    free = _free_indices(situation)
+    for index, number in zip(free, _replacements(situation, len(free)), strict=True):
+        slot = Slot(
+            index=index,
+            attempt=situation.attempt,
+            replacement=number,
+            process_restarts=situation.restarts.process,
+            avoid=situation.avoid,
+        )
+        yield training_pod(situation.job, slot, situation.gang)
+
+
+def _free_indices(situation: Situation) -> list[int]:
+    """Return the indices at which a pod is to be created.
+
+    A pod that is going still has its name, so its index waits for it. One that cannot be reached may
+    never go: the next index takes its place.
+    """
+    kept = {pod.index for pod in situation.kept}
+    pods = situation.observed.pods
+    unreachable = {pod.index for pod in pods if situation.unreachable(pod)}
+    taken = {pod.index for pod in pods}
+    need = situation.job.spec.nodes.max - len(kept)
+    places = (index for index in count() if index not in kept | unreachable)
+    return [index for _, index in zip(range(need), places, strict=False) if index not in taken]
+
+
+def _replacements(situation: Situation, num_created: int) -> list[int]:
+    """Return the number of the replacement that each new pod is, 0 for those never asked for before.
+
+    The count is in the pods: planning twice from the same picture makes the same pods.
+    """
+    num_first = max(0, situation.job.spec.nodes.max - _asked_before(situation))
+    num_replaced = max(0, num_created - num_first)
+    done = situation.restarts.pod
+    return [*range(done + 1, done + 1 + num_replaced), *[0] * (num_created - num_replaced)]
+
+
+def _asked_before(situation: Situation) -> int:
+    """Return how many pods had been asked for in this attempt."""
+    status = situation.job.status
+    return status.nodes.desired if status.nodes and status.attempt == situation.attempt else 0
+
+
+def asked_for(situation: Situation, decision: Decision, created: list[Manifest]) -> int:
+    """Return how many pods have been asked for, these included; a first one is no replacement."""
+    if decision.action in ("suspend", "wait", "complete", "fail"):
+        return 0
+    wanted, before = situation.job.spec.nodes.max, _asked_before(situation)
+    pods = sum(m["kind"] == "Pod" for m in created) - (situation.observed.rendezvous is None)
+    there = len(situation.current) + pods if decision.action != "hold" else before
+    return wanted if there >= wanted else min(before, wanted)
+
+
+def _key(manifest: Manifest) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]

@@ -1,0 +1,176 @@
+"""The only code that talks to the API server, apart from kopf's watches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+from kubernetes.aio.client import ApiClient
+from kubernetes.aio.client.exceptions import ApiException
+
+from fluxtrain.contract.resource import GROUP, KIND, PLURAL, VERSION
+from fluxtrain_operator import names
+from fluxtrain_operator.changes import Delete
+from fluxtrain_operator.errors import ApiError
+from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.plan import Event
+from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.timestamps import stamp
+
+KINDS: dict[str, str] = {
+    "ConfigMap": "v1",
+    "Service": "v1",
+    "Pod": "v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+    "PodDisruptionBudget": "policy/v1",
+    KIND: f"{GROUP}/{VERSION}",
+}
+"""API version of each kind that every cluster has; those of pod groups depend on the scheduler."""
+_PLURALS = {"NetworkPolicy": "networkpolicies", KIND: PLURAL}
+_TIMEOUT_SECONDS = 30.0
+_PROGRESS_SECONDS = 2.0
+_MOST_PROGRESS_BYTES = 1 << 16
+_LONGEST_NOTE = 1000
+
+
+class Cluster:
+    """Reads and writes of one API server."""
+
+    def __init__(self, api: ApiClient, http: aiohttp.ClientSession) -> None:
+        """Send API requests through ``api`` and ask trainers for their progress through ``http``."""
+        self._api, self._http = api, http
+
+    async def create(self, manifest: Manifest) -> Manifest | None:
+        """Create an object; return None where one of its name is there already."""
+        try:
+            return await self._request("POST", _path(manifest), manifest)
+        except ApiError as error:
+            if error.status == HTTPStatus.CONFLICT:
+                return None
+            raise
+
+    async def apply(self, manifest: Manifest) -> Manifest:
+        """Create or change an object by server-side apply: fields that are not ours are left alone."""
+        name = manifest["metadata"]["name"]
+        path = f"{_path(manifest)}/{quote(name)}?fieldManager={names.FIELD_MANAGER}&force=true"
+        return await self._request("PATCH", path, manifest, "application/apply-patch+yaml")
+
+    async def delete(self, namespace: str, what: Delete, version: str) -> Manifest | None:
+        """Delete an object; return it as it is now, None where it, or the one of that uid, is gone."""
+        options: Manifest = {"propagationPolicy": "Background"}
+        if what.uid:
+            options["preconditions"] = {"uid": what.uid}
+        if what.grace_seconds is not None:
+            options["gracePeriodSeconds"] = what.grace_seconds
+        path = f"{_collection(version, namespace, what.kind)}/{quote(what.name)}"
+        try:
+            return await self._request("DELETE", path, options)
+        except ApiError as error:
+            if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
+                return None
+            raise
+
+    async def write_status(self, manifest: Mapping[str, Any], status: Manifest) -> Manifest:
+        """Replace the status of a job, only over the version that ``manifest`` is."""
+        metadata = manifest["metadata"]
+        jobs = _collection(KINDS[KIND], metadata["namespace"], KIND)
+        path = f"{jobs}/{quote(metadata['name'])}/status"
+        kept = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
+        body = {**manifest, "metadata": kept, "status": status}
+        return await self._request("PUT", f"{path}?fieldManager={names.FIELD_MANAGER}", body)
+
+    async def applied(self, job: Job, kinds: Mapping[str, str]) -> dict[tuple[str, str], str]:
+        """Return the applied-hashes of the job's objects of ``kinds`` (kind to API version)."""
+        selector = quote(f"{names.LABEL_JOB}={job.name}")
+        found: dict[tuple[str, str], str] = {}
+        for kind, version in kinds.items():
+            path = f"{_collection(version, job.namespace, kind)}?labelSelector={selector}"
+            for item in (await self._request("GET", path)).get("items", []):
+                notes = item["metadata"].get("annotations") or {}
+                found[kind, item["metadata"]["name"]] = notes.get(names.ANNOTATION_APPLIED, "")
+        return found
+
+    async def serves(self, version: str) -> bool:
+        """Return whether the API server serves the API ``version``."""
+        try:
+            await self._request("GET", f"/apis/{version}" if "/" in version else f"/api/{version}")
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return False
+            raise
+        return True
+
+    async def post_event(self, job: Job, event: Event, now: float) -> None:
+        """Post an event about ``job``, as ``kubectl describe`` shows it."""
+        about = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
+        }
+        body = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{job.name[:40]}-", "namespace": job.namespace},
+            "eventTime": stamp(now).replace("Z", ".000000Z"),
+            "reportingController": names.MANAGED_BY,
+            "reportingInstance": names.FIELD_MANAGER,
+            "action": event.reason,
+            "reason": event.reason,
+            "type": event.type,
+            "note": event.message[:_LONGEST_NOTE],
+            "regarding": about,
+        }
+        await self._request("POST", _collection("events.k8s.io/v1", job.namespace, "Event"), body)
+
+    async def progress(self, address: str, port: int) -> Progress | None:
+        """Return what the trainer at ``address`` says of itself if it is rank 0, None otherwise."""
+        host = f"[{address}]" if ":" in address else address
+        timeout = aiohttp.ClientTimeout(total=_PROGRESS_SECONDS)
+        try:
+            url = f"http://{host}:{port}/progress"
+            async with self._http.get(url, timeout=timeout, allow_redirects=False) as answer:
+                text = await answer.content.read(_MOST_PROGRESS_BYTES)
+            values = json.loads(text)
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
+            return None  # not up yet, or no longer: the watchdog judges that, not this
+        return (
+            Progress.from_json(values)
+            if isinstance(values, dict) and values.get("rank") == 0
+            else None
+        )
+
+    async def _request(
+        self, method: str, path: str, body: Any = None, content: str = "application/json"
+    ) -> Manifest:
+        headers = {"Accept": "application/json", "Content-Type": content}
+        serialized = await self._api.param_serialize(
+            method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        try:
+            answer = await self._api.call_api(*serialized, _request_timeout=_TIMEOUT_SECONDS)
+            text = await answer.read()
+        except (TimeoutError, aiohttp.ClientError, ApiException) as error:
+            raise ApiError(0, f"{method} {path}: {error or type(error).__name__}") from error
+        values = json.loads(text) if text else {}
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            raise ApiError(
+                answer.status, f"{method} {path}: {values.get('message', answer.reason)}"
+            )
+        return dict(values)
+
+
+def _path(manifest: Manifest) -> str:
+    """Return the path of the collection that ``manifest`` belongs to."""
+    return _collection(manifest["apiVersion"], manifest["metadata"]["namespace"], manifest["kind"])
+
+
+def _collection(version: str, namespace: str, kind: str) -> str:
+    root = "/apis" if "/" in version else "/api"
+    plural = _PLURALS.get(kind, f"{kind.lower()}s")
+    return f"{root}/{version}/namespaces/{quote(namespace)}/{plural}"

@@ -1,0 +1,178 @@
+"""What is to become of a job: an ordered list of rules, the first that applies decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fluxtrain.errors import EXIT_OK
+from fluxtrain_operator.faults import Fault, due_again
+from fluxtrain_operator.observed import Pod
+from fluxtrain_operator.situation import Situation, since
+from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.watchdog import deadline
+
+_EXIT_BARRIER_SECONDS = 330.0  # torchrun's agents wait 300 s for each other at the end
+_HUNG_GRACE_SECONDS = 30  # processes that make no step leave no checkpoint either
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to the job, and why."""
+
+    action: Literal["run", "restart", "hold", "wait", "suspend", "complete", "fail"]
+    """``hold``: leave everything as it is; ``wait``: begin later; ``restart``: the whole gang."""
+    reason: str = ""
+    """For machines, in CamelCase."""
+    message: str = ""
+    """For people."""
+    charged: bool = False
+    """Whether a restart counts against the budget."""
+    exit_code: int | None = None
+    error_line: str = ""
+    grace_seconds: int | None = None
+    """Grace of the pods that are deleted; None: their own."""
+    due: float | None = None
+    """Unix time at which to decide again."""
+
+
+RUN = Decision("run")
+Rule = Callable[[Situation], Decision | None]
+
+
+def decide(situation: Situation) -> Decision:
+    """Return what the first rule that applies says; to run, where none does."""
+    for rule in RULES:
+        decision = rule(situation)
+        if decision is not None:
+            return decision
+    return RUN
+
+
+def succeeded(situation: Situation) -> Decision | None:
+    """The job is complete when a pod ended well and none of the others goes on or failed."""
+    done = [pod for pod in situation.current if pod.succeeded and not pod.deleting]
+    if not done or _program_fault(situation) is not None:
+        return None
+    last_wait = min(pod.finished or pod.created for pod in done) + _EXIT_BARRIER_SECONDS
+    if situation.running and situation.now < last_wait:
+        return Decision("hold", "Finishing", "the other pods are about to end", due=last_wait)
+    return Decision("complete", "Succeeded", "the run is over", exit_code=EXIT_OK)
+
+
+def suspended(situation: Situation) -> Decision | None:
+    """A suspended job keeps no pods; they leave a checkpoint as they go."""
+    if not situation.job.spec.lifecycle.suspend:
+        return None
+    return Decision("suspend", "Suspended", "spec.lifecycle.suspend is true")
+
+
+def overdue(situation: Situation) -> Decision | None:
+    """A job that has been active for too long fails."""
+    limit = situation.job.spec.lifecycle.active_deadline_seconds
+    start = since(situation.condition("Admitted"))
+    if limit is None or start is None or situation.now < start + limit:
+        return None
+    return Decision("fail", "DeadlineExceeded", f"active for more than {limit} s")
+
+
+def program_failed(situation: Situation) -> Decision | None:
+    """The program's own error restarts the gang while the budget lasts, if its exit code is worth it.
+
+    The gang, not the pod: an agent that gives up closes the rendezvous for all of them.
+    """
+    fault = _program_fault(situation)
+    if fault is None:
+        return None
+    worth = fault.pod.exit_code in situation.job.spec.restart.on_exit_codes
+    if not worth:
+        return _with_traces(Decision("fail", fault.reason, fault.message), fault)
+    if exhausted := _exhausted(situation, fault.message):
+        return _with_traces(exhausted, fault)
+    due = due_again(fault, situation.restarts.gang)
+    if situation.now < due:
+        text = f"{fault.message}; starts again at {stamp(due)}"
+        return Decision("hold", fault.reason, text, error_line=fault.error_line, due=due)
+    line = fault.error_line
+    return Decision("restart", fault.reason, fault.message, charged=True, error_line=line)
+
+
+def waits_for_others(situation: Situation) -> Decision | None:
+    """A job that has not begun waits for the jobs that it comes after."""
+    if situation.attempt > 0:
+        return None
+    missing = set(situation.job.spec.lifecycle.start_after) - situation.observed.complete_jobs
+    if not missing:
+        return None
+    return Decision("wait", "WaitingForJobs", f"not complete yet: {', '.join(sorted(missing))}")
+
+
+def resumed(situation: Situation) -> Decision | None:
+    """A job that was suspended goes on in a new attempt."""
+    if situation.job.status.phase != "Suspended" or situation.attempt == 0:
+        return None
+    return Decision("restart", "Resumed", "spec.lifecycle.suspend is false")
+
+
+def outdated(situation: Situation) -> Decision | None:
+    """Pods made for another spec are replaced together: agents must agree, and so must ranks."""
+    for pod in situation.kept:
+        if pod.spec_hash not in ("", situation.job.spec_hash):
+            return Decision("restart", "SpecChanged", "the pods take over the changed spec")
+        if not _fits(pod, situation):
+            low, high = pod.nodes
+            text = f"the agents were started for {low} to {high} nodes"
+            return Decision("restart", "Scaled", text)
+    return None
+
+
+def makes_no_progress(situation: Situation) -> Decision | None:
+    """A job without a step for too long is restarted; that counts, or a hang would repeat for ever."""
+    due = deadline(situation)
+    if due is None or situation.now < due:
+        return None
+    last = situation.last_step
+    text = "no step yet" if last is None else f"no step since {stamp(last)}"
+    if exhausted := _exhausted(situation, text):
+        return exhausted
+    return Decision("restart", "NoProgress", text, charged=True, grace_seconds=_HUNG_GRACE_SECONDS)
+
+
+RULES: tuple[Rule, ...] = (
+    succeeded,
+    suspended,
+    overdue,
+    program_failed,
+    waits_for_others,
+    resumed,
+    outdated,
+    makes_no_progress,
+)
+
+
+def _fits(pod: Pod, situation: Situation) -> bool:
+    """Return whether the agent in ``pod`` can meet the others.
+
+    Agents with different maxima never agree on a complete rendezvous. One maximum that is too large for
+    all is fine: it is how a job shrinks. Kueue, though, counts the pods of a group.
+    """
+    low, high = pod.nodes
+    nodes = situation.job.spec.nodes
+    queued = situation.job.spec.scheduling.queue_name is not None
+    return low == nodes.min and (high == nodes.max if queued else high >= nodes.max)
+
+
+def _program_fault(situation: Situation) -> Fault | None:
+    return next((fault for fault in situation.faults if not fault.infrastructure), None)
+
+
+def _exhausted(situation: Situation, text: str) -> Decision | None:
+    limit = situation.job.spec.restart.max_restarts
+    if situation.restarts.gang < limit:
+        return None
+    return Decision("fail", "RestartsExhausted", f"{text}; {limit} restarts are used up")
+
+
+def _with_traces(decision: Decision, fault: Fault) -> Decision:
+    return replace(decision, exit_code=fault.pod.exit_code, error_line=fault.error_line)

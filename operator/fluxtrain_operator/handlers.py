@@ -1,0 +1,54 @@
+"""What kopf tells of: it only fills the store and puts keys on the queue. Only this file knows kopf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kopf
+
+from fluxtrain.contract.resource import GROUP, PLURAL, VERSION
+from fluxtrain_operator import names
+from fluxtrain_operator.metrics import Metrics
+from fluxtrain_operator.store import Store
+from fluxtrain_operator.work_queue import WorkQueue
+
+
+def registry_of(store: Store, queue: WorkQueue, metrics: Metrics) -> kopf.OperatorRegistry:
+    """Return kopf's registry of our three watches: jobs, our pods, nodes."""
+    registry = kopf.OperatorRegistry()
+
+    async def job_changed(event: Any, **_: Any) -> None:
+        metrics.heard("fluxtraining")
+        key = store.set_job(event["object"], gone=event["type"] == "DELETED")
+        queue.add(key)
+
+    async def pod_changed(event: Any, **_: Any) -> None:
+        metrics.heard("pod")
+        key = store.set_pod(event["object"], gone=event["type"] == "DELETED")
+        if key is not None:
+            queue.add(key)
+
+    async def node_changed(event: Any, **_: Any) -> None:
+        metrics.heard("node")
+        for key in store.set_node(event["object"], gone=event["type"] == "DELETED"):
+            queue.add(key)
+
+    kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(job_changed)
+    kopf.on.event("", "v1", "pods", registry=registry)(pod_changed)
+    kopf.on.event("", "v1", "nodes", registry=registry)(node_changed)
+    return registry
+
+
+def settings() -> kopf.OperatorSettings:
+    """Return kopf's settings: our pods only, no events from log lines, nothing that could pause us."""
+    found = kopf.OperatorSettings()
+    managed = f"{names.LABEL_MANAGED_BY}={names.FIELD_MANAGER}"
+    found.watching.label_selectors["pods"] = managed
+    found.watching.server_timeout = 600
+    found.watching.client_timeout = 660
+    found.networking.request_timeout = 30
+    found.posting.enabled = False
+    found.peering.standalone = True
+    found.persistence.finalizer = f"{GROUP}/unused"
+    found.process.ultimate_exiting_timeout = 25
+    return found

@@ -1,0 +1,105 @@
+"""Job: one FluxTraining as the planner and the resources see it, checked and resolved once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fluxtrain.contract.check import validate
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.launch import METRICS_PORT
+from fluxtrain.contract.resolve import resolve
+from fluxtrain.contract.resource import FluxTraining, Spec
+from fluxtrain.contract.status import Status
+from fluxtrain_operator.names import MANAGED_BY
+from fluxtrain_operator.timestamps import seconds
+
+Manifest = dict[str, Any]
+"""A Kubernetes object as JSON."""
+
+_NOT_OF_PODS = {"nodes", "restart", "lifecycle", "scheduling", "managed_by"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A valid FluxTraining, its resolved config, and what the API server adds."""
+
+    training: FluxTraining
+    config: RunConfig
+    uid: str
+    generation: int
+    created: float
+    image: str
+    deleting: bool = False
+
+    @staticmethod
+    def from_object(manifest: Mapping[str, Any], default_image: str) -> Job:
+        """Return the job in ``manifest``, as the API server gives it.
+
+        Raises ConfigError, with the paths, for a spec that no trainer would accept.
+        """
+        training = validate(FluxTraining, manifest, "")
+        metadata = manifest["metadata"]
+        return Job(
+            training=training,
+            config=resolve(training.spec.run),
+            uid=metadata.get("uid", ""),
+            generation=metadata.get("generation", 1),
+            created=seconds(metadata.get("creationTimestamp")) or 0.0,
+            image=training.spec.image or default_image,
+            deleting="deletionTimestamp" in metadata,
+        )
+
+    @property
+    def name(self) -> str:
+        """Return the job's name."""
+        return self.training.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        """Return the job's namespace."""
+        return self.training.metadata.namespace or "default"
+
+    @property
+    def spec(self) -> Spec:
+        """Return what is wanted."""
+        return self.training.spec
+
+    @property
+    def status(self) -> Status:
+        """Return what the operator wrote last."""
+        return self.training.status or Status()
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether this operator reconciles the job."""
+        return self.spec.managed_by == MANAGED_BY
+
+    @property
+    def metrics_port(self) -> int:
+        """Return the port of /metrics and /progress in the training pods."""
+        return self.config.logging.metrics_port or METRICS_PORT
+
+    @cached_property
+    def config_json(self) -> str:
+        """Return the resolved config as the trainer reads it."""
+        return json.dumps(self.config.model_dump(mode="json"), indent=2) + "\n"
+
+    @cached_property
+    def spec_hash(self) -> str:
+        """Return a hash of what the person wrote of the pods.
+
+        Nothing that the operator adds is in it, so that an upgrade of the operator restarts no pod.
+        """
+        written = self.spec.model_dump(mode="json", by_alias=True, exclude=_NOT_OF_PODS)
+        return digest(written)
+
+
+def digest(value: object) -> str:
+    """Return a short hash of ``value``, a tree of JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

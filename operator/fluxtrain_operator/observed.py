@@ -1,0 +1,187 @@
+"""Observed: a frozen picture of one job's pods, progress and nodes, read once from the API's objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fluxtrain_operator import names
+from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.timestamps import seconds
+
+_UNHEALTHY_GPU_TAINT = "amd-gpu-unhealthy"
+_GPU_STATE = ("metricsexporter.amd.com.gpu.", ".state")  # DME's label, the GPU's id between the two
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod of the job, as far as the planner looks at it."""
+
+    name: str
+    uid: str
+    index: int = 0
+    attempt: int = 1
+    replacement: int = 0
+    spec_hash: str = ""
+    nodes: tuple[int, int] = (1, 1)
+    phase: str = "Pending"
+    ready: bool = False
+    node: str = ""
+    deleting: bool = False
+    deletion_deadline: float | None = None
+    gated: bool = False
+    waiting: str = ""
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+    created: float = 0.0
+    started: float | None = None
+    finished: float | None = None
+    disrupted: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Return whether its main process is over, sidecars or not."""
+        return self.exit_code is not None or self.phase in ("Succeeded", "Failed")
+
+    @property
+    def succeeded(self) -> bool:
+        """Return whether its main process ended with 0."""
+        return self.exit_code == 0 or (self.exit_code is None and self.phase == "Succeeded")
+
+    @property
+    def running(self) -> bool:
+        """Return whether its main process runs."""
+        return self.phase == "Running" and self.started is not None and not self.ended
+
+    @staticmethod
+    def from_object(manifest: Mapping[str, Any]) -> Pod:
+        """Return the pod in ``manifest``; what is missing or malformed takes its default."""
+        metadata, status = _mapping(manifest, "metadata"), _mapping(manifest, "status")
+        labels, notes = _mapping(metadata, "labels"), _mapping(metadata, "annotations")
+        conditions = {c.get("type"): c for c in _mappings(status, "conditions")}
+        scheduled = _mapping(conditions, "PodScheduled")
+        state = _main_container(labels, status)
+        waiting, running = _mapping(state, "waiting"), _mapping(state, "running")
+        terminated = _mapping(state, "terminated")
+        return Pod(
+            name=str(metadata.get("name", "")),
+            uid=str(metadata.get("uid", "")),
+            index=_number(labels.get(names.LABEL_INDEX)),
+            attempt=_number(labels.get(names.LABEL_ATTEMPT)),
+            replacement=_number(notes.get(names.ANNOTATION_REPLACEMENT)),
+            spec_hash=str(notes.get(names.ANNOTATION_SPEC, "")),
+            nodes=_range(notes.get(names.ANNOTATION_NODES)),
+            phase=str(status.get("phase", "Pending")),
+            ready=_mapping(conditions, "Ready").get("status") == "True",
+            node=str(_mapping(manifest, "spec").get("nodeName") or ""),
+            deleting="deletionTimestamp" in metadata,
+            deletion_deadline=seconds(metadata.get("deletionTimestamp")),
+            gated=scheduled.get("reason") == "SchedulingGated",
+            waiting=_why_waiting(scheduled, waiting),
+            exit_code=terminated.get("exitCode"),
+            reason=str(status.get("reason") or terminated.get("reason") or ""),
+            message=str(terminated.get("message") or status.get("message") or ""),
+            created=seconds(metadata.get("creationTimestamp")) or 0.0,
+            started=seconds(running.get("startedAt") or terminated.get("startedAt")),
+            finished=seconds(terminated.get("finishedAt")),
+            disrupted=_mapping(conditions, "DisruptionTarget").get("status") == "True",
+        )
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node as far as it matters to the pods on it."""
+
+    name: str
+    ready: bool = True
+    unhealthy: str = ""
+    """Why its GPUs cannot be trusted; empty: they can."""
+
+    @staticmethod
+    def from_object(manifest: Mapping[str, Any]) -> NodeView:
+        """Return the node in ``manifest``; one without conditions, just registered, is not ready."""
+        metadata, status = _mapping(manifest, "metadata"), _mapping(manifest, "status")
+        ready = any(
+            c.get("type") == "Ready" and c.get("status") == "True"
+            for c in _mappings(status, "conditions")
+        )
+        return NodeView(str(metadata.get("name", "")), ready, _unhealthy(manifest))
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What there is of one job."""
+
+    pods: tuple[Pod, ...] = ()
+    """Training pods, of all attempts."""
+    rendezvous: Pod | None = None
+    progress: Progress | None = None
+    """Answer of rank 0's /progress; None where nobody answered."""
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    """Nodes by name; a node that is not here is taken as healthy."""
+    complete_jobs: frozenset[str] = frozenset()
+    """Jobs of the namespace that are complete, for ``startAfter``."""
+    applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Applied-hash of the job's other objects, by kind and name."""
+    missing_apis: frozenset[str] = frozenset()
+    """API versions that the cluster does not serve, such as ``scheduling.volcano.sh/v1beta1``."""
+
+    @staticmethod
+    def from_objects(pods: Iterable[Mapping[str, Any]], **others: Any) -> Observed:
+        """Return the picture with ``pods`` told apart by their component label."""
+        found: dict[str, list[Pod]] = {names.TRAINER: [], names.RENDEZVOUS: []}
+        for manifest in pods:
+            labels = _mapping(_mapping(manifest, "metadata"), "labels")
+            component = labels.get(names.LABEL_COMPONENT)
+            if component in found:
+                found[component].append(Pod.from_object(manifest))
+        trainers = tuple(sorted(found[names.TRAINER], key=lambda pod: pod.index))
+        store = next(iter(found[names.RENDEZVOUS]), None)
+        return Observed(pods=trainers, rendezvous=store, **others)
+
+
+def _main_container(labels: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the state of the main container, which is named for the pod's component."""
+    name = labels.get(names.LABEL_COMPONENT)
+    for container in _mappings(status, "containerStatuses"):
+        if container.get("name") == name:
+            return _mapping(container, "state")
+    return {}
+
+
+def _why_waiting(scheduled: Mapping[str, Any], waiting: Mapping[str, Any]) -> str:
+    found = scheduled if scheduled.get("status") == "False" else waiting
+    parts = [str(found.get(key)) for key in ("reason", "message") if found.get(key)]
+    return ": ".join(parts)
+
+
+def _unhealthy(node: Mapping[str, Any]) -> str:
+    for taint in _mappings(_mapping(node, "spec"), "taints"):
+        if taint.get("key") == _UNHEALTHY_GPU_TAINT:
+            return f"taint {_UNHEALTHY_GPU_TAINT}"
+    before, after = _GPU_STATE
+    for key, value in _mapping(_mapping(node, "metadata"), "labels").items():
+        if value == "unhealthy" and key.startswith(before) and key.endswith(after):
+            return f"GPU {key[len(before) : -len(after)]} is unhealthy"
+    return ""
+
+
+def _mapping(of: Mapping[Any, Any], key: str) -> Mapping[str, Any]:
+    value = of.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _mappings(of: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    value = of.get(key)
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _number(text: object) -> int:
+    return int(text) if isinstance(text, str) and text.isdecimal() else 0
+
+
+def _range(text: object) -> tuple[int, int]:
+    smallest, _, largest = str(text).partition(":")
+    return _number(smallest) or 1, _number(largest) or 1

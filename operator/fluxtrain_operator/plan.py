@@ -1,0 +1,136 @@
+"""The planner: from a job, what there is of it, and the time, to what to do next. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fluxtrain.contract.resource import KIND
+from fluxtrain.contract.status import Status
+from fluxtrain_operator.changes import Delete, asked_for, changes, clean_up
+from fluxtrain_operator.decide import Decision, decide
+from fluxtrain_operator.faults import due_again
+from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.observed import Observed
+from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod
+from fluxtrain_operator.situation import Situation, earliest, since
+from fluxtrain_operator.status import describe, finished, finished_at
+from fluxtrain_operator.watchdog import deadline
+
+__all__ = ["Delete", "Event", "Plan", "load", "plan"]
+
+_STALE_SECONDS = 1.0
+_SOONEST_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Event:
+    """A transition worth telling."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do, in this order: write the status, delete, create, post events.
+
+    The status goes first, and only over the version that was read: counters are then never lost, and what
+    was planned from an old status is never done. All that follows can be repeated.
+    """
+
+    status: Status
+    delete: tuple[Delete, ...] = ()
+    create: tuple[Manifest, ...] = ()
+    events: tuple[Event, ...] = ()
+    requeue_after: float | None = None
+    """Seconds after which to plan again though nothing happened."""
+
+
+def load(manifest: Mapping[str, Any], default_image: str) -> Job:
+    """Return the job in ``manifest``; ConfigError for what could not be made into pods."""
+    job = Job.from_object(manifest, default_image)
+    training_pod(job, Slot(0), job.spec.scheduling.gang)
+    rendezvous_pod(job)
+    return job
+
+
+def plan(job: Job, observed: Observed, now: float) -> Plan:
+    """Return what to do for ``job`` next."""
+    if job.deleting or not job.is_ours:
+        return Plan(job.status)
+    if finished(job.status):
+        return _after_the_end(job, observed, now)
+    before = Situation.of(job, observed, now)
+    if before.stale:
+        return Plan(job.status, requeue_after=_STALE_SECONDS)
+    decision = decide(before)
+    after = before.at(_next_attempt(before, decision))
+    delete, create = changes(after, decision)
+    status = describe(after, decision, asked_for(after, decision, create))
+    return Plan(
+        status=status,
+        delete=tuple(delete),
+        create=tuple(create),
+        events=tuple(_events(before, decision, status, delete)),
+        requeue_after=_next_look(before, decision, status),
+    )
+
+
+def _next_attempt(situation: Situation, decision: Decision) -> int:
+    if decision.action == "restart":
+        return situation.attempt + 1
+    return max(1, situation.attempt) if decision.action == "run" else situation.attempt
+
+
+def _after_the_end(job: Job, observed: Observed, now: float) -> Plan:
+    """Clean up, and delete the job itself when its time has come; never create."""
+    keep = job.spec.lifecycle.ttl_seconds_after_finished
+    end = finished_at(job.status)
+    expires = None if keep is None or end is None else end + keep
+    if expires is not None and now >= expires:
+        return Plan(job.status, delete=(Delete(KIND, job.name, job.uid),))
+    situation = Situation(job, observed, now, job.status.attempt)
+    return Plan(
+        job.status,
+        delete=tuple(clean_up(situation)),
+        requeue_after=None if expires is None else max(_SOONEST_SECONDS, expires - now),
+    )
+
+
+def _next_look(situation: Situation, decision: Decision, status: Status) -> float | None:
+    """Return the seconds to the next moment at which time alone changes the plan."""
+    now, life = situation.now, situation.job.spec.lifecycle
+    times = [decision.due]
+    if decision.action in ("run", "restart", "hold"):
+        times += [due_again(fault, situation.restarts.gang) for fault in situation.faults]
+        times += [deadline(situation), *(situation.overdue_at(p) for p in situation.observed.pods)]
+        start = since(next((c for c in status.conditions if c.type == "Admitted"), None))
+        limit = life.active_deadline_seconds
+        times.append(start + limit if start is not None and limit is not None else None)
+    if decision.action in ("complete", "fail") and life.ttl_seconds_after_finished is not None:
+        times.append(now + life.ttl_seconds_after_finished)
+    due = earliest(time for time in times if time is None or time > now)
+    return None if due is None else max(_SOONEST_SECONDS, due - now)
+
+
+def _events(
+    situation: Situation, decision: Decision, status: Status, deleted: list[Delete]
+) -> Iterator[Event]:
+    before = situation.job.status
+    if decision.action == "restart":
+        kind: Literal["Normal", "Warning"] = "Warning" if decision.charged else "Normal"
+        yield Event(kind, decision.reason, f"attempt {status.attempt}: {decision.message}")
+    elif status.phase != before.phase:
+        bad = status.phase in ("Failed", "Restarting")
+        text = decision.message or f"was {before.phase or 'new'}"
+        yield Event("Warning" if bad else "Normal", str(status.phase), text)
+    going = {delete.uid for delete in deleted}
+    for fault in situation.faults:
+        if fault.infrastructure and fault.pod.uid in going and decision.action == "run":
+            yield Event("Warning", fault.reason, f"{fault.message}; replaced")
+    for pod in situation.current:
+        if situation.unreachable(pod) and pod.uid in going and not pod.deleting:
+            yield Event("Warning", "NodeLost", f"{pod.name}: node {pod.node} is lost; replaced")

@@ -1,0 +1,69 @@
+"""What rank 0 says of itself at /progress, read with suspicion: a trainer may say anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fluxtrain.contract.status import CheckpointStatus, ProgressStatus
+from fluxtrain_operator.timestamps import stamp
+
+_LARGEST_COUNT = 2**31 - 1
+_LARGEST_SAMPLES = 2**53
+_LATEST = 253_402_300_799  # the last second of the year 9999
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the training is, the newest checkpoint, and the restarts inside living pods."""
+
+    status: ProgressStatus
+    checkpoint: CheckpointStatus | None = None
+    process_restarts: int = 0
+
+    @staticmethod
+    def from_json(answer: object) -> Progress | None:
+        """Return the progress in a decoded answer; values that are none are left out."""
+        if not isinstance(answer, Mapping):
+            return None
+        count = _count(answer.get("checkpointStep"), _LARGEST_COUNT)
+        time = _time(answer.get("checkpointTime"))
+        return Progress(
+            status=_status(answer),
+            checkpoint=CheckpointStatus(step=count, time=time) if count else None,
+            process_restarts=_count(answer.get("processRestarts"), _LARGEST_COUNT),
+        )
+
+
+def _status(answer: Mapping[str, Any]) -> ProgressStatus:
+    return ProgressStatus(
+        step=_count(answer.get("step"), _LARGEST_COUNT),
+        samples=_count(answer.get("samples"), _LARGEST_SAMPLES),
+        trainLoss=_number(answer.get("trainLoss")),
+        evalLoss=_number(answer.get("evalLoss")),
+        samplesPerSecond=_number(answer.get("samplesPerSecond")),
+        mfu=_number(answer.get("mfu")),
+        remainingSeconds=_number(answer.get("remainingSeconds")),
+        lastStepTime=_time(answer.get("lastStepTime")),
+    )
+
+
+def _number(value: object) -> float | None:
+    """Return ``value`` to six digits, as status needs no more; None for NaN and what is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
+
+
+def _count(value: object, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return 0
+    return min(max(value, 0), most)
+
+
+def _time(value: object) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LATEST:
+        return None
+    return stamp(value)

@@ -1,0 +1,103 @@
+"""The environment of a training pod: torchrun's, the trainer's, and RCCL's.
+
+Sources of the GPU defaults: AMD's published MLPerf and Primus configurations for MI300X.
+"""
+
+from __future__ import annotations
+
+from fluxtrain.contract import launch
+from fluxtrain_operator import names
+from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.resources.volumes import CONFIG_PATH, SCRATCH_PATH
+
+RESERVED = ("PET_", "FLUXTRAIN_")
+"""Beginnings of the variables that are ours alone."""
+
+_RENDEZVOUS = {
+    "is_host": "0",  # no agent holds the store: it has a pod of its own
+    "last_call_timeout": "5",  # seconds that a start with fewer than max nodes waits for more
+    "keep_alive_interval": "1",
+    "keep_alive_max_attempt": "5",  # seconds after which a silent agent is given up
+}
+_ECHOES = 10
+"""Process restarts of one pod's life beyond the job's budget: a lost or drained node makes its peers'
+processes fail as well, and torchrun cannot tell those failures from the program's own."""
+
+_GPU = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # orders collectives before the compute they overlap
+    "GPU_MAX_HW_QUEUES": "2",
+    "HSA_ENABLE_SDMA": "1",
+    "HSA_NO_SCRATCH_RECLAIM": "1",
+    "NCCL_CHECKS_DISABLE": "1",
+    "NCCL_CROSS_NIC": "0",  # stay on the rail
+    "NCCL_P2P_NET_CHUNKSIZE": "524288",
+    "NCCL_PXN_DISABLE": "1",
+    "TORCH_BLAS_PREFER_HIPBLASLT": "1",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # a failed collective ends the process, fast
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_NCCL_HIGH_PRIORITY": "1",
+}
+_POD_NETWORK = {  # the container runtime's name of a pod's first interface
+    "GLOO_SOCKET_IFNAME": "eth0",
+    "NCCL_SOCKET_IFNAME": "eth0",
+}
+_CACHES = {  # everything else on the root file system is read-only
+    "HOME": SCRATCH_PATH,
+    "PYTHONUNBUFFERED": "1",
+    "TORCHINDUCTOR_CACHE_DIR": f"{SCRATCH_PATH}/inductor",
+    "USER": "fluxtrain",  # libraries ask for a name, and the user's id need not have one
+}
+
+
+def environment(job: Job, attempt: int, process_restarts: int) -> list[Manifest]:
+    """Return the variables of a training pod; ``spec.network.env`` wins over the defaults."""
+    values = {
+        **_CACHES,
+        **_defaults(job),
+        **{variable.name: variable.value for variable in job.spec.network.env},
+        **_torchrun(job, attempt),
+        **_trainer(process_restarts),
+    }
+    address = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    result: list[Manifest] = [{"name": name, "value": values[name]} for name in sorted(values)]
+    result.append({"name": launch.ENV_ADDRESS, **address})
+    if job.spec.network.mode == "host":  # the node's name need not resolve in its peers' pods
+        result.append({"name": "PET_LOCAL_ADDR", **address})
+    return result
+
+
+def _defaults(job: Job) -> dict[str, str]:
+    if job.spec.gpus_per_node == 0:
+        return {}
+    return _GPU | (_POD_NETWORK if job.spec.network.mode == "pod" else {})
+
+
+def _torchrun(job: Job, attempt: int) -> dict[str, str]:
+    """Return torchrun's arguments.
+
+    The rendezvous is named for the attempt too: one that a failed agent has closed stays closed.
+    """
+    nodes, budget = job.spec.nodes, job.spec.restart.max_restarts
+    store = f"{names.rendezvous(job.name)}.{names.service(job.name)}"
+    return {
+        "PET_NNODES": f"{nodes.min}:{nodes.max}",
+        "PET_NPROC_PER_NODE": str(max(1, job.spec.gpus_per_node)),
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"{store}:{launch.RENDEZVOUS_PORT}",
+        "PET_RDZV_ID": f"{job.uid}-{attempt}",
+        "PET_RDZV_CONF": ",".join(f"{key}={value}" for key, value in _RENDEZVOUS.items()),
+        "PET_MAX_RESTARTS": str(budget if nodes.max == 1 else budget + _ECHOES),
+        "PET_MONITOR_INTERVAL": "0.5",
+        # Without it the survivors of a lost first node go on calling its address for ever.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+
+
+def _trainer(process_restarts: int) -> dict[str, str]:
+    return {
+        launch.ENV_CONFIG: CONFIG_PATH,
+        launch.ENV_DATA: launch.DATA_PATH,
+        launch.ENV_MODELS: launch.MODELS_PATH,
+        launch.ENV_OUTPUT: launch.OUTPUT_PATH,
+        launch.ENV_PROCESS_RESTARTS: str(process_restarts),
+    }

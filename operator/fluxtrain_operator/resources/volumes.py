@@ -1,0 +1,57 @@
+"""The volumes of a training pod: storage, the config, shared memory, and a place to write."""
+
+from __future__ import annotations
+
+from fluxtrain.contract.launch import CONFIG_FILE, DATA_PATH, MODELS_PATH, OUTPUT_PATH
+from fluxtrain.contract.resource import Volume
+from fluxtrain_operator import names
+from fluxtrain_operator.job import Job, Manifest
+
+CONFIG_PATH = f"/etc/fluxtrain/{CONFIG_FILE}"
+"""Where a training pod finds its config; told to the trainer by FLUXTRAIN_CONFIG."""
+SCRATCH_PATH = "/tmp"
+"""The one writable folder beside the storage: the root file system is read-only."""
+
+_SHARED_MEMORY = {True: "16Gi", False: "1Gi"}  # RCCL's and the loaders' buffers; with GPUs, without
+
+
+def volumes(job: Job) -> list[Manifest]:
+    """Return the volumes of a training pod."""
+    storage = job.spec.storage
+    shared = _SHARED_MEMORY[job.spec.gpus_per_node > 0]
+    return [
+        {"name": "config", "configMap": {"name": names.config_map(job.name)}},
+        {"name": "data", **_source(storage.data)},
+        {"name": "models", **_source(storage.models)},
+        {"name": "output", **_source(storage.output)},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+
+
+def mounts(job: Job) -> list[Manifest]:
+    """Return where the main container sees them.
+
+    The config is mounted by ``subPath``, which never changes under a running pod: new values arrive with
+    new pods, at the same step in all of them.
+    """
+    storage = job.spec.storage
+    return [
+        {"name": "config", "mountPath": CONFIG_PATH, "subPath": CONFIG_FILE, "readOnly": True},
+        {"name": "data", "mountPath": DATA_PATH, **_read_only(storage.data)},
+        {"name": "models", "mountPath": MODELS_PATH, **_read_only(storage.models)},
+        {"name": "output", "mountPath": OUTPUT_PATH},
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "tmp", "mountPath": SCRATCH_PATH},
+    ]
+
+
+def _source(volume: Volume | None) -> Manifest:
+    if volume is None:
+        return {"emptyDir": {}}
+    return volume.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _read_only(volume: Volume | None) -> Manifest:
+    claim = volume.persistent_volume_claim if volume else None
+    return {"readOnly": True} if claim and claim.read_only else {}

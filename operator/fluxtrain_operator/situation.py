@@ -1,0 +1,173 @@
+"""Situation: one job's pods sorted once, for the planner's rules to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from fluxtrain.contract.status import Condition, ProgressStatus, Restarts
+from fluxtrain_operator.faults import Fault, fault_of
+from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.observed import Observed, Pod
+from fluxtrain_operator.resources import supporting
+from fluxtrain_operator.resources.pod_group import APIS
+from fluxtrain_operator.timestamps import seconds
+
+_OVERDUE_SECONDS = 30.0
+"""A pod that is still there this long after the end of its grace has no kubelet that obeys."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A job, what there is of it, and the time. Pods of ``attempt`` are current, others are old."""
+
+    job: Job
+    observed: Observed
+    now: float
+    attempt: int
+
+    @staticmethod
+    def of(job: Job, observed: Observed, now: float) -> Situation:
+        """Return the situation in the attempt that the status names.
+
+        A job whose status was lost takes the attempt of the pods that it finds.
+        """
+        attempt = job.status.attempt
+        if job.status.phase is None:
+            attempt = max((pod.attempt for pod in observed.pods), default=0)
+        return Situation(job, observed, now, attempt)
+
+    def at(self, attempt: int) -> Situation:
+        """Return the same as it looks in another attempt."""
+        return replace(self, attempt=attempt)
+
+    @property
+    def stale(self) -> bool:
+        """Return whether there are pods of a later attempt: the status was read too early."""
+        return any(pod.attempt > self.attempt for pod in self.observed.pods)
+
+    @cached_property
+    def current(self) -> tuple[Pod, ...]:
+        """Return the pods of this attempt, by index."""
+        found = (pod for pod in self.observed.pods if pod.attempt == self.attempt)
+        return tuple(sorted(found, key=lambda pod: pod.index))
+
+    @cached_property
+    def old(self) -> tuple[Pod, ...]:
+        """Return the pods of earlier attempts."""
+        return tuple(pod for pod in self.observed.pods if pod.attempt < self.attempt)
+
+    @cached_property
+    def kept(self) -> tuple[Pod, ...]:
+        """Return the current pods that live and may go on living, by index."""
+        return tuple(
+            pod
+            for pod in self.current
+            if not (pod.ended or pod.deleting or self.unreachable(pod) or self.condemned(pod))
+        )
+
+    @cached_property
+    def running(self) -> tuple[Pod, ...]:
+        """Return the kept pods whose agent runs."""
+        return tuple(pod for pod in self.kept if pod.running)
+
+    @property
+    def enough(self) -> bool:
+        """Return whether as many run as training needs."""
+        return len(self.running) >= self.job.spec.nodes.min
+
+    @cached_property
+    def faults(self) -> tuple[Fault, ...]:
+        """Return why current pods failed, the program's own faults first."""
+        found = (fault for pod in self.current if (fault := fault_of(pod)) is not None)
+        return tuple(sorted(found, key=lambda fault: (fault.infrastructure, fault.pod.index)))
+
+    @cached_property
+    def support(self) -> tuple[Manifest, ...]:
+        """Return the objects around the pods, as they should be."""
+        return tuple(supporting(self.job, self.gang))
+
+    @property
+    def restarts(self) -> Restarts:
+        """Return the restarts so far: pods and progress carry the counts, the status keeps the largest."""
+        before = self.job.status.restarts or Restarts()
+        progress = self.observed.progress
+        return Restarts(
+            process=max(before.process, progress.process_restarts if progress else 0),
+            pod=max([before.pod, *(pod.replacement for pod in self.observed.pods)]),
+            gang=before.gang,
+        )
+
+    @property
+    def gang(self) -> str:
+        """Return the kind of pod group, ``none`` where the cluster does not serve its API."""
+        wanted = self.job.spec.scheduling.gang
+        return "none" if APIS.get(wanted) in self.observed.missing_apis else wanted
+
+    @property
+    def progress(self) -> ProgressStatus | None:
+        """Return how far the training is: what it said now, or before its processes restarted."""
+        now = self.observed.progress
+        return now.status if now and now.status.last_step_time else self.job.status.progress
+
+    @property
+    def last_step(self) -> float | None:
+        """Return the Unix time of the last step that is known."""
+        return seconds(self.progress.last_step_time) if self.progress else None
+
+    @property
+    def stepping(self) -> bool:
+        """Return whether the current processes have made a step, as far as is known."""
+        now = self.observed.progress
+        if not self.enough or self.last_step is None:
+            return False
+        if now is not None and now.status.last_step_time is None:
+            return False
+        began = sorted(pod.started or 0.0 for pod in self.running)[self.job.spec.nodes.min - 1]
+        return self.last_step >= began
+
+    @property
+    def avoid(self) -> tuple[str, ...]:
+        """Return the nodes that are ready, and yet no good."""
+        return tuple(sorted(n for n in self.observed.nodes if self._untrusted(n)))
+
+    def unreachable(self, pod: Pod) -> bool:
+        """Return whether nobody can say if ``pod`` still runs: its node is lost, or does not obey."""
+        if pod.ended:
+            return False
+        node = self.observed.nodes.get(pod.node)
+        overdue = self.overdue_at(pod)
+        return (node is not None and not node.ready) or (
+            overdue is not None and overdue <= self.now
+        )
+
+    def overdue_at(self, pod: Pod) -> float | None:
+        """Return the Unix time from which a pod that is being deleted counts as unreachable."""
+        if pod.deletion_deadline is None or not pod.node:
+            return None
+        return pod.deletion_deadline + _OVERDUE_SECONDS
+
+    def condemned(self, pod: Pod) -> bool:
+        """Return whether ``pod`` runs on GPUs that cannot be trusted."""
+        return not pod.ended and self._untrusted(pod.node)
+
+    def condition(self, kind: str) -> Condition | None:
+        """Return a condition of the status as it was written last."""
+        return next((c for c in self.job.status.conditions if c.type == kind), None)
+
+    def _untrusted(self, name: str) -> bool:
+        node = self.observed.nodes.get(name)
+        return node is not None and bool(node.unhealthy) and self.job.spec.gpus_per_node > 0
+
+
+def since(condition: Condition | None) -> float | None:
+    """Return the Unix time from which a condition has been true; None where it is not."""
+    if condition is None or condition.status != "True":
+        return None
+    return seconds(condition.last_transition_time)
+
+
+def earliest(times: Iterable[float | None]) -> float | None:
+    """Return the first of ``times``, None where there is none."""
+    return min((time for time in times if time is not None), default=None)

@@ -1,0 +1,223 @@
+"""From a situation and a decision to the status: phase for people, conditions for machines, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from fluxtrain.contract.status import Condition, NodesStatus, Restarts, Status
+from fluxtrain.errors import ConfigError
+from fluxtrain_operator import names
+from fluxtrain_operator.decide import Decision
+from fluxtrain_operator.situation import Situation, since
+from fluxtrain_operator.timestamps import seconds, stamp
+
+Phase = Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed"]
+Kind = Literal["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
+_LONGEST_MESSAGE = 4096
+
+
+class Fact(NamedTuple):
+    """What a condition says; None is unknown."""
+
+    kind: Kind
+    holds: bool | None
+    reason: str
+    message: str = ""
+
+
+def describe(situation: Situation, decision: Decision, asked_for: int) -> Status:
+    """Return the status that follows from ``decision``, taken in ``situation``.
+
+    ``situation`` is already in the attempt that the decision leads to; ``asked_for`` is how many of its
+    pods have been asked for.
+    """
+    job, before = situation.job, situation.job.status
+    restarts = situation.restarts
+    if decision.charged:
+        restarts = Restarts(process=restarts.process, pod=restarts.pod, gang=restarts.gang + 1)
+    phase = _phase(situation, decision)
+    facts = [
+        _admitted(situation, decision),
+        _ready(situation, decision, phase),
+        _progressing(decision, phase),
+        _healthy(situation, decision, phase),
+        _suspended(situation, decision),
+        Fact("Complete", phase == "Complete", *_end(decision, "complete")),
+        Fact("Failed", phase == "Failed", *_end(decision, "fail")),
+    ]
+    answer = situation.observed.progress
+    return Status(
+        phase=phase,
+        conditions=conditions(before.conditions, facts, job.generation, situation.now),
+        observedGeneration=job.generation,
+        nodes=NodesStatus(ready=sum(pod.ready for pod in situation.running), desired=asked_for),
+        selector=_selector(job.name),
+        attempt=situation.attempt,
+        restarts=restarts,
+        progress=situation.progress,
+        checkpoint=(answer.checkpoint if answer else None) or before.checkpoint,
+        goodput=_goodput(situation),
+        exitCode=decision.exit_code if phase in ("Complete", "Failed") else None,
+        lastError=decision.error_line[:_LONGEST_MESSAGE] or before.last_error,
+    )
+
+
+def refused(before: Status, generation: int, error: ConfigError, now: float) -> Status:
+    """Return the status of a job whose spec no trainer would accept.
+
+    A job that has pods keeps them and its phase, and says what is wrong; one that has none fails.
+    """
+    message = str(error)[:_LONGEST_MESSAGE]
+    fact = Fact("Failed", True, "InvalidSpec", message)
+    if before.attempt > 0:
+        fact = Fact("Healthy", False, "InvalidSpec", message)
+    found = conditions(before.conditions, [fact], generation, now)
+    changes = {"conditions": found, "observed_generation": generation}
+    if before.attempt == 0:
+        changes["phase"] = "Failed"
+    return before.model_copy(update=changes)
+
+
+def finished(status: Status) -> bool:
+    """Return whether the job is over, for good."""
+    return any(c.type in ("Complete", "Failed") and c.status == "True" for c in status.conditions)
+
+
+def finished_at(status: Status) -> float | None:
+    """Return the Unix time at which the job was over."""
+    ends = [since(c) for c in status.conditions if c.type in ("Complete", "Failed")]
+    return next((end for end in ends if end is not None), None)
+
+
+def conditions(
+    before: Iterable[Condition], facts: Iterable[Fact], generation: int, now: float
+) -> list[Condition]:
+    """Return ``before`` with ``facts`` laid over it; a time changes only where a status does."""
+    known = {condition.type: condition for condition in before}
+    for fact in facts:
+        value = _STATUS[fact.holds]
+        old = known.get(fact.kind)
+        moved = old is None or old.status != value
+        known[fact.kind] = Condition(
+            type=fact.kind,
+            status=value,
+            reason=fact.reason,
+            message=fact.message[:_LONGEST_MESSAGE],
+            lastTransitionTime=stamp(now) if old is None or moved else old.last_transition_time,
+            observedGeneration=generation,
+        )
+    return list(known.values())
+
+
+_STATUS: dict[bool | None, Literal["True", "False", "Unknown"]] = {
+    True: "True",
+    False: "False",
+    None: "Unknown",
+}
+
+
+def _phase(situation: Situation, decision: Decision) -> Phase:
+    ends: dict[str, Phase] = {"complete": "Complete", "fail": "Failed", "suspend": "Suspended"}
+    if decision.action in ends:
+        return ends[decision.action]
+    if decision.action == "hold" and decision.reason == "Finishing":
+        return "Running"
+    if situation.stepping:
+        return "Running"
+    restarts = situation.restarts
+    if situation.progress is not None or restarts.gang or restarts.pod or decision.charged:
+        return "Restarting"
+    return "Starting" if situation.enough else "Pending"
+
+
+def _admitted(situation: Situation, decision: Decision) -> Fact:
+    if decision.action in ("wait", "suspend"):
+        return Fact("Admitted", False, decision.reason, decision.message)
+    gated = [pod for pod in situation.kept if pod.gated]
+    if gated and not situation.enough:
+        text = f"{len(gated)} pods wait at a scheduling gate: {gated[0].waiting}"
+        return Fact("Admitted", False, "SchedulingGated", text)
+    if situation.gang != situation.job.spec.scheduling.gang:
+        return Fact("Admitted", True, "NoPodGroups", "the cluster has no API for scheduling.gang")
+    return Fact("Admitted", True, "Admitted")
+
+
+def _ready(situation: Situation, decision: Decision, phase: Phase) -> Fact:
+    if phase == "Running":
+        return Fact("Ready", True, "Training", f"{len(situation.running)} nodes train")
+    if decision.reason:
+        return Fact("Ready", False, decision.reason, decision.message)
+    if situation.enough:
+        return Fact("Ready", False, "Starting", "no step yet")
+    return Fact("Ready", False, *_why_pending(situation))
+
+
+def _why_pending(situation: Situation) -> tuple[str, str]:
+    """Return the scheduler's or kubelet's own words about the first pod that waits."""
+    need = situation.job.spec.nodes.min
+    count = f"{len(situation.running)} of at least {need} nodes are up"
+    told = next((pod for pod in situation.kept if pod.waiting and not pod.running), None)
+    if told is None:
+        return "PodsPending", count
+    reason, _, text = told.waiting.partition(": ")
+    reason = reason if reason.isalnum() and reason[0].isalpha() else "PodsPending"
+    return reason, f"{count}; {told.name}: {text or reason}"
+
+
+def _progressing(decision: Decision, phase: Phase) -> Fact:
+    if phase == "Running":
+        return Fact("Progressing", True, "Stepping")
+    if decision.reason == "NoProgress" or phase in ("Complete", "Failed", "Suspended"):
+        return Fact("Progressing", False, decision.reason, decision.message)
+    return Fact("Progressing", None, "NotTraining")
+
+
+def _healthy(situation: Situation, decision: Decision, phase: Phase) -> Fact:
+    if decision.action == "fail" or decision.charged:
+        return Fact("Healthy", False, decision.reason, decision.message)
+    for pod in situation.current:
+        if situation.unreachable(pod):
+            return Fact("Healthy", False, "NodeLost", f"{pod.name}: node {pod.node} is lost")
+        if situation.condemned(pod):
+            why = situation.observed.nodes[pod.node].unhealthy
+            return Fact("Healthy", False, "UnhealthyGPU", f"{pod.name}: node {pod.node}: {why}")
+    if situation.faults:
+        return Fact("Healthy", False, situation.faults[0].reason, situation.faults[0].message)
+    wanted = situation.job.spec.nodes.max
+    if phase == "Running" and len(situation.running) < wanted and decision.action == "run":
+        return Fact("Healthy", False, "Degraded", f"{len(situation.running)} of {wanted} nodes")
+    return Fact("Healthy", True, "AsWanted")
+
+
+def _suspended(situation: Situation, decision: Decision) -> Fact:
+    if decision.action != "suspend":
+        return Fact("Suspended", False, "NotSuspended")
+    left = len(situation.observed.pods)
+    if left:
+        return Fact("Suspended", False, "Stopping", f"{left} pods leave a checkpoint and go")
+    return Fact("Suspended", True, "Suspended")
+
+
+def _end(decision: Decision, action: str) -> tuple[str, str]:
+    if decision.action == action:
+        return decision.reason, decision.message
+    return "NotYet", ""
+
+
+def _selector(job: str) -> str:
+    return ",".join(f"{key}={value}" for key, value in names.trainer_selector(job).items())
+
+
+def _goodput(situation: Situation) -> float | None:
+    """Return the part of the time since the admission that steps took, at the present rate.
+
+    A job that was admitted anew after a pause has steps from before, and no figure.
+    """
+    start, progress = since(situation.condition("Admitted")), situation.progress
+    last = seconds(progress.last_step_time) if progress else None
+    if start is None or progress is None or last is None or not progress.samples_per_second:
+        return situation.job.status.goodput
+    elapsed = last - start
+    useful = progress.samples / progress.samples_per_second
+    return round(useful / elapsed, 4) if 0 < useful <= elapsed else None

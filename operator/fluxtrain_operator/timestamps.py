@@ -1,0 +1,21 @@
+"""Kubernetes' timestamps, RFC 3339 in UTC, to and from Unix seconds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def stamp(seconds: float) -> str:
+    """Return Unix ``seconds`` as Kubernetes writes them, to the second."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def seconds(text: object) -> float | None:
+    """Return the Unix seconds of a timestamp; None for what is none."""
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()

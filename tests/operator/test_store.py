@@ -1,0 +1,71 @@
+"""The store keeps the newest version of each object, whatever order the watches bring them in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fluxtrain_operator import names
+from fluxtrain_operator.store import Store
+
+
+def job(version: int = 1, name: str = "job") -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "namespace": "ns", "uid": "u", "resourceVersion": str(version)}
+    }
+
+
+def pod(name: str, version: int = 1, uid: str = "p", node: str = "n1") -> dict[str, Any]:
+    labels = {names.LABEL_JOB: "job"}
+    metadata = {"name": name, "namespace": "ns", "uid": uid, "labels": labels}
+    return {"metadata": {**metadata, "resourceVersion": str(version)}, "spec": {"nodeName": node}}
+
+
+def node(name: str = "n1", ready: bool = True) -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    return {"metadata": {"name": name}, "status": {"conditions": conditions}}
+
+
+KEY = ("ns", "job")
+
+
+def test_an_older_version_never_replaces_a_newer_one() -> None:
+    store = Store()
+    store.set_job(job(10))
+    store.set_job(job(9))
+    assert store.job(KEY) == job(10)
+    store.set_pod(pod("job-0", 100))
+    store.set_pod(pod("job-0", 99))
+    assert store.pods(KEY) == [pod("job-0", 100)]
+
+
+def test_a_pod_of_the_same_name_and_another_uid_replaces_the_old_one() -> None:
+    store = Store()
+    store.set_pod(pod("job-0", 100, "old"))
+    store.set_pod(pod("job-0", 101, "new"))
+    store.set_pod(pod("job-0", 102, "old"), gone=True)
+    assert [p["metadata"]["uid"] for p in store.pods(KEY)] == ["new"]
+
+
+def test_what_is_gone_is_forgotten() -> None:
+    store = Store()
+    assert store.set_job(job()) == KEY
+    assert store.set_pod(pod("job-0")) == KEY
+    store.set_job(job(), gone=True)
+    store.set_pod(pod("job-0"), gone=True)
+    assert store.job(KEY) is None
+    assert store.pods(KEY) == []
+
+
+def test_a_pod_of_nobody_is_left_alone() -> None:
+    assert Store().set_pod({"metadata": {"name": "x", "namespace": "ns"}}) is None
+
+
+def test_a_node_concerns_the_jobs_on_it_only_when_it_changes() -> None:
+    store = Store()
+    store.set_pod(pod("job-0", node="n1"))
+    assert store.set_node(node("n1")) == [KEY]
+    assert store.set_node(node("n1")) == []
+    assert store.set_node(node("n2", ready=False)) == []
+    assert store.set_node(node("n1", ready=False)) == [KEY]
+    assert store.set_node(node("n1"), gone=True) == []
+    assert not store.nodes["n1"].ready
