@@ -7,7 +7,13 @@ import statistics
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("operator", "trainer", "tests", "benchmarks")
+PARTS = ("operator", "trainer", "cluster", "tests", "benchmarks")
+
+
+def modules(folder: Path) -> list[Path]:
+    """Return the modules below ``folder``, those of hidden folders (environments) left out."""
+    found = (path.relative_to(folder) for path in folder.rglob("*.py"))
+    return sorted(folder / p for p in found if not any(part.startswith(".") for part in p.parts))
 
 
 def function_lengths(tree: ast.AST) -> list[int]:
@@ -22,7 +28,7 @@ def main() -> None:
         f"{'part':<12}{'files':>7}{'lines':>8}{'median file':>13}{'median function':>17}{'p90':>6}"
     )
     for part in PARTS:
-        texts = [path.read_text() for path in sorted((ROOT / part).rglob("*.py"))]
+        texts = [path.read_text() for path in modules(ROOT / part)]
         lines = [len(text.splitlines()) for text in texts if text.strip()]
         lengths = sorted(n for text in texts for n in function_lengths(ast.parse(text)))
         if not lengths:
