@@ -43,9 +43,14 @@ def _removals(situation: Situation, decision: Decision) -> Iterator[Delete]:
     yield from _deletions(situation, situation.old, decision.grace_seconds)
     spare = situation.kept[situation.job.spec.nodes.max :]
     failed = [f.pod for f in situation.faults if due_again(f, 0) <= situation.now]
-    lost = [p for p in situation.current if situation.unreachable(p) or situation.condemned(p)]
+    lost = [p for p in situation.current if _lost(situation, p)]
     going = {pod.name: pod for pod in (*spare, *failed, *lost)}
     yield from _deletions(situation, going.values())
+
+
+def _lost(situation: Situation, pod: Pod) -> bool:
+    stuck = situation.out_of_reach(pod) and pod.deleting
+    return stuck or situation.unreachable(pod) or situation.condemned(pod)
 
 
 def _stale_store(situation: Situation) -> Iterator[Delete]:
@@ -97,10 +102,10 @@ def clean_up(situation: Situation) -> Iterator[Delete]:
 def _deletions(
     situation: Situation, pods: Iterable[Pod], grace_seconds: int | None = None
 ) -> Iterator[Delete]:
-    """Yield ``pods`` that are not going yet; those out of reach by force where the job allows it."""
-    force = situation.job.spec.restart.force_delete_on_lost_node
+    """Yield ``pods`` that are not going yet; those out of reach by force where that is safe or allowed."""
+    allowed = situation.job.spec.restart.force_delete_on_lost_node
     for pod in pods:
-        if force and situation.unreachable(pod):
+        if situation.out_of_reach(pod) and (pod.ended or allowed):
             yield _delete(pod, 0)
         elif not pod.deleting:
             yield _delete(pod, grace_seconds)

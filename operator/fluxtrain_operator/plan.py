@@ -37,8 +37,9 @@ class Event:
 class Plan:
     """What to do, in this order: write the status, delete, create, post events.
 
-    The status goes first, and only over the version that was read: counters are then never lost, and what
-    was planned from an old status is never done. All that follows can be repeated.
+    The status goes first, and only over the version that was read, even an equal one where there is
+    anything to do: counters are then never lost, and what was planned from an old picture of the job, a
+    finished one's pods for example, is never done. All that follows can be repeated.
     """
 
     status: Status

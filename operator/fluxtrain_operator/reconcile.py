@@ -12,6 +12,7 @@ from typing import Any
 from fluxtrain.contract.resource import KIND
 from fluxtrain.contract.status import Status
 from fluxtrain.errors import ConfigError
+from fluxtrain_operator import names
 from fluxtrain_operator.cluster import KINDS, Cluster
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
@@ -58,13 +59,13 @@ class Reconciler:
             self.metrics.forget(key)
             return None
         with self.metrics.reconciling():
+            if _not_ours(manifest):
+                self._applied.pop(manifest["metadata"]["uid"], None)
+                return None
             try:
                 job = load(manifest, self.default_image)
             except ConfigError as error:
                 await self._refuse(manifest, error)
-                return None
-            if job.deleting or not job.is_ours:
-                self._applied.pop(job.uid, None)
                 return None
             observed = await self._observe(key, job)
             decided = plan(job, observed, time.time())
@@ -75,7 +76,9 @@ class Reconciler:
     async def _refuse(self, manifest: Mapping[str, Any], error: ConfigError) -> None:
         before = Status.model_validate(manifest.get("status") or {})
         generation = manifest["metadata"].get("generation", 1)
-        await self._write_status(manifest, before, refused(before, generation, error, time.time()))
+        after = refused(before, generation, error, time.time())
+        if after != before:
+            await self._write_status(manifest, after)
 
     async def _observe(self, key: Key, job: Job) -> Observed:
         if finished(job.status):
@@ -130,8 +133,13 @@ class Reconciler:
         )
 
     async def _carry_out(self, manifest: Mapping[str, Any], job: Job, decided: Plan) -> None:
-        """Write the status, delete, create, tell: in this order, so that no count is ever lost."""
-        await self._write_status(manifest, job.status, decided.status)
+        """Write the status, delete, create, tell: in this order, so that no count is ever lost.
+
+        An equal status is written as well where something is to be done: the server refuses it where the
+        job has changed since it was read, and then what was planned is not done.
+        """
+        if decided.status != job.status or decided.delete or decided.create:
+            await self._write_status(manifest, decided.status)
         for what in decided.delete:
             await self._delete(job, what)
         for wanted in decided.create:
@@ -139,11 +147,7 @@ class Reconciler:
         for event in decided.events:
             await self.cluster.post_event(job, event, time.time())
 
-    async def _write_status(
-        self, manifest: Mapping[str, Any], before: Status, after: Status
-    ) -> None:
-        if before == after:
-            return
+    async def _write_status(self, manifest: Mapping[str, Any], after: Status) -> None:
         status = after.model_dump(mode="json", by_alias=True, exclude_none=True)
         self.store.set_job(await self.cluster.write_status(manifest, status))
 
@@ -162,10 +166,14 @@ class Reconciler:
                 self.store.set_pod(made)
             return
         made = await self.cluster.apply(wanted)
-        hashed = wanted["metadata"]["annotations"]
-        self._applied[job.uid].hashes[wanted["kind"], made["metadata"]["name"]] = next(
-            value for name, value in hashed.items() if name.endswith("applied-hash")
-        )
+        hashed = wanted["metadata"]["annotations"][names.ANNOTATION_APPLIED]
+        self._applied[job.uid].hashes[wanted["kind"], made["metadata"]["name"]] = hashed
+
+
+def _not_ours(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a job is going, or is somebody else's: then even its mistakes are not for us to tell."""
+    managed_by = manifest.get("spec", {}).get("managedBy", names.MANAGED_BY)
+    return "deletionTimestamp" in manifest["metadata"] or managed_by != names.MANAGED_BY
 
 
 def lost_race(error: Exception) -> bool:

@@ -134,8 +134,10 @@ class Situation:
 
     def unreachable(self, pod: Pod) -> bool:
         """Return whether nobody can say if ``pod`` still runs: its node is lost, or does not obey."""
-        if pod.ended:
-            return False
+        return self.out_of_reach(pod) and not pod.ended
+
+    def out_of_reach(self, pod: Pod) -> bool:
+        """Return whether the kubelet of ``pod`` is gone, or does not obey."""
         node = self.observed.nodes.get(pod.node)
         overdue = self.overdue_at(pod)
         return (node is not None and not node.ready) or (

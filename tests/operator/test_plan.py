@@ -270,6 +270,11 @@ def test_a_lost_pod_is_not_replaced_once_another_ended_well() -> None:
     assert (result.status.phase, created(result)) == ("Complete", [])
 
 
+def test_a_pod_that_is_sent_away_does_not_complete_the_job() -> None:
+    drained = make_pod(1, phase="Succeeded", exit_code=0, finished=NOW, deleting=True)
+    assert plan(running(), observe(drained), NOW).status.phase == "Restarting"
+
+
 def test_a_failure_beside_a_success_is_not_completion() -> None:
     done = make_pod(0, phase="Succeeded", exit_code=0, finished=NOW)
     assert plan(running(), observe(done, failed(1, 74)), NOW).status.attempt == 2
@@ -440,9 +445,19 @@ def test_the_store_is_replaced_wherever_that_cannot_split_the_training() -> None
     assert [(d.name, d.grace_seconds) for d in plan(job, one, NOW).delete] == [
         ("job-rendezvous", 0)
     ]
+    going = store(spec_hash=job.spec_hash, deleting=True, deletion_deadline=NOW + 5)
+    stuck = observe(*pods, job=job, rendezvous=replace(going, node="node-s"), nodes=lost("node-s"))
+    assert [d.grace_seconds for d in plan(job, stuck, NOW).delete] == [0]
     all_lost = observe(*pods, job=job, nodes=lost("node-s", "node-0", "node-1"))
     graces = {d.name: d.grace_seconds for d in plan(job, all_lost, NOW).delete}
     assert graces["job-rendezvous"] is None, "out there they may go on training"
+
+
+def test_a_pod_that_fails_while_it_is_sent_away_is_nobodys_fault() -> None:
+    result = plan(
+        running(), observe(make_pod(0), failed(1, 3, deleting=True), progress=progress()), NOW
+    )
+    assert (result.status.phase, result.status.attempt) == ("Running", 1)
 
 
 def test_a_job_without_progress_is_restarted_and_that_counts() -> None:

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -21,6 +22,9 @@ from fluxtrain.errors import EXIT_STOPPED
 from fluxtrain.rendezvous import wait_for_store
 
 _ENDPOINT = "PET_RDZV_ENDPOINT"
+_PAUSE_SECONDS = (
+    1.0  # a rendezvous that a failed agent has closed stays closed until the operator acts
+)
 
 
 def serve_node(environment: Mapping[str, str]) -> tuple[int, str]:
@@ -35,6 +39,7 @@ def serve_node(environment: Mapping[str, str]) -> tuple[int, str]:
         except RendezvousError as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             print(f"rendezvous lost ({reason}); joining again", file=sys.stderr, flush=True)
+            time.sleep(_PAUSE_SECONDS)
 
 
 @contextmanager

@@ -168,7 +168,7 @@ class Scheduling(Part):
 
     queue_name: Name | None = None
     """Kueue's local queue."""
-    gang: Literal["none", "coscheduling", "volcano", "native"] = "none"
+    gang: Annotated[Literal["none", "coscheduling", "volcano", "native"], FIXED] = "none"
     """Which scheduler's pod groups admit all pods together."""
     priority_class_name: Annotated[str, Field(max_length=253)] | None = None
     """Priority class of the pods."""

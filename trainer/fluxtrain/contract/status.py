@@ -32,7 +32,7 @@ class NodesStatus(Part):
     ready: Count = 0
     """Training."""
     desired: Count = 0
-    """Wanted now."""
+    """Asked for in this attempt."""
 
 
 class Restarts(Part):

@@ -1,0 +1,54 @@
+"""Names: within 63 characters, distinct, and what Kubernetes accepts for their kind."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fluxtrain_operator import names
+
+LONG = "a" * 63
+MAKERS = (
+    lambda job: names.pod(job, 0),
+    lambda job: names.pod(job, 4095),
+    names.rendezvous,
+    names.service,
+    names.config_map,
+    names.network_policy,
+    names.disruption_budget,
+    names.pod_group,
+    lambda job: names.native_group(job, 4096),
+    lambda job: names.queue_group(job, 12),
+)
+
+
+@pytest.mark.parametrize(
+    "job", ["a", "1", "mlperf", "a-b", LONG, "a" * 54 + "-" + "b" * 8, "0" * 63]
+)
+def test_every_name_is_one_that_kubernetes_accepts(job: str) -> None:
+    for make in MAKERS:
+        name = make(job)
+        assert len(name) <= 63
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name), name
+    assert names.service(job)[0].isalpha(), "a service is a DNS label of the older kind"
+
+
+def test_short_names_are_readable() -> None:
+    assert names.pod("mlperf", 3) == "mlperf-3"
+    assert names.rendezvous("mlperf") == "mlperf-rendezvous"
+    assert names.service("mlperf") == "mlperf"
+    assert names.service("1st") == "ft-1st"
+
+
+def test_long_jobs_that_differ_at_the_end_have_different_names() -> None:
+    one, other = "a" * 62 + "b", "a" * 62 + "c"
+    for make in MAKERS:
+        assert make(one) != make(other)
+
+
+def test_the_training_pods_selector_leaves_the_rendezvous_pod_out() -> None:
+    everyone, trainers = names.selector("job"), names.trainer_selector("job")
+    assert everyone.items() <= trainers.items()
+    assert everyone.items() <= names.labels("job", names.RENDEZVOUS).items()
+    assert not trainers.items() <= names.labels("job", names.RENDEZVOUS).items()
