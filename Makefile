@@ -5,10 +5,10 @@ EXTRAS := operator,trainer,demo,test,bench
 OUTPUT ?= runs/openmoji
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format generate golden bench size clean
+.PHONY: help setup run test check format generate golden bench cluster cluster-down chart size clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 setup: .venv/.installed ## make the environment in .venv (idempotent)
 
@@ -45,6 +45,16 @@ golden: setup ## write the golden files anew; review the diff like code
 
 bench: setup ## measure against the peers (makes their environments; about an hour)
 	$(BIN)/python -m benchmarks
+
+cluster: setup ## start a real Kubernetes on this machine, as root; prints the KUBECONFIG to export
+	@$(BIN)/python -m cluster up
+
+cluster-down: ## stop it; nothing is left
+	@$(BIN)/python -m cluster down
+
+chart: setup ## write the chart's dashboards and goldens anew; review the diff like code
+	$(BIN)/python -m dashboards
+	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/chart
 
 size: setup ## files, lines, function median and p90
 	@$(BIN)/python tests/architecture/size.py

@@ -33,6 +33,10 @@ def registry_of(store: Store, queue: WorkQueue, metrics: Metrics) -> kopf.Operat
         for key in store.set_node(event["object"], gone=event["type"] == "DELETED"):
             queue.add(key)
 
+    def login(**facts: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**facts) or kopf.login_with_kubeconfig(**facts)
+
+    kopf.on.login(registry=registry)(login)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(job_changed)
     kopf.on.event("", "v1", "pods", registry=registry)(pod_changed)
     kopf.on.event("", "v1", "nodes", registry=registry)(node_changed)
@@ -49,6 +53,9 @@ def settings() -> kopf.OperatorSettings:
     found.networking.request_timeout = 30
     found.posting.enabled = False
     found.peering.standalone = True
+    found.scanning.disabled = (
+        True  # the resource is there before we are: no right to list definitions
+    )
     found.persistence.finalizer = f"{GROUP}/unused"
     found.process.ultimate_exiting_timeout = 25
     return found

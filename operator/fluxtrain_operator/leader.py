@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from kubernetes.aio.client import ApiClient, CoordinationV1Api
+from kubernetes.aio.client import ApiClient, CoordinationV1Api, V1Lease, V1ObjectMeta
+from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.leaderelection.electionconfig import Config
 from kubernetes.aio.leaderelection.leaderelection import LeaderElection
+from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
 LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS = 15, 10, 2
@@ -35,7 +37,7 @@ async def lead(
     async def lost() -> None:
         ended.set()
 
-    lock = LeaseLock(name, namespace, identity, api)
+    lock = _Lock(name, namespace, identity, api)
     config = Config(lock, LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS, guarded, lost)
     election = asyncio.create_task(LeaderElection(config).run())
     waiting = asyncio.create_task(ended.wait())
@@ -49,6 +51,22 @@ async def lead(
         await _let_go(api, namespace, name, identity)
     if failure:
         raise failure[0]
+
+
+class _Lock(LeaseLock):  # type: ignore[misc]  # the client has no types
+    """The library's lock; its own ``create`` passes an argument that its own client refuses (37.0.2)."""
+
+    async def create(
+        self, name: str, namespace: str, election_record: LeaderElectionRecord
+    ) -> bool:
+        """Create the Lease; False where somebody else was first."""
+        spec = self.update_lease(election_record)
+        lease = V1Lease(metadata=V1ObjectMeta(name=name), spec=spec)
+        try:
+            await self.api_instance.create_namespaced_lease(namespace, lease)
+        except ApiException:
+            return False
+        return True
 
 
 async def _let_go(api: ApiClient, namespace: str, name: str, identity: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from fluxtrain.contract.launch import ENV_CONFIG, Places
 from fluxtrain.contract.resolve import resolve
-from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, EXIT_STORAGE
+from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, EXIT_STORAGE, EXIT_USAGE
 
 Process = subprocess.Popen[bytes]
 SLOW = {
@@ -143,6 +143,15 @@ def test_a_stop_while_there_is_no_store_is_heeded(cluster: Cluster) -> None:
     time.sleep(6)
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(timeout=20) == EXIT_STOPPED, cluster.logs()
+
+
+def test_what_no_restart_can_help_ends_the_agent_at_once(cluster: Cluster) -> None:
+    lost = resolve({**SLOW, "data": {"source": "encoded"}})
+    (cluster.folder / "config.json").write_text(lost.model_dump_json())
+    cluster.store()
+    agent = cluster.agent()
+    assert agent.wait(timeout=120) == EXIT_USAGE, cluster.logs()
+    assert cluster.logs().count("no encoded data set is here") == 1
 
 
 def test_a_store_whose_port_is_taken_says_so(cluster: Cluster) -> None:

@@ -6,29 +6,49 @@ Without it every agent dies with the store; kubelet would restart them, but with
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from fluxtrain import runner
-from fluxtrain.contract.launch import Places
+from fluxtrain.contract.launch import ENV_VERDICT, Places
 from fluxtrain.errors import EXIT_STOPPED
 from fluxtrain.rendezvous import wait_for_store
 
 _ENDPOINT = "PET_RDZV_ENDPOINT"
-_PAUSE_SECONDS = (
-    1.0  # a rendezvous that a failed agent has closed stays closed until the operator acts
-)
+_PAUSE_SECONDS = 1.0
+"""Between two attempts: a rendezvous that a failed agent closed stays closed until the operator acts."""
+
+
+class VerdictError(Exception):
+    """A trainer of this node says that no restart in place can help."""
+
+    def __init__(self, code: int, message: str) -> None:
+        """Keep the exit ``code`` and the ``message``."""
+        self.code, self.message = code, message
+        super().__init__(message)
 
 
 def serve_node(environment: Mapping[str, str]) -> tuple[int, str]:
     """Train on this node as torchrun's ``PET_*`` environment says; return exit code and what to say."""
+    try:
+        with _verdicts():
+            return _join_until_over(environment)
+    except VerdictError as verdict:
+        return verdict.code, verdict.message
+
+
+def _join_until_over(environment: Mapping[str, str]) -> tuple[int, str]:
     places = Places.from_environment(environment)
     while True:
         with _stopping() as over:
@@ -40,6 +60,24 @@ def serve_node(environment: Mapping[str, str]) -> tuple[int, str]:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             print(f"rendezvous lost ({reason}); joining again", file=sys.stderr, flush=True)
             time.sleep(_PAUSE_SECONDS)
+
+
+@contextmanager
+def _verdicts() -> Iterator[None]:
+    """Let trainers end the agent: torchrun by itself would start them again, whatever their code."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "verdict.json"
+        os.environ[ENV_VERDICT] = str(path)
+
+        def heed(signum: int, frame: FrameType | None) -> None:
+            verdict = json.loads(path.read_text())
+            raise VerdictError(verdict["code"], verdict["message"])
+
+        before = signal.signal(signal.SIGUSR1, heed)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGUSR1, before)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -21,14 +22,16 @@ from fluxtrain import checkpoint, optim
 from fluxtrain.checkpoint import Checkpoints, RunState
 from fluxtrain.contract.check import validate
 from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, ENV_CONFIG, Places
+from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, ENV_CONFIG, ENV_VERDICT, Places
 from fluxtrain.data.batch import Batch
 from fluxtrain.data.loader import evaluation_batches, training_batches
 from fluxtrain.distributed import StopRequest, World, die_with_parent, joined
 from fluxtrain.errors import (
+    EXIT_DIVERGED,
     EXIT_ERROR,
     EXIT_OK,
     EXIT_STORAGE,
+    EXIT_USAGE,
     DataError,
     DivergedError,
     FluxtrainError,
@@ -185,6 +188,7 @@ def _accumulate(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
 def _log(trainer: Trainer, totals: Tensor, norm: Tensor, rate: float) -> None:
     loss_sum, samples = trainer.world.all_sum(totals.clone()).tolist()
     loss = loss_sum / max(samples, 1.0)
+    trainer.observer.metrics.train_loss.set(loss)  # before it is judged: an alert asks for NaN
     _check_finite(trainer, loss)
     _check_faults(trainer)
     facts = StepFacts(trainer.run.step, trainer.run.samples, loss, whole(norm).item(), rate)
@@ -246,6 +250,10 @@ def _save(trainer: Trainer, totals: Tensor) -> None:
         trainer.checkpoints.finish()
 
 
+FINAL_CODES = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE)
+"""Exit codes that torchrun's restart of the processes in place would only bring again."""
+
+
 def main() -> int:
     """Run this rank as torchrun's environment says; return the exit code of the contract."""
     die_with_parent()
@@ -275,6 +283,10 @@ def _report(message: str, exit_code: int) -> int:
         return exit_code
     record = {"message": message, "timestamp": int(time.time())}
     Path(target).write_text(json.dumps(record))
+    verdict = os.environ.get(ENV_VERDICT)
+    if verdict is not None and exit_code in FINAL_CODES:
+        Path(verdict).write_text(json.dumps({"code": exit_code, "message": message}))
+        os.kill(os.getppid(), signal.SIGUSR1)
     return exit_code
 
 

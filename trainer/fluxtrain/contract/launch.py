@@ -24,6 +24,10 @@ ENV_PROCESS_RESTARTS = "FLUXTRAIN_PROCESS_RESTARTS"
 """Process restarts of the job before this pod. Set by the operator; the trainer adds torchrun's own
 (``TORCHELASTIC_RESTART_COUNT``) and tells the sum as ``processRestarts`` in /progress."""
 
+ENV_VERDICT = "FLUXTRAIN_VERDICT"
+"""File for the exit code and message of a trainer that no restart in place can help; it then calls its
+agent with SIGUSR1. Set by the agent, read by the trainer."""
+
 METRICS_PORT = 9464
 """Port of /metrics and /progress, on local rank 0 of each node. Read by Prometheus and the operator."""
 RENDEZVOUS_PORT = 29500

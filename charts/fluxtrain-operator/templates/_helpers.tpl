@@ -1,0 +1,81 @@
+{{/*
+Namespaced objects are called like the chart, whatever the release is called: the operator is one per
+namespace, as its Lease is, and a second release there is refused rather than left waiting for ever.
+Objects of the cluster carry the namespace in their name.
+*/}}
+{{- define "fluxtrain.clusterName" -}}
+{{ .Chart.Name }}-{{ .Release.Namespace }}
+{{- end }}
+
+{{/* Labels by which services and budgets find the operator's pods. They never change. */}}
+{{- define "fluxtrain.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* Labels of objects, not of pods: versions are in them, and a new one should restart nothing. */}}
+{{- define "fluxtrain.labels" -}}
+{{ include "fluxtrain.selector" . }}
+app.kubernetes.io/component: operator
+app.kubernetes.io/part-of: fluxtrain
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "fluxtrain.image" -}}
+{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- end }}
+
+{{/* "true" where a monitoring object is wanted: switched on, or left to what the cluster serves. */}}
+{{- define "fluxtrain.monitored" -}}
+{{- if eq (toString .enabled) "auto" }}
+{{- if .root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1" }}true{{ end }}
+{{- else if .enabled }}true{{ end }}
+{{- end }}
+
+{{- define "fluxtrain.subject" -}}
+- kind: ServiceAccount
+  name: {{ .Chart.Name }}
+  namespace: {{ .Release.Namespace }}
+{{- end }}
+
+{{/* What the operator may do where it reconciles jobs. docs/operator.md has the reason for each verb. */}}
+{{- define "fluxtrain.jobRules" -}}
+- apiGroups: [fluxtrain.dev]
+  resources: [fluxtrainings]
+  verbs: [delete, list, watch]
+- apiGroups: [fluxtrain.dev]
+  resources: [fluxtrainings/status]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [create, delete, list, watch]
+- apiGroups: [""]
+  resources: [configmaps, services]
+  verbs: [create, delete, list, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create, delete, list, patch]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [create, delete, list, patch]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
+{{- if .Values.gangs.coscheduling }}
+- apiGroups: [scheduling.x-k8s.io]
+  resources: [podgroups]
+  verbs: [create, delete, list, patch]
+{{- end }}
+{{- if .Values.gangs.volcano }}
+- apiGroups: [scheduling.volcano.sh]
+  resources: [podgroups]
+  verbs: [create, delete, list, patch]
+{{- end }}
+{{- if .Values.gangs.native }}
+- apiGroups: [scheduling.k8s.io]
+  resources: [podgroups, workloads]
+  verbs: [create, delete, list, patch]
+{{- end }}
+{{- end }}

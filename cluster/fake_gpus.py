@@ -1,0 +1,41 @@
+"""AMD GPUs that are not there: their capacity and the labels of AMD's node labeller.
+
+The scheduler counts them, so a pod that asks for more than a node has stays pending; a container
+that gets them finds no device.
+"""
+
+from __future__ import annotations
+
+import json
+
+from cluster.kubectl import kubectl
+
+RESOURCE = "amd.com/gpu"
+NUM_GPUS = 8
+
+LABELS = {
+    "amd.com/gpu.family": "AI",
+    "amd.com/gpu.device-id": "74a1",
+    "amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM",
+    "amd.com/gpu.vram": "192G",
+    "amd.com/gpu.cu-count": "304",
+    "amd.com/gpu.simd-count": "1216",
+    "amd.com/gpu.compute-memory-partition": "spx_nps1",
+}
+"""What the labeller writes on a node with eight MI300X in the mode for training."""
+
+
+def label_flag() -> str:
+    """Return the labels as the kubelet takes them."""
+    return ",".join(f"{key}={value}" for key, value in LABELS.items())
+
+
+def give(node_name: str, count: int = NUM_GPUS, resource: str = RESOURCE) -> None:
+    """Let the node claim ``count`` GPUs; its kubelet keeps what it does not know itself."""
+    key = resource.replace("~", "~0").replace("/", "~1")  # RFC 6901
+    patch = [
+        {"op": "add", "path": f"/status/{part}/{key}", "value": str(count)}
+        for part in ("capacity", "allocatable")
+    ]
+    options = ["--subresource=status", "--type=json", f"--patch={json.dumps(patch)}"]
+    kubectl("patch", "node", node_name, *options)

@@ -1,0 +1,95 @@
+"""Nodes that are not there: KWOK answers for them, and their pods run without running.
+
+For questions of scale: a machine of two cores holds hundreds of them.
+"""
+
+from __future__ import annotations
+
+from cluster import binaries, fake_gpus, processes
+from cluster.kubectl import Manifest, kubectl
+from cluster.places import BRIDGE_ADDRESS, FAKE_POD_RANGE, KUBECONFIG, STATE
+from cluster.progress import wait_until
+
+PROCESS = "kwok"
+ANNOTATION = {"kwok.x-k8s.io/node": "fake"}
+TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
+"""Keeps every pod away that does not tolerate it: a real pod would only pretend to run there."""
+
+STAGES = (
+    "node/fast/node-initialize.yaml",
+    "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
+    "pod/fast/pod-ready.yaml",
+    "pod/fast/pod-complete.yaml",
+    "pod/fast/pod-delete.yaml",
+)
+"""What happens to fake nodes and pods: KWOK's own rules, from the module that it is built from."""
+
+READY_SECONDS = 120
+
+
+def start(count: int, num_gpus: int = fake_gpus.NUM_GPUS) -> list[str]:
+    """Add fake nodes until there are ``count``, start KWOK where it does not run, wait until ready.
+
+    Returns their names.
+    """
+    if not processes.alive(PROCESS):
+        _start_kwok()
+    names = [f"fake-{index}" for index in range(count)]
+    there = set(_ready_names(ready_only=False))
+    new = [_manifest(name, num_gpus) for name in names if name not in there]
+    if new:
+        kubectl.create(*new)
+    wait_until(
+        lambda: set(names) <= set(_ready_names()),
+        f"{count} fake nodes ready",
+        seconds=READY_SECONDS,
+        every=0.5,
+    )
+    return names
+
+
+def stop() -> None:
+    """Remove all fake nodes and end KWOK; Kubernetes collects the pods that are left within a minute."""
+    kubectl("delete", "nodes", "--selector=type=fake")
+    processes.stop([PROCESS])
+
+
+def _start_kwok() -> None:
+    config = STATE / "kwok.yaml"
+    files = [binaries.path("kwok-stage") / stage for stage in STAGES]
+    config.write_text("\n---\n".join(file.read_text() for file in files))
+    flags = [
+        f"--kubeconfig={KUBECONFIG}",
+        f"--config={config}",
+        "--manage-all-nodes=false",
+        "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
+        f"--node-ip={BRIDGE_ADDRESS}",
+        f"--cidr={FAKE_POD_RANGE}",
+        "--node-lease-duration-seconds=40",
+    ]
+    processes.start(PROCESS, [binaries.path("kwok"), *flags])
+
+
+def _manifest(name: str, num_gpus: int) -> Manifest:
+    resources = {"cpu": "128", "memory": "2Ti", "pods": "110", fake_gpus.RESOURCE: str(num_gpus)}
+    labels = {**fake_gpus.LABELS, "type": "fake", "kubernetes.io/hostname": name}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "annotations": ANNOTATION, "labels": labels},
+        "spec": {"taints": [TAINT]},
+        "status": {"allocatable": resources, "capacity": resources},
+    }
+
+
+def _ready_names(*, ready_only: bool = True) -> list[str]:
+    found = kubectl.get("nodes", "--selector=type=fake")["items"]
+    return [
+        item["metadata"]["name"]
+        for item in found
+        if not ready_only
+        or any(
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for condition in item["status"].get("conditions", [])
+        )
+    ]

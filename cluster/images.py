@@ -1,0 +1,129 @@
+"""Container images without a registry: pause, a base with Python, and what buildah builds on it."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster import containerd, oci
+from cluster.commands import Arguments, run
+from cluster.containerd import PAUSE_IMAGE
+from cluster.packages import program, search_path
+from cluster.places import CACHE, FOLDER, STATE, Node, nodes
+from cluster.progress import part
+from cluster.volumes import SITE_PACKAGES
+
+BASE_IMAGE = "localhost/fluxtrain/python:1"
+"""Debian's Python and what torch's wheels expect of a system; no torch (see volumes.py)."""
+
+BASE_PACKAGES = ("python3", "ca-certificates")
+USER_ID = 1000
+
+LEFT_OUT = (
+    *("dev/*", "proc/*", "sys/*", "var/cache/*", "var/lib/apt/lists/*", "var/log/*"),
+    *(f"usr/share/{name}/*" for name in ("doc", "info", "locale", "man")),
+)
+
+PAUSE = oci.Image(PAUSE_IMAGE, command=("/pause",))
+BASE = oci.Image(
+    BASE_IMAGE,
+    command=("/usr/bin/python3",),
+    user=str(USER_ID),
+    env=("PATH=/usr/local/bin:/usr/bin:/bin", f"PYTHONPATH={SITE_PACKAGES}", "HOME=/tmp"),
+)
+
+
+def ensure() -> list[Path]:
+    """Return the archives of pause and base; makes them where the cache has none."""
+    return [pause(), base()]
+
+
+def pause() -> Path:
+    """Return the archive of the image that holds a pod's network: one static program."""
+    source = FOLDER / "pause.c"
+    archive = _archive("pause", source.read_text())
+    if not archive.exists():
+        with part("made the pause image"), _workshop() as folder:
+            (folder / "root").mkdir()
+            flags: Arguments = ["-static", "-Os", "-s", "-o", folder / "root" / "pause"]
+            run([program("gcc"), *flags, source])
+            _pack(PAUSE, folder, archive)
+    return archive
+
+
+def base() -> Path:
+    """Return the archive of the image with Python."""
+    suite = platform.freedesktop_os_release().get("VERSION_CODENAME", "stable")
+    archive = _archive("base", suite, *BASE_PACKAGES, *LEFT_OUT, *BASE.env)
+    if not archive.exists():
+        with part("made the base image"), _workshop() as folder:
+            include = f"--include={','.join(BASE_PACKAGES)}"
+            argv = [program("debootstrap"), "--variant=minbase", include, suite]
+            run([*argv, folder / "root"], env={"PATH": search_path()}, seconds=600)
+            with (folder / "root/etc/passwd").open("a") as users:
+                users.write(f"trainer:x:{USER_ID}:{USER_ID}::/tmp:/bin/sh\n")
+            _pack(BASE, folder, archive)
+    return archive
+
+
+def build(name: str, dockerfile: Path, context: Path, arguments: Mapping[str, str]) -> Path:
+    """Build ``dockerfile`` on the base image with buildah; return the archive of the image ``name``.
+
+    ``name`` is the full one that pods use, such as localhost/fluxtrain/operator:test.
+    Raises ClusterError with buildah's words where it fails.
+    """
+    archive = STATE / "images" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.tar"
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    archive.unlink(missing_ok=True)
+    _buildah("pull", "--quiet", f"oci-archive:{base()}")
+    options = [f"--build-arg={key}={value}" for key, value in arguments.items()]
+    _buildah("build", "--quiet", "--tag", name, "--file", str(dockerfile), *options, str(context))
+    _buildah("push", "--quiet", "--disable-compression", name, f"oci-archive:{archive}:{name}")
+    return archive
+
+
+def load(archives: list[Path]) -> None:
+    """Import images into every node of the running cluster."""
+
+    def load_into(node: Node) -> None:
+        for archive in archives:  # one after another: two imports would wait for each other's lock
+            containerd.import_image(node, archive)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(load_into, nodes()))
+
+
+def _buildah(*arguments: str) -> str:
+    """Run buildah without a daemon and with its store in the cache, not in the machine's."""
+    store = [f"--root={CACHE / 'buildah'}", f"--runroot={STATE / 'buildah'}"]
+    env = {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "overlay"}
+    return run([program("buildah"), *store, *arguments], env=env, seconds=900)
+
+
+def _archive(name: str, *made_from: str) -> Path:
+    key = hashlib.sha256("\0".join((platform.machine(), *made_from)).encode()).hexdigest()
+    return CACHE / "images" / f"{name}-{key[:16]}.tar"
+
+
+@contextmanager
+def _workshop() -> Iterator[Path]:
+    """Lend a folder on the cache's disk."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        yield Path(folder)
+
+
+def _pack(image: oci.Image, folder: Path, archive: Path) -> None:
+    """Write the image of ``folder/root``."""
+    layer = folder / "layer.tar"
+    excluded = [f"--exclude=./{pattern}" for pattern in LEFT_OUT]
+    same = ["--numeric-owner", "--sort=name", "--mtime=@0"]
+    argv = ["tar", "--create", f"--file={layer}", f"--directory={folder / 'root'}"]
+    run([*argv, *same, *excluded, "."], seconds=300)
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    oci.write_archive(image, layer, archive)

@@ -1,0 +1,99 @@
+"""One bridge, and for each node a network namespace with a cable to it; plain routes between them.
+
+Nothing of the machine's own network is touched: no address but the bridge's, no iptables rule, no
+forwarding. The host reaches pods by routes, pods reach each other through their nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import re
+
+from cluster.commands import run
+from cluster.errors import ClusterError, MachineError
+from cluster.packages import program
+from cluster.places import (
+    BRIDGE,
+    BRIDGE_ADDRESS,
+    FAKE_POD_RANGE,
+    POD_RANGE,
+    SERVICE_RANGE,
+    Node,
+)
+
+OUR_LINKS = re.compile(rf"{BRIDGE}|ft-node-\d")
+OUR_NAMESPACES = re.compile(r"fluxtrain-node-\d")
+OUR_RANGES = (f"{BRIDGE_ADDRESS}/24", POD_RANGE, SERVICE_RANGE, FAKE_POD_RANGE)
+
+
+def require_free_ranges() -> None:
+    """Raise MachineError where a route of the machine leads to an address that we use."""
+    ours = [ipaddress.IPv4Network(text, strict=False) for text in OUR_RANGES]
+    for route in json.loads(run([program("ip"), "-4", "-json", "route", "show"]) or "[]"):
+        with contextlib.suppress(ValueError):  # "default" is no network
+            taken = ipaddress.IPv4Network(route["dst"])
+            if any(taken.overlaps(network) for network in ours):
+                raise MachineError(
+                    f"{taken} is in use on {route.get('dev')}; the cluster needs 10.96.0.0/14 "
+                    "(another clone's cluster? `make cluster-down` there)"
+                )
+
+
+def create(nodes: list[Node]) -> None:
+    """Make the bridge and the namespaces."""
+    host = [
+        f"link add {BRIDGE} type bridge",
+        f"address add {BRIDGE_ADDRESS}/24 dev {BRIDGE}",
+        f"link set {BRIDGE} up",
+    ]
+    for node in nodes:
+        host += [
+            f"netns add {node.namespace}",
+            f"link add {node.link} type veth peer name eth0 netns {node.namespace}",
+            f"link set {node.link} master {BRIDGE} up",
+            f"route add {node.pod_range} via {node.address}",
+        ]
+    _ip(host)
+    for node in nodes:
+        _set_up_inside(node, [other for other in nodes if other != node])
+
+
+def _set_up_inside(node: Node, others: list[Node]) -> None:
+    inside = [
+        "link set lo up",
+        f"address add {node.address}/24 dev eth0",
+        "link set eth0 up",
+        f"route add default via {BRIDGE_ADDRESS}",
+        *(f"route add {other.pod_range} via {other.address}" for other in others),
+    ]
+    _ip(inside, "-netns", node.namespace)
+    enter = [program("nsenter"), f"--net=/run/netns/{node.namespace}"]
+    run([*enter, "tee", "/proc/sys/net/ipv4/ip_forward"], stdin="1")
+
+
+def cut(node: Node) -> None:
+    """Pull the cable: the node and its pods go on, and nobody hears them."""
+    _ip([f"link set {node.link} down"])
+
+
+def join(node: Node) -> None:
+    """Plug the cable in again."""
+    _ip([f"link set {node.link} up"])
+
+
+def remove() -> None:
+    """Delete all that `create` makes, and what half of it is left."""
+    listed = json.loads(run([program("ip"), "-json", "link", "show"]) or "[]")
+    links = [link["ifname"] for link in listed if OUR_LINKS.fullmatch(link["ifname"])]
+    spaces = json.loads(run([program("ip"), "-json", "netns", "list"]) or "[]")
+    names = [space["name"] for space in spaces if OUR_NAMESPACES.fullmatch(space["name"])]
+    # A namespace takes its end of a cable, and so the other end, with it: a link may be gone already.
+    for line in [f"link delete {link}" for link in links] + [f"netns delete {n}" for n in names]:
+        with contextlib.suppress(ClusterError):
+            _ip([line])
+
+
+def _ip(lines: list[str], *options: str) -> None:
+    run([program("ip"), *options, "-batch", "-"], stdin="\n".join(lines) + "\n")

@@ -1,0 +1,136 @@
+"""A node: containerd, kubelet and kube-proxy in a network namespace; started, lost and found again."""
+
+from __future__ import annotations
+
+import json
+
+from cluster import cgroups, containerd, fake_gpus, kubeconfigs, network, processes
+from cluster.binaries import path
+from cluster.certificates import AUTHORITY, PROXY, kubelet
+from cluster.errors import MachineError
+from cluster.kubectl import kubectl
+from cluster.places import BRIDGE_ADDRESS, DOMAIN, MAX_SOCKET_PATH, POD_RANGE, Node
+from cluster.progress import wait_until
+
+PROGRAMS = ("kubelet", "kube-proxy", "containerd")
+READY_SECONDS = 60
+
+
+def prepare(node: Node) -> None:
+    """Write the node's configuration and make its cgroup.
+
+    Raises MachineError where the clone lies so deep that a socket's address becomes too long.
+    """
+    socket = f"{node.containerd_socket}.ttrpc"
+    if len(socket.encode()) > MAX_SOCKET_PATH:
+        raise MachineError(f"{socket} is too long for a socket; put the clone into a shorter path")
+    node.folder.mkdir(parents=True)
+    cgroups.create(node.namespace)
+    containerd.prepare(node)
+    kubeconfigs.write(node.folder / "kubelet.kubeconfig", kubelet(node))
+    kubeconfigs.write(node.folder / "kube-proxy.kubeconfig", PROXY)
+    (node.folder / "resolv.conf").write_text(f"nameserver {BRIDGE_ADDRESS}\n")
+    (node.folder / "kubelet.json").write_text(json.dumps(_kubelet_config(node), indent=2))
+
+
+def _kubelet_config(node: Node) -> dict[str, object]:
+    identity = kubelet(node)
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": node.address,
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(AUTHORITY.certificate)},
+        },
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": str(identity.certificate),
+        "tlsPrivateKeyFile": str(identity.key),
+        "containerRuntimeEndpoint": f"unix://{node.containerd_socket}",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{node.namespace}",
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "clusterDNS": [BRIDGE_ADDRESS],
+        "clusterDomain": DOMAIN,
+        "resolvConf": str(node.folder / "resolv.conf"),
+        "podLogsDir": str(node.folder / "logs"),
+        # The disk is the machine's, and others fill it: only a really full one evicts pods.
+        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%"},
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+    }
+
+
+def start(node: Node) -> None:
+    """Start kubelet and kube-proxy; containerd runs already."""
+    folder = node.folder
+    flags = [
+        f"--config={folder / 'kubelet.json'}",
+        f"--kubeconfig={folder / 'kubelet.kubeconfig'}",
+        f"--root-dir={folder / 'kubelet'}",
+        f"--cert-dir={folder / 'kubelet-certificates'}",
+        f"--hostname-override={node.name}",
+        f"--node-ip={node.address}",
+        f"--node-labels={fake_gpus.label_flag()}",
+    ]
+    _start_inside(node, "kubelet", flags)
+    flags = [
+        f"--kubeconfig={folder / 'kube-proxy.kubeconfig'}",
+        "--proxy-mode=iptables",
+        f"--cluster-cidr={POD_RANGE}",
+        f"--hostname-override={node.name}",
+        "--conntrack-max-per-core=0",
+    ]
+    _start_inside(node, "kube-proxy", flags)
+
+
+def _start_inside(node: Node, name: str, flags: list[str]) -> None:
+    processes.start(node.process(name), [path(name), *flags], namespace=node.namespace)
+
+
+def wait_ready(node: Node) -> None:
+    """Return when Kubernetes calls the node ready and has its GPUs.
+
+    Raises ClusterError with the end of a log where a program of the node died.
+    """
+
+    def ready() -> bool:
+        for name in PROGRAMS:
+            processes.require_alive(node.process(name))
+        return is_ready(node)
+
+    wait_until(ready, f"{node.name} ready", seconds=READY_SECONDS)
+
+
+def is_ready(node: Node) -> bool:
+    """Tell whether Kubernetes calls the node ready."""
+    found = kubectl.get("nodes")["items"]
+    mine = [item for item in found if item["metadata"]["name"] == node.name]
+    conditions = [condition for item in mine for condition in item["status"]["conditions"]]
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def cut_off(node: Node) -> None:
+    """Take the node off the network: it goes on, and nobody hears it. `reconnect` undoes it."""
+    network.cut(node)
+
+
+def reconnect(node: Node) -> None:
+    """Put the node on the network again."""
+    network.join(node)
+
+
+def power_off(node: Node) -> None:
+    """Kill everything on the node at once, containers included. `power_on` undoes it."""
+    processes.stop(node.process(name) for name in PROGRAMS)
+    containerd.kill_containers(node)
+
+
+def power_on(node: Node) -> None:
+    """Start the node's programs again, with the disk as it was left, and wait until it is ready."""
+    containerd.start(node)
+    start(node)
+    fake_gpus.give(node.name)
+    wait_ready(node)

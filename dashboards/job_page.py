@@ -1,0 +1,125 @@
+"""The job dashboard: whether it learns, how fast, what it waits for, and what went wrong."""
+
+from __future__ import annotations
+
+from dashboards.grafana import Dashboard, Query, Row, Variable, curve, quantiles, stat
+
+_JOB = '{namespace="$namespace", fluxtraining="$job"}'
+_PODS = f"group by (namespace, pod) (fluxtrain_step{_JOB})"
+
+
+def _most(metric: str) -> str:
+    """Return the value of a gauge that is the same in all pods, or not yet known in some."""
+    return f"max(fluxtrain_{metric}{_JOB})"
+
+
+def _rate_by_pod(counter: str) -> Query:
+    return Query(f"max by (pod) (rate(fluxtrain_{counter}{_JOB}[$__rate_interval]))", "{{pod}}")
+
+
+def _gpu(metric: str) -> Query:
+    """Return a metric of AMD's device metrics exporter for the GPUs under the job's pods."""
+    of_job = f'{metric}{{namespace="$namespace"}} * on (namespace, pod) group_left () {_PODS}'
+    return Query(f"max by (pod, gpu_id) ({of_job})", "{{pod}} GPU {{gpu_id}}")
+
+
+JOB = Dashboard(
+    uid="fluxtrain-job",
+    title="fluxtrain / job",
+    text="One FluxTraining.",
+    variables=(
+        Variable("namespace", "Namespace", "label_values(fluxtrain_step, namespace)"),
+        Variable(
+            "job", "Job", 'label_values(fluxtrain_step{namespace="$namespace"}, fluxtraining)'
+        ),
+    ),
+    parts=(
+        stat("Step", "Optimizer steps done.", _most("step")),
+        stat("Train loss", "Of the last logged step.", _most("train_loss")),
+        stat("Evaluation loss", "Of the last evaluation.", _most("eval_loss")),
+        stat("Samples/s", "Of all ranks together.", _most("samples_per_second")),
+        stat("MFU", "Model FLOPs over the GPUs' dense peak.", _most("mfu_ratio"), "percentunit"),
+        stat("Remaining", "Estimated time to the last step.", _most("remaining_seconds"), "s"),
+        stat(
+            "Since the last step",
+            "Grows while nothing is trained.",
+            f"time() - max(fluxtrain_last_progress_timestamp_seconds{_JOB} > 0)",
+            "s",
+        ),
+        stat(
+            "Restarts",
+            "Of the processes, in the time shown, as the pod with the most of them saw it.",
+            f"max(changes(fluxtrain_step_seconds_created{_JOB}[$__range]))",
+        ),
+        Row("Learning"),
+        curve(
+            "Loss",
+            "Training and evaluation.",
+            Query(f"max(fluxtrain_train_loss{_JOB} > 0)", "train"),
+            Query(f"max(fluxtrain_eval_loss{_JOB} > 0)", "evaluation"),
+        ),
+        curve(
+            "Evaluation loss by timestep",
+            "Early timesteps are nearly clean, late ones nearly noise.",
+            Query(f"max by (timestep) (fluxtrain_eval_loss_by_timestep{_JOB})", "{{timestep}}"),
+        ),
+        curve("Gradient norm", "Before clipping.", Query(_most("grad_norm"), "norm")),
+        Row("Speed"),
+        curve("Throughput", "Of all ranks.", Query(_most("samples_per_second"), "samples/s")),
+        curve(
+            "Step time",
+            "Evaluation and sampling left out.",
+            *quantiles("fluxtrain_step_seconds", _JOB),
+            unit="s",
+        ),
+        curve(
+            "MFU", "Model FLOPs over peak.", Query(_most("mfu_ratio"), "MFU"), unit="percentunit"
+        ),
+        curve(
+            "Waiting for data",
+            "Share of the time.",
+            _rate_by_pod("data_wait_seconds_total"),
+            unit="percentunit",
+        ),
+        curve(
+            "Waiting for checkpoints",
+            "Share of the time.",
+            _rate_by_pod("checkpoint_stall_seconds_total"),
+            unit="percentunit",
+        ),
+        curve(
+            "Memory",
+            "Most that was allocated on the first device of each pod.",
+            Query(f"max by (pod) (fluxtrain_memory_bytes{_JOB})", "{{pod}}"),
+            unit="bytes",
+        ),
+        Row("Health"),
+        curve("Nodes", "Pods that train and answer.", Query(f"count({_PODS})", "nodes")),
+        curve(
+            "Restarts",
+            "Of the processes, within ten minutes.",
+            Query(f"max by (pod) (changes(fluxtrain_step_seconds_created{_JOB}[10m]))", "{{pod}}"),
+        ),
+        curve(
+            "Steps at stake",
+            "Since the newest complete checkpoint.",
+            Query(f"{_most('step')} - {_most('checkpoint_step')}", "steps"),
+        ),
+        curve(
+            "Unreadable samples",
+            "Skipped and counted; those of one pod's first rank.",
+            Query(f"max by (pod) (fluxtrain_bad_samples_total{_JOB})", "{{pod}}"),
+        ),
+        curve("Learning rate", "Of the schedule.", Query(_most("learning_rate"), "rate")),
+        curve("Samples", "Used so far.", Query(_most("samples"), "samples")),
+        Row("GPUs, by AMD's device metrics exporter"),
+        curve("Activity", "Of the compute units.", _gpu("gpu_gfx_activity"), unit="percent"),
+        curve("Power", "Of the package.", _gpu("gpu_package_power"), unit="watt"),
+        curve(
+            "Junction temperature",
+            "Hottest spot.",
+            _gpu("gpu_junction_temperature"),
+            unit="celsius",
+        ),
+    ),
+)

@@ -1,0 +1,92 @@
+"""The operator dashboard: whether it leads, keeps up, and brings jobs back."""
+
+from __future__ import annotations
+
+from dashboards.grafana import Dashboard, Query, Row, Variable, curve, quantiles, stat
+
+_HERE = '{namespace="$namespace"}'
+_PREFIX = "fluxtrain_operator"
+_PODS = f"group by (namespace, pod) ({_PREFIX}_leader{_HERE})"
+_LONG = "$__range"  # jobs start and recover too seldom for a rate over minutes
+
+
+def _rate(counter: str) -> Query:
+    return Query(f"sum(rate({_PREFIX}_{counter}{_HERE}[$__rate_interval]))", "per second")
+
+
+def _process(expr: str) -> Query:
+    return Query(f"max by (pod) ({expr} * on (namespace, pod) group_left () {_PODS})", "{{pod}}")
+
+
+OPERATOR = Dashboard(
+    uid="fluxtrain-operator",
+    title="fluxtrain / operator",
+    text="The operator of FluxTraining.",
+    variables=(Variable("namespace", "Namespace", f"label_values({_PREFIX}_leader, namespace)"),),
+    parts=(
+        stat("Leaders", "One, or nothing is reconciled.", f"sum({_PREFIX}_leader{_HERE})", width=4),
+        stat("Replicas", "Those that answer.", f"count({_PREFIX}_leader{_HERE})", width=4),
+        stat("Jobs", "Of all phases.", f"sum({_PREFIX}_jobs{_HERE})", width=4),
+        stat("Queue", "Jobs that wait.", f"max({_PREFIX}_queue_length{_HERE})", width=4),
+        stat(
+            "Errors",
+            "Failed reconciles in the time shown.",
+            f"sum(increase({_PREFIX}_reconcile_errors_total{_HERE}[$__range]))",
+            width=4,
+        ),
+        stat(
+            "Pods created",
+            "In the time shown.",
+            f"sum(increase({_PREFIX}_pods_created_total{_HERE}[$__range]))",
+            width=4,
+        ),
+        Row("Jobs"),
+        curve(
+            "Jobs by phase",
+            "As the leader sees them.",
+            Query(f"max by (phase) ({_PREFIX}_jobs{_HERE})", "{{phase}}"),
+        ),
+        curve(
+            "Time to the first step",
+            "From the creation of a job, over the time shown.",
+            *quantiles(f"{_PREFIX}_time_to_first_step_seconds", _HERE, _LONG),
+            unit="s",
+        ),
+        curve(
+            "Recovery",
+            "From the last step before a loss to the first one after it, over the time shown.",
+            *quantiles(f"{_PREFIX}_recovery_seconds", _HERE, _LONG),
+            unit="s",
+        ),
+        Row("Work"),
+        curve(
+            "Reconcile time",
+            "Of one job.",
+            *quantiles(f"{_PREFIX}_reconcile_seconds", _HERE),
+            unit="s",
+        ),
+        curve("Reconciles", "All jobs.", _rate("reconcile_seconds_count"), unit="ops"),
+        curve("Errors", "Each is tried again.", _rate("reconcile_errors_total"), unit="ops"),
+        curve("Queue", "Jobs that wait.", Query(f"max({_PREFIX}_queue_length{_HERE})", "jobs")),
+        curve("Pods created", "All jobs.", _rate("pods_created_total"), unit="ops"),
+        curve(
+            "Watches",
+            "Time since they last brought something; nodes speak every few minutes.",
+            Query(f"max by (kind) ({_PREFIX}_watch_age_seconds{_HERE})", "{{kind}}"),
+            unit="s",
+        ),
+        Row("Process"),
+        curve("Leader", "1 where a replica leads.", Query(f"{_PREFIX}_leader{_HERE}", "{{pod}}")),
+        curve(
+            "Memory",
+            "Resident.",
+            _process(f"process_resident_memory_bytes{_HERE}"),
+            unit="bytes",
+        ),
+        curve(
+            "CPU",
+            "Cores in use.",
+            _process(f"rate(process_cpu_seconds_total{_HERE}[$__rate_interval])"),
+        ),
+    ),
+)

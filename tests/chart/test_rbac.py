@@ -1,0 +1,237 @@
+"""The operator's rights: what it asks for, what the chart grants and what the docs explain are the same."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from kubernetes.aio.client import ApiClient, Configuration
+from prometheus_client import CollectorRegistry
+
+from fluxtrain_operator import handlers, names
+from fluxtrain_operator.cluster import Cluster
+from fluxtrain_operator.job import Job
+from fluxtrain_operator.leader import lead
+from fluxtrain_operator.metrics import Metrics
+from fluxtrain_operator.reconcile import Reconciler
+from fluxtrain_operator.resources import Slot, training_pod
+from fluxtrain_operator.store import Store
+from fluxtrain_operator.work_queue import WorkQueue
+
+Manifest = dict[str, Any]
+Right = tuple[str, str, str]
+"""Resource as ``plural[/subresource][.group]``, verb, and where: watched, cluster or own."""
+Template = Callable[..., list[Manifest]]
+
+ROOT = Path(__file__).parents[2]
+LONG_AGO = "2020-01-01T00:00:00Z"
+VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+PATH = re.compile(
+    r"/apis?/(?:(?P<group>[^/]+)/)?v[^/]+/namespaces/(?P<namespace>[^/]+)/(?P<plural>[^/]+)"
+    r"(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?"
+)
+
+
+def rights_of(method: str, path: str) -> Iterator[tuple[str, str]]:
+    """Yield what the API server asks its authorizer for a request."""
+    found = PATH.fullmatch(path)
+    if found is None:
+        return  # discovery, open to everyone with a token
+    resource = found["plural"] + (f"/{found['sub']}" if found["sub"] else "")
+    resource += f".{found['group']}" if found["group"] else ""
+    if method == "PATCH":
+        yield resource, "create"  # an apply may create
+    yield resource, VERBS.get(method, "get" if found["name"] else "list")
+
+
+class Recorder:
+    """An API server that agrees to everything, owns one stale object of each kind, and takes notes."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, str]] = set()
+        self.leases: dict[str, Manifest] = {}
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.seen |= set(rights_of(request.method, request.path))
+        body = await request.json() if request.can_read_body else {}
+        if "/leases" in request.path:
+            return self._lease(request, body)
+        if request.method == "GET":
+            labels = {names.LABEL_JOB: "job"}
+            stale = {"metadata": {"name": "stale", "labels": labels, "annotations": {}}}
+            return web.json_response({"items": [stale]})
+        if request.method == "PUT":
+            body["metadata"]["resourceVersion"] = "2"
+        return web.json_response(body)
+
+    def _lease(self, request: web.Request, body: Manifest) -> web.Response:
+        if body:
+            self.leases["lease"] = body
+        if not self.leases:
+            return web.json_response({"code": 404, "message": "not found"}, status=404)
+        return web.json_response(self.leases["lease"])
+
+
+def make_job(gang: str = "none", phase: str | None = None, **spec: Any) -> Manifest:
+    status: Manifest = {}
+    if phase is not None:
+        condition = {"type": phase, "status": "True", "reason": "Over", "message": ""}
+        times = {"lastTransitionTime": LONG_AGO, "observedGeneration": 1}
+        status = {"phase": phase, "attempt": 1, "conditions": [{**condition, **times}]}
+    metadata = {"name": "job", "namespace": "team", "uid": "uid", "resourceVersion": "1"}
+    return {
+        "apiVersion": "fluxtrain.dev/v1alpha1",
+        "kind": "FluxTraining",
+        "metadata": {**metadata, "generation": 1, "creationTimestamp": LONG_AGO},
+        "spec": {"run": {"preset": "micro"}, "scheduling": {"gang": gang}, **spec},
+        "status": status,
+    }
+
+
+JOBS = [
+    make_job("none", nodes={"min": 1, "max": 2}),
+    make_job("coscheduling"),
+    make_job("volcano"),
+    make_job("native"),
+    make_job(phase="Complete", lifecycle={"ttlSecondsAfterFinished": 1}),
+    make_job(lifecycle={"suspend": True}),
+]
+
+
+async def ask_for_everything() -> set[tuple[str, str]]:
+    """Return the rights that a reconcile of each of JOBS, and an election, ask for."""
+    recorder, app = Recorder(), web.Application()
+    app.router.add_route("*", "/{path:.*}", recorder.answer)
+    running = web.AppRunner(app, access_log=None)
+    await running.setup()
+    site = web.TCPSite(running, "127.0.0.1", 0)
+    await site.start()
+    address = f"http://127.0.0.1:{running.addresses[0][1]}"
+    try:
+        async with (
+            ApiClient(Configuration(host=address)) as api,
+            aiohttp.ClientSession() as http,
+        ):
+            for manifest in JOBS:
+                await reconcile(Cluster(api, http), manifest)
+            election = lead(api, "team", "lease", "me", lambda: asyncio.sleep(0))
+            await asyncio.wait_for(election, 30)
+    finally:
+        await running.cleanup()
+    return recorder.seen
+
+
+async def reconcile(cluster: Cluster, manifest: Manifest) -> None:
+    store = Store()
+    store.set_job(manifest)
+    if manifest["spec"].get("lifecycle", {}).get("suspend"):
+        store.set_pod(training_pod(Job.from_object(manifest, "trainer"), Slot(0), "none"))
+    metrics = Metrics(CollectorRegistry())
+    await Reconciler(store, cluster, metrics, "trainer").reconcile(("team", "job"))
+
+
+def watched() -> set[tuple[str, str]]:
+    """Return the rights that kopf needs for the operator's watches."""
+    metrics = Metrics(CollectorRegistry())
+    queue = WorkQueue(lambda key, error: None)
+    registry = handlers.registry_of(Store(), queue, metrics)
+    selectors = [handler.selector for handler in registry._watching.get_all_handlers()]
+    found = set()
+    for selector in selectors:
+        plural = selector.plural or selector.any_name
+        group = "" if selector.group in ("", None) else f".{selector.group}"
+        found |= {(f"{plural}{group}", verb) for verb in ("list", "watch")}
+    return found
+
+
+def granted(rendered: list[Manifest]) -> set[Right]:
+    """Return what the chart's roles for the operator allow."""
+    found = set()
+    for role in rendered:
+        if role["kind"] not in ("Role", "ClusterRole") or not bound(rendered, role):
+            continue
+        where = "own" if role["metadata"]["name"].endswith("-election") else "watched"
+        where = "cluster" if role["metadata"]["name"].endswith("-nodes") else where
+        for rule in role["rules"]:
+            assert len(rule["apiGroups"]) == 1
+            group = f".{rule['apiGroups'][0]}" if rule["apiGroups"][0] else ""
+            found |= {
+                (f"{r}{group}", verb, where) for r in rule["resources"] for verb in rule["verbs"]
+            }
+    return found
+
+
+def bound(rendered: list[Manifest], role: Manifest) -> bool:
+    name = role["metadata"]["name"]
+    return any(m.get("roleRef", {}).get("name") == name for m in rendered)
+
+
+def explained() -> set[Right]:
+    """Return the rows of the table in docs/operator.md."""
+    found, resources = set(), list[str]()
+    for line in (ROOT / "docs" / "operator.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[2] in ("watched", "cluster", "own"):
+            resources = re.findall(r"`([^`]+)`", cells[0]) or resources
+            assert cells[3], line
+            found |= {(resource, cells[1], cells[2]) for resource in resources}
+    return found
+
+
+def test_the_docs_explain_every_right_and_no_other(template: Template) -> None:
+    assert explained() == granted(template())
+
+
+def test_the_operator_uses_every_right_and_no_other(template: Template) -> None:
+    used = asyncio.run(ask_for_everything()) | watched()
+    assert used == {(resource, verb) for resource, verb, _ in granted(template())}
+
+
+def test_nothing_is_granted_by_wildcard_and_no_secret_is_readable(template: Template) -> None:
+    for resource, verb, _ in granted(template()):
+        assert "*" not in resource + verb
+        assert resource.split("/")[0] not in ("secrets", "serviceaccounts")
+        assert resource not in ("pods/exec", "pods/attach", "pods/portforward")
+
+
+def test_watched_namespaces_get_a_role_each_and_the_cluster_none(template: Template) -> None:
+    rendered = template('watchNamespaces=["a","b"]')
+    jobs = [m for m in rendered if m["metadata"]["name"].endswith("-jobs")]
+    assert sorted((m["kind"], m["metadata"]["namespace"]) for m in jobs) == [
+        ("Role", "a"),
+        ("Role", "b"),
+        ("RoleBinding", "a"),
+        ("RoleBinding", "b"),
+    ]
+    assert granted(rendered) == granted(template())
+
+
+@pytest.mark.parametrize(
+    ("gang", "group"),
+    [
+        ("coscheduling", "scheduling.x-k8s.io"),
+        ("volcano", "scheduling.volcano.sh"),
+        ("native", "scheduling.k8s.io"),
+    ],
+)
+def test_pod_groups_of_a_scheduler_can_be_left_out(
+    gang: str, group: str, template: Template
+) -> None:
+    missing = granted(template()) - granted(template(f"gangs.{gang}=false"))
+    assert missing
+    assert all(resource.endswith(f".{group}") for resource, _, _ in missing)
+
+
+def test_every_binding_is_for_the_operators_account_only(template: Template) -> None:
+    rendered = template('watchNamespaces=["a"]')
+    account = next(m for m in rendered if m["kind"] == "ServiceAccount")["metadata"]
+    for binding in (m for m in rendered if "roleRef" in m):
+        (subject,) = binding["subjects"]
+        assert (subject["name"], subject["namespace"]) == (account["name"], account["namespace"])
+        assert any(m["metadata"]["name"] == binding["roleRef"]["name"] for m in rendered)

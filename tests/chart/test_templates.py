@@ -1,0 +1,260 @@
+"""What the chart renders: goldens, Kubernetes' own schemas, and what must not change with a version."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+from fluxtrain_operator import names
+
+Manifest = dict[str, Any]
+Template = Callable[..., list[Manifest]]
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "fluxtrain-operator"
+GOLDEN = Path(__file__).parent / "golden"
+MONITORING = ("monitoring.coreos.com/v1",)
+NEVER = tuple(
+    f"{kind}.enabled=false"
+    for kind in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")
+)
+
+VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "namespaces": (
+        (
+            'watchNamespaces=["team-a","team-b"]',
+            "replicas=1",
+            'gangs={"volcano":false,"native":false}',
+            "rbac.aggregate=false",
+        ),
+        (),
+    ),
+    "everything": (
+        (
+            'image={"repository":"example.com/operator","tag":"v2","pullPolicy":"Always"}',
+            'trainerImage={"repository":"example.com:5000/trainer","tag":"v2"}',
+            'imagePullSecrets=["pull"]',
+            'nodeSelector={"kubernetes.io/os":"linux"}',
+            'tolerations=[{"key":"system","operator":"Exists"}]',
+            'priorityClassName="system-cluster-critical"',
+            'podMonitor.labels={"release":"prometheus"}',
+            "crds.install=false",
+        ),
+        MONITORING,
+    ),
+}
+
+
+def key(manifest: Manifest) -> tuple[str, str, str]:
+    metadata = manifest["metadata"]
+    return manifest["kind"], metadata.get("namespace", ""), metadata["name"]
+
+
+def by_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
+    return [manifest for manifest in manifests if manifest["kind"] == kind]
+
+
+def one(manifests: list[Manifest], kind: str) -> Manifest:
+    found = by_kind(manifests, kind)
+    assert len(found) == 1, [key(manifest) for manifest in manifests]
+    return found[0]
+
+
+def written_elsewhere(manifest: Manifest) -> bool:
+    """Return whether a file of the chart, with tests of its own, is all there is to see."""
+    dashboard = manifest["metadata"]["name"].startswith("fluxtrain-dashboard-")
+    return dashboard or manifest["kind"] in ("CustomResourceDefinition", "PrometheusRule")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_chart_renders_as_its_golden_says(variant: str, template: Template) -> None:
+    values, apis = VARIANTS[variant]
+    rendered = [m for m in template(*values, apis=apis) if not written_elsewhere(m)]
+    text = yaml.safe_dump_all(sorted(rendered, key=key), sort_keys=False, width=110)
+    golden = GOLDEN / f"{variant}.yaml"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert golden.read_text() == text, "run make chart and read the diff"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_kubernetes_accepts_every_object(variant: str, template: Template) -> None:
+    values, apis = VARIANTS[variant]
+    rendered = [m for m in template(*values, apis=apis) if m["apiVersion"] not in MONITORING]
+    assert rendered
+    for manifest in rendered:
+        kubernetes_validate.validate(manifest, "1.34", strict=True)
+
+
+def test_monitoring_objects_come_where_the_cluster_knows_them_or_on_request(
+    template: Template,
+) -> None:
+    wanted = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
+    bare, served = template(), template(apis=MONITORING)
+    asked = template("serviceMonitor.enabled=true", "dashboards.enabled=true")
+    refused = template(*NEVER, apis=MONITORING)
+    assert not wanted & {m["kind"] for m in bare}
+    assert not by_kind(bare, "ConfigMap")
+    assert wanted <= {m["kind"] for m in served}
+    assert len(by_kind(served, "ConfigMap")) == 2
+    assert wanted & {m["kind"] for m in asked} == {"ServiceMonitor"}
+    assert len(by_kind(asked, "ConfigMap")) == 2
+    assert {key(m) for m in refused} == {key(m) for m in bare}
+
+
+def test_the_definition_is_the_generated_one_and_stays_when_the_release_goes(
+    template: Template,
+) -> None:
+    definition = one(template(), "CustomResourceDefinition")
+    notes = definition["metadata"].pop("annotations")
+    assert notes == {"helm.sh/resource-policy": "keep"}
+    assert definition == yaml.safe_load((ROOT / "manifests" / "crd.yaml").read_text())
+    assert not by_kind(template("crds.install=false"), "CustomResourceDefinition")
+
+
+def test_the_alerts_are_those_that_are_tested(template: Template) -> None:
+    rule = one(template(apis=MONITORING), "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+
+
+def test_the_dashboards_are_those_that_are_tested(template: Template) -> None:
+    for manifest in by_kind(template(apis=MONITORING), "ConfigMap"):
+        ((name, text),) = manifest["data"].items()
+        file = CHART / "files" / "dashboards" / name.removeprefix("fluxtrain-")
+        assert text.strip() == file.read_text().strip()
+        assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_a_new_version_of_the_chart_alone_restarts_no_pod(
+    template: Template, tmp_path: Path
+) -> None:
+    newer = tmp_path / "chart"
+    shutil.copytree(CHART, newer)
+    text = (newer / "Chart.yaml").read_text()
+    (newer / "Chart.yaml").write_text(
+        text.replace("version: 0.1.0", "version: 9.9.9").replace(
+            "appVersion: 0.1.0", "appVersion: 9.9.9"
+        )
+    )
+    pinned = ('image.tag="0.1.0"', 'trainerImage.tag="0.1.0"')
+    before = one(template(*pinned), "Deployment")
+    after = one(template(*pinned, chart=newer), "Deployment")
+    assert before["metadata"]["labels"] != after["metadata"]["labels"]
+    assert before["spec"] == after["spec"]
+
+
+def test_a_new_version_brings_both_images(template: Template, tmp_path: Path) -> None:
+    newer = tmp_path / "chart"
+    shutil.copytree(CHART, newer)
+    text = (newer / "Chart.yaml").read_text()
+    (newer / "Chart.yaml").write_text(text.replace("appVersion: 0.1.0", "appVersion: 9.9.9"))
+    container = pod_of(template(chart=newer))["containers"][0]
+    assert container["image"] == "fluxtrain/operator:9.9.9"
+    assert {"name": "FLUXTRAIN_IMAGE", "value": "fluxtrain/trainer:9.9.9"} in container["env"]
+
+
+def test_the_operator_does_not_take_its_own_pods_for_those_of_a_job(template: Template) -> None:
+    labels = one(template(), "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert labels.get(names.LABEL_MANAGED_BY) != names.FIELD_MANAGER
+    assert names.LABEL_JOB not in labels
+
+
+def test_selectors_find_the_operators_pods_and_no_test_pod(template: Template) -> None:
+    rendered = template(apis=MONITORING)
+    labels = one(rendered, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    test_labels = one(rendered, "Pod")["metadata"]["labels"]
+    service = one(rendered, "Service")
+    selectors = [
+        one(rendered, "Deployment")["spec"]["selector"]["matchLabels"],
+        one(rendered, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        service["spec"]["selector"],
+    ]
+    for selector in selectors:
+        assert selector.items() <= labels.items()
+        assert not selector.items() <= test_labels.items()
+    monitored = one(rendered, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    assert monitored.items() <= service["metadata"]["labels"].items()
+
+
+def test_the_pod_monitor_finds_trainers_by_the_labels_that_the_operator_writes(
+    template: Template,
+) -> None:
+    monitor = one(template(apis=MONITORING), "PodMonitor")["spec"]
+    trainer = names.labels("job", names.TRAINER)
+    assert monitor["selector"]["matchLabels"].items() <= trainer.items()
+    source = monitor["podMetricsEndpoints"][0]["relabelings"][0]["sourceLabels"][0]
+    meta = "".join(c if c.isalnum() else "_" for c in names.LABEL_JOB)
+    assert source == f"__meta_kubernetes_pod_label_{meta}"
+
+
+def pod_of(rendered: list[Manifest]) -> Manifest:
+    spec: Manifest = one(rendered, "Deployment")["spec"]["template"]["spec"]
+    return spec
+
+
+def test_every_pod_is_as_restricted_as_pod_security_can_ask(template: Template) -> None:
+    rendered = template()
+    for spec in (pod_of(rendered), one(rendered, "Pod")["spec"]):
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert {"requests", "limits"} <= container["resources"].keys()
+
+
+BAD_VALUES = [
+    ("replica=2", "replica"),
+    ("replicas=0", "replicas"),
+    ('replicas="2"', "replicas"),
+    ('watchNamespaces="team"', "watchNamespaces"),
+    ('watchNamespaces=["Team"]', "watchNamespaces"),
+    ('watchNamespaces=["a","a"]', "watchNamespaces"),
+    ('image.repository=""', "image"),
+    ('image.tag="a b"', "image"),
+    ('image.pullPolicy="Sometimes"', "image"),
+    ('trainerImage.pullPolicy="Always"', "trainerImage"),
+    ('crds.install="yes"', "crds"),
+    ("crds.keep=true", "crds"),
+    ('podMonitor.enabled="sometimes"', "podMonitor"),
+    ('podMonitor.interval="15"', "podMonitor"),
+    ("podMonitor.labels.release=1", "podMonitor"),
+    ("gangs.kueue=true", "gangs"),
+    ("resources.requests.cpu=-1", "resources"),
+    ("resources.claims=[]", "resources"),
+]
+
+
+@pytest.mark.parametrize(("value", "named"), BAD_VALUES)
+def test_a_bad_value_is_refused_by_name(value: str, named: str, helm: Callable[..., Any]) -> None:
+    done = helm("template", "x", CHART, f"--set-json={value}", check=False)
+    assert done.returncode != 0
+    assert named in done.stderr
+
+
+def test_every_value_has_a_sentence_and_a_place_in_the_schema() -> None:
+    text = (CHART / "values.yaml").read_text()
+    values = yaml.safe_load(text)
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
+    assert values.keys() <= schema["properties"].keys()
+    lines = text.splitlines()
+    for name in values:
+        above = lines[lines.index(next(x for x in lines if x.startswith(f"{name}:"))) - 1]
+        nested = isinstance(values[name], dict) and values[name]
+        assert above.startswith("#") or nested, f"{name} has no sentence above it"
+
+
+def test_helm_finds_nothing_to_complain_about(helm: Callable[..., Any]) -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", CHART).stdout
