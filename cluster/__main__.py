@@ -1,4 +1,4 @@
-"""`python -m cluster up|down|status|fake`: what make calls; messages go to standard error."""
+"""`python -m cluster up|down|prepare|status|fake`: what make calls; messages go to standard error."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ def _carry_out(arguments: argparse.Namespace) -> None:
         case "down":
             with part("stopped"):
                 lifecycle.down()
+        case "prepare":
+            with part("prepared"):
+                lifecycle.prepare()
         case "fake":
             with part(f"{arguments.count} fake nodes"):
                 fake_nodes.start(arguments.count)
@@ -46,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start a cluster, or find the one that runs")
     up.add_argument("--nodes", type=int, default=2, help="how many (default 2)")
+    commands.add_parser("prepare", help="build what a start needs, and start nothing")
     commands.add_parser("down", help="stop it; nothing is left")
     commands.add_parser("status", help="list its programs")
     fake = commands.add_parser("fake", help="add fake nodes")

@@ -1,4 +1,4 @@
-"""The cluster's life: up, status, down; each can be said at any time, and twice."""
+"""The cluster's life: prepare, up, status, down; each can be said at any time, and twice."""
 
 from __future__ import annotations
 
@@ -69,6 +69,16 @@ def up(num_nodes: int = 2) -> Path:
     return KUBECONFIG
 
 
+def prepare() -> None:
+    """Install, build and make everything that does not change from start to start.
+
+    It takes minutes the first time. Raises like `up`.
+    """
+    _require_root()
+    with _lock():
+        _provide()
+
+
 def down() -> None:
     """Stop the cluster of this clone and remove all that it left on the machine.
 
@@ -87,6 +97,8 @@ def status() -> dict[str, bool]:
 
 
 def _start(new: list[Node]) -> None:
+    network.require_free_ranges()
+    _require_no_kubelet()
     traces.remember()
     with part("certificates, network, cgroups"):
         certificates.create(new)
@@ -120,8 +132,6 @@ def _provide() -> None:
     """Get everything that does not change from start to start."""
     with part("Debian packages"):
         packages.ensure()
-    network.require_free_ranges()
-    _require_no_kubelet()
     with part("programs and images"), ThreadPoolExecutor() as pool:
         made = pool.submit(images.ensure)
         binaries.ensure()

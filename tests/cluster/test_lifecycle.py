@@ -1,0 +1,37 @@
+"""What the person is told where the cluster cannot start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+AS_NOBODY = """
+import os, sys
+from cluster.__main__ import main
+os.geteuid() or os.seteuid(65534)
+sys.argv[1:] = {arguments!r}
+sys.exit(main())
+"""
+
+
+def say_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = AS_NOBODY.format(arguments=list(arguments))
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"HOME": "/nonexistent", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_root_the_person_is_told_what_is_needed() -> None:
+    done = say_as_nobody("up")
+    assert done.returncode == 2
+    assert "root is needed" in done.stderr
+    assert "sudo make cluster" in done.stderr
+    assert "Traceback" not in done.stderr
