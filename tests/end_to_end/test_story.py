@@ -305,7 +305,14 @@ def test_a_job_that_cannot_work_fails_with_its_code_and_last_words(
 
 
 def test_what_a_field_means_is_explained_by_kubectl(kubectl: Kubectl) -> None:
-    told = kubectl("explain", "ft.spec.run.optim.learning_rate")
+    deadline = time.monotonic() + 60
+    while True:  # the API server publishes a new resource's texts some seconds after it serves it
+        try:
+            told = kubectl("explain", "ft.spec.run.optim.learning_rate")
+            break
+        except ClusterError:
+            assert time.monotonic() < deadline
+            time.sleep(1)
     assert "Base learning rate, reached after warm-up." in told
 
 
