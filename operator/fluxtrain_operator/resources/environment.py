@@ -15,9 +15,9 @@ RESERVED = ("PET_", "FLUXTRAIN_")
 
 _RENDEZVOUS = {
     "is_host": "0",  # no agent holds the store: it has a pod of its own
-    "last_call_timeout": "5",  # seconds that a start with fewer than max nodes waits for more
+    "last_call_timeout": "3",  # seconds that a start with fewer than max nodes waits for more
     "keep_alive_interval": "1",
-    "keep_alive_max_attempt": "5",  # seconds after which a silent agent is given up
+    "keep_alive_max_attempt": "3",  # seconds after which a silent agent is given up
 }
 _ECHOES = 10
 """Process restarts of one pod's life beyond the job's budget: a lost or drained node makes its peers'
