@@ -12,7 +12,7 @@ from typing import Any
 import cluster
 import pytest
 from cluster import fake_gpus, fake_nodes, images, node, packages, volumes
-from cluster.errors import MachineError
+from cluster.errors import ClusterError, MachineError
 from cluster.kubectl import Kubectl
 from cluster.places import KUBECONFIG, STATE, Node
 from cluster.progress import wait_until
@@ -48,7 +48,10 @@ def machine() -> dict[str, object]:
         pytest.skip("KUBECONFIG is set: these tests are about our own cluster")
     if KUBECONFIG.exists():
         pytest.skip("a cluster runs already; `make cluster-down` lets these tests start their own")
-    packages.ensure()
+    try:
+        cluster.prepare()
+    except ClusterError as error:
+        pytest.skip(f"the cluster's parts cannot be had here: {error}")
     return traces_of_a_cluster()
 
 

@@ -70,6 +70,10 @@ def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
         pytest.skip("KUBECONFIG is set: images cannot be loaded into somebody's own cluster")
     mine = not KUBECONFIG.exists()
     try:
+        cluster.prepare()
+    except ClusterError as error:
+        pytest.skip(f"the cluster's parts cannot be had here: {error}")
+    try:
         found = Kubectl(cluster.up())
     except MachineError as error:
         pytest.skip(f"no cluster can run here: {error}")
