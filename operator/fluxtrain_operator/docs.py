@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from fluxtrain.contract.config import PRESETS, RunConfig
 from fluxtrain.contract.presets import PRESET_VALUES
+from fluxtrain.contract.trajectory import value_at
 from fluxtrain_operator.crd import resource_schema
 from fluxtrain_operator.rules import rules
 from fluxtrain_operator.schema import Schema, structural
@@ -74,18 +75,11 @@ def _section(
 
 
 def _config_row(path: tuple[str, ...], field: Schema) -> str:
-    values = {name: _preset_value(name, path) for name in PRESETS}
+    values = {name: value_at(PRESET_VALUES[name], ".".join(path)) for name in PRESETS}
     differ = ", ".join(
         f"{name} {_code(value)}" for name, value in values.items() if value is not None
     )
     return f"| `{'.'.join(path)}` | {_type(field)} | {_text(field)} | {differ} |"
-
-
-def _preset_value(preset: str, path: tuple[str, ...]) -> object:
-    value: Any = PRESET_VALUES[preset]
-    for part in path:
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
 
 
 def _walk(schema: Schema, path: str) -> Iterator[tuple[str, Schema]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -67,12 +65,6 @@ class Metrics:
         self.leader = Gauge(
             f"{prefix}_leader", "1 where this replica reconciles.", registry=registry
         )
-
-    @contextmanager
-    def reconciling(self) -> Iterator[None]:
-        """Take the time of one reconcile."""
-        with self.reconcile_seconds.time():
-            yield
 
     def heard(self, kind: str) -> None:
         """Note that the watch of ``kind`` brought something."""

@@ -58,7 +58,7 @@ class Reconciler:
         if manifest is None:
             self.metrics.forget(key)
             return None
-        with self.metrics.reconciling():
+        with self.metrics.reconcile_seconds.time():
             if _not_ours(manifest):
                 self._applied.pop(manifest["metadata"]["uid"], None)
                 return None

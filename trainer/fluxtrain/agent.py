@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from fluxtrain import runner
 from fluxtrain.contract.launch import ENV_VERDICT, Places
 from fluxtrain.errors import EXIT_STOPPED
-from fluxtrain.rendezvous import wait_for_store
+from fluxtrain.rendezvous import stopping, wait_for_store
 
 _ENDPOINT = "PET_RDZV_ENDPOINT"
 _PAUSE_SECONDS = 1.0
@@ -51,7 +50,7 @@ def serve_node(environment: Mapping[str, str]) -> tuple[int, str]:
 def _join_until_over(environment: Mapping[str, str]) -> tuple[int, str]:
     places = Places.from_environment(environment)
     while True:
-        with _stopping() as over:
+        with stopping() as over:
             if not wait_for_store(environment[_ENDPOINT], over):
                 return EXIT_STOPPED, "stopped while waiting for the rendezvous store"
         try:
@@ -78,18 +77,6 @@ def _verdicts() -> Iterator[None]:
             yield
         finally:
             signal.signal(signal.SIGUSR1, before)
-
-
-@contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and SIGINT set; the handlers before come back afterwards."""
-    over = threading.Event()
-    before = {s: signal.signal(s, lambda *_: over.set()) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield over
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def main() -> int:

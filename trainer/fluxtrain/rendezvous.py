@@ -9,6 +9,8 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from torch.distributed import TCPStore
@@ -20,11 +22,15 @@ _RETRY_SECONDS = 1.0
 
 def hold_store(port: int, address: str = "0.0.0.0") -> None:
     """Hold the store at ``address:port`` until SIGTERM or SIGINT; StorageError where it cannot be had."""
-    over = threading.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: over.set())
+    with stopping() as over:
+        store = _open_store(port, address)
+        over.wait()
+        del store
+
+
+def _open_store(port: int, address: str) -> TCPStore:
     try:
-        store = TCPStore(
+        return TCPStore(
             address,
             port,
             is_master=True,
@@ -36,8 +42,6 @@ def hold_store(port: int, address: str = "0.0.0.0") -> None:
         raise StorageError(
             f"the rendezvous store cannot listen on {address}:{port} ({reason})"
         ) from None
-    over.wait()
-    del store
 
 
 def wait_for_store(endpoint: str, over: threading.Event) -> bool:
@@ -50,3 +54,15 @@ def wait_for_store(endpoint: str, over: threading.Event) -> bool:
         except OSError:  # no name, no route or nobody there yet: all of them pass
             time.sleep(_RETRY_SECONDS)
     return False
+
+
+@contextmanager
+def stopping() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM and SIGINT set; the handlers before come back afterwards."""
+    over = threading.Event()
+    before = {s: signal.signal(s, lambda *_: over.set()) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield over
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -24,6 +24,7 @@ from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, CONFIG_FILE, ENV_CONFIG, Places
 from fluxtrain.data.loader import PARTS, open_dataset, open_empty_text
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, StorageError
+from fluxtrain.files import replacing
 from fluxtrain.parallelize import check_ranks
 from fluxtrain.watch.metrics import Metrics, Progress
 from fluxtrain.watch.server import serve
@@ -130,10 +131,9 @@ def _acquire(lock: int, output: Path) -> None:
 
 def _write_config(config: RunConfig, output: Path) -> Path:
     path = output / CONFIG_FILE
-    partial = path.with_suffix(".partial")
     try:
-        partial.write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
-        partial.replace(path)
+        with replacing(path) as partial:
+            partial.write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
     return path

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import resource
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from fluxtrain.data.shards import (
     attribution,
     common_shape,
     open_shards,
+    read_listing,
 )
 from fluxtrain.data.writer import row_bytes
 from fluxtrain.draws import Array
@@ -47,10 +49,11 @@ class EncodedDataset:
         Raises DataError, naming the file, where a shard is missing, cut off or of another shape.
         """
         self.folder, self._verify = folder, verify
-        self._shards = open_shards(folder)
+        listed = read_listing(folder)
+        self._shards = open_shards(folder, listed)
         self._starts = np.cumsum([0, *(shard.num_samples for shard in self._shards)])
         self.shape = common_shape(self._shards)
-        self.attribution = attribution(folder)
+        self.attribution = attribution(listed)
         self._files = _Files(self._shards, most=_most_files())
         self._sums: dict[int, Array] = {}
         self._steps: Array | None = None
@@ -62,12 +65,11 @@ class EncodedDataset:
     def read(self, indices: Array, rows: Rows, skip_text: Array) -> list[str | None]:
         """Fill ``rows`` with the samples at ``indices``; say per sample what is wrong, or None."""
         views = zip(*(row_bytes(getattr(rows, field)) for field in FIELDS), strict=True)
-        numbers = np.searchsorted(self._starts, indices, side="right") - 1
-        records = indices - self._starts[numbers]
-        places = zip(numbers.tolist(), records.tolist(), strict=True)
         faults = [
             self._read_one(*place, sample, skip)
-            for place, sample, skip in zip(places, views, skip_text.tolist(), strict=True)
+            for place, sample, skip in zip(
+                self._places(indices), views, skip_text.tolist(), strict=True
+            )
         ]
         finite = _finite(rows, skip_text & (not self._verify))
         return [
@@ -107,8 +109,13 @@ class EncodedDataset:
 
     def _place(self, index: int) -> tuple[int, int]:
         """Return the number of the shard that holds sample ``index``, and its record there."""
-        number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return number, index - int(self._starts[number])
+        return next(self._places(np.array([index])))
+
+    def _places(self, indices: Array) -> Iterator[tuple[int, int]]:
+        """Return the place of each of ``indices``, found for all of them at once."""
+        numbers = np.searchsorted(self._starts, indices, side="right") - 1
+        records = indices - self._starts[numbers]
+        return zip(numbers.tolist(), records.tolist(), strict=True)
 
     def _read_one(
         self, number: int, record: int, sample: tuple[memoryview, ...], skip: bool

@@ -62,18 +62,36 @@ class Shard:
         return str(notes[record]) if isinstance(notes, list) and record < len(notes) else ""
 
 
-def open_shards(folder: Path) -> list[Shard]:
-    """Return the shards that ``folder`` lists; DataError, naming the file, where one is unusable."""
+def read_listing(folder: Path) -> dict[str, Any]:
+    """Return what ``folder`` lists; DataError where it is no encoded data set."""
+    path = folder / LISTING
+    try:
+        listing = _read_json(path)
+        if listing.get("format") != FORMAT:
+            raise ValueError(f"format {listing.get('format')!r}, this version reads {FORMAT}")
+        if not isinstance(listing.get("shards"), list) or not listing["shards"]:
+            raise ValueError("it lists no shards")
+        return listing
+    except FileNotFoundError:
+        raise DataError(
+            f"{path.parent}: no encoded data set is here ({path.name} is missing)"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not the listing of an encoded data set ({error})") from None
+
+
+def open_shards(folder: Path, listed: dict[str, Any]) -> list[Shard]:
+    """Return the ``listed`` shards of ``folder``; DataError, naming the file, where one is unusable."""
     listing = folder / LISTING
-    shards = [_open(listing, entry) for entry in _listed(listing)]
+    shards = [_open(listing, entry) for entry in listed["shards"]]
     if not any(shard.num_samples for shard in shards):
         raise DataError(f"{listing}: its shards hold no samples")
     return shards
 
 
-def attribution(folder: Path) -> str:
+def attribution(listed: dict[str, Any]) -> str:
     """Return whom the data set's pictures and texts are by, as its listing says; empty where unsaid."""
-    provenance = _read_json(folder / LISTING).get("provenance")
+    provenance = listed.get("provenance")
     said = provenance.get("attribution") if isinstance(provenance, dict) else None
     return said[:_MAX_ATTRIBUTION] if isinstance(said, str) and said.isprintable() else ""
 
@@ -97,23 +115,6 @@ def common_shape(shards: list[Shard]) -> SampleShape:
 
 def _shapes(shard: Shard) -> list[tuple[tuple[int, ...], torch.dtype]]:
     return [(shard.spans[field].shape[1:], shard.spans[field].dtype) for field in FIELDS]
-
-
-def _listed(path: Path) -> list[Any]:
-    try:
-        listing = _read_json(path)
-        if listing.get("format") != FORMAT:
-            raise ValueError(f"format {listing.get('format')!r}, this version reads {FORMAT}")
-        shards = listing.get("shards")
-        if not isinstance(shards, list) or not shards:
-            raise ValueError("it lists no shards")
-        return shards
-    except FileNotFoundError:
-        raise DataError(
-            f"{path.parent}: no encoded data set is here ({path.name} is missing)"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not the listing of an encoded data set ({error})") from None
 
 
 def _open(listing: Path, entry: object) -> Shard:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fluxtrain.data.safetensors import DTYPES
 from fluxtrain.data.shards import FIELDS, FORMAT, LISTING
+from fluxtrain.files import replacing
 
 _ALIGNMENT = 64
 
@@ -112,9 +113,8 @@ def _checksums(fields: list[list[memoryview]]) -> list[int]:
 
 
 def _write_text(path: Path, text: str) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(text)
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(text)
 
 
 def write_empty_text(path: Path, txt: Float[Tensor, "l d"], vec: Float[Tensor, " v"]) -> None:
@@ -136,13 +136,11 @@ def save_aligned(path: Path, tensors: dict[str, Tensor]) -> None:
         spans[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     header = json.dumps(spans).encode()
     header += b" " * (-(8 + len(header)) % _ALIGNMENT)
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    with replacing(path) as partial, partial.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
         for tensor in tensors.values():
             content: Any = tensor.reshape(-1).view(torch.uint8).numpy()
             file.write(memoryview(content))
-    partial.replace(path)
 
 
 def row_bytes(rows: Tensor) -> list[memoryview]:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fluxtrain.errors import DataError
+from fluxtrain.files import replacing
 
 PATCH = 8
 """Side of a patch in pixels: what one latent position stands for."""
@@ -106,9 +107,8 @@ def silent(layer: nn.Conv2d) -> None:
 def save_patch_autoencoder(path: Path, autoencoder: PatchAutoencoder) -> None:
     """Write the weights to ``path`` as safetensors, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    save_file({k: v.contiguous() for k, v in autoencoder.state_dict().items()}, partial)
-    partial.replace(path)
+    with replacing(path) as partial:
+        save_file({k: v.contiguous() for k, v in autoencoder.state_dict().items()}, partial)
 
 
 def load_patch_autoencoder(path: Path) -> PatchAutoencoder:

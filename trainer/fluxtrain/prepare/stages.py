@@ -17,6 +17,8 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from fluxtrain.files import replacing
+
 Settings = dict[str, object]
 Advance = Callable[[int], None]
 Make = Callable[[Path, Advance], None]
@@ -61,9 +63,8 @@ def _replace(output: Path, settings: Settings, write: Callable[[Path], None]) ->
     _stamp(output).unlink(missing_ok=True)
     _remove(output)
     partial.replace(output)
-    stamp = _stamp(output).with_suffix(".partial")
-    stamp.write_text(json.dumps(settings, indent=1, ensure_ascii=False))
-    stamp.replace(_stamp(output))
+    with replacing(_stamp(output)) as stamp:
+        stamp.write_text(json.dumps(settings, indent=1, ensure_ascii=False))
 
 
 def _stamp(output: Path) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib import pyplot
 
+from fluxtrain.files import replacing
 from fluxtrain.watch.records import Record
 
 matplotlib.use("Agg")  # no display is needed, and none is looked for
@@ -30,10 +31,9 @@ def save_loss_curve(path: Path, records: list[Record], target: float | None) -> 
     axes.set_yscale("log")
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False)
-    partial = path.with_suffix(".partial")
-    figure.savefig(partial, format="png", bbox_inches="tight")
-    pyplot.close(figure)
-    partial.replace(path)
+    with replacing(path) as partial:
+        figure.savefig(partial, format="png", bbox_inches="tight")
+        pyplot.close(figure)
 
 
 def _smoothed(values: list[float], keep: float = 0.9) -> list[float]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from fluxtrain.files import replacing
+
 _CAPTION_HEIGHT, _GAP, _SCALE, _PER_ROW = 30, 6, 2, 6
 Column = tuple[str, list[Image.Image]]
 
@@ -37,9 +39,8 @@ def save_grid(path: Path, columns: list[Column], title: str, footer: str = "") -
         top += row_height
     draw.multiline_text((_GAP, top), below, fill="gray", font=font, spacing=1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    grid.save(partial, format="PNG")
-    partial.replace(path)
+    with replacing(path) as partial:
+        grid.save(partial, format="PNG")
 
 
 def _wrapped(text: str, width: int = 22, most: int = 2) -> str:

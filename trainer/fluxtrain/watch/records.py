@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fluxtrain.files import replacing
+
 Record = dict[str, Any]
 
 
@@ -30,9 +32,8 @@ class Records:
 def drop_after(path: Path, step: int) -> None:
     """Remove the records of ``path`` after ``step``, and what a kill left half written."""
     kept = [record for record in read_records(path) if record["step"] <= step]
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
-    partial.replace(path)
+    with replacing(path) as partial:
+        partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
 
 
 def read_records(path: Path) -> list[Record]:
