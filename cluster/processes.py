@@ -90,7 +90,8 @@ def pid_of(name: str) -> int | None:
     except FileNotFoundError:
         return None
     pid: int = record["pid"]
-    return pid if _started(pid) == record["started"] else None
+    started = _started(pid)  # None also in the record where it died before we could look
+    return pid if started is not None and started == record["started"] else None
 
 
 def require_alive(name: str) -> None:

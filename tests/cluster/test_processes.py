@@ -40,6 +40,15 @@ def test_another_program_with_the_same_number_is_left_alone(sleeper: int) -> Non
     assert processes.alive(NAME)
 
 
+def test_a_program_that_died_before_its_start_was_noted_is_dead() -> None:
+    gone = processes.start("test.gone", ["/bin/true"])
+    os.waitpid(gone, 0)
+    record = PROCESSES / "test.gone.json"
+    record.write_text(json.dumps({"pid": gone, "started": None, "argv": []}))
+    assert not processes.alive("test.gone")
+    processes.stop(["test.gone"])
+
+
 def test_the_log_of_a_dead_program_is_in_the_error() -> None:
     name = "test.dies"
     pid = processes.start(name, ["/bin/sh", "-c", "echo its last words; exit 3"])
