@@ -61,3 +61,9 @@ def test_every_dependency_is_pinned() -> None:
     }
     names = {re.split(r"[<>=\[]", name)[0].lower().replace("_", "-") for name in wanted}
     assert names <= pinned
+
+
+def test_every_folder_of_tests_is_run() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]
+    folders = {str(path.parent.relative_to(ROOT)) for path in tracked("tests/**/test_*.py")}
+    assert folders == set(options["ini_options"]["testpaths"])

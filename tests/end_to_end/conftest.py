@@ -1,0 +1,49 @@
+"""One cluster for all tests of this folder, with our resource and our trainer's image."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import cluster
+import pytest
+from cluster import images
+from cluster.errors import ClusterError, MachineError
+from cluster.kubectl import Kubectl
+from cluster.places import KUBECONFIG
+from tests.end_to_end.stage import IMAGE, ROOT
+
+COMMAND = """#!/bin/sh
+exec {python} -m fluxtrain.cli "$@"
+"""
+
+
+@pytest.fixture(scope="session")
+def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
+    """Return kubectl for a cluster that knows our resource and has our image."""
+    if "KUBECONFIG" in os.environ:
+        pytest.skip("KUBECONFIG is set: images cannot be loaded into somebody's own cluster")
+    mine = not KUBECONFIG.exists()
+    try:
+        cluster.prepare()
+    except ClusterError as error:
+        pytest.skip(f"the cluster's parts cannot be had here: {error}")
+    try:
+        found = Kubectl(cluster.up())
+    except MachineError as error:
+        pytest.skip(f"no cluster can run here: {error}")
+    context = tmp_path_factory.mktemp("image")
+    shutil.copytree(ROOT / "trainer" / "fluxtrain", context / "fluxtrain")
+    (context / "bin").mkdir()
+    program = context / "bin" / "fluxtrain"
+    program.write_text(COMMAND.format(python="/usr/bin/python3"))
+    program.chmod(0o755)
+    dockerfile = Path(__file__).parent / "trainer.Dockerfile"
+    images.load([images.build(IMAGE, dockerfile, context, {"BASE": images.BASE_IMAGE})])
+    found("apply", "--server-side", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
+    found("wait", "--for=condition=Established", "crd/fluxtrainings.fluxtrain.dev")
+    yield found
+    if mine:
+        cluster.down()

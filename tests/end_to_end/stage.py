@@ -1,0 +1,181 @@
+"""What the tests on a real cluster share: the job they run, its operator, and ways to look and wait."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cluster import images, volumes
+from cluster.errors import ClusterError
+from cluster.kubectl import NO_PROXY, Kubectl, Manifest
+
+ROOT = Path(__file__).parents[2]
+IMAGE = "localhost/fluxtrain/trainer:test"
+RUN: Manifest = {
+    "preset": "micro",
+    "optim": {"learning_rate": 1e-3},
+    "schedule": {"steps": 300},
+    "checkpoint": {"every_steps": 20},
+    "evaluation": {"every_samples": 1600},
+    "logging": {"every_steps": 1, "ledger": True},
+}
+
+
+def job(name: str, **spec: Any) -> Manifest:
+    """Return a job of two nodes whose packages come from a volume, as the test's image has none."""
+    mount = {"name": "packages", "mountPath": volumes.SITE_PACKAGES, "readOnly": True}
+    claim = {"name": "packages", "persistentVolumeClaim": {"claimName": "packages"}}
+    threads = [{"name": "OMP_NUM_THREADS", "value": "1"}]
+    container = {"name": "trainer", "volumeMounts": [mount], "env": threads}
+    return {
+        "apiVersion": "fluxtrain.dev/v1alpha1",
+        "kind": "FluxTraining",
+        "metadata": {"name": name},
+        "spec": {
+            "nodes": {"min": 1, "max": 2},
+            "run": RUN,
+            "storage": {"output": {"persistentVolumeClaim": {"claimName": "output"}}},
+            "podTemplate": {"spec": {"volumes": [claim], "containers": [container]}},
+            **spec,
+        },
+    }
+
+
+def make_namespace(kubectl: Kubectl, namespace: str) -> None:
+    """Make a namespace that takes only restricted pods."""
+    enforce = {"pod-security.kubernetes.io/enforce": "restricted"}
+    metadata = {"name": namespace, "labels": enforce}
+    kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+
+
+def make_volumes(kubectl: Kubectl, namespace: str, folder: Path) -> None:
+    """Make the claims `packages` and `output` of a namespace; ``folder`` is the second."""
+    folder.mkdir(exist_ok=True)
+    shutil.chown(folder, images.USER_ID, images.USER_ID)
+    for parent in list(folder.parents)[:3]:
+        parent.chmod(parent.stat().st_mode | 0o055)
+    found = [
+        *volumes.site_packages("packages", namespace),
+        *volumes.host_folder("output", folder, namespace, read_only=False),
+    ]
+    kubectl.apply(*found, namespace=namespace)
+
+
+def clear(kubectl: Kubectl, namespace: str) -> None:
+    """Delete all jobs, pods and volumes of a namespace."""
+    kubectl("delete", "fluxtraining", "--all", f"--namespace={namespace}", seconds=120)
+    kubectl("delete", "pod", "--all", f"--namespace={namespace}", "--grace-period=0", "--force")
+    kubectl("delete", "pvc", "--all", f"--namespace={namespace}", seconds=120)
+    kubectl("delete", "pv", f"{namespace}-packages", f"{namespace}-output", seconds=120)
+
+
+class Operator:
+    """The operator as a process of this machine, so that it can be killed and started anew."""
+
+    def __init__(self, kubectl: Kubectl, namespace: str, folder: Path) -> None:
+        self.kubectl, self.namespace = kubectl, namespace
+        self._folder, self._count = folder, 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._count += 1
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        with (self._folder / f"operator_{self._count}.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "fluxtrain_operator", f"--image={IMAGE}"),
+                    *(f"--namespace={self.namespace}", f"--lease-namespace={self.namespace}"),
+                    *(f"--identity=test-{self._count}", "--address=127.0.0.1", f"--port={port}"),
+                ],
+                env={
+                    **os.environ,
+                    "KUBECONFIG": str(self.kubectl.kubeconfig),
+                    "NO_PROXY": NO_PROXY,
+                },
+                stdout=log,
+                stderr=log,
+            )
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signum)
+            self.process.wait(timeout=40)
+
+    def log(self) -> str:
+        files = sorted(self._folder.glob("operator_*.log"))
+        return "\n".join(path.read_text()[-4000:] for path in files)
+
+
+def status(kubectl: Kubectl, namespace: str, name: str) -> Manifest:
+    found: Manifest = kubectl.get("ft", name, f"--namespace={namespace}").get("status", {})
+    return found
+
+
+def wait_until(
+    done: Callable[[Manifest], bool], operator: Operator, name: str, *, seconds: float = 240
+) -> Manifest:
+    """Return the status once ``done`` says so; fail with everything that helps where it never does."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = status(operator.kubectl, operator.namespace, name)
+        if done(found):
+            return found
+        if time.monotonic() > deadline or found.get("phase") == "Failed":
+            raise AssertionError(
+                f"{json.dumps(found, indent=1)}\n{operator.log()}\n"
+                + operator.kubectl(
+                    "get", "pods,events", "-o", "wide", f"--namespace={operator.namespace}"
+                )
+                + logs(operator.kubectl, operator.namespace, name)
+            )
+        time.sleep(0.5)
+
+
+def logs(kubectl: Kubectl, namespace: str, name: str) -> str:
+    found = []
+    for pod in (f"{name}-0", f"{name}-1", f"{name}-rendezvous"):
+        try:
+            found.append(kubectl("logs", "--tail=15", pod, f"--namespace={namespace}"))
+        except ClusterError as error:
+            found.append(f"{pod}: {error}")
+    return "\n".join(found)
+
+
+def step(found: Manifest) -> int:
+    return int((found.get("progress") or {}).get("step", 0))
+
+
+def is_complete(found: Manifest) -> bool:
+    return found.get("phase") == "Complete"
+
+
+def losses(folder: Path) -> dict[int, float]:
+    whole, _, _ = (folder / "metrics.jsonl").read_text().rpartition("\n")
+    records = map(json.loads, whole.splitlines())
+    return {r["step"]: r["train_loss"] for r in records if "train_loss" in r}
+
+
+def laptop(folder: Path) -> Path:
+    """Run the same training on this machine; return its output."""
+    (folder / "job.json").write_text(json.dumps({**job("laptop"), "metadata": {"name": "laptop"}}))
+    output = folder / "laptop"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "fluxtrain.cli", "run", str(folder / "job.json")),
+            *("--output", str(output), "--logging.metrics_port=0"),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+    )
+    return output
