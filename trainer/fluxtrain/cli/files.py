@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from fluxtrain.contract.closed_division import is_closed
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.document import load
 from fluxtrain.contract.launch import ENV_DATA, ENV_MODELS
@@ -36,7 +37,7 @@ def configured(
 ) -> tuple[FluxTraining, RunConfig]:
     """Return the job in ``file`` and its resolved config, changed by ``--section.field=value`` words.
 
-    With ``loud`` the fields that only a cluster reads are named on stderr.
+    With ``loud`` stderr gets the fields that only a cluster reads, and what a closed run has to reach.
     """
     job = load(file)
     config = resolve(merge(job.spec.run, parse_overrides(overrides)))
@@ -45,4 +46,11 @@ def configured(
             f"ignored on this machine, where there is no cluster: {', '.join(ignored)}",
             file=sys.stderr,
         )
+    if loud and is_closed(config):
+        from fluxtrain.mlperf import RULESETS
+        from fluxtrain.mlperf.reference import expectation
+
+        print("closed division of MLPerf Training, flux1", file=sys.stderr)
+        for line in expectation(config.schedule.global_batch_size, RULESETS):
+            print(f"  {line}", file=sys.stderr)
     return job, config

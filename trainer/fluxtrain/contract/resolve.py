@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fluxtrain.contract import closed_division
 from fluxtrain.contract.check import validate
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.presets import PRESET_VALUES
@@ -33,7 +34,9 @@ def resolve(run: Mapping[str, Any], at: str = "spec.run") -> RunConfig:
     _refuse_not_yet(run, at)
     preset = run.get("preset")
     base = PRESET_VALUES.get(preset, {}) if isinstance(preset, str) else {}
-    return validate(RunConfig, merge(base, run), at)
+    config = validate(RunConfig, merge(base, run), at)
+    closed_division.require_allowed(config, at)
+    return config
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

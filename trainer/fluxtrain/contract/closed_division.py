@@ -1,0 +1,60 @@
+"""What MLPerf's closed division fixes: presets ``mlperf-*`` refuse other values, or run as open.
+
+Source: MLCommons' training rules and the ``flux1`` files of rulesets 5.1.0 to 6.1.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+
+from fluxtrain.contract.config import FlowConfig, ModelConfig, RunConfig
+from fluxtrain.errors import ConfigError, JoinedConfigError
+
+_PREFIX = "mlperf-"
+
+FIXED_VALUES: Mapping[str, object] = {
+    "adapter": None,
+    "data.image_size": 256,
+    "data.latent_size": 32,
+    "data.text_length": 256,
+    "encoders.text": "t5-clip",
+    "encoders.autoencoder_kind": "flux",
+    "encoders.latent_shift": 0.1159,
+    "encoders.latent_scale": 0.3611,
+    **{f"flow.{name}": value for name, value in FlowConfig().model_dump().items()},
+    **{f"model.{name}": value for name, value in ModelConfig().model_dump().items()},
+    "optim.beta1": 0.9,
+    "optim.beta2": 0.95,
+    "optim.epsilon": 1e-8,
+    "optim.weight_decay": 0.1,
+    "optim.max_grad_norm": 1.0,
+    "schedule.decay": "constant",
+    "evaluation.every_samples": 262_144,
+    "evaluation.target_loss": 0.586,
+}
+"""Fields of ``spec.run`` with the one value that the closed division allows."""
+
+
+def is_closed(config: RunConfig) -> bool:
+    """Return whether ``config`` means to be a benchmark run of the closed division."""
+    named = config.preset.startswith(_PREFIX) and config.task == "train"
+    return named and config.logging.mlperf.division == "closed"
+
+
+def require_allowed(config: RunConfig, at: str) -> None:
+    """Raise ConfigError with all fields of a closed run, below ``at``, that hold what is forbidden."""
+    if not is_closed(config):
+        return
+    wrong = [
+        ConfigError(
+            f"{at}.{path}",
+            given,
+            f"the closed division allows only {allowed}; "
+            f"set {at}.logging.mlperf.division to open for anything else",
+        )
+        for path, allowed in FIXED_VALUES.items()
+        if (given := attrgetter(path)(config)) != allowed
+    ]
+    if wrong:
+        raise wrong[0] if len(wrong) == 1 else JoinedConfigError(wrong)

@@ -1,0 +1,202 @@
+"""MLCommons' reference convergence points (RCPs): how many samples a run must need, in the rules' arithmetic.
+
+A submission's ten counts are averaged without the lowest and the highest ("olympic mean") and compared
+with twenty reference runs of the same global batch size by a one-sided t-test. Faster than the reference
+never pays: within the test's margin the score is multiplied by reference mean / submission mean, below it
+the submission is refused. The points are read from the ``mlperf-logging`` wheel, whose checker is the judge.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from math import inf, sqrt
+from typing import Literal
+
+NUM_RUNS = 10
+"""Logs of one result."""
+_COUNTED_RUNS = NUM_RUNS - 2
+_REFERENCE_RUNS = 2 * NUM_RUNS
+_EVALUATION_SAMPLES = 262_144
+
+_MEASURED_MARGIN = 1.7108820799094282 * sqrt(1 / (_REFERENCE_RUNS - 2) + 1 / _COUNTED_RUNS)
+"""Standard deviations below the mean that pass: Student's t at 95 %, 18 + 8 - 2 degrees of freedom."""
+_INTERPOLATED_MARGIN = 1.7056179197592738 * sqrt(1 / _REFERENCE_RUNS + 1 / _COUNTED_RUNS)
+"""The same for an interpolated point, whose twenty runs all count: 20 + 8 - 2 degrees of freedom."""
+
+Source = Literal["measured", "interpolated", "smallest", "missing"]
+
+
+@dataclass(frozen=True)
+class ReferencePoint:
+    """What the reference needs at one global batch size; all counts are training samples."""
+
+    global_batch_size: int
+    mean: float
+    deviation: float
+    source: Source = "measured"
+
+    @property
+    def minimum(self) -> float:
+        """Return the smallest mean of a submission that is accepted."""
+        margin = _INTERPOLATED_MARGIN if self.source == "interpolated" else _MEASURED_MARGIN
+        return self.mean - margin * self.deviation
+
+    @property
+    def num_evaluations(self) -> int:
+        """Return the evaluation at which an average reference run reaches the target."""
+        return round(self.mean / _EVALUATION_SAMPLES)
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """The verdict on ten runs: their olympic mean against the reference."""
+
+    accepted: bool
+    mean: float  # samples; infinite where two runs or more did not converge
+    point: ReferencePoint | None  # None where no reference holds for this batch size
+    scaling_factor: float
+
+    @property
+    def margin(self) -> float:
+        """Return the samples by which the mean is above (or below: negative) the accepted minimum."""
+        return self.mean - self.point.minimum if self.point else -inf
+
+
+def compatible_batch_sizes(up_to: int = 4096) -> tuple[int, ...]:
+    """Return the global batch sizes that can satisfy every ruleset with one log.
+
+    5.1.0 and 6.0.0 ask for an evaluation every 262,144 samples exactly, 6.1.0 for the next whole batch:
+    only divisors of 262,144 are both.
+    """
+    return tuple(size for n in range(13) if (size := 2**n) <= up_to)
+
+
+@cache
+def reference_points(ruleset: str) -> tuple[ReferencePoint, ...]:
+    """Return the measured points of ``ruleset`` that its checker keeps, by rising global batch size."""
+    name = f"rcp_checker/training_{ruleset}/rcps_flux1.json"
+    records = json.loads(files("mlperf_logging").joinpath(name).read_text())
+    points = [_measured(r["BS"], r["samples to converge"]) for r in records.values()]
+    return tuple(_pruned(sorted(points, key=lambda point: point.global_batch_size)))
+
+
+def reference_point(global_batch_size: int, ruleset: str) -> ReferencePoint | None:
+    """Return the point that a run is compared with; None above the largest measured batch size.
+
+    Below the smallest measured one it is that one: slower convergence at a smaller batch passes.
+    """
+    points = reference_points(ruleset)
+    for point in points:
+        if point.global_batch_size == global_batch_size:
+            return point
+    lower = [point for point in points if point.global_batch_size < global_batch_size]
+    upper = [point for point in points if point.global_batch_size > global_batch_size]
+    if not upper:
+        return None
+    if not lower:
+        return replace(upper[0], source="smallest")
+    return _between(lower[-1], upper[0], global_batch_size)
+
+
+def judge(samples: Sequence[float | None], global_batch_size: int, ruleset: str) -> Convergence:
+    """Return the verdict on the runs' ``samples`` to convergence; None marks a run without."""
+    counts = sorted(inf if count is None else count for count in samples)
+    mean = sum(counts[1:-1]) / (len(counts) - 2)
+    point = reference_point(global_batch_size, ruleset)
+    if point is None or mean == inf:
+        return Convergence(False, mean, point, 1.0)
+    return Convergence(mean >= point.minimum, mean, point, max(1.0, point.mean / mean))
+
+
+def expectation(global_batch_size: int, rulesets: Sequence[str]) -> list[str]:
+    """Return what a closed run at this global batch size has to reach, a line for each ruleset."""
+    lines = []
+    for ruleset in rulesets:
+        point = reference_point(global_batch_size, ruleset)
+        if point is None:
+            largest = reference_points(ruleset)[-1].global_batch_size
+            lines.append(f"{ruleset}: no reference above global batch size {largest}")
+            continue
+        lines.append(
+            f"{ruleset}: the reference needs {point.mean:,.0f} samples, {point.num_evaluations} evaluations "
+            f"({_origin(point)}); accepted from a mean of {point.minimum:,.0f}"
+        )
+    if global_batch_size not in (sizes := compatible_batch_sizes()):
+        listed = ", ".join(str(size) for size in sizes if size >= 512)
+        lines.append(
+            f"no one log at global batch size {global_batch_size} satisfies all rulesets, as it does not "
+            f"divide {_EVALUATION_SAMPLES:,}; {listed} and smaller powers of two do"
+        )
+    return lines
+
+
+def explain(verdict: Convergence, global_batch_size: int, ruleset: str) -> str:
+    """Return the verdict in words: the mean, the accepted minimum, the margin, the scaling factor."""
+    point = verdict.point
+    if verdict.mean == inf:
+        return "refused: two runs or more did not converge; one at most may be dropped"
+    if point is None:
+        largest = reference_points(ruleset)[-1].global_batch_size
+        return (
+            f"refused: no reference above global batch size {largest}; "
+            f"{global_batch_size} needs twenty reference runs of your own"
+        )
+    against = f"{point.mean:,.0f} samples ({_origin(point)}, ruleset {ruleset})"
+    mean = f"mean of {_COUNTED_RUNS} runs {verdict.mean:,.0f} samples"
+    if not verdict.accepted:
+        return (
+            f"refused: {mean}, {-verdict.margin:,.0f} below the accepted minimum of "
+            f"{point.minimum:,.0f}; the reference needs {against}. Converging faster than the reference "
+            "means that something differs from it: learning rate, data order, evaluation"
+        )
+    if verdict.scaling_factor > 1:
+        return (
+            f"accepted: {mean}, {verdict.margin:,.0f} above the accepted minimum of {point.minimum:,.0f}; "
+            f"faster than the reference's {against}, so the score is multiplied by "
+            f"{verdict.scaling_factor:.4f}"
+        )
+    return f"accepted: {mean}, not faster than the reference's {against}; no scaling"
+
+
+def _origin(point: ReferencePoint) -> str:
+    size = point.global_batch_size
+    texts: dict[Source, str] = {
+        "measured": f"measured at global batch size {size}",
+        "interpolated": f"interpolated for global batch size {size}",
+        "smallest": f"of the smallest measured global batch size, {size}",
+    }
+    return texts[point.source]
+
+
+def _measured(global_batch_size: int, samples: Sequence[float]) -> ReferencePoint:
+    """Return mean without the extremes, and the population deviation of all: as the checker does."""
+    ordered = sorted(samples)
+    mean = sum(ordered[1:-1]) / (len(ordered) - 2)
+    whole = sum(ordered) / len(ordered)
+    deviation = sqrt(sum((count - whole) ** 2 for count in ordered) / len(ordered))
+    return ReferencePoint(global_batch_size, mean, deviation)
+
+
+def _between(low: ReferencePoint, high: ReferencePoint, size: int) -> ReferencePoint:
+    part = (size - low.global_batch_size) / (high.global_batch_size - low.global_batch_size)
+    mean = low.mean + part * (high.mean - low.mean)
+    deviation = low.deviation + part * (high.deviation - low.deviation)
+    return ReferencePoint(size, mean, deviation, "interpolated")
+
+
+def _pruned(points: list[ReferencePoint]) -> list[ReferencePoint]:
+    """Drop points below the fastest one's batch size, then those above the line of their neighbours."""
+    fastest = min(points, key=lambda point: point.mean).global_batch_size
+    kept = [point for point in points if point.global_batch_size >= fastest]
+    i = 1
+    while i < len(kept) - 1:
+        chord = _between(kept[i - 1], kept[i + 1], kept[i].global_batch_size)
+        if kept[i].mean > chord.mean:
+            del kept[i]  # the checker does not go back to the points before
+        else:
+            i += 1
+    return kept
