@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 
 from fluxtrain.contract.resource import GROUP
+from fluxtrain.contract.resource import LABEL_JOB as LABEL_JOB
 
 FIELD_MANAGER = "fluxtrain-operator"
 """Owner of the fields that server-side apply writes; whoever else changes them is overruled."""
 MANAGED_BY = "fluxtrain.dev/operator"
 """The value of ``spec.managedBy`` that is ours; other jobs are left alone."""
 
-LABEL_JOB = f"{GROUP}/job"
-"""Name of the job, on every object of it. Read by the pods' watch, services, policies and dashboards."""
 LABEL_INDEX = f"{GROUP}/node-index"
 """Index of a training pod: the number at the end of its name. Read by the planner."""
 LABEL_ATTEMPT = f"{GROUP}/attempt"

@@ -14,8 +14,13 @@ from typing import Any
 import pytest
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl
+from cluster.places import BIN
 from tests.end_to_end import stage
 from tests.end_to_end.stage import ROOT, RUN, Operator, is_complete, job, losses, step, wait_until
+
+from fluxtrain.mlperf.facts import SYSTEM_KEY
+from fluxtrain.mlperf.finished_jobs import collect
+from fluxtrain.mlperf.submission import FinishedRun
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
@@ -47,9 +52,15 @@ def status(kubectl: Kubectl, name: str) -> dict[str, Any]:
 
 
 def test_a_job_runs_from_apply_to_complete_whatever_pod_is_lost(
-    kubectl: Kubectl, operator: Operator, output: Path, tmp_path: Path
+    kubectl: Kubectl,
+    operator: Operator,
+    output: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kubectl.apply(job("story"), namespace=NAMESPACE)
+    submitted = job("story")
+    submitted["metadata"]["labels"] = {"submission": "story"}
+    kubectl.apply(submitted, namespace=NAMESPACE)
     wait_until(lambda s: step(s) >= 10, operator, "story")
     lines = kubectl("get", "ft", "story", f"--namespace={NAMESPACE}").splitlines()
     assert lines[0].split() == [
@@ -84,6 +95,14 @@ def test_a_job_runs_from_apply_to_complete_whatever_pod_is_lost(
     assert list(ours) == list(range(1, 301))
     alone = losses(stage.laptop(tmp_path))
     assert ours == pytest.approx(alone, rel=1e-4)
+
+    monkeypatch.setenv("KUBECONFIG", str(kubectl.kubeconfig))
+    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
+    (folder,) = collect("submission=story", NAMESPACE, tmp_path)
+    run = FinishedRun.read(folder)
+    assert run.samples == 300 * 16, "the log of the pod that ended as rank 0 is whole"
+    assert run.values["init_start"] is None
+    assert run.values[SYSTEM_KEY]["number_of_nodes"] == "2"
 
 
 def test_a_suspended_job_leaves_a_checkpoint_and_goes_on_where_it_was(

@@ -30,6 +30,7 @@ class World:
     local_rank: int
     size: int
     device: torch.device
+    local_size: int = 1  # ranks of this node
 
     @property
     def is_main(self) -> bool:
@@ -71,7 +72,7 @@ def joined() -> Iterator[World]:
     os.environ.setdefault("MASTER_PORT", "0")
     dist.init_process_group(backend, rank=rank, world_size=size, timeout=START_TIMEOUT)
     try:
-        yield World(rank, local_rank, size, device)
+        yield World(rank, local_rank, size, device, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     finally:
         dist.destroy_process_group()
 

@@ -22,12 +22,13 @@ from fluxtrain.contract.launch import (
     SAMPLES_FOLDER,
     Places,
 )
-from fluxtrain.data.loader import PARTS, open_dataset
+from fluxtrain.data.loader import PARTS, open_source
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
 from fluxtrain.gpus import peak_flops
 from fluxtrain.loss import FlowLoss
 from fluxtrain.mlperf import MLPerfLog, RunFacts
+from fluxtrain.mlperf.machine import machine_facts
 from fluxtrain.model.flops import training_flops
 from fluxtrain.parallelize import micro_batch_size
 from fluxtrain.sample import Painter
@@ -276,7 +277,7 @@ class Observer:
 
     def _facts(self) -> RunFacts:
         data = self.places.data
-        train, validation = (open_dataset(self.config, data, part) for part in PARTS)
+        train, validation = (open_source(self.config, data, part) for part in PARTS)
         self._validation_samples = len(validation)
         return RunFacts(
             self.config,
@@ -285,6 +286,7 @@ class Observer:
             train_samples=len(train),
             eval_samples=len(validation),
             started=self.places.started or time.time(),
+            machine=machine_facts(self.world.size, self.world.local_size),
         )
 
     def _open_ledger(self, step: int) -> None:

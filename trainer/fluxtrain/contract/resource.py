@@ -25,6 +25,9 @@ from fluxtrain.contract.status import Status
 
 GROUP, VERSION, KIND = "fluxtrain.dev", "v1alpha1", "FluxTraining"
 PLURAL, SINGULAR, SHORT_NAME = "fluxtrainings", "fluxtraining", "ft"
+LABEL_JOB = f"{GROUP}/job"
+"""Name of the job, on every object of it. Written by the operator; read by the pods' watch, services,
+policies, dashboards and ``fluxtrain mlperf package``."""
 
 
 class Metadata(Part):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from fluxtrain.contract.config import Precision, RunConfig
 from fluxtrain.contract.launch import CONFIG_FILE
 
 Statement = tuple[str, object]  # key, value
+
+SYSTEM_KEY = "fluxtrain_system"
+"""Our own key for what a node tells of itself: `kubectl logs` is then all that a package needs."""
 
 _PRECISION_NAMES: dict[Precision, str] = {"bfloat16": "bfloat16", "float32": "fp32"}
 """The checker's words for our number formats."""
@@ -24,6 +27,7 @@ class RunFacts:
     train_samples: int  # of one epoch
     eval_samples: int  # of one evaluation
     started: float  # Unix time at which the launcher began
+    machine: Mapping[str, str] = field(default_factory=dict)  # see machine.py
     caches_cleared: bool = False  # nothing here drops the hosts' page caches; who did may say so
 
     @property
@@ -48,6 +52,8 @@ def statements(facts: RunFacts) -> Iterator[Statement]:
     yield from _optimizer(facts.config)
     yield from _disclosure(facts)
     yield "seed", facts.config.seed
+    if facts.machine:
+        yield SYSTEM_KEY, dict(facts.machine)
 
 
 def _submission(config: RunConfig) -> Iterator[Statement]:

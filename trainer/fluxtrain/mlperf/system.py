@@ -1,0 +1,128 @@
+"""The system description of a submission: what the nodes said themselves, and what only people know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from fluxtrain.errors import UNSTATED, ConfigError, JoinedConfigError
+
+FIELDS: dict[str, str] = {
+    "submitter": "the organisation, as in the logs",
+    "division": "closed or open, as in the logs",
+    "status": "availability: one of {statuses}",
+    "system_name": "name of the system; letters, digits, '.', '_' and '-': it names folders",
+    "number_of_nodes": "nodes that trained",
+    "host_processors_per_node": "processor sockets of a node",
+    "host_processor_model_name": "such as AMD EPYC 9575F",
+    "host_processor_core_count": "cores of one processor",
+    "host_processor_vcpu_count": "hardware threads of a node",
+    "host_processor_frequency": "highest frequency; may be empty",
+    "host_processor_caches": "levels and sizes; may be empty",
+    "host_processor_interconnect": "between the sockets; may be empty",
+    "host_memory_capacity": "memory of a node",
+    "host_storage_type": "such as NVMe SSD",
+    "host_storage_capacity": "such as 8 x 3.84 TB",
+    "host_networking": "such as 8 x 400 GbE RoCE",
+    "host_networking_topology": "such as rail-optimised fat tree; may be empty",
+    "host_memory_configuration": "such as 24 x 96 GB DDR5; may be empty",
+    "accelerators_per_node": "accelerators of a node",
+    "accelerator_model_name": "such as AMD Instinct MI300X",
+    "accelerator_host_interconnect": "such as PCIe Gen5 x16; may be empty",
+    "accelerator_frequency": "may be empty",
+    "accelerator_on-chip_memories": "may be empty",
+    "accelerator_memory_configuration": "such as HBM3; may be empty",
+    "accelerator_memory_capacity": "memory of one accelerator",
+    "accelerator_interconnect": "such as Infinity Fabric; may be empty",
+    "accelerator_interconnect_topology": "such as fully connected; may be empty",
+    "cooling": "air or liquid; may be empty",
+    "hw_notes": "anything else; may be empty",
+    "framework": "name and version",
+    "other_software_stack": "what else matters, with versions",
+    "operating_system": "name and version",
+    "sw_notes": "anything else; may be empty",
+}
+"""The 33 fields that MLCommons' checker demands, each with what is asked for."""
+
+STATUSES = {
+    "onprem": "Available on-premise",
+    "cloud": "Available cloud",
+    "research": "Research, Development, or Internal (RDI)",
+    "preview": "Preview",
+}
+"""Our ``logging.mlperf.status`` and the words that the checker accepts."""
+_NUMBERS = (
+    "number_of_nodes",
+    "host_processors_per_node",
+    "host_processor_core_count",
+    "accelerators_per_node",
+)
+"""Texts of digits only: MLCommons' summarizer multiplies some of them, and crashes on anything else."""
+_MAY_BE_EMPTY = {name for name, question in FIELDS.items() if "may be empty" in question}
+
+
+def describe(known: Mapping[str, str], answers: Mapping[str, object]) -> dict[str, str]:
+    """Return the whole description: ``answers`` win over what is ``known``.
+
+    Raises ConfigError naming every field that is unanswered (null), no text, unknown or not allowed.
+    """
+    errors = [
+        ConfigError(name, UNSTATED, "no field of a system description")
+        for name in answers
+        if name not in FIELDS
+    ]
+    found: dict[str, str] = {}
+    for name in FIELDS:
+        given = answers.get(name)
+        value = known.get(name) if given is None else given
+        if error := _wrong(name, value):
+            errors.append(error)
+        else:
+            found[name] = str(value)
+    if errors:
+        raise errors[0] if len(errors) == 1 else JoinedConfigError(errors, most=len(FIELDS))
+    return found
+
+
+def read_answers(path: Path) -> dict[str, object]:
+    """Return the fields in the YAML or JSON file at ``path``; null stands for no answer."""
+    try:
+        found = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError("--system", str(path), f"cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        raise ConfigError("--system", str(path), "must be a YAML mapping of fields") from None
+    if not isinstance(found, dict):
+        raise ConfigError("--system", str(path), "must be a YAML mapping of fields")
+    return {str(name): value for name, value in found.items()}
+
+
+def questionnaire(known: Mapping[str, str]) -> str:
+    """Return a YAML file with every field: what is known is filled in, the rest is null and asked for."""
+    lines = [
+        "# The system description of an MLPerf submission. What the nodes said themselves is filled in;",
+        '# answer each null; "" says that there is nothing to say, where a field may be empty.',
+    ]
+    for name, question in FIELDS.items():
+        value = json.dumps(known[name]) if name in known else "null"
+        lines.append(f"{name}: {value} # {question.format(statuses=' | '.join(STATUSES.values()))}")
+    return "\n".join(lines) + "\n"
+
+
+def _wrong(name: str, value: object) -> ConfigError | None:
+    question = FIELDS[name].format(statuses=" | ".join(STATUSES.values()))
+    if value is None:
+        return ConfigError(name, UNSTATED, f"not answered: {question}")
+    if not isinstance(value, str) and not (isinstance(value, int) and name != "system_name"):
+        return ConfigError(name, value, "must be one text")
+    text = str(value)
+    if not text.strip() and name not in _MAY_BE_EMPTY:
+        return ConfigError(name, text, f"must not be empty: {question}")
+    if name in _NUMBERS and not text.isdecimal():
+        return ConfigError(name, text, "must be a whole number")
+    if name == "status" and text not in STATUSES.values():
+        return ConfigError(name, text, f"must be one of {', '.join(STATUSES.values())}")
+    return None
