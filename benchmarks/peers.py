@@ -9,12 +9,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).resolve().parent / ".peers"
-PACKAGES = (  # torchtitan, and what the import of its flux model needs; diffusers is in the project's
+PACKAGES = (  # torchtitan and what its flux model imports, torchvision; diffusers is in the project's
     "torchtitan==0.3.0",
     "torch_checkpointing==0.1.1",
     "torchdata==0.11.0",
     "spmd_types==0.2.3",
     "datasets==4.7.0",
+    "torchvision==0.29.2",
     "dill==0.4.1",
     "multiprocess==0.70.19",
     "xxhash==4.1.0",

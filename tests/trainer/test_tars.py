@@ -25,7 +25,8 @@ from webdataset.tariterators import group_by_keys, tar_file_iterator
 from fluxtrain.data.images import decode
 from fluxtrain.data.tar_index import MAX_CAPTION_BYTES, MAX_SKIPPED, build_index, open_index
 from fluxtrain.data.tar_members import MAX_MEMBER_BYTES, read_members
-from fluxtrain.data.tars import ImageDataset, SampleError, TarWriter, _Files
+from fluxtrain.data.tar_writer import TarWriter
+from fluxtrain.data.tars import ImageDataset, SampleError, _Files
 from fluxtrain.errors import DataError
 
 PILLOW_FORMATS = {"png": "PNG", "jpg": "JPEG", "jpeg": "JPEG", "webp": "WEBP"}

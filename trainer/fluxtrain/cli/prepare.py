@@ -1,11 +1,16 @@
-"""``fluxtrain prepare openmoji``: make the demo's data set, autoencoder and encodings."""
+"""``fluxtrain prepare``: download, clean and make the data sets that training reads."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
 
 from fluxtrain.cli.files import add_places
-from fluxtrain.errors import EXIT_OK, ConfigError
+from fluxtrain.errors import EXIT_OK, ConfigError, StoppedError
+
+Action = Callable[[argparse.Namespace, list[str]], int]
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -13,17 +18,188 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "prepare", allow_abbrev=False, help="make a data set", description=__doc__
     )
-    parser.add_argument("what", choices=["openmoji"], help="the data set")
-    parser.add_argument("--force", action="store_true", help="make it anew even where it is whole")
+    sets = parser.add_subparsers(dest="what", required=True, metavar="SET")
+    _add_openmoji(sets)
+    _add_cc12m(sets)
+    _add_coco(sets)
+    _add_download(sets)
+
+
+def _add_openmoji(sets: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "the demo's pictures, autoencoder and encodings, from Python packages"
+    parser = sets.add_parser("openmoji", allow_abbrev=False, help=text, description=text)
+    _add_force(parser)
     add_places(parser)
-    parser.set_defaults(action=action)
+    parser.set_defaults(action=_openmoji)
 
 
-def action(arguments: argparse.Namespace, rest: list[str]) -> int:
-    """Prepare the data set; what is whole already is left alone."""
-    from fluxtrain.prepare import prepare_openmoji
+def _add_cc12m(sets: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "MLPerf's training set: cc12m-wds, cleaned as the reference cleans it"
+    parser = sets.add_parser("cc12m", allow_abbrev=False, help=text, description=text)
+    parser.add_argument(
+        "--input",
+        required=True,
+        metavar="DIR|URL",
+        help="a folder of raw tars, the URL of a manifest, or hf://datasets/pixparse/cc12m-wds",
+    )
+    _add_output(parser)
+    parser.add_argument(
+        "--samples",
+        type=_count_or_all,
+        default=1_099_776,
+        metavar="N|all",
+        help="the first N fit samples (default: MLPerf's 1,099,776)",
+    )
+    parser.add_argument(
+        "--problematic",
+        type=Path,
+        metavar="FILE",
+        help="indices to leave out, one a line, such as the reference's problematic_indices.txt",
+    )
+    _add_workers(parser)
+    _add_force(parser)
+    parser.set_defaults(action=_cc12m)
 
-    if rest:
-        raise ConfigError("arguments", " ".join(rest), "no such option")
+
+def _add_coco(sets: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "MLPerf's validation set: a subset of COCO-2014 with timesteps"
+    parser = sets.add_parser("coco", allow_abbrev=False, help=text, description=text)
+    parser.add_argument(
+        "--images", type=Path, required=True, metavar="DIR", help="the folder val2014"
+    )
+    parser.add_argument(
+        "--captions", type=Path, required=True, metavar="FILE", help="captions_val2014.json"
+    )
+    _add_output(parser)
+    parser.add_argument(
+        "--samples", type=_count, default=29_696, metavar="N", help="default: MLPerf's 29,696"
+    )
+    _add_workers(parser)
+    _add_force(parser)
+    parser.set_defaults(action=_coco)
+
+
+def _add_download(sets: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "download what MLCommons' manifests or a data set on the Hub name, and verify it"
+    parser = sets.add_parser("download", allow_abbrev=False, help=text, description=text)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--manifest", metavar="URL|FILE", help="ends in .uri or .md5")
+    where.add_argument("--hub", metavar="ORG/NAME", help="a data set on the Hugging Face Hub")
+    _add_output(parser)
+    parser.add_argument("--base", metavar="URL|DIR", help="where the manifest's files are")
+    parser.add_argument("--revision", default="main", help="of the data set on the Hub")
+    parser.add_argument("--include", default="*", metavar="PATTERN", help="of files on the Hub")
+    parser.add_argument("--connections", type=_count, default=8, metavar="N", help="at once")
+    parser.add_argument(
+        "--timeout", type=_count, default=60, metavar="SECONDS", help="without an answer"
+    )
+    parser.add_argument(
+        "--attempts", type=_count, default=5, metavar="N", help="for a file, in vain"
+    )
+    parser.add_argument("--verify", action="store_true", help="read again what was verified before")
+    parser.set_defaults(action=_download)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="what to make")
+
+
+def _add_workers(parser: argparse.ArgumentParser) -> None:
+    text = "processes (default: one per core); the result is the same for any number"
+    parser.add_argument("--workers", type=_count, metavar="N", help=text)
+
+
+def _add_force(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--force", action="store_true", help="make it anew even where it is whole")
+
+
+def _resumable(action: Action) -> Action:
+    """Let Ctrl-C end ``action`` in one line."""
+
+    @wraps(action)
+    def stoppable(arguments: argparse.Namespace, rest: list[str]) -> int:
+        try:
+            return action(arguments, rest)
+        except KeyboardInterrupt:
+            raise StoppedError("stopped; the same command goes on from here") from None
+
+    return stoppable
+
+
+def _openmoji(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from fluxtrain.prepare.openmoji import prepare_openmoji
+
+    _refuse(rest)
     prepare_openmoji(arguments.data.resolve(), arguments.models.resolve(), force=arguments.force)
     return EXIT_OK
+
+
+@_resumable
+def _cc12m(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from fluxtrain.prepare.cc12m import prepare_cc12m, read_problematic
+    from fluxtrain.prepare.cc12m_source import open_source
+
+    _refuse(rest)
+    prepare_cc12m(
+        open_source(arguments.input),
+        arguments.output.resolve(),
+        arguments.samples,
+        read_problematic(arguments.problematic) if arguments.problematic else frozenset(),
+        arguments.workers,
+        arguments.force,
+    )
+    return EXIT_OK
+
+
+@_resumable
+def _coco(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from fluxtrain.prepare.coco import prepare_coco
+
+    _refuse(rest)
+    prepare_coco(
+        arguments.images,
+        arguments.captions,
+        arguments.output.resolve(),
+        arguments.samples,
+        arguments.workers,
+        arguments.force,
+    )
+    return EXIT_OK
+
+
+@_resumable
+def _download(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from fluxtrain.prepare.download import download
+    from fluxtrain.prepare.download_hub import open_hub
+    from fluxtrain.prepare.download_link import Link
+
+    _refuse(rest)
+    if arguments.hub:
+        dataset = open_hub(arguments.hub, arguments.revision)
+        dataset.fetch_all(arguments.include, arguments.output, arguments.connections)
+        return EXIT_OK
+    link = Link(timeout=arguments.timeout, attempts=arguments.attempts)
+    download(
+        arguments.manifest,
+        arguments.output,
+        arguments.base,
+        arguments.connections,
+        link,
+        arguments.verify,
+    )
+    return EXIT_OK
+
+
+def _refuse(rest: list[str]) -> None:
+    if rest:
+        raise ConfigError("arguments", " ".join(rest), "no such option")
+
+
+def _count(word: str) -> int:
+    if not (word.isascii() and word.isdigit() and 0 < int(word) < 1 << 31):
+        raise argparse.ArgumentTypeError(f"{word!r} is not a count of 1 or more")
+    return int(word)
+
+
+def _count_or_all(word: str) -> int | None:
+    return None if word == "all" else _count(word)

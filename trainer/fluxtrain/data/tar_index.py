@@ -2,7 +2,7 @@
 
 The sidecar says which size and time of change the tar had; it is rebuilt when they differ or when it
 is anything but well formed, and does without where the folder is read-only.
-Axes: n samples.
+Axes: n samples, s slots.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,49 @@ from fluxtrain.errors import DataError
 
 IMAGE_SUFFIXES = ("png", "jpg", "jpeg", "webp")
 MAX_CAPTION_BYTES = 1 << 16
+MAX_METADATA_BYTES = 1 << 20
 MAX_SKIPPED = 100
 """Most texts kept of skipped members; the rest are counted."""
-_FORMAT = 1
+_FORMAT = 2
 _MAX_JSON_BYTES = 1 << 26
 _MAX_TEXT = 500
+Stamp = dict[str, int | str]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One of the members that make up a sample, known by the endings of their names."""
+
+    name: str
+    article: str
+    suffixes: tuple[str, ...]
+    most_bytes: int = MAX_MEMBER_BYTES
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a sample is made of; ``name`` tells the indices of different kinds apart."""
+
+    name: str
+    slots: tuple[Slot, ...]
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Return the number of the slot that each suffix belongs to."""
+        return {suffix: i for i, slot in enumerate(self.slots) for suffix in slot.suffixes}
+
+
+METADATA = Slot("metadata", "", ("json",), MAX_METADATA_BYTES, required=False)
+IMAGES = Kind(
+    "images",
+    (
+        Slot("image", "an", IMAGE_SUFFIXES),
+        Slot("caption", "a", ("txt",), MAX_CAPTION_BYTES),
+        METADATA,
+    ),
+)
+"""A picture and its caption."""
 
 
 @dataclass
@@ -53,44 +92,53 @@ class Skipped:
 
 @dataclass(frozen=True)
 class TarIndex:
-    """The samples of one tar: a row of ``spans`` is image offset and size, caption offset and size."""
+    """The samples of one tar: a row of ``spans`` is the offset and the size of each slot's member.
+
+    What is not required and not there has size 0.
+    """
 
     keys: list[str]
-    spans: Int64[np.ndarray[Any, Any], "n 4"]
+    spans: Int64[np.ndarray[Any, Any], "n 2*s"]
     skipped: Skipped
 
 
-def open_index(path: Path, max_members: int = MAX_MEMBERS) -> TarIndex:
-    """Return the index of the tar ``path``; DataError, naming it, where it is not a whole tar."""
+def open_index(path: Path, max_members: int = MAX_MEMBERS, kind: Kind = IMAGES) -> TarIndex:
+    """Return the samples of ``kind`` in the tar ``path``; DataError where it is not a whole tar."""
     try:
         status = path.stat()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
-    stamp = {"format": _FORMAT, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    stamp: Stamp = {
+        "format": _FORMAT,
+        "kind": kind.name,
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+    }
     sidecar = path.with_name(f"{path.name}.index.json")
     try:
-        return _read_sidecar(sidecar, stamp)
+        return _read_sidecar(sidecar, stamp, status.st_size, kind)
     except (OSError, ValueError, OverflowError, RecursionError):
-        index = build_index(path, max_members)
+        index = build_index(path, max_members, kind)
         _write_sidecar(sidecar, stamp, index)
         return index
 
 
-def build_index(path: Path, max_members: int = MAX_MEMBERS) -> TarIndex:
-    """Return the samples that have an image and a caption, in the order of their first members."""
+def build_index(path: Path, max_members: int = MAX_MEMBERS, kind: Kind = IMAGES) -> TarIndex:
+    """Return the samples of ``kind`` that are whole, in the order of their first members."""
     found, skipped = dict[str, list[Member | None]](), Skipped()
     for member in read_members(path, max_members):
-        fault = member.fault or _place(found, member)
+        fault = member.fault or _place(found, member, kind)
         if fault:
             skipped.add(f"member {shown(member.name)}: {fault}")
-    keys, spans = list[str](), list[tuple[int, int, int, int]]()
-    for key, (image, caption) in found.items():
-        if image and caption:
-            keys.append(key)
-            spans.append((image.offset, image.size, caption.offset, caption.size))
+    keys, spans = list[str](), list[list[int]]()
+    for key, members in found.items():
+        if missing := _missing(members, kind):
+            skipped.add(f"sample {shown(key)}: it has no {missing}")
         else:
-            skipped.add(f"sample {shown(key)}: it has no {'caption' if image else 'image'}")
-    return TarIndex(keys, np.array(spans, dtype=np.int64).reshape(-1, 4), skipped)
+            keys.append(key)
+            spans.append([n for m in members for n in ((m.offset, m.size) if m else (0, 0))])
+    table = np.array(spans, dtype=np.int64).reshape(-1, 2 * len(kind.slots))
+    return TarIndex(keys, table, skipped)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -100,21 +148,34 @@ def split_name(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{stem}" if stem else "", suffix.lower()
 
 
-def _place(found: dict[str, list[Member | None]], member: Member) -> str | None:
-    """Enter an image or a caption into ``found``; return why it is passed over, or None."""
+def _place(found: dict[str, list[Member | None]], member: Member, kind: Kind) -> str | None:
+    """Enter a member of ``kind`` into ``found``; return why it is passed over, or None."""
     key, suffix = split_name(member.name)
-    if not key or suffix not in (*IMAGE_SUFFIXES, "txt"):
+    if not key or suffix not in kind.places:
         return None  # other kinds of members are none of ours
-    if suffix == "txt" and member.size > MAX_CAPTION_BYTES:
-        return f"a caption of {member.size} bytes, at most {MAX_CAPTION_BYTES} are read"
-    place, slot = found.setdefault(key, [None, None]), int(suffix == "txt")
-    if place[slot] is not None:
-        return f"the key has {'a caption' if slot else 'an image'} already"
-    place[slot] = member
+    number = kind.places[suffix]
+    slot, place = kind.slots[number], found.get(key)
+    if member.size > slot.most_bytes:
+        fault = (
+            f"{slot.article} {slot.name} of {member.size} bytes, at most {slot.most_bytes} are read"
+        )
+        return fault if slot.required else None
+    if place is None:
+        place = found[key] = [None] * len(kind.slots)
+    if place[number] is not None:
+        return f"the key has {slot.article} {slot.name} already" if slot.required else None
+    place[number] = member
     return None
 
 
-def _read_sidecar(path: Path, stamp: dict[str, int]) -> TarIndex:
+def _missing(members: list[Member | None], kind: Kind) -> str | None:
+    """Return the first required slot that is empty, or None."""
+    slots = zip(kind.slots, members, strict=True)
+    empty = (slot.name for slot, member in slots if slot.required and member is None)
+    return next(empty, None)
+
+
+def _read_sidecar(path: Path, stamp: Stamp, tar_size: int, kind: Kind) -> TarIndex:
     """Return the index in ``path``; ValueError where it is another tar's or malformed."""
     with open_regular(path) as file:
         size = os.fstat(file).st_size
@@ -123,7 +184,7 @@ def _read_sidecar(path: Path, stamp: dict[str, int]) -> TarIndex:
         content = json.loads(os.pread(file, size, 0))
     if not isinstance(content, dict) or any(content.get(name) != stamp[name] for name in stamp):
         raise ValueError("not of this tar")
-    keys, spans = content.get("keys"), _checked_spans(content.get("spans"), stamp["size"])
+    keys, spans = content.get("keys"), _checked_spans(content.get("spans"), tar_size, kind)
     if not isinstance(keys, list) or len(keys) != len(spans) or any(map(_key_fault, keys)):
         raise ValueError("its keys are malformed")
     return TarIndex(keys, spans, _checked_skipped(content))
@@ -133,25 +194,23 @@ def _key_fault(key: object) -> str | None:
     return name_fault(key) if isinstance(key, str) else "not a text"
 
 
-def _checked_spans(stored: object, size: int) -> Int64[np.ndarray[Any, Any], "n 4"]:
-    if not isinstance(stored, list) or not all(map(_is_span, stored)):
+def _checked_spans(stored: object, size: int, kind: Kind) -> Int64[np.ndarray[Any, Any], "n 2*s"]:
+    width = 2 * len(kind.slots)
+    if not isinstance(stored, list) or not all(_is_span(row, width) for row in stored):
         raise ValueError("its spans are malformed")
-    spans = np.array(stored, dtype=np.int64).reshape(-1, 4)
+    spans = np.array(stored, dtype=np.int64).reshape(-1, width)
     offsets, sizes = spans[:, ::2], spans[:, 1::2]
+    most = np.array([slot.most_bytes for slot in kind.slots])
     # Both are bounded first, so that their sum cannot overflow.
-    inside = (offsets >= 0) & (offsets <= size) & (sizes >= 0) & (sizes <= MAX_MEMBER_BYTES)
-    if (
-        not inside.all()
-        or (offsets + sizes > size).any()
-        or (spans[:, 3] > MAX_CAPTION_BYTES).any()
-    ):
+    inside = (offsets >= 0) & (offsets <= size) & (sizes >= 0) & (sizes <= most)
+    if not inside.all() or (offsets + sizes > size).any():
         raise ValueError("its spans lie outside the tar")
     return spans
 
 
-def _is_span(row: object) -> bool:
+def _is_span(row: object, width: int) -> bool:
     # Before numpy sees it: one long text among the rows would make an array of texts as long.
-    return isinstance(row, list) and len(row) == 4 and all(type(value) is int for value in row)
+    return isinstance(row, list) and len(row) == width and all(type(v) is int for v in row)
 
 
 def _checked_skipped(content: dict[str, Any]) -> Skipped:
@@ -167,7 +226,7 @@ def _is_message(text: object) -> bool:
     return isinstance(text, str) and len(text) <= _MAX_TEXT and text.isprintable()
 
 
-def _write_sidecar(path: Path, stamp: dict[str, int], index: TarIndex) -> None:
+def _write_sidecar(path: Path, stamp: Stamp, index: TarIndex) -> None:
     """Write ``index`` beside its tar where that can be done."""
     content = {
         **stamp,

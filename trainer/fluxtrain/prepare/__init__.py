@@ -1,5 +1,1 @@
 """Data sets that a command makes."""
-
-from fluxtrain.prepare.openmoji import prepare_openmoji
-
-__all__ = ["prepare_openmoji"]

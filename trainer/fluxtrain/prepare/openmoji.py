@@ -23,8 +23,10 @@ from torch import Tensor
 
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.resolve import resolve
-from fluxtrain.data.tars import ImageDataset, TarWriter
-from fluxtrain.data.writer import EncodedWriter, Sample, write_empty_text
+from fluxtrain.data.empty_text import write_empty_text
+from fluxtrain.data.tar_writer import TarWriter
+from fluxtrain.data.tars import ImageDataset
+from fluxtrain.data.writer import EncodedWriter, Sample
 from fluxtrain.encode.patch import load_patch_autoencoder, save_patch_autoencoder
 from fluxtrain.encode.text import TextEncoder, load_text_encoder
 from fluxtrain.errors import DataError

@@ -41,7 +41,7 @@ def run_stage(
         print(f"{name}: already made", file=stream, flush=True)
         return
     begin = time.perf_counter()
-    with _progress(name, total, stream) as advance:
+    with progress(name, total, stream) as advance:
         _replace(output, settings, lambda partial: make(partial, advance))
     print(f"{name}: {time.perf_counter() - begin:.1f} s", file=stream, flush=True)
 
@@ -79,7 +79,7 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def _progress(name: str, total: int, stream: TextIO) -> Iterator[Advance]:
+def progress(name: str, total: int, stream: TextIO) -> Iterator[Advance]:
     """Yield what to call with units done: a bar on a terminal, silence elsewhere."""
     with tqdm(total=total, desc=name, file=stream, leave=False, disable=not stream.isatty()) as bar:
         yield lambda done: (bar.update(done), None)[1]
