@@ -9,7 +9,7 @@ import sys
 import torch
 from benchmarks.peers import ROOT, peers_python
 
-PARTS = ("step", "loader", "checkpoint", "resume")
+PARTS = ("parity", "step", "loader", "checkpoint", "resume", "clean")
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.config import RunConfig, SamplingConfig
 from fluxtrain.contract.resolve import resolve
 from fluxtrain.sample import euler, starting_noise, to_pictures
 from fluxtrain.watch.grid import save_grid
@@ -37,7 +37,8 @@ def walk(steps: int, cfg_scale: float, push: float = 0.0, **encoders: float) -> 
     noise = starting_noise(1, 3, SHAPE)
     prompts = (torch.zeros(3, 1, 1), torch.full((3, 1), push))
     empty = (torch.zeros(3, 1, 1), torch.zeros(3, 1))
-    return euler(lines, noise, prompts, empty, steps, cfg_scale)
+    sampling = SamplingConfig(num_steps=steps, cfg_scale=cfg_scale)
+    return euler(lines, noise, prompts, empty, sampling)
 
 
 @pytest.mark.parametrize("steps", [1, 7, 24])

@@ -15,6 +15,8 @@ import json
 import re
 import shutil
 import threading
+import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -75,10 +77,15 @@ def latest(folder: Path) -> Path | None:
 
 
 def read_state(checkpoint: Path) -> RunState:
-    """Return the state beside the tensors of ``checkpoint``; DataError where it is unreadable."""
+    """Return the state beside the tensors of ``checkpoint``; DataError where it is unreadable.
+
+    Raises OSError where it was removed since it was found: who starts again finds a newer one.
+    """
     try:
         return RunState(**json.loads((checkpoint / "run.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
+        if not (checkpoint / "DONE").exists():
+            raise
         raise DataError(f"{checkpoint / 'run.json'}: not the state of a run ({error})") from None
 
 
@@ -111,7 +118,10 @@ def load(checkpoint: Path, state: State) -> RunState:
     """Copy the tensors of ``checkpoint`` into ``state``, whatever ranks wrote them."""
     run = read_state(checkpoint)
     try:
-        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(checkpoint)))
+        reader = HuggingFaceStorageReader(str(checkpoint))
+        with warnings.catch_warnings():  # it warns of a single process, as an export is
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.load(state, storage_reader=reader)
     except (
         Exception,
         CheckpointException,
@@ -131,6 +141,8 @@ class Checkpoints:
     is_main: bool
     stall_seconds: float = 0.0
     saved_step: int | None = None
+    saved: Callable[[int], None] = lambda step: None
+    """Called with the step of each checkpoint that is complete, from the thread that writes."""
     _group: dist.ProcessGroup | None = field(default=None, repr=False)
     _staged: State = field(default_factory=dict, repr=False)
     _writing: threading.Thread | None = field(default=None, repr=False)
@@ -182,6 +194,7 @@ class Checkpoints:
             if self.is_main:
                 self._seal(target, run)
             self.saved_step = run.step
+            self.saved(run.step)
         except BaseException as error:
             self._failure.append(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
@@ -28,8 +29,13 @@ except ImportError:  # ROCm images with torch < 2.6 have FSDP2 at its older path
 DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def build_model(config: RunConfig, world: World) -> Flux:
-    """Return the model with its initial weights, divided over the ranks as ``config.parallel`` says."""
+def build_model(
+    config: RunConfig, world: World, weights: Iterable[tuple[str, Tensor]] | None = None
+) -> Flux:
+    """Return the model with ``weights``, divided over the ranks as ``config.parallel`` says.
+
+    ``weights`` yields every parameter in full by its name; without them the values are random.
+    """
     check_ranks(config, world.size)
     with torch.device("meta"):
         model = Flux(config.model)
@@ -38,7 +44,7 @@ def build_model(config: RunConfig, world: World) -> Flux:
         compile_blocks(model)
     if world.size > 1 or config.precision.compute != "float32":
         shard(model, world.mesh(config.parallel.dp_replicate), config.parallel, config.precision)
-    fill(model, config.seed, world.device)
+    fill(model, weights or random_weights(model, config.seed, world.device), world.device)
     return model
 
 
@@ -88,15 +94,24 @@ def shard(
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 
-def fill(model: nn.Module, seed: int, device: torch.device) -> None:
-    """Give every parameter, still on the meta device, this rank's part of its initial value.
+def random_weights(
+    model: nn.Module, seed: int, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the initial value of every parameter, one at a time.
 
     A value depends on the seed and the parameter's name only, so any number of ranks starts alike.
     """
+    for name, parameter in model.named_parameters():
+        yield name, initial_value(name, parameter.shape, seed, device)
+
+
+def fill(model: nn.Module, weights: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
+    """Give every parameter, still on the meta device, this rank's part of its value in ``weights``."""
     model.to_empty(device=device)
+    parameters = dict(model.named_parameters())
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            whole = initial_value(name, parameter.shape, seed, device)
+        for name, whole in weights:
+            parameter = parameters[name]
             own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             own.copy_(_local_part(whole, parameter))
 

@@ -22,10 +22,14 @@ from torch.distributed.run import config_from_args, get_args_parser
 from fluxtrain import checkpoint
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, CONFIG_FILE, ENV_CONFIG, Places
-from fluxtrain.data.loader import PARTS, open_dataset, open_empty_text
+from fluxtrain.data.loader import PARTS, open_empty_text, open_source
+from fluxtrain.data.pictures import Pictures
+from fluxtrain.encoding import check_files
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, StorageError
 from fluxtrain.files import replacing
+from fluxtrain.gallery import check_gallery
 from fluxtrain.parallelize import check_ranks
+from fluxtrain.preprocess import open_targets
 from fluxtrain.watch.metrics import Metrics, Progress
 from fluxtrain.watch.server import serve
 
@@ -63,15 +67,27 @@ def run(config: RunConfig, places: Places, processes: int) -> tuple[int, str]:
 
 def _check_before_starting(config: RunConfig, places: Places, processes: int) -> None:
     """Raise for what a trainer would only find out after seconds of starting up."""
+    if config.task == "preprocess":
+        open_targets(config, places.data, places.models)
+    elif config.task == "sample":
+        check_gallery(config, places)
+    else:
+        _check_training(config, places, processes)
+    stop = serve(Metrics(), Progress(), places.metrics_address, config.logging.metrics_port)
+    if stop is not None:
+        stop()
+
+
+def _check_training(config: RunConfig, places: Places, processes: int) -> None:
     check_ranks(config, processes)
     newest = checkpoint.latest(places.output / CHECKPOINTS_FOLDER)
     if newest is not None:
         checkpoint.check_same_run(config, newest)
-    datasets = [open_dataset(config, places.data, part) for part in PARTS]
-    open_empty_text(config, places.data, datasets[0])
-    stop = serve(Metrics(), Progress(), places.metrics_address, config.logging.metrics_port)
-    if stop is not None:
-        stop()
+    sources = [open_source(config, places.data, part) for part in PARTS]
+    if isinstance(sources[0], Pictures):
+        check_files(config.encoders, places.models)
+    else:
+        open_empty_text(config, places.data, sources[0])
 
 
 def launch(torchrun_arguments: list[str], places: Places) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,13 +14,17 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from fluxtrain import draws
-from fluxtrain.contract.config import RunConfig
+from fluxtrain import draws, flow
+from fluxtrain.contract.config import RunConfig, SamplingConfig
 from fluxtrain.contract.launch import Places
-from fluxtrain.data.dataset import Rows
-from fluxtrain.data.loader import open_dataset, open_empty_text
+from fluxtrain.data.dataset import Dataset, Rows
+from fluxtrain.data.empty_text import EmptyText
+from fluxtrain.data.loader import latent_shape, open_empty_text, open_source
+from fluxtrain.data.pictures import Pictures
 from fluxtrain.distributed import World
+from fluxtrain.draws import Array
 from fluxtrain.encode.decode import load_decoder
+from fluxtrain.encoding import load_encoders
 from fluxtrain.loss import FlowLoss
 from fluxtrain.watch.grid import Column, save_grid
 
@@ -41,26 +46,30 @@ def euler(
     noise: Latents,
     prompts: tuple[Tensor, Tensor],
     empty: tuple[Tensor, Tensor],
-    num_steps: int,
-    cfg_scale: float,
+    sampling: SamplingConfig,
+    tick: Callable[[], object] = lambda: None,
 ) -> Latents:
-    """Return latents as the autoencoder knows them, walked from ``noise`` (t=1) to t=0 in equal steps.
+    """Return latents as the autoencoder knows them, walked from ``noise`` (t=1) to t=0.
 
-    ``prompts`` and ``empty`` are text tokens "b l d" and pooled vectors "b v". With ``cfg_scale`` other
-    than 1 each step extrapolates from the empty prompt's velocity (classifier-free guidance).
+    ``prompts`` and ``empty`` are text tokens "b l d" and pooled vectors "b v". With a ``cfg_scale`` other
+    than 1 each step extrapolates from the empty prompt's velocity (classifier-free guidance). ``tick`` is
+    called after each step.
     """
+    cfg_scale = sampling.cfg_scale
     txt, vec = prompts
     if guided := cfg_scale != 1:
         txt, vec = torch.cat([txt, empty[0]]), torch.cat([vec, empty[1]])
-    times = torch.linspace(1, 0, num_steps + 1, device=noise.device)
+    image_tokens = noise.shape[-2] * noise.shape[-1] // 4
+    times = flow.sampling_times(sampling.num_steps, image_tokens, sampling.time_shift)
     x = noise
-    for t, following in pairwise(times):
+    for t, following in pairwise(times.to(noise.device)):
         both = torch.cat([x, x]) if guided else x
         velocity = flow_loss.predict(both, txt, vec, t.expand(len(both))).float()
         if guided:
             with_prompt, without = velocity.chunk(2)
             velocity = without + cfg_scale * (with_prompt - without)
         x = x + (following - t) * velocity
+        tick()
     encoders = flow_loss.config.encoders
     return x / encoders.latent_scale + encoders.latent_shift
 
@@ -103,23 +112,20 @@ class Painter:
             noise,
             (scene.txt.to(device), scene.vec.to(device)),
             (scene.empty[0].to(device), scene.empty[1].to(device)),
-            sampling.num_steps,
-            sampling.cfg_scale,
+            sampling,
         )
         flow_loss.model.train()
         if self.world.is_main:
             self._write(scene, path, found, step)
 
     def _compose(self) -> Scene:
-        dataset = open_dataset(self.config, self.places.data, "validation")
-        empty = open_empty_text(self.config, self.places.data, dataset)
-        count = min(self.config.sampling.num_prompts, len(dataset))
-        indices = np.linspace(0, len(dataset) - 1, count).round().astype(np.int64)
-        rows = Rows.empty(count, dataset.shape)
-        dataset.read(indices, rows, np.zeros(count, dtype=bool))
+        source = open_source(self.config, self.places.data, "validation")
+        count = min(self.config.sampling.num_prompts, len(source))
+        indices = np.linspace(0, len(source) - 1, count).round().astype(np.int64)
+        rows, empty = self._read(source, indices)
         chosen = list(self.config.sampling.prompts)
         txt, vec = self._encode(chosen)
-        captions = chosen + [dataset.caption(int(index)) for index in indices]
+        captions = chosen + [source.caption(int(index)) for index in indices]
         total = len(captions)
         return Scene(
             captions,
@@ -127,13 +133,26 @@ class Painter:
             torch.cat([vec, rows.vec.float()]) if chosen else rows.vec.float(),
             (empty[0].float().expand(total, -1, -1), empty[1].float().expand(total, -1)),
             rows.mean.float(),
-            dataset.shape.latent,
-            dataset.attribution,
+            latent_shape(self.config),
+            source.attribution,
         )
+
+    def _read(self, source: Dataset | Pictures, indices: Array) -> tuple[Rows, EmptyText]:
+        """Return the encodings of the samples at ``indices`` and those of the empty prompt."""
+        if isinstance(source, Pictures):
+            encoders = load_encoders(self.config, self.places.models, self.world.device)
+            return encoders.read(source, indices), encoders.empty_text()
+        rows = Rows.empty(len(indices), source.shape)
+        source.read(indices, rows, np.zeros(len(indices), dtype=bool))
+        return rows, open_empty_text(self.config, self.places.data, source)
 
     def _encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
         if not prompts:
             return torch.empty(0), torch.empty(0)
+        if self.config.data.source == "images":
+            encoders = load_encoders(self.config, self.places.models, self.world.device)
+            txt, vec = encoders.text.encode(prompts)
+            return txt.float(), vec.float()
         from fluxtrain.encode.text import load_text_encoder
 
         encoder = load_text_encoder(

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +24,9 @@ from fluxtrain.contract.check import validate
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, ENV_CONFIG, ENV_VERDICT, Places
 from fluxtrain.data.batch import Batch
-from fluxtrain.data.loader import evaluation_batches, training_batches
+from fluxtrain.data.loader import AnyBatch, evaluation_batches, training_batches
 from fluxtrain.distributed import StopRequest, World, die_with_parent, joined
+from fluxtrain.encoding import batch_encoder
 from fluxtrain.errors import (
     EXIT_DIVERGED,
     EXIT_ERROR,
@@ -38,9 +39,12 @@ from fluxtrain.errors import (
     StoppedError,
 )
 from fluxtrain.evaluate import Evaluation, evaluate
+from fluxtrain.gallery import draw_gallery
 from fluxtrain.loss import FlowLoss
 from fluxtrain.observe import Observer, StepFacts
 from fluxtrain.parallelize import DTYPES, build_model, check_ranks, micro_batch_size, whole
+from fluxtrain.preprocess import preprocess
+from fluxtrain.weights.source import published_weights
 
 _STORAGE_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
@@ -52,6 +56,7 @@ class Trainer:
     config: RunConfig
     places: Places
     world: World
+    encode: Callable[[AnyBatch], Batch]
     flow_loss: FlowLoss
     optimizer: torch.optim.AdamW
     checkpoints: Checkpoints
@@ -91,7 +96,9 @@ def _prepare(config: RunConfig, places: Places, world: World, stack: ExitStack) 
     newest = checkpoint.latest(folder)
     if newest is not None:
         checkpoint.check_same_run(config, newest)
-    model = build_model(config, world)
+    encode = batch_encoder(config, places.models, world.device)
+    published = None if newest else published_weights(config, places.models)
+    model = build_model(config, world, published)
     optimizer = optim.make_optimizer(model, config.optim)
     state = checkpoint.training_state(model, optimizer)
     run = RunState(step=0, samples=0)
@@ -99,18 +106,30 @@ def _prepare(config: RunConfig, places: Places, world: World, stack: ExitStack) 
         run = checkpoint.load(newest, state)
         run = run if run.is_over(config) else replace(run, status="running")
         optim.set_steps_taken(optimizer, run.step)
-    checkpoints = Checkpoints(folder, state, config, world.is_main, saved_step=run.step or None)
+    checkpoints = Checkpoints(
+        folder, state, config, world.is_main, saved_step=run.step or None, saved=observer.saved
+    )
     observer.begin(run, sum(p.numel() for p in model.parameters()))
     loss = FlowLoss(model, config, DTYPES[config.precision.compute])
     gc.collect()
     gc.freeze()  # what lives now lives to the end: later collections need not look at it
     stack.callback(gc.unfreeze)
     return Trainer(
-        config, places, world, loss, optimizer, checkpoints, observer, stop, run, run.samples
+        config,
+        places,
+        world,
+        encode,
+        loss,
+        optimizer,
+        checkpoints,
+        observer,
+        stop,
+        run,
+        run.samples,
     )
 
 
-def _training_batches(trainer: Trainer) -> Iterator[Batch]:
+def _training_batches(trainer: Trainer) -> Iterator[AnyBatch]:
     world, config = trainer.world, trainer.config
     return iter(
         training_batches(
@@ -125,7 +144,7 @@ def _training_batches(trainer: Trainer) -> Iterator[Batch]:
     )
 
 
-def _step(trainer: Trainer, batches: Iterator[Batch]) -> None:
+def _step(trainer: Trainer, batches: Iterator[AnyBatch]) -> None:
     """Take one optimizer step, then do what is due after it."""
     config, run = trainer.config, trainer.run
     step = run.step + 1
@@ -165,7 +184,7 @@ def _step(trainer: Trainer, batches: Iterator[Batch]) -> None:
         )
 
 
-def _accumulate(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
+def _accumulate(trainer: Trainer, batches: Iterator[AnyBatch]) -> Tensor:
     """Sum gradients over this rank's micro batches; return (sum of losses, samples used)."""
     config, world = trainer.config, trainer.world
     share = config.schedule.global_batch_size // world.size
@@ -174,7 +193,7 @@ def _accumulate(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
         with trainer.observer.waiting_for_data():
             batch = next(batches)
         trainer.observer.faults(batch.faults)
-        moved = batch.to(world.device)
+        moved = trainer.encode(batch)
         losses = trainer.flow_loss(moved) * moved.weights
         # Ranks' gradients are averaged, so each divides by its own share of the global batch.
         torch.autograd.backward(losses.sum() / share)
@@ -229,7 +248,7 @@ def _evaluate(trainer: Trainer) -> Evaluation:
     advance = trainer.observer.evaluation_begins(trainer.run)
     model.eval()
     batches = evaluation_batches(config, trainer.places.data, world.rank, world.size)
-    result = evaluate(trainer.flow_loss, batches, world, advance)
+    result = evaluate(trainer.flow_loss, map(trainer.encode, batches), world, advance)
     model.train()
     trainer.run = replace(trainer.run, eval_loss=result.loss)
     target = config.evaluation.target_loss
@@ -250,6 +269,13 @@ def _save(trainer: Trainer, totals: Tensor) -> None:
         trainer.checkpoints.finish()
 
 
+TASKS: dict[str, Callable[[RunConfig, Places, World], object]] = {
+    "train": train,
+    "preprocess": preprocess,
+    "sample": draw_gallery,
+}
+"""What one rank runs, by ``spec.run.task``."""
+
 FINAL_CODES = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE)
 """Exit codes that torchrun's restart of the processes in place would only bring again."""
 
@@ -262,7 +288,7 @@ def main() -> int:
         text = Path(os.environ[ENV_CONFIG]).read_text()
         config = validate(RunConfig, json.loads(text), "spec.run")
         with joined() as world:
-            train(config, places, world)
+            TASKS[config.task](config, places, world)
         return EXIT_OK
     except FluxtrainError as error:
         return _report(str(error), error.exit_code)

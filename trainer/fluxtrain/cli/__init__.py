@@ -11,14 +11,14 @@ from fluxtrain.errors import FluxtrainError
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command in ``arguments`` (default: this process's); return its exit code."""
-    from fluxtrain.cli import check, node, plan, prepare, run
+    from fluxtrain.cli import check, convert, node, plan, prepare, run, sample, weights
 
     parser = argparse.ArgumentParser(
         prog="fluxtrain", allow_abbrev=False, description="Train FLUX.1 from one FluxTraining file."
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (run, prepare, plan, check, node):
+    for module in (run, prepare, convert, plan, sample, weights, check, node):
         module.add(commands)
     known, rest = parser.parse_known_args(arguments)
     try:

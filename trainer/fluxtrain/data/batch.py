@@ -1,25 +1,22 @@
-"""One micro batch: encodings, latents' distribution, and the draws that belong to its samples.
+"""One micro batch: encodings or pictures, and the draws that belong to its samples.
 
-Axes: b batch, l text tokens, d text width, v pooled width, ch h w latent image.
+Axes: b batch, l text tokens, d text width, v pooled width, ch h w latent image, H W image.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Samples in the order of their positions; dropped prompts hold the empty encodings already."""
+@dataclass(frozen=True, kw_only=True)
+class DrawnBatch:
+    """What every batch has: which samples stand where, and what chance decided about them."""
 
-    mean: Float[Tensor, "b ch h w"]
-    logvar: Float[Tensor, "b ch h w"]
-    txt: Float[Tensor, "b l d"]
-    vec: Float[Tensor, "b v"]
     latent_noise: Float[Tensor, "b ch h w"]
     noise: Float[Tensor, "b ch h w"]
     timesteps: Float[Tensor, b]
@@ -32,20 +29,37 @@ class Batch:
         """Return the number of samples, fillers included."""
         return len(self.weights)
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the fields that are tensors, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
-    def pin_memory(self) -> Batch:
+    def pin_memory(self) -> Self:
         """Return this batch in page-locked memory; torch's DataLoader calls it."""
-        return Batch(
-            **{name: tensor.pin_memory() for name, tensor in self._tensors().items()},
-            faults=self.faults,
-        )
+        pinned: dict[str, Any] = {name: t.pin_memory() for name, t in self.tensors().items()}
+        return replace(self, **pinned)
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> Self:
         """Return this batch on ``device``, copied without waiting where it is pinned."""
-        return Batch(
-            **{name: t.to(device, non_blocking=True) for name, t in self._tensors().items()},
-            faults=self.faults,
-        )
+        moved: dict[str, Any] = {
+            name: t.to(device, non_blocking=True) for name, t in self.tensors().items()
+        }
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(DrawnBatch):
+    """Encoded samples in the order of their positions; dropped prompts hold the empty encodings already."""
+
+    mean: Float[Tensor, "b ch h w"]
+    logvar: Float[Tensor, "b ch h w"]
+    txt: Float[Tensor, "b l d"]
+    vec: Float[Tensor, "b v"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureBatch(DrawnBatch):
+    """Pictures and captions in the order of their positions; a dropped prompt is empty already."""
+
+    images: UInt8[Tensor, "b 3 H W"]
+    captions: tuple[str, ...]

@@ -44,6 +44,19 @@ class Rows:
             torch.empty(count, *shape.latent, dtype=shape.dtype),
         )
 
+    def finite(self, no_text: Array) -> list[bool]:
+        """Return which samples' latents and pooled text are finite; a checksum guards the long text.
+
+        Where ``no_text`` is true the text was not read and is not looked at.
+        """
+        # A sum is finite only where all its terms are, short of overflow, which is no encoding either.
+        latents = self.mean.flatten(1).sum(1, dtype=torch.float32)
+        latents += self.logvar.flatten(1).sum(1, dtype=torch.float32)
+        vec = self.vec.sum(1, dtype=torch.float32)
+        text = torch.isfinite(vec) | torch.from_numpy(no_text)
+        ok: list[bool] = (torch.isfinite(latents) & text).tolist()
+        return ok
+
 
 class Dataset(Protocol):
     """Samples by index; safe to use in several processes after it was opened in one."""

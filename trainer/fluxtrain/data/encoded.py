@@ -11,23 +11,18 @@ Axes: n samples, l text tokens, d text width, v pooled width, ch h w latent imag
 
 from __future__ import annotations
 
-import os
-import resource
 import zlib
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from fluxtrain.data.dataset import Rows
-from fluxtrain.data.safetensors import read_header, read_tensor
+from fluxtrain.data.open_files import OpenFiles, fill
 from fluxtrain.data.shards import (
     FIELDS,
-    Shard,
+    NUM_TIMESTEPS,
     attribution,
     common_shape,
     open_shards,
@@ -35,7 +30,6 @@ from fluxtrain.data.shards import (
 )
 from fluxtrain.data.writer import row_bytes
 from fluxtrain.draws import Array
-from fluxtrain.errors import DataError
 
 _TEXT = ("txt", "vec")
 
@@ -54,9 +48,8 @@ class EncodedDataset:
         self._starts = np.cumsum([0, *(shard.num_samples for shard in self._shards)])
         self.shape = common_shape(self._shards)
         self.attribution = attribution(listed)
-        self._files = _Files(self._shards, most=_most_files())
+        self._files = OpenFiles([shard.path for shard in self._shards])
         self._sums: dict[int, Array] = {}
-        self._steps: Array | None = None
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -71,7 +64,7 @@ class EncodedDataset:
                 self._places(indices), views, skip_text.tolist(), strict=True
             )
         ]
-        finite = _finite(rows, skip_text & (not self._verify))
+        finite = rows.finite(skip_text & (not self._verify))
         return [
             f"{self.name(int(index))}: {fault}" if (fault := found or _unless(ok)) else None
             for found, ok, index in zip(faults, finite, indices, strict=True)
@@ -82,12 +75,15 @@ class EncodedDataset:
 
         Raises DataError where a stored one is none of them.
         """
-        if self._steps is None:
-            stored = [steps for shard in self._shards if (steps := shard.timesteps()) is not None]
-            whole = len(stored) == len(self._shards)
-            self._steps = np.concatenate(stored) if whole else np.arange(len(self)) % 8
-        chosen: Array = self._steps[indices]
+        stored = self.stored_timesteps
+        chosen: Array = indices % NUM_TIMESTEPS if stored is None else stored[indices]
         return chosen
+
+    @cached_property
+    def stored_timesteps(self) -> Array | None:
+        """Return the evaluation timestep of every sample, None where not all have one."""
+        stored = [steps for shard in self._shards if (steps := shard.timesteps()) is not None]
+        return np.concatenate(stored) if len(stored) == len(self._shards) else None
 
     def caption(self, index: int) -> str:
         """Return the prompt of sample ``index``."""
@@ -128,7 +124,7 @@ class EncodedDataset:
                 if skip and field in _TEXT and not self._verify:  # a checksum is over all of it
                     continue
                 span = spans[field]
-                if not _fill(file, view, span.offset + record * span.row_bytes):
+                if not fill(file, [view], span.offset + record * span.row_bytes):
                     return "cut off"
                 if self._verify:
                     crc = zlib.crc32(view, crc)
@@ -145,69 +141,5 @@ class EncodedDataset:
         return None if stored == crc else "CRC-32 differs"
 
 
-class _Files:
-    """Open shards, at most ``most``: the one opened first goes first."""
-
-    def __init__(self, shards: list[Shard], most: int) -> None:
-        self._shards, self._most, self._open = shards, most, dict[int, int]()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave open files behind when sent to another process."""
-        return {**self.__dict__, "_open": {}}
-
-    def __del__(self) -> None:
-        """Close what is open."""
-        for file in self._open.values():
-            os.close(file)
-
-    def get(self, number: int) -> int:
-        """Return the descriptor of shard ``number``; OSError where it is gone."""
-        if number not in self._open:
-            if len(self._open) >= self._most:
-                os.close(self._open.pop(next(iter(self._open))))
-            self._open[number] = os.open(self._shards[number].path, os.O_RDONLY)
-        return self._open[number]
-
-
-def _most_files() -> int:
-    """Return half of what this process may open: large data sets have more shards than that."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, (soft if soft >= 0 else 1 << 20) // 2)
-
-
-def _fill(file: int, view: memoryview, offset: int) -> bool:
-    """Fill ``view`` from ``offset`` of ``file``; return False where the file ends before."""
-    done = os.preadv(file, [view], offset)
-    while 0 < done < len(view):  # a network file system may return less than there is
-        more = os.preadv(file, [view[done:]], offset + done)
-        if more == 0:
-            return False
-        done += more
-    return done == len(view)
-
-
 def _unless(finite: bool) -> str | None:
     return None if finite else "not finite"
-
-
-def _finite(rows: Rows, no_text: Array) -> list[bool]:
-    """Return which samples' latents and pooled text are finite; a CRC-32 guards the long text too."""
-    # A sum is finite only where all its terms are, short of overflow, which is no encoding either.
-    latents = rows.mean.flatten(1).sum(1, dtype=torch.float32)
-    latents += rows.logvar.flatten(1).sum(1, dtype=torch.float32)
-    vec = rows.vec.sum(1, dtype=torch.float32)
-    ok: list[bool] = (
-        torch.isfinite(latents) & (torch.isfinite(vec) | torch.from_numpy(no_text))
-    ).tolist()
-    return ok
-
-
-def read_empty_text(path: Path) -> tuple[Float[Tensor, "l d"], Float[Tensor, " v"]]:
-    """Return the empty prompt's encodings; DataError where the file does not hold them."""
-    spans = read_header(path)
-    if {"txt", "vec"} - set(spans):
-        raise DataError(f"{path}: does not hold the tensors txt and vec of the empty prompt")
-    txt, vec = (read_tensor(path, spans[name]) for name in _TEXT)
-    if (txt.ndim, vec.ndim) != (2, 1) or not (txt.isfinite().all() and vec.isfinite().all()):
-        raise DataError(f"{path}: its tensors are not the encodings of a prompt")
-    return txt, vec

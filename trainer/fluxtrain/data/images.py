@@ -1,6 +1,6 @@
 """An image file's bytes, decoded with suspicion into 8-bit RGB.
 
-Axes: H W image.
+Axes: H W image, side of a square one.
 """
 
 from __future__ import annotations
@@ -34,6 +34,23 @@ def decode(content: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 H W
     except Exception as error:  # a decoder of hostile bytes may raise anything, warnings too
         raise ValueError(f"its image is unreadable ({_reason(error)})") from None
     return rearrange(pixels, "h w c -> c h w").contiguous()
+
+
+def square(pixels: UInt8[Tensor, "3 H W"], side: int) -> UInt8[Tensor, "3 side side"]:
+    """Return ``pixels`` with the short side at ``side`` (bicubic) and the middle of the long one.
+
+    What has that size already, as cleaned sets do, comes back as it is.
+    """
+    height, width = pixels.shape[1:]
+    if (height, width) == (side, side):
+        return pixels
+    short = min(height, width)
+    size = side * width // short, side * height // short
+    image = Image.fromarray(rearrange(pixels, "c h w -> h w c").numpy())
+    resized = image.resize(size, Image.Resampling.BICUBIC)
+    left, top = round((size[0] - side) / 2), round((size[1] - side) / 2)
+    middle = resized.crop((left, top, left + side, top + side))
+    return rearrange(torch.from_numpy(np.array(middle)), "h w c -> c h w").contiguous()
 
 
 def _check_size(image: Image.Image, max_pixels: int) -> None:

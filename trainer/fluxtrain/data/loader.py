@@ -5,40 +5,52 @@ Item n of a rank is its n-th micro batch; a resume starts at another n and needs
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from fluxtrain import draws
 from fluxtrain.contract.config import RunConfig
-from fluxtrain.data.batch import Batch
+from fluxtrain.data.batch import Batch, PictureBatch
 from fluxtrain.data.dataset import Dataset, Rows, SampleShape
-from fluxtrain.data.encoded import EncodedDataset, read_empty_text
+from fluxtrain.data.empty_text import EmptyText, read_empty_text
+from fluxtrain.data.layouts import open_encoded
 from fluxtrain.data.order import Order, Share
+from fluxtrain.data.pictures import Pictures, build_pictures, open_pictures
+from fluxtrain.data.shards import NUM_TIMESTEPS
 from fluxtrain.data.synthetic import SyntheticDataset
 from fluxtrain.draws import Array, Draw
 from fluxtrain.errors import ConfigError
 
 PARTS = ("train", "validation")
-NUM_TIMESTEPS = 8
-EmptyText = tuple[Float[Tensor, "l d"], Float[Tensor, " v"]]
+AnyBatch = Batch | PictureBatch
+Build = Callable[[Array, list[Draw]], AnyBatch]
+"""Makes the batch of the samples at the given indices with their draws."""
+
+
+def open_source(config: RunConfig, data_root: Path, part: str) -> Dataset | Pictures:
+    """Return the ``part`` ("train" or "validation") of the run's data, encoded or not."""
+    if config.data.source == "images":
+        return open_pictures(config, data_root, part)
+    return open_dataset(config, data_root, part)
 
 
 def open_dataset(config: RunConfig, data_root: Path, part: str) -> Dataset:
-    """Return the ``part`` ("train" or "validation") of the run's data; ConfigError where it does not fit."""
+    """Return the encoded ``part`` of the run's data; ConfigError where it does not fit the model."""
     if config.data.source == "synthetic":
         sizes = config.data.synthetic
         count = sizes.train_samples if part == "train" else sizes.validation_samples
         return SyntheticDataset(config, count)
     folder = data_root / getattr(config.data, part)
-    dataset = EncodedDataset(folder, config.data.verify_checksums)
+    layout = None if config.data.layout == "auto" else config.data.layout
+    dataset = open_encoded(folder, layout, config.data.verify_checksums)
     _check_fits(config, dataset.shape, folder)
     return dataset
 
@@ -81,17 +93,14 @@ def training_batches(
     world_size: int,
     micro_batch_size: int,
     pin: bool = False,
-) -> Iterator[Batch]:
+) -> Iterator[AnyBatch]:
     """Yield this rank's micro batches from global batch ``first_batch`` (from 0) to the last one."""
-    dataset = open_dataset(config, data_root, "train")
+    source = open_source(config, data_root, "train")
     size = config.schedule.global_batch_size
     share = Share(size, micro_batch_size, rank, world_size)
+    empty = open_empty_text(config, data_root, source) if not isinstance(source, Pictures) else None
     items = TrainingItems(
-        config,
-        dataset,
-        open_empty_text(config, data_root, dataset),
-        Order(config.seed, len(dataset), size),
-        share,
+        config, _builder(source, empty), Order(config.seed, len(source), size), share
     )
     numbers = range(first_batch * share.accumulation, config.schedule.steps * share.accumulation)
     return _ahead(config, items, numbers, pin)
@@ -99,19 +108,25 @@ def training_batches(
 
 def evaluation_batches(
     config: RunConfig, data_root: Path, rank: int, world_size: int, pin: bool = False
-) -> Iterator[Batch]:
+) -> Iterator[AnyBatch]:
     """Yield this rank's part of the whole validation set: equally many equal batches on every rank."""
-    dataset = open_dataset(config, data_root, "validation")
-    largest = -(-len(dataset) // world_size)
+    source = open_source(config, data_root, "validation")
+    largest = -(-len(source) // world_size)
     size = min(config.evaluation.batch_size, largest)
-    items = EvaluationItems(config, dataset, size)
-    rounds = -(-len(dataset) // (size * world_size))
+    items = EvaluationItems(config, source, _builder(source, None), size)
+    rounds = -(-len(source) // (size * world_size))
     return _ahead(config, items, range(rank, rounds * world_size, world_size), pin)
 
 
+def _builder(source: Dataset | Pictures, empty: EmptyText | None) -> Build:
+    if isinstance(source, Pictures):
+        return partial(build_pictures, source)
+    return partial(build, source, empty=empty)
+
+
 def _ahead(
-    config: RunConfig, items: TorchDataset[Batch], numbers: range, pin: bool
-) -> Iterator[Batch]:
+    config: RunConfig, items: TorchDataset[AnyBatch], numbers: range, pin: bool
+) -> Iterator[AnyBatch]:
     workers = min(config.data.num_workers, len(numbers))
     loader = DataLoader(
         items,
@@ -124,49 +139,56 @@ def _ahead(
     return iter(loader)
 
 
+def latent_shape(config: RunConfig) -> tuple[int, int, int]:
+    """Return the shape "ch h w" of one sample's latents."""
+    side = config.data.latent_size
+    return config.latent_channels, side, side
+
+
 @dataclass
-class TrainingItems(TorchDataset[Batch]):
+class TrainingItems(TorchDataset[AnyBatch]):
     """A rank's micro batches by number."""
 
     config: RunConfig
-    dataset: Dataset
-    empty: EmptyText
+    build: Build
     order: Order
     share: Share
 
-    def __getitem__(self, number: int) -> Batch:
+    def __getitem__(self, number: int) -> AnyBatch:
         """Return micro batch ``number``, counted from 0 over the whole run."""
         batch, micro_step = divmod(number, self.share.accumulation)
         positions = self.share.positions(micro_step)
-        shape, flow, seed = self.dataset.shape.latent, self.config.flow, self.config.seed
+        shape, flow, seed = latent_shape(self.config), self.config.flow, self.config.seed
         chosen = [draws.training_draw(seed, batch, int(p), shape, flow) for p in positions]
-        return build(self.dataset, self.order.indices(batch, positions), chosen, self.empty)
+        return self.build(self.order.indices(batch, positions), chosen)
 
 
 @dataclass
-class EvaluationItems(TorchDataset[Batch]):
+class EvaluationItems(TorchDataset[AnyBatch]):
     """The validation set in order, batch by batch; the last ones are filled up."""
 
     config: RunConfig
-    dataset: Dataset
+    source: Dataset | Pictures
+    build: Build
     size: int
-    empty: EmptyText | None = field(default=None)
 
-    def __getitem__(self, number: int) -> Batch:
+    def __getitem__(self, number: int) -> AnyBatch:
         """Return batch ``number``."""
         indices = np.arange(number * self.size, (number + 1) * self.size)
-        indices[indices >= len(self.dataset)] = -1
+        indices[indices >= len(self.source)] = -1
         read = np.maximum(indices, 0)
-        times = self.dataset.timesteps(read) / NUM_TIMESTEPS
-        shape, seed = self.dataset.shape.latent, self.config.seed
+        times = self.source.timesteps(read) / NUM_TIMESTEPS
+        shape, seed = latent_shape(self.config), self.config.seed
         chosen = [
             draws.evaluation_draw(seed, int(i), float(t), shape)
             for i, t in zip(read, times, strict=True)
         ]
-        return build(self.dataset, indices, chosen, None)
+        return self.build(indices, chosen)
 
 
-def build(dataset: Dataset, indices: Array, chosen: list[Draw], empty: EmptyText | None) -> Batch:
+def build(
+    dataset: Dataset, indices: Array, chosen: list[Draw], empty: EmptyText | None = None
+) -> Batch:
     """Return the batch of the samples at ``indices`` (-1: only fills up) with their draws."""
     dropped = np.array([draw.dropped for draw in chosen])
     rows = Rows.empty(len(indices), dataset.shape)

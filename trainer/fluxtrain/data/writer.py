@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +39,21 @@ class Sample:
     timestep: int | None = None
 
 
+@dataclass
+class _Notes:
+    """What is kept of the samples of one shard beside their encodings."""
+
+    keys: list[str] = field(default_factory=list)
+    captions: list[str] = field(default_factory=list)
+    timesteps: list[int | None] = field(default_factory=list)
+
+    def add(self, sample: Sample) -> None:
+        """Append what belongs to ``sample``."""
+        self.keys.append(sample.key)
+        self.captions.append(sample.caption)
+        self.timesteps.append(sample.timestep)
+
+
 class EncodedWriter:
     """Writes an encoded data set; each file appears whole or not at all."""
 
@@ -52,8 +67,9 @@ class EncodedWriter:
         """Write shards of ``shard_size`` samples in ``dtype``; ``provenance`` goes into the listing."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.shard_size, self.dtype = folder, shard_size, dtype
-        self._provenance, self._waiting = provenance or {}, list[Sample]()
-        self._shards: list[dict[str, Any]] = []
+        self._provenance, self._shards = provenance or {}, list[dict[str, Any]]()
+        self._rows: dict[str, Tensor] | None = None  # room for one shard
+        self._notes = _Notes()
 
     def __enter__(self) -> EncodedWriter:
         """Return the writer."""
@@ -68,13 +84,21 @@ class EncodedWriter:
         """Write the last shard and the listing, unless something went wrong."""
         if kind is None:
             self._flush()
-            listing = {"format": FORMAT, "shards": self._shards, "provenance": self._provenance}
-            _write_text(self.folder / LISTING, json.dumps(listing, indent=1))
+            write_listing(self.folder, self._shards, self._provenance)
 
     def add(self, sample: Sample) -> None:
-        """Append ``sample``."""
-        self._waiting.append(sample)
-        if len(self._waiting) == self.shard_size:
+        """Append ``sample``; its encodings are copied."""
+        values = {name: getattr(sample, name) for name in FIELDS}
+        if self._rows is None:
+            self._rows = {
+                name: torch.empty(self.shard_size, *value.shape, dtype=self.dtype)
+                for name, value in values.items()
+            }
+        for name, room in self._rows.items():
+            assert room.shape[1:] == values[name].shape, name
+            room[len(self._notes.keys)] = values[name]
+        self._notes.add(sample)
+        if len(self._notes.keys) == self.shard_size:
             self._flush()
 
     def add_all(self, samples: Iterable[Sample]) -> None:
@@ -83,26 +107,45 @@ class EncodedWriter:
             self.add(sample)
 
     def _flush(self) -> None:
-        if not self._waiting:
+        if self._rows is None:
             return
-        samples, self._waiting = self._waiting, []
-        path = self.folder / f"shard_{len(self._shards):06d}.safetensors"
-        tensors = {
-            field: torch.stack([getattr(sample, field) for sample in samples]).to(self.dtype)
-            for field in FIELDS
-        }
-        steps = [sample.timestep for sample in samples]
-        stored = [step for step in steps if step is not None]
-        if len(stored) == len(steps):
-            tensors["timestep"] = torch.tensor(stored, dtype=torch.int32)
-        notes = {
-            "keys": [sample.key for sample in samples],
-            "captions": [sample.caption for sample in samples],
-            "crc32": _checksums([row_bytes(tensors[field]) for field in FIELDS]),
-        }
-        _write_text(path.with_suffix(".json"), json.dumps(notes, ensure_ascii=False))
-        save_aligned(path, tensors)
-        self._shards.append({"file": path.name, "samples": len(samples)})
+        (all_rows, self._rows), (notes, self._notes) = (self._rows, None), (self._notes, _Notes())
+        count = len(notes.keys)
+        path = self.folder / shard_name(len(self._shards))
+        rows = {name: room[:count] for name, room in all_rows.items()}
+        texts = {"keys": notes.keys, "captions": notes.captions}
+        write_shard(path, rows, notes.timesteps, texts)
+        self._shards.append({"file": path.name, "samples": count})
+
+
+def shard_name(number: int) -> str:
+    """Return the file name of shard ``number``, from 0."""
+    return f"shard_{number:06d}.safetensors"
+
+
+def write_listing(folder: Path, shards: list[dict[str, Any]], provenance: dict[str, Any]) -> None:
+    """Write what makes ``folder`` a data set: its ``shards``, each with file and samples."""
+    listing = {"format": FORMAT, "shards": shards, "provenance": provenance}
+    _write_text(folder / LISTING, json.dumps(listing, indent=1))
+
+
+def write_shard(
+    path: Path,
+    rows: Mapping[str, Tensor],
+    timesteps: list[int | None],
+    notes: dict[str, list[str]],
+) -> None:
+    """Write the samples in ``rows``, by the names in FIELDS, to ``path``; the notes go beside it, first.
+
+    Timesteps are stored where every sample has one. ``notes`` are lists of texts, such as the keys.
+    """
+    tensors = dict(rows)
+    stored = [step for step in timesteps if step is not None]
+    if len(stored) == len(timesteps):
+        tensors["timestep"] = torch.tensor(stored, dtype=torch.int32)
+    sums = _checksums([row_bytes(tensors[field]) for field in FIELDS])
+    _write_text(path.with_suffix(".json"), json.dumps({**notes, "crc32": sums}, ensure_ascii=False))
+    save_aligned(path, tensors)
 
 
 def _checksums(fields: list[list[memoryview]]) -> list[int]:
@@ -115,12 +158,6 @@ def _checksums(fields: list[list[memoryview]]) -> list[int]:
 def _write_text(path: Path, text: str) -> None:
     with replacing(path) as partial:
         partial.write_text(text)
-
-
-def write_empty_text(path: Path, txt: Float[Tensor, "l d"], vec: Float[Tensor, " v"]) -> None:
-    """Write the empty prompt's encodings."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_aligned(path, {"txt": txt, "vec": vec})
 
 
 def save_aligned(path: Path, tensors: dict[str, Tensor]) -> None:

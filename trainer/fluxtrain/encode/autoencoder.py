@@ -231,17 +231,19 @@ class Autoencoder(nn.Module):
         return images
 
 
-def load_autoencoder(path: Path, width: int = WIDTH) -> Autoencoder:
+def load_autoencoder(path: Path, width: int | None = None) -> Autoencoder:
     """Return the frozen autoencoder of a safetensors file in BFL's names, in float32.
 
-    Raises DataError, naming the file and its first wrong tensor, where it is missing or another model's.
+    ``width`` None takes the file's own. Raises DataError, naming the file and its first wrong tensor,
+    where it is missing or another model's.
     """
-    with torch.device("meta"):
-        autoencoder = Autoencoder(width)
-    expected = {name: list(tensor.shape) for name, tensor in autoencoder.state_dict().items()}
     try:
         with safe_open(path, framework="pt") as file:
             found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            with torch.device("meta"):
+                autoencoder = Autoencoder(width or _width(found), _latent_channels(found))
+            state = autoencoder.state_dict()
+            expected = {name: list(tensor.shape) for name, tensor in state.items()}
             _require_equal(path, found, expected)
             state = {name: file.get_tensor(name).float() for name in expected}
     except FileNotFoundError:
@@ -250,6 +252,18 @@ def load_autoencoder(path: Path, width: int = WIDTH) -> Autoencoder:
         raise DataError(f"{path}: not a whole safetensors file ({error})") from None
     autoencoder.load_state_dict(state, assign=True)
     return autoencoder.eval().requires_grad_(False)
+
+
+def _width(shapes: dict[str, list[int]]) -> int:
+    """Return the channels at full size that ``shapes`` say; the published number where they say none."""
+    first = shapes.get("encoder.conv_in.weight", [WIDTH])[:1]
+    return first[0] if first and first[0] % 32 == 0 and 0 < first[0] <= 1024 else WIDTH
+
+
+def _latent_channels(shapes: dict[str, list[int]]) -> int:
+    """Return the latent channels that ``shapes`` say; the published number where they say none."""
+    second = shapes.get("decoder.conv_in.weight", [])[1:2]
+    return second[0] if second and 0 < second[0] <= 1024 else LATENT_CHANNELS
 
 
 def _require_equal(path: Path, found: dict[str, list[int]], expected: dict[str, list[int]]) -> None:

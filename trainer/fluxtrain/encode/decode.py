@@ -10,17 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fluxtrain.contract.config import EncodersConfig
+from fluxtrain.encode.codec import load_codec
 
 Decoder = Callable[[Float[Tensor, "b ch h w"]], Float[Tensor, "b 3 H W"]]
 
 
 def load_decoder(encoders: EncodersConfig, models_root: Path, device: torch.device) -> Decoder:
     """Return the decoder of ``encoders.autoencoder``; DataError where the file is not one."""
-    path = models_root / encoders.autoencoder
-    if encoders.autoencoder_kind == "patch":
-        from fluxtrain.encode.patch import load_patch_autoencoder
-
-        return load_patch_autoencoder(path).to(device).decode
-    from fluxtrain.encode.autoencoder import load_autoencoder
-
-    return load_autoencoder(path).to(device).decode
+    return load_codec(encoders, models_root).to(device).decode

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fluxtrain.errors import DataError
@@ -108,14 +108,15 @@ def save_patch_autoencoder(path: Path, autoencoder: PatchAutoencoder) -> None:
     """Write the weights to ``path`` as safetensors, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
-        save_file({k: v.contiguous() for k, v in autoencoder.state_dict().items()}, partial)
+        # save_file would let only its user read it, and a pod is another user.
+        partial.write_bytes(save({k: v.contiguous() for k, v in autoencoder.state_dict().items()}))
 
 
 def load_patch_autoencoder(path: Path) -> PatchAutoencoder:
     """Return the frozen autoencoder in ``path``; DataError where it is missing or another one."""
     autoencoder = PatchAutoencoder()
     try:
-        autoencoder.load_state_dict(load_file(path))
+        autoencoder.load_state_dict(load(path.read_bytes()))
     except FileNotFoundError:
         raise DataError(
             f"{path}: missing; `fluxtrain prepare openmoji` makes the patch autoencoder"

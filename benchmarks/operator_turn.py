@@ -1,0 +1,238 @@
+"""One turn of one contender: its jobs are created, all their pods run, and what that took is counted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic, sleep
+
+from benchmarks.operator_contender import Contender
+from cluster import ClusterError, binaries, fake_nodes, processes
+from cluster.kubectl import Manifest, kubectl
+from cluster.places import KUBECONFIG
+from cluster.progress import wait_until
+
+NUM_KUBECTL = 4
+QUIET_SECONDS = 3.0
+"""After the last pod runs: what an operator still has to say about it is counted too."""
+CLUSTER_PARTS = {
+    "CPU of API server and etcd, s": ("kube-apiserver", "etcd"),
+    "CPU of scheduler, controllers, KWOK, s": (
+        "kube-scheduler",
+        "kube-controller-manager",
+        fake_nodes.PROCESS,
+    ),
+}
+
+Counters = Mapping[tuple[str, str], float]
+"""What only grows: metrics by name and ``le``, CPU seconds of processes, ticks of the cores."""
+Turn = Mapping[str, float]
+"""What was measured of one contender in one round, by what stands in the table."""
+
+
+@dataclass
+class Pods:
+    """When each pod was first seen, and when it first ran, in seconds of the monotonic clock."""
+
+    wanted: Callable[[str], bool]
+    seen: dict[str, float] = field(default_factory=dict)
+    running: dict[str, float] = field(default_factory=dict)
+
+    def read(self, lines: Iterator[str]) -> None:
+        """Take in what ``kubectl get pods --watch`` prints: NAME READY STATUS and more."""
+        for line in lines:
+            name, _, status, *_ = line.split()
+            if self.wanted(name):
+                now = monotonic()
+                self.seen.setdefault(name, now)
+                if status == "Running":
+                    self.running.setdefault(name, now)
+
+
+def take_turn(contender: Contender, options: argparse.Namespace) -> Turn:
+    """Start the operator, create the jobs, wait until all pods run; leave nothing behind."""
+    jobs = [contender.job(f"job-{index}", options.pods) for index in range(options.jobs)]
+    expected = options.jobs * options.pods
+    with _namespace(contender.namespace), _running(contender) as pid:
+        with _watched(contender) as pods:
+            before = _counters(contender, pid)
+            began = monotonic()
+            _create(jobs, contender.namespace)
+            applied = monotonic() - began
+            _wait_for(pods, expected, contender, options.timeout)
+            cores = _cores()
+        sleep(QUIET_SECONDS)
+        after = {**_counters(contender, pid), **cores}
+        peak = _peak_bytes(pid)
+    used = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    return {
+        "kubectl create, s": applied,
+        **_times(pods, began, expected),
+        **_effort(contender, used, options.jobs),
+        "peak resident memory, MiB": peak / 2**20,
+        **_shares(used),
+    }
+
+
+def _times(pods: Pods, began: float, expected: int) -> Turn:
+    created = max(pods.seen.values()) - began
+    return {
+        "all pods created, s": created,
+        "all pods running, s": max(pods.running.values()) - began,
+        "pods created per second": expected / created,
+    }
+
+
+def _effort(contender: Contender, used: Counters, num_jobs: int) -> Turn:
+    name = contender.reconcile_seconds
+    buckets = {float(le): value for (found, le), value in used.items() if found == name}
+    return {
+        "reconcile p50, ms": 1000 * quantile(buckets, 0.5),
+        "reconcile p99, ms": 1000 * quantile(buckets, 0.99),
+        "API requests per job": used.get((contender.requests, ""), 0.0) / num_jobs,
+        "CPU of the operator, s": used["cpu", contender.process],
+    }
+
+
+def _shares(used: Counters) -> Turn:
+    """Return who else used the cores, and so may be what limits."""
+    parts = {
+        title: sum(used["cpu", name] for name in names) for title, names in CLUSTER_PARTS.items()
+    }
+    busy = 1 - used["cores", "idle"] / used["cores", "all"]
+    return {**parts, "cores busy with anything, %": 100 * busy}
+
+
+def quantile(buckets: Mapping[float, float], part: float) -> float:
+    """Return a quantile of a histogram from its cumulative ``buckets``, as Prometheus estimates it."""
+    edges = sorted(buckets)
+    rank = part * buckets[edges[-1]] if edges else 0.0
+    for low, high in pairwise([0.0, *edges]):
+        below = buckets.get(low, 0.0)
+        if buckets[high] >= rank > below:
+            inside = (rank - below) / (buckets[high] - below)
+            return low if high == float("inf") else low + inside * (high - low)
+    return float("nan")
+
+
+def _create(jobs: Sequence[Manifest], namespace: str) -> None:
+    """Create ``jobs``, by several kubectl side by side: one alone waits for the server most of the time."""
+    shares = [jobs[start::NUM_KUBECTL] for start in range(NUM_KUBECTL)]
+
+    def create(share: Sequence[Manifest]) -> None:
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": share})
+        kubectl(
+            "create", "--validate=false", f"--namespace={namespace}", "-f-", stdin=text, seconds=300
+        )
+
+    with ThreadPoolExecutor(NUM_KUBECTL) as pool:
+        list(pool.map(create, filter(None, shares)))
+
+
+def _wait_for(pods: Pods, expected: int, contender: Contender, seconds: float) -> None:
+    def done() -> bool:
+        processes.require_alive(contender.process)
+        return len(pods.running) >= expected
+
+    try:
+        wait_until(done, "all pods running", seconds=seconds)
+    except ClusterError as error:
+        count = f"{len(pods.seen)} of {expected} pods created, {len(pods.running)} running"
+        raise ClusterError(f"{contender.title}: {error}; {count}") from None
+
+
+@contextmanager
+def _namespace(name: str) -> Iterator[None]:
+    """Make a namespace; at the end delete it, and wait until all that was in it is gone."""
+    delete = ("delete", "namespace", name, "--ignore-not-found", "--timeout=600s")
+    kubectl(*delete, seconds=620)  # of a run that was killed
+    kubectl("create", "namespace", name)
+    try:
+        yield
+    finally:
+        kubectl(*delete, seconds=620)
+
+
+@contextmanager
+def _running(contender: Contender) -> Iterator[int]:
+    """Run the operator; yield its process id."""
+    contender.stop()  # of a run that was killed
+    try:
+        contender.start()
+        pid = processes.pid_of(contender.process)
+        assert pid is not None
+        yield pid
+    finally:
+        contender.stop()
+
+
+@contextmanager
+def _watched(contender: Contender) -> Iterator[Pods]:
+    """Yield the times of the namespace's pods, which grow as long as the block lasts."""
+    found, ended = Pods(contender.is_training_pod), threading.Event()
+    watches: list[subprocess.Popen[str]] = []
+
+    def watch() -> None:
+        while not ended.is_set():  # the API server may end any watch
+            watches.append(_watch(contender.namespace))
+            assert watches[-1].stdout is not None
+            found.read(watches[-1].stdout)
+
+    reader = threading.Thread(target=watch)
+    reader.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        while reader.is_alive():  # it may have begun another one just now
+            for process in watches:
+                process.terminate()
+            reader.join(0.2)
+
+
+def _watch(namespace: str) -> subprocess.Popen[str]:
+    """Start to print a line for each pod of ``namespace``, and for each of its changes."""
+    kubectl_path = str(binaries.path("kubectl"))
+    return subprocess.Popen(
+        [kubectl_path, "get", "pods", "--watch", "--no-headers", f"--namespace={namespace}"],
+        env={**os.environ, **processes.NO_PROXY, "KUBECONFIG": str(KUBECONFIG)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _counters(contender: Contender, pid: int) -> Counters:
+    """Return all that is counted: the operator's own metrics, and everybody's CPU seconds."""
+    found = contender.samples()
+    found["cpu", contender.process] = _cpu_seconds(pid)
+    for name in sum(CLUSTER_PARTS.values(), ()):
+        part = processes.pid_of(name)
+        found["cpu", name] = 0.0 if part is None else _cpu_seconds(part)
+    return {**found, **_cores()}
+
+
+def _cores() -> Counters:
+    """Return the ticks of all cores, and of those that they were idle."""
+    line = Path("/proc/stat").read_text().splitlines()[0]
+    ticks = [int(number) for number in line.split()[1:9]]
+    return {("cores", "all"): sum(ticks), ("cores", "idle"): ticks[3] + ticks[4]}
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _peak_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    peak = next(line for line in lines if line.startswith("VmHWM:"))
+    return 1024 * int(peak.split()[1])

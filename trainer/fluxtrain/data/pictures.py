@@ -1,0 +1,143 @@
+"""Pictures and captions as training takes them: one size, and what cannot be read is named.
+
+Axes: b batch, H W image.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.data.batch import PictureBatch
+from fluxtrain.data.images import square
+from fluxtrain.data.shards import NUM_TIMESTEPS
+from fluxtrain.data.tars import ImageDataset, SampleError
+from fluxtrain.draws import Array, Draw
+
+
+class PictureSource(Protocol):
+    """A set of pictures with captions; SampleError where one cannot be read."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def key(self, index: int) -> str:
+        """Return the name of sample ``index`` in its set."""
+        ...
+
+    def name(self, index: int) -> str:
+        """Return what a person needs to find sample ``index``."""
+        ...
+
+    def image(self, index: int) -> Tensor:
+        """Return the picture of sample ``index``, "3 H W", 8-bit RGB."""
+        ...
+
+    def caption(self, index: int) -> str:
+        """Return the prompt of sample ``index``."""
+        ...
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        """Return what is noted about sample ``index``."""
+        ...
+
+
+class Pictures:
+    """The samples of a set at one size."""
+
+    attribution = ""
+
+    def __init__(self, source: PictureSource, side: int, smallest: int = 1) -> None:
+        """Take the pictures of ``source`` as ``side`` x ``side`` pixels.
+
+        One with a side below ``smallest`` pixels counts as unreadable.
+        """
+        self.source, self.side, self._smallest = source, side, smallest
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.source)
+
+    def read(self, index: int, image: Tensor) -> str:
+        """Fill ``image``, "3 side side", with sample ``index`` and return its caption.
+
+        Raises SampleError, naming the sample, where it cannot be read.
+        """
+        pixels = self.source.image(index)
+        height, width = pixels.shape[1:]
+        if min(height, width) < self._smallest:
+            raise SampleError(
+                f"{self.source.name(index)}: {width} x {height} pixels, "
+                f"{self._smallest} are needed on each side"
+            )
+        caption = self.source.caption(index)
+        image.copy_(square(pixels, self.side))
+        return caption
+
+    def key(self, index: int) -> str:
+        """Return the name of sample ``index``: COCO's image id where it has one, as MLCommons names it."""
+        number = self.source.metadata(index).get("id")
+        return str(number) if isinstance(number, int | str) else self.source.key(index)
+
+    def timestep(self, index: int) -> int | None:
+        """Return the evaluation timestep (0 ... 7) that is noted, None where there is none."""
+        value = self.source.metadata(index).get("timestep")
+        return value if type(value) is int and 0 <= value < NUM_TIMESTEPS else None
+
+    def timesteps(self, indices: Array) -> Array:
+        """Return the noted evaluation timesteps, by index where none is noted."""
+        noted = [(self.timestep(int(index)), int(index)) for index in indices]
+        return np.array([index % NUM_TIMESTEPS if step is None else step for step, index in noted])
+
+    def caption(self, index: int) -> str:
+        """Return the prompt of sample ``index``, empty where it is unreadable."""
+        try:
+            return self.source.caption(index)
+        except SampleError:
+            return ""
+
+
+def open_pictures(config: RunConfig, data_root: Path, part: str) -> Pictures:
+    """Return the pictures of ``part`` ("train" or "validation"); DataError where there are none."""
+    side, folder = config.data.image_size, data_root / getattr(config.data, part)
+    source: PictureSource
+    if any(folder.glob("*.arrow")) and not any(folder.glob("*.tar")):
+        from fluxtrain.data.arrow_pictures import ArrowPictures  # pyarrow takes a while to import
+
+        source = ArrowPictures(folder)
+    else:
+        source = ImageDataset(folder)
+    # As in the reference: too small a picture is no training sample; a validation set is never thinned.
+    return Pictures(source, side, side if part == "train" else 1)
+
+
+def build_pictures(pictures: Pictures, indices: Array, chosen: list[Draw]) -> PictureBatch:
+    """Return the pictures at ``indices`` (-1: only fills up) with their draws; dropped prompts are empty."""
+    images = torch.zeros(len(indices), 3, pictures.side, pictures.side, dtype=torch.uint8)
+    captions, faults, weights = list[str](), list[str](), list[float]()
+    for index, draw, image in zip(indices.tolist(), chosen, images, strict=True):
+        caption, fault = "", None
+        try:
+            caption = pictures.read(max(index, 0), image)
+        except SampleError as error:
+            fault = str(error)
+        captions.append("" if draw.dropped or fault else caption)
+        weights.append(float(index >= 0 and fault is None))
+        faults += [fault] if fault and index >= 0 else []
+    return PictureBatch(
+        images=images,
+        captions=tuple(captions),
+        latent_noise=torch.from_numpy(np.stack([draw.latent_noise for draw in chosen])),
+        noise=torch.from_numpy(np.stack([draw.noise for draw in chosen])),
+        timesteps=torch.tensor([draw.timestep for draw in chosen], dtype=torch.float32),
+        weights=torch.tensor(weights),
+        dropped=torch.tensor([draw.dropped for draw in chosen]),
+        indices=torch.from_numpy(indices),
+        faults=tuple(faults),
+    )

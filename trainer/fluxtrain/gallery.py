@@ -1,0 +1,113 @@
+"""The sample task: one picture for each prompt, the prompts divided over the ranks.
+
+A picture depends on weights, prompt, its place in the list and the seed, not on the number of ranks. Each
+PNG carries in its text fields what made it. Pictures that are there already are kept.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from torch import Tensor
+
+from fluxtrain import __version__
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.launch import SAMPLES_FOLDER, Places
+from fluxtrain.distributed import World
+from fluxtrain.encode.decode import load_decoder
+from fluxtrain.encode.text import load_text_encoder
+from fluxtrain.encoding import check_files
+from fluxtrain.errors import UNSTATED, ConfigError, StorageError
+from fluxtrain.files import replacing
+from fluxtrain.loss import FlowLoss
+from fluxtrain.model.flux import Flux
+from fluxtrain.parallelize import DTYPES, fill
+from fluxtrain.sample import euler, starting_noise, to_pictures
+from fluxtrain.weights.source import published_weights
+
+Text = tuple[Tensor, Tensor]  # tokens "1 l d", pooled vector "1 v"
+
+
+def check_gallery(config: RunConfig, places: Places) -> None:
+    """Raise for what would only be found out after the model is loaded."""
+    if not config.sampling.prompts:
+        raise ConfigError("spec.run.sampling.prompts", UNSTATED, "must name what to draw")
+    if published_weights(config, places.models) is None:
+        text = "must name the weights to draw with"
+        raise ConfigError("spec.run.initial_weights", UNSTATED, text)
+    check_files(config.encoders, places.models)
+
+
+def draw_gallery(config: RunConfig, places: Places, world: World) -> None:
+    """Draw this rank's prompts into ``samples/``; every rank holds the whole model."""
+    check_gallery(config, places)
+    folder = places.output / SAMPLES_FOLDER
+    names = [f"{index:04d}.png" for index in range(len(config.sampling.prompts))]
+    own = [i for i in range(world.rank, len(names), world.size) if not (folder / names[i]).exists()]
+    if not own:
+        return
+    texts = _encode(config, places, world, [config.sampling.prompts[index] for index in own])
+    empty = texts[-1]
+    painter = FlowLoss(_load(config, places, world), config, DTYPES[config.precision.compute])
+    decode = load_decoder(config.encoders, places.models, world.device)
+    size = config.data.latent_size
+    shape = (config.latent_channels, size, size)
+    noise = starting_noise(config.seed, max(own) + 1, shape).to(world.device)
+    for index, text in zip(own, texts, strict=False):
+        latents = euler(painter, noise[index : index + 1], text, empty, config.sampling)
+        (picture,) = to_pictures(decode(latents))
+        _save(folder / names[index], picture, _facts(config, index))
+        print(f"{folder / names[index]}: {config.sampling.prompts[index]}", flush=True)
+
+
+def _load(config: RunConfig, places: Places, world: World) -> Flux:
+    weights = published_weights(config, places.models)
+    assert weights is not None
+    with torch.device("meta"):
+        model = Flux(config.model).to(DTYPES[config.precision.compute])
+    fill(model, weights, world.device)
+    return model.eval()
+
+
+def _encode(config: RunConfig, places: Places, world: World, prompts: list[str]) -> list[Text]:
+    """Return the encodings of ``prompts`` and, last, of the empty one; the encoder is freed again."""
+    encoder = load_text_encoder(
+        config.encoders,
+        config.data.text_length,
+        places.models,
+        world.device,
+        DTYPES[config.encoders.precision],
+    )
+    return [encoder.encode([prompt]) for prompt in [*prompts, ""]]
+
+
+def _facts(config: RunConfig, index: int) -> dict[str, str]:
+    sampling = config.sampling
+    facts = {
+        "prompt": sampling.prompts[index],
+        "seed": str(config.seed),
+        "index": str(index),
+        "steps": str(sampling.num_steps),
+        "time_shift": sampling.time_shift,
+        "cfg_scale": str(sampling.cfg_scale),
+        "weights": str(config.initial_weights),
+        "Software": f"fluxtrain {__version__}",
+    }
+    if config.model.guidance_embed:
+        facts["guidance"] = str(sampling.guidance)
+    return facts
+
+
+def _save(path: Path, picture: Image.Image, facts: dict[str, str]) -> None:
+    info = PngInfo()
+    for key, text in facts.items():
+        info.add_itxt(key, text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as partial:
+            picture.save(partial, format="png", pnginfo=info)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None

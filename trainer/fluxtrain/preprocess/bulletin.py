@@ -1,0 +1,128 @@
+"""What the preprocess task tells while it runs: /metrics and /progress on each node, lines from rank 0."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from types import TracebackType
+
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.launch import Places
+from fluxtrain.distributed import World
+from fluxtrain.preprocess.target import Target
+from fluxtrain.watch.console import Console, duration
+from fluxtrain.watch.last_words import leave
+from fluxtrain.watch.metrics import Metrics, Progress
+from fluxtrain.watch.server import serve
+
+_MAX_DROPPED_TOLD = 20
+
+
+class Bulletin:
+    """Counts shards over all ranks by what lies in the folders; a step is a shard here."""
+
+    def __init__(
+        self, config: RunConfig, places: Places, world: World, targets: list[Target]
+    ) -> None:
+        """Tell of ``targets``; nothing is opened yet."""
+        self._config, self._places, self._world, self._targets = config, places, world, targets
+        self._metrics, self._progress = Metrics(), Progress()
+        self._closing = ExitStack()
+        self._total = sum(target.num_shards for target in targets)
+        self._done = self._done_at_first = self._count()
+        self._begin = time.monotonic()
+        self._dropped: dict[str, int] = {}
+
+    def __enter__(self) -> Bulletin:
+        """Start the endpoint and say what there is to do."""
+        if self._world.local_rank == 0:
+            self._closing.callback(leave, self._progress)
+            port = self._config.logging.metrics_port
+            stop = serve(self._metrics, self._progress, self._places.metrics_address, port)
+            if stop is not None:
+                self._closing.callback(stop)
+        if self._world.is_main:
+            self._console = Console(self._total, self._done)
+            self._closing.callback(self._console.close)
+            samples = sum(len(target.pictures) for target in self._targets)
+            self._console.say(
+                f"{samples:,} samples in {self._total:,} shards on {self._world.size} × "
+                f"{self._world.device.type}; {self._done:,} shards are there"
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close everything that was opened."""
+        self._closing.close()
+
+    def begin(self) -> None:
+        """The encoders are loaded: throughput counts from here."""
+        self._begin = time.monotonic()
+        self._progress.update(
+            phase="running",
+            steps=self._total,
+            rank=self._world.rank,
+            processRestarts=self._places.process_restarts,
+        )
+        self.alive()
+
+    def alive(self) -> None:
+        """Note that something was done: a watcher would else think that this process hangs."""
+        now = time.time()
+        self._metrics.last_progress.set(now)
+        self._progress.stepped(now)
+
+    def dropped(self, target: Target, faults: list[str]) -> int:
+        """Name the first unreadable samples on stderr; return how many of ``target`` were met so far."""
+        count = self._dropped.get(target.part, 0)
+        for fault in faults[: max(0, _MAX_DROPPED_TOLD - count)]:
+            print(f"left out an unreadable sample: {fault}", file=sys.stderr, flush=True)
+        self._metrics.bad_samples.inc(len(faults))
+        self._dropped[target.part] = count + len(faults)
+        return count + len(faults)
+
+    def shard_done(self) -> None:
+        """This process has written a shard: tell how far all are."""
+        self.look()
+        if self._world.is_main:
+            rate, left = self._rate()
+            text = f"shard {self._done:>6}/{self._total}  {rate:>8.1f} samples/s  {duration(left)} left"
+            self._console.say(text)
+
+    def look(self) -> None:
+        """Count the shards again; more of them are a sign of life, whoever wrote them."""
+        before, self._done = self._done, self._count()
+        if self._done == before:
+            return
+        rate, left = self._rate()
+        self._metrics.step.set(self._done)
+        self._metrics.samples_per_second.set(rate)
+        self._metrics.remaining.set(left)
+        self._progress.update(step=self._done, samplesPerSecond=rate, remainingSeconds=left)
+        self.alive()
+        if self._world.is_main:
+            self._console.advance(self._done)
+
+    def complete(self) -> None:
+        """Everything is there."""
+        self._progress.update(phase="complete", status="success", step=self._total)
+        if self._world.is_main:
+            for target in self._targets:
+                self._console.say(f"{target.part}: {target.folder}")
+
+    def _count(self) -> int:
+        return sum(target.num_there() for target in self._targets)
+
+    def _rate(self) -> tuple[float, float]:
+        """Return samples per second over all ranks and the seconds that are left."""
+        seconds = time.monotonic() - self._begin
+        shards = self._done - self._done_at_first
+        per_second = shards / seconds if seconds > 0 else 0.0
+        left = (self._total - self._done) / per_second if per_second else 0.0
+        return per_second * self._config.preprocess.shard_size, left
