@@ -84,20 +84,21 @@ def resource_schema() -> Schema:
     properties = schema["properties"]
     for name in ("apiVersion", "kind"):
         properties[name] = {"type": "string"}
-    properties["metadata"] = {"type": "object"}
+    name = properties["metadata"]["properties"]["name"]
+    properties["metadata"] = {"type": "object", "properties": {"name": name}}
     schema["required"] = ["spec"]
     spec = properties["spec"]
     text = spec["properties"]["run"].get("description", "")
     run = {**structural(RunConfig, defaults=False), "required": ["preset"], "description": text}
     spec["properties"]["run"] = run
     for path, found in rules().items():
-        _at(schema, path)["x-kubernetes-validations"] = found
+        _at(schema, path).setdefault("x-kubernetes-validations", []).extend(found)
     conditions = properties["status"]["properties"]["conditions"]
     conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     return schema
 
 
 def _at(schema: Schema, path: str) -> Schema:
-    for part in path.split("."):
+    for part in path.split(".") if path else ():
         schema = schema["items"] if part == "items" else schema["properties"][part]
     return schema

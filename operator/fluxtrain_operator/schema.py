@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fluxtrain.contract.describe import allowed, key_schema, value_schema
+
 Schema = dict[str, Any]
 
 _KEPT = (
@@ -39,7 +41,7 @@ def _convert(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> 
     if schema.get("type") == "object":
         result |= _object(schema, definitions, defaults)
     if defaults and schema.get("default") is not None:
-        result["default"] = schema["default"]
+        result["default"] = _stated(schema["default"])
     elif not defaults and "default" in schema and schema.get("type") != "object":
         result["description"] = (
             f"{result.get('description', '')} Default: {_said(schema['default'])}.".strip()
@@ -76,22 +78,43 @@ def _bounds(schema: Schema, result: Schema) -> None:
 
 def _object(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
     if "properties" not in schema:
-        values = schema.get("additionalProperties")
-        if not isinstance(values, dict):
-            return _ANYTHING
-        result: Schema = {"additionalProperties": _convert(values, definitions, defaults)}
-        if "maxProperties" in schema:
-            result["maxProperties"] = schema["maxProperties"]
-        return result
-    result = {
+        return _mapping(schema, definitions, defaults)
+    result: Schema = {
         "properties": {
             name: _convert(below, definitions, defaults)
             for name, below in schema["properties"].items()
         }
     }
+    if schema.get("additionalProperties"):
+        result |= _ANYTHING
     if defaults and schema.get("required"):
         result["required"] = schema["required"]
     return result
+
+
+def _mapping(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
+    values = value_schema(schema)
+    if values is None:
+        return _ANYTHING
+    result: Schema = {"additionalProperties": _convert(values, definitions, defaults)}
+    if "maxProperties" in schema:
+        result["maxProperties"] = schema["maxProperties"]
+    keys = key_schema(schema)
+    if "pattern" in keys:  # OpenAPI has no patterns for keys
+        rule = (
+            f"self.all(key, key.size() <= {keys['maxLength']} && key.matches('{keys['pattern']}'))"
+        )
+        result["x-kubernetes-validations"] = [
+            {"rule": rule, "message": f"every key must be {allowed(keys)}"}
+        ]
+    return result
+
+
+def _stated(default: Any) -> Any:
+    """Return ``default`` without the fields whose value is none: the API server would store them."""
+    if not isinstance(default, dict):
+        return default
+    return {key: _stated(value) for key, value in default.items() if value is not None}
 
 
 def _said(value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl
 from cluster.places import BIN
 from tests.end_to_end import stage
-from tests.end_to_end.stage import ROOT, RUN, Operator, is_complete, job, losses, step, wait_until
+from tests.end_to_end.stage import RUN, Operator, is_complete, job, losses, step, wait_until
 
 from fluxtrain.mlperf.facts import SYSTEM_KEY
 from fluxtrain.mlperf.finished_jobs import collect
@@ -157,14 +156,6 @@ def test_what_a_field_means_is_explained_by_kubectl(kubectl: Kubectl) -> None:
     assert "Base learning rate, reached after warm-up." in told
 
 
-WITH_THE_PRESET = (
-    "spec.run.schedule.min_learning_rate",
-    "spec.run.model.num_heads",
-    "spec.run.model.axes_dim",
-)
-"""Fields whose value is wrong only beside the preset's, which the API server does not know."""
-
-
 def test_what_only_the_operator_can_refuse_fails_with_the_path(
     kubectl: Kubectl, operator: Operator, output: Path
 ) -> None:
@@ -175,57 +166,3 @@ def test_what_only_the_operator_can_refuse_fails_with_the_path(
         time.sleep(0.2)
     told = next(c["message"] for c in found["conditions"] if c["type"] == "Failed")
     assert "spec.run.model.hidden_size: got 32; must be a multiple of num_heads" in told
-
-
-def refusals() -> list[tuple[str, Any]]:
-    """Return changes of a good job that the API server itself must refuse, by the path it must name."""
-    path = ROOT / "tests" / "contract" / "test_bad_files.py"
-    spec = importlib.util.spec_from_file_location("bad_files", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    ours = (
-        "not yet",
-        "nan",
-        "inf",
-        "metadata",
-        "apiVersion",
-        "kind",
-    )  # ours, YAML's or every API's
-    return [
-        (path, value)
-        for path, value, line in module.BAD_FIELDS
-        if path.startswith("spec")
-        and path not in WITH_THE_PRESET
-        and value is not None  # Kubernetes takes null for a field that is left out
-        and value is not module.MISSING
-        and not any(word in line for word in ours)
-    ]
-
-
-@pytest.mark.parametrize(("path", "value"), refusals())
-def test_the_api_server_refuses_a_bad_field_with_its_path(
-    kubectl: Kubectl, path: str, value: Any
-) -> None:
-    wrong = {**job("bad"), "spec": {"run": {"preset": "micro"}}}
-    *above, last = path.split(".")
-    place: Any = wrong
-    for part in above:
-        place = place.setdefault(part, {})
-    place[last] = value
-    with pytest.raises(ClusterError) as refused:
-        kubectl(
-            "create",
-            "--dry-run=server",
-            "--validate=strict",
-            "--filename=-",
-            stdin=json.dumps(wrong),
-        )
-    said = str(refused.value)
-    assert path.rpartition(".")[0] in said or last in said, said
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
-def test_the_api_server_accepts_the_examples(kubectl: Kubectl, path: Path) -> None:
-    kubectl("create", "--dry-run=server", "--validate=strict", f"--filename={path}")

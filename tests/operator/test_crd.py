@@ -12,6 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from fluxtrain.contract.closed_division import FIXED_VALUES
 from fluxtrain.contract.trajectory import FIXED_PATHS
 from fluxtrain_operator.crd import custom_resource_definition, resource_schema
 
@@ -96,8 +97,30 @@ def test_subresources_columns_and_names() -> None:
 
 def test_every_field_of_the_trajectory_is_immutable() -> None:
     rules = SCHEMA["properties"]["spec"]["properties"]["run"]["x-kubernetes-validations"]
-    guarded = {rule["message"].split(" ")[0] for rule in rules if "oldSelf" in rule["rule"]}
-    assert guarded == set(FIXED_PATHS)
+    guarded = {rule["fieldPath"] for rule in rules if "oldSelf" in rule["rule"]}
+    assert guarded == {f".{path}" for path in FIXED_PATHS}
+
+
+def test_every_value_of_the_closed_division_is_guarded() -> None:
+    rules = SCHEMA["properties"]["spec"]["properties"]["run"]["x-kubernetes-validations"]
+    guarded = {rule["fieldPath"] for rule in rules if "closed division" in rule["message"]}
+    assert guarded == {f".{path}" for path in FIXED_VALUES}
+
+
+def test_every_rule_names_its_field_or_is_about_its_whole_section() -> None:
+    for path, schema in walk(SCHEMA):
+        for rule in schema.get("x-kubernetes-validations", []):
+            place = schema
+            for name in rule.get("fieldPath", "").strip(".").split("."):
+                place = place["properties"][name] if name else place
+            assert place is not schema or rule["message"].startswith(("exactly", "every")), path
+
+
+def test_a_template_keeps_the_fields_of_a_pod_that_we_do_not_name() -> None:
+    template = SCHEMA["properties"]["spec"]["properties"]["podTemplate"]
+    assert "x-kubernetes-preserve-unknown-fields" not in template
+    assert template["properties"]["spec"]["x-kubernetes-preserve-unknown-fields"]
+    assert template["default"] == {}, "nothing that a later version would have to keep"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)

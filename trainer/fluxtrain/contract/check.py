@@ -9,7 +9,16 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fluxtrain.contract.describe import Schema, allowed, leaf_schema, section_of, value_schema
+from fluxtrain.contract.describe import (
+    Schema,
+    allowed,
+    given,
+    is_list,
+    key_schema,
+    leaf_schema,
+    section_of,
+    value_schema,
+)
 from fluxtrain.contract.section import BrokenRulesError, Section
 from fluxtrain.errors import UNSTATED, ConfigError, JoinedConfigError
 
@@ -75,24 +84,29 @@ Place = type[Section] | Schema
 def _place(model: type[Section], location: Iterable[int | str], at: str) -> tuple[Place, str]:
     """Return what stands at ``location`` below ``model``, and its path as a person writes it."""
     place: Place = model
+    mapping: Schema = {}
+    key: int | str = ""
     path = at
     for part in location:
+        if part == "[key]":  # the key itself is wrong: its name is what was given, not a place
+            return key_schema(mapping), path.removesuffix(f".{key}")
         if isinstance(place, type):
             field = place.model_fields.get(_attribute(place, part))
             path = f"{path}.{part}".strip(".")
             if field is None:
                 break
-            listed = leaf_schema(field)
             below = section_of(field.annotation)
-            place = below if below and listed.get("type") != "array" else listed
+            place = below if below and not is_list(field) else leaf_schema(field)
             item = below
         elif isinstance(part, int):
             path = f"{path}[{part}]"
-            items = place.get("items") or place.get("prefixItems", [{}])[0]
+            listed = given(place)
+            items = listed.get("items") or listed.get("prefixItems", [{}])[0]
             place = item if item is not None else items
-        elif place.get("type") == "object" and part != "[key]":
+        elif given(place).get("type") == "object":
             path = f"{path}.{part}"
-            place = value_schema(place) or place
+            mapping, key = given(place), part
+            place = value_schema(mapping) or mapping
     return place, path
 
 

@@ -11,10 +11,12 @@ from operator import attrgetter
 from fluxtrain.contract.config import FlowConfig, ModelConfig, RunConfig
 from fluxtrain.errors import ConfigError, JoinedConfigError
 
-_PREFIX = "mlperf-"
+PREFIX = "mlperf-"
+"""Beginning of the presets that mean to be benchmark runs."""
 
 FIXED_VALUES: Mapping[str, object] = {
     "adapter": None,
+    "initial_weights": None,
     "data.image_size": 256,
     "data.latent_size": 32,
     "data.text_length": 256,
@@ -38,8 +40,16 @@ FIXED_VALUES: Mapping[str, object] = {
 
 def is_closed(config: RunConfig) -> bool:
     """Return whether ``config`` means to be a benchmark run of the closed division."""
-    named = config.preset.startswith(_PREFIX) and config.task == "train"
+    named = config.preset.startswith(PREFIX) and config.task == "train"
     return named and config.logging.mlperf.division == "closed"
+
+
+def sentence(allowed: object) -> str:
+    """Return what a closed run may hold, and how to be none."""
+    value = "none" if allowed is None else allowed
+    return (
+        f"the closed division allows only {value}; set logging.mlperf.division to open for others"
+    )
 
 
 def require_allowed(config: RunConfig, at: str) -> None:
@@ -47,12 +57,7 @@ def require_allowed(config: RunConfig, at: str) -> None:
     if not is_closed(config):
         return
     wrong = [
-        ConfigError(
-            f"{at}.{path}",
-            given,
-            f"the closed division allows only {allowed}; "
-            f"set {at}.logging.mlperf.division to open for anything else",
-        )
+        ConfigError(f"{at}.{path}", given, sentence(allowed))
         for path, allowed in FIXED_VALUES.items()
         if (given := attrgetter(path)(config)) != allowed
     ]

@@ -13,6 +13,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from fluxtrain.contract.launch import RENDEZVOUS_PORT
+from fluxtrain.contract.model_config import ModelConfig as ModelConfig
 from fluxtrain.contract.section import (
     FIXED,
     Count,
@@ -22,12 +24,12 @@ from fluxtrain.contract.section import (
     Positive,
     Rule,
     Section,
-    Width,
 )
 
 Precision = Literal["bfloat16", "float32"]
+Layout = Literal["shards", "arrow", "parquet", "webdataset"]
+"""What encoded samples lie in: ``shards`` are ours, the others MLCommons' and its submitters'."""
 LearningRate = Annotated[float, Field(gt=0, le=10)]
-AxisWidth = Annotated[int, Field(ge=2, le=4096, multiple_of=2)]
 
 PRESETS = (
     "mlperf-schnell",
@@ -38,54 +40,6 @@ PRESETS = (
     "openmoji",
     "micro",
 )
-
-
-def _head_width(model: ModelConfig) -> int:
-    return model.hidden_size // model.num_heads
-
-
-class ModelConfig(Section):
-    """The FLUX.1 transformer, in BFL's names (schnell's shape unless changed)."""
-
-    rules: ClassVar = (
-        Rule(
-            "hidden_size",
-            ("num_heads",),
-            "must be a multiple of num_heads",
-            lambda model: model.hidden_size % model.num_heads == 0,
-            "self.hidden_size % self.num_heads == 0",
-        ),
-        Rule(
-            "axes_dim",
-            ("hidden_size", "num_heads"),
-            "must add up to the width of one head, hidden_size / num_heads",
-            lambda model: sum(model.axes_dim) == _head_width(model),
-            "self.axes_dim.sum() == self.hidden_size / self.num_heads",
-        ),
-    )
-
-    in_channels: Annotated[int, Field(ge=4, le=4096, multiple_of=4)] = 64
-    """Packed latent channels: latent channels times 2 x 2."""
-    vec_in_dim: Width = 768
-    """Width of the pooled text vector (CLIP)."""
-    context_in_dim: Width = 4096
-    """Width of the text tokens (T5)."""
-    hidden_size: Width = 3072
-    """Width of the residual stream; a multiple of ``num_heads``."""
-    num_heads: Annotated[int, Field(ge=1, le=1024)] = 24
-    """Attention heads."""
-    mlp_ratio: Annotated[float, Field(gt=0, le=64)] = 4.0
-    """Width of the MLP over ``hidden_size``."""
-    depth: Annotated[int, Field(ge=0, le=1024)] = 19
-    """Double-stream blocks."""
-    depth_single_blocks: Annotated[int, Field(ge=0, le=1024)] = 38
-    """Single-stream blocks."""
-    axes_dim: Annotated[tuple[AxisWidth, AxisWidth, AxisWidth], Field(strict=False)] = (16, 56, 56)
-    """RoPE channels of the three position axes; together as wide as one attention head."""
-    theta: Positive = 10_000
-    """Base of the RoPE frequencies."""
-    guidance_embed: bool = False
-    """Whether the model takes the distilled guidance as an input (FLUX.1 dev does)."""
 
 
 class SyntheticConfig(Section):
@@ -102,15 +56,29 @@ class SyntheticConfig(Section):
 class DataConfig(Section):
     """Where the samples come from. Relative paths lie under the data root (``--data``)."""
 
+    rules: ClassVar = (
+        Rule(
+            "latent_size",
+            ("source", "image_size"),
+            "must be image_size / 8 where source is images",
+            lambda data: data.source != "images" or data.latent_size * 8 == data.image_size,
+            "self.source != 'images' || self.latent_size * 8 == self.image_size",
+        ),
+    )
+
     source: Annotated[Literal["encoded", "images", "synthetic"], FIXED] = "encoded"
     """``encoded``: shards of text encodings and latents; ``images``: WebDataset tars of images and
     captions, encoded on the fly; ``synthetic``: made by the trainer."""
+    layout: Literal["auto", Layout] = "auto"
+    """What encoded samples lie in: ``shards`` are ours, the others MLCommons' and its submitters';
+    ``auto`` looks into the folder."""
     train: Path = "train"
-    """Folder of the training shards."""
+    """Folder of the training samples."""
     validation: Path = "validation"
-    """Folder of the validation shards."""
+    """Folder of the validation samples."""
     empty_encodings: Path = "empty.safetensors"
-    """File with the encodings of the empty prompt, used where a prompt is dropped."""
+    """File with the encodings of the empty prompt, used where a prompt is dropped; or a folder with
+    MLCommons' t5_empty.npy and clip_empty.npy."""
     image_size: Annotated[int, Field(ge=1, le=32_768), FIXED] = 256
     """Side of the square images in pixels."""
     latent_size: Annotated[int, Field(ge=2, le=4096, multiple_of=2), FIXED] = 32
@@ -146,6 +114,24 @@ class EncodersConfig(Section):
     """Subtracted from the sampled latents before ``latent_scale``."""
     latent_scale: Annotated[float, Field(gt=0, le=1000), FIXED] = 0.3611
     """Multiplied with the shifted latents."""
+    precision: Annotated[Precision, FIXED] = "bfloat16"
+    """Number format that the encoders compute in, and that the preprocess task stores."""
+
+
+class PreprocessConfig(Section):
+    """The preprocess task: images and captions of ``data`` (source: images) to encoded shards."""
+
+    train: Path | None = "preprocessed/train"
+    """Folder that the encoded training samples are written to, under the data root; none: left out."""
+    validation: Path | None = "preprocessed/validation"
+    """Folder that the encoded validation samples are written to, under the data root; none: left out."""
+    empty_encodings: Path = "preprocessed/empty.safetensors"
+    """Where the encodings of the empty prompt are written to: a .safetensors file, or a folder for
+    MLCommons' two .npy files."""
+    shard_size: Annotated[int, Field(ge=1, le=65_536)] = 512
+    """Samples per shard: what one rank writes at once, and loses at most when it is killed."""
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """Samples per forward pass of the encoders."""
 
 
 class FlowConfig(Section):
@@ -275,6 +261,8 @@ class SamplingConfig(Section):
     """Validation prompts drawn beside their originals."""
     num_steps: Annotated[int, Field(ge=1, le=1000)] = 24
     """Euler steps from noise to picture."""
+    time_shift: Literal["none", "dev"] = "none"
+    """Where the steps lie in time: ``none``: evenly, as schnell's; ``dev``: FLUX.1 dev's, by resolution."""
     cfg_scale: Annotated[float, Field(ge=0, le=100)] = 3.0
     """Classifier-free guidance: 1 is none; above 1 each step runs the model twice."""
     guidance: Annotated[float, Field(ge=0, le=100), FIXED] = 3.5
@@ -297,6 +285,16 @@ class MLPerfConfig(Section):
 class LoggingConfig(Section):
     """What is written down, how often, and where it is served."""
 
+    rules: ClassVar = (
+        Rule(
+            "metrics_port",
+            (),
+            f"must not be {RENDEZVOUS_PORT}, the rendezvous store's",
+            lambda logging: logging.metrics_port != RENDEZVOUS_PORT,
+            f"self.metrics_port != {RENDEZVOUS_PORT}",
+        ),
+    )
+
     every_steps: Positive = 10
     """Steps between two log lines; the loss is read from the device only then."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
@@ -318,6 +316,13 @@ class RunConfig(Section):
             lambda run: run.schedule.min_learning_rate <= run.optim.learning_rate,
             "self.schedule.min_learning_rate <= self.optim.learning_rate",
         ),
+        Rule(
+            "data.source",
+            ("task",),
+            "must be images where task is preprocess",
+            lambda run: run.task != "preprocess" or run.data.source == "images",
+            "self.task != 'preprocess' || self.data.source == 'images'",
+        ),
     )
 
     preset: Annotated[Literal[PRESETS], FIXED]  # type: ignore[valid-type]
@@ -330,6 +335,9 @@ class RunConfig(Section):
     """Seed of the weights, the sample order and every random draw."""
     model: Annotated[ModelConfig, FIXED] = ModelConfig()
     """The transformer."""
+    initial_weights: Annotated[Path | None, FIXED] = None
+    """Weights to start from, relative to the models root: BFL's file, a folder of diffusers, a checkpoint
+    or a run of ours; none: random ones."""
     data: DataConfig = DataConfig()
     """The samples."""
     encoders: EncodersConfig = EncodersConfig()
@@ -348,6 +356,8 @@ class RunConfig(Section):
     """The evaluation loss."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Saving and keeping state."""
+    preprocess: PreprocessConfig = PreprocessConfig()
+    """What the preprocess task writes."""
     adapter: Annotated[AdapterConfig | None, FIXED] = None
     """Train adapters only."""
     sampling: SamplingConfig = SamplingConfig()

@@ -39,7 +39,7 @@ def walk(model: type[Section], path: str = "", fixed: bool = False) -> Iterator[
         stays = fixed or is_fixed(field)
         below = section_of(field.annotation)
         if below is not None:
-            listed = "[]" if leaf_type(field) == "array" else ""
+            listed = "[]" if is_list(field) else ""
             yield from walk(below, f"{at}{listed}.", stays)
         else:
             sentence = " ".join((field.description or "").split())
@@ -67,9 +67,15 @@ def leaf_schema(field: FieldInfo) -> Schema:
     return {**adapter.json_schema(), **({"title": field.title} if field.title else {})}
 
 
-def leaf_type(field: FieldInfo) -> str:
-    """Return the JSON type of ``field``, empty where it may have several."""
-    return str(leaf_schema(field).get("type", ""))
+def is_list(field: FieldInfo) -> bool:
+    """Return whether ``field`` holds a list, or may hold none."""
+    return given(leaf_schema(field)).get("type") == "array"
+
+
+def given(schema: Schema) -> Schema:
+    """Return what ``schema`` admits beside null, where that is one thing."""
+    options = [option for option in schema.get("anyOf", []) if option.get("type") != "null"]
+    return options[0] if len(options) == 1 else schema
 
 
 def allowed(schema: Schema) -> str:
@@ -82,7 +88,7 @@ def allowed(schema: Schema) -> str:
         return str(schema["const"])
     kind = schema.get("type", "")
     if kind == "string":
-        return schema.get("title") or f"text{_between(schema, 'Length', ' characters')}"
+        return schema.get("title") or _text(schema)
     if kind == "array":
         items = schema.get("items") or schema["prefixItems"][0]
         return f"a list{_between(schema, 'Items', ' entries')}, each {allowed(items)}"
@@ -96,6 +102,18 @@ def value_schema(schema: Schema) -> Schema | None:
     patterns = iter(schema.get("patternProperties", {}).values())
     values = schema.get("additionalProperties") or next(patterns, None)
     return values if isinstance(values, dict) else None
+
+
+def key_schema(schema: Schema) -> Schema:
+    """Return the schema of the keys of a mapping."""
+    pattern = next(iter(schema.get("patternProperties", {})), None)
+    found = {"type": "string", **schema.get("propertyNames", {})}
+    return found if pattern is None else {**found, "pattern": pattern}
+
+
+def _text(schema: Schema) -> str:
+    form = f" like {schema['pattern']}" if "pattern" in schema else ""
+    return f"text{_between(schema, 'Length', ' characters')}{form}"
 
 
 def _mapping(schema: Schema) -> str:

@@ -27,6 +27,11 @@ ENV_PROCESS_RESTARTS = "FLUXTRAIN_PROCESS_RESTARTS"
 ENV_VERDICT = "FLUXTRAIN_VERDICT"
 """File for the exit code and message of a trainer that no restart in place can help; it then calls its
 agent with SIGUSR1. Set by the agent, read by the trainer."""
+ENV_LAST_WORDS = "FLUXTRAIN_LAST_WORDS"
+"""File for the progress of a trainer that ends. Set by the agent, read by local rank 0."""
+TERMINATION_LOG = "/dev/termination-log"
+"""What kubelet puts into the pod's status, as JSON: the keys of /progress, and ``message``. Written by the
+agent, read by the operator."""
 
 METRICS_PORT = 9464
 """Port of /metrics and /progress, on local rank 0 of each node. Read by Prometheus and the operator."""

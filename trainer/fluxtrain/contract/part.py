@@ -9,6 +9,9 @@ from pydantic.alias_generators import to_camel
 
 from fluxtrain.contract.section import Section
 
+GROUP = "fluxtrain.dev"
+"""API group of the resource; labels and annotations of ours begin with it."""
+
 Name = Annotated[
     str,
     Field(
@@ -18,7 +21,22 @@ Name = Annotated[
         title="a name of 1 to 63 lower-case letters, digits and '-', with no '-' at its ends",
     ),
 ]
-Text = Annotated[str, Field(min_length=1, max_length=1024)]
+Subdomain = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+        max_length=253,
+        title="a name of at most 253 lower-case letters, digits, '-' and '.'",
+    ),
+]
+Image = Annotated[
+    str,
+    Field(
+        pattern=r"^[!-~]+$",
+        max_length=1024,
+        title="an image of 1 to 1024 ASCII characters with no blanks",
+    ),
+]
 Quantity = Annotated[
     str,
     Field(
@@ -30,8 +48,7 @@ Quantity = Annotated[
 ResourceName = Annotated[
     str,
     Field(
-        pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$",
-        min_length=3,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
         max_length=128,
         title="an extended resource such as amd.com/gpu",
     ),
@@ -44,7 +61,14 @@ LabelValue = Annotated[
         title="a label's value: at most 63 letters, digits, '-', '_' and '.'",
     ),
 ]
-LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
+LabelKey = Annotated[
+    str,
+    Field(
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+        max_length=317,
+        title="a label's key such as kubernetes.io/arch",
+    ),
+]
 Seconds = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Number = Annotated[float, Field()]

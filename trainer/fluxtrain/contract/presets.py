@@ -7,8 +7,10 @@ from typing import Any
 Values = dict[str, Any]
 
 _DEV_MODEL: Values = {"guidance_embed": True}
+_DEV_SAMPLING: Values = {"num_steps": 28, "time_shift": "dev", "cfg_scale": 1.0}
 
 _SCHNELL: Values = {
+    "sampling": {"num_steps": 4, "cfg_scale": 1.0},
     "optim": {"learning_rate": 2e-4},
     "schedule": {"steps": 30_000, "global_batch_size": 512, "warmup_steps": 1600},
     "parallel": {"micro_batch_size": 32, "compile": True},
@@ -18,18 +20,29 @@ _SCHNELL: Values = {
 PRESET_VALUES: dict[str, Values] = {
     "mlperf-schnell": {
         **_SCHNELL,
-        "data": {"train": "cc12m_preprocessed", "validation": "coco_preprocessed"},
+        "data": {
+            "train": "cc12m_preprocessed",
+            "validation": "coco_preprocessed",
+            "empty_encodings": "empty_encodings",
+        },
     },
     "mlperf-schnell-raw": {
         **_SCHNELL,
         "data": {"source": "images", "train": "cc12m_disk", "validation": "coco"},
+        "preprocess": {
+            "train": "cc12m_preprocessed",
+            "validation": "coco_preprocessed",
+            "empty_encodings": "empty_encodings",
+        },
     },
     "dev-finetune": {
         "model": _DEV_MODEL,
+        "initial_weights": "flux1-dev.safetensors",
         "data": {"latent_size": 128, "image_size": 1024, "text_length": 512},
         "schedule": {"steps": 2000, "global_batch_size": 8, "warmup_steps": 100},
         "optim": {"learning_rate": 1e-5, "weight_decay": 0.01},
         "evaluation": {"every_samples": 0},
+        "sampling": _DEV_SAMPLING,
     },
     "dev-lora": {
         "model": _DEV_MODEL,
@@ -37,6 +50,7 @@ PRESET_VALUES: dict[str, Values] = {
         "data": {"latent_size": 128, "image_size": 1024, "text_length": 512},
         "schedule": {"steps": 2000, "global_batch_size": 8, "warmup_steps": 100},
         "evaluation": {"every_samples": 0},
+        "sampling": _DEV_SAMPLING,
     },
     "benchmark": {
         "task": "benchmark",
@@ -69,6 +83,7 @@ PRESET_VALUES: dict[str, Values] = {
             "autoencoder_kind": "patch",
             "latent_shift": 0.0,
             "latent_scale": 1.0,
+            "precision": "float32",
         },
         "optim": {"learning_rate": 6e-3},
         "schedule": {

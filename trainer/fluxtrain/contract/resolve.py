@@ -12,16 +12,14 @@ from fluxtrain.contract.presets import PRESET_VALUES
 from fluxtrain.contract.trajectory import value_at
 from fluxtrain.errors import ConfigError
 
+ANYTHING = object()
+"""Stands for every value of a field but none."""
 NOT_YET: dict[tuple[str, object], str] = {
-    ("preset", "mlperf-schnell-raw"): "training from raw images",
-    ("preset", "dev-finetune"): "starting from published weights",
     ("preset", "dev-lora"): "training LoRA adapters",
     ("preset", "benchmark"): "the benchmark task",
-    ("task", "preprocess"): "the preprocess task",
     ("task", "benchmark"): "the benchmark task",
     ("task", "evaluate"): "the evaluate task",
-    ("task", "sample"): "the sample task",
-    ("data.source", "images"): "training from raw images",
+    ("adapter", ANYTHING): "training LoRA adapters",
 }
 """Values that the schema knows and this version refuses, each with the feature that it waits for."""
 
@@ -52,9 +50,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_not_yet(run: Mapping[str, Any], at: str) -> None:
-    for (path, value), feature in NOT_YET.items():
-        if value_at(run, path) == value:
-            raise ConfigError(f"{at}.{path}", value, f"not yet: {feature} comes in a later version")
-    if (adapter := run.get("adapter")) is not None:
-        text = "not yet: training LoRA adapters comes in a later version; leave it out"
-        raise ConfigError(f"{at}.adapter", adapter, text)
+    for (path, refused), feature in NOT_YET.items():
+        given = value_at(run, path)
+        if given is not None and refused in (given, ANYTHING):
+            raise ConfigError(f"{at}.{path}", given, f"not yet: {feature} comes in a later version")

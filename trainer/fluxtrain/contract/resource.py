@@ -10,20 +10,23 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from fluxtrain.contract.part import GROUP as GROUP
 from fluxtrain.contract.part import (
+    Image,
     LabelKey,
     LabelValue,
     Name,
     Part,
-    Quantity,
     ResourceName,
     Seconds,
-    Text,
+    Subdomain,
 )
+from fluxtrain.contract.pod_template import NOT_OURS, PodTemplate, VariableName
 from fluxtrain.contract.section import FIXED, Rule
 from fluxtrain.contract.status import Status
+from fluxtrain.contract.storage import Storage
 
-GROUP, VERSION, KIND = "fluxtrain.dev", "v1alpha1", "FluxTraining"
+VERSION, KIND = "v1alpha1", "FluxTraining"
 PLURAL, SINGULAR, SHORT_NAME = "fluxtrainings", "fluxtraining", "ft"
 LABEL_JOB = f"{GROUP}/job"
 """Name of the job, on every object of it. Written by the operator; read by the pods' watch, services,
@@ -60,66 +63,6 @@ class Nodes(Part):
     """At most this many are used; ``kubectl scale`` sets it."""
 
 
-class PersistentVolumeClaim(Part):
-    """A claim in the job's namespace."""
-
-    claim_name: Annotated[str, Field(min_length=1, max_length=253)]
-    """Name of the claim."""
-    read_only: bool = False
-    """Whether it is mounted read-only."""
-
-
-class HostPath(Part):
-    """A folder of the node; refused by restricted Pod Security."""
-
-    path: Annotated[
-        str, Field(pattern=r"^/", max_length=1024, title="an absolute path, beginning with /")
-    ]
-    """Absolute path on the node."""
-
-
-class EmptyDir(Part):
-    """A folder that lives and dies with the pod."""
-
-    size_limit: Quantity | None = None
-    """Most bytes it may hold."""
-
-
-_VOLUME_KINDS = ("persistentVolumeClaim", "hostPath", "emptyDir")
-
-
-class Volume(Part):
-    """Exactly one kind of volume."""
-
-    rules: ClassVar = (
-        Rule(
-            "",
-            (),
-            f"exactly one of {', '.join(_VOLUME_KINDS)} must be set",
-            lambda volume: sum(volume.look_up(kind) is not None for kind in _VOLUME_KINDS) == 1,
-            f"{' + '.join(f'(has(self.{kind}) ? 1 : 0)' for kind in _VOLUME_KINDS)} == 1",
-        ),
-    )
-
-    persistent_volume_claim: PersistentVolumeClaim | None = None
-    """A claim."""
-    host_path: HostPath | None = None
-    """A folder of the node."""
-    empty_dir: EmptyDir | None = None
-    """A folder that lives and dies with the pod."""
-
-
-class Storage(Part):
-    """Volumes at the fixed paths /data, /models and /output; an empty folder where none is named."""
-
-    data: Volume | None = None
-    """Mounted at /data: the root of relative data paths."""
-    models: Volume | None = None
-    """Mounted at /models: the root of relative model paths."""
-    output: Volume | None = None
-    """Mounted at /output: checkpoints, logs and pictures; without one a lost pod loses them."""
-
-
 class Restart(Part):
     """When a failure is cured by starting again, and when it is final (design D5, D6)."""
 
@@ -154,7 +97,31 @@ class Lifecycle(Part):
 class Toleration(Part):
     """A taint that the pods tolerate."""
 
-    key: Annotated[str, Field(max_length=317)] | None = None
+    rules: ClassVar = (
+        Rule(
+            "operator",
+            (),
+            "must be Exists where no key is given",
+            lambda taint: taint.key is not None or taint.operator == "Exists",
+            "has(self.key) || self.operator == 'Exists'",
+        ),
+        Rule(
+            "value",
+            ("operator",),
+            "must be left out where operator is Exists",
+            lambda taint: taint.operator != "Exists" or not taint.value,
+            "self.operator != 'Exists' || self.value == ''",
+        ),
+        Rule(
+            "tolerationSeconds",
+            (),
+            "must be left out where effect is not NoExecute",
+            lambda taint: taint.toleration_seconds is None or taint.effect == "NoExecute",
+            "has(self.effect) && self.effect == 'NoExecute'",
+        ),
+    )
+
+    key: LabelKey | None = None
     """Key of the taint; none matches all."""
     operator: Literal["Exists", "Equal"] = "Equal"
     """How the value is compared."""
@@ -173,7 +140,7 @@ class Scheduling(Part):
     """Kueue's local queue."""
     gang: Annotated[Literal["none", "coscheduling", "volcano", "native"], FIXED] = "none"
     """Which scheduler's pod groups admit all pods together."""
-    priority_class_name: Annotated[str, Field(max_length=253)] | None = None
+    priority_class_name: Subdomain | None = None
     """Priority class of the pods."""
     node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = {}
     """Labels that the nodes must have."""
@@ -186,24 +153,9 @@ class Scheduling(Part):
 class EnvironmentVariable(Part):
     """One variable of the trainer's environment."""
 
-    rules: ClassVar = (
-        Rule(
-            "name",
-            (),
-            "must not begin with PET_ or FLUXTRAIN_: the operator sets those",
-            lambda variable: not variable.name.startswith(("PET_", "FLUXTRAIN_")),
-            "!self.name.startsWith('PET_') && !self.name.startsWith('FLUXTRAIN_')",
-        ),
-    )
+    rules: ClassVar = (NOT_OURS,)
 
-    name: Annotated[
-        str,
-        Field(
-            pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-            max_length=256,
-            title="a variable's name: letters, digits and '_', no digit first",
-        ),
-    ]
+    name: VariableName
     """Name; PET_* and FLUXTRAIN_* belong to the operator."""
     value: Annotated[str, Field(max_length=4096)]
     """Value."""
@@ -211,6 +163,16 @@ class EnvironmentVariable(Part):
 
 class Network(Part):
     """How the ranks talk to each other."""
+
+    rules: ClassVar = (
+        Rule(
+            "env",
+            (),
+            "must not name a variable twice",
+            lambda network: len({variable.name for variable in network.env}) == len(network.env),
+            "self.env.all(one, self.env.exists_one(other, other.name == one.name))",
+        ),
+    )
 
     mode: Literal["pod", "host"] = "pod"
     """``host`` uses the node's network, as most RDMA set-ups need."""
@@ -223,7 +185,24 @@ class Network(Part):
 class Spec(Part):
     """What is wanted."""
 
-    image: Text | None = None
+    rules: ClassVar = (
+        Rule(
+            "network.rdmaResource",
+            ("gpusPerNode",),
+            "must be left out where there are no GPUs: each brings one device",
+            lambda spec: spec.network.rdma_resource is None or spec.gpus_per_node > 0,
+            "self.gpusPerNode > 0",
+        ),
+        Rule(
+            "network.rdmaResource",
+            ("gpuResource",),
+            "must be another resource than the GPUs'",
+            lambda spec: spec.network.rdma_resource != spec.gpu_resource,
+            "self.network.rdmaResource != self.gpuResource",
+        ),
+    )
+
+    image: Image | None = None
     """Trainer image; none: the operator's default."""
     nodes: Nodes = Nodes()
     """Size of the job."""
@@ -247,12 +226,22 @@ class Spec(Part):
         "fluxtrain.dev/operator"
     )
     """Who reconciles this job; another value makes our operator leave it alone."""
-    pod_template: dict[str, Any] = {}
+    pod_template: PodTemplate = PodTemplate()
     """Strategic overrides of the pods, applied last, for what the fields above do not name."""
 
 
 class FluxTraining(Part):
     """One training job."""
+
+    rules: ClassVar = (
+        Rule(
+            "spec.lifecycle.startAfter",
+            ("metadata.name",),
+            "must not name the job itself",
+            lambda job: job.metadata.name not in job.spec.lifecycle.start_after,
+            "!(self.metadata.name in self.spec.lifecycle.startAfter)",
+        ),
+    )
 
     api_version: Literal["fluxtrain.dev/v1alpha1"]
     """API version."""

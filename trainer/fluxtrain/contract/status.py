@@ -63,6 +63,10 @@ class ProgressStatus(Part):
     """Model FLOPs over the GPUs' dense peak."""
     remaining_seconds: Number | None = None
     """Estimated time to the last step."""
+    train_seconds: Number | None = None
+    """Time spent on steps over all lives of the run; those that a restart repeats count once."""
+    first_step_time: Annotated[str, Field(max_length=64)] | None = None
+    """When the present processes had made their first step."""
     last_step_time: Annotated[str, Field(max_length=64)] | None = None
     """When the last step ended."""
 
@@ -100,8 +104,17 @@ class Status(Part):
     """How far the training is."""
     checkpoint: CheckpointStatus | None = None
     """What a restart would go on from."""
+    start_time: Annotated[str, Field(max_length=64)] | None = None
+    """When a pod was first past all gates; set once."""
+    completion_time: Annotated[str, Field(max_length=64)] | None = None
+    """When the job was over, well or not."""
+    suspended_seconds: Count | None = None
+    """Time between start and end in which it was suspended and had no pods."""
+    train_seconds_before: Number | None = None
+    """Training time that the output already held when this job began to train."""
     goodput: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Time in steps that counted, over the time since the start."""
+    """Part of the time from the start to the last step, or to the end, that went into steps that counted;
+    suspension left out."""
     exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
     """Exit code that ended the job."""
     last_error: Annotated[str, Field(max_length=4096)] | None = None

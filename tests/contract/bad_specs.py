@@ -1,0 +1,409 @@
+"""Bad jobs as one table: the API server and ``fluxtrain run`` refuse each of them, with the same path."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+from fluxtrain.contract.check import validate
+from fluxtrain.contract.resolve import ANYTHING, NOT_YET, resolve
+from fluxtrain.contract.resource import FluxTraining
+
+Manifest = dict[str, Any]
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING = _Missing()
+"""Stands for a field that is taken away."""
+
+
+class Bad(NamedTuple):
+    """One change of a good job, and what the API server says about it."""
+
+    path: str
+    """The field that is changed, and named where ``at`` is empty."""
+    value: Any
+    says: str
+    """What is allowed, in the words of the API server."""
+    at: str = ""
+    """The field that is wrong, where it is another one."""
+    here: str = ""
+    """What ``fluxtrain run`` names instead, where its words differ; see the remark at the row."""
+
+    @property
+    def named(self) -> str:
+        """Return the field that is wrong."""
+        return self.at or self.path
+
+
+GOOD: Manifest = {
+    "apiVersion": "fluxtrain.dev/v1alpha1",
+    "kind": "FluxTraining",
+    "metadata": {"name": "job"},
+    "spec": {"run": {"preset": "micro"}},
+}
+UNKNOWN = "unknown field"
+MATCH = "should match '^"
+
+
+def changed(base: Manifest, path: str, value: Any) -> Manifest:
+    """Return ``base`` with the field at ``path`` set to ``value`` or left out."""
+    job = copy.deepcopy(base)
+    *above, last = path.split(".")
+    place = job
+    for part in above:
+        place = place.setdefault(part, {})
+    if value is MISSING:
+        del place[last]
+    else:
+        place[last] = value
+    return job
+
+
+def check(manifest: Manifest) -> None:
+    """Do what ``fluxtrain run`` and the operator do with a job; ConfigError for a bad one."""
+    resolve(validate(FluxTraining, manifest, "").spec.run)
+
+
+def _variable(**fields: Any) -> list[Manifest]:
+    return [{"name": "A", "value": "1", **fields}]
+
+
+def _container(**fields: Any) -> list[Manifest]:
+    return [{"name": "trainer", **fields}]
+
+
+_CLOSED = {"preset": "mlperf-schnell"}
+_CLAIM = {"persistentVolumeClaim": {"claimName": "data"}}
+_TOLERATION = "spec.scheduling.tolerations"
+_TEMPLATE = "spec.podTemplate"
+_CONTAINERS = "spec.podTemplate.spec.containers"
+
+NAMES = [
+    Bad("kind", "Pod", "must be FluxTraining"),
+    Bad("metadata.name", "Job_1", "lowercase RFC 1123 subdomain"),
+    Bad("metadata.name", "-job", "lowercase RFC 1123 subdomain"),
+    Bad("metadata.name", "", "name or generateName is required"),
+    Bad("metadata.name", "a.job", MATCH),  # host names of pods and labels have no dots
+    Bad("metadata.name", "j" * 64, "may not be more than 63"),  # a label's value
+    Bad("metadata.name", "j" * 254, "must be no more than 253 characters"),
+]
+SPEC = [
+    Bad("spec", MISSING, "Required value"),
+    Bad("spec", [], "must be of type object"),
+    Bad("spec.workers", 3, UNKNOWN),
+    Bad("spec.image", "", MATCH),
+    Bad("spec.image", "two words", MATCH),
+    Bad("spec.image", "i" * 1025, "may not be more than 1024"),
+    Bad("spec.image", ["trainer"], "must be of type string"),
+    Bad("spec.managedBy", "", "at least 1 chars long"),
+    Bad("spec.managedBy", "m" * 254, "may not be more than 253"),
+    Bad("spec.managedBy", True, "must be of type string"),
+]
+NODES = [
+    Bad("spec.nodes", 3, "must be of type object"),
+    Bad("spec.nodes.min", 0, "greater than or equal to 1"),
+    Bad("spec.nodes.max", 0, "greater than or equal to 1"),
+    Bad("spec.nodes.max", 4097, "less than or equal to 4096"),
+    Bad("spec.nodes.max", "2", "must be of type integer"),
+    Bad("spec.nodes.max", 1.5, "must be of type integer"),
+    Bad("spec.nodes", {"min": 4, "max": 2}, "min must be at most max", "spec.nodes.min"),
+    Bad("spec.nodes", {"min": 2}, "min must be at most max", "spec.nodes.min"),
+    Bad("spec.nodes.count", 3, UNKNOWN),
+]
+GPUS = [
+    Bad("spec.gpuPerNode", 8, UNKNOWN),
+    Bad("spec.gpusPerNode", -1, "greater than or equal to 0"),
+    Bad("spec.gpusPerNode", 65, "less than or equal to 64"),
+    Bad("spec.gpusPerNode", "8", "must be of type integer"),
+    Bad("spec.gpuResource", "gpu", MATCH),
+    Bad("spec.gpuResource", "amd.com/", MATCH),
+    Bad("spec.gpuResource", "AMD.com/gpu", MATCH),
+    Bad("spec.gpuResource", "-amd.com/gpu", MATCH),
+    Bad("spec.gpuResource", "amd.com/" + "g" * 64, MATCH),
+    Bad("spec.gpuResource", 8, "must be of type string"),
+]
+RUN = [
+    Bad("spec.run", MISSING, "Required value"),
+    Bad("spec.run", [], "must be of type object"),
+    Bad("spec.run.preset", MISSING, "Required value"),
+    Bad("spec.run.preset", "mlperf-schnel", 'supported values: "mlperf-schnell"'),
+    Bad("spec.run.preset", ["micro"], "must be of type string"),
+    Bad("spec.run.task", "infer", 'supported values: "train"'),
+    Bad("spec.run", {"preset": "micro", "task": "preprocess", "data": {"source": "encoded"}},
+        "must be images where task is preprocess", "spec.run.data.source"),
+    Bad("spec.run.seed", -1, "greater than or equal to 0"),
+    Bad("spec.run.seed", 2**60, "less than or equal to 9007199254740991"),
+    Bad("spec.run.seed", 1.5, "must be of type integer"),
+    Bad("spec.run.initial_weights", "", "at least 1 chars long"),
+    Bad("spec.run.initial_weights", "a\nb", MATCH),
+    Bad("spec.run.optimizer", {}, UNKNOWN),
+    *(
+        Bad(f"spec.run.{path}", {"rank": 8} if value is ANYTHING else value, "not yet: ")
+        for path, value in NOT_YET
+    ),
+]  # fmt: skip
+MODEL = [
+    Bad("spec.run.model", "flux", "must be of type object"),
+    Bad("spec.run.model.num_heads", 0, "greater than or equal to 1"),
+    Bad("spec.run.model.in_channels", 6, "multiple of 4"),
+    Bad("spec.run.model.hidden_size", 65_537, "less than or equal to 65536"),
+    Bad("spec.run.model.mlp_ratio", 0, "greater than 0"),
+    Bad("spec.run.model.depth", -1, "greater than or equal to 0"),
+    Bad("spec.run.model.guidance_embed", 1, "must be of type boolean"),
+    # Python names the third width, which is missing
+    Bad("spec.run.model.axes_dim", [4, 12], "at least 3 items", here="spec.run.model.axes_dim[2]"),
+    Bad("spec.run.model.axes_dim", [4, 4, 4, 4], "at most 3 items"),
+    Bad("spec.run.model.axes_dim", [5, 5, 6], "multiple of 2", "spec.run.model.axes_dim[0]"),
+    Bad("spec.run.model", {"hidden_size": 32, "num_heads": 5}, "must be a multiple of num_heads",
+        "spec.run.model.hidden_size"),
+    Bad("spec.run.model", {"hidden_size": 32, "num_heads": 2, "axes_dim": [4, 6, 8]},
+        "must add up to the width of one head", "spec.run.model.axes_dim"),
+    Bad("spec.run.model.heads", 2, UNKNOWN),
+]  # fmt: skip
+DATA = [
+    Bad("spec.run.data.source", "s3", 'supported values: "encoded"'),
+    Bad("spec.run.data.layout", "zip", 'supported values: "auto"'),
+    Bad("spec.run.data.train", "", "at least 1 chars long"),
+    Bad("spec.run.data.train", "a\nb", MATCH),
+    Bad("spec.run.data.train", "p" * 1025, "may not be more than 1024"),
+    Bad("spec.run.data.image_size", 0, "greater than or equal to 1"),
+    Bad("spec.run.data.latent_size", 7, "multiple of 2"),
+    Bad("spec.run.data.text_length", 8193, "less than or equal to 8192"),
+    Bad("spec.run.data.num_workers", 1000, "less than or equal to 256"),
+    Bad("spec.run.data.prefetch", 0, "greater than or equal to 1"),
+    Bad("spec.run.data.max_bad_fraction", 2, "less than or equal to 1"),
+    Bad("spec.run.data.verify_checksums", "yes", "must be of type boolean"),
+    Bad("spec.run.data.synthetic.classes", 0, "greater than or equal to 1"),
+    Bad("spec.run.data", {"source": "images", "image_size": 256, "latent_size": 16},
+        "must be image_size / 8 where source is images", "spec.run.data.latent_size"),
+    Bad("spec.run.data.path", "train", UNKNOWN),
+]  # fmt: skip
+ENCODERS = [
+    Bad("spec.run.encoders.text", "bert", 'supported values: "t5-clip", "minilm"'),
+    Bad("spec.run.encoders.autoencoder_kind", "vae", 'supported values: "flux", "patch"'),
+    Bad("spec.run.encoders.latent_scale", 0, "greater than 0"),
+    Bad("spec.run.encoders.latent_shift", "0.1", "must be of type number"),
+    Bad("spec.run.encoders.precision", "float16", 'supported values: "bfloat16", "float32"'),
+    Bad("spec.run.preprocess.shard_size", 0, "greater than or equal to 1"),
+    Bad("spec.run.preprocess.batch_size", 65_537, "less than or equal to 65536"),
+]
+OBJECTIVE = [
+    Bad("spec.run.flow.timestep_sampling", "cosine", 'supported values: "uniform"'),
+    Bad("spec.run.flow.prompt_dropout", 1.1, "less than or equal to 1"),
+    Bad("spec.run.flow.logit_std", 0, "greater than 0"),
+    Bad("spec.run.flow.shift", 1001, "less than or equal to 1000"),
+    Bad("spec.run.optim", [1e-4], "must be of type object"),
+    Bad("spec.run.optim.learning_rate", "fast", "must be of type number"),
+    Bad("spec.run.optim.learning_rate", 0, "greater than 0"),
+    Bad("spec.run.optim.learning_rate", 11, "less than or equal to 10"),
+    Bad("spec.run.optim.beta2", 1.0, "less than 1"),
+    Bad("spec.run.optim.weight_decay", -0.1, "greater than or equal to 0"),
+    Bad("spec.run.optim.lr", 1e-4, UNKNOWN),
+    Bad("spec.run.optim.learningRate", 1e-4, UNKNOWN),
+    Bad("spec.run.schedule.steps", 0, "greater than or equal to 1"),
+    Bad("spec.run.schedule.steps", "10k", "must be of type integer"),
+    Bad("spec.run.schedule.steps", True, "must be of type int64"),
+    Bad("spec.run.schedule.global_batch_size", 0, "greater than or equal to 1"),
+    Bad("spec.run.schedule.warmup_steps", -1, "greater than or equal to 0"),
+    Bad("spec.run.schedule.decay", "linear", 'supported values: "constant", "cosine"'),
+    Bad("spec.run", {"preset": "micro", "optim": {"learning_rate": 1e-4},
+                     "schedule": {"min_learning_rate": 1e-3}},
+        "must be at most optim.learning_rate", "spec.run.schedule.min_learning_rate"),
+    Bad("spec.run.adapter", {"kind": "dora"}, 'supported values: "lora"', "spec.run.adapter.kind",
+        here="spec.run.adapter"),  # adapters as a whole are not yet there
+]  # fmt: skip
+RUNNING = [
+    Bad("spec.run.parallel.micro_batch_size", 0, "greater than or equal to 1"),
+    Bad("spec.run.parallel.dp_replicate", 0, "greater than or equal to 1"),
+    Bad("spec.run.parallel.activation_checkpointing", True, "must be of type number"),
+    Bad("spec.run.parallel.compile", "max", "must be of type boolean"),
+    Bad("spec.run.precision.compute", "float16", 'supported values: "bfloat16", "float32"'),
+    Bad("spec.run.evaluation.target_loss", 0, "greater than 0"),
+    Bad("spec.run.evaluation.every_samples", -1, "greater than or equal to 0"),
+    Bad("spec.run.evaluation.at_end", "no", "must be of type boolean"),
+    Bad("spec.run.checkpoint.keep", 0, "greater than or equal to 1"),
+    Bad("spec.run.checkpoint.every_steps", 0.5, "must be of type integer"),
+    Bad("spec.run.sampling.prompts", ["a", 1], "must be of type string", "spec.run.sampling.prompts[1]"),
+    Bad("spec.run.sampling.prompts", ["cat"] * 65, "at most 64 items"),
+    Bad("spec.run.sampling.num_steps", 1001, "less than or equal to 1000"),
+    Bad("spec.run.logging.every_steps", 0, "greater than or equal to 1"),
+    Bad("spec.run.logging.metrics_port", 70_000, "less than or equal to 65535"),
+    Bad("spec.run.logging.metrics_port", 29_500, "must not be 29500"),
+    Bad("spec.run.logging.mlperf.division", "ajar", 'supported values: "closed", "open"'),
+    Bad("spec.run.logging.mlperf.organization", "o" * 129, "may not be more than 128"),
+    Bad("spec.run.logging.mlperf.submitter", "example-org", UNKNOWN),
+]  # fmt: skip
+CLOSED_DIVISION = [
+    Bad("spec.run", {**_CLOSED, **changes}, f"the closed division allows only {allowed};", f"spec.run.{path}")
+    for changes, allowed, path in (
+        ({"flow": {"prompt_dropout": 0.2}}, "0.1", "flow.prompt_dropout"),
+        ({"flow": {"timestep_sampling": "logit_normal"}}, "uniform", "flow.timestep_sampling"),
+        ({"model": {"depth": 18}}, "19", "model.depth"),
+        ({"optim": {"beta2": 0.999}}, "0.95", "optim.beta2"),
+        ({"optim": {"weight_decay": 0}}, "0.1", "optim.weight_decay"),
+        ({"schedule": {"decay": "cosine"}}, "constant", "schedule.decay"),
+        ({"evaluation": {"target_loss": 0.6}}, "0.586", "evaluation.target_loss"),
+        ({"data": {"text_length": 128}}, "256", "data.text_length"),
+        ({"initial_weights": "flux1.safetensors"}, "none", "initial_weights"),
+    )
+]  # fmt: skip
+STORAGE = [
+    Bad("spec.storage.data", {}, "exactly one of persistentVolumeClaim, hostPath, emptyDir"),
+    Bad("spec.storage.output", {**_CLAIM, "emptyDir": {}}, "exactly one of"),
+    Bad("spec.storage.models", {**_CLAIM, "hostPath": {"path": "/models"}}, "exactly one of"),
+    Bad("spec.storage.data.nfs", {"server": "store"}, UNKNOWN),
+    Bad("spec.storage.cache", _CLAIM, UNKNOWN),
+    Bad("spec.storage.data.persistentVolumeClaim", {}, "Required value",
+        "spec.storage.data.persistentVolumeClaim.claimName"),
+    Bad("spec.storage.data.persistentVolumeClaim.claimName", "My_Claim", MATCH),
+    Bad("spec.storage.data.persistentVolumeClaim", {"claimName": "data", "readOnly": "yes"},
+        "must be of type boolean", "spec.storage.data.persistentVolumeClaim.readOnly"),
+    Bad("spec.storage.data.hostPath", {}, "Required value", "spec.storage.data.hostPath.path"),
+    Bad("spec.storage.data.hostPath.path", "relative", "should match '^/'"),
+    Bad("spec.storage.data.hostPath.path", "/mnt/../etc", "must not go back by .."),
+    Bad("spec.storage.output.emptyDir.sizeLimit", "10 GB", MATCH),
+    Bad("spec.storage.output.emptyDir.sizeLimit", "-1Gi", MATCH),
+    Bad("spec.storage.output.emptyDir.sizeLimit", 10, "must be of type string"),
+    Bad("spec.storage.output.emptyDir.medium", "Memory", UNKNOWN),
+]  # fmt: skip
+RESTART = [
+    Bad("spec.restart.maxRestarts", -1, "greater than or equal to 0"),
+    Bad("spec.restart.maxRestarts", 1001, "less than or equal to 1000"),
+    Bad("spec.restart.maxRestarts", 1.5, "must be of type integer"),
+    Bad("spec.restart.noProgressSeconds", 1, "greater than or equal to 30"),
+    Bad("spec.restart.noProgressSeconds", 86_401, "less than or equal to 86400"),
+    Bad("spec.restart.onExitCodes", [0], "greater than or equal to 1", "spec.restart.onExitCodes[0]"),
+    Bad("spec.restart.onExitCodes", [1, 256], "less than or equal to 255", "spec.restart.onExitCodes[1]"),
+    Bad("spec.restart.onExitCodes", [*range(1, 34)], "at most 32 items"),
+    Bad("spec.restart.onExitCodes", 1, "must be of type array"),
+    Bad("spec.restart.forceDeleteOnLostNode", "never", "must be of type boolean"),
+    Bad("spec.restart.policy", "Always", UNKNOWN),
+]  # fmt: skip
+LIFECYCLE = [
+    Bad("spec.lifecycle.suspend", "yes", "must be of type boolean"),
+    Bad("spec.lifecycle.cleanPods", "Some", 'supported values: "None", "Running", "All"'),
+    Bad("spec.lifecycle.startAfter", ["A B"], MATCH, "spec.lifecycle.startAfter[0]"),
+    Bad("spec.lifecycle.startAfter", ["j"] * 17, "at most 16 items"),
+    Bad("spec.lifecycle.startAfter", "other", "must be of type array"),
+    Bad("spec.lifecycle.startAfter", ["other", "job"], "must not name the job itself"),
+    Bad("spec.lifecycle.activeDeadlineSeconds", 0, "greater than or equal to 1"),
+    Bad("spec.lifecycle.activeDeadlineSeconds", "1h", "must be of type integer"),
+    Bad("spec.lifecycle.ttlSecondsAfterFinished", -1, "greater than or equal to 0"),
+    Bad("spec.lifecycle.ttlSecondsAfterFinished", 2**31, "less than or equal to 2147483647"),
+    Bad("spec.lifecycle.ttl", 60, UNKNOWN),
+]
+SCHEDULING = [
+    Bad("spec.scheduling.gang", "slurm", 'supported values: "none", "coscheduling"'),
+    Bad("spec.scheduling.queueName", "Team A", MATCH),
+    Bad("spec.scheduling.queueName", "q" * 64, "may not be more than 63"),
+    Bad("spec.scheduling.priorityClassName", "High", MATCH),
+    Bad("spec.scheduling.topology", "a rack", MATCH),
+    Bad("spec.scheduling.topology", "", MATCH),
+    Bad("spec.scheduling.nodeSelector", {"zone": "a b"}, MATCH, "spec.scheduling.nodeSelector.zone"),
+    Bad("spec.scheduling.nodeSelector", {"zone": "z" * 64}, "may not be more than 63",
+        "spec.scheduling.nodeSelector.zone"),
+    Bad("spec.scheduling.nodeSelector", {"the zone": "a"}, "every key must be text of at most 317"),
+    Bad("spec.scheduling.nodeSelector", {"zone": 3}, "must be of type string",
+        "spec.scheduling.nodeSelector.zone"),
+    Bad("spec.scheduling.nodeSelector", {f"k{n}": "" for n in range(33)}, "at most 32 items"),
+    Bad(_TOLERATION, [{"key": "x", "operator": "Maybe"}], 'supported values: "Exists", "Equal"',
+        f"{_TOLERATION}[0].operator"),
+    Bad(_TOLERATION, [{"value": "x"}], "must be Exists where no key is given",
+        f"{_TOLERATION}[0].operator"),
+    Bad(_TOLERATION, [{"key": "x", "operator": "Exists", "value": "y"}],
+        "must be left out where operator is Exists", f"{_TOLERATION}[0].value"),
+    Bad(_TOLERATION, [{"key": "x", "effect": "NoSchedule", "tolerationSeconds": 5}],
+        "must be left out where effect is not NoExecute", f"{_TOLERATION}[0].tolerationSeconds"),
+    Bad(_TOLERATION, [{"operator": "Exists"}, {"key": "x", "effect": "Never"}],
+        'supported values: "NoSchedule"', f"{_TOLERATION}[1].effect"),
+    Bad(_TOLERATION, [{"key": "a b"}], MATCH, f"{_TOLERATION}[0].key"),
+    Bad(_TOLERATION, [{"key": "x", "operatr": "Exists"}], UNKNOWN, f"{_TOLERATION}[0].operatr"),
+    Bad("spec.scheduling.nodeName", "node-0", UNKNOWN),
+]  # fmt: skip
+NETWORK = [
+    Bad("spec.network.mode", "bridge", 'supported values: "pod", "host"'),
+    Bad("spec.network.rdmaResource", "hca", MATCH),
+    Bad("spec.network.rdmaResource", "rdma/hca", "must be left out where there are no GPUs"),
+    Bad("spec", {"run": {"preset": "micro"}, "gpusPerNode": 8, "network": {"rdmaResource": "amd.com/gpu"}},
+        "must be another resource than the GPUs'", "spec.network.rdmaResource"),
+    Bad("spec.network.env", "A=1", "must be of type array"),
+    Bad("spec.network.env", _variable(name="A-B"), MATCH, "spec.network.env[0].name"),
+    Bad("spec.network.env", _variable(value=3), "must be of type string", "spec.network.env[0].value"),
+    Bad("spec.network.env", [{"name": "A"}], "Required value", "spec.network.env[0].value"),
+    Bad("spec.network.env", _variable(name="PET_NNODES"), "must not begin with PET_ or FLUXTRAIN_",
+        "spec.network.env[0].name"),
+    Bad("spec.network.env", _variable(name="FLUXTRAIN_DATA"), "must not begin with PET_ or FLUXTRAIN_",
+        "spec.network.env[0].name"),
+    Bad("spec.network.env", _variable() * 2, "must not name a variable twice"),
+    Bad("spec.network.env", [{"name": f"A{n}", "value": ""} for n in range(65)], "at most 64 items"),
+    Bad("spec.network.env", _variable(valueFrom={}), UNKNOWN, "spec.network.env[0].valueFrom"),
+    Bad("spec.network.hca", "bnxt_re0", UNKNOWN),
+]  # fmt: skip
+POD_TEMPLATE = [
+    Bad(_TEMPLATE, [], "must be of type object"),
+    Bad(f"{_TEMPLATE}.kind", "Pod", UNKNOWN),
+    Bad(f"{_TEMPLATE}.spec", [], "must be of type object"),
+    Bad(f"{_TEMPLATE}.metadata.name", "x", UNKNOWN),
+    Bad(f"{_TEMPLATE}.metadata.labels", [], "must be of type object"),
+    Bad(f"{_TEMPLATE}.metadata.labels", {"fluxtrain.dev/job": "x"}, "must have no keys that begin with"),
+    Bad(f"{_TEMPLATE}.metadata.labels", {"app.kubernetes.io/name": "x"}, "must have no keys that begin"),
+    Bad(f"{_TEMPLATE}.metadata.labels", {"a b": "x"}, "every key must be text"),
+    Bad(f"{_TEMPLATE}.metadata.labels", {"a": "b c"}, MATCH, f"{_TEMPLATE}.metadata.labels.a"),
+    Bad(f"{_TEMPLATE}.metadata.annotations", {"fluxtrain.dev/nodes": "1:1"}, "must have no keys that"),
+    Bad(f"{_TEMPLATE}.spec.hostname", "x", "must be left out: peers find the pod by it"),
+    Bad(f"{_TEMPLATE}.spec.subdomain", "x", "must be left out: peers find the pod by it"),
+    Bad(f"{_TEMPLATE}.spec.restartPolicy", "Always", "must be left out: the operator decides"),
+    Bad(f"{_TEMPLATE}.spec.hostNetwork", True, "must be left out: set spec.network.mode"),
+    Bad(f"{_TEMPLATE}.spec.nodeName", "node-0", "left out: set spec.scheduling.nodeSelector"),
+    Bad(f"{_TEMPLATE}.spec.schedulingGroup", {"podGroupName": "x"}, "set spec.scheduling.gang"),
+    Bad(f"{_TEMPLATE}.spec.securityContext", [], "must be of type object"),
+    Bad(f"{_TEMPLATE}.spec.volumes", "site", "must be of type array"),
+    Bad(f"{_TEMPLATE}.spec.volumes", [{"emptyDir": {}}], "Required value",
+        f"{_TEMPLATE}.spec.volumes[0].name"),
+    Bad(f"{_TEMPLATE}.spec.volumes", [{"name": "data", "emptyDir": {}}], "set spec.storage for data",
+        f"{_TEMPLATE}.spec.volumes[0].name"),
+    Bad(f"{_TEMPLATE}.spec.initContainers", [{"name": "fetch"}], "Required value",
+        f"{_TEMPLATE}.spec.initContainers[0].image"),
+    Bad(_CONTAINERS, 1, "must be of type array"),
+    Bad(_CONTAINERS, [{"image": "x"}], "Required value", f"{_CONTAINERS}[0].name"),
+    Bad(_CONTAINERS, [{"name": "trainr"}], "must be trainer, or the container must have an image",
+        f"{_CONTAINERS}[0].name"),
+    Bad(_CONTAINERS, _container(image="x"), "must be left out where name is trainer: set spec.image",
+        f"{_CONTAINERS}[0].image"),
+    Bad(_CONTAINERS, _container(command=["x"]), "the operator starts the launcher",
+        f"{_CONTAINERS}[0].command"),
+    Bad(_CONTAINERS, _container(args=["x"]), "the operator starts the launcher", f"{_CONTAINERS}[0].args"),
+    Bad(_CONTAINERS, _container(env="A=b"), "must be of type array", f"{_CONTAINERS}[0].env"),
+    Bad(_CONTAINERS, _container(env=_variable(name="PET_NNODES")), "must not begin with PET_",
+        f"{_CONTAINERS}[0].env[0].name"),
+    Bad(_CONTAINERS, [{"name": f"c{n}", "image": "x"} for n in range(17)], "at most 16 items"),
+]  # fmt: skip
+
+BAD_SPECS = [
+    *NAMES, *SPEC, *NODES, *GPUS, *RUN, *MODEL, *DATA, *ENCODERS, *OBJECTIVE, *RUNNING,
+    *CLOSED_DIVISION, *STORAGE, *RESTART, *LIFECYCLE, *SCHEDULING, *NETWORK, *POD_TEMPLATE,
+]  # fmt: skip
+
+ONLY_HERE: list[tuple[str, Any, str]] = [
+    ("spec.gpusPerNode", 8.0, "a number without a fraction is whole for the API server"),
+    ("spec.gpusPerNode", None, "the API server takes null for a field that is left out"),
+    ("spec.run.optim", None, "the same"),
+    ("spec.run.model.num_heads", 5, "wrong beside the preset's values, which it does not know"),
+    ("spec.run.model.axes_dim", [4, 6, 8], "the same"),
+    ("spec.run.schedule.min_learning_rate", 1.0, "the same"),
+    ("spec.run.task", "preprocess", "the same"),
+]
+"""What ``fluxtrain run`` and the operator refuse and the API server takes, each with the reason."""
+
+ONLY_THERE: list[tuple[str, Any, str]] = [
+    ("spec.run.logging.metrics_port", 0, "on a laptop nobody need read the progress"),
+    ("metadata.labels", {"team": "a b"}, "labels mean nothing on a laptop"),
+    ("metadata.annotations", {"a note": ""}, "nor do annotations"),
+    ("metadata.finalizers", ["not qualified"], "nor do finalizers"),
+]
+"""What the API server refuses and ``fluxtrain run`` takes, each with the reason."""
