@@ -5,7 +5,7 @@ EXTRAS := operator,trainer,demo,test,bench
 OUTPUT ?= runs/openmoji
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format generate golden bench cluster cluster-down chart size clean
+.PHONY: help setup run test check format generate golden bench bench-operator cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ golden: setup ## write the golden files anew; review the diff like code
 
 bench: setup ## measure against the peers (makes their environments; about an hour)
 	$(BIN)/python -m benchmarks
+
+bench-operator: setup ## our operator against Kubeflow's training-operator, on 400 fake nodes; as root
+	$(BIN)/python -m benchmarks.operator
 
 cluster: setup ## start a real Kubernetes on this machine, as root; prints the KUBECONFIG to export
 	@$(BIN)/python -m cluster up

@@ -20,7 +20,7 @@ from benchmarks.table import print_table, spread
 from cluster import ClusterError, binaries, fake_nodes, processes
 from cluster.kubectl import kubectl
 from cluster.places import KUBECONFIG
-from cluster.progress import say
+from cluster.progress import say, wait_until
 
 NAMESPACE = "bench-operator"
 NOTES = """\
@@ -61,11 +61,19 @@ def _defined(contenders: Sequence[Contender]) -> Iterator[None]:
             if not kubectl("get", "--ignore-not-found", contender.crds()):
                 made.append(contender.crds())
             kubectl("apply", "--server-side", "--force-conflicts", contender.crds())
-            kubectl("wait", "--for=condition=Established", "--timeout=60s", contender.crds())
+            _wait_until_served(contender.crds())
         yield
     finally:
         for crds in made:
             kubectl("delete", crds, "--timeout=120s", seconds=130)
+
+
+def _wait_until_served(crds: str) -> None:
+    def served() -> bool:
+        conditions = kubectl.get(crds).get("status", {}).get("conditions") or []
+        return any((c["type"], c["status"]) == ("Established", "True") for c in conditions)
+
+    wait_until(served, f"{crds} is served", seconds=60)
 
 
 def _report(turns: Mapping[str, list[Turn]], options: argparse.Namespace) -> None:

@@ -52,8 +52,9 @@ def start(node: Node) -> None:
 
     Raises ClusterError with the end of its log where it dies.
     """
-    node.containerd_socket.unlink(missing_ok=True)
     name = node.process("containerd")
+    if not processes.alive(name):  # one that runs would listen on, and nobody could reach it
+        node.containerd_socket.unlink(missing_ok=True)
     config = node.folder / "containerd.toml"
     argv: Arguments = [program("containerd"), "--config", config, "--log-level", "warn"]
     processes.start(name, argv, namespace=node.namespace)

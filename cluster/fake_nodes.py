@@ -65,7 +65,7 @@ def _start_kwok() -> None:
         "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
         f"--node-ip={BRIDGE_ADDRESS}",
         f"--cidr={FAKE_POD_RANGE}",
-        "--node-lease-duration-seconds=40",
+        "--node-lease-duration-seconds=140",  # renewed every 35 s; a node is lost after 50
     ]
     processes.start(PROCESS, [binaries.path("kwok"), *flags])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +21,7 @@ from cluster.volumes import SITE_PACKAGES
 BASE_IMAGE = "localhost/fluxtrain/python:1"
 """Debian's Python and what torch's wheels expect of a system; no torch (see volumes.py)."""
 
-BASE_PACKAGES = ("python3", "ca-certificates")
+BASE_PACKAGES = ("python3", "python3-pip", "ca-certificates")
 USER_ID = 1000
 
 LEFT_OUT = (
@@ -71,10 +71,17 @@ def base() -> Path:
     return archive
 
 
-def build(name: str, dockerfile: Path, context: Path, arguments: Mapping[str, str]) -> Path:
+def build(
+    name: str,
+    dockerfile: Path,
+    context: Path,
+    arguments: Mapping[str, str],
+    volumes: Sequence[str] = (),
+) -> Path:
     """Build ``dockerfile`` on the base image with buildah; return the archive of the image ``name``.
 
-    ``name`` is the full one that pods use, such as localhost/fluxtrain/operator:test.
+    ``name`` is the full one that pods use, such as localhost/fluxtrain/operator:test; ``volumes`` are there
+    while it is built, as ``folder:path:O``. Layers are kept in the cache for the next build.
     Raises ClusterError with buildah's words where it fails.
     """
     archive = STATE / "images" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.tar"
@@ -82,7 +89,9 @@ def build(name: str, dockerfile: Path, context: Path, arguments: Mapping[str, st
     archive.unlink(missing_ok=True)
     _buildah("pull", "--quiet", f"oci-archive:{base()}")
     options = [f"--build-arg={key}={value}" for key, value in arguments.items()]
-    _buildah("build", "--quiet", "--tag", name, "--file", str(dockerfile), *options, str(context))
+    options += [f"--volume={volume}" for volume in volumes]
+    argv = ["build", "--quiet", "--layers", "--tag", name, "--file", str(dockerfile), *options]
+    _buildah(*argv, str(context))
     _buildah("push", "--quiet", "--disable-compression", name, f"oci-archive:{archive}:{name}")
     return archive
 

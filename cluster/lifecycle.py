@@ -54,7 +54,7 @@ def up(num_nodes: int = 2) -> Path:
     if (given := _persons_own()) is not None:
         return given
     _require_root()
-    with _lock():
+    with lock():
         if _is_running():
             say(f"runs already, with {len(nodes())} nodes")
             return KUBECONFIG
@@ -75,7 +75,7 @@ def prepare() -> None:
     It takes minutes the first time. Raises like `up`.
     """
     _require_root()
-    with _lock():
+    with lock():
         _provide()
 
 
@@ -87,7 +87,7 @@ def down() -> None:
     if not STATE.exists():
         return
     _require_root()
-    with _lock():
+    with lock():
         _remove_all()
 
 
@@ -220,7 +220,7 @@ def _require_root() -> None:
 
 
 @contextlib.contextmanager
-def _lock() -> Iterator[None]:
+def lock() -> Iterator[None]:
     """Let one `up` or `down` work at a time, over all clones that share the cache."""
     CACHE.mkdir(parents=True, exist_ok=True)
     handle = os.open(CACHE, os.O_RDONLY)

@@ -51,6 +51,9 @@ def _config(image: Image, layer_digest: str) -> dict[str, object]:
         "os": "linux",
         "config": process,
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
+        "history": [
+            {"created_by": "cluster"}
+        ],  # one per layer, or buildah keeps no layer of its own
     }
 
 

@@ -1,9 +1,11 @@
-"""``python -m dashboards`` writes the dashboards into the chart; ``--check`` only compares."""
+"""``python -m dashboards`` writes the dashboards into the chart, ``… draw`` one of them as a picture."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 from dashboards.job_page import JOB
@@ -11,6 +13,7 @@ from dashboards.operator_page import OPERATOR
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "charts" / "fluxtrain-operator"
+_POINTS = 400
 
 
 def carried() -> dict[Path, str]:
@@ -23,20 +26,54 @@ def carried() -> dict[Path, str]:
     return found
 
 
-def main(arguments: list[str]) -> int:
-    """Write the files, or with ``--check`` name those that differ; 1 then."""
+def write(check: bool) -> int:
+    """Write the files, or with ``check`` name those that differ; 1 then."""
     stale = [
         path for path, text in carried().items() if not path.exists() or path.read_text() != text
     ]
     for path in stale:
-        if "--check" in arguments:
+        if check:
             print(f"{path.relative_to(ROOT)} is stale: run make chart")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(carried()[path])
             print(f"wrote {path.relative_to(ROOT)}")
-    return 1 if stale and "--check" in arguments else 0
+    return 1 if stale and check else 0
+
+
+def draw_job(arguments: argparse.Namespace) -> int:
+    """Draw the job dashboard of the last minutes."""
+    from dashboards.draw import Span, draw  # a second of imports, not needed to write the files
+
+    now, seconds = time.time(), 60 * arguments.minutes
+    span = Span(now - seconds, now, max(1.0, seconds / _POINTS))
+    values = {
+        "$namespace": arguments.namespace,
+        "$job": arguments.job,
+        "$__range": f"{int(seconds)}s",
+        "$__rate_interval": arguments.rate_interval,
+    }
+    for title in draw(JOB, arguments.prometheus, values, span, arguments.output):
+        print(f"no data: {title}")
+    print(f"wrote {arguments.output}")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(prog="dashboards", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only compare")
+    commands = parser.add_subparsers(dest="command")
+    command = commands.add_parser("draw", help="the job dashboard as a PNG")
+    command.add_argument("--prometheus", default="http://127.0.0.1:9090", help="its URL")
+    command.add_argument("--namespace", default="default")
+    command.add_argument("--job", required=True)
+    command.add_argument("--minutes", type=float, default=60.0, help="until now")
+    command.add_argument("--rate-interval", default="1m", help="four times the scrape interval")
+    command.add_argument("--output", type=Path, default=Path("dashboard_job.png"))
+    found = parser.parse_args(arguments)
+    return draw_job(found) if found.command else write(found.check)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

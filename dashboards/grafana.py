@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -82,6 +82,15 @@ class Dashboard:
             "templating": {"list": [_source(), *map(_choice, self.variables)]},
             "panels": list(_placed(self.parts)),
         }
+
+
+def filled(expr: str, values: Mapping[str, str]) -> str:
+    """Return ``expr`` with Grafana's variables, which begin with ``$``, replaced by their values."""
+    for name, value in values.items():
+        expr = expr.replace(name, value)
+    if "$" in expr:
+        raise ValueError(f"a variable without a value in {expr}")
+    return expr
 
 
 def stat(title: str, text: str, expr: str, unit: str = "short", width: int = 3) -> Panel:

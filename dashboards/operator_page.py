@@ -70,6 +70,15 @@ OPERATOR = Dashboard(
         curve("Queue", "Jobs that wait.", Query(f"max({_PREFIX}_queue_length{_HERE})", "jobs")),
         curve("Pods created", "All jobs.", _rate("pods_created_total"), unit="ops"),
         curve(
+            "API requests",
+            "Those of watches and of the election left out.",
+            Query(
+                f"sum by (method, resource) (rate({_PREFIX}_api_requests_total{_HERE}[$__rate_interval]))",
+                "{{method}} {{resource}}",
+            ),
+            unit="ops",
+        ),
+        curve(
             "Watches",
             "Time since they last brought something; nodes speak every few minutes.",
             Query(f"max by (kind) ({_PREFIX}_watch_age_seconds{_HERE})", "{{kind}}"),

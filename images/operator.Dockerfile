@@ -1,28 +1,34 @@
 # The operator: Python, its API client, no torch.
 #   pip wheel --no-deps --wheel-dir dist .
 #   buildah build --file images/operator.Dockerfile --tag fluxtrain/operator:0.1.0 .
-# Packages come from pip's index, or, with --build-arg PIP_OPTIONS=--no-index, from wheels beside ours in dist/.
+# Packages come from pip's index. From a folder of wheels, where there is no index: add
+#   --volume FOLDER:/wheels:ro --build-arg PIP_OPTIONS="--no-index --find-links=/wheels"
 ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS packages
 USER 0
+ARG VERSION=0.1.0
 ARG PIP_OPTIONS=""
-COPY dist /wheels
-# A folder of its own instead of an environment: it works the same on any base with a Python, and copies as one layer.
-RUN wheel="$(ls /wheels/fluxtrain-*.whl)" \
- && python3 -m pip install --no-cache-dir --find-links /wheels --target /opt/fluxtrain ${PIP_OPTIONS} "${wheel}[operator]"
+# Folders of their own instead of an environment: they work the same on any base with a Python. What others wrote
+# comes first, in the versions that the tests ran with, so that a new version of ours is a layer of one megabyte.
+COPY constraints.txt images/operator-requirements.txt /tmp/
+RUN python3 -m pip install --no-cache-dir --target /opt/packages ${PIP_OPTIONS} \
+    --requirement /tmp/operator-requirements.txt --constraint /tmp/constraints.txt
+COPY dist/fluxtrain-${VERSION}-py3-none-any.whl /tmp/
+RUN python3 -m pip install --no-index --no-deps --target /opt/fluxtrain /tmp/fluxtrain-*.whl
 
 FROM ${BASE}
+COPY --from=packages /opt/packages /opt/packages
+COPY --from=packages /opt/fluxtrain /opt/fluxtrain
+ENV PYTHONPATH=/opt/fluxtrain:/opt/packages \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+USER 1000:1000
+EXPOSE 8080
+ENTRYPOINT ["python3", "-m", "fluxtrain_operator"]
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="fluxtrain operator" \
       org.opencontainers.image.description="Reconciles FluxTraining resources" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-COPY --from=packages /opt/fluxtrain /opt/fluxtrain
-ENV PYTHONPATH=/opt/fluxtrain \
-    PYTHONDONTWRITEBYTECODE=1 \
-    PYTHONUNBUFFERED=1
-USER 1000:1000
-EXPOSE 8080
-ENTRYPOINT ["python3", "-m", "fluxtrain_operator"]

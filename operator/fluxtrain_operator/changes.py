@@ -14,6 +14,9 @@ from fluxtrain_operator.observed import Pod
 from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod
 from fluxtrain_operator.situation import Situation
 
+_PHASE_SECONDS = 30.0
+"""A pod that has no last phase so long after its main process ended has a sidecar that goes on."""
+
 
 @dataclass(frozen=True)
 class Delete:
@@ -95,8 +98,27 @@ def clean_up(situation: Situation) -> Iterator[Delete]:
     if kept == "None":
         pods = ()
     elif kept == "Running":
-        pods = tuple(pod for pod in pods if pod.phase not in ("Succeeded", "Failed"))
+        pods = tuple(pod for pod in pods if _outlives_job(pod, situation.now))
     yield from _stop(situation, pods)
+
+
+def clean_up_due(situation: Situation) -> Iterator[float]:
+    """Yield the Unix times at which pods that have ended count as running none the less."""
+    if situation.job.spec.lifecycle.clean_pods == "Running":
+        yield from (_settled_at(p) for p in situation.observed.pods if p.ended and not _is_over(p))
+
+
+def _outlives_job(pod: Pod, now: float) -> bool:
+    """Return whether a pod runs on; kubelet tells of the exit code first, and of the phase a moment later."""
+    return not _is_over(pod) and not (pod.ended and now < _settled_at(pod))
+
+
+def _is_over(pod: Pod) -> bool:
+    return pod.phase in ("Succeeded", "Failed")
+
+
+def _settled_at(pod: Pod) -> float:
+    return (pod.finished or pod.created) + _PHASE_SECONDS
 
 
 def _deletions(

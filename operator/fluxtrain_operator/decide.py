@@ -13,6 +13,7 @@ from fluxtrain_operator.situation import Situation, since
 from fluxtrain_operator.timestamps import stamp
 from fluxtrain_operator.watchdog import deadline
 
+_COMPLETE, _FAILED = "Complete", "Failed"  # phases of the jobs that come before
 _EXIT_BARRIER_SECONDS = 330.0  # torchrun's agents wait 300 s for each other at the end
 _HUNG_GRACE_SECONDS = 30  # processes that make no step leave no checkpoint either
 
@@ -102,10 +103,16 @@ def waits_for_others(situation: Situation) -> Decision | None:
     """A job that has not begun waits for the jobs that it comes after."""
     if situation.attempt > 0:
         return None
-    missing = set(situation.job.spec.lifecycle.start_after) - situation.observed.complete_jobs
-    if not missing:
+    before = situation.observed.jobs_before
+    names = [
+        name for name in situation.job.spec.lifecycle.start_after if before.get(name) != _COMPLETE
+    ]
+    if not names:
         return None
-    return Decision("wait", "WaitingForJobs", f"not complete yet: {', '.join(sorted(missing))}")
+    told = [_how_it_is(name, before.get(name)) for name in names]
+    failed = any(before.get(name) == _FAILED for name in names)
+    reason = "WaitingForFailedJobs" if failed else "WaitingForJobs"
+    return Decision("wait", reason, f"spec.lifecycle.startAfter: {'; '.join(told)}")
 
 
 def resumed(situation: Situation) -> Decision | None:
@@ -149,6 +156,13 @@ RULES: tuple[Rule, ...] = (
     outdated,
     makes_no_progress,
 )
+
+
+def _how_it_is(name: str, phase: str | None) -> str:
+    if phase is None:
+        return f"{name} does not exist"
+    way_out = "; create it anew, or take it out of spec.lifecycle.startAfter"
+    return f"{name} is {phase or 'new'}{way_out if phase == _FAILED else ''}"
 
 
 def _fits(pod: Pod, situation: Situation) -> bool:

@@ -1,7 +1,7 @@
 """The operator's own errors; what a person wrote wrongly is a ConfigError of the contract.
 
 * ConfigError (fluxtrain.errors)
-  * TemplateError   spec.podTemplate would break what operator and trainer agree on
+  * TemplateError   a part of spec.podTemplate has a form that no pod has
 * ApiError          the API server refused a request, or could not be reached
 """
 
@@ -11,7 +11,7 @@ from fluxtrain.errors import ConfigError
 
 
 class TemplateError(ConfigError):
-    """A field of ``spec.podTemplate`` belongs to the operator, or has a form that no pod has."""
+    """A part of ``spec.podTemplate`` has a form that no pod has, such as text where a list must be."""
 
 
 class ApiError(Exception):

@@ -19,8 +19,12 @@ def registry_of(store: Store, queue: WorkQueue, metrics: Metrics) -> kopf.Operat
 
     async def job_changed(event: Any, **_: Any) -> None:
         metrics.heard("fluxtraining")
+        echo = event["type"] == "MODIFIED" and store.knows(event["object"])
         key = store.set_job(event["object"], gone=event["type"] == "DELETED")
-        queue.add(key)
+        if not echo:  # of our own write, which has been acted on
+            queue.add(key)
+        for waiting in store.waiting_for(key):
+            queue.add(waiting)
 
     async def pod_changed(event: Any, **_: Any) -> None:
         metrics.heard("pod")
@@ -43,6 +47,19 @@ def registry_of(store: Store, queue: WorkQueue, metrics: Metrics) -> kopf.Operat
     return registry
 
 
+class _NoDiffs(kopf.DiffBaseStorage):  # type: ignore[misc]  # kopf's types are not followed
+    """Spares each event several copies of its object: kopf compares old and new for handlers of changes."""
+
+    def build(self, **_: Any) -> None:
+        """Return nothing to compare."""
+
+    def fetch(self, **_: Any) -> None:
+        """Return nothing to compare with."""
+
+    def store(self, **_: Any) -> None:
+        """Store nothing."""
+
+
 def settings() -> kopf.OperatorSettings:
     """Return kopf's settings: our pods only, no events from log lines, nothing that could pause us."""
     found = kopf.OperatorSettings()
@@ -57,5 +74,6 @@ def settings() -> kopf.OperatorSettings:
         True  # the resource is there before we are: no right to list definitions
     )
     found.persistence.finalizer = f"{GROUP}/unused"
+    found.persistence.diffbase_storage = _NoDiffs()
     found.process.ultimate_exiting_timeout = 25
     return found

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from fluxtrain.contract.status import ProgressStatus
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.plan import Plan
+from fluxtrain_operator.timestamps import seconds
 from fluxtrain_operator.work_queue import Key
 
 PHASES = ("Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed")
@@ -22,7 +24,6 @@ class Metrics:
 
     registry: CollectorRegistry
     _phases: dict[Key, str] = field(default_factory=dict)
-    _left_running: dict[Key, float] = field(default_factory=dict)
     _heard: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -43,16 +44,22 @@ class Metrics:
             f"{prefix}_queue_length", "Jobs that wait for a reconcile.", registry=registry
         )
         self.jobs = Gauge(f"{prefix}_jobs", "Jobs by phase.", ["phase"], registry=registry)
+        self.api_requests = Counter(
+            f"{prefix}_api_requests",
+            "Requests to the API server, those of watches and of the election left out.",
+            ["method", "resource"],
+            registry=registry,
+        )
         self.pods_created = Counter(f"{prefix}_pods_created", "Pods asked for.", registry=registry)
         self.first_step_seconds = Histogram(
             f"{prefix}_time_to_first_step_seconds",
-            "From a job's creation to its first step.",
+            "From a job's creation to the end of its first step.",
             buckets=_SLOW,
             registry=registry,
         )
         self.recovery_seconds = Histogram(
             f"{prefix}_recovery_seconds",
-            "From a job's last step before a loss to the first one after it, as reconciles saw it.",
+            "From the last known step of a job's processes to the first one of those that follow them.",
             buckets=_SLOW,
             registry=registry,
         )
@@ -66,6 +73,10 @@ class Metrics:
             f"{prefix}_leader", "1 where this replica reconciles.", registry=registry
         )
 
+    def asked(self, method: str, resource: str) -> None:
+        """Note a request to the API server."""
+        self.api_requests.labels(method, resource).inc()
+
     def heard(self, kind: str) -> None:
         """Note that the watch of ``kind`` brought something."""
         if kind not in self._heard:
@@ -74,25 +85,44 @@ class Metrics:
 
     def observe(self, key: Key, job: Job, decided: Plan) -> None:
         """Note what became of a job."""
-        before, phase, now = job.status.phase, decided.status.phase, time.time()
         self.pods_created.inc(sum(wanted["kind"] == "Pod" for wanted in decided.create))
-        if before == "Running" and phase == "Restarting":
-            self._left_running[key] = now
-        if phase == "Running" and before != "Running":
-            left = self._left_running.pop(key, None)
-            if left is not None:
-                self.recovery_seconds.observe(now - left)
-            elif decided.status.attempt == 1 and before in (None, "Pending", "Starting"):
-                self.first_step_seconds.observe(now - job.created)
-        self._phases[key] = phase or ""
-        self._count()
+        self._note_first_step(job, decided.status.progress)
+        self.is_in(key, decided.status.phase)
+
+    def is_in(self, key: Key, phase: str | None) -> None:
+        """Note the phase of a job."""
+        if self._phases.get(key) != phase:
+            self._phases[key] = phase or ""
+            self._count()
 
     def forget(self, key: Key) -> None:
         """Drop a job that is no more."""
         self._phases.pop(key, None)
-        self._left_running.pop(key, None)
         self._count()
+
+    def _note_first_step(self, job: Job, progress: ProgressStatus | None) -> None:
+        """Note how long a job took to its first step ever, or processes to theirs after others' last one.
+
+        A status is written once, so nothing is counted twice, whoever leads. A pause is no recovery.
+        """
+        before = job.status.progress
+        first = seconds(progress.first_step_time) if progress else None
+        last = seconds(before.last_step_time) if before else None
+        if first is None:
+            return
+        if last is None:
+            self.first_step_seconds.observe(max(0.0, first - job.created))
+        elif first > last and not _suspended_after(job, last):
+            self.recovery_seconds.observe(first - last)
 
     def _count(self) -> None:
         for phase in PHASES:
             self.jobs.labels(phase).set(sum(other == phase for other in self._phases.values()))
+
+
+def _suspended_after(job: Job, moment: float) -> bool:
+    """Return whether the job was suspended, or resumed, after ``moment``."""
+    changed = (
+        seconds(c.last_transition_time) for c in job.status.conditions if c.type == "Suspended"
+    )
+    return any(time is not None and time > moment for time in changed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fluxtrain_operator import names
-from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.progress import Progress, read_last_words
 from fluxtrain_operator.timestamps import seconds
 
 _UNHEALTHY_GPU_TAINT = "amd-gpu-unhealthy"
@@ -35,6 +35,8 @@ class Pod:
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
+    last_words: Progress | None = None
+    """What rank 0, where it was in this pod, said of itself as it ended."""
     created: float = 0.0
     started: float | None = None
     finished: float | None = None
@@ -65,6 +67,7 @@ class Pod:
         state = _main_container(labels, status)
         waiting, running = _mapping(state, "waiting"), _mapping(state, "running")
         terminated = _mapping(state, "terminated")
+        message, last_words = read_last_words(terminated.get("message"))
         return Pod(
             name=str(metadata.get("name", "")),
             uid=str(metadata.get("uid", "")),
@@ -82,7 +85,8 @@ class Pod:
             waiting=_why_waiting(scheduled, waiting),
             exit_code=terminated.get("exitCode"),
             reason=str(status.get("reason") or terminated.get("reason") or ""),
-            message=str(terminated.get("message") or status.get("message") or ""),
+            message=message or str(status.get("message") or ""),
+            last_words=last_words,
             created=seconds(metadata.get("creationTimestamp")) or 0.0,
             started=seconds(running.get("startedAt") or terminated.get("startedAt")),
             finished=seconds(terminated.get("finishedAt")),
@@ -121,8 +125,8 @@ class Observed:
     """Answer of rank 0's /progress; None where nobody answered."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """Nodes by name; a node that is not here is taken as healthy."""
-    complete_jobs: frozenset[str] = frozenset()
-    """Jobs of the namespace that are complete, for ``startAfter``."""
+    jobs_before: Mapping[str, str] = field(default_factory=dict)
+    """Phases of those jobs of ``startAfter`` that exist; empty for one without a phase yet."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Applied-hash of the job's other objects, by kind and name."""
     missing_apis: frozenset[str] = frozenset()

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fluxtrain.contract.resource import KIND
 from fluxtrain.contract.status import Status
-from fluxtrain_operator.changes import Delete, asked_for, changes, clean_up
+from fluxtrain.errors import ConfigError
+from fluxtrain_operator.changes import Delete, asked_for, changes, clean_up, clean_up_due
 from fluxtrain_operator.decide import Decision, decide
 from fluxtrain_operator.faults import due_again
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.observed import Observed
 from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod
 from fluxtrain_operator.situation import Situation, earliest, since
-from fluxtrain_operator.status import describe, finished, finished_at
+from fluxtrain_operator.status import describe, finished, finished_at, refused
 from fluxtrain_operator.watchdog import deadline
 
-__all__ = ["Delete", "Event", "Plan", "load", "plan"]
+__all__ = ["Delete", "Event", "Plan", "load", "plan", "refuse"]
 
 _STALE_SECONDS = 1.0
 _SOONEST_SECONDS = 0.5
@@ -80,6 +81,15 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
     )
 
 
+def refuse(manifest: Mapping[str, Any], error: ConfigError, now: float) -> Plan:
+    """Return what to do for a job that ``load`` refused with ``error``: tell, and delete it in time."""
+    metadata, before = manifest["metadata"], Status.model_validate(manifest.get("status") or {})
+    status = refused(before, metadata.get("generation", 1), error, now)
+    life = manifest.get("spec", {}).get("lifecycle")
+    keep = life.get("ttlSecondsAfterFinished") if isinstance(life, dict) else None
+    return _until_expired(metadata["name"], metadata.get("uid", ""), status, keep, now)
+
+
 def _next_attempt(situation: Situation, decision: Decision) -> int:
     if decision.action == "restart":
         return situation.attempt + 1
@@ -89,16 +99,26 @@ def _next_attempt(situation: Situation, decision: Decision) -> int:
 def _after_the_end(job: Job, observed: Observed, now: float) -> Plan:
     """Clean up, and delete the job itself when its time has come; never create."""
     keep = job.spec.lifecycle.ttl_seconds_after_finished
-    end = finished_at(job.status)
-    expires = None if keep is None or end is None else end + keep
-    if expires is not None and now >= expires:
-        return Plan(job.status, delete=(Delete(KIND, job.name, job.uid),))
+    waiting = _until_expired(job.name, job.uid, job.status, keep, now)
+    if waiting.delete:
+        return waiting
     situation = Situation(job, observed, now, job.status.attempt)
-    return Plan(
-        job.status,
+    due = earliest(time - now for time in clean_up_due(situation) if time > now)
+    return replace(
+        waiting,
         delete=tuple(clean_up(situation)),
-        requeue_after=None if expires is None else max(_SOONEST_SECONDS, expires - now),
+        requeue_after=earliest([waiting.requeue_after, due]),
     )
+
+
+def _until_expired(name: str, uid: str, status: Status, keep: object, now: float) -> Plan:
+    """Return the plan that deletes a job ``keep`` seconds after its end, or waits for that."""
+    end = finished_at(status)
+    if end is None or not isinstance(keep, int):
+        return Plan(status)
+    if now >= end + keep:
+        return Plan(status, delete=(Delete(KIND, name, uid),))
+    return Plan(status, requeue_after=max(_SOONEST_SECONDS, end + keep - now))
 
 
 def _next_look(situation: Situation, decision: Decision, status: Status) -> float | None:
@@ -111,8 +131,9 @@ def _next_look(situation: Situation, decision: Decision, status: Status) -> floa
         start = since(next((c for c in status.conditions if c.type == "Admitted"), None))
         limit = life.active_deadline_seconds
         times.append(start + limit if start is not None and limit is not None else None)
-    if decision.action in ("complete", "fail") and life.ttl_seconds_after_finished is not None:
-        times.append(now + life.ttl_seconds_after_finished)
+    if decision.action in ("complete", "fail"):
+        keep = life.ttl_seconds_after_finished
+        times += [None if keep is None else now + keep, *clean_up_due(situation)]
     due = earliest(time for time in times if time is None or time > now)
     return None if due is None else max(_SOONEST_SECONDS, due - now)
 

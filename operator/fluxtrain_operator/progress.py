@@ -1,7 +1,8 @@
-"""What rank 0 says of itself at /progress, read with suspicion: a trainer may say anything."""
+"""What rank 0 says of itself, at /progress and as it ends, read with suspicion: it may say anything."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ class Progress:
     status: ProgressStatus
     checkpoint: CheckpointStatus | None = None
     process_restarts: int = 0
+    train_seconds_before: float | None = None
+    """Training time that these processes found in the output."""
 
     @staticmethod
     def from_json(answer: object) -> Progress | None:
@@ -34,7 +37,25 @@ class Progress:
             status=_status(answer),
             checkpoint=CheckpointStatus(step=count, time=time) if count else None,
             process_restarts=_count(answer.get("processRestarts"), _LARGEST_COUNT),
+            train_seconds_before=_number(answer.get("trainSecondsBefore")),
         )
+
+
+def read_last_words(message: object) -> tuple[str, Progress | None]:
+    """Return the text in a container's termination ``message``, and the progress where it was rank 0's.
+
+    Where the agent came to write none, the message is the end of the container's log.
+    """
+    if not isinstance(message, str):
+        return "", None
+    try:
+        values = json.loads(message)
+    except (ValueError, RecursionError):
+        return message, None
+    if not isinstance(values, Mapping):
+        return message, None
+    progress = Progress.from_json(values) if values.get("rank") == 0 else None
+    return str(values.get("message") or ""), progress
 
 
 def _status(answer: Mapping[str, Any]) -> ProgressStatus:
@@ -46,15 +67,21 @@ def _status(answer: Mapping[str, Any]) -> ProgressStatus:
         samplesPerSecond=_number(answer.get("samplesPerSecond")),
         mfu=_number(answer.get("mfu")),
         remainingSeconds=_number(answer.get("remainingSeconds")),
+        trainSeconds=_number(answer.get("trainSeconds")),
+        firstStepTime=_time(answer.get("firstStepTime")),
         lastStepTime=_time(answer.get("lastStepTime")),
     )
 
 
 def _number(value: object) -> float | None:
     """Return ``value`` to six digits, as status needs no more; None for NaN and what is no number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(f"{value:.6g}")
+    try:
+        found = float(value)
+    except OverflowError:  # JSON's whole numbers have no end
+        return None
+    return float(f"{found:.6g}") if math.isfinite(found) else None
 
 
 def _count(value: object, most: int) -> int:

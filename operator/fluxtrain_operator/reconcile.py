@@ -4,41 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from fluxtrain.contract.resource import KIND
 from fluxtrain.contract.status import Status
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
+from fluxtrain_operator.answers import Answers
 from fluxtrain_operator.cluster import KINDS, Cluster
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.observed import Observed
-from fluxtrain_operator.plan import Delete, Plan, load, plan
-from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.plan import Delete, Plan, load, plan, refuse
 from fluxtrain_operator.resources.pod_group import APIS
-from fluxtrain_operator.status import finished, refused
+from fluxtrain_operator.situation import earliest
+from fluxtrain_operator.status import finished
 from fluxtrain_operator.store import Store
 from fluxtrain_operator.work_queue import Key
 
 RELIST_SECONDS = 600.0
 """How often the objects around the pods are looked at anew: nobody watches them."""
-PROGRESS_SECONDS = 10.0
-"""How often a job that trains is asked for its progress."""
+COUNT_SECONDS = 3.0
+"""Between two writes of a status that differ only in the number of nodes."""
 _SUPPORT = ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
 _GROUPS = {"native": ("Workload", "PodGroup")}
 
 
 @dataclass
-class Applied:
-    """What is known of the objects around a job's pods."""
+class Memory:
+    """What is remembered of a job between its reconciles; times are of the monotonic clock."""
 
-    hashes: dict[tuple[str, str], str]
-    read: float
+    uid: str
+    written: float = float("-inf")
+    """When its status was written last."""
+    listed: float | None = None
+    """When the objects around its pods were looked at last."""
+    applied: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Applied-hash of those objects, by kind and name."""
 
 
 @dataclass
@@ -49,49 +54,78 @@ class Reconciler:
     cluster: Cluster
     metrics: Metrics
     default_image: str
-    _applied: dict[str, Applied] = field(default_factory=dict)
+    look_again: Callable[[Key], None] = lambda key: None
+    """Called with a job whose trainers have said something new."""
+    _memories: dict[Key, Memory] = field(default_factory=dict)
     _served: dict[str, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Ask the trainers through ``cluster``."""
+        self.answers = Answers(self.store, self.cluster.progress, self.look_again)
 
     async def reconcile(self, key: Key) -> float | None:
         """Do what is due for the job; return the seconds after which to look again, or None."""
         manifest = self.store.job(key)
-        if manifest is None:
-            self.metrics.forget(key)
+        if manifest is None or _not_ours(manifest):
+            self._forget(key)
             return None
         with self.metrics.reconcile_seconds.time():
-            if _not_ours(manifest):
-                self._applied.pop(manifest["metadata"]["uid"], None)
-                return None
             try:
                 job = load(manifest, self.default_image)
             except ConfigError as error:
-                await self._refuse(manifest, error)
-                return None
-            observed = await self._observe(key, job)
+                return await self._refuse(key, manifest, error)
+            memory = self._memory(key, job.uid)
+            observed = await self._observe(key, job, memory)
             decided = plan(job, observed, time.time())
-            await self._carry_out(manifest, job, decided)
+            seconds = can_wait(job.status, decided, memory, time.monotonic())
+            if seconds is not None:
+                return earliest([seconds, decided.requeue_after])
+            await self._carry_out(manifest, job, decided, memory)
+            self._follow(key, job, decided)
             self.metrics.observe(key, job, decided)
-            return _next_look(decided)
+            return decided.requeue_after
 
-    async def _refuse(self, manifest: Mapping[str, Any], error: ConfigError) -> None:
-        before = Status.model_validate(manifest.get("status") or {})
-        generation = manifest["metadata"].get("generation", 1)
-        after = refused(before, generation, error, time.time())
-        if after != before:
-            await self._write_status(manifest, after)
+    def _memory(self, key: Key, uid: str) -> Memory:
+        known = self._memories.get(key)
+        if known is None or known.uid != uid:
+            known = self._memories[key] = Memory(uid)
+        return known
 
-    async def _observe(self, key: Key, job: Job) -> Observed:
+    def _forget(self, key: Key) -> None:
+        """Drop all that is remembered of a job that is no more, or not ours."""
+        self.metrics.forget(key)
+        self.answers.leave(key)
+        self._memories.pop(key, None)
+
+    def _follow(self, key: Key, job: Job, decided: Plan) -> None:
+        """Have the trainers asked for their progress, as long as there are any."""
+        if decided.status.phase in ("Starting", "Running", "Restarting"):
+            self.answers.follow(key, job.metrics_port)
+        else:
+            self.answers.leave(key)
+
+    async def _refuse(
+        self, key: Key, manifest: Mapping[str, Any], error: ConfigError
+    ) -> float | None:
+        decided = refuse(manifest, error, time.time())
+        if decided.status != Status.model_validate(manifest.get("status") or {}):
+            await self._write_status(manifest, decided.status)
+        self.metrics.is_in(key, decided.status.phase)
+        for what in decided.delete:
+            await self.cluster.delete(key[0], what, KINDS[what.kind])
+        return decided.requeue_after
+
+    async def _observe(self, key: Key, job: Job, memory: Memory) -> Observed:
         if finished(job.status):
             return Observed.from_objects(self.store.pods(key))
         kinds = await self._kinds(job)
-        pods = self.store.pods(key)
         missing = {version for version, served in self._served.items() if not served}
         return Observed.from_objects(
-            pods,
-            progress=await self._progress(job, pods),
+            self.store.pods(key),
+            progress=self.answers.last(key),
             nodes=self.store.nodes,
-            complete_jobs=self._complete_jobs(job.namespace),
-            applied=await self._hashes(job, kinds),
+            jobs_before=self._jobs_before(job),
+            applied=await self._applied(job, kinds, memory),
             missing_apis=frozenset(missing),
         )
 
@@ -106,33 +140,30 @@ class Reconciler:
                 kinds |= dict.fromkeys(_GROUPS.get(gang, ("PodGroup",)), version)
         return kinds
 
-    async def _hashes(self, job: Job, kinds: Mapping[str, str]) -> dict[tuple[str, str], str]:
-        known, now = self._applied.get(job.uid), time.monotonic()
-        if known is None or now - known.read > RELIST_SECONDS:
-            known = Applied(await self.cluster.applied(job, kinds), now)
-            self._applied[job.uid] = known
-        return dict(known.hashes)
+    async def _applied(
+        self, job: Job, kinds: Mapping[str, str], memory: Memory
+    ) -> dict[tuple[str, str], str]:
+        """Return the hashes of the objects around the pods; a new job is known to have none."""
+        now = time.monotonic()
+        if memory.listed is None and job.status.phase is None:
+            memory.listed = now
+        elif memory.listed is None or now - memory.listed > RELIST_SECONDS:
+            memory.applied, memory.listed = await self.cluster.applied(job, kinds), now
+        return dict(memory.applied)
 
-    async def _progress(self, job: Job, pods: list[Mapping[str, Any]]) -> Progress | None:
-        """Return what rank 0 says; it may be in any of the pods."""
-        addresses = [
-            str(pod["status"]["podIP"])
-            for pod in pods
-            if pod.get("status", {}).get("phase") == "Running" and pod["status"].get("podIP")
-        ]
-        asked = [self.cluster.progress(address, job.metrics_port) for address in addresses]
-        answers = await asyncio.gather(*asked)
-        return next((answer for answer in answers if answer is not None), None)
+    def _jobs_before(self, job: Job) -> dict[str, str]:
+        """Return the phases of those jobs that exist of the ones that ``job`` starts after."""
+        wanted = job.spec.lifecycle.start_after
+        found = {name: self.store.job((job.namespace, name)) for name in wanted}
+        return {
+            name: str((before.get("status") or {}).get("phase", ""))
+            for name, before in found.items()
+            if before is not None
+        }
 
-    def _complete_jobs(self, namespace: str) -> frozenset[str]:
-        return frozenset(
-            str(job["metadata"]["name"])
-            for job in self.store.jobs()
-            if job["metadata"].get("namespace") == namespace
-            and (job.get("status") or {}).get("phase") == "Complete"
-        )
-
-    async def _carry_out(self, manifest: Mapping[str, Any], job: Job, decided: Plan) -> None:
+    async def _carry_out(
+        self, manifest: Mapping[str, Any], job: Job, decided: Plan, memory: Memory
+    ) -> None:
         """Write the status, delete, create, tell: in this order, so that no count is ever lost.
 
         An equal status is written as well where something is to be done: the server refuses it where the
@@ -140,10 +171,14 @@ class Reconciler:
         """
         if decided.status != job.status or decided.delete or decided.create:
             await self._write_status(manifest, decided.status)
-        for what in decided.delete:
-            await self._delete(job, what)
-        for wanted in decided.create:
-            await self._create(job, wanted)
+            memory.written = time.monotonic()
+        await _together(self._delete(job, what, memory) for what in decided.delete)
+        pods = [wanted for wanted in decided.create if wanted["kind"] == "Pod"]
+        support = [wanted for wanted in decided.create if wanted["kind"] != "Pod"]
+        await _together(
+            self._apply(wanted, memory) for wanted in support
+        )  # pods mount some of these
+        await _together(self._create(pod) for pod in pods)
         for event in decided.events:
             await self.cluster.post_event(job, event, time.time())
 
@@ -151,23 +186,56 @@ class Reconciler:
         status = after.model_dump(mode="json", by_alias=True, exclude_none=True)
         self.store.set_job(await self.cluster.write_status(manifest, status))
 
-    async def _delete(self, job: Job, what: Delete) -> None:
+    async def _delete(self, job: Job, what: Delete, memory: Memory) -> None:
         version = KINDS.get(what.kind) or APIS[job.spec.scheduling.gang]
         left = await self.cluster.delete(job.namespace, what, version)
         if what.kind == "Pod" and left is not None and left.get("kind") == "Pod":
             self.store.set_pod(left)
-        elif what.kind != KIND and (known := self._applied.get(job.uid)) is not None:
-            known.hashes.pop((what.kind, what.name), None)
+        else:
+            memory.applied.pop((what.kind, what.name), None)
 
-    async def _create(self, job: Job, wanted: Manifest) -> None:
-        if wanted["kind"] == "Pod":  # never changed once made, so never applied over another
-            made = await self.cluster.create(wanted)
-            if made is not None:
-                self.store.set_pod(made)
-            return
+    async def _apply(self, wanted: Manifest, memory: Memory) -> None:
         made = await self.cluster.apply(wanted)
         hashed = wanted["metadata"]["annotations"][names.ANNOTATION_APPLIED]
-        self._applied[job.uid].hashes[wanted["kind"], made["metadata"]["name"]] = hashed
+        memory.applied[wanted["kind"], made["metadata"]["name"]] = hashed
+
+    async def _create(self, pod: Manifest) -> None:
+        """Create a pod; it is never changed once made, so never applied over another."""
+        made = await self.cluster.create(pod)
+        if made is not None:
+            self.store.set_pod(made)
+
+
+async def _together(requests: Iterable[Awaitable[None]]) -> None:
+    """Await ``requests`` side by side, all to their end; then raise what the first failed one raised."""
+    done = await asyncio.gather(*requests, return_exceptions=True)
+    for error in done:
+        if error is not None:
+            raise error
+
+
+def can_wait(before: Status, decided: Plan, memory: Memory, now: float) -> float | None:
+    """Return the seconds after which to write a status that only tells of more pods; None: now.
+
+    So one write tells of several pods that come up one after the other.
+    """
+    due = memory.written + COUNT_SECONDS - now
+    busy = decided.delete or decided.create or decided.events
+    if due <= 0 or busy or decided.status == before:
+        return None
+    return due if _counts_only(before, decided.status) else None
+
+
+def _counts_only(before: Status, after: Status) -> bool:
+    """Return whether two statuses differ only in how many nodes are ready, and in what is said of it."""
+    kept = {"nodes": before.nodes, "conditions": before.conditions}
+    facts = [[(c.type, c.status) for c in status.conditions] for status in (before, after)]
+    desired = [status.nodes and status.nodes.desired for status in (before, after)]
+    return (
+        facts[0] == facts[1]
+        and desired[0] == desired[1]
+        and after.model_copy(update=kept) == before
+    )
 
 
 def _not_ours(manifest: Mapping[str, Any]) -> bool:
@@ -179,10 +247,3 @@ def _not_ours(manifest: Mapping[str, Any]) -> bool:
 def lost_race(error: Exception) -> bool:
     """Return whether ``error`` only means that somebody else wrote first: look again, say nothing."""
     return isinstance(error, ApiError) and error.status == HTTPStatus.CONFLICT
-
-
-def _next_look(decided: Plan) -> float | None:
-    """Return when to look again: while a job trains, its progress has to be asked for."""
-    training = decided.status.phase in ("Starting", "Running", "Restarting")
-    times = [decided.requeue_after, PROGRESS_SECONDS if training else None]
-    return min((time for time in times if time is not None), default=None)

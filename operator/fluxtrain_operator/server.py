@@ -10,15 +10,21 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 STUCK_SECONDS = 300.0
 """A reconcile that takes longer is stuck: the replica is not healthy and kubelet restarts it."""
+SILENT_SECONDS = 10.0
+"""A replica that has not heard from the API server for so long could not lead: it is not ready."""
 
 
 class Health:
     """Whether this replica lives and does its work."""
 
     def __init__(self) -> None:
-        """Start unready: no election has been held and no watch has listed yet."""
-        self.ready = False
+        """Start unready: nothing has been heard from the API server yet."""
+        self._heard = float("-inf")
         self._begun: dict[object, float] = {}
+
+    def hear(self) -> None:
+        """Note that the API server has answered."""
+        self._heard = time.monotonic()
 
     def begin(self, work: object) -> None:
         """Note that ``work`` begins."""
@@ -27,6 +33,11 @@ class Health:
     def end(self, work: object) -> None:
         """Note that ``work`` is done."""
         self._begun.pop(work, None)
+
+    @property
+    def ready(self) -> bool:
+        """Return whether this replica leads or would take over: the election has had an answer lately."""
+        return time.monotonic() - self._heard < SILENT_SECONDS
 
     @property
     def alive(self) -> bool:
@@ -47,7 +58,7 @@ async def serve(
         return _answer(health.alive, "a reconcile is stuck")
 
     async def readyz(request: web.Request) -> web.Response:
-        return _answer(health.ready, "not yet")
+        return _answer(health.ready, "no answer from the API server")
 
     app = web.Application()
     app.add_routes(

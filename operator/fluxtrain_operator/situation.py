@@ -10,6 +10,7 @@ from fluxtrain.contract.status import Condition, ProgressStatus, Restarts
 from fluxtrain_operator.faults import Fault, fault_of
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.observed import Observed, Pod
+from fluxtrain_operator.progress import Progress
 from fluxtrain_operator.resources import supporting
 from fluxtrain_operator.resources.pod_group import APIS
 from fluxtrain_operator.timestamps import seconds
@@ -88,13 +89,13 @@ class Situation:
         """Return the objects around the pods, as they should be."""
         return tuple(supporting(self.job, self.gang))
 
-    @property
+    @cached_property
     def restarts(self) -> Restarts:
         """Return the restarts so far: pods and progress carry the counts, the status keeps the largest."""
         before = self.job.status.restarts or Restarts()
-        progress = self.observed.progress
+        words = self.words
         return Restarts(
-            process=max(before.process, progress.process_restarts if progress else 0),
+            process=max(before.process, words.process_restarts if words else 0),
             pod=max([before.pod, *(pod.replacement for pod in self.observed.pods)]),
             gang=before.gang,
         )
@@ -105,11 +106,23 @@ class Situation:
         wanted = self.job.spec.scheduling.gang
         return "none" if APIS.get(wanted) in self.observed.missing_apis else wanted
 
+    @cached_property
+    def words(self) -> Progress | None:
+        """Return what rank 0 says, or said last as it ended."""
+        if self.observed.progress is not None:
+            return self.observed.progress
+        said = [pod.last_words for pod in self.observed.pods if pod.last_words is not None]
+        return max(said, key=lambda words: words.status.last_step_time or "", default=None)
+
     @property
     def progress(self) -> ProgressStatus | None:
-        """Return how far the training is: what it said now, or before its processes restarted."""
-        now = self.observed.progress
-        return now.status if now and now.status.last_step_time else self.job.status.progress
+        """Return how far the training is: what was said last, by living processes or earlier ones."""
+        before, words = self.job.status.progress, self.words
+        if words is None or words.status.last_step_time is None:
+            return before
+        known = before.last_step_time if before else None
+        is_news = self.observed.progress is not None or words.status.last_step_time >= (known or "")
+        return words.status if is_news else before
 
     @property
     def last_step(self) -> float | None:
@@ -127,7 +140,7 @@ class Situation:
         began = sorted(pod.started or 0.0 for pod in self.running)[self.job.spec.nodes.min - 1]
         return self.last_step >= began
 
-    @property
+    @cached_property
     def avoid(self) -> tuple[str, ...]:
         """Return the nodes that are ready, and yet no good."""
         return tuple(sorted(n for n in self.observed.nodes if self._untrusted(n)))

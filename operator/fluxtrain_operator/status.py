@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fluxtrain.contract.status import Condition, NodesStatus, Restarts, Status
 from fluxtrain.errors import ConfigError
@@ -46,8 +46,8 @@ def describe(situation: Situation, decision: Decision, asked_for: int) -> Status
         Fact("Complete", phase == "Complete", *_end(decision, "complete")),
         Fact("Failed", phase == "Failed", *_end(decision, "fail")),
     ]
-    answer = situation.observed.progress
-    return Status(
+    words = situation.words
+    status = Status(
         phase=phase,
         conditions=conditions(before.conditions, facts, job.generation, situation.now),
         observedGeneration=job.generation,
@@ -56,11 +56,16 @@ def describe(situation: Situation, decision: Decision, asked_for: int) -> Status
         attempt=situation.attempt,
         restarts=restarts,
         progress=situation.progress,
-        checkpoint=(answer.checkpoint if answer else None) or before.checkpoint,
-        goodput=_goodput(situation),
+        checkpoint=(words.checkpoint if words else None) or before.checkpoint,
+        startTime=_start_time(situation, facts[0]),
+        completionTime=stamp(situation.now) if decision.action in ("complete", "fail") else None,
+        suspendedSeconds=_suspended_seconds(situation, decision),
+        trainSecondsBefore=_train_seconds_before(situation),
+        goodput=before.goodput,
         exitCode=decision.exit_code if phase in ("Complete", "Failed") else None,
         lastError=decision.error_line[:_LONGEST_MESSAGE] or before.last_error,
     )
+    return status.model_copy(update={"goodput": _goodput(status)})
 
 
 def refused(before: Status, generation: int, error: ConfigError, now: float) -> Status:
@@ -73,9 +78,9 @@ def refused(before: Status, generation: int, error: ConfigError, now: float) -> 
     if before.attempt > 0:
         fact = Fact("Healthy", False, "InvalidSpec", message)
     found = conditions(before.conditions, [fact], generation, now)
-    changes = {"conditions": found, "observed_generation": generation}
+    changes: dict[str, Any] = {"conditions": found, "observed_generation": generation}
     if before.attempt == 0:
-        changes["phase"] = "Failed"
+        changes |= {"phase": "Failed", "completion_time": before.completion_time or stamp(now)}
     return before.model_copy(update=changes)
 
 
@@ -209,15 +214,35 @@ def _selector(job: str) -> str:
     return ",".join(f"{key}={value}" for key, value in names.trainer_selector(job).items())
 
 
-def _goodput(situation: Situation) -> float | None:
-    """Return the part of the time since the admission that steps took, at the present rate.
+def _start_time(situation: Situation, admitted: Fact) -> str | None:
+    """Return when a pod was first past all gates: waiting in a queue is no part of the job's time."""
+    before = situation.job.status.start_time
+    free = admitted.holds and any(not pod.gated for pod in situation.current)
+    return before or (stamp(situation.now) if free else None)
 
-    A job that was admitted anew after a pause has steps from before, and no figure.
-    """
-    start, progress = since(situation.condition("Admitted")), situation.progress
-    last = seconds(progress.last_step_time) if progress else None
-    if start is None or progress is None or last is None or not progress.samples_per_second:
-        return situation.job.status.goodput
-    elapsed = last - start
-    useful = progress.samples / progress.samples_per_second
-    return round(useful / elapsed, 4) if 0 < useful <= elapsed else None
+
+def _suspended_seconds(situation: Situation, decision: Decision) -> int | None:
+    """Return the length of all pauses that are over."""
+    before, began = situation.job.status, since(situation.condition("Suspended"))
+    if began is None or before.start_time is None or decision.action == "suspend":
+        return before.suspended_seconds
+    return (before.suspended_seconds or 0) + max(0, int(situation.now - began))
+
+
+def _train_seconds_before(situation: Situation) -> float | None:
+    """Return the training time of the run that is another job's, as the first words of this one had it."""
+    before, words = situation.job.status.train_seconds_before, situation.words
+    return words.train_seconds_before if before is None and words is not None else before
+
+
+def _goodput(status: Status) -> float | None:
+    """Return the part of the job's time that went into steps that counted."""
+    progress, start = status.progress, seconds(status.start_time)
+    if start is None or progress is None or progress.train_seconds is None:
+        return status.goodput
+    pause = next(c.last_transition_time for c in status.conditions if c.type == "Suspended")
+    known = (progress.last_step_time, pause)  # suspendedSeconds lacks a pause that goes on
+    end = seconds(status.completion_time) or max(seconds(time) or 0.0 for time in known)
+    elapsed = end - start - (status.suspended_seconds or 0)
+    useful = progress.train_seconds - (status.train_seconds_before or 0.0)
+    return round(min(1.0, max(0.0, useful) / elapsed), 4) if elapsed > 0 else status.goodput

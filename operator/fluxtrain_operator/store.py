@@ -13,21 +13,19 @@ Manifest = Mapping[str, Any]
 
 
 class Store:
-    """Objects by name, the newest version of each."""
+    """Objects by name, the newest version of each; of pods only what is looked at, a tenth of the memory."""
 
     def __init__(self) -> None:
         """Start with nothing known."""
         self._jobs: dict[Key, Manifest] = {}
+        self._waiting: dict[Key, set[Key]] = {}
         self._pods: dict[Key, dict[str, Manifest]] = {}
+        self._gone: set[str] = set()
         self.nodes: dict[str, NodeView] = {}
 
     def job(self, key: Key) -> Manifest | None:
         """Return the job, or None where there is none."""
         return self._jobs.get(key)
-
-    def jobs(self) -> list[Manifest]:
-        """Return all jobs."""
-        return list(self._jobs.values())
 
     def pods(self, key: Key) -> list[Manifest]:
         """Return the pods of a job."""
@@ -36,11 +34,31 @@ class Store:
     def set_job(self, manifest: Manifest, gone: bool = False) -> Key:
         """Remember, or forget, a job; return its key."""
         key = _key(manifest, str(manifest["metadata"]["name"]))
-        if gone:
-            self._jobs.pop(key, None)
-        elif _newer(manifest, self._jobs.get(key)):
-            self._jobs[key] = manifest
+        known = self._jobs.get(key)
+        if not gone and not _newer(manifest, known):
+            return key
+        for before in _start_after(key[0], known):
+            self._waiting[before].discard(key)
+            if not self._waiting[before]:
+                del self._waiting[before]
+        self._jobs.pop(key, None)
+        if not gone:
+            self._jobs[key] = {**manifest, "metadata": _without_managers(manifest)}
+            for before in _start_after(key[0], manifest):
+                self._waiting.setdefault(before, set()).add(key)
         return key
+
+    def waiting_for(self, key: Key) -> list[Key]:
+        """Return the keys of the jobs that start after the job of ``key``, which need not exist."""
+        return sorted(self._waiting.get(key, ()))
+
+    def knows(self, manifest: Manifest) -> bool:
+        """Return whether this very version of a job is known: our own write, that is, heard back."""
+        metadata = manifest["metadata"]
+        known = self._jobs.get(_key(manifest, str(metadata["name"])))
+        return known is not None and all(
+            known["metadata"].get(key) == metadata.get(key) for key in ("uid", "resourceVersion")
+        )
 
     def set_pod(self, manifest: Manifest, gone: bool = False) -> Key | None:
         """Remember, or forget, a pod; return the key of its job, None where it has none."""
@@ -55,30 +73,64 @@ class Store:
             if known is None or known["metadata"].get("uid") == metadata.get("uid"):
                 pods.pop(name, None)
         elif _newer(manifest, known):
-            pods[name] = manifest
+            pods[name] = _essence(manifest)
         if not pods:
             del self._pods[key]
+        if gone:
+            self._forget_node(_node_of(manifest))
         return key
 
     def set_node(self, manifest: Manifest, gone: bool = False) -> list[Key]:
         """Remember a node; return the keys of the jobs on it where it matters to them.
 
-        A node that is gone is remembered as not ready: its pods are lost, and still say that they run.
+        A node that is gone is remembered as not ready as long as there are pods on it: they are lost, and
+        still say that they run.
         """
         view = NodeView.from_object(manifest)
         view = NodeView(view.name, ready=False) if gone else view
         before, self.nodes[view.name] = self.nodes.get(view.name), view
-        if before == view:
-            return []
+        (self._gone.add if gone else self._gone.discard)(view.name)
+        self._forget_node(view.name)
+        return [] if before == view else self._on(view.name)
+
+    def _on(self, node: str) -> list[Key]:
+        """Return the jobs that have pods on ``node``."""
         return [
             key
             for key, pods in self._pods.items()
-            if any(pod.get("spec", {}).get("nodeName") == view.name for pod in pods.values())
+            if any(_node_of(pod) == node for pod in pods.values())
         ]
+
+    def _forget_node(self, name: str) -> None:
+        """Forget a node that is gone, and has no pods any more."""
+        if name in self._gone and not self._on(name):
+            self._gone.discard(name)
+            del self.nodes[name]
 
 
 def _key(manifest: Manifest, name: str) -> Key:
     return str(manifest["metadata"].get("namespace", "default")), name
+
+
+def _start_after(namespace: str, job: Manifest | None) -> list[Key]:
+    lifecycle = job.get("spec", {}).get("lifecycle") if job is not None else None
+    names = lifecycle.get("startAfter") if isinstance(lifecycle, Mapping) else None
+    return [(namespace, str(name)) for name in names or ()]
+
+
+def _essence(pod: Manifest) -> Manifest:
+    """Return what ``observed`` reads of a pod."""
+    kept = {key: pod[key] for key in ("kind", "status") if key in pod}
+    return {**kept, "metadata": _without_managers(pod), "spec": {"nodeName": _node_of(pod)}}
+
+
+def _without_managers(manifest: Manifest) -> Manifest:
+    """Return the metadata without the list of who wrote which field: the longest part of most objects."""
+    return {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
+
+
+def _node_of(pod: Manifest) -> str:
+    return str(pod.get("spec", {}).get("nodeName") or "")
 
 
 def _newer(manifest: Manifest, known: Manifest | None) -> bool:

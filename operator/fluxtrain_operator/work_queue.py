@@ -17,9 +17,13 @@ _LAST_RETRY_SECONDS = 60.0
 class WorkQueue:
     """Keys that wait for work. Events only add keys; what to do is found out when a key's turn comes."""
 
-    def __init__(self, failed: Callable[[Key, Exception], None]) -> None:
-        """Tell ``failed`` of every exception; the key comes back with a growing delay."""
-        self._failed = failed
+    def __init__(self, failed: Callable[[Key, Exception], None], rest_seconds: float = 0.0) -> None:
+        """Tell ``failed`` of every exception; the key comes back with a growing delay.
+
+        A key that had its turn has no other within ``rest_seconds``: what happens meanwhile is worked
+        on together.
+        """
+        self._failed, self._rest_seconds = failed, rest_seconds
         self._ready: asyncio.Queue[Key] = asyncio.Queue()
         self._waiting: set[Key] = set()
         self._busy: set[Key] = set()
@@ -39,22 +43,6 @@ class WorkQueue:
             self._waiting.add(key)
             self._ready.put_nowait(key)
 
-    def add_after(self, key: Key, seconds: float) -> None:
-        """Let ``key`` have its turn in ``seconds``, or when it was already due if that is sooner."""
-        loop = asyncio.get_running_loop()
-        due, known = loop.time() + seconds, self._timers.get(key)
-        if known is not None and not known.cancelled() and known.when() <= due:
-            return
-        if known is not None:
-            known.cancel()
-        self._timers[key] = loop.call_at(due, self._due, key)
-
-    def forget(self, key: Key) -> None:
-        """Drop what is remembered of a key that is no more."""
-        self._failures.pop(key, None)
-        if (timer := self._timers.pop(key, None)) is not None:
-            timer.cancel()
-
     async def run(self, work: Work, num_workers: int) -> None:
         """Work on keys until cancelled, ``num_workers`` at a time."""
         async with asyncio.TaskGroup() as group:
@@ -62,6 +50,7 @@ class WorkQueue:
                 group.create_task(self._worker(work))
 
     async def _worker(self, work: Work) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             key = await self._ready.get()
             self._waiting.discard(key)
@@ -73,12 +62,22 @@ class WorkQueue:
                 again = self._delay(key)
                 self._failed(key, error)
             finally:
-                self._busy.discard(key)
-            if key in self._again:
-                self._again.discard(key)
-                self.add(key)
-            if again is not None:
-                self.add_after(key, again)
+                loop.call_later(self._rest_seconds, self._rested, key)
+            self._look_again(key, again)
+
+    def _rested(self, key: Key) -> None:
+        self._busy.discard(key)
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+
+    def _look_again(self, key: Key, seconds: float | None) -> None:
+        """Let ``key`` have its turn in ``seconds``; None: not by itself. What was said before is void."""
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._timers[key] = loop.call_later(seconds, self._due, key)
 
     def _delay(self, key: Key) -> float:
         times = self._failures.get(key, 0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from dashboards.__main__ import CHART, carried
-from dashboards.grafana import Dashboard
+from dashboards.grafana import Dashboard, filled
 from dashboards.job_page import JOB
 from dashboards.operator_page import OPERATOR
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector
@@ -40,6 +40,7 @@ def operator_metrics() -> list[Metric]:
     ProcessCollector(registry=registry)
     metrics = OperatorMetrics(registry)
     metrics.heard("node")
+    metrics.asked("GET", "pods")
     for phase in PHASES:
         metrics.jobs.labels(phase).set(1)
     return list(registry.collect())
@@ -72,10 +73,7 @@ def names_of_metrics() -> set[str]:
 def concrete(expr: str, namespace: str) -> str:
     """Return ``expr`` with Grafana's variables filled in."""
     values = {"$namespace": namespace, "$job": "job", "$__rate_interval": "4m", "$__range": "20m"}
-    for name, value in values.items():
-        expr = expr.replace(name, value)
-    assert "$" not in expr, expr
-    return expr
+    return filled(expr, values)
 
 
 def queries(dashboard: Dashboard) -> list[str]:

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from fluxtrain_operator import handlers, names
 from fluxtrain_operator.cluster import Cluster
 from fluxtrain_operator.job import Job
-from fluxtrain_operator.leader import lead
+from fluxtrain_operator.leader import Election
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.reconcile import Reconciler
 from fluxtrain_operator.resources import Slot, training_pod
@@ -79,7 +79,7 @@ class Recorder:
 
 
 def make_job(gang: str = "none", phase: str | None = None, **spec: Any) -> Manifest:
-    status: Manifest = {}
+    status: Manifest = {"phase": "Pending", "attempt": 1}  # for a new one nothing is listed
     if phase is not None:
         condition = {"type": phase, "status": "True", "reason": "Over", "message": ""}
         times = {"lastTransitionTime": LONG_AGO, "observedGeneration": 1}
@@ -120,7 +120,7 @@ async def ask_for_everything() -> set[tuple[str, str]]:
         ):
             for manifest in JOBS:
                 await reconcile(Cluster(api, http), manifest)
-            election = lead(api, "team", "lease", "me", lambda: asyncio.sleep(0))
+            election = Election(api, "team", "lease", "me").lead(lambda: asyncio.sleep(0))
             await asyncio.wait_for(election, 30)
     finally:
         await running.cleanup()

@@ -42,7 +42,8 @@ def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     program.chmod(0o755)
     dockerfile = Path(__file__).parent / "trainer.Dockerfile"
     images.load([images.build(IMAGE, dockerfile, context, {"BASE": images.BASE_IMAGE})])
-    found("apply", "--server-side", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
+    definition = f"--filename={ROOT / 'manifests' / 'crd.yaml'}"
+    found("apply", "--server-side", "--force-conflicts", definition)
     found("wait", "--for=condition=Established", "crd/fluxtrainings.fluxtrain.dev")
     yield found
     if mine:

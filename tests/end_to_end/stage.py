@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,26 +81,47 @@ def clear(kubectl: Kubectl, namespace: str) -> None:
 class Operator:
     """The operator as a process of this machine, so that it can be killed and started anew."""
 
-    def __init__(self, kubectl: Kubectl, namespace: str, folder: Path) -> None:
+    def __init__(
+        self,
+        kubectl: Kubectl,
+        namespace: str,
+        folder: Path,
+        identity: str = "test",
+        kubeconfig: Path | None = None,
+        others: Sequence[str] = (),
+    ) -> None:
+        """Several operators of one namespace need an ``identity`` and a ``folder`` each.
+
+        It looks after the namespaces ``others`` as well.
+        """
         self.kubectl, self.namespace = kubectl, namespace
-        self._folder, self._count = folder, 0
+        self._folder, self._count, self._identity = folder, 0, identity
+        self._kubeconfig = kubeconfig or kubectl.kubeconfig
+        self._namespaces = (namespace, *others)
+        self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def identity(self) -> str:
+        """Return what the Lease says, up to a suffix, where this operator leads."""
+        return f"{self._identity}-{self._count}"
 
     def start(self) -> None:
         self._count += 1
         with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+            self.port = server.getsockname()[1]
         with (self._folder / f"operator_{self._count}.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "fluxtrain_operator", f"--image={IMAGE}"),
-                    *(f"--namespace={self.namespace}", f"--lease-namespace={self.namespace}"),
-                    *(f"--identity=test-{self._count}", "--address=127.0.0.1", f"--port={port}"),
+                    *(f"--namespace={name}" for name in self._namespaces),
+                    f"--lease-namespace={self.namespace}",
+                    *(f"--identity={self.identity}", "--address=127.0.0.1", f"--port={self.port}"),
                 ],
                 env={
                     **os.environ,
-                    "KUBECONFIG": str(self.kubectl.kubeconfig),
-                    "NO_PROXY": NO_PROXY,
+                    "KUBECONFIG": str(self._kubeconfig),
+                    "NO_PROXY": f"{NO_PROXY},127.0.0.1",
                 },
                 stdout=log,
                 stderr=log,
@@ -141,6 +162,23 @@ def wait_until(
         time.sleep(0.5)
 
 
+def wait_for(
+    done: Callable[[], bool], what: str | Callable[[], str], *, seconds: float = 120
+) -> float:
+    """Return the seconds until ``done``; fail with ``what`` where it never is."""
+    began = time.monotonic()
+    while not done():
+        if time.monotonic() > began + seconds:
+            raise AssertionError(what if isinstance(what, str) else what())
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def condition(found: Manifest, kind: str) -> Manifest:
+    """Return a condition of a status; an empty one where it is not there yet."""
+    return next((c for c in found.get("conditions", []) if c["type"] == kind), {})
+
+
 def logs(kubectl: Kubectl, namespace: str, name: str) -> str:
     found = []
     for pod in (f"{name}-0", f"{name}-1", f"{name}-rendezvous"):
@@ -160,7 +198,8 @@ def is_complete(found: Manifest) -> bool:
 
 
 def losses(folder: Path) -> dict[int, float]:
-    whole, _, _ = (folder / "metrics.jsonl").read_text().rpartition("\n")
+    path = folder / "metrics.jsonl"
+    whole, _, _ = path.read_text().rpartition("\n") if path.exists() else ("", "", "")
     records = map(json.loads, whole.splitlines())
     return {r["step"]: r["train_loss"] for r in records if "train_loss" in r}
 

@@ -108,11 +108,11 @@ def test_an_odd_pod_is_read_with_defaults(odd: dict[str, Any]) -> None:
 def test_pods_are_told_apart_by_their_component() -> None:
     store = manifest(names.RENDEZVOUS)
     seen = Observed.from_objects(
-        [store, manifest(), {"metadata": {}}], complete_jobs=frozenset({"a"})
+        [store, manifest(), {"metadata": {}}], jobs_before={"a": "Complete"}
     )
     assert [pod.index for pod in seen.pods] == [3]
     assert seen.rendezvous is not None
-    assert seen.complete_jobs == {"a"}
+    assert seen.jobs_before == {"a": "Complete"}
 
 
 @pytest.mark.parametrize(
@@ -157,19 +157,48 @@ def test_progress_is_read_whole() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [math.nan, math.inf, -math.inf, 1e400, -1, 10**30, True, "7", None, [], {}],
+    [math.nan, math.inf, -math.inf, 1e400, -1, 10**30, 10**400, True, "7", None, [], {}],
     ids=repr,
 )
 def test_whatever_a_trainer_says_the_status_stays_valid(value: object) -> None:
-    keys = ("step", "samples", "trainLoss", "lastStepTime", "checkpointStep", "processRestarts")
+    keys = (
+        "step", "samples", "trainLoss", "lastStepTime", "firstStepTime", "checkpointStep",
+        "processRestarts", "trainSeconds", "trainSecondsBefore",
+    )  # fmt: skip
     progress = Progress.from_json(dict.fromkeys(keys, value))
     assert progress is not None
     assert 0 <= progress.status.step < 2**31
     assert 0 <= progress.status.samples <= 2**53
-    assert progress.status.train_loss is None or math.isfinite(progress.status.train_loss)
+    for number in (progress.status.train_loss, progress.train_seconds_before):
+        assert number is None or math.isfinite(number)
     assert progress.status.last_step_time is None
 
 
 @pytest.mark.parametrize("answer", [None, 1, "x", []])
 def test_an_answer_that_is_no_mapping_is_no_progress(answer: object) -> None:
     assert Progress.from_json(answer) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "text", "step"),
+    [
+        ('{"message": "a\\nb", "rank": 0, "step": 7}', "a\nb", 7),
+        ('{"rank": 0, "step": 7}', "", 7),
+        ('{"message": "killed", "rank": 4, "step": 7}', "killed", None),  # not rank 0's to say
+        ('{"message": "no step yet"}', "no step yet", None),
+        ("the end of a log\nof some lines", "the end of a log\nof some lines", None),
+        ('{"message": "cut off by kube', '{"message": "cut off by kube', None),
+        ("[" * 5000, "[" * 5000, None),
+        ("17", "17", None),
+        ('{"message": {"odd": 1}}', "{'odd': 1}", None),
+        (None, "", None),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_the_words_that_a_container_left_are_read(
+    message: object, text: str, step: int | None
+) -> None:
+    terminated = {"exitCode": 1, "message": message}
+    pod = Pod.from_object(manifest(containerStatuses=container(terminated=terminated)))
+    assert pod.message == text
+    assert (pod.last_words.status.step if pod.last_words else None) == step

@@ -11,7 +11,7 @@ from fluxtrain.contract.status import ProgressStatus, Status
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.observed import NodeView, Observed, Pod
-from fluxtrain_operator.plan import Plan, load, plan
+from fluxtrain_operator.plan import Plan, load, plan, refuse
 from fluxtrain_operator.progress import Progress
 from fluxtrain_operator.timestamps import stamp
 
@@ -291,6 +291,22 @@ def test_clean_pods_says_which_pods_a_finished_job_keeps(clean: str, gone: list[
     assert [name for name in deleted(plan(job, picture, NOW)) if name != "job-rendezvous"] == gone
 
 
+def test_a_pod_whose_phase_lags_behind_its_exit_code_keeps_its_log() -> None:
+    """Kubelet tells of the exit code first, and of the phase a moment later, unless a sidecar goes on."""
+    job = running()
+    ended = make_pod(0, exit_code=0, ready=False, finished=NOW - 1)
+    first = plan(job, observe(ended), NOW)
+    assert (first.status.phase, deleted(first)) == ("Complete", ["job-rendezvous"])
+    assert first.requeue_after == pytest.approx(29.0)
+    job = with_status(job, first.status)
+    later = plan(job, observe(ended, rendezvous=None), NOW + 10)
+    assert (deleted(later), later.requeue_after) == ([], pytest.approx(19.0))
+    assert deleted(plan(job, observe(ended, rendezvous=None), NOW + 30)) == ["job-0"]
+    over = replace(ended, phase="Succeeded")
+    quiet = plan(job, observe(over, rendezvous=None), NOW + 60)
+    assert (deleted(quiet), quiet.requeue_after) == ([], None)
+
+
 def test_a_finished_job_is_never_started_again() -> None:
     job = running()
     job = with_status(job, plan(job, observe(failed(0, 3)), NOW).status)
@@ -305,6 +321,38 @@ def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
     assert plan(job, quiet, NOW + 10).requeue_after == pytest.approx(50.0)
     (delete,) = plan(job, quiet, NOW + 60).delete
     assert (delete.kind, delete.name, delete.uid) == ("FluxTraining", "job", "uid")
+
+
+def test_a_job_that_is_refused_is_deleted_after_its_time_to_live_too() -> None:
+    error = ConfigError("spec.run.model.hidden_size", 32, "must be a multiple of num_heads")
+    manifest = {
+        "metadata": {"name": "job", "uid": "uid", "generation": 1},
+        "spec": {"lifecycle": {"ttlSecondsAfterFinished": 60}},
+    }
+    first = refuse(manifest, error, NOW)
+    assert (first.status.phase, first.delete, first.requeue_after) == ("Failed", (), 60.0)
+    manifest["status"] = first.status.model_dump(mode="json", by_alias=True)
+    later = refuse(manifest, error, NOW + 10)
+    assert (later.status, later.delete) == (first.status, ())
+    assert later.requeue_after == pytest.approx(50.0)
+    (delete,) = refuse(manifest, error, NOW + 60).delete
+    assert (delete.kind, delete.name, delete.uid) == ("FluxTraining", "job", "uid")
+
+
+@pytest.mark.parametrize("lifecycle", [{}, None, {"ttlSecondsAfterFinished": None}, "soon"])
+def test_a_refused_job_without_a_time_to_live_stays(lifecycle: object) -> None:
+    error = ConfigError("spec.lifecycle", lifecycle, "must be a mapping")
+    manifest = {"metadata": {"name": "job", "uid": "uid"}, "spec": {"lifecycle": lifecycle}}
+    result = refuse(manifest, error, NOW)
+    assert (result.delete, result.requeue_after) == ((), None)
+
+
+def test_a_job_that_trains_and_is_then_refused_does_not_expire() -> None:
+    status = running().status.model_dump(mode="json", by_alias=True)
+    life = {"ttlSecondsAfterFinished": 0}
+    manifest = {"metadata": {"name": "job", "uid": "uid"}, "spec": {"lifecycle": life}}
+    result = refuse({**manifest, "status": status}, ConfigError("spec", 1, "no"), NOW)
+    assert (result.status.phase, result.delete, result.requeue_after) == ("Running", (), None)
 
 
 def test_a_suspended_job_stops_gracefully_and_goes_on_in_a_new_attempt() -> None:
@@ -336,11 +384,35 @@ def test_a_job_that_is_created_suspended_waits() -> None:
 
 def test_a_job_waits_for_those_that_it_starts_after() -> None:
     job = make_job(lifecycle={"startAfter": ["encode", "other"]})
-    waiting = plan(job, Observed(complete_jobs=frozenset({"other"})), NOW)
+    waiting = plan(job, Observed(jobs_before={"encode": "Running", "other": "Complete"}), NOW)
     assert (waiting.create, says(waiting.status, "Admitted")) == ((), ("False", "WaitingForJobs"))
     job = with_status(job, waiting.status)
-    ready = plan(job, Observed(complete_jobs=frozenset({"other", "encode"})), NOW)
+    ready = plan(job, Observed(jobs_before={"encode": "Complete", "other": "Complete"}), NOW)
     assert "job-0" in created(ready)
+    begun = with_status(job, ready.status)
+    assert plan(begun, Observed(jobs_before={}), NOW).create, "what has begun waits for nobody"
+
+
+@pytest.mark.parametrize(
+    ("before", "reason", "message"),
+    [
+        ({"encode": "Running"}, "WaitingForJobs", "encode is Running"),
+        ({"encode": ""}, "WaitingForJobs", "encode is new"),
+        ({}, "WaitingForJobs", "encode does not exist"),
+        ({"encode": "Failed"}, "WaitingForFailedJobs", "encode is Failed"),
+    ],
+)
+def test_a_job_that_waits_says_for_whom_and_how_they_are(
+    before: dict[str, str], reason: str, message: str
+) -> None:
+    job = make_job(lifecycle={"startAfter": ["encode"]})
+    status = plan(job, Observed(jobs_before=before), NOW).status
+    admitted = next(c for c in status.conditions if c.type == "Admitted")
+    assert (admitted.reason, status.phase) == (reason, "Pending")
+    assert message in admitted.message
+    assert ("take it out of spec.lifecycle.startAfter" in admitted.message) == (
+        before == {"encode": "Failed"}
+    )
 
 
 def test_a_job_that_is_active_for_too_long_fails() -> None:

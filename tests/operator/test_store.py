@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fluxtrain_operator import names
+from fluxtrain_operator.observed import Pod
 from fluxtrain_operator.store import Store
 
 
@@ -69,3 +70,52 @@ def test_a_node_concerns_the_jobs_on_it_only_when_it_changes() -> None:
     assert store.set_node(node("n1", ready=False)) == [KEY]
     assert store.set_node(node("n1"), gone=True) == []
     assert not store.nodes["n1"].ready
+
+
+def test_a_node_that_is_gone_is_remembered_as_long_as_pods_are_on_it() -> None:
+    store = Store()
+    store.set_pod(pod("job-0", node="n1"))
+    store.set_pod(pod("job-1", uid="q", node="n1"))
+    store.set_node(node("n1"))
+    assert store.set_node(node("n1"), gone=True) == [KEY]
+    store.set_pod(pod("job-0", node="n1"), gone=True)
+    assert not store.nodes["n1"].ready
+    store.set_pod(pod("job-1", uid="q", node="n1"), gone=True)
+    assert store.nodes == {}
+
+
+def test_a_node_that_came_back_is_not_forgotten_with_the_last_pod_on_it() -> None:
+    store = Store()
+    store.set_pod(pod("job-0", node="n1"))
+    store.set_node(node("n1"), gone=True)
+    assert store.set_node(node("n1")) == [KEY]
+    store.set_pod(pod("job-0", node="n1"), gone=True)
+    assert store.nodes["n1"].ready
+
+
+def test_nothing_is_remembered_of_what_is_gone() -> None:
+    store = Store()
+    for index in range(20):
+        waiting = job(name=f"job-{index}")
+        waiting["spec"] = {"lifecycle": {"startAfter": ["first", f"job-{index + 1}"]}}
+        store.set_job(waiting)
+        store.set_job(waiting, gone=True)
+        name = f"node-{index}"
+        store.set_node(node(name))
+        store.set_pod(pod("job-0", node=name))
+        store.set_node(node(name), gone=True)
+        store.set_pod(pod("job-0", node=name), gone=True)
+    assert not any(vars(store).values()), vars(store)
+
+
+def test_of_a_pod_is_kept_what_is_looked_at_and_nothing_else() -> None:
+    whole = pod("job-0")
+    whole["metadata"] |= {"managedFields": [{"manager": "kubelet"}], "annotations": {"a": "b"}}
+    whole["spec"] |= {"containers": [{"name": "trainer"}]}
+    whole["status"] = {"phase": "Running", "podIP": "10.0.0.1"}
+    store = Store()
+    store.set_pod(whole)
+    (kept,) = store.pods(KEY)
+    assert Pod.from_object(kept) == Pod.from_object(whole)
+    assert (kept["status"], kept["spec"]) == (whole["status"], {"nodeName": "n1"})
+    assert "managedFields" not in kept["metadata"]

@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -27,6 +28,22 @@ SLOW = {
     "evaluation": {"every_samples": 0, "at_end": False},
     "logging": {"every_steps": 1, "metrics_port": 0, "ledger": True},
 }
+
+
+PEER = """
+import time
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+settings = dict(is_host=0, last_call_timeout=2, keep_alive_interval=1, keep_alive_max_attempt=3)
+where = RendezvousParameters("c10d", "{endpoint}", "{job}", {least}, 2, local_addr="127.0.0.1", **settings)
+handler = get_rendezvous_handler(where)
+met = handler.next_rendezvous().world_size
+"""
+OTHERS = """
+print("met", met, flush=True)
+while not handler.num_nodes_waiting():
+    time.sleep(0.1)
+"""
 
 
 def free_port() -> int:
@@ -58,14 +75,18 @@ class Cluster:
     def store(self) -> Process:
         return self.start("rendezvous", f"--port={self.port}")
 
-    def agent(self) -> Process:
+    def agent(self, read_timeout: int = 60, nodes: str = "1:2") -> Process:
         places = Places(self.folder / "output", self.folder, self.folder)
         quick = "is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+        quick += f",read_timeout={read_timeout}"
+        log = self.folder / f"termination_{len(self.processes)}.json"
+        log.touch()  # as kubelet does
         return self.start(
             "agent",
+            f"--termination-log={log}",
             **places.environment(),
             **{ENV_CONFIG: str(self.folder / "config.json")},
-            PET_NNODES="1:2",
+            PET_NNODES=nodes,
             PET_NPROC_PER_NODE="1",
             PET_RDZV_BACKEND="c10d",
             PET_RDZV_ENDPOINT=f"127.0.0.1:{self.port}",
@@ -77,6 +98,16 @@ class Cluster:
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
         )
 
+    def peer(self, what: str = "", least: int = 1) -> Process:
+        """Start what joins the rendezvous as an agent would, and then does ``what``."""
+        program = PEER.format(endpoint=f"127.0.0.1:{self.port}", job=self.job, least=least)
+        with (self.folder / "peer.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", program + what], stdout=log, start_new_session=True
+            )
+        self.processes.append(process)
+        return process
+
     def step(self) -> int:
         try:
             lines = (self.folder / "output" / "metrics.jsonl").read_text().splitlines()
@@ -84,11 +115,22 @@ class Cluster:
         except (OSError, ValueError):
             return 0
 
-    def wait_for_step(self, step: int, seconds: float = 120) -> None:
+    def last_words(self) -> list[dict[str, Any]]:
+        """Return what agents that have ended left for Kubernetes."""
+        texts = [path.read_text() for path in sorted(self.folder.glob("termination_*.json"))]
+        return [json.loads(text) for text in texts if text]
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_for(lambda: self.step() >= step)
+
+    def wait_for(self, done: Callable[[], bool], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
-        while self.step() < step:
+        while not done():
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.2)
+
+    def log_of(self, agent: int) -> str:
+        return (self.folder / f"agent_{agent}.log").read_text()
 
     def logs(self) -> str:
         return "\n".join(
@@ -107,9 +149,17 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         process.wait()
 
 
+def losses_of(folder: Path) -> list[float]:
+    return [record["train_loss"] for record in records_of(folder)]
+
+
 def steps_of(folder: Path) -> list[int]:
+    return [record["step"] for record in records_of(folder)]
+
+
+def records_of(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "output" / "metrics.jsonl").read_text().splitlines()
-    return [record["step"] for line in lines if "train_loss" in (record := json.loads(line))]
+    return [record for line in lines if "train_loss" in (record := json.loads(line))]
 
 
 def test_losing_the_store_or_an_agent_ends_no_training(cluster: Cluster) -> None:
@@ -127,6 +177,36 @@ def test_losing_the_store_or_an_agent_ends_no_training(cluster: Cluster) -> None
     cluster.wait_for_step(here + 15)
     assert first.wait(timeout=240) == EXIT_OK, cluster.logs()
     assert steps_of(cluster.folder) == list(range(1, 401))
+    (words,) = cluster.last_words()
+    assert (words["rank"], words["step"], words["checkpointStep"]) == (0, 400, 400)
+    assert words["trainLoss"] == losses_of(cluster.folder)[-1]
+    assert 0 < words["trainSecondsBefore"] < words["trainSeconds"]
+    assert 0 < words["firstStepTime"] < words["lastStepTime"]
+    assert "message" not in words, "nothing went wrong"
+
+
+def test_a_node_that_is_lost_while_it_joins_ends_no_training(cluster: Cluster) -> None:
+    cluster.store()
+    lost, agent = cluster.peer(least=2), cluster.agent(read_timeout=5)
+    assert lost.wait(timeout=60) == 0, "it met the agent, and died"
+    cluster.wait_for_step(5)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(timeout=60) == EXIT_STOPPED, cluster.logs()
+    assert "rendezvous lost" in cluster.log_of(2)
+
+
+def test_an_agent_that_was_given_up_knocks_and_does_not_train_beside_the_others(
+    cluster: Cluster,
+) -> None:
+    cluster.store()
+    agent = cluster.agent()
+    cluster.wait_for(lambda: cluster.step() >= 1)
+    os.kill(agent.pid, signal.SIGSTOP)  # the agent; its trainer goes on
+    time.sleep(4)
+    others = cluster.peer(OTHERS)
+    cluster.wait_for(lambda: "met 1" in (cluster.folder / "peer.log").read_text())
+    os.kill(agent.pid, signal.SIGCONT)
+    assert others.wait(timeout=60) == 0, cluster.logs()
 
 
 def test_a_stop_saves_and_leaves_with_the_agreed_code(cluster: Cluster) -> None:
@@ -136,13 +216,59 @@ def test_a_stop_saves_and_leaves_with_the_agreed_code(cluster: Cluster) -> None:
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(timeout=60) == EXIT_STOPPED, cluster.logs()
     assert list((cluster.folder / "output" / "checkpoints").glob("step_*/DONE"))
+    (words,) = cluster.last_words()
+    assert words["step"] == words["checkpointStep"] == steps_of(cluster.folder)[-1]
+    assert "stopped by SIGTERM" in words["message"]
 
 
 def test_a_stop_while_there_is_no_store_is_heeded(cluster: Cluster) -> None:
     agent = cluster.agent()
-    time.sleep(6)
+    cluster.wait_for(lambda: catches(agent.pid, signal.SIGTERM))
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(timeout=20) == EXIT_STOPPED, cluster.logs()
+
+
+def test_a_stop_before_enough_nodes_have_met_is_heeded(cluster: Cluster) -> None:
+    """Kubernetes would wait out the pod's grace: it drops signals that a first process does not expect."""
+    store, agent = cluster.store(), cluster.agent(nodes="2:2")
+    cluster.wait_for(lambda: catches(agent.pid, signal.SIGTERM))
+    time.sleep(4)  # it has found the store, and waits for the other
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(timeout=20) == EXIT_STOPPED, cluster.logs()
+    (words,) = cluster.last_words()
+    assert "stopped by SIGTERM" in words["message"]
+    assert store.poll() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a first process")
+def test_the_first_process_of_a_container_heeds_a_stop_from_the_start(tmp_path: Path) -> None:
+    """It waits for its file here; the kernel drops a SIGTERM for which it has no handler."""
+    file = tmp_path / "job.yaml"
+    os.mkfifo(file)
+    command = [sys.executable, "-m", "fluxtrain.cli", "run", str(file)]
+    outer = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", *command])
+    try:
+        first = first_child(outer.pid)
+        while not catches(first, signal.SIGTERM):
+            time.sleep(0.1)
+        os.kill(first, signal.SIGTERM)
+        assert outer.wait(timeout=20) == EXIT_STOPPED
+    finally:
+        outer.kill()
+        outer.wait()
+
+
+def first_child(pid: int) -> int:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    while not (children := path.read_text().split()):
+        time.sleep(0.1)
+    return int(children[0])
+
+
+def catches(pid: int, signum: int) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+    return bool(mask >> (signum - 1) & 1)
 
 
 def test_what_no_restart_can_help_ends_the_agent_at_once(cluster: Cluster) -> None:
@@ -152,6 +278,8 @@ def test_what_no_restart_can_help_ends_the_agent_at_once(cluster: Cluster) -> No
     agent = cluster.agent()
     assert agent.wait(timeout=120) == EXIT_USAGE, cluster.logs()
     assert cluster.logs().count("no encoded data set is here") == 1
+    (words,) = cluster.last_words()
+    assert "no encoded data set is here" in words["message"]
 
 
 def test_a_store_whose_port_is_taken_says_so(cluster: Cluster) -> None:

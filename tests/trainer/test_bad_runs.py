@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from fluxtrain import checkpoint
-from fluxtrain.data.writer import EncodedWriter, Sample, write_empty_text
+from fluxtrain.data.empty_text import write_empty_text
+from fluxtrain.data.writer import EncodedWriter, Sample
 from fluxtrain.errors import EXIT_DIVERGED, EXIT_STORAGE, EXIT_USAGE
 
 MICRO = Path(__file__).parents[2] / "examples" / "micro.yaml"

@@ -86,6 +86,22 @@ def test_a_folder_without_done_does_not_count(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) == tmp_path / "step_0000000002"
 
 
+def test_a_checkpoint_is_told_of_when_it_is_complete(tmp_path: Path) -> None:
+    config, told = make_config(), list[tuple[int, Path | None]]()
+
+    def saved(step: int) -> None:
+        told.append((step, checkpoint.latest(tmp_path)))
+
+    checkpoints = Checkpoints(tmp_path, make_state(config), config, is_main=True, saved=saved)
+    checkpoints.save(RunState(step=1, samples=16))
+    checkpoints.finish()
+    (tmp_path / "step_0000000002").touch()  # in the way of the next one
+    checkpoints.save(RunState(step=2, samples=32))
+    with pytest.raises(StorageError):
+        checkpoints.finish()
+    assert told == [(1, tmp_path / "step_0000000001")]
+
+
 def test_names_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
     for name in ("step_12", "step_000000000x", "notes"):
         (tmp_path / name).mkdir()

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from fluxtrain.data.batch import Batch
 from fluxtrain.data.dataset import Rows
-from fluxtrain.data.encoded import EncodedDataset, _Files, read_empty_text
+from fluxtrain.data.empty_text import read_empty_text, write_empty_text
+from fluxtrain.data.encoded import EncodedDataset
 from fluxtrain.data.loader import build
+from fluxtrain.data.open_files import OpenFiles
 from fluxtrain.data.safetensors import read_header
-from fluxtrain.data.writer import EncodedWriter, Sample, save_aligned, write_empty_text
+from fluxtrain.data.writer import EncodedWriter, Sample, save_aligned
 from fluxtrain.draws import Draw
 from fluxtrain.errors import DataError
 
@@ -196,7 +198,7 @@ def test_more_shards_than_files_may_be_open_are_read(tmp_path: Path) -> None:
     with EncodedWriter(tmp_path, shard_size=1) as writer:
         writer.add_all(sample(i) for i in range(40))
     dataset = EncodedDataset(tmp_path)
-    dataset._files = _Files(dataset._shards, most=8)
+    dataset._files = OpenFiles([shard.path for shard in dataset._shards], most=8)
     before = len(os.listdir("/proc/self/fd"))
     _, faults = read(dataset, [*range(40), *range(40)])
     assert len(os.listdir("/proc/self/fd")) <= before + 8

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.data.batch import Batch
+from fluxtrain.data.empty_text import write_empty_text
 from fluxtrain.data.loader import evaluation_batches, open_dataset, training_batches
-from fluxtrain.data.writer import EncodedWriter, Sample, write_empty_text
+from fluxtrain.data.writer import EncodedWriter, Sample
 from fluxtrain.errors import ConfigError, DataError
 
 GLOBAL_BATCH = 24

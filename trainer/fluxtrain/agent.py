@@ -17,12 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from fluxtrain import runner
-from fluxtrain.contract.launch import ENV_VERDICT, Places
+from fluxtrain.contract.launch import ENV_LAST_WORDS, ENV_VERDICT, Places
 from fluxtrain.errors import EXIT_STOPPED
-from fluxtrain.rendezvous import stopping, wait_for_store
+from fluxtrain.rendezvous import BACKEND, register, stopping, wait_for_store
+from fluxtrain.watch.last_words import hand_on
 
 _ENDPOINT = "PET_RDZV_ENDPOINT"
 _PAUSE_SECONDS = 1.0
@@ -38,50 +41,78 @@ class VerdictError(Exception):
         super().__init__(message)
 
 
-def serve_node(environment: Mapping[str, str]) -> tuple[int, str]:
-    """Train on this node as torchrun's ``PET_*`` environment says; return exit code and what to say."""
-    try:
-        with _verdicts():
-            return _join_until_over(environment)
-    except VerdictError as verdict:
-        return verdict.code, verdict.message
+def serve_node(environment: Mapping[str, str], termination_log: Path) -> tuple[int, str]:
+    """Train on this node as torchrun's ``PET_*`` environment says; return exit code and what to say.
+
+    The same, and the progress of rank 0 where it was on this node, goes to ``termination_log``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        words = Path(folder) / "last_words.json"
+        os.environ[ENV_LAST_WORDS] = str(words)
+        try:
+            with _heeding_stops(), _verdicts(Path(folder) / "verdict.json"):
+                code, message = _join_until_over(environment)
+        except VerdictError as verdict:
+            code, message = verdict.code, verdict.message
+        except SignalException as stop:
+            code, message = EXIT_STOPPED, f"stopped by {stop.sigval.name} between two meetings"
+        hand_on(words, message, termination_log)
+        return code, message
 
 
 def _join_until_over(environment: Mapping[str, str]) -> tuple[int, str]:
     places = Places.from_environment(environment)
+    register()
     while True:
         with stopping() as over:
             if not wait_for_store(environment[_ENDPOINT], over):
                 return EXIT_STOPPED, "stopped while waiting for the rendezvous store"
         try:
-            return runner.launch([], places)
-        except RendezvousError as error:
+            return runner.launch([f"--rdzv-backend={BACKEND}"], places)
+        except (RendezvousError, DistError) as error:  # no store, or a node died while it joined
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             print(f"rendezvous lost ({reason}); joining again", file=sys.stderr, flush=True)
             time.sleep(_PAUSE_SECONDS)
 
 
 @contextmanager
-def _verdicts() -> Iterator[None]:
+def _heeding_stops() -> Iterator[None]:
+    """Heed SIGTERM from the start, as torchrun does from its first trainers on.
+
+    Until then the kernel would drop it, for an agent is the first process of its container, and the pod
+    would stay for the whole of its grace.
+    """
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        name = signal.Signals(signum)
+        raise SignalException(f"asked to stop by {name.name}", sigval=name)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _verdicts(path: Path) -> Iterator[None]:
     """Let trainers end the agent: torchrun by itself would start them again, whatever their code."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "verdict.json"
-        os.environ[ENV_VERDICT] = str(path)
+    os.environ[ENV_VERDICT] = str(path)
 
-        def heed(signum: int, frame: FrameType | None) -> None:
-            verdict = json.loads(path.read_text())
-            raise VerdictError(verdict["code"], verdict["message"])
+    def heed(signum: int, frame: FrameType | None) -> None:
+        verdict = json.loads(path.read_text())
+        raise VerdictError(verdict["code"], verdict["message"])
 
-        before = signal.signal(signal.SIGUSR1, heed)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGUSR1, before)
+    before = signal.signal(signal.SIGUSR1, heed)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
-def main() -> int:
+def main(termination_log: Path) -> int:
     """Run this pod's agent."""
-    code, message = serve_node(os.environ)
+    code, message = serve_node(os.environ, termination_log)
     if message:
         print(f"fluxtrain: {message}", file=sys.stderr, flush=True)
     return code

@@ -34,6 +34,7 @@ from fluxtrain.parallelize import micro_batch_size
 from fluxtrain.sample import Painter
 from fluxtrain.watch.clock import Clock
 from fluxtrain.watch.console import Console, duration
+from fluxtrain.watch.last_words import leave
 from fluxtrain.watch.metrics import Metrics, Progress
 from fluxtrain.watch.records import Records, drop_after, read_records
 from fluxtrain.watch.server import serve
@@ -70,6 +71,7 @@ class Observer:
     def __enter__(self) -> Observer:
         """Start the endpoint: a job that waits for its first step can be watched already."""
         if self.world.local_rank == 0:
+            self._closing.callback(leave, self.progress)
             port = self.config.logging.metrics_port
             stop = serve(self.metrics, self.progress, self.places.metrics_address, port)
             if stop is not None:
@@ -89,6 +91,7 @@ class Observer:
         """Open the files where ``run`` stands: earlier lines are kept, later ones are dropped."""
         self._clock = Clock(run.train_seconds)
         self._logged = (run.samples, run.train_seconds)
+        self.metrics.checkpoint_step.set(run.step)
         if run.eval_loss is not None:
             self.metrics.eval_loss.set(run.eval_loss)
         if self.config.logging.ledger:
@@ -122,6 +125,7 @@ class Observer:
             steps=self.config.schedule.steps,
             rank=self.world.rank,
             processRestarts=self.places.process_restarts,
+            trainSecondsBefore=self._clock.seconds,
         )
         self._clock.go_on()
         if self.world.is_main:
@@ -137,7 +141,7 @@ class Observer:
         now = time.time()
         self.metrics.step.set(step)
         self.metrics.last_progress.set(now)
-        self.progress.update(step=step, lastStepTime=now)
+        self.progress.stepped(now, step=step)
         if self.world.is_main:
             self._console.advance(step)
 
@@ -236,9 +240,13 @@ class Observer:
         begin = time.perf_counter()
         yield
         self.metrics.checkpoint_stall.inc(time.perf_counter() - begin)
-        self.metrics.checkpoint_step.set(run.step)
-        self.progress.update(checkpointStep=run.step, checkpointTime=time.time())
+        self.progress.update(trainSeconds=run.train_seconds)
         self._clock.go_on()
+
+    def saved(self, step: int) -> None:
+        """Note that the checkpoint of ``step`` is complete; any thread may call this."""
+        self.metrics.checkpoint_step.set(step)
+        self.progress.update(checkpointStep=step, checkpointTime=time.time())
 
     def sample(self, flow_loss: FlowLoss, step: int) -> None:
         """Draw the grid of pictures; every rank takes part, rank 0 writes it."""
@@ -317,6 +325,7 @@ class Observer:
             samplesPerSecond=rate,
             remainingSeconds=left,
             mfu=mfu,
+            trainSeconds=self._clock.seconds,
         )
 
     def _mfu(self, rate: float) -> float | None:

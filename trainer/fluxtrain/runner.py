@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from torch.distributed.run import config_from_args, get_args_parser
 from fluxtrain import checkpoint
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, CONFIG_FILE, ENV_CONFIG, Places
+from fluxtrain.data.layouts import ReadInOrder
 from fluxtrain.data.loader import PARTS, open_empty_text, open_source
 from fluxtrain.data.pictures import Pictures
 from fluxtrain.encoding import check_files
@@ -88,6 +90,9 @@ def _check_training(config: RunConfig, places: Places, processes: int) -> None:
         check_files(config.encoders, places.models)
     else:
         open_empty_text(config, places.data, sources[0])
+    if isinstance(sources[0], ReadInOrder):
+        folder = places.data / config.data.train
+        print(f"fluxtrain: {folder}: {sources[0].advice}", file=sys.stderr)
 
 
 def launch(torchrun_arguments: list[str], places: Places) -> tuple[int, str]:

@@ -10,9 +10,6 @@ from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.volumes import CONFIG_PATH, SCRATCH_PATH
 
-RESERVED = ("PET_", "FLUXTRAIN_")
-"""Beginnings of the variables that are ours alone."""
-
 _RENDEZVOUS = {
     "is_host": "0",  # no agent holds the store: it has a pod of its own
     "last_call_timeout": "3",  # seconds that a start with fewer than max nodes waits for more

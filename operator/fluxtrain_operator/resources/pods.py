@@ -64,7 +64,7 @@ def training_pod(job: Job, slot: Slot, gang: str) -> Manifest:
     }
     _annotate(result, job, slot)
     pod_group.join(result, job, gang)
-    return override_trainer(result, job.spec.pod_template)
+    return override_trainer(result, job.spec.pod_template.written)
 
 
 def rendezvous_pod(job: Job, avoid: tuple[str, ...] = ()) -> Manifest:
@@ -92,7 +92,7 @@ def rendezvous_pod(job: Job, avoid: tuple[str, ...] = ()) -> Manifest:
     notes = result["metadata"]["annotations"]
     notes[names.ANNOTATION_SPEC] = job.spec_hash
     notes[names.ANNOTATION_DEFAULT_CONTAINER] = names.RENDEZVOUS
-    return override_rendezvous(result, job.spec.pod_template)
+    return override_rendezvous(result, job.spec.pod_template.written)
 
 
 def _trainer(job: Job, slot: Slot) -> Manifest:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 
 from fluxtrain import __version__
-from fluxtrain.errors import FluxtrainError
+from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command in ``arguments`` (default: this process's); return its exit code."""
+    if os.getpid() == 1:  # a container's first process: the kernel drops what it has no handler for
+        signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(EXIT_STOPPED))
     from fluxtrain.cli import check, convert, node, plan, prepare, run, sample, weights
 
     parser = argparse.ArgumentParser(

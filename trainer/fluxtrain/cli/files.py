@@ -7,10 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+from fluxtrain.cli import reference_environment
 from fluxtrain.contract.closed_division import is_closed
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.document import load
-from fluxtrain.contract.launch import ENV_DATA, ENV_MODELS
 from fluxtrain.contract.overrides import parse_overrides
 from fluxtrain.contract.resolve import merge, resolve
 from fluxtrain.contract.resource import FluxTraining, local_meaning
@@ -26,10 +26,11 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 
 def add_places(parser: argparse.ArgumentParser) -> None:
     """Add the roots of relative paths."""
-    for name, env in (("data", ENV_DATA), ("models", ENV_MODELS)):
-        default = Path(os.environ.get(env, "data"))
-        text = f"root of relative {name} paths (default: ${env}, or {default})"
-        parser.add_argument(f"--{name}", type=Path, default=default, help=text)
+    for name, variables in reference_environment.ROOTS.items():
+        chosen = reference_environment.root(name, os.environ)
+        known = " or ".join(f"${variable}" for variable in variables)
+        text = f"root of relative {name} paths (default: {known}, else {chosen.value})"
+        parser.add_argument(f"--{name}", type=Path, default=Path(chosen.value), help=text)
 
 
 def configured(
@@ -40,12 +41,16 @@ def configured(
     With ``loud`` stderr gets the fields that only a cluster reads, and what a closed run has to reach.
     """
     job = load(file)
-    config = resolve(merge(job.spec.run, parse_overrides(overrides)))
+    run = merge(job.spec.run, parse_overrides(overrides))
+    seed = reference_environment.seed(run, os.environ)
+    config = resolve({**run, "seed": int(seed.value)} if seed else run)
     if loud and (ignored := local_meaning(job)):
         print(
             f"ignored on this machine, where there is no cluster: {', '.join(ignored)}",
             file=sys.stderr,
         )
+    if loud and seed:
+        print(f"seed {seed}", file=sys.stderr)
     if loud and is_closed(config):
         from fluxtrain.mlperf import RULESETS
         from fluxtrain.mlperf.reference import expectation

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from fluxtrain.contract.launch import RENDEZVOUS_PORT
+from fluxtrain.contract.launch import RENDEZVOUS_PORT, TERMINATION_LOG
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add both commands' parsers."""
     agent = commands.add_parser("agent", allow_abbrev=False, help="train on one node of a cluster")
+    agent.add_argument("--termination-log", type=Path, default=Path(TERMINATION_LOG))
     agent.set_defaults(action=run_agent)
     store = commands.add_parser(
         "rendezvous", allow_abbrev=False, help="hold the store where the agents of a job meet"
@@ -24,7 +26,7 @@ def run_agent(arguments: argparse.Namespace, rest: list[str]) -> int:
     from fluxtrain.agent import main
 
     _refuse(rest)
-    return main()
+    return main(arguments.termination_log)
 
 
 def run_rendezvous(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
+from fluxtrain.cli import reference_environment
 from fluxtrain.cli.files import add_file, add_places, configured
+from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import Places
 from fluxtrain.errors import EXIT_OK, ConfigError
 
@@ -18,7 +21,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_file(parser)
     add_places(parser)
-    parser.add_argument("--output", type=Path, help="folder of the run (default: runs/NAME)")
+    parser.add_argument(
+        "--output", type=Path, help="folder of the run (default: $LOGDIR/NAME, else runs/NAME)"
+    )
     parser.add_argument(
         "--processes", type=int, help="trainer processes (default: the GPUs, or one)"
     )
@@ -35,18 +40,41 @@ def action(arguments: argparse.Namespace, rest: list[str]) -> int:
     if processes is not None and not 1 <= processes <= 1024:
         raise ConfigError("--processes", processes, "must be between 1 and 1024")
     processes = processes or runner.default_processes()
-    places = Places(
-        output=(arguments.output or Path("runs") / job.metadata.name).resolve(),
-        data=arguments.data.resolve(),
-        models=arguments.models.resolve(),
-    )
-    if (state := runner.finished(config, places.output)) is not None:
-        print(f"{places.output}: this run is over ({state.status} at step {state.step}).")
+    places = _places(arguments, job.metadata.name)
+    if (words := _over(config, places)) is not None:
+        print(words)
+    else:
+        code, message = runner.run(config, places, processes)
+        if code != EXIT_OK:
+            print(f"fluxtrain: {message}", file=sys.stderr)
+            return code
+    if config.task == "train":
         say_where_to_look(places.output, config)
-        return EXIT_OK
-    code, message = runner.run(config, places, processes)
-    if code != EXIT_OK:
-        print(f"fluxtrain: {message}", file=sys.stderr)
-        return code
-    say_where_to_look(places.output, config)
     return EXIT_OK
+
+
+def _places(arguments: argparse.Namespace, job: str) -> Places:
+    """Return where the run reads and writes, and say so: variables of the environment have a part in it."""
+    chosen = {kind: reference_environment.root(kind, os.environ) for kind in ("data", "models")}
+    chosen["output"] = reference_environment.output(job, os.environ)
+    for kind, default in chosen.items():
+        given = getattr(arguments, kind)
+        if given is not None and str(given) != default.value:
+            chosen[kind] = reference_environment.Chosen(str(given), f"--{kind}")
+    os.environ.update(reference_environment.hugging_face(os.environ))
+    print(" · ".join(f"{kind} {value}" for kind, value in chosen.items()), file=sys.stderr)
+    where = {kind: Path(value.value).resolve() for kind, value in chosen.items()}
+    return Places(output=where["output"], data=where["data"], models=where["models"])
+
+
+def _over(config: RunConfig, places: Places) -> str | None:
+    """Return what to say of a run that has nothing left to do, None of one that has."""
+    from fluxtrain import runner
+    from fluxtrain.preprocess import open_targets
+
+    if config.task == "preprocess":
+        made = all(t.is_finished for t in open_targets(config, places.data, places.models))
+        return "preprocess: everything is there already" if made else None
+    if (state := runner.finished(config, places.output)) is None:
+        return None
+    return f"{places.output}: this run is over ({state.status} at step {state.step})."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fluxtrain.contract.config import Layout
 from fluxtrain.data.dataset import Dataset
@@ -36,6 +36,13 @@ class EncodedSource(Dataset, Protocol):
     def key(self, index: int) -> str:
         """Return the name of sample ``index`` in the set it was made from."""
         ...
+
+
+@runtime_checkable
+class ReadInOrder(Protocol):
+    """A data set that is slow in any order but its own, and says what to do about it."""
+
+    advice: str
 
 
 class SampleWriter(Protocol):

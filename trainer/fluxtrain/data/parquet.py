@@ -44,6 +44,10 @@ class ParquetDataset:
     """The samples of all parquet files in a folder, by file name; each reader keeps its place."""
 
     attribution = ""
+    advice = (
+        "parquet has no random access, so every sample decodes its row group from the start; "
+        "`fluxtrain convert SOURCE TARGET --to shards` makes what is read at once"
+    )
 
     def __init__(self, folder: Path) -> None:
         """Open ``folder``; DataError, naming the file, where one is cut off or not of these samples."""

@@ -30,6 +30,7 @@ class Bulletin:
         self._metrics, self._progress = Metrics(), Progress()
         self._closing = ExitStack()
         self._total = sum(target.num_shards for target in targets)
+        self._samples = sum(len(target.pictures) for target in targets)
         self._done = self._done_at_first = self._count()
         self._begin = time.monotonic()
         self._dropped: dict[str, int] = {}
@@ -45,9 +46,8 @@ class Bulletin:
         if self._world.is_main:
             self._console = Console(self._total, self._done)
             self._closing.callback(self._console.close)
-            samples = sum(len(target.pictures) for target in self._targets)
             self._console.say(
-                f"{samples:,} samples in {self._total:,} shards on {self._world.size} × "
+                f"{self._samples:,} samples in {self._total:,} shards on {self._world.size} × "
                 f"{self._world.device.type}; {self._done:,} shards are there"
             )
         return self
@@ -101,10 +101,14 @@ class Bulletin:
         if self._done == before:
             return
         rate, left = self._rate()
+        samples = min(self._done * self._config.preprocess.shard_size, self._samples)
         self._metrics.step.set(self._done)
+        self._metrics.samples.set(samples)
         self._metrics.samples_per_second.set(rate)
         self._metrics.remaining.set(left)
-        self._progress.update(step=self._done, samplesPerSecond=rate, remainingSeconds=left)
+        self._progress.update(
+            step=self._done, samples=samples, samplesPerSecond=rate, remainingSeconds=left
+        )
         self.alive()
         if self._world.is_main:
             self._console.advance(self._done)

@@ -66,6 +66,12 @@ class Progress:
         with self._lock:
             self._values = {**self._values, **values}
 
+    def stepped(self, now: float, **values: object) -> None:
+        """Note that a step ended at the Unix time ``now``, and replace the given values."""
+        with self._lock:
+            known = {"firstStepTime": now, **self._values}
+            self._values = {**known, **values, "lastStepTime": now}
+
     def read(self) -> dict[str, Any]:
         """Return all values."""
         with self._lock:

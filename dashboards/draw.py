@@ -1,0 +1,117 @@
+"""A dashboard as a PNG: what Grafana would show of a time span, from a Prometheus that was there."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, PercentFormatter
+
+from dashboards.grafana import Dashboard, Panel, Query, filled
+
+matplotlib.use("Agg")  # no display is needed, and none is looked for
+
+_COLUMNS, _SIZE = 3, (3.4, 1.7)
+_UNITS = {"percentunit": PercentFormatter(1.0), "s": EngFormatter("s"), "bytes": EngFormatter("B")}
+_TIMEOUT_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """Unix times from which and to which something is drawn, and the seconds between two points."""
+
+    start: float
+    end: float
+    step: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One series: its labels, seconds since the span's start, and finite values."""
+
+    labels: dict[str, str]
+    times: list[float]
+    values: list[float]
+
+
+def curves(prometheus: str, expr: str, span: Span) -> list[Curve]:
+    """Return the series of ``expr`` that the Prometheus at the URL ``prometheus`` has finite values of."""
+    parameters = {"query": expr, "start": span.start, "end": span.end, "step": span.step}
+    url = f"{prometheus}/api/v1/query_range?{urllib.parse.urlencode(parameters)}"
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:
+        found = json.load(answer)["data"]["result"]
+    result = (_curve(series, span.start) for series in found)
+    return [curve for curve in result if curve.values]
+
+
+def draw(
+    dashboard: Dashboard, prometheus: str, values: Mapping[str, str], span: Span, path: Path
+) -> list[str]:
+    """Write the panels that have data to ``path``; return the titles of the others.
+
+    ``values`` are those of Grafana's variables, with their ``$``.
+    """
+    found = {panel.title: _queried(panel, prometheus, values, span) for panel in dashboard.panels}
+    shown = [p for p in dashboard.panels if p.kind == "timeseries" and any(found[p.title].values())]
+    rows = math.ceil(len(shown) / _COLUMNS)
+    size = (_SIZE[0] * _COLUMNS, _SIZE[1] * rows + 0.5)
+    figure, grid = pyplot.subplots(rows, _COLUMNS, figsize=size, squeeze=False, sharex=True)
+    for axes, panel in zip(grid.flat, shown, strict=False):
+        _plot(axes, panel, found[panel.title])
+    for axes in grid.flat[len(shown) :]:
+        axes.axis("off")
+    for axes in grid[-1]:
+        axes.set_xlabel("seconds", fontsize=7)
+    figure.suptitle(f"{dashboard.title}   {_numbers(dashboard, found)}", fontsize=8)
+    figure.tight_layout(pad=0.6)
+    figure.savefig(path, format="png", dpi=90, pil_kwargs={"optimize": True})
+    pyplot.close(figure)
+    return [p.title for p in dashboard.panels if not any(found[p.title].values())]
+
+
+def _curve(series: Mapping[str, Any], start: float) -> Curve:
+    points = [(float(time) - start, float(value)) for time, value in series["values"]]
+    finite = [(time, value) for time, value in points if math.isfinite(value)]
+    return Curve(series["metric"], [time for time, _ in finite], [value for _, value in finite])
+
+
+def _queried(
+    panel: Panel, prometheus: str, values: Mapping[str, str], span: Span
+) -> dict[Query, list[Curve]]:
+    return {q: curves(prometheus, filled(q.expr, values), span) for q in panel.queries}
+
+
+def _plot(axes: Axes, panel: Panel, found: Mapping[Query, list[Curve]]) -> None:
+    for query, drawn in found.items():
+        for curve in drawn:
+            axes.plot(curve.times, curve.values, linewidth=1, label=_legend(query, curve))
+    axes.set_title(panel.title, fontsize=8, loc="left")
+    axes.tick_params(labelsize=6)
+    axes.grid(alpha=0.3)
+    axes.yaxis.set_major_formatter(_UNITS.get(panel.unit, EngFormatter()))
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=5, frameon=False, ncols=2)
+
+
+def _legend(query: Query, curve: Curve) -> str:
+    return re.sub(r"{{(\w+)}}", lambda found: curve.labels.get(found[1], ""), query.legend)
+
+
+def _numbers(dashboard: Dashboard, found: Mapping[str, Mapping[Query, list[Curve]]]) -> str:
+    """Return the panels with one number, as they last were."""
+    told = []
+    for panel in dashboard.panels:
+        drawn = [curve for each in found[panel.title].values() for curve in each]
+        if panel.kind == "stat" and drawn:
+            told.append(f"{panel.title} {drawn[0].values[-1]:.4g}")
+    return " · ".join(told)

@@ -1,0 +1,128 @@
+"""What trainers last said of themselves: asked every few seconds, beside the reconciles and not in them.
+
+A pod that does not answer costs its own two seconds, and no other job's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.store import Store
+from fluxtrain_operator.work_queue import Key
+
+PROGRESS_SECONDS = 10.0
+"""How often a job that trains is asked for its progress."""
+_PODS_AT_A_TIME = 256  # each costs an open file as long as it does not answer
+
+Ask = Callable[[str, int], Awaitable[Progress | None]]
+"""Returns what the trainer at an address and port says if it is rank 0, None otherwise."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What rank 0 said, and the pod that it was in."""
+
+    uid: str
+    progress: Progress
+
+
+@dataclass
+class Asking:
+    """A job whose trainers are asked: where, of which pods, and with what answer."""
+
+    port: int
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    pods: frozenset[str] = frozenset()
+    answer: Answer | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class Answers:
+    """The last answer of each job that is followed."""
+
+    def __init__(
+        self,
+        store: Store,
+        ask: Ask,
+        news: Callable[[Key], None],
+        seconds: float = PROGRESS_SECONDS,
+    ) -> None:
+        """Ask the running pods in ``store`` every ``seconds``; tell ``news`` when an answer differs."""
+        self._store, self._ask, self._news, self._seconds = store, ask, news, seconds
+        self._jobs: dict[Key, Asking] = {}
+        self._places = asyncio.Semaphore(_PODS_AT_A_TIME)
+
+    def __len__(self) -> int:
+        """Return the number of jobs that are followed."""
+        return len(self._jobs)
+
+    def follow(self, key: Key, port: int) -> None:
+        """Ask the job's pods from now on; at once where pods came or went while it trained."""
+        asking = self._jobs.setdefault(key, Asking(port))
+        asking.port = port
+        if asking.task is None or asking.task.done():
+            asking.task = asyncio.create_task(self._go_on(key, asking))
+        elif asking.answer is not None and asking.pods != self._running(key).keys():
+            asking.wake.set()
+
+    def leave(self, key: Key) -> None:
+        """Ask no more, and forget the answer."""
+        asking = self._jobs.pop(key, None)
+        if asking is not None and asking.task is not None:
+            asking.task.cancel()
+
+    def last(self, key: Key) -> Progress | None:
+        """Return what rank 0 said last; None where nobody did, or the pod that did runs no more."""
+        answer = asking.answer if (asking := self._jobs.get(key)) else None
+        return answer.progress if answer and answer.uid in self._running(key) else None
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        tasks = [asking.task for asking in self._jobs.values() if asking.task is not None]
+        for key in list(self._jobs):
+            self.leave(key)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _go_on(self, key: Key, asking: Asking) -> None:
+        while True:
+            asking.wake.clear()
+            asking.pods = frozenset(self._running(key))
+            before, asking.answer = asking.answer, await self._find(key, asking)
+            if asking.answer != before:
+                self._news(key)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds):
+                    await asking.wake.wait()
+
+    async def _find(self, key: Key, asking: Asking) -> Answer | None:
+        """Return the answer of rank 0: of the pod where it was before, else of any other."""
+        pods, known, port = self._running(key), asking.answer, asking.port
+        if known is not None and known.uid in pods:
+            progress = await self._ask_one(pods.pop(known.uid), port)
+            if progress is not None:
+                return Answer(known.uid, progress)
+        found = await asyncio.gather(*(self._ask_one(address, port) for address in pods.values()))
+        answers = zip(pods, found, strict=True)
+        return next((Answer(uid, said) for uid, said in answers if said is not None), None)
+
+    async def _ask_one(self, address: str, port: int) -> Progress | None:
+        async with self._places:
+            return await self._ask(address, port)
+
+    def _running(self, key: Key) -> dict[str, str]:
+        """Return the addresses of the pods that run, by uid."""
+        return {
+            str(pod["metadata"].get("uid", "")): str(pod["status"]["podIP"])
+            for pod in self._store.pods(key)
+            if _runs(pod)
+        }
+
+
+def _runs(pod: Mapping[str, Any]) -> bool:
+    status = pod.get("status") or {}
+    return status.get("phase") == "Running" and bool(status.get("podIP"))

@@ -1,0 +1,93 @@
+"""An API server that is nobody else's: for what would disturb others, such as the definition's owner."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from cluster import binaries
+from cluster.certificates import SERVICE_ACCOUNT_KEY, SERVICE_ACCOUNT_PUBLIC_KEY
+from cluster.kubectl import Kubectl
+from cluster.progress import wait_until
+
+START_SECONDS = 120
+
+
+@contextmanager
+def empty_api_server(folder: Path) -> Iterator[Kubectl]:
+    """Lend kubectl for etcd and an API server, no nodes and controllers: objects are kept, no pod runs."""
+    store, peer, port = free_ports(3)
+    urls = {"client": f"http://127.0.0.1:{store}", "peer": f"http://127.0.0.1:{peer}"}
+    token = secrets.token_hex(16)
+    (folder / "tokens.csv").write_text(f'{token},admin,admin,"system:masters"\n')
+    etcd = [
+        f"--data-dir={folder / 'etcd'}",
+        f"--listen-client-urls={urls['client']}",
+        f"--advertise-client-urls={urls['client']}",
+        f"--listen-peer-urls={urls['peer']}",
+        f"--initial-advertise-peer-urls={urls['peer']}",
+        f"--initial-cluster=default={urls['peer']}",
+        "--unsafe-no-fsync",
+    ]
+    api_server = [
+        f"--etcd-servers={urls['client']}",
+        "--bind-address=127.0.0.1",
+        f"--secure-port={port}",
+        f"--cert-dir={folder}",  # it signs a certificate for itself
+        f"--token-auth-file={folder / 'tokens.csv'}",
+        "--authorization-mode=RBAC",
+        "--endpoint-reconciler-type=none",  # else it would refuse to stand on loopback
+        "--service-cluster-ip-range=10.95.0.0/16",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={SERVICE_ACCOUNT_PUBLIC_KEY}",
+        f"--service-account-signing-key-file={SERVICE_ACCOUNT_KEY}",
+    ]
+    with ExitStack() as stack:
+        stack.enter_context(running("etcd", etcd, folder))
+        stack.enter_context(running("kube-apiserver", api_server, folder))
+        kubectl = Kubectl(kubeconfig(folder, port, token))
+        wait_until(kubectl.answers, "an API server of its own answers", seconds=START_SECONDS)
+        yield kubectl
+
+
+@contextmanager
+def running(program: str, flags: list[str], folder: Path) -> Iterator[None]:
+    """Run a program of the cluster; its messages go to ``folder``."""
+    with (folder / f"{program}.log").open("wb") as log:
+        process = subprocess.Popen([binaries.path(program), *flags], stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def kubeconfig(folder: Path, port: int, token: str) -> Path:
+    """Write how one goes there."""
+    authority = str(folder / "apiserver.crt")
+    server = {"server": f"https://127.0.0.1:{port}", "certificate-authority": authority}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "empty", "cluster": server}],
+        "users": [{"name": "admin", "user": {"token": token}}],
+        "contexts": [{"name": "empty", "context": {"cluster": "empty", "user": "admin"}}],
+        "current-context": "empty",
+    }
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of loopback that nobody listens on, all different."""
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [server.getsockname()[1] for server in servers]

@@ -1,0 +1,221 @@
+"""Helm on a real cluster: images as people build them, a job from apply to Complete, an upgrade meanwhile."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cluster.errors import ClusterError
+from cluster.kubectl import Kubectl, Manifest
+from cluster.volumes import host_folder
+from tests.end_to_end import openmoji, stage
+from tests.end_to_end.release import CHART, NEXT_TAG, OPERATOR, TAG, TRAINER, Helm, build_and_load
+from tests.end_to_end.stage import losses, step
+
+from fluxtrain.mlperf import check
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
+    pytest.mark.timeout(1500),  # the first start builds Kubernetes
+]
+
+NAMESPACE = "helm"
+NAME = "fluxtrain-operator"
+IN = f"--namespace={NAMESPACE}"
+VALUES = (
+    f"--set=image.repository={OPERATOR}",
+    f"--set=trainerImage.repository={TRAINER},trainerImage.tag={TAG}",
+    f"--set=watchNamespaces={{{NAMESPACE}}}",
+    "--set=crds.install=false",  # the definition is there, and other operators use it
+)
+UPGRADED = (f"--set=image.tag={NEXT_TAG}", "--set=resources.requests.cpu=50m")
+"""A new image and another value, as a release brings them."""
+
+
+@pytest.fixture(scope="module")
+def helm(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helm]:
+    """Return Helm; the chart is installed with the images of `images/`, in a namespace that is restricted."""
+    began = time.monotonic()
+    build_and_load(tmp_path_factory.mktemp("context"))
+    print(f"images built and loaded: {time.monotonic() - began:.1f} s")
+    stage.make_namespace(kubectl, NAMESPACE)
+    found = Helm(kubectl.kubeconfig, tmp_path_factory.mktemp("helm"))
+    began = time.monotonic()
+    try:
+        found("install", NAME, CHART, IN, *VALUES, f"--set=image.tag={TAG}", "--wait")
+        print(f"installed, both replicas ready: {time.monotonic() - began:.1f} s")
+        yield found
+    finally:
+        found("uninstall", NAME, IN, "--ignore-not-found", "--wait")
+        kubectl("delete", "namespace", NAMESPACE, seconds=120)
+
+
+@pytest.fixture
+def folder(kubectl: Kubectl, helm: Helm, tmp_path: Path) -> Iterator[Path]:
+    """Return a folder whose parts are the volumes of a job: `demo` and `output`."""
+    openmoji.prepare(tmp_path / "demo")
+    stage.make_volumes(kubectl, NAMESPACE, tmp_path / "output")
+    demo = host_folder("demo", tmp_path / "demo", NAMESPACE, read_only=True)
+    kubectl.apply(*demo, namespace=NAMESPACE)
+    yield tmp_path
+    stage.clear(kubectl, NAMESPACE)
+    kubectl("delete", "pv", f"{NAMESPACE}-demo")
+
+
+def pods(kubectl: Kubectl, selector: str) -> dict[str, Manifest]:
+    listed = kubectl.get("pods", IN, f"--selector={selector}")["items"]
+    return {pod["metadata"]["name"]: pod for pod in listed}
+
+
+def operators(kubectl: Kubectl) -> dict[str, Manifest]:
+    return pods(kubectl, f"app.kubernetes.io/name={NAME}")
+
+
+def uids(found: dict[str, Manifest]) -> dict[str, str]:
+    return {name: pod["metadata"]["uid"] for name, pod in found.items()}
+
+
+def leader(kubectl: Kubectl) -> str:
+    """Return the pod that leads."""
+    holder = kubectl.get("lease", NAME, IN)["spec"].get("holderIdentity") or ""
+    return next((name for name in operators(kubectl) if holder.startswith(name)), "")
+
+
+def until(done: Callable[[], bool], told: Callable[[], str], seconds: float = 600) -> float:
+    """Return the seconds until ``done``; fail with what is ``told`` where that never comes."""
+    began = time.monotonic()
+    while not done():
+        assert time.monotonic() < began + seconds, told()
+        time.sleep(0.2)
+    return time.monotonic() - began
+
+
+def status(kubectl: Kubectl) -> Manifest:
+    return stage.status(kubectl, NAMESPACE, "openmoji")
+
+
+def row(kubectl: Kubectl) -> dict[str, str]:
+    """Return what `kubectl get ft` prints, by column."""
+    head, line = kubectl("get", "ft", "openmoji", IN).splitlines()
+    return dict(zip(head.split(), line.split(), strict=True))
+
+
+def explained(kubectl: Kubectl) -> str:
+    """Return everything that helps where the job does not come along."""
+    said = kubectl("logs", f"deployment/{NAME}", "--all-pods", "--tail=30", IN)
+    listed = kubectl("get", "ft,pods,events", "-o", "wide", IN)
+    return f"{listed}\n{said}\n{stage.logs(kubectl, NAMESPACE, 'openmoji')}"
+
+
+ASKED = """
+import os
+from importlib.util import find_spec
+print(os.getuid(), find_spec("torch"), find_spec("kopf") is not None)
+"""
+
+
+def test_the_operators_image_has_what_it_needs_and_no_torch(kubectl: Kubectl, helm: Helm) -> None:
+    def inside(*command: str) -> str:
+        return kubectl("exec", f"deployment/{NAME}", IN, "--", *command)
+
+    assert "default trainer image" in inside("python3", "-m", "fluxtrain_operator", "--help")
+    assert inside("python3", "-c", ASKED).split() == ["1000", "None", "True"]
+    with pytest.raises(ClusterError, match="Read-only file system"):
+        inside("touch", "/tmp/x")
+
+
+def test_helms_own_test_passes(kubectl: Kubectl, helm: Helm) -> None:
+    assert "Succeeded" in helm("test", NAME, IN)
+
+
+def test_the_main_job_completes_while_its_operator_is_upgraded_and_loses_its_leader(
+    kubectl: Kubectl, helm: Helm, folder: Path
+) -> None:
+    def told() -> str:
+        return explained(kubectl)
+
+    kubectl.apply(openmoji.short_job(), namespace=NAMESPACE)
+    print(f"first steps after {until(lambda: step(status(kubectl)) >= 5, told):.1f} s")
+    early, job_pods = row(kubectl), uids(pods(kubectl, "fluxtrain.dev/job=openmoji"))
+    assert (early["PHASE"], early["NODES"]) == ("Running", "2")
+    assert len(job_pods) == 3, "two nodes and the rendezvous"
+
+    upgrade(kubectl, helm)
+    print(f"upgraded at step {step(status(kubectl))} of {openmoji.STEPS}")
+    replace_leader(kubectl, told)
+
+    until(lambda: stage.is_complete(status(kubectl)), told)
+    kubectl("wait", "--for=condition=Complete", "ft/openmoji", IN, "--timeout=5s")
+    late = row(kubectl)
+    assert (late["PHASE"], late["STEP"]) == ("Complete", str(openmoji.STEPS)), told()
+    assert late["LOSS"] != early["LOSS"]
+    now = uids(pods(kubectl, "fluxtrain.dev/job=openmoji"))
+    assert now.items() <= job_pods.items(), "an upgrade restarts no pod of a job"
+    assert late["RESTARTS"] == early["RESTARTS"]
+    compare_with_the_laptop(kubectl, folder)
+
+
+def upgrade(kubectl: Kubectl, helm: Helm) -> None:
+    """Bring a new image and another value; the operator's pods are replaced."""
+    old, began = uids(operators(kubectl)), time.monotonic()
+    helm("upgrade", NAME, CHART, IN, *VALUES, *UPGRADED, "--wait")
+    print(f"helm upgrade, new replicas ready: {time.monotonic() - began:.1f} s")
+    new = operators(kubectl)
+    ready = [pod for pod in new.values() if pod["metadata"]["uid"] not in old.values()]
+    assert len(ready) == 2
+    for pod in ready:
+        container = pod["spec"]["containers"][0]
+        assert container["image"] == f"{OPERATOR}:{NEXT_TAG}"
+        assert container["resources"]["requests"]["cpu"] == "50m"
+
+
+def replace_leader(kubectl: Kubectl, told: Callable[[], str]) -> None:
+    """Delete the pod that leads; another one goes on where it was."""
+    until(lambda: leader(kubectl) != "", told)
+    gone = leader(kubectl)
+    kubectl("delete", "pod", gone, IN, "--wait=false")
+    took = until(lambda: leader(kubectl) not in ("", gone), told)
+    print(f"the leader deleted: another one leads after {took:.1f} s")
+
+
+def compare_with_the_laptop(kubectl: Kubectl, folder: Path) -> None:
+    """Run the same file on this machine: losses, pictures, checkpoints, the checker's verdict are equal."""
+    ours, alone = folder / "output", openmoji.laptop(folder)
+    steps = list(range(1, openmoji.STEPS + 1))
+    assert list(losses(ours)) == steps, "no step is missing and none stands twice"
+    assert losses(ours) == pytest.approx(losses(alone), rel=1e-4)
+    for pattern in ("samples/*.png", "checkpoints/step_*/DONE"):
+        assert names(ours, pattern) == names(alone, pattern) != []
+    log = folder / "pod.log"
+    log.write_text(rank_0_log(kubectl))
+    assert log.read_text() == (ours / "mlperf.log").read_text(), "the pod's log is the whole log"
+    verdicts = [check(path) for path in (log, alone / "mlperf.log")]
+    told = [[re.sub(r"[\d.]+", "#", text) for text in verdict.explanations] for verdict in verdicts]
+    assert verdicts[0].success == verdicts[1].success
+    assert told[0] == told[1]
+    print(f"the checker on both logs: {verdicts[0].explanations}")
+
+
+def names(folder: Path, pattern: str) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.glob(pattern))
+
+
+def rank_0_log(kubectl: Kubectl) -> str:
+    """Return the MLPerf lines of the pod that has them; torchrun gives rank 0 to either."""
+    said = [kubectl("logs", f"openmoji-{index}", IN) for index in range(2)]
+    (log,) = [text for text in said if text.startswith(":::MLLOG")]
+    return "".join(f"{line}\n" for line in log.splitlines() if line.startswith(":::MLLOG"))
+
+
+def test_uninstall_leaves_definition_and_jobs(kubectl: Kubectl, helm: Helm) -> None:
+    left = {**openmoji.short_job(), "metadata": {"name": "left"}}
+    left["spec"]["lifecycle"] = {"suspend": True}
+    kubectl.apply(left, namespace=NAMESPACE)
+    helm("uninstall", NAME, IN, "--wait")
+    assert not operators(kubectl)
+    kubectl("get", "ft", "left", IN)
+    kubectl("delete", "ft", "left", IN)

@@ -1,0 +1,179 @@
+"""Jobs of one name in two namespaces know nothing of each other, and their pods nothing of the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster.kubectl import Kubectl, Manifest
+from tests.end_to_end import stage
+from tests.end_to_end.stage import ROOT, RUN, Operator, job, losses, wait_for
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
+    pytest.mark.timeout(1500),  # the first start builds Kubernetes
+]
+
+EAST, WEST = "isolation-east", "isolation-west"
+NAME = "micro"
+"""As in the golden file."""
+GOLDEN = ROOT / "tests" / "operator" / "golden" / f"{NAME}.yaml"
+KINDS = ("configmap", "service", "networkpolicy", "poddisruptionbudget", "pod")
+TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where Kubernetes mounts a pod's credentials."""
+
+STORE = """
+import os, socket
+print(socket.gethostbyname(os.environ["PET_RDZV_ENDPOINT"].rpartition(":")[0]))
+"""
+ASK = """
+import json, ssl, sys, urllib.error, urllib.request
+for path in sys.argv[1:]:
+    try:
+        url = f"https://kubernetes.default.svc{path}"
+        urllib.request.urlopen(url, timeout=20, context=ssl._create_unverified_context())
+        print(json.dumps([path, 200, ""]))
+    except urllib.error.HTTPError as error:
+        print(json.dumps([path, error.code, json.loads(error.read())["message"]]))
+"""
+
+
+class Twins:
+    """Two namespaces with a job of the same name and another seed each, and the operator of both."""
+
+    def __init__(self, kubectl: Kubectl, folder: Path) -> None:
+        self.kubectl, self.folder = kubectl, folder
+        self.operator = Operator(kubectl, EAST, folder, others=[WEST])
+
+    def output(self, namespace: str) -> Path:
+        return self.folder / namespace
+
+    def start(self, namespace: str, seed: int) -> None:
+        stage.make_namespace(self.kubectl, namespace)
+        stage.make_volumes(self.kubectl, namespace, self.output(namespace))
+        run = {**RUN, "seed": seed, "schedule": {"steps": 100_000}}
+        twin = job(NAME, run=run, nodes={"min": 1, "max": 1})
+        self.kubectl.apply(twin, namespace=namespace)
+
+    def get(self, namespace: str, kind: str) -> dict[str, Manifest]:
+        """Return the job's objects of one kind by name."""
+        selector = f"--selector=fluxtrain.dev/job={NAME}"
+        found = self.kubectl.get(kind, selector, f"--namespace={namespace}")
+        return {item["metadata"]["name"]: item for item in found["items"]}
+
+    def inside(self, namespace: str, *command: str) -> str:
+        """Return what a command prints inside the training pod."""
+        return self.kubectl(
+            "exec", f"{NAME}-0", "--container=trainer", f"--namespace={namespace}", "--", *command
+        )
+
+    def wait_for_steps(self, namespace: str, count: int) -> None:
+        output = self.output(namespace)
+        at = max(losses(output), default=0)
+        wait_for(
+            lambda: max(losses(output), default=0) >= at + count,
+            lambda: f"{self.operator.log()}\n{stage.logs(self.kubectl, namespace, NAME)}",
+            seconds=240,
+        )
+
+
+@pytest.fixture(scope="module")
+def twins(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Twins]:
+    found = Twins(kubectl, tmp_path_factory.mktemp("isolation"))
+    found.start(EAST, seed=1)
+    found.start(WEST, seed=2)
+    found.operator.start()
+    try:
+        for namespace in (EAST, WEST):
+            found.wait_for_steps(namespace, 5)
+        yield found
+    finally:
+        found.operator.stop()
+        for namespace in (EAST, WEST):
+            stage.clear(kubectl, namespace)
+
+
+def test_jobs_of_one_name_have_objects_of_the_same_names_and_nothing_in_common(
+    twins: Twins,
+) -> None:
+    owners = {}
+    for namespace in (EAST, WEST):
+        found = twins.kubectl.get("ft", NAME, f"--namespace={namespace}")
+        owners[namespace] = found["metadata"]["uid"]
+    for kind in KINDS:
+        east, west = twins.get(EAST, kind), twins.get(WEST, kind)
+        assert east.keys() == west.keys()
+        for namespace, objects in ((EAST, east), (WEST, west)):
+            assert {owner_of(item) for item in objects.values()} <= {owners[namespace]}
+    configs = [twins.get(n, "configmap")[f"{NAME}-config"]["data"] for n in (EAST, WEST)]
+    assert [json.loads(data["config.json"])["seed"] for data in configs] == [1, 2]
+    assert rendezvous_id(twins, EAST) != rendezvous_id(twins, WEST)
+    for namespace in (EAST, WEST):
+        store = twins.get(namespace, "pod")[f"{NAME}-rendezvous"]["status"]["podIP"]
+        assert twins.inside(namespace, "python3", "-c", STORE).strip() == store
+    one, other = (losses(twins.output(namespace)) for namespace in (EAST, WEST))
+    assert one[1] != other[1], "each trains with its own seed"
+
+
+def owner_of(item: Manifest) -> str:
+    (owner,) = item["metadata"]["ownerReferences"]
+    return str(owner["uid"])
+
+
+def rendezvous_id(twins: Twins, namespace: str) -> str:
+    return twins.inside(namespace, "printenv", "PET_RDZV_ID")
+
+
+def test_the_network_policies_are_those_of_the_golden_file(twins: Twins) -> None:
+    wanted = next(m for m in yaml.safe_load_all(GOLDEN.read_text()) if m["kind"] == "NetworkPolicy")
+    for namespace in (EAST, WEST):
+        (found,) = twins.get(namespace, "networkpolicy").values()
+        assert found["metadata"]["name"] == wanted["metadata"]["name"]
+        assert found["spec"] == wanted["spec"]
+
+
+@pytest.mark.parametrize("pod", [f"{NAME}-0", f"{NAME}-rendezvous"])
+def test_a_pod_has_no_credentials_and_the_api_server_refuses_it(twins: Twins, pod: str) -> None:
+    spec = twins.get(EAST, "pod")[pod]["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert not any("projected" in volume or "secret" in volume for volume in spec["volumes"])
+    inside = ("exec", pod, f"--namespace={EAST}", "--")
+    assert (
+        twins.kubectl(*inside, "sh", "-c", f"ls {TOKENS} 2>&1 || true")
+        .strip()
+        .endswith("No such file or directory")
+    )
+    paths = [
+        f"/api/v1/namespaces/{EAST}/pods",
+        f"/api/v1/namespaces/{EAST}/secrets",
+        f"/apis/fluxtrain.dev/v1alpha1/namespaces/{EAST}/fluxtrainings/{NAME}",
+        f"/apis/fluxtrain.dev/v1alpha1/namespaces/{WEST}/fluxtrainings/{NAME}",
+    ]
+    answers = twins.kubectl(*inside, "python3", "-c", ASK, *paths).splitlines()
+    told: list[list[Any]] = [json.loads(line) for line in answers]
+    assert [path for path, _, _ in told] == paths
+    for _, code, message in told:
+        assert code in (401, 403), message
+        assert 'User "system:anonymous" cannot' in message or message == "Unauthorized"
+
+
+def test_a_job_that_is_deleted_takes_its_own_objects_and_nothing_of_its_namesake(
+    twins: Twins,
+) -> None:
+    before = {kind: uids(twins.get(WEST, kind)) for kind in KINDS}
+    twins.kubectl("delete", "ft", NAME, f"--namespace={EAST}")
+    wait_for(lambda: not any(twins.get(EAST, kind) for kind in KINDS), twins.operator.log)
+    twins.wait_for_steps(WEST, 5)
+    assert {kind: uids(twins.get(WEST, kind)) for kind in KINDS} == before
+    steps = list(losses(twins.output(WEST)))
+    assert steps == list(range(1, len(steps) + 1))
+    assert stage.status(twins.kubectl, WEST, NAME)["attempt"] == 1
+
+
+def uids(objects: dict[str, Manifest]) -> dict[str, str]:
+    return {name: item["metadata"]["uid"] for name, item in objects.items()}

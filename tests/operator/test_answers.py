@@ -1,0 +1,240 @@
+"""Trainers are asked beside the reconciles: rank 0 alone once it is known, and no job waits for another's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from fluxtrain.contract.status import ProgressStatus
+from fluxtrain_operator import names
+from fluxtrain_operator.answers import Answers
+from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.store import Store
+from fluxtrain_operator.work_queue import Key
+
+KEY = ("ns", "job")
+PORT = 9464
+
+
+def pod(index: int, phase: str = "Running", uid: str | None = None) -> dict[str, Any]:
+    labels = {names.LABEL_JOB: "job"}
+    metadata = {"name": f"job-{index}", "namespace": "ns", "labels": labels}
+    status = {"phase": phase, "podIP": f"10.0.0.{index}"}
+    return {"metadata": {**metadata, "uid": uid or f"uid-{index}"}, "status": status}
+
+
+def step(number: int) -> Progress:
+    return Progress(ProgressStatus(step=number))
+
+
+@dataclass
+class Trainers:
+    """Pods of which one, at ``rank_0``, answers with a step."""
+
+    rank_0: str = "10.0.0.1"
+    now: Progress | None = field(default_factory=lambda: step(1))
+    asked: list[str] = field(default_factory=list)
+
+    async def ask(self, address: str, port: int) -> Progress | None:
+        assert port == PORT
+        self.asked.append(address)
+        await asyncio.sleep(0)
+        return self.now if address == self.rank_0 else None
+
+
+def run(
+    trainers: Trainers,
+    scenario: Callable[[Answers, Store, list[Key]], Awaitable[None]],
+    seconds: float = 0.02,
+) -> None:
+    async def main() -> None:
+        store, news = Store(), list[Key]()
+        for index in range(3):
+            store.set_pod(pod(index))
+        answers = Answers(store, trainers.ask, news.append, seconds)
+        try:
+            async with asyncio.timeout(20):
+                await scenario(answers, store, news)
+        finally:
+            await answers.close()
+
+    asyncio.run(main())
+
+
+def test_all_pods_are_asked_until_one_says_that_it_is_rank_0_and_then_only_that_one() -> None:
+    trainers = Trainers()
+
+    async def scenario(answers: Answers, store: Store, news: list[Key]) -> None:
+        answers.follow(KEY, PORT)
+        assert answers.last(KEY) is None
+        while not news:
+            await asyncio.sleep(0.01)
+        assert sorted(trainers.asked) == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
+        assert answers.last(KEY) == step(1)
+        trainers.asked.clear()
+        while len(trainers.asked) < 3:
+            await asyncio.sleep(0.01)
+        assert set(trainers.asked) == {"10.0.0.1"}
+
+    run(trainers, scenario)
+
+
+def test_only_an_answer_that_differs_is_news() -> None:
+    trainers = Trainers()
+
+    async def scenario(answers: Answers, store: Store, news: list[Key]) -> None:
+        answers.follow(KEY, PORT)
+        while len(trainers.asked) < 10:
+            await asyncio.sleep(0.01)
+        assert news == [KEY]
+        trainers.now = step(2)
+        while len(news) < 2:
+            await asyncio.sleep(0.01)
+        assert answers.last(KEY) == step(2)
+        trainers.now = None
+        while len(news) < 3:
+            await asyncio.sleep(0.01)
+        assert answers.last(KEY) is None
+
+    run(trainers, scenario)
+
+
+def test_rank_0_is_found_in_another_pod() -> None:
+    trainers = Trainers()
+
+    async def scenario(answers: Answers, store: Store, news: list[Key]) -> None:
+        answers.follow(KEY, PORT)
+        while not news:
+            await asyncio.sleep(0.01)
+        trainers.rank_0, trainers.now = "10.0.0.2", step(5)
+        while answers.last(KEY) != step(5):
+            await asyncio.sleep(0.01)
+
+    run(trainers, scenario)
+
+
+def test_the_answer_of_a_pod_that_runs_no_more_is_not_believed() -> None:
+    trainers = Trainers()
+
+    async def scenario(answers: Answers, store: Store, news: list[Key]) -> None:
+        answers.follow(KEY, PORT)
+        while not news:
+            await asyncio.sleep(0.01)
+        store.set_pod(pod(1, phase="Failed"))
+        assert answers.last(KEY) is None
+        store.set_pod(pod(1, uid="namesake"))
+        assert answers.last(KEY) is None
+
+    run(trainers, scenario, seconds=100)
+
+
+def test_trainers_are_asked_at_once_when_pods_come_or_go_while_the_job_trains() -> None:
+    trainers = Trainers()
+
+    async def scenario(answers: Answers, store: Store, news: list[Key]) -> None:
+        answers.follow(KEY, PORT)
+        while not news:
+            await asyncio.sleep(0.01)
+        trainers.now = step(2)
+        answers.follow(KEY, PORT)
+        await asyncio.sleep(0.05)
+        assert answers.last(KEY) == step(1), "the same pods are asked in their own time"
+        store.set_pod(pod(2), gone=True)
+        answers.follow(KEY, PORT)
+        while answers.last(KEY) != step(2):
+            await asyncio.sleep(0.01)
+
+    run(trainers, scenario, seconds=100)
+
+
+def test_a_job_that_is_left_is_asked_no_more_and_forgotten() -> None:
+    trainers = Trainers()
+
+    async def scenario(answers: Answers, store: Store, news: list[Key]) -> None:
+        answers.follow(KEY, PORT)
+        while not news:
+            await asyncio.sleep(0.01)
+        answers.leave(KEY)
+        answers.leave(KEY)
+        assert len(answers) == 0
+        assert answers.last(KEY) is None
+        trainers.asked.clear()
+        await asyncio.sleep(0.1)
+        assert trainers.asked == []
+
+    run(trainers, scenario)
+
+
+def test_a_job_whose_trainers_hang_holds_up_no_other() -> None:
+    trainers, hang = Trainers(), asyncio.Event()
+
+    async def ask(address: str, port: int) -> Progress | None:
+        if port != PORT:
+            await hang.wait()
+        return await trainers.ask(address, PORT)
+
+    async def main() -> None:
+        store, news = Store(), list[Key]()
+        for key in ("job", "stuck"):
+            one = pod(1, uid=key)
+            one["metadata"]["labels"] = {names.LABEL_JOB: key}
+            store.set_pod(one)
+        answers = Answers(store, ask, news.append, 0.02)
+        async with asyncio.timeout(20):
+            answers.follow(("ns", "stuck"), 1)
+            answers.follow(KEY, PORT)
+            while not news:
+                await asyncio.sleep(0.01)
+            await answers.close()
+        assert news == [KEY]
+
+    asyncio.run(main())
+
+
+def test_a_port_that_changes_is_asked_from_then_on() -> None:
+    ports: list[int] = []
+
+    async def ask(address: str, port: int) -> Progress | None:
+        ports.append(port)
+        return None
+
+    async def main() -> None:
+        store = Store()
+        store.set_pod(pod(0))
+        answers = Answers(store, ask, lambda key: None, 0.02)
+        async with asyncio.timeout(20):
+            for port in (1, 2):
+                answers.follow(KEY, port)
+                while port not in ports:
+                    await asyncio.sleep(0.01)
+        assert len(answers) == 1
+        await answers.close()
+
+    asyncio.run(main())
+
+
+def test_asking_goes_on_after_an_error_of_our_own(caplog: pytest.LogCaptureFixture) -> None:
+    trainers = Trainers()
+
+    async def ask(address: str, port: int) -> Progress | None:
+        if not trainers.asked:
+            trainers.asked.append(address)
+            raise RuntimeError("a bug")
+        return await trainers.ask(address, port)
+
+    async def main() -> None:
+        store, news = Store(), list[Key]()
+        store.set_pod(pod(1))
+        answers = Answers(store, ask, news.append, 0.02)
+        async with asyncio.timeout(20):
+            while not news:
+                answers.follow(KEY, PORT)
+                await asyncio.sleep(0.01)
+        await answers.close()
+
+    asyncio.run(main())
+    assert "a bug" in caplog.text
