@@ -207,7 +207,8 @@ def names(folder: Path, pattern: str) -> list[str]:
 def rank_0_log(kubectl: Kubectl) -> str:
     """Return the MLPerf lines of the pod that has them; torchrun gives rank 0 to either."""
     said = [kubectl("logs", f"openmoji-{index}", IN) for index in range(2)]
-    (log,) = [text for text in said if text.startswith(":::MLLOG")]
+    (log,) = [text for text in said if ":::MLLOG" in text]
+    assert log.startswith(":::MLLOG"), log[:2000]
     return "".join(f"{line}\n" for line in log.splitlines() if line.startswith(":::MLLOG"))
 
 

@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 
 from fluxtrain.contract.launch import ENV_CONFIG, Places
-from fluxtrain.contract.resolve import resolve
+from fluxtrain.contract.resolve import merge, resolve
 from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, EXIT_STORAGE, EXIT_USAGE
 
 Process = subprocess.Popen[bytes]
@@ -198,6 +198,9 @@ def test_a_node_that_is_lost_while_it_joins_ends_no_training(cluster: Cluster) -
 def test_an_agent_that_was_given_up_knocks_and_does_not_train_beside_the_others(
     cluster: Cluster,
 ) -> None:
+    # Longer than the test: trainers that were done would have nothing to knock for.
+    config = resolve(merge(SLOW, {"schedule": {"steps": 1_000_000}}))
+    (cluster.folder / "config.json").write_text(config.model_dump_json())
     cluster.store()
     agent = cluster.agent()
     cluster.wait_for(lambda: cluster.step() >= 1)
@@ -219,6 +222,7 @@ def test_a_stop_saves_and_leaves_with_the_agreed_code(cluster: Cluster) -> None:
     (words,) = cluster.last_words()
     assert words["step"] == words["checkpointStep"] == steps_of(cluster.folder)[-1]
     assert "stopped by SIGTERM" in words["message"]
+    assert words["trainSecondsBefore"] == 0, "nothing was trained before"
 
 
 def test_a_stop_while_there_is_no_store_is_heeded(cluster: Cluster) -> None:
@@ -237,6 +241,7 @@ def test_a_stop_before_enough_nodes_have_met_is_heeded(cluster: Cluster) -> None
     assert agent.wait(timeout=20) == EXIT_STOPPED, cluster.logs()
     (words,) = cluster.last_words()
     assert "stopped by SIGTERM" in words["message"]
+    assert words["trainSecondsBefore"] == 0, "nothing was trained before"
     assert store.poll() is None
 
 

@@ -111,7 +111,9 @@ def test_bad_data_is_named_before_anything_starts(
     done = run(tmp_path, ENCODED)
     assert done.returncode == EXIT_USAGE, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    roots, error = done.stderr.strip().splitlines()
+    assert roots.startswith("data ")  # where everything was looked for
+    assert error.startswith("fluxtrain: ")
     assert not (tmp_path / "run").exists()
 
 

@@ -92,6 +92,7 @@ class Observer:
         self._clock = Clock(run.train_seconds)
         self._logged = (run.samples, run.train_seconds)
         self.metrics.checkpoint_step.set(run.step)
+        self.progress.update(trainSecondsBefore=run.train_seconds)
         if run.eval_loss is not None:
             self.metrics.eval_loss.set(run.eval_loss)
         if self.config.logging.ledger:
@@ -125,7 +126,6 @@ class Observer:
             steps=self.config.schedule.steps,
             rank=self.world.rank,
             processRestarts=self.places.process_restarts,
-            trainSecondsBefore=self._clock.seconds,
         )
         self._clock.go_on()
         if self.world.is_main:
