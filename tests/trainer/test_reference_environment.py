@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fluxtrain.cli.files import configured
 from fluxtrain.cli.reference_environment import Chosen, hugging_face, output, root, seed
 from fluxtrain.errors import ConfigError
 
@@ -66,33 +66,38 @@ def test_hugging_face_s_libraries_get_their_cache() -> None:
     assert hugging_face({}) == {}
 
 
-def run(tmp_path: Path, *flags: str) -> str:
-    """Run one step with all variables set; return what it says on stderr."""
+def said(tmp_path: Path, *flags: str) -> str:
+    """Return what a run with all variables set says before it finds that its data is missing."""
     variables = {"DATAROOT": "sets", "MODELROOT": "weights", "LOGDIR": "logs", "SEED": "77"}
-    quick = ["--schedule.steps=1", "--evaluation.every_samples=0", "--evaluation.at_end=false"]
+    words = ["run", str(MICRO), "--data.source=encoded", *flags]
     done = subprocess.run(
-        [sys.executable, "-m", "fluxtrain.cli", "run", str(MICRO), *quick, *flags],
+        [sys.executable, "-m", "fluxtrain.cli", *words],
         env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 2, done.stderr
     return done.stderr
 
 
 def test_a_run_uses_them_and_says_so(tmp_path: Path) -> None:
-    said = run(tmp_path, "--logging.metrics_port=0")
-    assert "seed 77 ($SEED)" in said
+    text = said(tmp_path)
+    assert "seed 77 ($SEED)" in text
     roots = "data sets ($DATAROOT) · models weights ($MODELROOT)"
-    assert f"{roots} · output logs/micro ($LOGDIR)" in said
-    assert json.loads((tmp_path / "logs/micro/config.json").read_text())["seed"] == 77
+    assert f"{roots} · output logs/micro ($LOGDIR)" in text
+    assert f"{tmp_path}/sets/train: no encoded data set is here" in text
 
 
 def test_fields_and_flags_win(tmp_path: Path) -> None:
-    said = run(
-        tmp_path, "--seed=5", "--output", "mine", "--data", "here", "--logging.metrics_port=0"
-    )
-    assert "data here (--data) · models weights ($MODELROOT) · output mine (--output)" in said
-    assert json.loads((tmp_path / "mine/config.json").read_text())["seed"] == 5
+    text = said(tmp_path, "--seed=5", "--output", "mine", "--data", "here")
+    assert "$SEED" not in text
+    assert "data here (--data) · models weights ($MODELROOT) · output mine (--output)" in text
+    assert f"{tmp_path}/here/train: no encoded data set is here" in text
+
+
+def test_the_seed_reaches_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEED", "77")
+    assert configured(MICRO, [])[1].seed == 77
+    assert configured(MICRO, ["--seed=5"])[1].seed == 5
