@@ -241,7 +241,6 @@ def test_a_stop_before_enough_nodes_have_met_is_heeded(cluster: Cluster) -> None
     assert agent.wait(timeout=20) == EXIT_STOPPED, cluster.logs()
     (words,) = cluster.last_words()
     assert "stopped by SIGTERM" in words["message"]
-    assert words["trainSecondsBefore"] == 0, "nothing was trained before"
     assert store.poll() is None
 
 

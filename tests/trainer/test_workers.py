@@ -80,12 +80,13 @@ def test_a_worker_that_dies_is_told_with_its_task() -> None:
 
 
 def test_closing_ends_the_workers_whatever_they_do() -> None:
+    others = set(multiprocessing.active_children())
     results = in_order(sleeping, [100, 0, 100], 2)
     with closing(results):
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             next(results)
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= others
 
 
 PARENT = """

@@ -40,7 +40,9 @@ def in_order(
     done, given, wanted = dict[int, tuple[Any, FluxtrainError | None]](), 0, 0
     workers = list[_Worker[Task, Result]]()
     try:
-        workers.extend(_Worker(work) for _ in range(num_workers))
+        for _ in range(num_workers):
+            workers.append(_Worker(work))
+            workers[-1].start()
         while True:
             for worker in workers:
                 if worker.number is None and given < wanted + _TASKS_AHEAD * num_workers:
@@ -71,10 +73,14 @@ class _Worker(Generic[Task, Result]):
         context.set_forkserver_preload([function.__module__])  # imported once, then inherited
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, work))
-        self._process.start()
-        theirs.close()
+        self._theirs = theirs
         self.number: int | None = None
         self._task: Task | None = None
+
+    def start(self) -> None:
+        """Start the process; whatever interrupts this, ``end`` ends it."""
+        self._process.start()
+        self._theirs.close()
 
     def begin(self, numbered: tuple[int, Task] | None) -> int:
         """Begin a task, if there is one; return how many were begun."""
@@ -98,9 +104,11 @@ class _Worker(Generic[Task, Result]):
         return number, outcome
 
     def end(self) -> None:
-        """End the process whatever it does."""
-        self._process.kill()
-        self._process.join()
+        """End the process whatever it does, if it began."""
+        if self._process.pid is not None:
+            self._process.kill()
+            self._process.join()
+        self._theirs.close()
         self.connection.close()
 
     def _lost(self) -> FluxtrainError:
