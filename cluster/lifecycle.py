@@ -47,15 +47,16 @@ KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
 def up(num_nodes: int = 2) -> Path:
     """Return the kubeconfig of a cluster: the person's own, the running one, or a new one.
 
-    A new one has ``num_nodes`` nodes with eight fake GPUs each. Where it cannot start, nothing is
-    left but its logs. Raises MachineError where this machine lacks something, ClusterError where a
-    part fails.
+    A new one has ``num_nodes`` nodes with eight fake GPUs each; nodes of a running one that are down are
+    powered on. Where a new one cannot start, nothing is left but its logs. Raises MachineError where this
+    machine lacks something, ClusterError where a part fails.
     """
     if (given := _persons_own()) is not None:
         return given
     _require_root()
     with lock():
         if _is_running():
+            _power_on_what_is_off()
             say(f"runs already, with {len(nodes())} nodes")
             return KUBECONFIG
         _remove_all()
@@ -169,9 +170,16 @@ def _clear_machine() -> None:
 
 
 def _is_running() -> bool:
-    """Tell whether all programs run and the API server answers."""
-    wanted = [*CONTROL_PLANE, *(each.process(name) for each in nodes() for name in node.PROGRAMS)]
-    return all(map(processes.alive, wanted)) and kubectl.answers()
+    """Tell whether the control plane runs and answers: what it knows is kept, whatever its nodes do."""
+    return all(map(processes.alive, CONTROL_PLANE)) and kubectl.answers()
+
+
+def _power_on_what_is_off() -> None:
+    for each in nodes():
+        if not all(processes.alive(each.process(name)) for name in node.PROGRAMS):
+            with part(f"{each.name} was down: power on"):
+                node.power_off(each)
+                node.power_on(each)
 
 
 def _persons_own() -> Path | None:

@@ -18,6 +18,7 @@ def registry_of(store: Store, queue: WorkQueue, metrics: Metrics) -> kopf.Operat
     registry = kopf.OperatorRegistry()
 
     async def job_changed(event: Any, **_: Any) -> None:
+        store.is_filled = True
         metrics.heard("fluxtraining")
         echo = event["type"] == "MODIFIED" and store.knows(event["object"])
         key = store.set_job(event["object"], gone=event["type"] == "DELETED")
@@ -41,10 +42,30 @@ def registry_of(store: Store, queue: WorkQueue, metrics: Metrics) -> kopf.Operat
         return kopf.login_with_service_account(**facts) or kopf.login_with_kubeconfig(**facts)
 
     kopf.on.login(registry=registry)(login)
+    _fill_first(registry, store)
     kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(job_changed)
     kopf.on.event("", "v1", "pods", registry=registry)(pod_changed)
     kopf.on.event("", "v1", "nodes", registry=registry)(node_changed)
     return registry
+
+
+def _fill_first(registry: kopf.OperatorRegistry, store: Store) -> None:
+    """Fill the store before the first event: kopf holds events back until what has an index is listed.
+
+    A new leader that saw its jobs before their pods would take these for lost.
+    """
+
+    async def pod_listed(body: Any, **_: Any) -> None:
+        store.set_pod(body)
+
+    async def node_listed(body: Any, **_: Any) -> None:
+        store.set_node(body)
+
+    def is_wanted(**_: Any) -> bool:
+        return not store.is_filled
+
+    kopf.index("", "v1", "pods", when=is_wanted, registry=registry)(pod_listed)
+    kopf.index("", "v1", "nodes", when=is_wanted, registry=registry)(node_listed)
 
 
 class _NoDiffs(kopf.DiffBaseStorage):  # type: ignore[misc]  # kopf's types are not followed

@@ -22,6 +22,7 @@ class Store:
         self._pods: dict[Key, dict[str, Manifest]] = {}
         self._gone: set[str] = set()
         self.nodes: dict[str, NodeView] = {}
+        self.is_filled = False  # with everything that there was at the start
 
     def job(self, key: Key) -> Manifest | None:
         """Return the job, or None where there is none."""

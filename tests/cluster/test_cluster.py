@@ -257,7 +257,7 @@ def test_a_node_that_lost_its_power_comes_back(kubectl: Kubectl, namespace: str)
     wait_for_phase(kubectl, namespace, "Running", "victim")
     node.power_off(Node(1))
     assert not any(name.startswith("node-1.") for name in cluster.status())
-    node.power_on(Node(1))
+    cluster.up()  # powers it on, and keeps everything else
     count = "--for=jsonpath={.status.containerStatuses[0].restartCount}=1"
     kubectl("wait", f"--namespace={namespace}", "pod/victim", count, "--timeout=60s", seconds=70)
 

@@ -156,6 +156,8 @@ def test_the_main_job_completes_while_its_operator_is_upgraded_and_loses_its_lea
     now = uids(pods(kubectl, "fluxtrain.dev/job=openmoji"))
     assert now.items() <= job_pods.items(), "an upgrade restarts no pod of a job"
     assert late["RESTARTS"] == early["RESTARTS"]
+    flaps = kubectl("get", "events", IN, "--field-selector=reason=Restarting", "--output=name")
+    assert flaps == "", "a new leader knows the pods before it plans"
     compare_with_the_laptop(kubectl, folder)
 
 
