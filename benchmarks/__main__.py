@@ -9,7 +9,16 @@ import sys
 import torch
 from benchmarks.peers import ROOT, peers_python
 
-PARTS = ("parity", "step", "loader", "checkpoint", "resume", "clean")
+PARTS = (
+    "parity",
+    "step",
+    "loader",
+    "layouts",
+    "checkpoint",
+    "resume",
+    "clean",
+    "preprocess",
+)
 
 
 def main() -> int:

@@ -127,6 +127,7 @@ GPUS = [
     Bad("spec.gpuResource", "amd.com/" + "g" * 64, MATCH),
     Bad("spec.gpuResource", 8, "must be of type string"),
 ]
+PREPARE = {"preset": "mlperf-schnell-raw", "task": "prepare"}
 RUN = [
     Bad("spec.run", MISSING, "Required value"),
     Bad("spec.run", [], "must be of type object"),
@@ -136,6 +137,12 @@ RUN = [
     Bad("spec.run.task", "infer", 'supported values: "train"'),
     Bad("spec.run", {"preset": "micro", "task": "preprocess", "data": {"source": "encoded"}},
         "must be images where task is preprocess", "spec.run.data.source"),
+    Bad("spec.run", {"preset": "micro", "task": "prepare", "data": {"source": "encoded"}},
+        "must be images where task is prepare", "spec.run.data.source"),
+    Bad("spec", {"nodes": {"min": 1, "max": 2}, "run": PREPARE},
+        "must be 1 where run.task is prepare", "spec.nodes.max"),
+    Bad("spec", {"gpusPerNode": 8, "run": PREPARE},
+        "must be 0 where run.task is prepare", "spec.gpusPerNode"),
     Bad("spec.run.seed", -1, "greater than or equal to 0"),
     Bad("spec.run.seed", 2**60, "less than or equal to 9007199254740991"),
     Bad("spec.run.seed", 1.5, "must be of type integer"),
@@ -188,7 +195,28 @@ ENCODERS = [
     Bad("spec.run.encoders.autoencoder_kind", "vae", 'supported values: "flux", "patch"'),
     Bad("spec.run.encoders.latent_scale", 0, "greater than 0"),
     Bad("spec.run.encoders.latent_shift", "0.1", "must be of type number"),
+    Bad(
+        "spec.run.encoders.t5", "t5xxl_fp16.safetensors", "only where t5_tokenizer names the folder"
+    ),
+    Bad(
+        "spec.run.encoders.clip", "clip_l.safetensors", "only where clip_tokenizer names the folder"
+    ),
     Bad("spec.run.encoders.precision", "float16", 'supported values: "bfloat16", "float32"'),
+    Bad("spec.run.prepare.dataset", "laion", 'supported values: "cc12m", "coco"'),
+    Bad("spec.run.prepare.samples", -1, "greater than or equal to 0"),
+    Bad("spec.run.prepare.workers", 0, "greater than or equal to 1"),
+    Bad(
+        "spec.run.prepare",
+        {"dataset": "coco", "samples": 0},
+        "must be 1 or more where dataset is coco",
+        "spec.run.prepare.samples",
+    ),
+    Bad(
+        "spec.run.prepare",
+        {"dataset": "coco", "problematic": "listed.txt"},
+        "must be left out where dataset is coco",
+        "spec.run.prepare.problematic",
+    ),
     Bad("spec.run.preprocess.shard_size", 0, "greater than or equal to 1"),
     Bad("spec.run.preprocess.batch_size", 65_537, "less than or equal to 65536"),
 ]

@@ -97,7 +97,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("spec.run.preset", "mlperf-schnel", "spec.run.preset: got 'mlperf-schnel'; must be one of"),
     ("spec.run.preset", ["micro"], "spec.run.preset: got ['micro']; must be one of"),
     ("spec.run.preset", "dev-lora", "spec.run.preset: got 'dev-lora'; not yet"),
-    ("spec.run.task", "infer", "spec.run.task: got 'infer'; must be one of train, preprocess"),
+    ("spec.run.task", "infer", "spec.run.task: got 'infer'; must be one of train, prepare, preprocess"),
     ("spec.run.task", "preprocess", "spec.run.data.source: got 'synthetic'; must be images where task is"),
     ("spec.run.adapter", {"rank": 8}, "spec.run.adapter: got {'rank': 8}; not yet"),
     ("spec.run.seed", -1, "spec.run.seed: got -1; must be a whole number from 0 to"),

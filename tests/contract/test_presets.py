@@ -46,7 +46,7 @@ def test_a_resolved_config_resolves_to_itself() -> None:
     assert again == config
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda p: p.name)
 def test_an_example_is_a_job_that_resolves(path: Path) -> None:
     assert resolve(load(path).spec.run)
 

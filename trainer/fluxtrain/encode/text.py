@@ -5,6 +5,7 @@ Axes: b batch, l text tokens, d text width, v pooled width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (the name everybody gives it)
 
-from fluxtrain.contract.config import EncodersConfig
+from fluxtrain.contract.encoders_config import EncodersConfig, is_single_file
+from fluxtrain.encode.text_file import load_clip_file, load_t5_file
 from fluxtrain.errors import DataError
 
 CLIP_LENGTH = 77
@@ -79,6 +81,8 @@ class MiniLM:
 
 
 TextEncoder = T5Clip | MiniLM
+_Loader = Callable[[Path, Any, torch.dtype], Any]
+"""Takes where the weights are, the tokenizer and the number format; returns transformers' model."""
 
 
 def load_text_encoder(
@@ -90,44 +94,65 @@ def load_text_encoder(
 ) -> TextEncoder:
     """Return the text encoder that ``config`` names, from files on this machine only.
 
-    Raises DataError where its folder is missing, incomplete or holds no safetensors.
+    Raises DataError where its folder or file is missing, incomplete, another model's or no safetensors.
     """
     from transformers import AutoModel, CLIPTextModel, T5EncoderModel
+    from transformers.utils.logging import disable_progress_bar
 
-    def tower(model: Any, folder: Path, length: int) -> Tower:
-        return _load_tower(model, folder, length, device, dtype)
+    disable_progress_bar()
+
+    def tower(load: _Loader, weights: str | Path, tokenizer: str | None, length: int) -> Tower:
+        place = models_root / weights
+        words = _load_tokenizer(models_root / tokenizer if tokenizer else place)
+        encoder = load(place, words, dtype)
+        return Tower(words, encoder.to(device).eval().requires_grad_(False), length)
 
     if config.text == "minilm":
-        return MiniLM(tower(AutoModel, _minilm_folder(), text_length))
+        return MiniLM(tower(_folder_loader(AutoModel), _minilm_folder(), None, text_length))
+    load_t5 = load_t5_file if is_single_file(config.t5) else _folder_loader(T5EncoderModel)
+    load_clip = load_clip_file if is_single_file(config.clip) else _folder_loader(CLIPTextModel)
     return T5Clip(
-        tower(T5EncoderModel, models_root / config.t5, text_length),
-        tower(CLIPTextModel, models_root / config.clip, CLIP_LENGTH),
+        tower(load_t5, config.t5, config.t5_tokenizer, text_length),
+        tower(load_clip, config.clip, config.clip_tokenizer, CLIP_LENGTH),
     )
 
 
-def _load_tower(
-    model: Any, folder: Path, length: int, device: torch.device, dtype: torch.dtype
-) -> Tower:
+def _load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
 
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{folder}: no text encoder is here (config.json is missing)")
-    disable_progress_bar()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        encoder, report = model.from_pretrained(
-            folder,
-            local_files_only=True,
-            use_safetensors=True,
-            dtype=dtype,
-            output_loading_info=True,
+    if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
+        raise DataError(
+            f"{folder}: no text encoder is here (config.json is missing), and no tokenizer"
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise DataError(f"{folder}: not a text encoder that can be loaded ({error})") from error
-    if missing := sorted(report["missing_keys"]):  # transformers would fill them in at random
-        raise DataError(f"{folder}: {len(missing)} weights are missing, the first: {missing[0]}")
-    return Tower(tokenizer, encoder.to(device).eval().requires_grad_(False), length)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise DataError(f"{folder}: not a tokenizer that can be loaded ({error})") from error
+
+
+def _folder_loader(model: Any) -> _Loader:
+    """Return what loads ``model`` of transformers from a folder."""
+
+    def load(folder: Path, _: Any, dtype: torch.dtype) -> Any:
+        if not (folder / "config.json").is_file():
+            raise DataError(f"{folder}: no text encoder is here (config.json is missing)")
+        try:
+            encoder, report = model.from_pretrained(
+                folder,
+                local_files_only=True,
+                use_safetensors=True,
+                dtype=dtype,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise DataError(f"{folder}: not a text encoder that can be loaded ({error})") from error
+        if missing := sorted(report["missing_keys"]):  # transformers would fill them in at random
+            raise DataError(
+                f"{folder}: {len(missing)} weights are missing, the first: {missing[0]}"
+            )
+        return encoder
+
+    return load
 
 
 def _minilm_folder() -> Path:

@@ -31,7 +31,7 @@ from fluxtrain.prepare.cc12m_source import Source
 from fluxtrain.prepare.cc12m_tar import Record, Summary, clean_tar, keep_only, read_record, remove
 from fluxtrain.prepare.draft import Draft, Settings, finished_report, open_draft
 from fluxtrain.prepare.picture import PNG_LEVEL, SIZE
-from fluxtrain.prepare.stages import Advance, progress
+from fluxtrain.prepare.stages import Advance, Follow, progress
 from fluxtrain.prepare.workers import in_order, num_cores
 
 NUM_SAMPLES = 1_099_776
@@ -66,10 +66,12 @@ def prepare_cc12m(
     num_workers: int | None = None,
     force: bool = False,
     stream: TextIO = sys.stderr,
+    follow: Follow | None = None,
 ) -> dict[str, Any]:
     """Make ``output`` of the tars in ``source``, or go on where it was left; return the report.
 
-    ``num_samples`` None takes all; ``problematic`` are indices that are left out whatever they hold.
+    ``num_samples`` None takes all; ``problematic`` are indices that are left out whatever they hold;
+    ``follow`` hears how many samples are done of how many, or tars where all samples are taken.
     Raises DataError where a tar is not whole or too few samples are fit, StorageError where the disk fails.
     """
     cleaning: Settings = {
@@ -85,7 +87,7 @@ def prepare_cc12m(
         with open_draft(output, cleaning, force) as draft:
             clean = partial(clean_tar, source=source, draft=draft)
             with (
-                progress("clean", num_samples or len(names), stream) as advance,
+                progress("clean", num_samples or len(names), stream, follow) as advance,
                 closing(in_order(clean, names, num_workers or num_cores())) as cleaned,
             ):
                 parts = list(_chosen(cleaned, draft, num_samples, problematic, advance))

@@ -30,7 +30,7 @@ from fluxtrain.files import replacing
 from fluxtrain.prepare.coco_subset import NUM_SAMPLES, Row, read_annotations, subset, tsv
 from fluxtrain.prepare.draft import Draft, Settings, finished_report, open_draft, storing
 from fluxtrain.prepare.picture import PNG_LEVEL, SIZE, brief, encode
-from fluxtrain.prepare.stages import progress
+from fluxtrain.prepare.stages import Advance, Follow, progress
 from fluxtrain.prepare.workers import in_order, num_cores
 
 SHARD_SIZE = 1000
@@ -62,9 +62,11 @@ def prepare_coco(
     force: bool = False,
     shard_size: int = SHARD_SIZE,
     stream: TextIO = sys.stderr,
+    follow: Follow | None = None,
 ) -> dict[str, Any]:
     """Make ``output`` of the pictures in ``images``, or go on where it was left; return the report.
 
+    ``follow`` hears how many pictures are done of how many.
     Raises DataError where ``captions`` is malformed, or an image is missing or unreadable.
     """
     rows = subset(read_annotations(captions), num_samples)
@@ -83,7 +85,8 @@ def prepare_coco(
         with open_draft(output, settings, force) as draft:
             starts = range(0, len(rows), shard_size)
             shards = [Shard(i, rows[at : at + shard_size]) for i, at in enumerate(starts)]
-            _write_shards(images, shards, draft, num_workers or num_cores(), stream)
+            with progress("resize", len(rows), stream, follow) as advance:
+                _write_shards(images, shards, draft, num_workers or num_cores(), advance)
             with replacing(draft.folder / TSV) as partial:
                 partial.write_text(table, encoding="utf-8")
             report = {"settings": settings, "samples": len(rows)}
@@ -131,15 +134,12 @@ def write_shard(shard: Shard, images: Path, draft: Draft) -> list[str]:
 
 
 def _write_shards(
-    images: Path, shards: list[Shard], draft: Draft, num_workers: int, stream: TextIO
+    images: Path, shards: list[Shard], draft: Draft, num_workers: int, advance: Advance
 ) -> None:
     total = sum(len(shard.rows) for shard in shards)
     write = partial(write_shard, images=images, draft=draft)
     faults = list[str]()
-    with (
-        progress("resize", total, stream) as advance,
-        closing(in_order(write, shards, num_workers)) as written,
-    ):
+    with closing(in_order(write, shards, num_workers)) as written:
         for shard, found in zip(shards, written, strict=True):
             faults += found
             advance(len(shard.rows))

@@ -22,6 +22,8 @@ from fluxtrain.files import replacing
 Settings = dict[str, object]
 Advance = Callable[[int], None]
 Make = Callable[[Path, Advance], None]
+Follow = Callable[[int, int], None]
+_LINE_SECONDS = 10.0
 
 
 def run_stage(
@@ -79,7 +81,24 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def progress(name: str, total: int, stream: TextIO) -> Iterator[Advance]:
-    """Yield what to call with units done: a bar on a terminal, silence elsewhere."""
+def progress(
+    name: str, total: int, stream: TextIO, follow: Follow | None = None
+) -> Iterator[Advance]:
+    """Yield what to call with units done: a bar on a terminal, a line every ten seconds elsewhere.
+
+    ``follow`` is called each time with the units done so far and ``total``.
+    """
+    done, said = 0, time.monotonic()
     with tqdm(total=total, desc=name, file=stream, leave=False, disable=not stream.isatty()) as bar:
-        yield lambda done: (bar.update(done), None)[1]
+
+        def advance(more: int) -> None:
+            nonlocal done, said
+            done += more
+            bar.update(more)
+            if follow is not None:
+                follow(done, total)
+            if bar.disable and time.monotonic() > said + _LINE_SECONDS:
+                said = time.monotonic()
+                print(f"{name}: {done:,} of {total:,}", file=stream, flush=True)
+
+        yield advance

@@ -12,9 +12,7 @@ from fluxtrain.contract.launch import Places
 from fluxtrain.distributed import World
 from fluxtrain.preprocess.target import Target
 from fluxtrain.watch.console import Console, duration
-from fluxtrain.watch.last_words import leave
-from fluxtrain.watch.metrics import Metrics, Progress
-from fluxtrain.watch.server import serve
+from fluxtrain.watch.endpoint import Endpoint
 
 _MAX_DROPPED_TOLD = 20
 
@@ -27,7 +25,8 @@ class Bulletin:
     ) -> None:
         """Tell of ``targets``; nothing is opened yet."""
         self._config, self._places, self._world, self._targets = config, places, world, targets
-        self._metrics, self._progress = Metrics(), Progress()
+        self._endpoint = Endpoint(config, places)
+        self._metrics, self._progress = self._endpoint.metrics, self._endpoint.progress
         self._closing = ExitStack()
         self._total = sum(target.num_shards for target in targets)
         self._samples = sum(len(target.pictures) for target in targets)
@@ -38,11 +37,7 @@ class Bulletin:
     def __enter__(self) -> Bulletin:
         """Start the endpoint and say what there is to do."""
         if self._world.local_rank == 0:
-            self._closing.callback(leave, self._progress)
-            port = self._config.logging.metrics_port
-            stop = serve(self._metrics, self._progress, self._places.metrics_address, port)
-            if stop is not None:
-                self._closing.callback(stop)
+            self._closing.enter_context(self._endpoint)
         if self._world.is_main:
             self._console = Console(self._total, self._done)
             self._closing.callback(self._console.close)
@@ -74,9 +69,7 @@ class Bulletin:
 
     def alive(self) -> None:
         """Note that something was done: a watcher would else think that this process hangs."""
-        now = time.time()
-        self._metrics.last_progress.set(now)
-        self._progress.stepped(now)
+        self._endpoint.alive(time.time())
 
     def dropped(self, target: Target, faults: list[str]) -> int:
         """Name the first unreadable samples on stderr; return how many of ``target`` were met so far."""

@@ -166,10 +166,12 @@ def _target(config: RunConfig, data_root: Path, models_root: Path, part: str, na
 def _weights(config: RunConfig, models_root: Path) -> str:
     encoders, found = config.encoders, [models_root / config.encoders.autoencoder]
     if encoders.text == "t5-clip":
-        for folder in (models_root / encoders.t5, models_root / encoders.clip):
+        for place in {
+            models_root / name for pair in encoders.text_places() for name in pair if name
+        }:
             found += [
                 path
-                for path in folder.glob("*")
+                for path in (place, *place.glob("*"))
                 if path.suffix in (".safetensors", ".json", ".model", ".txt")
             ]
     return _fingerprint(models_root, [path for path in found if path.is_file()], _SAMPLED_BYTES)
@@ -179,7 +181,8 @@ def _fingerprint(root: Path, files: list[Path], sampled: int) -> str:
     """Return a hash of the names and sizes of ``files`` and of the first ``sampled`` bytes of each."""
     digest = hashlib.sha256()
     for path in sorted(files):
-        digest.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode())
+        name = path.relative_to(root) if path.is_relative_to(root) else path
+        digest.update(f"{name} {path.stat().st_size}\n".encode())
         if sampled:
             with path.open("rb") as file:
                 digest.update(file.read(sampled))

@@ -1,0 +1,181 @@
+"""The preprocess task against ``datasets.map`` over the same encoders: samples/s per core, peak memory.
+
+Both read the same tars of 256 x 256 PNGs and captions, and write encodings of MLPerf's shapes, 2.16 MB
+each. T5, CLIP and the autoencoder are those of the task, shallow and narrow ones, on one thread: with the
+published ones the encoders' own time would hide all else. Rates are samples per second of processor time
+after imports and loading, so that other programs on the machine hardly matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from benchmarks.clean import measured
+from benchmarks.peers import peers_python
+from benchmarks.table import print_table, spread
+from PIL import Image
+from safetensors.torch import save_file
+from tests.trainer.tiny_encoders import caption, clip_tokenizer, t5_tokenizer
+from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
+from transformers.utils.logging import disable_progress_bar
+
+from fluxtrain.data.dataset import Rows
+from fluxtrain.data.layouts import EncodedSource, open_encoded
+from fluxtrain.data.shards import FIELDS
+from fluxtrain.data.tar_writer import TarWriter
+from fluxtrain.encode.autoencoder import Autoencoder
+from fluxtrain.runner import KEPT_MEMORY
+
+SIDE = 256
+CONTENDERS = {
+    "fluxtrain": "fluxtrain",
+    "datasets": "datasets.map and save_to_disk",
+    "bare": "the encoders alone",
+}
+
+ENVIRONMENT = {
+    **KEPT_MEMORY,  # as under our launcher, for all
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "DATASETS_VERBOSITY": "error",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+
+
+@dataclass
+class Turns:
+    """What the turns of one contender took."""
+
+    processor: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+    peak: list[float] = field(default_factory=list)
+
+
+def write_pictures(folder: Path, count: int) -> None:
+    """Write ``count`` pictures with the detail of photographs, as ``fluxtrain prepare cc12m`` does."""
+    rng = np.random.default_rng(0)
+    with TarWriter(folder, 100) as writer:
+        for index in range(count):
+            coarse = Image.fromarray(rng.integers(0, 256, (30, 30, 3), dtype=np.uint8))
+            smooth = np.asarray(coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC), dtype=int)
+            noisy = (smooth + rng.integers(-6, 7, smooth.shape)).clip(0, 255).astype(np.uint8)
+            buffer = io.BytesIO()
+            Image.fromarray(noisy).save(buffer, "PNG", compress_level=1)
+            writer.add(f"{index:09d}", buffer.getvalue(), "png", caption(index), {})
+
+
+def write_encoders(root: Path) -> None:
+    """Write encoders whose encodings have the published shapes and which take little time."""
+    torch.manual_seed(0)
+    words = t5_tokenizer()
+    words.save_pretrained(root / "t5")
+    T5EncoderModel(
+        T5Config(
+            vocab_size=len(words),
+            d_model=4096,
+            d_ff=256,
+            num_layers=1,
+            num_heads=4,
+            feed_forward_proj="gated-gelu",
+        )
+    ).bfloat16().save_pretrained(root / "t5")
+    words = clip_tokenizer()
+    words.save_pretrained(root / "clip")
+    CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=len(words),
+            hidden_size=768,
+            intermediate_size=768,
+            num_hidden_layers=1,
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=1,
+        )
+    ).bfloat16().save_pretrained(root / "clip")
+    (root / "autoencoder").mkdir()
+    save_file(Autoencoder(width=32).state_dict(), root / "autoencoder" / "ae.safetensors")
+
+
+def take_turn(contender: str, root: Path, turns: Turns) -> None:
+    """Let ``contender`` encode all pictures anew, in a process of its own, and note what it took."""
+    shutil.rmtree(root / contender, ignore_errors=True)
+    report = root / "report.json"
+    program = [str(peers_python()), "-W", "ignore", "-m", "benchmarks.preprocess_contender"]
+    _, usage = measured([*program, contender, str(root)])
+    taken = json.loads(report.read_text())
+    report.unlink()
+    turns.processor.append(taken["processor"])
+    turns.wall.append(taken["wall"])
+    turns.peak.append(usage.most_bytes)
+
+
+def encodings(folder: Path) -> tuple[EncodedSource, dict[str, int]]:
+    """Return the samples of ``folder`` and their indices by key."""
+    dataset = open_encoded(folder)
+    return dataset, {dataset.key(index): index for index in range(len(dataset))}
+
+
+def differing(ours: Path, theirs: Path) -> tuple[int, float]:
+    """Return how many samples are not the same to the last bit, and the largest difference of a value."""
+    (own, own_indices), (other, other_indices) = encodings(ours), encodings(theirs)
+    assert own_indices.keys() == other_indices.keys()
+    count, most = 0, 0.0
+    rows = [Rows.empty(1, each.shape) for each in (own, other)]
+    for key, index in own_indices.items():
+        for dataset, place, row in zip(
+            (own, other), (index, other_indices[key]), rows, strict=True
+        ):
+            assert dataset.read(np.array([place]), row, np.array([False])) == [None]
+        pairs = [[getattr(row, name).float() for row in rows] for name in FIELDS]
+        gaps = [float((first - second).abs().max()) for first, second in pairs]
+        count, most = count + (max(gaps) > 0), max(most, *gaps)
+    return count, most
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write pictures and encoders in a temporary folder, encode in turns, and compare."""
+    parser = argparse.ArgumentParser(prog="benchmarks.preprocess", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=128)
+    options, _ = parser.parse_known_args(arguments)
+    os.environ |= ENVIRONMENT
+    disable_progress_bar()
+    turns = {contender: Turns() for contender in CONTENDERS}
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        write_pictures(root / "train", options.samples)
+        write_encoders(root / "models")
+        for number in range(options.rounds):
+            for contender in list(CONTENDERS)[:: 1 if number % 2 == 0 else -1]:
+                take_turn(contender, root, turns[contender])
+        count, most = differing(root / "fluxtrain", root / "datasets")
+    print(f"samples that differ: {count} of {options.samples}, by {most:.2g} at most")
+    print_table(
+        f"encoding {options.samples} pictures and captions, one process, medians of {options.rounds}",
+        ["", "samples/s per core", "seconds in all", "peak MiB"],
+        [
+            [
+                CONTENDERS[contender],
+                spread([options.samples / seconds for seconds in taken.processor], digits=2),
+                f"{median(taken.wall):.1f}",
+                f"{median(taken.peak) / 2**20:.0f}",
+            ]
+            for contender, taken in turns.items()
+        ],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Encodes pictures and captions, by our task or on ``datasets``; run by ``benchmarks.preprocess``.
+
+ROOT/train/*.tar    read
+ROOT/models/        T5, CLIP and autoencoder
+ROOT/CONTENDER/     written
+ROOT/report.json    seconds after the encoders were loaded: on the clock, of processors
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.launch import Places
+from fluxtrain.contract.resolve import resolve
+from fluxtrain.data.pictures import open_pictures
+from fluxtrain.distributed import World
+from fluxtrain.encoding import load_encoders
+
+TEXT_LENGTH, CLIP_LENGTH = 256, 77
+BATCH = 16
+SHARD = 64
+CPU = torch.device("cpu")
+Work = Callable[[], None]
+
+
+def task() -> RunConfig:
+    """Return the preprocess task of MLPerf's shapes."""
+    return resolve(
+        {
+            "preset": "mlperf-schnell-raw",
+            "task": "preprocess",
+            "data": {"train": "train", "num_workers": 1},
+            "preprocess": {
+                "train": "fluxtrain",
+                "validation": None,
+                "empty_encodings": "empty.safetensors",
+                "shard_size": SHARD,
+                "batch_size": BATCH,
+            },
+            "logging": {"metrics_port": 0},
+        }
+    )
+
+
+def fluxtrain(root: Path) -> Work:
+    """Return the preprocess task of one rank, its encoders loaded."""
+    from fluxtrain.preprocess import preprocess
+
+    config, places = task(), Places(root / "output", root, root / "models")
+    load_encoders(config, places.models, CPU)  # the task gets the same ones
+    return lambda: preprocess(config, places, World(0, 0, 1, CPU))
+
+
+def bare(root: Path) -> Work:
+    """Return nothing but the encoders, on pictures that were read before: what nobody can beat."""
+    config = task()
+    encoders = load_encoders(config, root / "models", CPU)
+    pictures = open_pictures(config, root, "train")
+    images = torch.empty(len(pictures), 3, pictures.side, pictures.side, dtype=torch.uint8)
+    captions = [pictures.read(index, image) for index, image in enumerate(images)]
+
+    def work() -> None:
+        for begin in range(0, len(captions), BATCH):
+            span = slice(begin, begin + BATCH)
+            encoders.encode(images[span], captions[span])
+
+    return work
+
+
+def datasets(root: Path) -> Work:
+    """Return a batched map over the tars that adds the encodings as .npy files, and its saving."""
+    from datasets import load_dataset
+    from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
+
+    from fluxtrain.encode.autoencoder import load_autoencoder
+
+    models = root / "models"
+    t5_words, clip_words = (AutoTokenizer.from_pretrained(models / name) for name in ("t5", "clip"))
+    t5 = T5EncoderModel.from_pretrained(models / "t5", dtype=torch.bfloat16).eval()
+    clip = CLIPTextModel.from_pretrained(models / "clip", dtype=torch.bfloat16).eval()
+    autoencoder = load_autoencoder(models / "autoencoder" / "ae.safetensors").bfloat16()
+
+    def ids(words: Any, captions: list[str], length: int) -> torch.Tensor:
+        options = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+        found: torch.Tensor = words(captions, max_length=length, **options).input_ids
+        return found
+
+    @torch.no_grad()
+    def encoded(batch: dict[str, Any]) -> dict[str, Any]:
+        pixels = np.stack([np.asarray(image.convert("RGB")) for image in batch["png"]])
+        images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1
+        mean, logvar = autoencoder.encode(images.bfloat16())
+        txt = t5(input_ids=ids(t5_words, batch["txt"], TEXT_LENGTH)).last_hidden_state
+        vec = clip(input_ids=ids(clip_words, batch["txt"], CLIP_LENGTH)).pooler_output
+        columns = {"t5_encodings": txt, "clip_encodings": vec, "mean": mean, "logvar": logvar}
+        return {name: [npy(row) for row in rows] for name, rows in columns.items()}
+
+    def work() -> None:
+        options = {"split": "train", "cache_dir": str(root / "datasets" / "cache")}
+        dataset = load_dataset("webdataset", data_files=str(root / "train" / "*.tar"), **options)
+        unused = [name for name in dataset.column_names if name != "__key__"]
+        mapped = dataset.map(encoded, batched=True, batch_size=BATCH, remove_columns=unused)
+        mapped.save_to_disk(str(root / "datasets"))
+
+    return work
+
+
+def npy(row: torch.Tensor) -> bytes:
+    """Return an encoding as a .npy file of uint16, as the MLPerf reference stores it."""
+    buffer = io.BytesIO()
+    np.save(buffer, row.contiguous().view(torch.uint16).numpy())
+    return buffer.getvalue()
+
+
+def processor_seconds() -> float:
+    """Return what this process and its children that have ended took."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def main(contender: str, folder: str) -> None:
+    """Load, encode everything, and report."""
+    torch.set_num_threads(1)
+    root = Path(folder)
+    os.dup2(2, 1)  # progress is not what the benchmark prints
+    work = {"bare": bare, "fluxtrain": fluxtrain, "datasets": datasets}[contender](root)
+    begin, used = perf_counter(), processor_seconds()
+    work()
+    taken = {"wall": perf_counter() - begin, "processor": processor_seconds() - used}
+    (root / "report.json").write_text(json.dumps(taken))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,162 @@
+"""From MLPerf's raw sets to a trained model: the four jobs of the example, small, applied at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster import images, volumes
+from cluster.kubectl import Kubectl, Manifest
+from tests.end_to_end import stage
+from tests.end_to_end.stage import ROOT, Operator, is_complete, losses, wait_until
+from tests.trainer.ranks import contents
+from tests.trainer.raw_pictures import raw_set
+from tests.trainer.test_coco import raw_coco
+from tests.trainer.tiny_encoders import TOKENS, write_encoders
+
+from fluxtrain.contract.presets import PRESET_VALUES
+from fluxtrain.contract.resolve import merge
+from fluxtrain.mlperf import check
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
+    pytest.mark.timeout(1500),  # the first start builds Kubernetes
+]
+
+NAMESPACE = "from-raw"
+STEPS = 12
+SMALL: dict[str, dict[str, Any]] = {
+    "mlperf-cc12m": {"prepare": {"input": "cc12m_raw", "samples": 0, "workers": 2}},
+    "mlperf-coco": {"prepare": {"samples": 24, "workers": 2}},
+    "mlperf-preprocess": {
+        "model": PRESET_VALUES["micro"]["model"],
+        "data": {"text_length": TOKENS, "num_workers": 0},
+        "encoders": {"precision": "float32"},
+        "preprocess": {"shard_size": 4, "batch_size": 4},
+    },
+    "mlperf-train": {
+        "seed": 7,
+        "model": PRESET_VALUES["micro"]["model"],
+        "data": {"text_length": TOKENS, "num_workers": 0},
+        "precision": {"compute": "float32"},
+        "parallel": {"compile": False, "micro_batch_size": 4},
+        "schedule": {"steps": STEPS, "global_batch_size": 8, "warmup_steps": 2},
+        "evaluation": {"every_samples": 48},
+        "logging": {"every_steps": 1, "mlperf": {"division": "open"}},
+    },
+}
+"""What each job of the example has beside its own fields, by its name."""
+MADE = ("cc12m_disk", "coco", "cc12m_preprocessed", "coco_preprocessed", "empty_encodings")
+
+
+def jobs() -> list[Manifest]:
+    """Return the example's four jobs for pods without GPUs, whose packages come from a volume."""
+    found: list[Manifest] = []
+    for path in sorted((ROOT / "examples" / "mlperf-from-raw").glob("*.yaml")):
+        manifest = yaml.safe_load(path.read_text())
+        spec, name = manifest["spec"], manifest["metadata"]["name"]
+        pod = stage.job(name)["spec"]["podTemplate"]
+        nodes = {"min": 1, "max": 2} if "nodes" in spec else {"min": 1, "max": 1}
+        run = merge(spec["run"], SMALL[name])
+        manifest["spec"] = {
+            **spec,
+            "gpusPerNode": 0,
+            "nodes": nodes,
+            "run": run,
+            "podTemplate": pod,
+        }
+        found.append(manifest)
+    return found
+
+
+def write_raw(folder: Path) -> None:
+    """Write both raw sets and the encoders below ``folder``, as the example's volumes hold them."""
+    raw_set(folder / "data" / "cc12m_raw")
+    coco = folder / "data" / "coco_raw"
+    raw_coco(coco)
+    (coco / "annotations").mkdir()
+    (coco / "captions.json").rename(coco / "annotations" / "captions_val2014.json")
+    (folder / "models").mkdir()
+    write_encoders(folder / "models")
+
+
+@pytest.fixture
+def folder(kubectl: Kubectl, tmp_path: Path) -> Iterator[Path]:
+    """Return the folder whose `data`, `models` and `output` are the volumes."""
+    write_raw(tmp_path)
+    shutil.copytree(tmp_path / "data", tmp_path / "laptop" / "data")
+    stage.make_namespace(kubectl, NAMESPACE)
+    stage.make_volumes(kubectl, NAMESPACE, tmp_path / "output")
+    names = {"data": False, "models": True, "output": False}
+    for name, read_only in names.items():
+        place = tmp_path / name
+        for each in (place, *place.rglob("*")):
+            shutil.chown(each, images.USER_ID, images.USER_ID)
+        found = volumes.host_folder(f"mlperf-{name}", place, NAMESPACE, read_only=read_only)
+        kubectl.apply(*found, namespace=NAMESPACE)
+    yield tmp_path
+    stage.clear(kubectl, NAMESPACE)
+    for name in names:
+        kubectl("delete", "pv", f"{NAMESPACE}-mlperf-{name}", seconds=120)
+
+
+def on_this_machine(folder: Path) -> Path:
+    """Run the same four files one after the other; return the output of the last."""
+    output = folder / "laptop" / "output"
+    for manifest in jobs():
+        file = folder / "laptop" / f"{manifest['metadata']['name']}.json"
+        file.write_text(json.dumps(manifest))
+        places = ["--data", str(folder / "laptop" / "data"), "--models", str(folder / "models")]
+        last = manifest["spec"]["run"].get("task") is None
+        places += ["--output", str(output if last else file.with_suffix(""))]
+        subprocess.run(
+            [*(sys.executable, "-m", "fluxtrain.cli", "run", str(file)), *places],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=True,
+            capture_output=True,
+        )
+    return output
+
+
+def bytes_of(data: Path) -> dict[str, bytes]:
+    """Return all that was made below ``data`` but the indices, which hold the tars' time of change."""
+    found = {f"{name}/{path}": b for name in MADE for path, b in contents(data / name).items()}
+    return {path: content for path, content in found.items() if not path.endswith(".index.json")}
+
+
+def test_four_jobs_applied_at_once_lead_from_raw_pictures_to_a_checked_log(
+    kubectl: Kubectl, folder: Path
+) -> None:
+    operator = Operator(kubectl, NAMESPACE, folder)
+    operator.start()
+    try:
+        submitted = jobs()
+        kubectl.apply(*submitted, namespace=NAMESPACE)
+        names = [manifest["metadata"]["name"] for manifest in submitted]
+        waiting = wait_until(lambda s: s.get("phase") == "Pending", operator, names[-1])
+        assert "mlperf-preprocess" in json.dumps(waiting["conditions"])
+        ended = {name: wait_until(is_complete, operator, name) for name in names}
+    finally:
+        operator.stop()
+    for name, before in (
+        ("mlperf-preprocess", ("mlperf-cc12m", "mlperf-coco")),
+        ("mlperf-train", ("mlperf-preprocess",)),
+    ):
+        assert all(ended[b]["completionTime"] <= ended[name]["startTime"] for b in before), ended
+    assert ended["mlperf-coco"]["progress"]["step"] == 24
+    assert sorted(losses(folder / "output")) == list(range(1, STEPS + 1))
+
+    alone = on_this_machine(folder)
+    assert bytes_of(folder / "data") == bytes_of(folder / "laptop" / "data") != {}
+    assert losses(folder / "output") == pytest.approx(losses(alone), rel=1e-4)
+    verdicts = [check(place / "mlperf.log") for place in (folder / "output", alone)]
+    assert verdicts[0].success == verdicts[1].success
+    print(f"the checker: {verdicts[0].explanations or 'accepts the log'}")

@@ -1,0 +1,117 @@
+"""The prepare task: what ``fluxtrain prepare cc12m`` and ``coco`` do, as one pod that can be watched.
+
+It may be killed at any moment; the next attempt goes on from the tars that are done.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import FrameType
+from typing import Any, NoReturn
+
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.launch import Places
+from fluxtrain.distributed import World
+from fluxtrain.errors import ConfigError, StoppedError
+from fluxtrain.prepare import cc12m, coco_subset
+from fluxtrain.prepare.cc12m import prepare_cc12m, read_problematic
+from fluxtrain.prepare.cc12m_source import open_source
+from fluxtrain.prepare.coco import prepare_coco
+from fluxtrain.prepare.download_hub import PREFIX
+from fluxtrain.prepare.download_link import is_url
+from fluxtrain.watch.endpoint import Endpoint
+
+Make = Callable[..., Any]
+_SECTION = "spec.run.prepare"
+_FIELDS = {"--problematic": f"{_SECTION}.problematic", "--samples": f"{_SECTION}.samples"}
+
+
+def prepare(config: RunConfig, places: Places, world: World) -> None:
+    """Make the data set that ``config.prepare`` asks for, on rank 0 alone.
+
+    Raises StoppedError when it was asked to stop, and what ``prepare_cc12m`` and ``prepare_coco`` raise.
+    """
+    if not world.is_main:
+        return
+    with ExitStack() as stack:
+        endpoint = stack.enter_context(Endpoint(config, places))
+        stack.enter_context(_stopping_at_once())
+        restarts = places.process_restarts
+        endpoint.progress.update(phase="running", rank=0, processRestarts=restarts)
+
+        def follow(done: int, total: int) -> None:
+            endpoint.metrics.step.set(done)
+            endpoint.progress.update(step=done, steps=total)
+            endpoint.alive(time.time())
+
+        with _as_fields():
+            open_task(config, places)(follow=follow)
+        endpoint.progress.update(phase="complete", status="success")
+
+
+def open_task(config: RunConfig, places: Places) -> Make:
+    """Return what makes the data set; raises ConfigError with the field where its input is not there."""
+    with _as_fields():
+        return (
+            _cc12m(config, places) if config.prepare.dataset == "cc12m" else _coco(config, places)
+        )
+
+
+def _cc12m(config: RunConfig, places: Places) -> Make:
+    asked, given = config.prepare, config.prepare.input
+    listed = asked.problematic
+    source = open_source(given if _is_remote(given) else str(places.data / given))
+    source.names()
+    return partial(
+        prepare_cc12m,
+        source,
+        places.data / config.data.train,
+        cc12m.NUM_SAMPLES if asked.samples is None else asked.samples or None,
+        read_problematic(places.data / listed) if listed else frozenset(),
+        asked.workers,
+    )
+
+
+def _coco(config: RunConfig, places: Places) -> Make:
+    asked, folder = config.prepare, places.data / config.prepare.input
+    images, captions = folder / "val2014", folder / "annotations" / "captions_val2014.json"
+    for path in (images, captions):
+        if not path.exists():
+            raise ConfigError(f"{_SECTION}.input", str(folder), f"{path} is not there")
+    output = places.data / config.data.validation
+    samples = coco_subset.NUM_SAMPLES if asked.samples is None else asked.samples
+    return partial(prepare_coco, images, captions, output, samples, asked.workers)
+
+
+def _is_remote(given: str) -> bool:
+    return given.startswith(PREFIX) or is_url(given)
+
+
+@contextmanager
+def _as_fields() -> Iterator[None]:
+    """Name the fields of the file in place of the flags of ``fluxtrain prepare``."""
+    try:
+        yield
+    except ConfigError as error:
+        path = _FIELDS.get(error.path, f"{_SECTION}.input")
+        known = error.path.startswith(_SECTION)
+        raise error if known else ConfigError(path, error.given, error.allowed) from None
+
+
+@contextmanager
+def _stopping_at_once() -> Iterator[None]:
+    """Raise StoppedError at SIGTERM and SIGINT: a tar takes longer than a pod's time to leave."""
+
+    def stop(signum: int, frame: FrameType | None) -> NoReturn:
+        raise StoppedError("stopped; the tars so far are kept, the same command goes on")
+
+    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
