@@ -128,7 +128,8 @@ def _deletions(
     allowed = situation.job.spec.restart.force_delete_on_lost_node
     for pod in pods:
         if situation.out_of_reach(pod) and (pod.ended or allowed):
-            yield _delete(pod, 0)
+            if not pod.forced:
+                yield _delete(pod, 0)
         elif not pod.deleting:
             yield _delete(pod, grace_seconds)
 
@@ -163,14 +164,16 @@ def _free_indices(situation: Situation) -> list[int]:
     """Return the indices at which a pod is to be created.
 
     A pod that is going still has its name, so its index waits for it. One that cannot be reached may
-    never go: the next index takes its place.
+    never go, nor one that Kueue holds back in a group that goes on: the next index takes its place.
     """
     kept = {pod.index for pod in situation.kept}
     pods = situation.observed.pods
     unreachable = {pod.index for pod in pods if situation.unreachable(pod)}
+    going_on = {situation.attempt, *(pod.attempt for pod in pods if situation.unreachable(pod))}
+    held_back = {pod.index for pod in pods if pod.held_back and pod.attempt in going_on}
     taken = {pod.index for pod in pods}
-    need = situation.job.spec.nodes.max - len(kept)
-    places = (index for index in count() if index not in kept | unreachable)
+    need = situation.job.spec.nodes.max - len(kept) - len(situation.counted_by_queue)
+    places = (index for index in count() if index not in kept | unreachable | held_back)
     return [index for _, index in zip(range(need), places, strict=False) if index not in taken]
 
 

@@ -134,6 +134,25 @@ def outdated(situation: Situation) -> Decision | None:
     return None
 
 
+def out_of_its_group(situation: Situation) -> Decision | None:
+    """A job whose pods Kueue has sent away, or that are over, is queued anew: in another group.
+
+    Kueue ends a group with its last pod, and admits none that comes later. A group with lost pods goes on
+    as long as the others are enough.
+    """
+    left = [pod for pod in situation.kept if not pod.too_late]
+    need = situation.job.spec.nodes.min if situation.counted_by_queue else 1
+    queued = situation.job.spec.scheduling.queue_name is not None
+    if not queued or not situation.current or len(left) >= need:
+        return None
+    for fault in situation.faults:
+        if situation.now < (due := due_again(fault, 0)):
+            text = f"{fault.message}; queued again at {stamp(due)}"
+            return Decision("hold", fault.reason, text, due=due)
+    text = f"{len(left)} pods are left of Kueue's group; another is queued"
+    return Decision("restart", "GroupEnded", text)
+
+
 def makes_no_progress(situation: Situation) -> Decision | None:
     """A job without a step for too long is restarted; that counts, or a hang would repeat for ever."""
     due = deadline(situation)
@@ -154,6 +173,7 @@ RULES: tuple[Rule, ...] = (
     waits_for_others,
     resumed,
     outdated,
+    out_of_its_group,
     makes_no_progress,
 )
 

@@ -30,7 +30,13 @@ class Pod:
     node: str = ""
     deleting: bool = False
     deletion_deadline: float | None = None
+    forced: bool = False
+    """Whether it was deleted by force already: if it is still there, somebody's finalizer holds it."""
     gated: bool = False
+    gates: tuple[str, ...] = ()
+    """Names of the scheduling gates that are left."""
+    queued: bool = False
+    """Whether Kueue holds it: the object stays, even deleted, until Kueue lets go."""
     waiting: str = ""
     exit_code: int | None = None
     reason: str = ""
@@ -57,10 +63,21 @@ class Pod:
         """Return whether its main process runs."""
         return self.phase == "Running" and self.started is not None and not self.ended
 
+    @property
+    def held_back(self) -> bool:
+        """Return whether it is over and yet has its name, until Kueue sees another pod in its stead."""
+        return self.queued and self.deleting and (self.ended or not self.node)
+
+    @property
+    def too_late(self) -> bool:
+        """Return whether it came into a group that was over: Kueue lets it go, and never through its gate."""
+        return names.KUEUE_GATE in self.gates and not self.queued
+
     @staticmethod
     def from_object(manifest: Mapping[str, Any]) -> Pod:
         """Return the pod in ``manifest``; what is missing or malformed takes its default."""
         metadata, status = _mapping(manifest, "metadata"), _mapping(manifest, "status")
+        spec = _mapping(manifest, "spec")
         labels, notes = _mapping(metadata, "labels"), _mapping(metadata, "annotations")
         conditions = {c.get("type"): c for c in _mappings(status, "conditions")}
         scheduled = _mapping(conditions, "PodScheduled")
@@ -78,10 +95,13 @@ class Pod:
             nodes=_range(notes.get(names.ANNOTATION_NODES)),
             phase=str(status.get("phase", "Pending")),
             ready=_mapping(conditions, "Ready").get("status") == "True",
-            node=str(_mapping(manifest, "spec").get("nodeName") or ""),
+            node=str(spec.get("nodeName") or ""),
             deleting="deletionTimestamp" in metadata,
             deletion_deadline=seconds(metadata.get("deletionTimestamp")),
+            forced=metadata.get("deletionGracePeriodSeconds") == 0,
             gated=scheduled.get("reason") == "SchedulingGated",
+            gates=tuple(str(gate.get("name")) for gate in _mappings(spec, "schedulingGates")),
+            queued=names.KUEUE_FINALIZER in _list(metadata, "finalizers"),
             waiting=_why_waiting(scheduled, waiting),
             exit_code=terminated.get("exitCode"),
             reason=str(status.get("reason") or terminated.get("reason") or ""),
@@ -178,8 +198,12 @@ def _mapping(of: Mapping[Any, Any], key: str) -> Mapping[str, Any]:
 
 
 def _mappings(of: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    return [item for item in _list(of, key) if isinstance(item, Mapping)]
+
+
+def _list(of: Mapping[str, Any], key: str) -> list[Any]:
     value = of.get(key)
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+    return value if isinstance(value, list) else []
 
 
 def _number(text: object) -> int:

@@ -73,6 +73,16 @@ class Situation:
         """Return the kept pods whose agent runs."""
         return tuple(pod for pod in self.kept if pod.running)
 
+    @cached_property
+    def counted_by_queue(self) -> tuple[Pod, ...]:
+        """Return the current pods that are lost to training and that Kueue yet counts as of their group.
+
+        It takes those out of reach for running, and those that ended well for done: others in their stead
+        it would delete as too many.
+        """
+        lost = (pod for pod in self.current if pod.succeeded or self.unreachable(pod))
+        return tuple(pod for pod in lost if pod.queued)
+
     @property
     def enough(self) -> bool:
         """Return whether as many run as training needs."""

@@ -141,7 +141,8 @@ def _admitted(situation: Situation, decision: Decision) -> Fact:
         return Fact("Admitted", False, decision.reason, decision.message)
     gated = [pod for pod in situation.kept if pod.gated]
     if gated and not situation.enough:
-        text = f"{len(gated)} pods wait at a scheduling gate: {gated[0].waiting}"
+        gates = sorted({gate for pod in gated for gate in pod.gates})
+        text = f"{len(gated)} pods wait at a scheduling gate: {', '.join(gates)}"
         return Fact("Admitted", False, "SchedulingGated", text)
     if situation.gang != situation.job.spec.scheduling.gang:
         return Fact("Admitted", True, "NoPodGroups", "the cluster has no API for scheduling.gang")

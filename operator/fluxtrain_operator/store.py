@@ -122,7 +122,9 @@ def _start_after(namespace: str, job: Manifest | None) -> list[Key]:
 def _essence(pod: Manifest) -> Manifest:
     """Return what ``observed`` reads of a pod."""
     kept = {key: pod[key] for key in ("kind", "status") if key in pod}
-    return {**kept, "metadata": _without_managers(pod), "spec": {"nodeName": _node_of(pod)}}
+    gates = pod.get("spec", {}).get("schedulingGates")
+    spec = {"nodeName": _node_of(pod), **({"schedulingGates": gates} if gates else {})}
+    return {**kept, "metadata": _without_managers(pod), "spec": spec}
 
 
 def _without_managers(manifest: Manifest) -> Manifest:

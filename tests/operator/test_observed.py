@@ -89,6 +89,18 @@ def test_a_scheduling_gate_is_seen() -> None:
     assert Pod.from_object(manifest(conditions=gate)).gated
 
 
+def test_what_kueue_did_to_a_pod_is_seen() -> None:
+    made = manifest()
+    made["metadata"]["finalizers"] = [names.KUEUE_FINALIZER]
+    made["spec"]["schedulingGates"] = [{"name": names.KUEUE_GATE}]
+    pod = Pod.from_object(made)
+    assert (pod.gates, pod.queued, pod.too_late) == ((names.KUEUE_GATE,), True, False)
+    made["metadata"]["deletionGracePeriodSeconds"] = 0
+    assert (pod.forced, Pod.from_object(made).forced) == (False, True)
+    del made["metadata"]["finalizers"]
+    assert Pod.from_object(made).too_late
+
+
 @pytest.mark.parametrize(
     "odd",
     [

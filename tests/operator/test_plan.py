@@ -9,6 +9,7 @@ import pytest
 
 from fluxtrain.contract.status import ProgressStatus, Status
 from fluxtrain.errors import ConfigError
+from fluxtrain_operator import names
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.observed import NodeView, Observed, Pod
 from fluxtrain_operator.plan import Plan, load, plan, refuse
@@ -145,6 +146,11 @@ def test_pods_at_a_scheduling_gate_are_not_admitted_yet() -> None:
     pods = [make_pod(i, phase="Pending", started=None, gated=True) for i in range(2)]
     job = with_status(make_job(), plan(make_job(), Observed(), NOW).status)
     assert says(plan(job, observe(*pods), NOW).status, "Admitted") == ("False", "SchedulingGated")
+    named = [replace(pod, gates=("example.org/b", names.KUEUE_GATE)) for pod in pods]
+    (said,) = (
+        c.message for c in plan(job, observe(*named), NOW).status.conditions if c.type == "Admitted"
+    )
+    assert said == "2 pods wait at a scheduling gate: example.org/b, kueue.x-k8s.io/admission"
 
 
 @pytest.mark.parametrize(
@@ -488,6 +494,9 @@ def test_a_lost_nodes_pod_goes_by_force_where_the_job_allows_it() -> None:
     for pod in (make_pod(1), gone):
         picture = observe(make_pod(0), pod, nodes=lost("node-1"), progress=progress())
         assert [d.grace_seconds for d in plan(job, picture, NOW).delete] == [0]
+    held = replace(gone, forced=True, queued=True)
+    picture = observe(make_pod(0), held, nodes=lost("node-1"), progress=progress())
+    assert deleted(plan(job, picture, NOW)) == [], "once is enough"
 
 
 def test_a_pod_that_ignores_its_deletion_counts_as_lost() -> None:

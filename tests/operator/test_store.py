@@ -118,4 +118,7 @@ def test_of_a_pod_is_kept_what_is_looked_at_and_nothing_else() -> None:
     (kept,) = store.pods(KEY)
     assert Pod.from_object(kept) == Pod.from_object(whole)
     assert (kept["status"], kept["spec"]) == (whole["status"], {"nodeName": "n1"})
+    whole["spec"]["schedulingGates"] = [{"name": "example.org/not-yet"}]
+    store.set_pod(whole)
+    assert Pod.from_object(store.pods(KEY)[0]).gates == ("example.org/not-yet",)
     assert "managedFields" not in kept["metadata"]

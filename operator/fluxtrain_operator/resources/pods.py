@@ -173,9 +173,22 @@ def _annotate(pod: Manifest, job: Job, slot: Slot) -> None:
     notes[names.ANNOTATION_NODES] = f"{nodes.min}:{nodes.max}"
     notes[names.ANNOTATION_REPLACEMENT] = str(slot.replacement)
     notes[names.ANNOTATION_DEFAULT_CONTAINER] = names.TRAINER
-    if scheduling.queue_name is not None:  # Kueue admits the pods of a group together
+    if scheduling.queue_name is not None:
         labels[names.KUEUE_QUEUE] = scheduling.queue_name
         labels[names.KUEUE_GROUP] = names.queue_group(job.name, slot.attempt)
-        notes[names.KUEUE_COUNT] = str(nodes.max)
-        if scheduling.topology is not None:
-            notes[names.KUEUE_TOPOLOGY] = scheduling.topology
+        notes.update(_in_group(job))
+
+
+def _in_group(job: Job) -> dict[str, str]:
+    """Return what Kueue reads of each pod of a group: it admits all of them together, or none.
+
+    Not retriable: the group is over with its last pod. Kueue would hold the names, and the quota, of pods
+    that ended until there were others in their stead. One role: pods that avoid different nodes are alike.
+    """
+    notes = {
+        names.KUEUE_COUNT: str(job.spec.nodes.max),
+        names.KUEUE_RETRIABLE: "false",
+        names.KUEUE_ROLE: names.TRAINER,
+    }
+    topology = job.spec.scheduling.topology
+    return notes if topology is None else {**notes, names.KUEUE_TOPOLOGY: topology}
