@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fluxtrain.data.encoded import EncodedDataset
+from fluxtrain.prepare import stages
 from fluxtrain.prepare.catalogue import base, caption, read_catalogue, split
 from fluxtrain.prepare.openmoji import NUM_SKIN_TONES, NUM_VALIDATION_BASES, _svg_folder
-from fluxtrain.prepare.stages import Advance, is_made, run_stage
+from fluxtrain.prepare.stages import Advance, is_made, progress, run_stage
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,22 @@ def test_a_stamp_that_is_no_json_counts_as_not_made(tmp_path: Path) -> None:
     stage(output, {"size": 1})
     (tmp_path / "result.prepared.json").write_text("{")
     assert not is_made(output, {"size": 1})
+
+
+def test_where_there_is_no_terminal_progress_is_a_line_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times, stream, heard = (
+        iter([0.0, 1.0, 11.0, 11.0, 12.0]),
+        io.StringIO(),
+        list[tuple[int, int]](),
+    )
+    monkeypatch.setattr(stages, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    with progress("clean", 2000, stream, lambda *said: heard.append(said)) as advance:
+        for _ in range(3):
+            advance(500)
+    assert stream.getvalue() == "clean: 1,000 of 2,000\n"
+    assert heard == [(500, 2000), (1000, 2000), (1500, 2000)]
 
 
 def test_a_small_catalogue_becomes_a_data_set_that_training_opens(tmp_path: Path) -> None:
