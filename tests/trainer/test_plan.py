@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
 from fluxtrain import latents
+from fluxtrain.cli import main
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.resolve import merge, resolve
-from fluxtrain.errors import ConfigError
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.gpus import GPUS, peak_flops
 from fluxtrain.model.attention import rotation
 from fluxtrain.model.blocks import DoubleStreamBlock, SingleStreamBlock
@@ -353,3 +355,11 @@ def test_peaks_are_found_by_the_names_that_torch_gives(
     device_name: str, peak: float | None
 ) -> None:
     assert peak_flops(device_name) == peak
+
+
+def test_only_trainings_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = Path(__file__).parents[2] / "examples" / "mlperf-from-raw"
+    for path in sorted(examples.glob("[123]-*.yaml")):
+        assert main(["plan", str(path)]) == EXIT_USAGE
+        assert "spec.run.task: got 'pre" in capsys.readouterr().err
+    assert main(["plan", str(examples / "4-train.yaml")]) == EXIT_OK

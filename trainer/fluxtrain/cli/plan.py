@@ -6,7 +6,7 @@ import argparse
 import json
 
 from fluxtrain.cli.files import add_file, configured
-from fluxtrain.errors import EXIT_OK
+from fluxtrain.errors import EXIT_OK, ConfigError
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,6 +26,10 @@ def action(arguments: argparse.Namespace, rest: list[str]) -> int:
     from fluxtrain.plan import make_plan, render
 
     job, config = configured(arguments.file, rest)
+    if config.task != "train":
+        raise ConfigError(
+            "spec.run.task", config.task, "must be train: it is trainings that are planned"
+        )
     plan = make_plan(
         config, job.spec.nodes.max, job.spec.gpus_per_node, arguments.gpu, arguments.mfu
     )
