@@ -219,6 +219,6 @@ def test_uninstall_leaves_definition_and_jobs(kubectl: Kubectl, helm: Helm) -> N
     left["spec"]["lifecycle"] = {"suspend": True}
     kubectl.apply(left, namespace=NAMESPACE)
     helm("uninstall", NAME, IN, "--wait")
-    assert not operators(kubectl)
+    until(lambda: not operators(kubectl), lambda: explained(kubectl), seconds=90)
     kubectl("get", "ft", "left", IN)
     kubectl("delete", "ft", "left", IN)

@@ -183,7 +183,7 @@ def test_killed_at_random_moments_it_makes_the_same_files(
 ) -> None:
     chance, run = random.Random(0), config(task="preprocess")
     kills, rounds, resumed = 0, 0, 0
-    while kills < 20:
+    while kills < 10:
         where = places(tmp_path / str(rounds), pictures, models)
         while not (where.data / "preprocessed/validation/dataset.json").exists():
             resumed += num_shards(where) > 0
