@@ -219,6 +219,6 @@ def test_uninstall_leaves_definition_and_jobs(kubectl: Kubectl, helm: Helm) -> N
     left["spec"]["lifecycle"] = {"suspend": True}
     kubectl.apply(left, namespace=NAMESPACE)
     helm("uninstall", NAME, IN, "--wait")
-    until(lambda: not operators(kubectl), lambda: explained(kubectl), seconds=90)
+    until(lambda: not operators(kubectl), lambda: str(operators(kubectl)), seconds=90)
     kubectl("get", "ft", "left", IN)
     kubectl("delete", "ft", "left", IN)
