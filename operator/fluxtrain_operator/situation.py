@@ -118,11 +118,10 @@ class Situation:
 
     @cached_property
     def words(self) -> Progress | None:
-        """Return what rank 0 says, or said last as it ended."""
-        if self.observed.progress is not None:
-            return self.observed.progress
-        said = [pod.last_words for pod in self.observed.pods if pod.last_words is not None]
-        return max(said, key=lambda words: words.status.last_step_time or "", default=None)
+        """Return what rank 0 says, or said last as it ended: an answer may be from before that."""
+        said = [self.observed.progress, *(pod.last_words for pod in self.observed.pods)]
+        heard = [words for words in said if words is not None]
+        return max(heard, key=lambda words: words.status.last_step_time or "", default=None)
 
     @property
     def progress(self) -> ProgressStatus | None:

@@ -191,6 +191,15 @@ def test_a_job_that_is_over_has_its_last_words() -> None:
     assert status.restarts.process == 4
 
 
+@pytest.mark.parametrize("asked", [None, NOW - 9], ids=["before a step", "at a step"])
+def test_last_words_are_newer_than_an_answer_from_before_the_end(asked: float | None) -> None:
+    last = ProgressStatus(step=300, lastStepTime=stamp(NOW - 2))
+    answer = ProgressStatus(step=290, lastStepTime=None if asked is None else stamp(asked))
+    observed = Observed((ended(Progress(last)),), progress=Progress(answer))
+    over = describe(make_situation(None, observed), Decision("complete", "Succeeded"), 0)
+    assert over.progress == last
+
+
 def test_last_words_are_no_news_to_who_has_heard_later_ones() -> None:
     early = Progress(ProgressStatus(step=100, lastStepTime=stamp(NOW - 60)))
     late = ProgressStatus(step=120, lastStepTime=stamp(NOW - 30))

@@ -105,6 +105,11 @@ def test_the_task_makes_what_the_command_makes_and_tells_how_far_it_is(
     assert (said["phase"], said["rank"]) == ("complete", 0)
     assert (said["step"], said["steps"]) == (num_units, num_units)
     assert said["firstStepTime"] <= said["lastStepTime"]
+    if made == "subset":  # again: all is there
+        again = fluxtrain("run", file, *where, FLUXTRAIN_LAST_WORDS=str(words))
+        _, errors = again.communicate(timeout=120)
+        assert again.returncode == EXIT_OK, errors
+        assert json.loads(words.read_text())["step"] == num_units
 
 
 def test_a_stop_is_heeded_at_once_and_the_same_command_goes_on(raw: Path, tmp_path: Path) -> None:

@@ -49,7 +49,10 @@ def prepare(config: RunConfig, places: Places, world: World) -> None:
             endpoint.alive(time.time())
 
         with _as_fields():
-            open_task(config, places)(follow=follow)
+            report = open_task(config, places)(follow=follow)
+        if "step" not in endpoint.progress.read():  # everything was there already
+            made = report["kept" if config.prepare.dataset == "cc12m" else "samples"]
+            follow(made, made)
         endpoint.progress.update(phase="complete", status="success")
 
 
