@@ -192,12 +192,19 @@ class Election:
         return self._known is not None
 
     async def _let_go(self) -> None:
-        """Take our name off the Lease, so that the next leader need not wait for it to expire."""
-        if not self.holds or self._known is None:
+        """Take our name off the Lease, so that the next leader need not wait for it to expire.
+
+        A renewal that was cut off may have been heard, or is still on its way: look, and look again.
+        """
+        if not self.holds:
             return
         self._until = _NEVER
         with suppress(*_FAILURES):  # it expires by itself
-            await self._write(self._known, holder="")
+            for _ in range(2):
+                lease = await self._read()
+                ours = lease is not None and lease.spec.holder_identity == self.identity
+                if not ours or await self._write(lease, holder=""):
+                    return
 
     def _complain(self, text: str) -> None:
         """Log what is wrong, once for as long as it is."""
