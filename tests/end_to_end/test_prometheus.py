@@ -30,7 +30,7 @@ pytestmark = [
 
 NAMESPACE = "prometheus"
 NAME = "watched"
-STEPS = 240
+STEPS = 600
 EMPTY = dict.fromkeys(
     ("Activity", "Power", "Junction temperature"), "no GPU here, and so no exporter of AMD's"
 )
