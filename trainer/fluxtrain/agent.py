@@ -25,6 +25,7 @@ from fluxtrain import runner
 from fluxtrain.contract.launch import ENV_LAST_WORDS, ENV_VERDICT, Places
 from fluxtrain.errors import EXIT_STOPPED
 from fluxtrain.rendezvous import BACKEND, register, stopping, wait_for_store
+from fluxtrain.signals import handled
 from fluxtrain.watch.last_words import hand_on
 
 _ENDPOINT = "PET_RDZV_ENDPOINT"
@@ -87,11 +88,8 @@ def _heeding_stops() -> Iterator[None]:
         name = signal.Signals(signum)
         raise SignalException(f"asked to stop by {name.name}", sigval=name)
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with handled(stop, signal.SIGTERM):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -103,11 +101,8 @@ def _verdicts(path: Path) -> Iterator[None]:
         verdict = json.loads(path.read_text())
         raise VerdictError(verdict["code"], verdict["message"])
 
-    before = signal.signal(signal.SIGUSR1, heed)
-    try:
+    with handled(heed, signal.SIGUSR1):
         yield
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 def main(termination_log: Path) -> int:

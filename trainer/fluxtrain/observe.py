@@ -34,10 +34,8 @@ from fluxtrain.parallelize import micro_batch_size
 from fluxtrain.sample import Painter
 from fluxtrain.watch.clock import Clock
 from fluxtrain.watch.console import Console, duration
-from fluxtrain.watch.last_words import leave
-from fluxtrain.watch.metrics import Metrics, Progress
+from fluxtrain.watch.endpoint import Endpoint
 from fluxtrain.watch.records import Records, drop_after, read_records
-from fluxtrain.watch.server import serve
 
 _MAX_FAULTS_TOLD = 20
 
@@ -59,7 +57,8 @@ class Observer:
     def __init__(self, config: RunConfig, places: Places, world: World) -> None:
         """Prepare to tell of the run that ``config`` describes; nothing is opened yet."""
         self.config, self.places, self.world = config, places, world
-        self.metrics, self.progress = Metrics(), Progress()
+        self._endpoint = Endpoint(config, places)
+        self.metrics, self.progress = self._endpoint.metrics, self._endpoint.progress
         self.num_faults, self.last_fault = 0, ""
         self._closing = ExitStack()
         self._clock = Clock()
@@ -71,11 +70,7 @@ class Observer:
     def __enter__(self) -> Observer:
         """Start the endpoint: a job that waits for its first step can be watched already."""
         if self.world.local_rank == 0:
-            self._closing.callback(leave, self.progress)
-            port = self.config.logging.metrics_port
-            stop = serve(self.metrics, self.progress, self.places.metrics_address, port)
-            if stop is not None:
-                self._closing.callback(stop)
+            self._endpoint.open(self._closing)
         return self
 
     def __exit__(
@@ -138,10 +133,8 @@ class Observer:
 
     def step_done(self, step: int) -> None:
         """Note that step ``step`` was given to the device."""
-        now = time.time()
         self.metrics.step.set(step)
-        self.metrics.last_progress.set(now)
-        self.progress.stepped(now, step=step)
+        self._endpoint.alive(step=step)
         if self.world.is_main:
             self._console.advance(step)
 
@@ -268,9 +261,8 @@ class Observer:
         self.progress.update(phase="complete", status=run.status)
         if not self.world.is_main:
             return
-        from fluxtrain.watch.curve import (
-            save_loss_curve,
-        )  # a second of imports, spent once at the end
+        # a second of imports, spent once at the end
+        from fluxtrain.watch.curve import save_loss_curve
 
         records = read_records(self.places.output / METRICS_FILE)
         save_loss_curve(self.places.output / LOSS_FILE, records, self.config.evaluation.target_loss)

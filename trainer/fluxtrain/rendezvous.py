@@ -29,6 +29,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from fluxtrain.errors import StorageError
+from fluxtrain.signals import handled
 
 BACKEND = "fluxtrain"
 """torchrun's name for a rendezvous that stays open when one meeting fails; see `register`."""
@@ -77,12 +78,8 @@ def wait_for_store(endpoint: str, over: threading.Event) -> bool:
 def stopping() -> Iterator[threading.Event]:
     """Yield an event that SIGTERM and SIGINT set; the handlers before come back afterwards."""
     over = threading.Event()
-    before = {s: signal.signal(s, lambda *_: over.set()) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with handled(lambda *_: over.set(), signal.SIGTERM, signal.SIGINT):
         yield over
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def register() -> None:

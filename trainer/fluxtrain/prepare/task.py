@@ -6,7 +6,6 @@ It may be killed at any moment; the next attempt goes on from the tars that are 
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -23,6 +22,7 @@ from fluxtrain.prepare.cc12m_source import open_source
 from fluxtrain.prepare.coco import prepare_coco
 from fluxtrain.prepare.download_hub import PREFIX
 from fluxtrain.prepare.download_link import is_url
+from fluxtrain.signals import handled
 from fluxtrain.watch.endpoint import Endpoint
 
 Make = Callable[..., Any]
@@ -38,15 +38,16 @@ def prepare(config: RunConfig, places: Places, world: World) -> None:
     if not world.is_main:
         return
     with ExitStack() as stack:
-        endpoint = stack.enter_context(Endpoint(config, places))
-        stack.enter_context(_stopping_at_once())
+        endpoint = Endpoint(config, places)
+        endpoint.open(stack)
+        stack.enter_context(handled(_stop, signal.SIGTERM, signal.SIGINT))
         restarts = places.process_restarts
         endpoint.progress.update(phase="running", rank=0, processRestarts=restarts)
 
         def follow(done: int, total: int) -> None:
             endpoint.metrics.step.set(done)
             endpoint.progress.update(step=done, steps=total)
-            endpoint.alive(time.time())
+            endpoint.alive()
 
         with _as_fields():
             report = open_task(config, places)(follow=follow)
@@ -105,16 +106,6 @@ def _as_fields() -> Iterator[None]:
         raise error if known else ConfigError(path, error.given, error.allowed) from None
 
 
-@contextmanager
-def _stopping_at_once() -> Iterator[None]:
-    """Raise StoppedError at SIGTERM and SIGINT: a tar takes longer than a pod's time to leave."""
-
-    def stop(signum: int, frame: FrameType | None) -> NoReturn:
-        raise StoppedError("stopped; the tars so far are kept, the same command goes on")
-
-    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+def _stop(signum: int, frame: FrameType | None) -> NoReturn:
+    """Stop at once: a tar takes longer than a pod's time to leave."""
+    raise StoppedError("stopped; the tars so far are kept, the same command goes on")

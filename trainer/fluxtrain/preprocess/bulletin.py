@@ -37,7 +37,7 @@ class Bulletin:
     def __enter__(self) -> Bulletin:
         """Start the endpoint and say what there is to do."""
         if self._world.local_rank == 0:
-            self._closing.enter_context(self._endpoint)
+            self._endpoint.open(self._closing)
         if self._world.is_main:
             self._console = Console(self._total, self._done)
             self._closing.callback(self._console.close)
@@ -69,7 +69,7 @@ class Bulletin:
 
     def alive(self) -> None:
         """Note that something was done: a watcher would else think that this process hangs."""
-        self._endpoint.alive(time.time())
+        self._endpoint.alive()
 
     def dropped(self, target: Target, faults: list[str]) -> int:
         """Name the first unreadable samples on stderr; return how many of ``target`` were met so far."""

@@ -1,9 +1,9 @@
-"""What a task other than training is watched by: /metrics and /progress, and its last words."""
+"""What a process is watched by: /metrics and /progress, and its last words."""
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
-from types import TracebackType
 
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import Places
@@ -13,32 +13,22 @@ from fluxtrain.watch.server import serve
 
 
 class Endpoint:
-    """The metrics and the progress of a process, served while the context is open."""
+    """The metrics and the progress of a process; served once it is opened."""
 
     def __init__(self, config: RunConfig, places: Places) -> None:
         """Prepare to serve where ``config`` and ``places`` say."""
         self.metrics, self.progress = Metrics(), Progress()
         self._port, self._address = config.logging.metrics_port, places.metrics_address
-        self._closing = ExitStack()
 
-    def __enter__(self) -> Endpoint:
-        """Serve from here on."""
-        self._closing.callback(leave, self.progress)
+    def open(self, stack: ExitStack) -> None:
+        """Serve until ``stack`` is closed, which leaves the last words for the agent."""
+        stack.callback(leave, self.progress)
         stop = serve(self.metrics, self.progress, self._address, self._port)
         if stop is not None:
-            self._closing.callback(stop)
-        return self
+            stack.callback(stop)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop serving, and leave the last words for the agent."""
-        self._closing.close()
-
-    def alive(self, now: float) -> None:
-        """Note that something was done: a watcher would else think that this process hangs."""
+    def alive(self, **values: object) -> None:
+        """Note that something was done, with its ``values``: a watcher would else think that it hangs."""
+        now = time.time()
         self.metrics.last_progress.set(now)
-        self.progress.stepped(now)
+        self.progress.stepped(now, **values)

@@ -1,0 +1,22 @@
+"""Signals that mean something for a while."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+@contextmanager
+def handled(handler: Handler, *signums: signal.Signals) -> Iterator[None]:
+    """Let ``handler`` hear ``signums``; the handlers before come back afterwards."""
+    before = {signum: signal.signal(signum, handler) for signum in signums}
+    try:
+        yield
+    finally:
+        for signum, earlier in before.items():
+            signal.signal(signum, earlier)
