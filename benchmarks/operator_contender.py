@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import shutil
-import socket
 import sys
 import tempfile
 import urllib.error
@@ -23,6 +22,7 @@ from cluster.places import FOLDER, KUBECONFIG
 from cluster.progress import wait_until
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from tests.free_ports import free_port, free_ports
 
 IMAGE = "example.org/trainer:1"  # never pulled: the nodes are fake
 START_SECONDS = 60
@@ -112,7 +112,7 @@ class Fluxtrain(Contender):
 
     def start(self) -> None:
         """Start it; return when it leads."""
-        self.port = _free_port()
+        self.port = free_port()
         argv = [sys.executable, "-m", "fluxtrain_operator", f"--image={IMAGE}"]
         argv += [f"--namespace={self.namespace}", f"--lease-namespace={self.namespace}"]
         argv += ["--address=127.0.0.1", f"--port={self.port}"]
@@ -165,7 +165,7 @@ class TrainingOperator(Contender):
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": PEER_SECRET}}
         kubectl.apply(secret, namespace=self.namespace)
         PEER_CERTIFICATES.mkdir(exist_ok=True)
-        self.port, probes, webhook = _free_port(), _free_port(), _free_port()
+        self.port, probes, webhook = free_ports(3)
         script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
         argv = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", script, "sh"]
         argv += [str(self._folder), str(PEER_CERTIFICATES)]
@@ -231,8 +231,3 @@ def _answer(url: str) -> str | None:
             return str(answer.read().decode())
     except (OSError, urllib.error.HTTPError):
         return None
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -14,7 +14,7 @@ from fluxtrain_operator.timestamps import stamp
 from fluxtrain_operator.watchdog import deadline
 
 _COMPLETE, _FAILED = "Complete", "Failed"  # phases of the jobs that come before
-_EXIT_BARRIER_SECONDS = 330.0  # torchrun's agents wait 300 s for each other at the end
+_LEAVING_SECONDS = 30.0  # trainers end well together; their agents wait 10 s for each other
 _HUNG_GRACE_SECONDS = 30  # processes that make no step leave no checkpoint either
 
 
@@ -52,11 +52,14 @@ def decide(situation: Situation) -> Decision:
 
 
 def succeeded(situation: Situation) -> Decision | None:
-    """The job is complete when a pod ended well and none of the others goes on or failed."""
+    """The job is complete when a pod ended well and none of the others failed.
+
+    All ranks leave together, so the others are about to end, or are too late: replacements of the lost.
+    """
     done = [pod for pod in situation.current if pod.succeeded and not pod.deleting]
     if not done or _program_fault(situation) is not None:
         return None
-    last_wait = min(pod.finished or pod.created for pod in done) + _EXIT_BARRIER_SECONDS
+    last_wait = min(pod.finished or pod.created for pod in done) + _LEAVING_SECONDS
     if situation.running and situation.now < last_wait:
         return Decision("hold", "Finishing", "the other pods are about to end", due=last_wait)
     return Decision("complete", "Succeeded", "the run is over", exit_code=EXIT_OK)

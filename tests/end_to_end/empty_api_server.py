@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import secrets
-import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from cluster import binaries
 from cluster.certificates import SERVICE_ACCOUNT_KEY, SERVICE_ACCOUNT_PUBLIC_KEY
 from cluster.kubectl import Kubectl
 from cluster.progress import wait_until
+from tests.free_ports import free_ports
 
 START_SECONDS = 120
 
@@ -82,12 +82,3 @@ def kubeconfig(folder: Path, port: int, token: str) -> Path:
     path = folder / "kubeconfig"
     path.write_text(json.dumps(config))
     return path
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of loopback that nobody listens on, all different."""
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [server.getsockname()[1] for server in servers]

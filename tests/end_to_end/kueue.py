@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import socket
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -19,6 +18,7 @@ from cluster.errors import ClusterError
 from cluster.kubectl import NO_PROXY, Kubectl, Manifest
 from cluster.places import BRIDGE_ADDRESS, FOLDER
 from tests.end_to_end.stage import wait_for
+from tests.free_ports import free_ports
 
 GROUP = "kueue.x-k8s.io"
 GATE = f"{GROUP}/admission"
@@ -36,7 +36,7 @@ class Kueue:
         """It looks at pods of ``namespace`` only; its files lie in ``folder``."""
         self.kubectl, self.namespace, self._folder = kubectl, namespace, folder
         self._process: subprocess.Popen[bytes] | None = None
-        self._ports = {name: _free_port() for name in ("health", "webhook")}
+        self._ports = dict(zip(("health", "webhook"), free_ports(2), strict=True))
         self._sources = self._programs = Path()
 
     def prepare(self) -> None:
@@ -197,8 +197,3 @@ def _webhook_name(kind: str) -> str:
 
 def _object(version: str, kind: str, name: str, **fields: Any) -> Manifest:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **fields}
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -19,6 +18,7 @@ from typing import Any
 import yaml
 from cluster.kubectl import Manifest
 from tests.end_to_end.stage import ROOT, wait_for
+from tests.free_ports import free_port
 
 SCRAPE_SECONDS = 1
 _ALERTS = ROOT / "charts" / "fluxtrain-operator" / "files" / "alerts.yaml"
@@ -43,8 +43,7 @@ class Prometheus:
         self._folder.mkdir()
         self.see([])
         (self._folder / "prometheus.yaml").write_text(yaml.safe_dump(self._configuration()))
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self.port = server.getsockname()[1]
+        self.port = free_port()
         with (self._folder / "prometheus.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 from cluster import images, volumes
 from cluster.errors import ClusterError
 from cluster.kubectl import NO_PROXY, Kubectl, Manifest
+from tests.free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "localhost/fluxtrain/trainer:test"
@@ -108,8 +108,7 @@ class Operator:
 
     def start(self) -> None:
         self._count += 1
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self.port = server.getsockname()[1]
+        self.port = free_port()
         with (self._folder / f"operator_{self._count}.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [

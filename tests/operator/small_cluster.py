@@ -272,10 +272,10 @@ class SmallCluster:
                 step=step, samplesPerSecond=8.0, lastStepTime=stamp(self.now)
             )
 
-    def succeed(self) -> None:
-        """Make the last step, where enough pods run."""
+    def succeed(self, lost: int) -> None:
+        """Make the last step, where enough pods run; the ``lost`` first agents do not live to see it."""
         gang = self._gang()
-        for pod in gang if len(gang) >= self.size.low else []:
+        for pod in gang[lost:] if len(gang) >= self.size.low else []:
             self.end(pod, 0)
 
     def _gang(self) -> list[Pod]:

@@ -266,8 +266,8 @@ def test_a_job_waits_for_its_last_pods_but_not_for_ever() -> None:
     picture = observe(done, make_pod(1))
     soon = plan(running(), picture, NOW + 1)
     assert (soon.status.phase, soon.delete, soon.create) == ("Running", (), ())
-    assert soon.requeue_after == pytest.approx(329.0)
-    assert plan(running(), picture, NOW + 330).status.phase == "Complete"
+    assert soon.requeue_after == pytest.approx(29.0)
+    assert plan(running(), picture, NOW + 30).status.phase == "Complete"
 
 
 def test_a_lost_pod_is_not_replaced_once_another_ended_well() -> None:

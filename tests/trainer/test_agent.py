@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from tests.free_ports import free_port
 
 from fluxtrain.contract.launch import ENV_CONFIG, Places
 from fluxtrain.contract.resolve import merge, resolve
@@ -44,11 +45,6 @@ print("met", met, flush=True)
 while not handler.num_nodes_waiting():
     time.sleep(0.1)
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Cluster:
@@ -223,6 +219,18 @@ def test_a_stop_saves_and_leaves_with_the_agreed_code(cluster: Cluster) -> None:
     assert words["step"] == words["checkpointStep"] == steps_of(cluster.folder)[-1]
     assert "stopped by SIGTERM" in words["message"]
     assert words["trainSecondsBefore"] == 0, "nothing was trained before"
+
+
+def test_an_agent_whose_run_is_over_does_not_wait_for_one_that_is_lost(cluster: Cluster) -> None:
+    """Torchrun's agents wait five minutes for each other, and a lost pod's successor for those that wait."""
+    config = resolve(merge(SLOW, {"schedule": {"steps": 60}}))
+    (cluster.folder / "config.json").write_text(config.model_dump_json())
+    cluster.store()
+    agent, lost = cluster.agent(nodes="2:2"), cluster.agent(nodes="2:2")
+    cluster.wait_for_step(1)
+    os.kill(lost.pid, signal.SIGSTOP)  # the agent; its trainer goes on to the end
+    cluster.wait_for_step(60)
+    assert agent.wait(timeout=30) == EXIT_OK, cluster.logs()
 
 
 def test_a_stop_while_there_is_no_store_is_heeded(cluster: Cluster) -> None:

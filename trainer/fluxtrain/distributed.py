@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 START_TIMEOUT = timedelta(minutes=10)
 """How long the first collectives may take: ranks compile and load at their own pace."""
+_AS_LONG_AS_IT_TAKES = timedelta(days=3650)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -59,7 +61,10 @@ class World:
 
 @contextmanager
 def joined() -> Iterator[World]:
-    """Join the process group that torchrun's environment describes, and leave it at the end."""
+    """Join the process group that torchrun's environment describes, and leave it together with all ranks.
+
+    A rank that ends well says by it that the whole task is done, whatever becomes of the others.
+    """
     rank, local_rank = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
     size = int(os.environ.get("WORLD_SIZE", 1))
     has_gpu = torch.cuda.is_available()
@@ -71,8 +76,10 @@ def joined() -> Iterator[World]:
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "0")
     dist.init_process_group(backend, rank=rank, world_size=size, timeout=START_TIMEOUT)
+    everyone = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=_AS_LONG_AS_IT_TAKES))
     try:
         yield World(rank, local_rank, size, device, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        dist.barrier(everyone)
     finally:
         dist.destroy_process_group()
 

@@ -11,13 +11,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import torch
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.launcher.api import elastic_launch
+from torch.distributed.launcher import api
 from torch.distributed.run import config_from_args, get_args_parser
 
 from fluxtrain import checkpoint
@@ -46,6 +48,11 @@ each goes back to the kernel and comes again as zeroed pages, 220,000 page fault
 SHUTDOWN_SECONDS = 120
 """How long trainers may take to leave a checkpoint after a signal."""
 _LOCK_SECONDS = 10.0
+_PARTING_SECONDS = 10
+"""How long an agent whose trainers ended well waits for the others, which is a matter of milliseconds.
+
+Trainers leave together (`distributed.joined`), so an agent that does not come is lost. Torchrun would wait
+five minutes for it, and its successor, if there is one, for those that wait."""
 
 
 def run(config: RunConfig, places: Places, processes: int) -> tuple[int, str]:
@@ -101,6 +108,8 @@ def _check_training(config: RunConfig, places: Places, processes: int) -> None:
 def launch(torchrun_arguments: list[str], places: Places) -> tuple[int, str]:
     """Run ``fluxtrain.train`` under torchrun with these arguments and the PET_* environment."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say it ourselves
+    agent = partial(LocalElasticAgent, exit_barrier_timeout=_PARTING_SECONDS)
+    vars(api)[LocalElasticAgent.__name__] = agent  # the launcher has no argument for it
     parser = get_args_parser()
     if any("--shutdown-timeout" in action.option_strings for action in parser._actions):
         torchrun_arguments = [f"--shutdown-timeout={SHUTDOWN_SECONDS}", *torchrun_arguments]
@@ -110,7 +119,7 @@ def launch(torchrun_arguments: list[str], places: Places) -> tuple[int, str]:
     if not torch.cuda.is_available():
         os.environ.update({**KEPT_MEMORY, **os.environ})
     try:
-        elastic_launch(launch_config, command)(*command_arguments)
+        api.elastic_launch(launch_config, command)(*command_arguments)
     except ChildFailedError as error:
         return _explain(error.get_first_failure()[1])
     except SignalException as error:

@@ -1,0 +1,54 @@
+"""Ranks come together, and leave together."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.free_ports import free_port
+from tests.trainer import ranks
+
+from fluxtrain import distributed
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.launch import Places
+from fluxtrain.contract.resolve import resolve
+from fluxtrain.distributed import World, joined
+
+SECONDS = 3.0
+
+
+def slow_main_rank(config: RunConfig, places: Places, world: World, *, port: int) -> None:
+    """Work for longer than a collective may take, on rank 0 alone."""
+    distributed.START_TIMEOUT = timedelta(seconds=SECONDS / 3)
+    os.environ |= {"RANK": f"{world.rank}", "WORLD_SIZE": f"{world.size}", "MASTER_PORT": f"{port}"}
+    with joined() as met:
+        if met.is_main:
+            time.sleep(SECONDS)
+            (places.output / "done").touch()
+    assert (places.output / "done").exists()
+
+
+def failing_main_rank(config: RunConfig, places: Places, world: World, *, port: int) -> None:
+    os.environ |= {"RANK": f"{world.rank}", "WORLD_SIZE": f"{world.size}", "MASTER_PORT": f"{port}"}
+    with joined() as met:
+        if met.is_main:
+            os._exit(9)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(tmp_path / "output", tmp_path, tmp_path)
+
+
+def test_a_rank_that_has_left_well_means_that_all_have_done_their_work(places: Places) -> None:
+    run = partial(slow_main_rank, port=free_port())
+    assert ranks.finish(run, resolve({"preset": "micro"}), places, size=2) == [0, 0]
+
+
+def test_a_rank_that_fails_is_not_waited_for(places: Places) -> None:
+    run = partial(failing_main_rank, port=free_port())
+    assert ranks.finish(run, resolve({"preset": "micro"}), places, size=2) == [9, 1]
