@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fluxtrain.contract.config import LARGEST_SEED
 from fluxtrain.contract.launch import ENV_DATA, ENV_MODELS
 from fluxtrain.errors import ConfigError
 
 ROOTS = {"data": (ENV_DATA, "DATAROOT"), "models": (ENV_MODELS, "MODELROOT")}
 _DEFAULT_ROOT, _DEFAULT_OUTPUT = "data", "runs"
-_MOST = 2**53 - 1
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def seed(run: Mapping[str, Any], environment: Mapping[str, str]) -> Chosen | Non
     text = environment.get("SEED")
     if "seed" in run or not text:
         return None
-    if not (text.isascii() and text.isdecimal() and int(text) <= _MOST):
-        raise ConfigError("$SEED", text, f"must be a whole number from 0 to {_MOST}")
+    if not (text.isascii() and text.isdecimal() and int(text) <= LARGEST_SEED):
+        raise ConfigError("$SEED", text, f"must be a whole number from 0 to {LARGEST_SEED}")
     return Chosen(text, "$SEED")
 
 

@@ -32,6 +32,8 @@ from fluxtrain.contract.section import (
 Layout = Literal["shards", "arrow", "parquet", "webdataset"]
 """What encoded samples lie in: ``shards`` are ours, the others MLCommons' and its submitters'."""
 LearningRate = Annotated[float, Field(gt=0, le=10)]
+LARGEST_SEED = 2**53 - 1
+"""The largest whole number up to which JSON's readers agree on every one."""
 
 PRESETS = (
     "mlperf-schnell",
@@ -303,6 +305,16 @@ class LoggingConfig(Section):
     """The submitter's lines of the MLPerf log."""
 
 
+def _needs_images(task: str) -> Rule:
+    return Rule(
+        "data.source",
+        ("task",),
+        f"must be images where task is {task}",
+        lambda run: run.task != task or run.data.source == "images",
+        f"self.task != '{task}' || self.data.source == 'images'",
+    )
+
+
 class RunConfig(Section):
     """One training: what it computes, on what, and how it is watched."""
 
@@ -314,20 +326,8 @@ class RunConfig(Section):
             lambda run: run.schedule.min_learning_rate <= run.optim.learning_rate,
             "self.schedule.min_learning_rate <= self.optim.learning_rate",
         ),
-        Rule(
-            "data.source",
-            ("task",),
-            "must be images where task is preprocess",
-            lambda run: run.task != "preprocess" or run.data.source == "images",
-            "self.task != 'preprocess' || self.data.source == 'images'",
-        ),
-        Rule(
-            "data.source",
-            ("task",),
-            "must be images where task is prepare",
-            lambda run: run.task != "prepare" or run.data.source == "images",
-            "self.task != 'prepare' || self.data.source == 'images'",
-        ),
+        _needs_images("preprocess"),
+        _needs_images("prepare"),
     )
 
     preset: Annotated[Literal[PRESETS], FIXED]  # type: ignore[valid-type]
@@ -336,7 +336,7 @@ class RunConfig(Section):
         Literal["train", "prepare", "preprocess", "benchmark", "evaluate", "sample"], FIXED
     ] = "train"
     """What to do."""
-    seed: Annotated[int, Field(ge=0, le=2**53 - 1), FIXED] = 1234
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED), FIXED] = 1234
     """Seed of the weights, the sample order and every random draw."""
     model: Annotated[ModelConfig, FIXED] = ModelConfig()
     """The transformer."""

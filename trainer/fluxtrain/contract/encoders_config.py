@@ -16,24 +16,23 @@ def is_single_file(path: str) -> bool:
     return path.endswith(".safetensors")
 
 
+def _needs_tokenizer(encoder: str) -> Rule:
+    tokenizer = f"{encoder}_tokenizer"
+    return Rule(
+        encoder,
+        (),
+        f"may be a .safetensors file only where {tokenizer} names the folder of its tokenizer",
+        lambda it: getattr(it, tokenizer) or not is_single_file(getattr(it, encoder)),
+        f"has(self.{tokenizer}) || !self.{encoder}.endsWith('.safetensors')",
+    )
+
+
 class EncodersConfig(Section):
     """The frozen encoders. Relative paths lie under the models root (``--models``)."""
 
     rules: ClassVar = (
-        Rule(
-            "t5",
-            (),
-            "may be a .safetensors file only where t5_tokenizer names the folder of its tokenizer",
-            lambda encoders: encoders.t5_tokenizer or not is_single_file(encoders.t5),
-            "has(self.t5_tokenizer) || !self.t5.endsWith('.safetensors')",
-        ),
-        Rule(
-            "clip",
-            (),
-            "may be a .safetensors file only where clip_tokenizer names the folder of its tokenizer",
-            lambda encoders: encoders.clip_tokenizer or not is_single_file(encoders.clip),
-            "has(self.clip_tokenizer) || !self.clip.endsWith('.safetensors')",
-        ),
+        _needs_tokenizer("t5"),
+        _needs_tokenizer("clip"),
     )
 
     text: Annotated[Literal["t5-clip", "minilm"], FIXED] = "t5-clip"
