@@ -22,10 +22,8 @@ import numpy as np
 import torch
 from benchmarks.table import print_table, spread
 
-from fluxtrain.contract.config import Layout
 from fluxtrain.data.dataset import Rows, SampleShape
 from fluxtrain.data.encoded import EncodedDataset
-from fluxtrain.data.layouts import make_writer, open_encoded
 from fluxtrain.data.shards import FIELDS
 from fluxtrain.data.writer import EncodedWriter, Sample
 from fluxtrain.draws import Array
@@ -83,26 +81,6 @@ def fluxtrain(folder: Path, count: int) -> Reader:
             assert not any(dataset.read(indices, rows, keep_text))
 
     return read
-
-
-def of_layout(layout: Layout) -> Callable[[Path, int], Reader]:
-    """Return what writes one of MLCommons' layouts and reads it with our reader."""
-
-    def make(folder: Path, count: int) -> Reader:
-        with make_writer(layout, folder, count, SHARD, timesteps=False) as writer:
-            for sample in samples(count):
-                writer.add(sample)
-        dataset = open_encoded(folder)
-        keep_text = np.zeros(BATCH, dtype=bool)
-
-        def read(rows: Rows, order: Array) -> None:
-            # parquet has no random access; a shuffled order would decode half a row group per sample
-            for indices in (np.sort(order) if layout == "parquet" else order).reshape(-1, BATCH):
-                assert not any(dataset.read(indices, rows, keep_text))
-
-        return read
-
-    return make
 
 
 def bare_preadv(folder: Path, count: int) -> Reader:
@@ -181,9 +159,6 @@ def arrow(folder: Path, count: int) -> Reader:
 
 READERS: dict[str, Callable[[Path, int], Reader]] = {
     "fluxtrain, into reused buffers": fluxtrain,
-    "fluxtrain, MLCommons' Arrow": of_layout("arrow"),
-    "fluxtrain, NVIDIA's tars": of_layout("webdataset"),
-    "fluxtrain, parquet in order": of_layout("parquet"),
     "bare preadv": bare_preadv,
     "webdataset, tars in order": webdataset,
     "Arrow + np.load (MLPerf reference)": arrow,

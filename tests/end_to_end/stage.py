@@ -173,6 +173,20 @@ def wait_for(
     return time.monotonic() - began
 
 
+def wait_for_steps(
+    output: Path, count: int, what: str | Callable[[], str], *, seconds: float = 240
+) -> float:
+    """Return the seconds after which ``count`` steps more than now are done."""
+    at = max(losses(output), default=0)
+    return wait_for(lambda: max(losses(output), default=0) >= at + count, what, seconds=seconds)
+
+
+def suspend(kubectl: Kubectl, namespace: str, name: str, value: bool) -> None:
+    patch = json.dumps({"spec": {"lifecycle": {"suspend": value}}})
+    where = ("ft", name, f"--namespace={namespace}", "--type=merge")
+    kubectl("patch", *where, f"--patch={patch}")
+
+
 def condition(found: Manifest, kind: str) -> Manifest:
     """Return a condition of a status; an empty one where it is not there yet."""
     return next((c for c in found.get("conditions", []) if c["type"] == kind), {})

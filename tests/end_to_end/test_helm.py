@@ -14,7 +14,7 @@ from cluster.kubectl import Kubectl, Manifest
 from cluster.volumes import host_folder
 from tests.end_to_end import openmoji, stage
 from tests.end_to_end.release import CHART, NEXT_TAG, OPERATOR, TAG, TRAINER, Helm, build_and_load
-from tests.end_to_end.stage import losses, step
+from tests.end_to_end.stage import losses, step, wait_for
 
 from fluxtrain.mlperf import check
 
@@ -85,15 +85,6 @@ def leader(kubectl: Kubectl) -> str:
     return next((name for name in operators(kubectl) if holder.startswith(name)), "")
 
 
-def until(done: Callable[[], bool], told: Callable[[], str], seconds: float = 600) -> float:
-    """Return the seconds until ``done``; fail with what is ``told`` where that never comes."""
-    began = time.monotonic()
-    while not done():
-        assert time.monotonic() < began + seconds, told()
-        time.sleep(0.2)
-    return time.monotonic() - began
-
-
 def status(kubectl: Kubectl) -> Manifest:
     return stage.status(kubectl, NAMESPACE, "openmoji")
 
@@ -139,7 +130,9 @@ def test_the_main_job_completes_while_its_operator_is_upgraded_and_loses_its_lea
         return explained(kubectl)
 
     kubectl.apply(openmoji.short_job(), namespace=NAMESPACE)
-    print(f"first steps after {until(lambda: step(status(kubectl)) >= 5, told):.1f} s")
+    print(
+        f"first steps after {wait_for(lambda: step(status(kubectl)) >= 5, told, seconds=600):.1f} s"
+    )
     early, job_pods = row(kubectl), uids(pods(kubectl, "fluxtrain.dev/job=openmoji"))
     assert (early["PHASE"], early["NODES"]) == ("Running", "2")
     assert len(job_pods) == 3, "two nodes and the rendezvous"
@@ -148,7 +141,7 @@ def test_the_main_job_completes_while_its_operator_is_upgraded_and_loses_its_lea
     print(f"upgraded at step {step(status(kubectl))} of {openmoji.STEPS}")
     replace_leader(kubectl, told)
 
-    until(lambda: stage.is_complete(status(kubectl)), told)
+    wait_for(lambda: stage.is_complete(status(kubectl)), told, seconds=600)
     kubectl("wait", "--for=condition=Complete", "ft/openmoji", IN, "--timeout=5s")
     late = row(kubectl)
     assert (late["PHASE"], late["STEP"]) == ("Complete", str(openmoji.STEPS)), told()
@@ -177,10 +170,10 @@ def upgrade(kubectl: Kubectl, helm: Helm) -> None:
 
 def replace_leader(kubectl: Kubectl, told: Callable[[], str]) -> None:
     """Delete the pod that leads; another one goes on where it was."""
-    until(lambda: leader(kubectl) != "", told)
+    wait_for(lambda: leader(kubectl) != "", told)
     gone = leader(kubectl)
     kubectl("delete", "pod", gone, IN, "--wait=false")
-    took = until(lambda: leader(kubectl) not in ("", gone), told)
+    took = wait_for(lambda: leader(kubectl) not in ("", gone), told)
     print(f"the leader deleted: another one leads after {took:.1f} s")
 
 
@@ -219,6 +212,6 @@ def test_uninstall_leaves_definition_and_jobs(kubectl: Kubectl, helm: Helm) -> N
     left["spec"]["lifecycle"] = {"suspend": True}
     kubectl.apply(left, namespace=NAMESPACE)
     helm("uninstall", NAME, IN, "--wait")
-    until(lambda: not operators(kubectl), lambda: str(operators(kubectl)), seconds=90)
+    wait_for(lambda: not operators(kubectl), lambda: str(operators(kubectl)), seconds=90)
     kubectl("get", "ft", "left", IN)
     kubectl("delete", "ft", "left", IN)

@@ -73,12 +73,10 @@ class Twins:
         )
 
     def wait_for_steps(self, namespace: str, count: int) -> None:
-        output = self.output(namespace)
-        at = max(losses(output), default=0)
-        wait_for(
-            lambda: max(losses(output), default=0) >= at + count,
+        stage.wait_for_steps(
+            self.output(namespace),
+            count,
             lambda: f"{self.operator.log()}\n{stage.logs(self.kubectl, namespace, NAME)}",
-            seconds=240,
         )
 
 

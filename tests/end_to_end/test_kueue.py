@@ -48,8 +48,7 @@ class Scene:
         self.kubectl.apply(job(name, **fixed, **own, **spec), namespace=NAMESPACE)
 
     def suspend(self, name: str, suspend: bool) -> None:
-        change = json.dumps({"spec": {"lifecycle": {"suspend": suspend}}})
-        self.kubectl("patch", "ft", name, HERE, "--type=merge", f"--patch={change}")
+        stage.suspend(self.kubectl, NAMESPACE, name, suspend)
 
     def pods(self, name: str) -> dict[str, Manifest]:
         """Return the job's training pods by name."""
@@ -92,12 +91,7 @@ class Scene:
 
     def wait_for_steps(self, count: int) -> None:
         """Wait for so many further steps of the first job."""
-        at = max(losses(self.output), default=0)
-        wait_for(
-            lambda: max(losses(self.output), default=0) >= at + count,
-            lambda: self.told("first"),
-            seconds=180,
-        )
+        stage.wait_for_steps(self.output, count, lambda: self.told("first"))
 
     def group(self, name: str) -> str:
         """Return the pod group of a job's training pods."""

@@ -90,11 +90,8 @@ class Scene:
 
     def wait_for_steps(self, name: str, count: int, after: str) -> None:
         """Wait for so many further steps; print the seconds."""
-        at = max(losses(self.output), default=0)
-        seconds = wait_for(
-            lambda: max(losses(self.output), default=0) >= at + count,
-            lambda: self.told(name, self.status(name)),
-            seconds=240,
+        seconds = stage.wait_for_steps(
+            self.output, count, lambda: self.told(name, self.status(name))
         )
         print(f"{after}: {count} further steps after {seconds:.1f} s")
 

@@ -95,9 +95,7 @@ class Scene:
         return max(max(curve.values) for curve in self.curves(metric))
 
     def suspend(self, value: bool) -> None:
-        patch = json.dumps({"spec": {"lifecycle": {"suspend": value}}})
-        where = ("ft", NAME, f"--namespace={NAMESPACE}")
-        self.kubectl("patch", *where, "--type=merge", f"--patch={patch}")
+        stage.suspend(self.kubectl, NAMESPACE, NAME, value)
 
 
 def as_pod(operator: Operator) -> Manifest:

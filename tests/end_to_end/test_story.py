@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -15,7 +14,16 @@ from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl
 from cluster.places import BIN
 from tests.end_to_end import stage
-from tests.end_to_end.stage import RUN, Operator, is_complete, job, losses, step, wait_until
+from tests.end_to_end.stage import (
+    RUN,
+    Operator,
+    is_complete,
+    job,
+    losses,
+    step,
+    wait_for,
+    wait_until,
+)
 
 from fluxtrain.mlperf.facts import SYSTEM_KEY
 from fluxtrain.mlperf.finished_jobs import collect
@@ -48,6 +56,15 @@ def operator(kubectl: Kubectl, output: Path, tmp_path: Path) -> Iterator[Operato
 
 def status(kubectl: Kubectl, name: str) -> dict[str, Any]:
     return stage.status(kubectl, NAMESPACE, name)
+
+
+def wait_until_failed(operator: Operator, name: str) -> dict[str, Any]:
+    def told() -> str:
+        words = stage.logs(operator.kubectl, NAMESPACE, name)
+        return f"{status(operator.kubectl, name)}\n{operator.log()}\n{words}"
+
+    wait_for(lambda: status(operator.kubectl, name).get("phase") == "Failed", told)
+    return status(operator.kubectl, name)
 
 
 def test_a_job_runs_from_apply_to_complete_whatever_pod_is_lost(
@@ -109,22 +126,15 @@ def test_a_suspended_job_leaves_a_checkpoint_and_goes_on_where_it_was(
 ) -> None:
     kubectl.apply(job("pause"), namespace=NAMESPACE)
     wait_until(lambda s: step(s) >= 10, operator, "pause")
-    suspend(kubectl, True)
+    suspend(kubectl, NAMESPACE, "pause", True)
     wait_until(lambda s: s.get("phase") == "Suspended", operator, "pause")
-    deadline = time.monotonic() + 60
-    while kubectl.get("pods", f"--namespace={NAMESPACE}")["items"]:
-        assert time.monotonic() < deadline, "a suspended job keeps no pods"
-        time.sleep(0.5)
+    here = f"--namespace={NAMESPACE}"
+    wait_for(lambda: not kubectl.get("pods", here)["items"], "a suspended job keeps no pods")
     saved = max(int(path.name[5:]) for path in (output / "checkpoints").glob("step_*"))
     assert saved == max(losses(output)), "the stop left a checkpoint of the last step"
-    suspend(kubectl, False)
+    suspend(kubectl, NAMESPACE, "pause", False)
     wait_until(is_complete, operator, "pause")
     assert list(losses(output)) == list(range(1, 301))
-
-
-def suspend(kubectl: Kubectl, value: bool) -> None:
-    patch = json.dumps({"spec": {"lifecycle": {"suspend": value}}})
-    kubectl("patch", "ft", "pause", f"--namespace={NAMESPACE}", "--type=merge", f"--patch={patch}")
 
 
 def test_a_job_that_cannot_work_fails_with_its_code_and_last_words(
@@ -132,12 +142,7 @@ def test_a_job_that_cannot_work_fails_with_its_code_and_last_words(
 ) -> None:
     lost = {**RUN, "data": {"source": "encoded"}}
     kubectl.apply(job("lost", run=lost, nodes={"min": 1, "max": 1}), namespace=NAMESPACE)
-    deadline = time.monotonic() + 120
-    while (found := status(kubectl, "lost")).get("phase") != "Failed":
-        assert time.monotonic() < deadline, (
-            f"{found}\n{operator.log()}\n{stage.logs(kubectl, NAMESPACE, 'lost')}"
-        )
-        time.sleep(0.5)
+    found = wait_until_failed(operator, "lost")
     assert found["exitCode"] == 2
     assert "no encoded data set is here" in found["lastError"]
     told = kubectl("describe", "ft", "lost", f"--namespace={NAMESPACE}")
@@ -160,9 +165,6 @@ def test_what_only_the_operator_can_refuse_fails_with_the_path(
     kubectl: Kubectl, operator: Operator, output: Path
 ) -> None:
     kubectl.apply(job("heads", run={**RUN, "model": {"num_heads": 5}}), namespace=NAMESPACE)
-    deadline = time.monotonic() + 30
-    while (found := status(kubectl, "heads")).get("phase") != "Failed":
-        assert time.monotonic() < deadline, f"{found}\n{operator.log()}"
-        time.sleep(0.2)
+    found = wait_until_failed(operator, "heads")
     told = next(c["message"] for c in found["conditions"] if c["type"] == "Failed")
     assert "spec.run.model.hidden_size: got 32; must be a multiple of num_heads" in told

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from cluster.kubectl import Kubectl, Manifest
 from cluster.places import Node, nodes
 from tests.end_to_end import stage
 from tests.end_to_end.gateway import Gateway, Request
-from tests.end_to_end.stage import RUN, Operator, job, losses, step, wait_until
+from tests.end_to_end.stage import RUN, Operator, job, losses, step, wait_for, wait_until
 
 from fluxtrain_operator.answers import PROGRESS_SECONDS
 
@@ -129,24 +129,7 @@ class Crew:
 
     def wait_for_steps(self, count: int, replica: Replica) -> float:
         """Return the seconds after which ``count`` steps more than now are done."""
-        began, at = time.monotonic(), max(losses(self.output), default=0)
-        wait_for(
-            lambda: max(losses(self.output), default=0) >= at + count,
-            lambda: f"{count} steps after {at}: {self.status()}\n{replica.log()}",
-        )
-        return time.monotonic() - began
-
-
-def wait_for(
-    done: Callable[[], bool], what: str | Callable[[], str], *, seconds: float = 120
-) -> float:
-    """Return the seconds until ``done``; fail with ``what`` where it never is."""
-    began = time.monotonic()
-    while not done():
-        if time.monotonic() > began + seconds:
-            raise AssertionError(what if isinstance(what, str) else what())
-        time.sleep(0.1)
-    return time.monotonic() - began
+        return stage.wait_for_steps(self.output, count, lambda: f"{self.status()}\n{replica.log()}")
 
 
 @pytest.fixture(scope="module")
