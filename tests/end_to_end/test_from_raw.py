@@ -17,7 +17,7 @@ from cluster import images, volumes
 from cluster.kubectl import Kubectl, Manifest
 from tests.end_to_end import stage
 from tests.end_to_end.stage import ROOT, Operator, is_complete, losses, wait_until
-from tests.trainer.ranks import contents
+from tests.trainer.ranks import made_in
 from tests.trainer.raw_pictures import raw_set
 from tests.trainer.test_coco import raw_coco
 from tests.trainer.tiny_encoders import TOKENS, write_encoders
@@ -80,10 +80,7 @@ def jobs() -> list[Manifest]:
 def write_raw(folder: Path) -> None:
     """Write both raw sets and the encoders below ``folder``, as the example's volumes hold them."""
     raw_set(folder / "data" / "cc12m_raw")
-    coco = folder / "data" / "coco_raw"
-    raw_coco(coco)
-    (coco / "annotations").mkdir()
-    (coco / "captions.json").rename(coco / "annotations" / "captions_val2014.json")
+    raw_coco(folder / "data" / "coco_raw")
     (folder / "models").mkdir()
     write_encoders(folder / "models")
 
@@ -127,9 +124,8 @@ def on_this_machine(folder: Path) -> Path:
 
 
 def bytes_of(data: Path) -> dict[str, bytes]:
-    """Return all that was made below ``data`` but the indices, which hold the tars' time of change."""
-    found = {f"{name}/{path}": b for name in MADE for path, b in contents(data / name).items()}
-    return {path: content for path, content in found.items() if not path.endswith(".index.json")}
+    """Return all that was made below ``data``."""
+    return {f"{name}/{path}": b for name in MADE for path, b in made_in(data / name).items()}
 
 
 def test_four_jobs_applied_at_once_lead_from_raw_pictures_to_a_checked_log(

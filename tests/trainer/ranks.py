@@ -74,6 +74,12 @@ def said(places: Places, rank: int = 0) -> str:
     return (places.output / f"rank_{rank}.txt").read_text()
 
 
+def made_in(root: Path) -> dict[str, bytes]:
+    """Return every file below ``root`` but the indices, which hold the tars' time of change."""
+    found = contents(root).items()
+    return {name: content for name, content in found if not name.endswith(".index.json")}
+
+
 def contents(root: Path) -> dict[str, bytes]:
     """Return every file below ``root``."""
     found = (path for path in root.rglob("*") if path.is_file())

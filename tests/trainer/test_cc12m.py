@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from tests.trainer.ranks import made_in
 from tests.trainer.raw_pictures import FIT, UNFIT, parts, raw_set, write_tar
 
 from fluxtrain.data.tars import ImageDataset
@@ -73,12 +74,6 @@ def dropped(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (output / "dropped.jsonl").read_text().splitlines()]
 
 
-def content_of(output: Path) -> dict[str, bytes]:
-    """Return every file but the indices, which hold the tars' time of change."""
-    files = {str(path.relative_to(output)): path for path in output.rglob("*") if path.is_file()}
-    return {n: p.read_bytes() for n, p in sorted(files.items()) if not n.endswith(".index.json")}
-
-
 def test_a_raw_set_becomes_a_data_set_that_training_opens(tmp_path: Path) -> None:
     named = raw_set(tmp_path / "raw")
     report = prepare(tmp_path / "raw", tmp_path / "set", num_workers=2)
@@ -107,14 +102,14 @@ def test_any_number_of_workers_makes_the_same_bytes(
     raw: Path, tmp_path: Path, num_workers: int, whole: dict[str, bytes]
 ) -> None:
     prepare(raw, tmp_path / "set", 14, num_workers=num_workers)
-    assert content_of(tmp_path / "set") == whole
+    assert made_in(tmp_path / "set") == whole
 
 
 @pytest.fixture(scope="module")
 def whole(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     output = tmp_path_factory.mktemp("whole") / "set"
     prepare(raw, output, 14, num_workers=2)
-    return content_of(output)
+    return made_in(output)
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 5, 6, 12, 17])
@@ -256,7 +251,7 @@ def test_killed_at_any_step_of_its_end_it_makes_the_same_bytes(
         ended = subprocess.run(started, capture_output=True)
         assert ended.returncode == -signal.SIGKILL, (event, fragment, ended.stderr)
     subprocess.run([sys.executable, "-m", "fluxtrain.cli", *arguments], check=True)
-    assert content_of(tmp_path / "set") == whole
+    assert made_in(tmp_path / "set") == whole
 
 
 def test_killed_at_random_moments_it_makes_the_same_bytes(
@@ -272,7 +267,7 @@ def test_killed_at_random_moments_it_makes_the_same_bytes(
             finished += 1
     assert killed_after(60, raw, tmp_path / f"set{finished}") is False
     print(f"\nkilled {kills} times, finished {finished + 1} times")
-    assert all(content_of(tmp_path / f"set{i}") == whole for i in range(finished + 1))
+    assert all(made_in(tmp_path / f"set{i}") == whole for i in range(finished + 1))
     wait_for_end_of(str(tmp_path))
 
 
@@ -315,7 +310,7 @@ def test_ctrl_c_ends_it_in_one_line_and_it_goes_on(
         "fluxtrain: error: stopped; the same command goes on from here\n",
     )
     subprocess.run(program, check=True)
-    assert content_of(tmp_path / "set") == whole
+    assert made_in(tmp_path / "set") == whole
 
 
 def test_a_persons_mistake_is_told_in_one_line(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer import ranks
+from tests.trainer.ranks import made_in
 from tests.trainer.raw_pictures import raw_set
 from tests.trainer.test_coco import raw_coco
 
@@ -48,15 +48,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data")
     raw_set(root / "raw")
     raw_coco(root / "coco")
-    (root / "coco" / "annotations").mkdir()
-    (root / "coco" / "captions.json").rename(root / "coco/annotations/captions_val2014.json")
     return root
-
-
-def set_of(folder: Path) -> dict[str, bytes]:
-    """Return every file but the indices, which hold the tars' time of change."""
-    found = ranks.contents(folder)
-    return {name: content for name, content in found.items() if not name.endswith(".index.json")}
 
 
 def fluxtrain(*words: str, **more: str) -> subprocess.Popen[str]:
@@ -100,7 +92,7 @@ def test_the_task_makes_what_the_command_makes_and_tells_how_far_it_is(
         check=True,
         cwd=raw,
     )
-    assert set_of(raw / made) == set_of(tmp_path / "set") != {}
+    assert made_in(raw / made) == made_in(tmp_path / "set") != {}
     said = json.loads(words.read_text())
     assert (said["phase"], said["rank"]) == ("complete", 0)
     assert (said["step"], said["steps"]) == (num_units, num_units)
@@ -127,7 +119,7 @@ def test_a_stop_is_heeded_at_once_and_the_same_command_goes_on(raw: Path, tmp_pa
     again = fluxtrain(*words)
     assert again.communicate(timeout=120)[1].count("samples kept") == 1
     prepare_cc12m(FolderSource(raw / "raw"), tmp_path / "alone", None, stream=io.StringIO())
-    assert set_of(tmp_path / "set") == set_of(tmp_path / "alone")
+    assert made_in(tmp_path / "set") == made_in(tmp_path / "alone")
 
 
 @pytest.mark.parametrize(
