@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from tests.first_process import catches, first_process
 from tests.free_ports import free_port
 
 from fluxtrain.contract.launch import ENV_CONFIG, Places
@@ -258,29 +259,11 @@ def test_the_first_process_of_a_container_heeds_a_stop_from_the_start(tmp_path: 
     file = tmp_path / "job.yaml"
     os.mkfifo(file)
     command = [sys.executable, "-m", "fluxtrain.cli", "run", str(file)]
-    outer = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", *command])
-    try:
-        first = first_child(outer.pid)
-        while not catches(first, signal.SIGTERM):
+    with first_process(command) as (process, pid):
+        while not catches(pid, signal.SIGTERM):
             time.sleep(0.1)
-        os.kill(first, signal.SIGTERM)
-        assert outer.wait(timeout=20) == EXIT_STOPPED
-    finally:
-        outer.kill()
-        outer.wait()
-
-
-def first_child(pid: int) -> int:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    while not (children := path.read_text().split()):
-        time.sleep(0.1)
-    return int(children[0])
-
-
-def catches(pid: int, signum: int) -> bool:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (mask,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
-    return bool(mask >> (signum - 1) & 1)
+        os.kill(pid, signal.SIGTERM)
+        assert process.wait(timeout=20) == EXIT_STOPPED
 
 
 def test_what_no_restart_can_help_ends_the_agent_at_once(cluster: Cluster) -> None:

@@ -1,0 +1,195 @@
+"""The operator's life: win the election, watch, reconcile."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+from dataclasses import dataclass
+
+import aiohttp
+import kopf
+from kubernetes.aio import config as kubernetes_config
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config import ConfigException
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from fluxtrain.errors import EXIT_USAGE
+from fluxtrain_operator import handlers, server
+from fluxtrain_operator.cluster import Cluster
+from fluxtrain_operator.leader import Election, FencedClient
+from fluxtrain_operator.metrics import Metrics
+from fluxtrain_operator.reconcile import Reconciler, lost_race
+from fluxtrain_operator.store import Store
+from fluxtrain_operator.work_queue import Key, WorkQueue
+
+LOG = logging.getLogger("fluxtrain_operator")
+NUM_WORKERS = 8
+"""Jobs that are reconciled at a time; each waits for the API server most of it."""
+REST_SECONDS = 0.5
+"""Between two reconciles of a job: while its pods come up, one status tells of several."""
+NUM_CONNECTIONS = 32
+"""To the API server; more at a time make it no faster, and each costs a handshake."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says."""
+
+    image: str
+    namespaces: tuple[str, ...]
+    lease_namespace: str
+    lease_name: str
+    identity: str
+    address: str
+    port: int
+
+
+def parse(arguments: list[str] | None) -> Options:
+    """Return the options; every one can also be set by an environment variable."""
+    get = os.environ.get
+    parser = argparse.ArgumentParser(
+        prog="fluxtrain_operator", allow_abbrev=False, description=__doc__
+    )
+    parser.add_argument("--image", default=get("FLUXTRAIN_IMAGE", ""), help="default trainer image")
+    parser.add_argument(
+        "--namespace",
+        action="append",
+        default=[name for name in get("FLUXTRAIN_NAMESPACES", "").split(",") if name],
+        help="watch only this one; may be given several times (default: all)",
+    )
+    parser.add_argument("--lease-namespace", default=get("POD_NAMESPACE", "default"))
+    parser.add_argument("--lease-name", default="fluxtrain-operator")
+    parser.add_argument("--identity", default=get("POD_NAME", socket.gethostname()))
+    parser.add_argument("--address", default="0.0.0.0", help="address of /metrics and the probes")
+    parser.add_argument("--port", type=int, default=8080)
+    found = parser.parse_args(arguments)
+    if not found.image:
+        parser.error("--image or FLUXTRAIN_IMAGE must name the default trainer image")
+    return Options(
+        found.image,
+        tuple(found.namespace),
+        found.lease_namespace,
+        found.lease_name,
+        found.identity,
+        found.address,
+        found.port,
+    )
+
+
+async def operate(options: Options, stop: asyncio.Event) -> None:
+    """Serve the probes, wait for the Lease, reconcile until ``stop`` is set or the Lease is lost."""
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    metrics, health = Metrics(registry), server.Health()
+    close = await server.serve(registry, health, options.address, options.port)
+    await _load_credentials()
+    lease = options.lease_namespace, options.lease_name, options.identity
+    try:
+        async with ApiClient() as asking, _client_of_trainers() as http:
+            election = Election(asking, *lease, heard=health.hear)
+
+            async def work() -> None:
+                metrics.leader.set(1)
+                LOG.info("leading as %s", election.identity)
+                async with FencedClient(election) as api:
+                    await _reconcile_all(
+                        options, Cluster(api, http, metrics.asked), metrics, health
+                    )
+                stop.set()
+
+            leading = asyncio.create_task(election.lead(work))
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if not leading.done():
+                leading.cancel()
+            try:
+                await leading
+            except asyncio.CancelledError:
+                LOG.info("stopped")
+    finally:
+        await close()
+
+
+async def _reconcile_all(
+    options: Options, cluster: Cluster, metrics: Metrics, health: server.Health
+) -> None:
+    store = Store()
+
+    def failed(key: Key, error: Exception) -> None:
+        if lost_race(error):
+            return
+        metrics.reconcile_errors.inc()
+        LOG.error("%s/%s: %s", *key, error, exc_info=not str(error))
+
+    queue = WorkQueue(failed, REST_SECONDS)
+    metrics.queue_length.set_function(lambda: len(queue))
+    reconciler = Reconciler(store, cluster, metrics, options.image, queue.add)
+
+    async def work(key: Key) -> float | None:
+        health.begin(key)
+        try:
+            return await reconciler.reconcile(key)
+        finally:
+            health.end(key)
+
+    watches = kopf.operator(
+        registry=handlers.registry_of(store, queue, metrics),
+        settings=handlers.settings(),
+        standalone=True,
+        clusterwide=not options.namespaces,
+        namespaces=options.namespaces,
+    )
+    tasks = {asyncio.create_task(queue.run(work, NUM_WORKERS)), asyncio.create_task(watches)}
+    try:  # kopf takes over the signals, so its end is the operator's
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, reconciler.answers.close(), return_exceptions=True)
+
+
+def _client_of_trainers() -> aiohttp.ClientSession:
+    """Return a client without a limit, as waiting for a connection would be taken for no answer."""
+    return aiohttp.ClientSession(trust_env=False, connector=aiohttp.TCPConnector(limit=0))
+
+
+async def _load_credentials() -> None:
+    """Use the pod's service account, or the kubeconfig of whoever runs this by hand."""
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        kubernetes_config.load_incluster_config()
+    else:
+        await kubernetes_config.load_kube_config()
+    configuration = Configuration.get_default_copy()
+    configuration.connection_pool_maxsize = NUM_CONNECTIONS
+    # No proxy and no netrc of the environment: the watches know none, and each look costs 0.3 ms of CPU.
+    configuration.client_session_kwargs = {"trust_env": False}
+    Configuration.set_default(configuration)
+
+
+async def main(arguments: list[str] | None = None) -> int:
+    """Run the operator until SIGTERM; 1 where the Lease was lost, so that kubelet starts it anew.
+
+    2 where there is no cluster to operate on.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    options, stop = parse(arguments), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    try:
+        await operate(options, stop)
+    except ConfigException as error:
+        LOG.error(
+            "no cluster to operate on: neither a pod's service account nor a kubeconfig: %s", error
+        )
+        return EXIT_USAGE
+    return 0 if stop.is_set() else 1
