@@ -23,6 +23,7 @@ matplotlib.use("Agg")  # no display is needed, and none is looked for
 
 _COLUMNS, _SIZE = 3, (3.4, 1.7)
 _UNITS = {"percentunit": PercentFormatter(1.0), "s": EngFormatter("s"), "bytes": EngFormatter("B")}
+_GAP_STEPS = 1.5
 _TIMEOUT_SECONDS = 20.0
 
 
@@ -67,13 +68,13 @@ def draw(
     size = (_SIZE[0] * _COLUMNS, _SIZE[1] * rows + 0.5)
     figure, grid = pyplot.subplots(rows, _COLUMNS, figsize=size, squeeze=False, sharex=True)
     for axes, panel in zip(grid.flat, shown, strict=False):
-        _plot(axes, panel, found[panel.title])
+        _plot(axes, panel, found[panel.title], span.step)
     for axes in grid.flat[len(shown) :]:
         axes.axis("off")
     for axes in grid[-1]:
         axes.set_xlabel("seconds", fontsize=7)
     figure.suptitle(f"{dashboard.title}   {_numbers(dashboard, found)}", fontsize=8)
-    figure.tight_layout(pad=0.6)
+    figure.tight_layout(pad=0.6, rect=(0.0, 0.0, 1.0, 1.0 - 0.1 / size[1]))
     figure.savefig(path, format="png", dpi=90, pil_kwargs={"optimize": True})
     pyplot.close(figure)
     return [p.title for p in dashboard.panels if not any(found[p.title].values())]
@@ -91,16 +92,29 @@ def _queried(
     return {q: curves(prometheus, filled(q.expr, values), span) for q in panel.queries}
 
 
-def _plot(axes: Axes, panel: Panel, found: Mapping[Query, list[Curve]]) -> None:
+def _plot(axes: Axes, panel: Panel, found: Mapping[Query, list[Curve]], step: float) -> None:
     for query, drawn in found.items():
         for curve in drawn:
-            axes.plot(curve.times, curve.values, linewidth=1, label=_legend(query, curve))
+            axes.plot(*_with_gaps(curve, step), linewidth=1, label=_legend(query, curve))
     axes.set_title(panel.title, fontsize=8, loc="left")
     axes.tick_params(labelsize=6)
     axes.grid(alpha=0.3)
-    axes.yaxis.set_major_formatter(_UNITS.get(panel.unit, EngFormatter()))
+    if panel.unit in _UNITS:
+        axes.yaxis.set_major_formatter(_UNITS[panel.unit])
     if axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize=5, frameon=False, ncols=2)
+
+
+def _with_gaps(curve: Curve, step: float) -> tuple[list[float], list[float]]:
+    """Return times and values with a break wherever points are missing, as Grafana draws them."""
+    times, values = list[float](), list[float]()
+    for time, value in zip(curve.times, curve.values, strict=True):
+        if times and time - times[-1] > _GAP_STEPS * step:
+            times.append(time)
+            values.append(math.nan)
+        times.append(time)
+        values.append(value)
+    return times, values
 
 
 def _legend(query: Query, curve: Curve) -> str:
@@ -113,5 +127,6 @@ def _numbers(dashboard: Dashboard, found: Mapping[str, Mapping[Query, list[Curve
     for panel in dashboard.panels:
         drawn = [curve for each in found[panel.title].values() for curve in each]
         if panel.kind == "stat" and drawn:
-            told.append(f"{panel.title} {drawn[0].values[-1]:.4g}")
+            last = drawn[0].values[-1]
+            told.append(f"{panel.title} {_UNITS.get(panel.unit, '{:.4g}'.format)(last)}")
     return " · ".join(told)

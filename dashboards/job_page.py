@@ -5,7 +5,9 @@ from __future__ import annotations
 from dashboards.grafana import Dashboard, Query, Row, Variable, curve, quantiles, stat
 
 _JOB = '{namespace="$namespace", fluxtraining="$job"}'
-_PODS = f"group by (namespace, pod) (fluxtrain_step{_JOB})"
+_UP = "fluxtrain_last_progress_timestamp_seconds"
+"""What each trainer says from its beginning."""
+_PODS = f"group by (namespace, pod) ({_UP}{_JOB})"
 
 
 def _most(metric: str) -> str:
@@ -28,10 +30,8 @@ JOB = Dashboard(
     title="fluxtrain / job",
     text="One FluxTraining.",
     variables=(
-        Variable("namespace", "Namespace", "label_values(fluxtrain_step, namespace)"),
-        Variable(
-            "job", "Job", 'label_values(fluxtrain_step{namespace="$namespace"}, fluxtraining)'
-        ),
+        Variable("namespace", "Namespace", f"label_values({_UP}, namespace)"),
+        Variable("job", "Job", f'label_values({_UP}{{namespace="$namespace"}}, fluxtraining)'),
     ),
     parts=(
         stat("Step", "Optimizer steps done.", _most("step")),
@@ -43,7 +43,7 @@ JOB = Dashboard(
         stat(
             "Since the last step",
             "Grows while nothing is trained.",
-            f"time() - max(fluxtrain_last_progress_timestamp_seconds{_JOB} > 0)",
+            f"time() - max({_UP}{_JOB} > 0)",
             "s",
         ),
         stat(
@@ -55,8 +55,8 @@ JOB = Dashboard(
         curve(
             "Loss",
             "Training and evaluation.",
-            Query(f"max(fluxtrain_train_loss{_JOB} > 0)", "train"),
-            Query(f"max(fluxtrain_eval_loss{_JOB} > 0)", "evaluation"),
+            Query(_most("train_loss"), "train"),
+            Query(_most("eval_loss"), "evaluation"),
         ),
         curve(
             "Evaluation loss by timestep",

@@ -14,7 +14,7 @@ from dashboards.__main__ import CHART, carried
 from dashboards.grafana import Dashboard, filled
 from dashboards.job_page import JOB
 from dashboards.operator_page import OPERATOR
-from prometheus_client import CollectorRegistry, Metric, ProcessCollector
+from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector
 
 from fluxtrain.watch.metrics import Metrics as TrainerMetrics
 from fluxtrain_operator.metrics import PHASES
@@ -30,6 +30,9 @@ MINUTES = 30
 
 def trainer_metrics() -> list[Metric]:
     metrics = TrainerMetrics()
+    for gauge in vars(metrics).values():
+        if isinstance(gauge, Gauge) and gauge is not metrics.eval_loss_by_timestep:
+            gauge.set(1.0)
     metrics.eval_loss_by_timestep.labels("1/8").set(1.0)
     metrics.step_seconds.observe(0.5)
     return list(metrics.registry.collect())

@@ -31,7 +31,7 @@ pytestmark = [
 NAMESPACE = "prometheus"
 NAME = "watched"
 STEPS = 600
-EMPTY = dict.fromkeys(
+EMPTY = {"MFU": "nobody states the peak of a CPU"} | dict.fromkeys(
     ("Activity", "Power", "Junction temperature"), "no GPU here, and so no exporter of AMD's"
 )
 """Panels that have no data in this run, and why."""
@@ -206,8 +206,14 @@ def check_the_dashboards(scene: Scene) -> None:
         (panel,) = (panel for panel in JOB.panels if panel.title == title)
         assert not scene.curves(panel.queries[0].expr), f"{title} has data: check it as well"
     for variable, value in (("namespace", NAMESPACE), ("fluxtraining", NAME)):
-        assert value in scene.prometheus.values(variable, "fluxtrain_step")
+        assert value in scene.prometheus.values(
+            variable, "fluxtrain_last_progress_timestamp_seconds"
+        )
     assert scene.prometheus.values("namespace", "fluxtrain_operator_leader") == {NAMESPACE}
+    for curve in [*scene.curves("fluxtrain_step"), *scene.curves("fluxtrain_samples")]:
+        assert all(curve.values[i + 1] > 0 for i, value in enumerate(curve.values[:-1]) if value), (
+            "who resumes did not begin anew"
+        )
 
 
 def check_the_operators_numbers(scene: Scene) -> None:

@@ -53,6 +53,13 @@ def test_the_endpoint_serves_metrics_and_progress() -> None:
         stop()
 
 
+def test_a_gauge_says_nothing_before_its_first_value() -> None:
+    metrics = Metrics()
+    assert metrics.registry.get_sample_value("fluxtrain_samples") is None
+    metrics.samples.set(0)
+    assert metrics.registry.get_sample_value("fluxtrain_samples") == 0
+
+
 def test_every_metric_is_named_for_the_project_and_explained() -> None:
     for family in Metrics().registry.collect():
         assert family.name.startswith("fluxtrain_")

@@ -86,6 +86,8 @@ class Observer:
         """Open the files where ``run`` stands: earlier lines are kept, later ones are dropped."""
         self._clock = Clock(run.train_seconds)
         self._logged = (run.samples, run.train_seconds)
+        self.metrics.step.set(run.step)
+        self.metrics.samples.set(run.samples)
         self.metrics.checkpoint_step.set(run.step)
         self.progress.update(trainSecondsBefore=run.train_seconds)
         if run.eval_loss is not None:

@@ -5,9 +5,27 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
 _STEP_BUCKETS = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60, 120)
+
+
+class _LateGauge(Gauge):
+    """A gauge that says nothing before its first value: a run that resumes did not fall back to 0."""
+
+    _is_set = False
+
+    def set(self, value: float) -> None:
+        """Have this ``value`` from now on."""
+        super().set(value)
+        self._is_set = True
+
+    def collect(self) -> list[Metric]:
+        """Return the gauge, without a sample as long as it has no value."""
+        found = list(super().collect())
+        for metric in [] if self._is_set else found:
+            metric.samples = []
+        return found
 
 
 class Metrics:
@@ -17,8 +35,8 @@ class Metrics:
         """Register every metric; ``registry`` is what the server exports."""
         self.registry = registry = CollectorRegistry()
 
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"fluxtrain_{name}", text, labels, registry=registry)
+        def gauge(name: str, text: str) -> Gauge:
+            return _LateGauge(f"fluxtrain_{name}", text, registry=registry)
 
         def counter(name: str, text: str) -> Counter:
             return Counter(f"fluxtrain_{name}", text, registry=registry)
@@ -27,16 +45,21 @@ class Metrics:
         self.samples = gauge("samples", "Training samples used.")
         self.train_loss = gauge("train_loss", "Loss of the last logged step.")
         self.eval_loss = gauge("eval_loss", "Loss of the last evaluation.")
-        self.eval_loss_by_timestep = gauge(
-            "eval_loss_by_timestep", "Loss of the last evaluation at one timestep.", "timestep"
+        self.eval_loss_by_timestep = Gauge(
+            "fluxtrain_eval_loss_by_timestep",
+            "Loss of the last evaluation at one timestep.",
+            ["timestep"],
+            registry=registry,
         )
         self.learning_rate = gauge("learning_rate", "Learning rate of the last logged step.")
         self.grad_norm = gauge("grad_norm", "Global gradient norm before clipping.")
         self.samples_per_second = gauge("samples_per_second", "Training throughput, all ranks.")
         self.mfu = gauge("mfu_ratio", "Model FLOPs used over the devices' dense peak.")
         self.memory = gauge("memory_bytes", "Most memory allocated so far on this rank's device.")
-        self.last_progress = gauge(
-            "last_progress_timestamp_seconds", "Unix time of the last finished step."
+        self.last_progress = Gauge(
+            "fluxtrain_last_progress_timestamp_seconds",
+            "Unix time of the last finished step; 0 before the first one.",
+            registry=registry,
         )
         self.remaining = gauge("remaining_seconds", "Estimated time to the last step.")
         self.checkpoint_step = gauge("checkpoint_step", "Step of the newest complete checkpoint.")
