@@ -102,6 +102,14 @@ class Cluster:
                 found[kind, item["metadata"]["name"]] = notes.get(names.ANNOTATION_APPLIED, "")
         return found
 
+    async def pods(self, job: Job) -> tuple[set[str], int]:
+        """Return the uids of the job's pods, and the resource version at which these were all."""
+        selector = quote(f"{names.LABEL_JOB}={job.name}")
+        path = f"{_collection('v1', job.namespace, 'Pod')}?labelSelector={selector}"
+        found = await self._request("GET", path)
+        uids = {str(item["metadata"]["uid"]) for item in found.get("items", [])}
+        return uids, int(found["metadata"]["resourceVersion"])
+
     async def serves(self, version: str) -> bool:
         """Return whether the API server serves the API ``version``."""
         try:

@@ -30,8 +30,11 @@ def registry_of(store: Store, queue: WorkQueue, metrics: Metrics) -> kopf.Operat
     async def pod_changed(event: Any, **_: Any) -> None:
         metrics.heard("pod")
         key = store.set_pod(event["object"], gone=event["type"] == "DELETED")
-        if key is not None:
-            queue.add(key)
+        if key is None:
+            return
+        if event["type"] is None:  # listed: at the start, or after the watch was lost
+            store.doubt(key)
+        queue.add(key)
 
     async def node_changed(event: Any, **_: Any) -> None:
         metrics.heard("node")

@@ -26,7 +26,7 @@ from fluxtrain_operator.store import Store
 from fluxtrain_operator.work_queue import Key
 
 RELIST_SECONDS = 600.0
-"""How often the objects around the pods are looked at anew: nobody watches them."""
+"""How often all of a job's objects are looked at anew: no watch tells of everything."""
 COUNT_SECONDS = 3.0
 """Between two writes of a status that differ only in the number of nodes."""
 _SUPPORT = ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
@@ -83,7 +83,13 @@ class Reconciler:
             await self._carry_out(manifest, job, decided, memory)
             self._follow(key, job, decided)
             self.metrics.observe(key, job, decided)
+            return self._next_look(job, decided)
+
+    def _next_look(self, job: Job, decided: Plan) -> float | None:
+        """Return the seconds after which to look again; at those that have pods, always some day."""
+        if finished(decided.status) or decided.status.phase == "Suspended":
             return decided.requeue_after
+        return earliest([decided.requeue_after, RELIST_SECONDS])
 
     def _memory(self, key: Key, uid: str) -> Memory:
         known = self._memories.get(key)
@@ -120,12 +126,13 @@ class Reconciler:
             return Observed.from_objects(self.store.pods(key))
         kinds = await self._kinds(job)
         missing = {version for version, served in self._served.items() if not served}
+        await self._look(key, job, kinds, memory)
         return Observed.from_objects(
             self.store.pods(key),
             progress=self.answers.last(key),
             nodes=self.store.nodes,
             jobs_before=self._jobs_before(job),
-            applied=await self._applied(job, kinds, memory),
+            applied=dict(memory.applied),
             missing_apis=frozenset(missing),
         )
 
@@ -140,16 +147,18 @@ class Reconciler:
                 kinds |= dict.fromkeys(_GROUPS.get(gang, ("PodGroup",)), version)
         return kinds
 
-    async def _applied(
-        self, job: Job, kinds: Mapping[str, str], memory: Memory
-    ) -> dict[tuple[str, str], str]:
-        """Return the hashes of the objects around the pods; a new job is known to have none."""
+    async def _look(self, key: Key, job: Job, kinds: Mapping[str, str], memory: Memory) -> None:
+        """Look at what no watch tells, once in a while: the objects around the pods, and pods that went
+        while there was no watch. A new job is known to have none.
+        """
         now = time.monotonic()
         if memory.listed is None and job.status.phase is None:
             memory.listed = now
-        elif memory.listed is None or now - memory.listed > RELIST_SECONDS:
+        is_due = memory.listed is None or now - memory.listed > RELIST_SECONDS
+        if is_due:
             memory.applied, memory.listed = await self.cluster.applied(job, kinds), now
-        return dict(memory.applied)
+        if is_due or self.store.doubts(key):
+            self.store.keep_pods(key, *await self.cluster.pods(job))
 
     def _jobs_before(self, job: Job) -> dict[str, str]:
         """Return the phases of those jobs that exist of the ones that ``job`` starts after."""
@@ -189,10 +198,12 @@ class Reconciler:
     async def _delete(self, job: Job, what: Delete, memory: Memory) -> None:
         version = KINDS.get(what.kind) or APIS[job.spec.scheduling.gang]
         left = await self.cluster.delete(job.namespace, what, version)
-        if what.kind == "Pod" and left is not None and left.get("kind") == "Pod":
-            self.store.set_pod(left)
-        else:
+        if what.kind != "Pod":
             memory.applied.pop((what.kind, what.name), None)
+        elif left is None:
+            self.store.drop_pod((job.namespace, job.name), what.uid)
+        elif left.get("kind") == "Pod":
+            self.store.set_pod(left)
 
     async def _apply(self, wanted: Manifest, memory: Memory) -> None:
         made = await self.cluster.apply(wanted)

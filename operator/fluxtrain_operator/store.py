@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from fluxtrain_operator import names
@@ -21,6 +21,7 @@ class Store:
         self._waiting: dict[Key, set[Key]] = {}
         self._pods: dict[Key, dict[str, Manifest]] = {}
         self._gone: set[str] = set()
+        self._doubted: set[Key] = set()
         self.nodes: dict[str, NodeView] = {}
         self.is_filled = False  # with everything that there was at the start
 
@@ -77,9 +78,33 @@ class Store:
             pods[name] = _essence(manifest)
         if not pods:
             del self._pods[key]
+            self._doubted.discard(key)
         if gone:
             self._forget_node(_node_of(manifest))
         return key
+
+    def doubt(self, key: Key) -> None:
+        """Note that a watch began anew: what went in between, nobody told."""
+        self._doubted.add(key)
+
+    def doubts(self, key: Key) -> bool:
+        """Return whether pods of the job may be gone that are remembered here."""
+        return key in self._doubted
+
+    def keep_pods(self, key: Key, uids: Container[str], version: int) -> None:
+        """Forget the pods of a job that are not among ``uids``, all that there were at ``version``."""
+        for pod in self.pods(key):
+            changed = _version(pod)
+            made_since = changed is not None and changed > version
+            if pod["metadata"]["uid"] not in uids and not made_since:
+                self.set_pod(pod, gone=True)
+        self._doubted.discard(key)
+
+    def drop_pod(self, key: Key, uid: str) -> None:
+        """Forget the pod of that ``uid``, which is no more."""
+        for pod in self.pods(key):
+            if pod["metadata"]["uid"] == uid:
+                self.set_pod(pod, gone=True)
 
     def set_node(self, manifest: Manifest, gone: bool = False) -> list[Key]:
         """Remember a node; return the keys of the jobs on it where it matters to them.

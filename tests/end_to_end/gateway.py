@@ -16,6 +16,11 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+_TOO_OLD = {
+    "type": "ERROR",
+    "object": {"kind": "Status", "status": "Failure", "reason": "Expired", "code": 410},
+}
+"""What an API server says that does not remember the version from which somebody wants to watch."""
 _OF_ONE_HOP = {"host", "connection", "transfer-encoding", "content-length", "authorization"}
 
 
@@ -48,6 +53,8 @@ class Gateway:
         config = json.loads(kubeconfig.read_text())
         self._server = config["clusters"][0]["cluster"]["server"]
         self._ssl = _tls(config, folder)
+        self._hidden = ""
+        self._watches: dict[asyncio.Task[Any], str] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -78,6 +85,21 @@ class Gateway:
         """Return what arrived at or after ``moment``, by ``time.monotonic``."""
         return [request for request in self.requests if request.at >= moment]
 
+    def hide(self, resource: str) -> None:
+        """End the watches of ``resource``, and let nobody watch it until `show`."""
+
+        async def end() -> None:
+            self._hidden = resource
+            for task, path in self._watches.items():
+                if path.endswith(f"/{resource}"):
+                    task.cancel()
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(30)
+
+    def show(self) -> None:
+        """Let everybody watch again; who waited for it learns that what he knew is too old to go on from."""
+        self._hidden = ""
+
     async def _serve(self) -> int:
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=self._ssl, limit=0),
@@ -101,6 +123,21 @@ class Gateway:
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         watch = request.query.get("watch", "") in ("true", "1")
         self.requests.append(Request(time.monotonic(), request.method, request.path, watch))
+        if not watch:
+            return await self._passed_on(request)
+        if self._hidden and request.path.endswith(f"/{self._hidden}"):
+            while self._hidden:
+                await asyncio.sleep(0.05)
+            return web.json_response(_TOO_OLD)
+        task = asyncio.current_task()
+        assert task is not None
+        self._watches[task] = request.path
+        try:
+            return await self._passed_on(request)
+        finally:
+            del self._watches[task]
+
+    async def _passed_on(self, request: web.Request) -> web.StreamResponse:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _OF_ONE_HOP}
         url = URL(f"{self._server}{request.raw_path}", encoded=True)
         body = await request.read()

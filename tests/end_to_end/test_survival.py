@@ -198,6 +198,22 @@ def uids(pods: dict[str, Manifest]) -> set[str]:
     return {pod["metadata"]["uid"] for pod in pods.values()}
 
 
+def test_a_pod_that_went_while_there_was_no_watch_is_replaced(crew: Crew) -> None:
+    """As when the API server starts anew: it knows nothing of what was before, and lists what is left."""
+    replica = crew.leader()
+    before = uids(crew.pods("waiting"))
+    replica.gateway.hide("pods")
+    try:
+        crew.kubectl("delete", "pod", "waiting-1", "--now", f"--namespace={NAMESPACE}")
+    finally:
+        shown = time.monotonic()
+        replica.gateway.show()
+    wait_for(
+        lambda: len(new := uids(crew.pods("waiting"))) == len(before) and new != before, replica.log
+    )
+    print(f"deleted unwatched: replaced after {time.monotonic() - shown:.1f} s")
+
+
 def test_a_leader_that_was_frozen_never_acts_again(crew: Crew) -> None:
     frozen, other = crew.leader(), crew.hire()
     before = crew.pods()

@@ -33,6 +33,8 @@ class Agreeing:
 
     def __init__(self, refuse: Iterable[str] = ()) -> None:
         self.told: list[tuple[str, str, str]] = []
+        self.uids: set[str] = set()
+        """Of the pods that there are, as the API server lists them."""
         self._refuse, self._versions = set(refuse), count(100)
 
     async def _do(self, verb: str, kind: str, name: str) -> None:
@@ -68,6 +70,10 @@ class Agreeing:
     async def applied(self, job: Job, kinds: Mapping[str, str]) -> dict[tuple[str, str], str]:
         await self._do("list", "all", job.name)
         return {}
+
+    async def pods(self, job: Job) -> tuple[set[str], int]:
+        await self._do("list", "pods", job.name)
+        return self.uids, next(self._versions)
 
     async def serves(self, version: str) -> bool:
         return False
@@ -155,13 +161,54 @@ def test_a_refused_pod_fails_the_reconcile_after_the_others_are_done() -> None:
     assert sorted(ended) == ["Pod/job-0", "Pod/job-2", "Pod/job-3", "Pod/job-rendezvous"]
 
 
-@pytest.mark.parametrize(("status", "num_lists"), [({}, 0), ({"phase": "Pending"}, 1)])
+@pytest.mark.parametrize(("status", "num_lists"), [({}, 0), ({"phase": "Pending"}, 2)])
 def test_only_for_a_job_that_is_not_new_is_looked_what_there_is(
     status: dict[str, Any], num_lists: int
 ) -> None:
     cluster = Agreeing()
     reconcile(cluster, make_job(**status))
     assert len(cluster.requests("list")) == num_lists
+
+
+def uids_of(reconciler: Reconciler) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in reconciler.store.pods(("ns", "job"))}
+
+
+@pytest.mark.parametrize("doubted", [True, False])
+def test_a_pod_that_went_while_there_was_no_watch_is_replaced(doubted: bool) -> None:
+    cluster = Agreeing()
+
+    async def main() -> None:
+        reconciler = make_reconciler(cluster, make_job())
+        await reconciler.reconcile(("ns", "job"))
+        before = uids_of(reconciler)
+        cluster.uids = set(sorted(before)[1:])
+        if doubted:
+            reconciler.store.doubt(("ns", "job"))
+        await reconciler.reconcile(("ns", "job"))
+        assert len(uids_of(reconciler)) == 5
+        assert (uids_of(reconciler) == before) is not doubted
+        assert cluster.requests("list") == ["pods/job"] * doubted
+        assert not reconciler.store.doubts(("ns", "job"))
+        await reconciler.answers.close()
+
+    asyncio.run(main())
+
+
+def test_a_pod_that_is_deleted_and_not_there_is_forgotten() -> None:
+    async def main() -> None:
+        reconciler = make_reconciler(Agreeing(), make_job())
+        await reconciler.reconcile(("ns", "job"))
+        suspended = make_job(phase="Pending", attempt=1)
+        suspended["spec"]["lifecycle"] = {"suspend": True}
+        suspended["metadata"]["resourceVersion"] = "1000"
+        reconciler.store.set_job(suspended)
+        for _ in range(3):
+            await reconciler.reconcile(("ns", "job"))
+        assert uids_of(reconciler) == set()
+        await reconciler.answers.close()
+
+    asyncio.run(main())
 
 
 def test_a_reconcile_does_not_wait_for_trainers() -> None:

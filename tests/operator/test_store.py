@@ -122,3 +122,13 @@ def test_of_a_pod_is_kept_what_is_looked_at_and_nothing_else() -> None:
     store.set_pod(whole)
     assert Pod.from_object(store.pods(KEY)[0]).gates == ("example.org/not-yet",)
     assert "managedFields" not in kept["metadata"]
+
+
+def test_pods_that_went_unnoticed_are_forgotten_and_those_made_since_are_kept() -> None:
+    store = Store()
+    for name, version in (("job-0", 5), ("job-1", 6), ("job-2", 9)):
+        store.set_pod(pod(name, version, uid=name))
+    store.doubt(KEY)
+    store.keep_pods(KEY, {"job-0"}, version=8)
+    assert sorted(p["metadata"]["name"] for p in store.pods(KEY)) == ["job-0", "job-2"]
+    assert not store.doubts(KEY)
