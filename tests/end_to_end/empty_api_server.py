@@ -6,7 +6,7 @@ import json
 import secrets
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cluster import binaries

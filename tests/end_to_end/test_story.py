@@ -126,13 +126,13 @@ def test_a_suspended_job_leaves_a_checkpoint_and_goes_on_where_it_was(
 ) -> None:
     kubectl.apply(job("pause"), namespace=NAMESPACE)
     wait_until(lambda s: step(s) >= 10, operator, "pause")
-    suspend(kubectl, NAMESPACE, "pause", True)
+    stage.suspend(kubectl, NAMESPACE, "pause", True)
     wait_until(lambda s: s.get("phase") == "Suspended", operator, "pause")
     here = f"--namespace={NAMESPACE}"
     wait_for(lambda: not kubectl.get("pods", here)["items"], "a suspended job keeps no pods")
     saved = max(int(path.name[5:]) for path in (output / "checkpoints").glob("step_*"))
     assert saved == max(losses(output)), "the stop left a checkpoint of the last step"
-    suspend(kubectl, NAMESPACE, "pause", False)
+    stage.suspend(kubectl, NAMESPACE, "pause", False)
     wait_until(is_complete, operator, "pause")
     assert list(losses(output)) == list(range(1, 301))
 
