@@ -15,14 +15,14 @@ from typing import Any
 import matplotlib
 from matplotlib import pyplot
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, Formatter, PercentFormatter
 
 from dashboards.grafana import Dashboard, Panel, Query, filled
 
 matplotlib.use("Agg")  # no display is needed, and none is looked for
 
 _COLUMNS, _SIZE = 3, (3.4, 1.7)
-_UNITS = {"percentunit": PercentFormatter(1.0), "s": EngFormatter("s"), "bytes": EngFormatter("B")}
+_UNITS = {"s": "s", "bytes": "B"}
 _GAP_STEPS = 1.5
 _TIMEOUT_SECONDS = 20.0
 
@@ -95,14 +95,23 @@ def _queried(
 def _plot(axes: Axes, panel: Panel, found: Mapping[Query, list[Curve]], step: float) -> None:
     for query, drawn in found.items():
         for curve in drawn:
-            axes.plot(*_with_gaps(curve, step), linewidth=1, label=_legend(query, curve))
+            points = _with_gaps(curve, step)
+            axes.plot(*points, linewidth=1, marker=".", markersize=2, label=_legend(query, curve))
     axes.set_title(panel.title, fontsize=8, loc="left")
     axes.tick_params(labelsize=6)
     axes.grid(alpha=0.3)
-    if panel.unit in _UNITS:
-        axes.yaxis.set_major_formatter(_UNITS[panel.unit])
+    if (formatter := _formatter(panel)) is not None:
+        axes.yaxis.set_major_formatter(formatter)
     if axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize=5, frameon=False, ncols=2)
+
+
+def _formatter(panel: Panel, places: int | None = None) -> Formatter | None:
+    """Return what writes the panel's numbers with their unit, None where they have none."""
+    if panel.unit == "percentunit":
+        return PercentFormatter(1.0, decimals=places)
+    unit = _UNITS.get(panel.unit)
+    return None if unit is None else EngFormatter(unit, places)
 
 
 def _with_gaps(curve: Curve, step: float) -> tuple[list[float], list[float]]:
@@ -127,6 +136,6 @@ def _numbers(dashboard: Dashboard, found: Mapping[str, Mapping[Query, list[Curve
     for panel in dashboard.panels:
         drawn = [curve for each in found[panel.title].values() for curve in each]
         if panel.kind == "stat" and drawn:
-            last = drawn[0].values[-1]
-            told.append(f"{panel.title} {_UNITS.get(panel.unit, '{:.4g}'.format)(last)}")
+            formatter = _formatter(panel, places=1) or "{:.4g}".format
+            told.append(f"{panel.title} {formatter(drawn[0].values[-1])}")
     return " · ".join(told)

@@ -202,9 +202,9 @@ def check_the_dashboards(scene: Scene) -> None:
         if not scene.curves(query.expr)
     ]
     assert empty == []
-    for title in EMPTY:
-        (panel,) = (panel for panel in JOB.panels if panel.title == title)
-        assert not scene.curves(panel.queries[0].expr), f"{title} has data: check it as well"
+    for panel in JOB.panels:
+        if panel.title in EMPTY:
+            assert not scene.curves(panel.queries[0].expr), f"{panel.title} has data: check it too"
     for variable, value in (("namespace", NAMESPACE), ("fluxtraining", NAME)):
         assert value in scene.prometheus.values(
             variable, "fluxtrain_last_progress_timestamp_seconds"
@@ -233,6 +233,6 @@ def check_the_operators_numbers(scene: Scene) -> None:
 def check_the_picture(scene: Scene) -> None:
     """Check that the dashboard can be drawn, all panels but those without data."""
     span, path = Span(scene.began, time.time(), SCRAPE_SECONDS), scene.output.parent / "job.png"
-    assert draw(JOB, scene.prometheus.url, scene.variables(span), span, path) == list(EMPTY)
+    assert set(draw(JOB, scene.prometheus.url, scene.variables(span), span, path)) == EMPTY.keys()
     assert path.read_bytes().startswith(b"\x89PNG")
     print(f"{path}: {path.stat().st_size} bytes")
