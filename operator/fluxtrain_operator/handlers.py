@@ -97,6 +97,7 @@ def settings() -> kopf.OperatorSettings:
     found.scanning.disabled = (
         True  # the resource is there before we are: no right to list definitions
     )
+    found.queueing.exit_timeout = 0.1  # of handlers that only take notes; another replica waits
     found.persistence.finalizer = f"{GROUP}/unused"
     found.persistence.diffbase_storage = _NoDiffs()
     found.process.ultimate_exiting_timeout = 25

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
 import signal
-import socket
-from dataclasses import dataclass
 
 import aiohttp
 import kopf
@@ -22,6 +19,7 @@ from fluxtrain_operator import handlers, server
 from fluxtrain_operator.cluster import Cluster
 from fluxtrain_operator.leader import Election, FencedClient
 from fluxtrain_operator.metrics import Metrics
+from fluxtrain_operator.options import Options, parse
 from fluxtrain_operator.reconcile import Reconciler, lost_race
 from fluxtrain_operator.store import Store
 from fluxtrain_operator.work_queue import Key, WorkQueue
@@ -33,51 +31,6 @@ REST_SECONDS = 0.5
 """Between two reconciles of a job: while its pods come up, one status tells of several."""
 NUM_CONNECTIONS = 32
 """To the API server; more at a time make it no faster, and each costs a handshake."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line says."""
-
-    image: str
-    namespaces: tuple[str, ...]
-    lease_namespace: str
-    lease_name: str
-    identity: str
-    address: str
-    port: int
-
-
-def parse(arguments: list[str] | None) -> Options:
-    """Return the options; every one can also be set by an environment variable."""
-    get = os.environ.get
-    parser = argparse.ArgumentParser(
-        prog="fluxtrain_operator", allow_abbrev=False, description=__doc__
-    )
-    parser.add_argument("--image", default=get("FLUXTRAIN_IMAGE", ""), help="default trainer image")
-    parser.add_argument(
-        "--namespace",
-        action="append",
-        default=[name for name in get("FLUXTRAIN_NAMESPACES", "").split(",") if name],
-        help="watch only this one; may be given several times (default: all)",
-    )
-    parser.add_argument("--lease-namespace", default=get("POD_NAMESPACE", "default"))
-    parser.add_argument("--lease-name", default="fluxtrain-operator")
-    parser.add_argument("--identity", default=get("POD_NAME", socket.gethostname()))
-    parser.add_argument("--address", default="0.0.0.0", help="address of /metrics and the probes")
-    parser.add_argument("--port", type=int, default=8080)
-    found = parser.parse_args(arguments)
-    if not found.image:
-        parser.error("--image or FLUXTRAIN_IMAGE must name the default trainer image")
-    return Options(
-        found.image,
-        tuple(found.namespace),
-        found.lease_namespace,
-        found.lease_name,
-        found.identity,
-        found.address,
-        found.port,
-    )
 
 
 async def operate(options: Options, stop: asyncio.Event) -> None:

@@ -193,7 +193,12 @@ class Reconciler:
 
     async def _write_status(self, manifest: Mapping[str, Any], after: Status) -> None:
         status = after.model_dump(mode="json", by_alias=True, exclude_none=True)
-        self.store.set_job(await self.cluster.write_status(manifest, status))
+        try:
+            self.store.set_job(await self.cluster.write_status(manifest, status))
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:  # it went while there was no watch
+                self.store.set_job(manifest, gone=True)
+            raise
 
     async def _delete(self, job: Job, what: Delete, memory: Memory) -> None:
         version = KINDS.get(what.kind) or APIS[job.spec.scheduling.gang]

@@ -170,6 +170,22 @@ def test_only_for_a_job_that_is_not_new_is_looked_what_there_is(
     assert len(cluster.requests("list")) == num_lists
 
 
+def test_a_job_that_went_while_there_was_no_watch_is_forgotten() -> None:
+    class Gone(Agreeing):
+        async def write_status(self, manifest: Mapping[str, Any], status: Manifest) -> Manifest:
+            raise ApiError(404, "not found")
+
+    async def main() -> None:
+        cluster = Gone()
+        reconciler = make_reconciler(cluster, make_job())
+        with pytest.raises(ApiError, match="not found"):
+            await reconciler.reconcile(("ns", "job"))
+        assert await reconciler.reconcile(("ns", "job")) is None
+        assert cluster.told == [], "nothing is made for it"
+
+    asyncio.run(main())
+
+
 def uids_of(reconciler: Reconciler) -> set[str]:
     return {pod["metadata"]["uid"] for pod in reconciler.store.pods(("ns", "job"))}
 
