@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import kopf
@@ -52,6 +53,18 @@ def registry_of(store: Store, queue: WorkQueue, metrics: Metrics) -> kopf.Operat
     return registry
 
 
+def end_with(registry: kopf.OperatorRegistry, rest: Callable[[], Awaitable[None]]) -> None:
+    """Have ``rest`` end, when kopf ends, all tasks begun meanwhile.
+
+    It would take them for its own, and wait five seconds for them, while another replica waits for the Lease.
+    """
+
+    async def over(**_: Any) -> None:
+        await rest()
+
+    kopf.on.cleanup(registry=registry)(over)
+
+
 def _fill_first(registry: kopf.OperatorRegistry, store: Store) -> None:
     """Fill the store before the first event: kopf holds events back until what has an index is listed.
 
@@ -97,7 +110,6 @@ def settings() -> kopf.OperatorSettings:
     found.scanning.disabled = (
         True  # the resource is there before we are: no right to list definitions
     )
-    found.queueing.exit_timeout = 0.1  # of handlers that only take notes; another replica waits
     found.persistence.finalizer = f"{GROUP}/unused"
     found.persistence.diffbase_storage = _NoDiffs()
     found.process.ultimate_exiting_timeout = 25

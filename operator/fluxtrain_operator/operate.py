@@ -91,22 +91,31 @@ async def _reconcile_all(
         finally:
             health.end(key)
 
+    working = asyncio.create_task(queue.run(work, NUM_WORKERS))
+
+    async def rest() -> None:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await reconciler.answers.close()
+
+    registry = handlers.registry_of(store, queue, metrics)
+    handlers.end_with(registry, rest)
     watches = kopf.operator(
-        registry=handlers.registry_of(store, queue, metrics),
+        registry=registry,
         settings=handlers.settings(),
         standalone=True,
         clusterwide=not options.namespaces,
         namespaces=options.namespaces,
     )
-    tasks = {asyncio.create_task(queue.run(work, NUM_WORKERS)), asyncio.create_task(watches)}
+    watching = asyncio.create_task(watches)
     try:  # kopf takes over the signals, so its end is the operator's
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (working, watching):
+            if task.done() and not task.cancelled():
+                task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, reconciler.answers.close(), return_exceptions=True)
+        watching.cancel()
+        await asyncio.gather(watching, rest(), return_exceptions=True)
 
 
 def _client_of_trainers() -> aiohttp.ClientSession:

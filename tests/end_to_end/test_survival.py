@@ -212,6 +212,11 @@ def test_a_pod_that_went_while_there_was_no_watch_is_replaced(crew: Crew) -> Non
         lambda: len(new := uids(crew.pods("waiting"))) == len(before) and new != before, replica.log
     )
     print(f"deleted unwatched: replaced after {time.monotonic() - shown:.1f} s")
+    told = f"/fluxtrainings/{JOB}/status"  # of the job that trains
+    wait_for(  # so that the next test finds nothing to do
+        lambda: all(told in c for c in changes(replica.gateway.since(time.monotonic() - 5))),
+        replica.log,
+    )
 
 
 def test_a_leader_that_was_frozen_never_acts_again(crew: Crew) -> None:
