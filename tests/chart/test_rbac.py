@@ -64,8 +64,9 @@ class Recorder:
             return self._lease(request, body)
         if request.method == "GET":
             labels = {names.LABEL_JOB: "job"}
-            stale = {"metadata": {"name": "stale", "labels": labels, "annotations": {}}}
-            return web.json_response({"items": [stale]})
+            stale = {"name": "stale", "uid": "stale", "labels": labels, "annotations": {}}
+            found = {"metadata": {"resourceVersion": "1"}, "items": [{"metadata": stale}]}
+            return web.json_response(found)
         if request.method == "PUT":
             body["metadata"]["resourceVersion"] = "2"
         return web.json_response(body)
@@ -131,7 +132,9 @@ async def reconcile(cluster: Cluster, manifest: Manifest) -> None:
     store = Store()
     store.set_job(manifest)
     if manifest["spec"].get("lifecycle", {}).get("suspend"):
-        store.set_pod(training_pod(Job.from_object(manifest, "trainer"), Slot(0), "none"))
+        pod = training_pod(Job.from_object(manifest, "trainer"), Slot(0), "none")
+        pod["metadata"] |= {"uid": "pod", "resourceVersion": "2"}
+        store.set_pod(pod)
     metrics = Metrics(CollectorRegistry())
     await Reconciler(store, cluster, metrics, "trainer").reconcile(("team", "job"))
 
