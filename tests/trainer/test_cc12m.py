@@ -229,6 +229,7 @@ STEPS = [
     ("os.rename", "dropped.partial"),
     ("os.remove", "0003.tar.json"),
     ("os.rename", "0003.tar"),
+    ("os.rename", "0003.tar.index"),
     ("os.rename", "report.partial"),
     ("os.rename", "set.partial"),
     ("shutil.rmtree", "set/work"),

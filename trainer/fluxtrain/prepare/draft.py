@@ -59,7 +59,7 @@ def open_draft(output: Path, settings: Settings, force: bool = False) -> Iterato
             _empty(folder)
             write_json(folder / _SETTINGS, settings)
         draft = Draft(output, folder)
-        _remove_scratch(draft.work)
+        _remove_scratch(draft)
         with storing(folder):
             yield draft
 
@@ -132,12 +132,14 @@ def _empty(folder: Path) -> None:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def _remove_scratch(work: Path) -> None:
-    """Make ``work`` and remove the folders in it: a killed process was writing there."""
-    work.mkdir(exist_ok=True)
-    for path in work.iterdir():
+def _remove_scratch(draft: Draft) -> None:
+    """Make the work folder, and remove what a killed process was writing: folders there, indices of tars."""
+    draft.work.mkdir(exist_ok=True)
+    for path in draft.work.iterdir():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
+    for path in draft.folder.glob(".*.index.json.*.partial"):
+        path.unlink(missing_ok=True)
 
 
 def _clear_up(output: Path) -> None:
