@@ -91,7 +91,7 @@ class Scene:
 
     def wait_for_steps(self, count: int) -> None:
         """Wait for so many further steps of the first job."""
-        stage.wait_for_steps(self.output, count, lambda: self.told("first"))
+        stage.wait_for_steps(self.output, count, lambda: self.told("first"), seconds=180)
 
     def group(self, name: str) -> str:
         """Return the pod group of a job's training pods."""

@@ -58,12 +58,12 @@ def status(kubectl: Kubectl, name: str) -> dict[str, Any]:
     return stage.status(kubectl, NAMESPACE, name)
 
 
-def wait_until_failed(operator: Operator, name: str) -> dict[str, Any]:
+def wait_until_failed(operator: Operator, name: str, seconds: float) -> dict[str, Any]:
     def told() -> str:
         words = stage.logs(operator.kubectl, NAMESPACE, name)
         return f"{status(operator.kubectl, name)}\n{operator.log()}\n{words}"
 
-    wait_for(lambda: status(operator.kubectl, name).get("phase") == "Failed", told)
+    wait_for(lambda: status(operator.kubectl, name).get("phase") == "Failed", told, seconds=seconds)
     return status(operator.kubectl, name)
 
 
@@ -129,7 +129,8 @@ def test_a_suspended_job_leaves_a_checkpoint_and_goes_on_where_it_was(
     stage.suspend(kubectl, NAMESPACE, "pause", True)
     wait_until(lambda s: s.get("phase") == "Suspended", operator, "pause")
     here = f"--namespace={NAMESPACE}"
-    wait_for(lambda: not kubectl.get("pods", here)["items"], "a suspended job keeps no pods")
+    gone = "a suspended job keeps no pods"
+    wait_for(lambda: not kubectl.get("pods", here)["items"], gone, seconds=60)
     saved = max(int(path.name[5:]) for path in (output / "checkpoints").glob("step_*"))
     assert saved == max(losses(output)), "the stop left a checkpoint of the last step"
     stage.suspend(kubectl, NAMESPACE, "pause", False)
@@ -142,7 +143,7 @@ def test_a_job_that_cannot_work_fails_with_its_code_and_last_words(
 ) -> None:
     lost = {**RUN, "data": {"source": "encoded"}}
     kubectl.apply(job("lost", run=lost, nodes={"min": 1, "max": 1}), namespace=NAMESPACE)
-    found = wait_until_failed(operator, "lost")
+    found = wait_until_failed(operator, "lost", seconds=120)
     assert found["exitCode"] == 2
     assert "no encoded data set is here" in found["lastError"]
     told = kubectl("describe", "ft", "lost", f"--namespace={NAMESPACE}")
@@ -165,6 +166,6 @@ def test_what_only_the_operator_can_refuse_fails_with_the_path(
     kubectl: Kubectl, operator: Operator, output: Path
 ) -> None:
     kubectl.apply(job("heads", run={**RUN, "model": {"num_heads": 5}}), namespace=NAMESPACE)
-    found = wait_until_failed(operator, "heads")
+    found = wait_until_failed(operator, "heads", seconds=30)
     told = next(c["message"] for c in found["conditions"] if c["type"] == "Failed")
     assert "spec.run.model.hidden_size: got 32; must be a multiple of num_heads" in told

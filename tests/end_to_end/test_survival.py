@@ -129,7 +129,9 @@ class Crew:
 
     def wait_for_steps(self, count: int, replica: Replica) -> float:
         """Return the seconds after which ``count`` steps more than now are done."""
-        return stage.wait_for_steps(self.output, count, lambda: f"{self.status()}\n{replica.log()}")
+        return stage.wait_for_steps(
+            self.output, count, lambda: f"{self.status()}\n{replica.log()}", seconds=120
+        )
 
 
 @pytest.fixture(scope="module")
