@@ -93,22 +93,23 @@ class Cluster:
 
     async def applied(self, job: Job, kinds: Mapping[str, str]) -> dict[tuple[str, str], str]:
         """Return the applied-hashes of the job's objects of ``kinds`` (kind to API version)."""
-        selector = quote(f"{names.LABEL_JOB}={job.name}")
         found: dict[tuple[str, str], str] = {}
         for kind, version in kinds.items():
-            path = f"{_collection(version, job.namespace, kind)}?labelSelector={selector}"
-            for item in (await self._request("GET", path)).get("items", []):
+            for item in (await self._list(job, kind, version)).get("items", []):
                 notes = item["metadata"].get("annotations") or {}
                 found[kind, item["metadata"]["name"]] = notes.get(names.ANNOTATION_APPLIED, "")
         return found
 
     async def pods(self, job: Job) -> tuple[set[str], int]:
         """Return the uids of the job's pods, and the resource version at which these were all."""
-        selector = quote(f"{names.LABEL_JOB}={job.name}")
-        path = f"{_collection('v1', job.namespace, 'Pod')}?labelSelector={selector}"
-        found = await self._request("GET", path)
+        found = await self._list(job, "Pod", KINDS["Pod"])
         uids = {str(item["metadata"]["uid"]) for item in found.get("items", [])}
         return uids, int(found["metadata"]["resourceVersion"])
+
+    async def _list(self, job: Job, kind: str, version: str) -> Manifest:
+        selector = quote(f"{names.LABEL_JOB}={job.name}")
+        path = f"{_collection(version, job.namespace, kind)}?labelSelector={selector}"
+        return await self._request("GET", path)
 
     async def serves(self, version: str) -> bool:
         """Return whether the API server serves the API ``version``."""

@@ -21,10 +21,15 @@ from fluxtrain.distributed import World, joined
 SECONDS = 3.0
 
 
+def be_rank(world: World, port: int) -> None:
+    """Have the environment that torchrun would give."""
+    os.environ |= {"RANK": f"{world.rank}", "WORLD_SIZE": f"{world.size}", "MASTER_PORT": f"{port}"}
+
+
 def slow_main_rank(config: RunConfig, places: Places, world: World, *, port: int) -> None:
     """Work for longer than a collective may take, on rank 0 alone."""
     distributed.START_TIMEOUT = timedelta(seconds=SECONDS / 3)
-    os.environ |= {"RANK": f"{world.rank}", "WORLD_SIZE": f"{world.size}", "MASTER_PORT": f"{port}"}
+    be_rank(world, port)
     with joined() as met:
         if met.is_main:
             time.sleep(SECONDS)
@@ -33,7 +38,7 @@ def slow_main_rank(config: RunConfig, places: Places, world: World, *, port: int
 
 
 def failing_main_rank(config: RunConfig, places: Places, world: World, *, port: int) -> None:
-    os.environ |= {"RANK": f"{world.rank}", "WORLD_SIZE": f"{world.size}", "MASTER_PORT": f"{port}"}
+    be_rank(world, port)
     with joined() as met:
         if met.is_main:
             os._exit(9)

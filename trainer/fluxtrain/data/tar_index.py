@@ -30,6 +30,10 @@ from fluxtrain.data.tar_members import (
 from fluxtrain.errors import DataError
 
 IMAGE_SUFFIXES = ("png", "jpg", "jpeg", "webp")
+SIDECAR = ".index.json"
+"""What the name of a tar's index adds to the tar's."""
+UNFINISHED_SIDECARS = f".*{SIDECAR}.*.partial"
+"""Pattern of what a killed process leaves of indices."""
 MAX_CAPTION_BYTES = 1 << 16
 MAX_METADATA_BYTES = 1 << 20
 MAX_SKIPPED = 100
@@ -114,7 +118,7 @@ def open_index(path: Path, max_members: int = MAX_MEMBERS, kind: Kind = IMAGES) 
         "size": status.st_size,
         "mtime_ns": status.st_mtime_ns,
     }
-    sidecar = path.with_name(f"{path.name}.index.json")
+    sidecar = path.with_name(f"{path.name}{SIDECAR}")
     try:
         return _read_sidecar(sidecar, stamp, status.st_size, kind)
     except (OSError, ValueError, OverflowError, RecursionError):

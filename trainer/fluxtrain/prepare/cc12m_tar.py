@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.data.tar_index import open_index
+from fluxtrain.data.tar_index import SIDECAR, open_index
 from fluxtrain.data.tar_writer import TarWriter
 from fluxtrain.errors import DataError
 from fluxtrain.prepare.cc12m_image import UnfitError, clean
@@ -102,7 +102,7 @@ def remove(name: str, draft: Draft) -> None:
     """Remove the cleaned tar ``name`` and what belongs to it."""
     forget(name, draft)
     (draft.folder / name).unlink(missing_ok=True)
-    (draft.folder / f"{name}.index.json").unlink(missing_ok=True)
+    (draft.folder / f"{name}{SIDECAR}").unlink(missing_ok=True)
 
 
 def _clean(name: str, stamp: Any, raw: Path, draft: Draft) -> Record:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fluxtrain.data.tar_index import UNFINISHED_SIDECARS
 from fluxtrain.errors import DataError, StorageError
 from fluxtrain.files import replacing
 
@@ -138,7 +139,7 @@ def _remove_scratch(draft: Draft) -> None:
     for path in draft.work.iterdir():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
-    for path in draft.folder.glob(".*.index.json.*.partial"):
+    for path in draft.folder.glob(UNFINISHED_SIDECARS):
         path.unlink(missing_ok=True)
 
 

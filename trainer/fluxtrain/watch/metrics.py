@@ -23,8 +23,9 @@ class _LateGauge(Gauge):
     def collect(self) -> list[Metric]:
         """Return the gauge, without a sample as long as it has no value."""
         found = list(super().collect())
-        for metric in [] if self._is_set else found:
-            metric.samples = []
+        if not self._is_set:
+            for metric in found:
+                metric.samples = []
         return found
 
 
