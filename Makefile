@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := operator,trainer,demo,test,bench
 OUTPUT ?= runs/openmoji
+PYTEST_OPTIONS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check format generate golden bench bench-operator cluster cluster-down chart size clean
@@ -24,7 +25,7 @@ run: setup ## train examples/openmoji.yaml on this machine; again: resume
 
 test: setup ## run all tests; as root, those on a real cluster too
 	@test "$$(id -u)" != 0 || $(BIN)/python -m cluster prepare || echo "no cluster here; its tests say why they are skipped"
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 check: setup ## format, lint, types, layers, generated files up to date
 	$(BIN)/ruff format --check --quiet .

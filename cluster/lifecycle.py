@@ -24,6 +24,7 @@ from cluster import (
     node,
     packages,
     processes,
+    prometheus,
     traces,
 )
 from cluster.errors import ClusterError, MachineError
@@ -71,13 +72,14 @@ def up(num_nodes: int = 2) -> Path:
 
 
 def prepare() -> None:
-    """Install, build and make everything that does not change from start to start.
+    """Install, build and make everything that a start and the tests on a cluster need.
 
     It takes minutes the first time. Raises like `up`.
     """
     _require_root()
     with lock():
         _provide()
+        prometheus.ensure()
 
 
 def down() -> None:

@@ -29,6 +29,7 @@ PROGRAMS = {
 }
 """Program -> the package that brings it."""
 
+_QUIET = {"DEBIAN_FRONTEND": "noninteractive"}
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
@@ -70,7 +71,11 @@ def ensure() -> None:
         return
     if shutil.which("apt-get") is None:
         raise MachineError(f"no apt-get here; install by hand: {', '.join(wanted)}")
-    env = {"DEBIAN_FRONTEND": "noninteractive"}
-    run(["apt-get", "update", "--quiet"], env=env, seconds=300)
+    update()
     install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends"]
-    run([*install, *wanted], env=env, seconds=600)
+    run([*install, *wanted], env=_QUIET, seconds=600)
+
+
+def update() -> None:
+    """Fetch the lists of what Debian has."""
+    run(["apt-get", "update", "--quiet"], env=_QUIET, seconds=300)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import binaries
+from cluster import binaries, prometheus
 from cluster.errors import ClusterError
 from cluster.places import BIN, CACHE
 
@@ -71,9 +71,12 @@ def kubectl() -> Program:
 
 @pytest.fixture(scope="session")
 def promtool() -> Program:
-    found = find("promtool")
-    if found is None:
-        pytest.skip("no promtool: it comes with the Debian package prometheus")
+    try:
+        prometheus.ensure()
+    except (ClusterError, OSError) as error:
+        pytest.skip(f"no promtool: {error}")
+    found = prometheus.find("promtool")
+    assert found is not None
     return runner(found)
 
 

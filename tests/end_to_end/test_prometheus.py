@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import prometheus as programs
 from cluster.kubectl import Kubectl, Manifest
 from dashboards.draw import Curve, Span, curves, draw
 from dashboards.grafana import Dashboard, Panel, filled
@@ -111,13 +111,12 @@ def as_pod(operator: Operator) -> Manifest:
 
 @pytest.fixture
 def scene(kubectl: Kubectl, tmp_path: Path) -> Iterator[Scene]:
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("no prometheus: it comes with the Debian package of that name")
+    program = programs.find("prometheus")
+    assert program is not None, "cluster.prepare brings it"
     stage.make_namespace(kubectl, NAMESPACE)
     stage.make_volumes(kubectl, NAMESPACE, tmp_path / "output")
     operator = Operator(kubectl, NAMESPACE, tmp_path)
-    prometheus = Prometheus(Path(program), tmp_path / "prometheus")
+    prometheus = Prometheus(program, tmp_path / "prometheus")
     try:
         operator.start()
         prometheus.start()

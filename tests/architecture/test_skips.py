@@ -1,0 +1,40 @@
+"""CI's test run fails where a test was skipped: what a machine lacks is installed, or told as a failure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PASSES = "def test_passes(): pass\n"
+SKIPS = "import pytest\ndef test_skips(): pytest.skip('a program is missing')\n"
+SKIPS_WHOLE = "import pytest\npytest.skip('a program is missing', allow_module_level=True)\n"
+FAILS = "def test_fails(): assert False\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "code"),
+    [
+        ([PASSES], ["--fail-on-skip"], 0),
+        ([PASSES, SKIPS], ["--fail-on-skip"], 1),
+        ([PASSES, SKIPS_WHOLE], ["--fail-on-skip"], 1),
+        ([SKIPS, FAILS], ["--fail-on-skip"], 1),
+        ([PASSES, SKIPS], [], 0),
+    ],
+)
+def test_a_skipped_test_fails_the_run_that_asks_for_it(
+    texts: list[str], options: list[str], code: int, tmp_path: Path
+) -> None:
+    for number, text in enumerate(texts):
+        (tmp_path / f"test_{number}.py").write_text(text)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", *options, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_ci_asks_for_it() -> None:
+    assert "--fail-on-skip" in (ROOT / ".ci" / "run").read_text()

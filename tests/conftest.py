@@ -1,0 +1,24 @@
+"""What holds for all tests: a run may be told that a skipped test is a failure."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fail-on-skip",
+        action="store_true",
+        help="exit with 1 if a test was skipped: on a machine that has, or installs, all that is needed",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not session.config.getoption("--fail-on-skip") or reporter is None:
+        return
+    skipped = len(reporter.stats.get("skipped", []))
+    if skipped and exitstatus == pytest.ExitCode.OK:
+        reporter.write_line(f"\n{skipped} skipped, and --fail-on-skip was given", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
