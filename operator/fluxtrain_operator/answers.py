@@ -20,12 +20,12 @@ PROGRESS_SECONDS = 10.0
 _PODS_AT_A_TIME = 256  # each costs an open file as long as it does not answer
 
 Ask = Callable[[str, int], Awaitable[Progress | None]]
-"""Returns what the trainer at an address and port says if it is rank 0, None otherwise."""
+"""Returns what the trainer at an address and port says, None where it says nothing."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What rank 0 said, and the pod that it was in."""
+    """What a trainer said, and the pod that it was in."""
 
     uid: str
     progress: Progress
@@ -77,7 +77,12 @@ class Answers:
             asking.task.cancel()
 
     def last(self, key: Key) -> Progress | None:
-        """Return what rank 0 said last; None where nobody did, or the pod that did runs no more."""
+        """Return what rank 0 said last; None where it did not answer, or its pod runs no more."""
+        said = self.witness(key)
+        return said if said is not None and said.rank == 0 else None
+
+    def witness(self, key: Key) -> Progress | None:
+        """Return what rank 0 said last, or another rank where only that one answered."""
         answer = asking.answer if (asking := self._jobs.get(key)) else None
         return answer.progress if answer and answer.uid in self._running(key) else None
 
@@ -100,15 +105,20 @@ class Answers:
                     await asking.wake.wait()
 
     async def _find(self, key: Key, asking: Asking) -> Answer | None:
-        """Return the answer of rank 0: of the pod where it was before, else of any other."""
+        """Return the answer of rank 0: of the pod where it was before, else of any other.
+
+        Where rank 0 does not answer, the lowest rank that does tells whether the job lives.
+        """
         pods, known, port = self._running(key), asking.answer, asking.port
-        if known is not None and known.uid in pods:
-            progress = await self._ask_one(pods.pop(known.uid), port)
-            if progress is not None:
+        if known is not None and known.progress.rank == 0 and known.uid in pods:
+            progress = await self._ask_one(pods[known.uid], port)
+            if progress is not None and progress.rank == 0:
                 return Answer(known.uid, progress)
+            del pods[known.uid]
         found = await asyncio.gather(*(self._ask_one(address, port) for address in pods.values()))
-        answers = zip(pods, found, strict=True)
-        return next((Answer(uid, said) for uid, said in answers if said is not None), None)
+        said = zip(pods, found, strict=True)
+        answers = [Answer(uid, progress) for uid, progress in said if progress is not None]
+        return min(answers, key=lambda answer: answer.progress.rank, default=None)
 
     async def _ask_one(self, address: str, port: int) -> Progress | None:
         async with self._places:

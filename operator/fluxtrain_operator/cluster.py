@@ -146,7 +146,7 @@ class Cluster:
         await self._request("POST", _collection("events.k8s.io/v1", job.namespace, "Event"), body)
 
     async def progress(self, address: str, port: int) -> Progress | None:
-        """Return what the trainer at ``address`` says of itself if it is rank 0, None otherwise."""
+        """Return what the trainer at ``address`` says of itself; None where nobody says its rank."""
         host = f"[{address}]" if ":" in address else address
         timeout = aiohttp.ClientTimeout(total=_PROGRESS_SECONDS)
         try:
@@ -158,7 +158,7 @@ class Cluster:
             return None  # not up yet, or no longer: the watchdog judges that, not this
         return (
             Progress.from_json(values)
-            if isinstance(values, dict) and values.get("rank") == 0
+            if isinstance(values, dict) and type(values.get("rank")) is int
             else None
         )
 

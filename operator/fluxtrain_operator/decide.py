@@ -11,7 +11,7 @@ from fluxtrain_operator.faults import Fault, due_again
 from fluxtrain_operator.observed import Pod
 from fluxtrain_operator.situation import Situation, since
 from fluxtrain_operator.timestamps import stamp
-from fluxtrain_operator.watchdog import deadline
+from fluxtrain_operator.watchdog import hangs
 
 _COMPLETE, _FAILED = "Complete", "Failed"  # phases of the jobs that come before
 _LEAVING_SECONDS = 30.0  # trainers end well together; their agents wait 10 s for each other
@@ -158,8 +158,7 @@ def out_of_its_group(situation: Situation) -> Decision | None:
 
 def makes_no_progress(situation: Situation) -> Decision | None:
     """A job without a step for too long is restarted; that counts, or a hang would repeat for ever."""
-    due = deadline(situation)
-    if due is None or situation.now < due:
+    if not hangs(situation):
         return None
     last = situation.last_step
     text = "no step yet" if last is None else f"no step since {stamp(last)}"

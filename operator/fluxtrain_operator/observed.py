@@ -11,6 +11,7 @@ from fluxtrain_operator.progress import Progress, read_last_words
 from fluxtrain_operator.timestamps import seconds
 
 _UNHEALTHY_GPU_TAINT = "amd-gpu-unhealthy"
+_GPU_RESOURCES = ("amd.com/", "nvidia.com/gpu")
 _GPU_STATE = ("metricsexporter.amd.com.gpu.", ".state")  # DME's label, the GPU's id between the two
 
 
@@ -122,16 +123,25 @@ class NodeView:
     ready: bool = True
     unhealthy: str = ""
     """Why its GPUs cannot be trusted; empty: they can."""
+    since: float = 0.0
+    """Unix time from which ``ready`` has been what it is; 0 where nobody says."""
+    has_gpus: bool = False
+    gone: bool = False
+    """Whether the node was deleted while pods were on it."""
 
     @staticmethod
     def from_object(manifest: Mapping[str, Any]) -> NodeView:
         """Return the node in ``manifest``; one without conditions, just registered, is not ready."""
         metadata, status = _mapping(manifest, "metadata"), _mapping(manifest, "status")
-        ready = any(
-            c.get("type") == "Ready" and c.get("status") == "True"
-            for c in _mappings(status, "conditions")
+        conditions = {c.get("type"): c for c in _mappings(status, "conditions")}
+        ready = _mapping(conditions, "Ready")
+        return NodeView(
+            name=str(metadata.get("name", "")),
+            ready=ready.get("status") == "True",
+            unhealthy=_unhealthy(manifest),
+            since=seconds(ready.get("lastTransitionTime")) or 0.0,
+            has_gpus=any(map(_is_gpu, _mapping(status, "capacity").items())),
         )
-        return NodeView(str(metadata.get("name", "")), ready, _unhealthy(manifest))
 
 
 @dataclass(frozen=True)
@@ -142,7 +152,9 @@ class Observed:
     """Training pods, of all attempts."""
     rendezvous: Pod | None = None
     progress: Progress | None = None
-    """Answer of rank 0's /progress; None where nobody answered."""
+    """Answer of rank 0's /progress; None where it did not answer."""
+    witness: Progress | None = None
+    """Answer of any trainer of the job, rank 0's where it answered; None where nobody did."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """Nodes by name; a node that is not here is taken as healthy."""
     jobs_before: Mapping[str, str] = field(default_factory=dict)
@@ -190,6 +202,12 @@ def _unhealthy(node: Mapping[str, Any]) -> str:
         if value == "unhealthy" and key.startswith(before) and key.endswith(after):
             return f"GPU {key[len(before) : -len(after)]} is unhealthy"
     return ""
+
+
+def _is_gpu(item: tuple[object, object]) -> bool:
+    """Return whether a resource of a node's capacity is GPUs, and there are some."""
+    name, count = str(item[0]), str(item[1])
+    return name.startswith(_GPU_RESOURCES) and count != "0"
 
 
 def _mapping(of: Mapping[Any, Any], key: str) -> Mapping[str, Any]:

@@ -17,11 +17,13 @@ from fluxtrain_operator.observed import Observed
 from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod
 from fluxtrain_operator.situation import Situation, earliest, since
 from fluxtrain_operator.status import describe, finished, finished_at, refused
-from fluxtrain_operator.watchdog import deadline
+from fluxtrain_operator.watchdog import deadline, unheard_at
 
 __all__ = ["Delete", "Event", "Plan", "load", "plan", "refuse"]
 
 _STALE_SECONDS = 1.0
+_NOT_ACTED_ON = ("NoAnswer", "NodesUnknown", "UnhealthyGPUs")
+"""Reasons of conditions that a person should hear of, as the operator does nothing about them."""
 _SOONEST_SECONDS = 0.5
 
 
@@ -127,7 +129,8 @@ def _next_look(situation: Situation, decision: Decision, status: Status) -> floa
     times = [decision.due]
     if decision.action in ("run", "restart", "hold"):
         times += [due_again(fault, situation.restarts.gang) for fault in situation.faults]
-        times += [deadline(situation), *(situation.overdue_at(p) for p in situation.observed.pods)]
+        times += [deadline(situation), unheard_at(situation), situation.judged_at]
+        times += [*(situation.overdue_at(p) for p in situation.observed.pods)]
         start = since(next((c for c in status.conditions if c.type == "Admitted"), None))
         limit = life.active_deadline_seconds
         times.append(start + limit if start is not None and limit is not None else None)
@@ -149,6 +152,11 @@ def _events(
         bad = status.phase in ("Failed", "Restarting")
         text = decision.message or f"was {before.phase or 'new'}"
         yield Event("Warning" if bad else "Normal", str(status.phase), text)
+    reasons = {condition.type: condition.reason for condition in before.conditions}
+    for condition in status.conditions:
+        news = condition.reason != reasons.get(condition.type)
+        if news and condition.reason in _NOT_ACTED_ON:
+            yield Event("Warning", condition.reason, condition.message)
     going = {delete.uid for delete in deleted}
     for fault in situation.faults:
         if fault.infrastructure and fault.pod.uid in going and decision.action == "run":

@@ -23,6 +23,13 @@ class Progress:
     status: ProgressStatus
     checkpoint: CheckpointStatus | None = None
     process_restarts: int = 0
+    rank: int = 0
+    phase: str = ""
+    """What the trainer does: one of the phases of `fluxtrain.contract`, empty from older trainers."""
+    alive: float | None = None
+    """Unix time of the last sign of progress of any kind; None from older trainers."""
+    num_nodes: int | None = None
+    """Nodes that train together; None from older trainers."""
     train_seconds_before: float | None = None
     """Training time that these processes found in the output."""
 
@@ -37,6 +44,10 @@ class Progress:
             status=_status(answer),
             checkpoint=CheckpointStatus(step=count, time=time) if count else None,
             process_restarts=_count(answer.get("processRestarts"), _LARGEST_COUNT),
+            rank=_count(answer.get("rank"), _LARGEST_COUNT),
+            phase=phase if isinstance(phase := answer.get("phase"), str) else "",
+            alive=_moment(answer.get("aliveTime")),
+            num_nodes=_count(answer.get("numNodes"), _LARGEST_COUNT) or None,
             train_seconds_before=_number(answer.get("trainSecondsBefore")),
         )
 
@@ -91,6 +102,12 @@ def _count(value: object, most: int) -> int:
 
 
 def _time(value: object) -> str | None:
+    moment = _moment(value)
+    return None if moment is None else stamp(moment)
+
+
+def _moment(value: object) -> float | None:
+    """Return ``value`` as a Unix time; None for what is none."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LATEST:
         return None
-    return stamp(value)
+    return float(value)

@@ -130,6 +130,7 @@ class Reconciler:
         return Observed.from_objects(
             self.store.pods(key),
             progress=self.answers.last(key),
+            witness=self.answers.witness(key),
             nodes=self.store.nodes,
             jobs_before=self._jobs_before(job),
             applied=dict(memory.applied),

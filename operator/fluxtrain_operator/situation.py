@@ -9,7 +9,8 @@ from functools import cached_property
 from fluxtrain.contract.status import Condition, ProgressStatus, Restarts
 from fluxtrain_operator.faults import Fault, fault_of
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.observed import Observed, Pod
+from fluxtrain_operator.nodes import GRACE_SECONDS, cannot_see, cannot_tell_gpus
+from fluxtrain_operator.observed import NodeView, Observed, Pod
 from fluxtrain_operator.progress import Progress
 from fluxtrain_operator.resources import supporting
 from fluxtrain_operator.resources.pod_group import APIS
@@ -17,6 +18,10 @@ from fluxtrain_operator.timestamps import seconds
 
 _OVERDUE_SECONDS = 30.0
 """A pod that is still there this long after the end of its grace has no kubelet that obeys."""
+_FRESH_SECONDS = 60.0
+"""A sign of progress that is not older says that the nodes of the present world live."""
+_TRAINING = ("", "running")
+"""Phases in which steps are made; older trainers name none."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,52 @@ class Situation:
         began = sorted(pod.started or 0.0 for pod in self.running)[self.job.spec.nodes.min - 1]
         return self.last_step >= began
 
+    @property
+    def last_sign(self) -> float | None:
+        """Return the Unix time of the newest sign of progress, a step or another, that is told."""
+        return self.observed.witness.alive if self.observed.witness else None
+
+    @property
+    def trains(self) -> bool:
+        """Return whether the present processes make steps, and nothing else at the moment."""
+        now = self.observed.witness
+        return now is not None and now.status.last_step_time is not None and now.phase in _TRAINING
+
+    @cached_property
+    def suspects(self) -> tuple[Pod, ...]:
+        """Return the current pods that run on nodes that are not ready, as far as the control plane knows."""
+        return tuple(pod for pod in self._up if not self._node(pod).ready)
+
+    @cached_property
+    def cannot_see(self) -> str:
+        """Return why the control plane is not believed about nodes that are not ready; empty: it is."""
+        return cannot_see(self.observed.nodes.values(), self.now)
+
+    @cached_property
+    def cannot_tell_gpus(self) -> str:
+        """Return why it is not believed that GPUs are unhealthy; empty: it is."""
+        return cannot_tell_gpus(self.observed.nodes.values())
+
+    @property
+    def untold_gpus(self) -> bool:
+        """Return whether the job's pods run on GPUs that are called unhealthy as most are."""
+        named = any(self._node(pod).unhealthy for pod in self._up)
+        return named and self.job.spec.gpus_per_node > 0 and bool(self.cannot_tell_gpus)
+
+    @property
+    def judged_at(self) -> float | None:
+        """Return the Unix time at which a node that is not ready is judged anew; None where none is.
+
+        Other nodes decide whether the control plane is believed, and no event tells the job of those.
+        """
+        if self.untold_gpus or (self.suspects and self.cannot_see):
+            return self.now + GRACE_SECONDS
+        waiting = [self._node(pod).since + GRACE_SECONDS for pod in self.suspects]
+        fresh = None if self._newest_sign is None else self._newest_sign + _FRESH_SECONDS
+        return earliest(
+            time for time in [*waiting, fresh if waiting else None] if time and time > self.now
+        )
+
     @cached_property
     def avoid(self) -> tuple[str, ...]:
         """Return the nodes that are ready, and yet no good."""
@@ -160,11 +211,8 @@ class Situation:
 
     def out_of_reach(self, pod: Pod) -> bool:
         """Return whether the kubelet of ``pod`` is gone, or does not obey."""
-        node = self.observed.nodes.get(pod.node)
         overdue = self.overdue_at(pod)
-        return (node is not None and not node.ready) or (
-            overdue is not None and overdue <= self.now
-        )
+        return self._is_lost(pod) or (overdue is not None and overdue <= self.now)
 
     def overdue_at(self, pod: Pod) -> float | None:
         """Return the Unix time from which a pod that is being deleted counts as unreachable."""
@@ -182,7 +230,59 @@ class Situation:
 
     def _untrusted(self, name: str) -> bool:
         node = self.observed.nodes.get(name)
-        return node is not None and bool(node.unhealthy) and self.job.spec.gpus_per_node > 0
+        if node is None or not node.unhealthy or self.job.spec.gpus_per_node == 0:
+            return False
+        return not self.cannot_tell_gpus
+
+    def _is_lost(self, pod: Pod) -> bool:
+        """Return whether the node of ``pod`` is lost: not ready, and no sign that the pod lives."""
+        node = self._node(pod)
+        if node.ready or node.gone:
+            return node.gone
+        takes_part = pod in self._up or pod is self.observed.rendezvous
+        if self.cannot_see or (takes_part and self._world_includes_suspects):
+            return False
+        given_up = takes_part and self._world_excludes_suspects
+        return given_up or self.now >= node.since + GRACE_SECONDS
+
+    @property
+    def _world_includes_suspects(self) -> bool:
+        """Return whether as many nodes train together, just now, as run: those that are not ready, too."""
+        size = self._world_size
+        return size is not None and size >= len(self._up)
+
+    @property
+    def _world_excludes_suspects(self) -> bool:
+        """Return whether the others train on without those that are not ready."""
+        size = self._world_size
+        return (
+            size is not None and bool(self.suspects) and size <= len(self._up) - len(self.suspects)
+        )
+
+    @property
+    def _world_size(self) -> int | None:
+        """Return how many nodes train together; None where the last sign of progress is too old to say."""
+        sign, said = self._newest_sign, self.observed.witness
+        if sign is None or said is None or self.now >= sign + _FRESH_SECONDS:
+            return None
+        return said.num_nodes
+
+    @property
+    def _newest_sign(self) -> float | None:
+        """Return the Unix time of the newest step, or other sign, of the processes that answer."""
+        said = self.observed.witness
+        if said is None:
+            return None
+        signs = (said.alive, seconds(said.status.last_step_time))
+        return max((sign for sign in signs if sign is not None), default=None)
+
+    @cached_property
+    def _up(self) -> tuple[Pod, ...]:
+        """Return the current pods that run and are not on their way out, whatever their nodes are."""
+        return tuple(pod for pod in self.current if pod.running and not pod.deleting)
+
+    def _node(self, pod: Pod) -> NodeView:
+        return self.observed.nodes.get(pod.node) or NodeView(pod.node)
 
 
 def since(condition: Condition | None) -> float | None:

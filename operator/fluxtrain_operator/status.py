@@ -11,6 +11,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.decide import Decision
 from fluxtrain_operator.situation import Situation, since
 from fluxtrain_operator.timestamps import seconds, stamp
+from fluxtrain_operator.watchdog import unheard
 
 Phase = Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed"]
 Kind = Literal["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
@@ -40,7 +41,7 @@ def describe(situation: Situation, decision: Decision, asked_for: int) -> Status
     facts = [
         _admitted(situation, decision),
         _ready(situation, decision, phase),
-        _progressing(decision, phase),
+        _progressing(situation, decision, phase),
         _healthy(situation, decision, phase),
         _suspended(situation, decision),
         Fact("Complete", phase == "Complete", *_end(decision, "complete")),
@@ -171,7 +172,10 @@ def _why_pending(situation: Situation) -> tuple[str, str]:
     return reason, f"{count}; {told.name}: {text or reason}"
 
 
-def _progressing(decision: Decision, phase: Phase) -> Fact:
+def _progressing(situation: Situation, decision: Decision, phase: Phase) -> Fact:
+    if decision.action == "run" and unheard(situation):
+        text = "no trainer answers at /progress, which is no fault: is the port reachable?"
+        return Fact("Progressing", None, "NoAnswer", text)
     if phase == "Running":
         return Fact("Progressing", True, "Stepping")
     if decision.reason == "NoProgress" or phase in ("Complete", "Failed", "Suspended"):
@@ -182,12 +186,26 @@ def _progressing(decision: Decision, phase: Phase) -> Fact:
 def _healthy(situation: Situation, decision: Decision, phase: Phase) -> Fact:
     if decision.action == "fail" or decision.charged:
         return Fact("Healthy", False, decision.reason, decision.message)
+    if situation.suspects and situation.cannot_see:
+        text = (
+            f"{situation.cannot_see}: the control plane does not hear of them; nothing is replaced"
+        )
+        return Fact("Healthy", False, "NodesUnknown", text)
+    if situation.untold_gpus:
+        text = f"{situation.cannot_tell_gpus}: not believed; nothing is replaced"
+        return Fact("Healthy", False, "UnhealthyGPUs", text)
     for pod in situation.current:
         if situation.unreachable(pod):
             return Fact("Healthy", False, "NodeLost", f"{pod.name}: node {pod.node} is lost")
         if situation.condemned(pod):
             why = situation.observed.nodes[pod.node].unhealthy
             return Fact("Healthy", False, "UnhealthyGPU", f"{pod.name}: node {pod.node}: {why}")
+    if situation.suspects:
+        pod = situation.suspects[0]
+        text = (
+            f"{pod.name}: node {pod.node} is not ready; it is kept while training goes on with it"
+        )
+        return Fact("Healthy", False, "NodeNotReady", text)
     if situation.faults:
         return Fact("Healthy", False, situation.faults[0].reason, situation.faults[0].message)
     wanted = situation.job.spec.nodes.max

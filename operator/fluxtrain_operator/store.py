@@ -113,7 +113,7 @@ class Store:
         still say that they run.
         """
         view = NodeView.from_object(manifest)
-        view = NodeView(view.name, ready=False) if gone else view
+        view = NodeView(view.name, ready=False, gone=True) if gone else view
         before, self.nodes[view.name] = self.nodes.get(view.name), view
         (self._gone.add if gone else self._gone.discard)(view.name)
         self._forget_node(view.name)

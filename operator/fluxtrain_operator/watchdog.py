@@ -1,4 +1,4 @@
-"""No progress is a fault: how long a job may go without a step, learned from its own steps (design D6)."""
+"""No progress is a fault: how long a job may go without a sign of it, learned from its own steps."""
 
 from __future__ import annotations
 
@@ -6,29 +6,54 @@ from fluxtrain_operator.job import Job
 from fluxtrain_operator.situation import Situation
 
 STARTUP_SECONDS = 1800.0
-"""From the last pod's start to the first step: images, weights, compilation, a first evaluation."""
+"""From the last pod's start to the first step: images, weights, compilation, a first evaluation.
+
+Also between two signs of any other phase than training: each tells of batches, pictures and bytes, but
+storage may be slow to show what was written.
+"""
 _PAUSE_SECONDS = 60.0  # a checkpoint, a slow disk, a loader that catches up
+_UNHEARD_SECONDS = 300.0  # a start takes some of it
 _STEPS = 10.0
 _EVALUATION = 0.5  # of the time between two; its number of samples is known to the trainer alone
 _LONGEST_SECONDS = 3600.0
 
 
 def deadline(situation: Situation) -> float | None:
-    """Return the Unix time by which a step is due; None while too few pods run to make one.
+    """Return the Unix time by which a sign of progress is due; None while too few pods run to make one.
 
     A pod that joins restarts the processes of all, so the wait for the first step begins anew with it.
     """
     if not situation.enough:
         return None
     joined = max(pod.started or 0.0 for pod in situation.running)
-    last = situation.last_step or 0.0
-    progress = situation.observed.progress
-    steps_now = progress is not None and progress.status.last_step_time is not None
-    if steps_now and last >= joined:
+    last = max(situation.last_step or 0.0, situation.last_sign or 0.0)
+    if situation.trains and last >= joined:
         return last + step_budget(situation)
-    return max(joined, last) + max(
-        STARTUP_SECONDS, situation.job.spec.restart.no_progress_seconds or 0
-    )
+    fixed = situation.job.spec.restart.no_progress_seconds or 0
+    return max(joined, last) + max(STARTUP_SECONDS, fixed)
+
+
+def hangs(situation: Situation) -> bool:
+    """Return whether a sign of progress is overdue, and a trainer answers that there was none.
+
+    A trainer that cannot be asked may well train: a firewall or a service mesh is no fault of the job.
+    """
+    due = deadline(situation)
+    return due is not None and situation.now >= due and situation.observed.witness is not None
+
+
+def unheard_at(situation: Situation) -> float | None:
+    """Return the Unix time from which it is told that no trainer answers; None while one does."""
+    if not situation.enough or situation.observed.witness is not None:
+        return None
+    joined = max(pod.started or 0.0 for pod in situation.running)
+    return max(joined, situation.last_step or 0.0) + _UNHEARD_SECONDS
+
+
+def unheard(situation: Situation) -> bool:
+    """Return whether no trainer has answered for a while, though enough pods run."""
+    since = unheard_at(situation)
+    return since is not None and situation.now >= since
 
 
 def step_budget(situation: Situation) -> float:

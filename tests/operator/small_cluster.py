@@ -25,6 +25,8 @@ NODES = ("a", "b", "c", "d", "e")
 MAX_RESTARTS = 2
 PROGRAM_CODES, FATAL_CODE = (1, 74), 3
 _GRACE_SECONDS = 180
+_FRESH_SECONDS = 30.0
+_LATELY_SECONDS = 3600.0
 _OLDEST_PICTURES = 6
 _ALL_ACTS = 1000
 Planner = Callable[[Job, Observed, float], Plan]
@@ -100,6 +102,11 @@ class SmallCluster:
         self.containers: dict[str, Container] = {}
         self.applied: dict[tuple[str, str], str] = {}
         self.ready = dict.fromkeys(NODES, True)
+        self.turned = dict.fromkeys(NODES, self.now)
+        self.down: set[str] = set()
+        """Nodes that are not ready because nothing runs there any more; on the others all goes on."""
+        self.world: tuple[str, ...] = ()
+        """Uids of the pods that made the last step together."""
         self.num_program_faults = self.num_hangs = self.num_fatal = 0
         self.happened: Counter[str] = Counter()
         """How often what went wrong on the way to the operator, or in it."""
@@ -117,14 +124,21 @@ class SmallCluster:
         seen = Observed(
             pods=tuple(sorted(self.pods.values(), key=lambda pod: pod.index)),
             rendezvous=self.store,
-            progress=Progress(self.progress) if self.progress is not None else None,
-            nodes={name: NodeView(name, ready) for name, ready in self.ready.items()},
+            progress=self._said(),
+            witness=self._said(),
+            nodes={n: NodeView(n, up, since=self.turned[n]) for n, up in self.ready.items()},
             applied=dict(self.applied),
         )
         self.pictures = [
             *self.pictures[1 - _OLDEST_PICTURES :],
             Picture(last.number + 1 if last is not None else 0, self.version, job, seen),
         ]
+
+    def _said(self) -> Progress | None:
+        """Return what rank 0 answers."""
+        if self.progress is None:
+            return None
+        return Progress(self.progress, num_nodes=len(self.world))
 
     def _job(self) -> Job:
         return with_status(make_job(self.suspend, self.size, self.image), self.status)
@@ -149,6 +163,8 @@ class SmallCluster:
         seen = self.pictures[-1 - pods_age % len(self.pictures)]
         self._note(known.number, seen.number)
         result = self.planner(known.job, seen.observed, self.now)
+        if seen.number == self.pictures[-1].number:
+            self._check_lost(result)
         if result.status != known.job.status or result.delete or result.create:
             if known.version != self.version:
                 self.happened["refused"] += 1  # by the API server: somebody else wrote in between
@@ -162,6 +178,21 @@ class SmallCluster:
             else:
                 self._create(act)
         return result
+
+    def _check_lost(self, result: Plan) -> None:
+        """Check that no pod is given up for its node while it trains, or while most nodes are out."""
+        given_up = [e.message.partition(":")[0] for e in result.events if e.reason == "NodeLost"]
+        up = sum(self.ready.values())
+        lately = [self.now - self.turned[n] < _LATELY_SECONDS for n in NODES if not self.ready[n]]
+        blind = not up or sum(lately) > up
+        last = self.progress.last_step_time if self.progress else None
+        just_now = last is not None and last > stamp(self.now - _FRESH_SECONDS)
+        living = {pod.uid for pod in self._gang()}
+        for name in given_up:
+            assert not blind, "nothing is lost while most nodes are out at once"
+            uid = pod.uid if (pod := self.pods.get(name)) else ""
+            together = uid in self.world and living == set(self.world)
+            assert not (together and just_now), "a pod that trains is given up for its node"
 
     def _write(self, status: Status) -> None:
         before, after = self.status.restarts, status.restarts
@@ -241,6 +272,11 @@ class SmallCluster:
             if uid not in living and self.ready[container.node]:
                 del self.containers[uid]
 
+    def turn(self, node: str, down: bool) -> None:
+        """Let a node that is ready be so no longer, for good or as far as is heard; or be ready again."""
+        self.ready[node], self.turned[node] = not self.ready[node], self.now
+        self.down = self.down | {node} if down and not self.ready[node] else self.down - {node}
+
     def some(self, number: int) -> Pod | None:
         """Return one of the pods, as ``number`` says."""
         pods = self.everything()
@@ -268,6 +304,7 @@ class SmallCluster:
         """Make a step, where enough pods run."""
         if len(self._gang()) >= self.size.low:
             step = self.progress.step + 1 if self.progress else 1
+            self.world = tuple(pod.uid for pod in self._gang())
             self.progress = ProgressStatus(
                 step=step, samplesPerSecond=8.0, lastStepTime=stamp(self.now)
             )
@@ -280,7 +317,7 @@ class SmallCluster:
 
     def _gang(self) -> list[Pod]:
         """Return the running pods of the latest attempt."""
-        running = [pod for pod in self.pods.values() if pod.running]
+        running = [p for p in self.pods.values() if p.running and p.node not in self.down]
         latest = max((pod.attempt for pod in running), default=0)
         return [pod for pod in running if pod.attempt == latest]
 
@@ -323,8 +360,9 @@ class SmallCluster:
             assert not reachable, "a suspended job keeps no pods"
         else:
             assert status.phase == "Running", "with everything in place a job runs"
-            assert len(reachable) == self.size.high, "as many pods as nodes.max"
-            made_for = {(pod.attempt, pod.spec_hash) for pod in reachable}
+            there = [p for p in self.pods.values() if p in reachable or self._trains(p)]
+            assert len(there) == self.size.high, "as many pods as nodes.max"
+            made_for = {(pod.attempt, pod.spec_hash) for pod in there}
             assert made_for == {(status.attempt, wanted)}, "pods of one attempt and the newest spec"
             assert self.store is not None, "a rendezvous pod"
             assert status.nodes is not None, "the status counts nodes"
@@ -333,6 +371,9 @@ class SmallCluster:
         used = status.restarts.gang if status.restarts else 0
         if status.phase == "Failed" and not self.num_fatal:
             assert used == MAX_RESTARTS, "the infrastructure's faults are free"
+
+    def _trains(self, pod: Pod) -> bool:
+        return not pod.deleting and pod.uid in self.world and pod in self._gang()
 
     def _holds(self) -> bool:
         """Return whether the job waits for a back-off or its last pods."""

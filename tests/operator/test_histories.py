@@ -59,10 +59,10 @@ class History(NamedTuple):
         for event in self.events:
             happen(cluster, event)
         on_the_way = cluster.happened.copy()
-        if any(cluster.ready.values()):  # first with the nodes that are left
+        if sum(cluster.ready.values()) > len(NODES) // 2:  # first with the nodes that are left
             cluster.settle()
             cluster.check()
-        cluster.ready = dict.fromkeys(NODES, True)
+        cluster.ready, cluster.down = dict.fromkeys(NODES, True), set()
         cluster.settle()
         cluster.check()
         lost = set(cluster.pods) if finished(cluster.status) or cluster.suspend else set()
@@ -123,8 +123,7 @@ def somebody_deletes_a_pod(cluster: SmallCluster, number: int) -> None:
 
 
 def node_goes_or_comes(cluster: SmallCluster, number: int) -> None:
-    node = NODES[number % len(NODES)]
-    cluster.ready[node] = not cluster.ready[node]
+    cluster.turn(NODES[number % len(NODES)], down=number // len(NODES) % 2 == 0)
 
 
 def gang_steps(cluster: SmallCluster, number: int) -> None:

@@ -80,7 +80,8 @@ def observe(*pods: Pod, job: Job | None = None, **others: Any) -> Observed:
         if m["kind"] != "Pod"
     }
     rendezvous = store(spec_hash=(job or make_job()).spec_hash)
-    return Observed(**{"pods": pods, "rendezvous": rendezvous, "applied": applied, **others})
+    facts = {"pods": pods, "rendezvous": rendezvous, "applied": applied, **others}
+    return Observed(**{"witness": others.get("progress"), **facts})
 
 
 def running(pods: int = 2, **spec: Any) -> Job:
@@ -468,7 +469,10 @@ def test_a_changed_spec_reaches_all_pods_together_and_an_upgraded_operator_none(
 
 
 def lost(*names: str) -> dict[str, NodeView]:
-    return {name: NodeView(name, ready=False) for name in names}
+    """Return the nodes of a cluster of which ``names``, the smaller part, are not ready for long."""
+    others = (f"spare-{number}" for number in range(4))
+    ready = {name: NodeView(name) for name in ("node-0", "node-1", "node-s", *others)}
+    return ready | {name: NodeView(name, ready=False, since=NOW - 60) for name in names}
 
 
 def test_a_lost_nodes_pod_is_replaced_at_once_under_another_index() -> None:
@@ -508,7 +512,8 @@ def test_a_pod_that_ignores_its_deletion_counts_as_lost() -> None:
 
 def test_a_pod_on_an_unhealthy_gpu_moves_to_another_node() -> None:
     job = running(gpusPerNode=8)
-    nodes = {"node-1": NodeView("node-1", unhealthy="GPU 3 is unhealthy")}
+    bad = NodeView("node-1", unhealthy="GPU 3 is unhealthy", has_gpus=True)
+    nodes = {"node-0": NodeView("node-0", has_gpus=True), "node-1": bad}
     pods = make_pod(0, job), make_pod(1, job)
     first = plan(job, observe(*pods, job=job, nodes=nodes, progress=progress()), NOW)
     assert (deleted(first), created(first)) == (["job-1"], [])
@@ -561,8 +566,39 @@ def test_the_time_for_a_step_is_learned_and_the_first_one_has_longer() -> None:
     assert plan(job, observe(*pods, progress=progress(3601)), NOW).status.attempt == 2
     fresh = with_status(make_job(), plan(make_job(), Observed(), NOW).status)
     new = [make_pod(i, started=NOW) for i in range(2)]
-    assert plan(fresh, observe(*new), NOW + 1799).status.attempt == 1
-    assert plan(fresh, observe(*new), NOW + 1801).status.attempt == 2
+    loading = observe(*new, progress=Progress(ProgressStatus(), phase="loading"))
+    assert plan(fresh, loading, NOW + 1799).status.attempt == 1
+    assert plan(fresh, loading, NOW + 1801).status.attempt == 2
+
+
+@pytest.mark.parametrize("phase", ["evaluating", "saving", "sampling", "finishing"])
+def test_what_comes_between_and_after_steps_has_its_own_time(phase: str) -> None:
+    job = running(restart={"noProgressSeconds": 60})
+    pods = make_pod(0), make_pod(1)
+    lives = progress(7000, phase=phase, alive=NOW - 1700)
+    assert plan(job, observe(*pods, progress=lives), NOW).status.attempt == 1
+    hangs = progress(7000, phase=phase, alive=NOW - 1801)
+    assert plan(job, observe(*pods, progress=hangs), NOW).status.attempt == 2
+    other = progress(7000, phase=phase, alive=NOW - 1801, rank=4)
+    told = observe(*pods, progress=None, witness=other)
+    assert plan(job, told, NOW + 1800).status.attempt == 2, "another rank tells of it as well"
+
+
+def test_a_trainer_that_cannot_be_asked_is_no_fault_and_is_told() -> None:
+    job = running(restart={"noProgressSeconds": 60})
+    pods = make_pod(0), make_pod(1)
+    for seconds in (298, 301, 86_400):
+        result = plan(job, observe(*pods), NOW + seconds)
+        assert (result.status.attempt, result.delete, result.create) == (1, (), ())
+        assert result.status.restarts is not None
+        assert result.status.restarts.gang == 0
+        silent = says(result.status, "Progressing") == ("Unknown", "NoAnswer")
+        assert silent == (seconds > 299)
+        assert [event.reason for event in result.events] == ["NoAnswer"] * (seconds == 301)
+        job = with_status(job, result.status)
+        assert [event.reason for event in plan(job, observe(*pods), NOW + seconds).events] == []
+    heard = plan(job, observe(*pods, progress=progress()), NOW)
+    assert says(heard.status, "Progressing") == ("True", "Stepping")
 
 
 def test_a_job_with_too_few_nodes_is_not_blamed_for_making_no_steps() -> None:

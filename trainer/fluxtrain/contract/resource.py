@@ -69,7 +69,8 @@ class Restart(Part):
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 10
     """Restarts for the program's own errors; node loss, eviction and preemption do not count."""
     no_progress_seconds: Annotated[int, Field(ge=30, le=86_400)] | None = None
-    """Kill a job whose last step is older; none: learned from its own step times."""
+    """Restart a job that tells of no newer step; none: learned from its own step times. Other phases, such as
+    loading or saving, have half an hour from their last sign of progress, or this where it is longer."""
     on_exit_codes: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(max_length=32)] = [
         1,
         74,
