@@ -4,6 +4,7 @@ BIN := .venv/bin
 EXTRAS := operator,trainer,demo,test,bench
 OUTPUT ?= runs/openmoji
 PYTEST_OPTIONS ?=
+NODES ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check format generate golden bench bench-operator cluster cluster-down chart size clean
@@ -51,8 +52,8 @@ bench: setup ## measure against the peers (makes their environments; about an ho
 bench-operator: setup ## our operator against Kubeflow's training-operator, on 400 fake nodes; as root
 	$(BIN)/python -m benchmarks.operator
 
-cluster: setup ## start a real Kubernetes on this machine, as root; prints the KUBECONFIG to export
-	@$(BIN)/python -m cluster up
+cluster: setup ## start a real Kubernetes of three nodes (NODES=) on this machine, as root; prints the KUBECONFIG to export
+	@$(BIN)/python -m cluster up --nodes=$(NODES)
 
 cluster-down: ## stop it; nothing is left
 	@$(BIN)/python -m cluster down

@@ -15,6 +15,7 @@ from cluster.kubectl import Kubectl
 from cluster.places import KUBECONFIG
 from tests.end_to_end.stage import IMAGE, ROOT
 
+NUM_NODES = 3
 COMMAND = """#!/bin/sh
 exec {python} -m fluxtrain.cli "$@"
 """
@@ -31,7 +32,7 @@ def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     except ClusterError as error:
         pytest.skip(f"the cluster's parts cannot be had here: {error}")
     try:
-        found = Kubectl(cluster.up())
+        found = Kubectl(cluster.up(NUM_NODES))
     except MachineError as error:
         pytest.skip(f"no cluster can run here: {error}")
     context = tmp_path_factory.mktemp("image")

@@ -217,9 +217,9 @@ def losses(folder: Path) -> dict[int, float]:
     return {r["step"]: r["train_loss"] for r in records if "train_loss" in r}
 
 
-def laptop(folder: Path) -> Path:
+def laptop(folder: Path, run: Manifest = RUN) -> Path:
     """Run the same training on this machine; return its output."""
-    (folder / "job.json").write_text(json.dumps({**job("laptop"), "metadata": {"name": "laptop"}}))
+    (folder / "job.json").write_text(json.dumps(job("laptop", run=run)))
     output = folder / "laptop"
     subprocess.run(
         [

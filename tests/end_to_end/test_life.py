@@ -44,33 +44,34 @@ WRONG = {**RUN, "model": {"num_heads": 5}}
 class Scene:
     """The namespace, its operator, and its jobs by name."""
 
-    def __init__(self, kubectl: Kubectl, folder: Path) -> None:
+    def __init__(self, kubectl: Kubectl, folder: Path, namespace: str = NAMESPACE) -> None:
         self.kubectl, self.output = kubectl, folder / "output"
-        self.operator = Operator(kubectl, NAMESPACE, folder)
+        self.operator = Operator(kubectl, namespace, folder)
+        self.namespace, self.here = namespace, f"--namespace={namespace}"
 
     def apply(self, name: str, **spec: Any) -> None:
-        self.kubectl.apply(job(name, **spec), namespace=NAMESPACE)
+        self.kubectl.apply(job(name, **spec), namespace=self.namespace)
 
     def patch(self, name: str, **spec: Any) -> None:
         change = json.dumps({"spec": spec})
-        self.kubectl("patch", "ft", name, HERE, "--type=merge", f"--patch={change}")
+        self.kubectl("patch", "ft", name, self.here, "--type=merge", f"--patch={change}")
 
     def scale(self, name: str, replicas: int) -> None:
-        self.kubectl("scale", f"ft/{name}", f"--replicas={replicas}", HERE)
+        self.kubectl("scale", f"ft/{name}", f"--replicas={replicas}", self.here)
 
     def status(self, name: str) -> Manifest:
-        return stage.status(self.kubectl, NAMESPACE, name)
+        return stage.status(self.kubectl, self.namespace, name)
 
     def pods(self, name: str, *more: str) -> dict[str, Manifest]:
         """Return the job's pods by name."""
-        found = self.kubectl.get("pods", f"--selector=fluxtrain.dev/job={name}", HERE, *more)
+        found = self.kubectl.get("pods", f"--selector=fluxtrain.dev/job={name}", self.here, *more)
         return {pod["metadata"]["name"]: pod for pod in found["items"]}
 
     def uids(self, name: str) -> dict[str, str]:
         return {pod: manifest["metadata"]["uid"] for pod, manifest in self.pods(name).items()}
 
     def exists(self, name: str) -> bool:
-        return bool(self.kubectl("get", "ft", name, HERE, "--ignore-not-found"))
+        return bool(self.kubectl("get", "ft", name, self.here, "--ignore-not-found"))
 
     def wait(self, name: str, done: Callable[[Manifest], bool]) -> Manifest:
         """Return the job's status once ``done`` says so."""
@@ -97,8 +98,8 @@ class Scene:
 
     def told(self, name: str, found: Manifest) -> str:
         """Return everything that helps where a wait was in vain."""
-        pods = self.kubectl("get", "pods", "-o", "wide", HERE)
-        words = stage.logs(self.kubectl, NAMESPACE, name)
+        pods = self.kubectl("get", "pods", "-o", "wide", self.here)
+        words = stage.logs(self.kubectl, self.namespace, name)
         return f"{json.dumps(found, indent=1)}\n{pods}\n{self.operator.log()}\n{words}"
 
 
@@ -200,9 +201,9 @@ def ledger(output: Path) -> dict[int, list[int]]:
     return {step: sorted(indices) for step, indices in sorted(used.items())}
 
 
-def wanted(num_steps: int) -> dict[int, list[int]]:
+def wanted(num_steps: int, run: Manifest = ENDLESS) -> dict[int, list[int]]:
     """Return the samples that the first steps have to use."""
-    config = resolve(ENDLESS)
+    config = resolve(run)
     batch = config.schedule.global_batch_size
     order = Order(config.seed, config.data.synthetic.train_samples, batch)
     places = np.arange(batch)
@@ -262,7 +263,7 @@ def test_a_job_that_asks_for_more_gpus_than_there_are_has_the_schedulers_words(
     scene.apply("greedy", gpusPerNode=64, storage={})
     told = scene.wait_for_condition("greedy", "Ready", "Unschedulable")
     assert told.startswith("0 of at least 1 nodes are up; greedy-0: 0/")
-    assert "2 Insufficient amd.com/gpu" in told
+    assert "3 Insufficient amd.com/gpu" in told
     assert scene.status("greedy")["phase"] == "Pending"
 
 

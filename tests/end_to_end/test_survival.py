@@ -281,7 +281,7 @@ def test_a_node_and_the_leader_are_lost_at_once(crew: Crew) -> None:
     leader, other = crew.leader(), crew.hire()
     before = crew.pods()
     store = before[f"{JOB}-rendezvous"]["spec"]["nodeName"]
-    (lost,) = [n for n, p in before.items() if p["spec"]["nodeName"] != store]
+    lost = next(n for n, p in before.items() if p["spec"]["nodeName"] != store)
     (victim,) = [n for n in nodes() if n.name == before[lost]["spec"]["nodeName"]]
     with off(victim) as began:
         killed = leader.send(signal.SIGKILL)

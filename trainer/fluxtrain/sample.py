@@ -175,7 +175,6 @@ class Painter:
         ]
         pairs = zip(scene.captions[chosen:], originals, generated[chosen:], strict=True)
         columns += [(caption, [original, picture]) for caption, original, picture in pairs]
-        title = (
-            f"step {step}: prompts of our own above; held-out prompts with their originals below"
-        )
-        save_grid(path, columns, title, scene.attribution)
+        parts = ["chosen prompts (sampling.prompts)"] * bool(chosen)
+        parts += ["validation prompts, the originals above the model's"] * bool(originals)
+        save_grid(path, columns, f"step {step}: {'; then '.join(parts)}", scene.attribution)
