@@ -45,6 +45,14 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def all_of(self, own: list[str]) -> list[str]:
+        """Return the words of all ranks, in the ranks' order; every rank must call it."""
+        if self.size == 1:
+            return own
+        said: list[list[str]] = [[] for _ in range(self.size)]
+        dist.all_gather_object(said, own)
+        return [word for words in said for word in words]
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1:

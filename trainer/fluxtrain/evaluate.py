@@ -13,11 +13,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fluxtrain.contract.closed_division import claims_closed
+from fluxtrain.contract.config import RunConfig
 from fluxtrain.data.batch import Batch
 from fluxtrain.distributed import World
+from fluxtrain.errors import DataError
 
 NUM_TIMESTEPS = 8
 """Levels t = 0/8 ... 7/8."""
+
+_MAX_FAULTS_NAMED = 3
 
 LossFunction = Callable[[Batch], Float[Tensor, " b"]]
 
@@ -29,6 +34,8 @@ class Evaluation:
     loss: float
     by_timestep: list[float | None]
     num_samples: int
+    faults: tuple[str, ...] = ()
+    """One sentence per sample that could not be read, naming it, over all ranks."""
 
 
 def evaluate(
@@ -42,6 +49,7 @@ def evaluate(
     ``losses_of`` gives each sample's mean squared error; ``advance`` hears of samples done, for a bar.
     """
     sums = torch.zeros(2, NUM_TIMESTEPS, dtype=torch.float64, device=world.device)
+    faults = list[str]()
     with torch.no_grad():
         for batch in batches:
             batch = batch.to(world.device)
@@ -49,15 +57,40 @@ def evaluate(
             level = (batch.timesteps * NUM_TIMESTEPS).round().long()
             sums[0].index_add_(0, level, losses)
             sums[1].index_add_(0, level, batch.weights.double())
+            faults += batch.faults
             advance(len(batch) * world.size)
     totals, counts = world.all_sum(sums).tolist()
-    return _mean(totals, counts)
+    return _mean(totals, counts, world.all_of(faults))
 
 
-def _mean(totals: list[float], counts: list[float]) -> Evaluation:
+def require_readable(result: Evaluation, config: RunConfig) -> None:
+    """Raise DataError where ``result`` leaves out more of the validation set than ``config`` allows.
+
+    That is any sample where the MLPerf log claims the closed division, else more than
+    ``data.max_bad_fraction``. Every rank raises alike.
+    """
+    bad, total = len(result.faults), len(result.faults) + result.num_samples
+    if not bad:
+        return
+    limit = config.data.max_bad_fraction
+    if claims_closed(config):
+        rule = (
+            "the closed division evaluates all of them; "
+            "set spec.run.logging.mlperf.division to open to go on without"
+        )
+    elif bad == total or bad > max(1.0, limit * total):
+        rule = f"spec.run.data.max_bad_fraction {limit} allows fewer"
+    else:
+        return
+    more = f"; and {bad - _MAX_FAULTS_NAMED} more" if bad > _MAX_FAULTS_NAMED else ""
+    named = "; ".join(result.faults[:_MAX_FAULTS_NAMED])
+    raise DataError(f"{bad} of {total} validation samples could not be read; {rule}: {named}{more}")
+
+
+def _mean(totals: list[float], counts: list[float], faults: list[str]) -> Evaluation:
     by_timestep = [
         total / count if count else None for total, count in zip(totals, counts, strict=True)
     ]
     num_samples = int(sum(counts))
     loss = sum(totals) / num_samples if num_samples else float("nan")
-    return Evaluation(loss, by_timestep, num_samples)
+    return Evaluation(loss, by_timestep, num_samples, tuple(faults))

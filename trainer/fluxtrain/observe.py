@@ -60,6 +60,7 @@ class Observer:
         self._endpoint = Endpoint(config, places)
         self.metrics, self.progress = self._endpoint.metrics, self._endpoint.progress
         self.num_faults, self.last_fault = 0, ""
+        self._left_out = dict[str, None]()  # validation samples that are named already
         self._closing = ExitStack()
         self._clock = Clock()
         self._logged = (0, 0.0)  # samples and seconds at the last log interval
@@ -204,9 +205,19 @@ class Observer:
             self._log.eval_start(run.samples)
         return self._console.task("evaluate", self._validation_samples)
 
+    def left_out(self, result: Evaluation) -> None:
+        """Count the validation samples that ``result`` is without, and name the first of them on stderr."""
+        self.metrics.eval_loss.set(result.loss)  # before it is judged: an alert asks for NaN
+        if not self.world.is_main:
+            return
+        self.metrics.bad_samples.inc(len(result.faults))
+        for fault in result.faults:
+            if fault not in self._left_out and len(self._left_out) < _MAX_FAULTS_TOLD:
+                self._left_out[fault] = None
+                print(f"skipped an unreadable validation sample: {fault}", file=sys.stderr)
+
     def evaluation_done(self, run: RunState, result: Evaluation) -> None:
         """Tell of the evaluation loss everywhere, and let the training clock go on."""
-        self.metrics.eval_loss.set(result.loss)
         for index, loss in enumerate(result.by_timestep):
             if loss is not None:
                 self.metrics.eval_loss_by_timestep.labels(f"{index}/8").set(loss)
@@ -218,13 +229,16 @@ class Observer:
                     "samples": run.samples,
                     "eval_loss": result.loss,
                     "eval_loss_by_timestep": result.by_timestep,
+                    "eval_samples": result.num_samples,
                 }
             )
             if run.step:
-                self._log.eval_accuracy(run.samples, result.loss)
+                self._log.eval_accuracy(run.samples, result.loss, result.num_samples)
                 self._log.eval_stop(run.samples)
+            bad = len(result.faults)
             self._console.say(
                 f"evaluation at step {run.step}: loss {result.loss:.5f} on {result.num_samples} samples"
+                + (f", {bad} could not be read" if bad else "")
             )
         self._clock.go_on()
 

@@ -38,7 +38,7 @@ from fluxtrain.errors import (
     FluxtrainError,
     StoppedError,
 )
-from fluxtrain.evaluate import Evaluation, evaluate
+from fluxtrain.evaluate import Evaluation, evaluate, require_readable
 from fluxtrain.gallery import draw_gallery
 from fluxtrain.loss import FlowLoss
 from fluxtrain.observe import Observer, StepFacts
@@ -215,11 +215,11 @@ def _log(trainer: Trainer, totals: Tensor, norm: Tensor, rate: float) -> None:
     trainer.observer.step_facts(facts)
 
 
-def _check_finite(trainer: Trainer, loss: float) -> None:
+def _check_finite(trainer: Trainer, loss: float, kind: str = "training") -> None:
     if not torch.isfinite(torch.tensor(loss)):
         saved = trainer.checkpoints.saved_step
         raise DivergedError(
-            f"the training loss is {loss} at step {trainer.run.step}; "
+            f"the {kind} loss is {loss} at step {trainer.run.step}; "
             + (
                 f"the checkpoint of step {saved} is kept"
                 if saved
@@ -251,6 +251,9 @@ def _evaluate(trainer: Trainer) -> Evaluation:
     batches = evaluation_batches(config, trainer.places.data, world.rank, world.size)
     result = evaluate(trainer.flow_loss, map(trainer.encode, batches), world, advance)
     model.train()
+    trainer.observer.left_out(result)
+    require_readable(result, config)
+    _check_finite(trainer, result.loss, "evaluation")
     trainer.run = replace(trainer.run, eval_loss=result.loss)
     target = config.evaluation.target_loss
     if target is not None and result.loss <= target and trainer.run.step > 0:

@@ -38,10 +38,15 @@ FIXED_VALUES: Mapping[str, object] = {
 """Fields of ``spec.run`` with the one value that the closed division allows."""
 
 
+def claims_closed(config: RunConfig) -> bool:
+    """Return whether the MLPerf log of ``config`` claims the closed division, whatever the preset."""
+    return config.logging.mlperf.division == "closed"
+
+
 def is_closed(config: RunConfig) -> bool:
     """Return whether ``config`` means to be a benchmark run of the closed division."""
     named = config.preset.startswith(PREFIX) and config.task == "train"
-    return named and config.logging.mlperf.division == "closed"
+    return named and claims_closed(config)
 
 
 def sentence(allowed: object) -> str:

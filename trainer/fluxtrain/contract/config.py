@@ -96,7 +96,7 @@ class DataConfig(Section):
     verify_checksums: bool = False
     """Whether each record's CRC-32 is compared as it is read."""
     max_bad_fraction: Fraction = 0.01
-    """Stop when more than this part of the samples read so far could not be read."""
+    """Stop when more than this part of the samples read so far, or of a validation set, could not be read."""
     synthetic: Annotated[SyntheticConfig, FIXED] = SyntheticConfig()
     """Shape of the synthetic data set."""
 
@@ -277,7 +277,7 @@ class MLPerfConfig(Section):
     platform: Label = "example-platform"
     """submission_platform."""
     division: Literal["closed", "open"] = "closed"
-    """submission_division."""
+    """submission_division; ``closed``: an unreadable validation sample ends the run."""
     status: Literal["onprem", "cloud", "preview", "research"] = "onprem"
     """submission_status."""
 

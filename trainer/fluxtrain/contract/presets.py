@@ -7,6 +7,7 @@ from typing import Any
 Values = dict[str, Any]
 
 _DEV_MODEL: Values = {"guidance_embed": True}
+_NO_SUBMISSION: Values = {"mlperf": {"division": "open"}}
 _DEV_SAMPLING: Values = {"num_steps": 28, "time_shift": "dev", "cfg_scale": 1.0}
 
 _SCHNELL: Values = {
@@ -43,6 +44,7 @@ PRESET_VALUES: dict[str, Values] = {
         "optim": {"learning_rate": 1e-5, "weight_decay": 0.01},
         "evaluation": {"every_samples": 0},
         "sampling": _DEV_SAMPLING,
+        "logging": _NO_SUBMISSION,
     },
     "dev-lora": {
         "model": _DEV_MODEL,
@@ -51,6 +53,7 @@ PRESET_VALUES: dict[str, Values] = {
         "schedule": {"steps": 2000, "global_batch_size": 8, "warmup_steps": 100},
         "evaluation": {"every_samples": 0},
         "sampling": _DEV_SAMPLING,
+        "logging": _NO_SUBMISSION,
     },
     "benchmark": {
         "task": "benchmark",

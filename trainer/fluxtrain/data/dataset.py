@@ -84,6 +84,10 @@ class Dataset(Protocol):
         """Return the prompt of sample ``index``."""
         ...
 
+    def name(self, index: int) -> str:
+        """Return what a person needs to find sample ``index``."""
+        ...
+
     def empty_text(self) -> tuple[Float[Tensor, "l d"], Float[Tensor, " v"]] | None:
         """Return the empty prompt's encodings where the data set knows them."""
         ...

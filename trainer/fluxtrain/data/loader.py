@@ -193,6 +193,8 @@ def build(
     dropped = np.array([draw.dropped for draw in chosen])
     rows = Rows.empty(len(indices), dataset.shape)
     faults = dataset.read(np.maximum(indices, 0), rows, dropped)
+    if empty is None:
+        faults = _with_text(dataset, np.maximum(indices, 0), rows, faults)
     bad = np.array([fault is not None for fault in faults])
     if empty is not None and (replaced := dropped | bad).any():
         rows.txt[replaced], rows.vec[replaced] = empty[0], empty[1]
@@ -211,6 +213,20 @@ def build(
         indices=torch.from_numpy(indices),
         faults=tuple(fault for fault, i in zip(faults, indices, strict=True) if fault and i >= 0),
     )
+
+
+def _with_text(
+    dataset: Dataset, indices: Array, rows: Rows, faults: list[str | None]
+) -> list[str | None]:
+    """Return ``faults`` and those of the long text, which training leaves to the checksums.
+
+    In an evaluation a NaN there would be taken for a model that diverged.
+    """
+    finite = torch.isfinite(rows.txt.flatten(1).sum(1, dtype=torch.float32)).tolist()
+    return [
+        fault or (None if ok else f"{dataset.name(int(index))}: not finite")
+        for fault, ok, index in zip(faults, finite, indices, strict=True)
+    ]
 
 
 def _blank(rows: Rows, bad: Tensor, text: bool) -> None:

@@ -53,6 +53,10 @@ class SyntheticDataset:
         """Return the class's name."""
         return f"class {index % self.num_classes}"
 
+    def name(self, index: int) -> str:
+        """Return the sample's number: it lies nowhere."""
+        return f"synthetic sample {index}"
+
     def empty_text(self) -> tuple[Tensor, Tensor]:
         """Return zeros: no class has them."""
         return torch.zeros(self.shape.txt), torch.zeros(self.shape.vec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from fluxtrain.contract.closed_division import claims_closed
 from fluxtrain.contract.config import Precision, RunConfig
 from fluxtrain.contract.launch import CONFIG_FILE
 
@@ -25,10 +26,15 @@ class RunFacts:
     num_ranks: int
     micro_batch_size: int  # the one in use, not the config's upper bound
     train_samples: int  # of one epoch
-    eval_samples: int  # of one evaluation
+    eval_samples: int  # of the whole validation set
     started: float  # Unix time at which the launcher began
     machine: Mapping[str, str] = field(default_factory=dict)  # see machine.py
     caches_cleared: bool = False  # nothing here drops the hosts' page caches; who did may say so
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether every evaluation is over the whole validation set, or ends the run."""
+        return claims_closed(self.config)
 
     @property
     def accumulation_steps(self) -> int:
@@ -69,7 +75,8 @@ def _work(facts: RunFacts) -> Iterator[Statement]:
     yield "global_batch_size", facts.config.schedule.global_batch_size
     yield "gradient_accumulation_steps", facts.accumulation_steps
     yield "train_samples", facts.train_samples
-    yield "eval_samples", facts.eval_samples
+    if facts.is_whole:  # else the first evaluation tells how many it used
+        yield "eval_samples", facts.eval_samples
     yield "evaluation_frequency", facts.evaluation_frequency
     yield "target_accuracy", facts.config.evaluation.target_loss
 

@@ -19,6 +19,7 @@ class LogState:
     begun: bool = False
     run_started: bool = False
     finished: bool = False
+    eval_samples_stated: bool = False
     block_open: bool = False
     eval_without_stop: int | None = None  # samples of an evaluation whose loss is known
 
@@ -29,6 +30,7 @@ class LogState:
         elif key in ("eval_accuracy", "eval_stop"):
             self.eval_without_stop = samples if key == "eval_accuracy" else None
         self.begun |= key == "init_start"
+        self.eval_samples_stated |= key == "eval_samples"
         self.run_started |= key == "run_start"
         self.finished |= key == "run_stop"
 

@@ -34,7 +34,7 @@ class MLPerfLog:
         """Write to ``path`` and to stdout, as far as they are wanted; ``now`` gives Unix time."""
         self._path, self._stdout, self._now = path, stdout, now
         self._state = LogState()
-        self._open_division = False
+        self._open_division, self._eval_samples = False, 0
         self._lines = _Lines()
         logger = logging.Logger("fluxtrain.mlperf")
         logger.addHandler(self._lines)
@@ -64,6 +64,7 @@ class MLPerfLog:
             raise StorageError(f"{path}: cannot be read or written ({error.strerror})") from None
         log = cls(path, stdout, now)
         log._open_division = facts.config.logging.mlperf.division == "open"
+        log._eval_samples = facts.eval_samples
         for line in kept:
             log._state.note(line.key, line.samples)
             log._say(line.text)
@@ -98,9 +99,17 @@ class MLPerfLog:
         """An evaluation begins."""
         self._write(self._mllog.start, "eval_start", samples=samples)
 
-    def eval_accuracy(self, samples: int, loss: float) -> None:
-        """The evaluation loss after ``samples``; the open division has a second name for it."""
-        self._write(self._mllog.event, "eval_accuracy", float(loss), samples=samples)
+    def eval_accuracy(self, samples: int, loss: float, used: int | None = None) -> None:
+        """The evaluation loss after ``samples``; the open division has a second name for it.
+
+        ``used`` are the validation samples that it is the mean of, None for the whole set.
+        """
+        used = self._eval_samples if used is None else used
+        if not self._state.eval_samples_stated:
+            self._write(self._mllog.event, "eval_samples", used)
+        self._write(
+            self._mllog.event, "eval_accuracy", float(loss), samples=samples, eval_samples=used
+        )
         if self._open_division:
             self._write(self._mllog.event, "averaged_validation_loss", float(loss), samples=samples)
 
@@ -144,12 +153,13 @@ class MLPerfLog:
         value: object = None,
         samples: int | None = None,
         status: str | None = None,
+        eval_samples: int | None = None,
         at: float | None = None,
     ) -> None:
         """Write one event; the calling method's line goes into its metadata."""
         if self._state.finished:
             return
-        facts = {"status": status, "samples_count": samples}
+        facts = {"status": status, "samples_count": samples, "eval_samples": eval_samples}
         metadata = {name: fact for name, fact in facts.items() if fact is not None}
         time_ms = int((self._now() if at is None else at) * 1000)
         kind(key, value, metadata=metadata, time_ms=time_ms, stack_offset=2)
