@@ -118,7 +118,8 @@ class Observer:
         )
 
     def ready(self) -> None:
-        """Everything is loaded and the first batch is about to be read: the clock runs from here."""
+        """Start the clock once every rank is loaded; none comes back, to read samples, before it runs."""
+        self.world.barrier()
         self.progress.update(
             phase="running",
             steps=self.config.schedule.steps,
@@ -128,6 +129,7 @@ class Observer:
         self._clock.go_on()
         if self.world.is_main:
             self._log.ready()
+        self.world.barrier()
 
     def step_begins(self, step: int) -> None:
         """Open an MLPerf block where none is open."""

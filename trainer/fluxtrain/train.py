@@ -76,8 +76,8 @@ def train(config: RunConfig, places: Places, world: World) -> RunState:
     """
     with ExitStack() as stack:
         trainer = _prepare(config, places, world, stack)
-        batches = _training_batches(trainer)
         trainer.observer.ready()
+        batches = _training_batches(trainer)  # from here on samples are read
         if config.evaluation.at_start and trainer.run.step == 0:
             _evaluate(trainer)
         while trainer.run.status == "running":

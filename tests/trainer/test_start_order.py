@@ -1,0 +1,85 @@
+"""MLPerf's clock runs before any rank reads a sample, whichever rank is ready last."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.free_ports import free_port
+from tests.trainer import ranks
+from tests.trainer.test_distributed import be_rank
+from tests.trainer.test_whole_validation import PICTURES, TWELVE, events, merge_all, write_encoded
+from tests.trainer.tiny_encoders import write_encoders, write_pictures
+
+from fluxtrain.checkpoint import RunState
+from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.launch import Places
+from fluxtrain.contract.resolve import resolve
+from fluxtrain.data.encoded import EncodedDataset
+from fluxtrain.data.tars import ImageDataset
+from fluxtrain.distributed import World, joined
+from fluxtrain.observe import Observer
+from fluxtrain.train import train
+
+DELAY = 2.0
+
+
+def train_with_a_late_rank(
+    config: RunConfig, places: Places, world: World, *, port: int, late: int
+) -> None:
+    """Train; rank ``late`` is ready seconds after the other, and each notes when it reads a sample."""
+    be_rank(world, port)
+    note_reads(EncodedDataset, "read", places.output / f"reads_{world.rank}.jsonl")
+    note_reads(ImageDataset, "image", places.output / f"reads_{world.rank}.jsonl")
+    begin = Observer.begin
+
+    def begin_late(self: Observer, run: RunState, num_parameters: int) -> None:
+        begin(self, run, num_parameters)
+        time.sleep(DELAY * (world.rank == late))
+        (places.output / f"ready_{world.rank}.json").write_text(json.dumps(time.time()))
+
+    Observer.begin = begin_late  # type: ignore[method-assign]
+    with joined() as met:
+        train(config, places, met)
+
+
+def note_reads(kind: type, method: str, path: Path) -> None:
+    """Let ``method`` write the time to ``path`` before it reads, in loader processes too."""
+    reading = getattr(kind, method)
+
+    def noted(*arguments: Any) -> Any:
+        with path.open("a") as file:
+            file.write(f"{time.time()}\n")
+        return reading(*arguments)
+
+    setattr(kind, method, noted)
+
+
+@pytest.mark.parametrize(
+    ("source", "late", "num_workers"),
+    [("encoded", 0, 0), ("encoded", 0, 2), ("encoded", 1, 2), ("images", 0, 0), ("images", 0, 2)],
+)
+def test_no_sample_is_read_before_the_run_starts(
+    tmp_path: Path, source: str, late: int, num_workers: int
+) -> None:
+    changes = {"data": {"num_workers": num_workers}, "evaluation": {"every_samples": 0}}
+    config = resolve(merge_all(TWELVE, PICTURES if source == "images" else {}, changes))
+    places = Places(tmp_path / "output", tmp_path, tmp_path)
+    if source == "encoded":
+        write_encoded(tmp_path)
+    else:
+        write_encoders(tmp_path)
+        for part in ("train", "validation"):
+            write_pictures(tmp_path / part, 24)
+    run = partial(train_with_a_late_rank, port=free_port(), late=late)
+    assert ranks.finish(run, config, places, size=2) == [0, 0], ranks.said(places)
+    (started,) = [event["time_ms"] for event in events(places) if event["key"] == "run_start"]
+    for rank in range(2):
+        ready = json.loads((places.output / f"ready_{rank}.json").read_text())
+        reads = (places.output / f"reads_{rank}.jsonl").read_text().split()
+        assert int(1000 * ready) <= started, f"rank {rank} was not ready when the clock started"
+        assert min(map(float, reads)) * 1000 >= started, f"rank {rank} read before the clock ran"
