@@ -35,6 +35,8 @@ class Job:
     created: float
     image: str
     deleting: bool = False
+    device_groups: tuple[int, ...] = ()
+    """Groups of the nodes' GPU device files: the operator's own setting, so none of the hash."""
 
     @staticmethod
     def from_object(manifest: Mapping[str, Any], default_image: str) -> Job:

@@ -82,7 +82,9 @@ async def _reconcile_all(
 
     queue = WorkQueue(failed, REST_SECONDS)
     metrics.queue_length.set_function(lambda: len(queue))
-    reconciler = Reconciler(store, cluster, metrics, options.image, queue.add)
+    reconciler = Reconciler(
+        store, cluster, metrics, options.image, queue.add, options.supplemental_groups
+    )
 
     async def work(key: Key) -> float | None:
         health.begin(key)

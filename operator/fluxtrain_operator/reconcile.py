@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -56,6 +56,8 @@ class Reconciler:
     default_image: str
     look_again: Callable[[Key], None] = lambda key: None
     """Called with a job whose trainers have said something new."""
+    device_groups: tuple[int, ...] = ()
+    """Supplemental groups of training pods that have GPUs."""
     _memories: dict[Key, Memory] = field(default_factory=dict)
     _served: dict[str, bool] = field(default_factory=dict)
 
@@ -74,6 +76,8 @@ class Reconciler:
                 job = load(manifest, self.default_image)
             except ConfigError as error:
                 return await self._refuse(key, manifest, error)
+            if self.device_groups:
+                job = replace(job, device_groups=self.device_groups)
             memory = self._memory(key, job.uid)
             observed = await self._observe(key, job, memory)
             decided = plan(job, observed, time.time())

@@ -42,6 +42,7 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             'image={"repository":"example.com/operator","tag":"v2","pullPolicy":"Always"}',
             'trainerImage={"repository":"example.com:5000/trainer","tag":"v2"}',
             'imagePullSecrets=["pull"]',
+            "trainer.supplementalGroups=[44,109,1000600000]",
             'nodeSelector={"kubernetes.io/os":"linux"}',
             'tolerations=[{"key":"system","operator":"Exists"}]',
             'priorityClassName="system-cluster-critical"',

@@ -35,6 +35,7 @@ class Agreeing:
         self.told: list[tuple[str, str, str]] = []
         self.uids: set[str] = set()
         """Of the pods that there are, as the API server lists them."""
+        self.made: dict[str, Manifest] = {}
         self._refuse, self._versions = set(refuse), count(100)
 
     async def _do(self, verb: str, kind: str, name: str) -> None:
@@ -50,7 +51,7 @@ class Agreeing:
 
     async def create(self, manifest: Manifest) -> Manifest:
         await self._do("create", manifest["kind"], manifest["metadata"]["name"])
-        made = copy.deepcopy(manifest)
+        made = self.made[manifest["metadata"]["name"]] = copy.deepcopy(manifest)
         version = str(next(self._versions))
         made["metadata"].update(uid=f"uid-{version}", resourceVersion=version)
         return made
@@ -151,6 +152,24 @@ def test_requests_of_one_kind_are_sent_side_by_side() -> None:
     reconcile(cluster, make_job())
     pods = [when for when, verb, _ in cluster.told if verb == "create"]
     assert pods == ["begin"] * 5 + ["end"] * 5
+
+
+def test_pods_with_gpus_are_made_with_the_operators_groups() -> None:
+    cluster, manifest = Agreeing(), make_job()
+    manifest["spec"]["gpusPerNode"] = 2
+
+    async def main() -> None:
+        reconciler = make_reconciler(cluster, manifest)
+        reconciler.device_groups = (44, 109)
+        await reconciler.reconcile(("ns", "job"))
+        await reconciler.answers.close()
+
+    asyncio.run(main())
+    groups = {
+        name: made["spec"]["securityContext"].get("supplementalGroups")
+        for name, made in cluster.made.items()
+    }
+    assert groups == {f"job-{i}": [44, 109] for i in range(4)} | {"job-rendezvous": None}
 
 
 def test_a_refused_pod_fails_the_reconcile_after_the_others_are_done() -> None:

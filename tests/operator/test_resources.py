@@ -217,6 +217,43 @@ def test_another_default_image_changes_no_hash() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("spec", "groups"),
+    [
+        ({"gpusPerNode": 8}, [44, 109]),
+        ({"gpusPerNode": 0}, None),
+        (
+            {
+                "gpusPerNode": 1,
+                "podTemplate": {"spec": {"securityContext": {"supplementalGroups": [7]}}},
+            },
+            [7],
+        ),
+    ],
+    ids=["GPUs", "no GPUs", "the job's own win"],
+)
+def test_pods_with_gpus_get_the_groups_of_the_device_files(
+    spec: dict[str, Any], groups: list[int] | None
+) -> None:
+    plain = make_job(**spec)
+    job = replace(plain, device_groups=(44, 109))
+    pods = [m for m in desired(job) if m["kind"] == "Pod"]
+    found = {
+        pod["metadata"]["name"]: pod["spec"]["securityContext"].get("supplementalGroups")
+        for pod in pods
+    }
+    store = found.pop("micro-rendezvous")
+    assert found == {"micro-0": groups}
+    assert store == (groups if groups == [7] else None), "it opens no device"
+    assert job.spec_hash == plain.spec_hash, "other groups restart no pod that runs"
+
+
+@pytest.mark.parametrize("count", [0, 1, 8])
+def test_a_trainer_is_told_how_many_gpus_its_pod_asked_for(count: int) -> None:
+    told = environment(make_job(gpusPerNode=count)).get("FLUXTRAIN_GPUS")
+    assert told == (str(count) if count else None)
+
+
 def test_the_template_reaches_the_rendezvous_pod_where_it_concerns_every_pod() -> None:
     parts = ("metadata", "pull-secrets", "env", "volume", "resources", "gate")
     pods = {

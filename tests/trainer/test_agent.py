@@ -72,7 +72,7 @@ class Cluster:
     def store(self) -> Process:
         return self.start("rendezvous", f"--port={self.port}")
 
-    def agent(self, read_timeout: int = 60, nodes: str = "1:2") -> Process:
+    def agent(self, read_timeout: int = 60, nodes: str = "1:2", **more: str) -> Process:
         places = Places(self.folder / "output", self.folder, self.folder)
         quick = "is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
         quick += f",read_timeout={read_timeout}"
@@ -93,6 +93,7 @@ class Cluster:
             PET_MAX_RESTARTS="100",
             PET_MONITOR_INTERVAL="0.2",
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+            **more,
         )
 
     def peer(self, what: str = "", least: int = 1) -> Process:
@@ -275,6 +276,15 @@ def test_what_no_restart_can_help_ends_the_agent_at_once(cluster: Cluster) -> No
     assert cluster.logs().count("no encoded data set is here") == 1
     (words,) = cluster.last_words()
     assert "no encoded data set is here" in words["message"]
+
+
+def test_a_pod_without_its_gpus_is_refused_before_anything_starts(cluster: Cluster) -> None:
+    agent = cluster.agent(FLUXTRAIN_GPUS="8", CUDA_VISIBLE_DEVICES="-1", HIP_VISIBLE_DEVICES="-1")
+    assert agent.wait(timeout=60) == EXIT_USAGE, cluster.logs()
+    (words,) = cluster.last_words()
+    assert words["message"].startswith("spec.gpusPerNode: got 8; torch sees 0 GPUs in this pod")
+    assert "HIP_VISIBLE_DEVICES='-1'" in words["message"]
+    assert not (cluster.folder / "output" / "metrics.jsonl").exists()
 
 
 def test_a_store_whose_port_is_taken_says_so(cluster: Cluster) -> None:

@@ -22,8 +22,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from fluxtrain import runner
-from fluxtrain.contract.launch import ENV_LAST_WORDS, ENV_VERDICT, Places
-from fluxtrain.errors import EXIT_STOPPED
+from fluxtrain.contract.launch import ENV_GPUS, ENV_LAST_WORDS, ENV_VERDICT, Places
+from fluxtrain.devices import require_gpus
+from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
 from fluxtrain.rendezvous import BACKEND, register, stopping, wait_for_store
 from fluxtrain.signals import handled
 from fluxtrain.watch.last_words import hand_on
@@ -52,7 +53,10 @@ def serve_node(environment: Mapping[str, str], termination_log: Path) -> tuple[i
         os.environ[ENV_LAST_WORDS] = str(words)
         try:
             with _heeding_stops(), _verdicts(Path(folder) / "verdict.json"):
+                require_gpus(int(environment.get(ENV_GPUS, "0")), environment)
                 code, message = _join_until_over(environment)
+        except FluxtrainError as error:
+            code, message = error.exit_code, str(error)
         except VerdictError as verdict:
             code, message = verdict.code, verdict.message
         except SignalException as stop:

@@ -53,7 +53,7 @@ def environment(job: Job, attempt: int, process_restarts: int) -> list[Manifest]
         **_defaults(job),
         **{variable.name: variable.value for variable in job.spec.network.env},
         **_torchrun(job, attempt),
-        **_trainer(process_restarts),
+        **_trainer(job, process_restarts),
     }
     address = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     result: list[Manifest] = [{"name": name, "value": values[name]} for name in sorted(values)]
@@ -90,8 +90,10 @@ def _torchrun(job: Job, attempt: int) -> dict[str, str]:
     }
 
 
-def _trainer(process_restarts: int) -> dict[str, str]:
+def _trainer(job: Job, process_restarts: int) -> dict[str, str]:
+    gpus = job.spec.gpus_per_node
     return {
+        **({launch.ENV_GPUS: str(gpus)} if gpus else {}),
         launch.ENV_CONFIG: CONFIG_PATH,
         launch.ENV_DATA: launch.DATA_PATH,
         launch.ENV_MODELS: launch.MODELS_PATH,

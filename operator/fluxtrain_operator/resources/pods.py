@@ -52,7 +52,7 @@ def training_pod(job: Job, slot: Slot, gang: str) -> Manifest:
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": _pod_security(),
+            "securityContext": _pod_security() | _device_groups(job),
             "affinity": trainer_affinity(job, slot.avoid),
             "tolerations": tolerations(job),
             "nodeSelector": dict(job.spec.scheduling.node_selector),
@@ -132,6 +132,13 @@ def _devices(job: Job) -> Manifest:
     found = [job.spec.gpu_resource, job.spec.network.rdma_resource]
     counts = {name: str(job.spec.gpus_per_node) for name in found if name is not None}
     return {"requests": counts, "limits": dict(counts)}
+
+
+def _device_groups(job: Job) -> Manifest:
+    """Return the groups that the nodes' device files belong to, for pods that have such devices."""
+    if job.spec.gpus_per_node == 0 or not job.device_groups:
+        return {}
+    return {"supplementalGroups": list(job.device_groups)}
 
 
 def _network(job: Job) -> Manifest:

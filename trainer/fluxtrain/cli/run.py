@@ -11,6 +11,7 @@ from fluxtrain.cli import reference_environment
 from fluxtrain.cli.files import add_file, add_places, configured
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import Places
+from fluxtrain.contract.resource import FluxTraining
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
@@ -40,6 +41,7 @@ def action(arguments: argparse.Namespace, rest: list[str]) -> int:
     if processes is not None and not 1 <= processes <= 1024:
         raise ConfigError("--processes", processes, "must be between 1 and 1024")
     processes = processes or runner.default_processes()
+    _say_if_without_gpus(job)
     places = _places(arguments, job.metadata.name)
     if (words := _over(config, places)) is not None:
         print(words)
@@ -51,6 +53,15 @@ def action(arguments: argparse.Namespace, rest: list[str]) -> int:
     if config.task == "train":
         say_where_to_look(places.output, config)
     return EXIT_OK
+
+
+def _say_if_without_gpus(job: FluxTraining) -> None:
+    from fluxtrain.devices import num_visible
+
+    wanted = job.spec.gpus_per_node
+    if wanted and not num_visible():
+        text = f"spec.gpusPerNode is {wanted}, but torch sees no GPU here: this runs on the CPU"
+        print(f"fluxtrain: {text}", file=sys.stderr)
 
 
 def _places(arguments: argparse.Namespace, job: str) -> Places:

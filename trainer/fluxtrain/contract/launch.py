@@ -24,6 +24,10 @@ ENV_PROCESS_RESTARTS = "FLUXTRAIN_PROCESS_RESTARTS"
 """Process restarts of the job before this pod. Set by the operator; the trainer adds torchrun's own
 (``TORCHELASTIC_RESTART_COUNT``) and tells the sum as ``processRestarts`` in /progress."""
 
+ENV_GPUS = "FLUXTRAIN_GPUS"
+"""GPUs that the pod asked for (``spec.gpusPerNode``), left out for none. Set by the operator; the agent
+refuses to train on fewer."""
+
 ENV_VERDICT = "FLUXTRAIN_VERDICT"
 """File for the exit code and message of a trainer that no restart in place can help; it then calls its
 agent with SIGUSR1. Set by the agent, read by the trainer."""
