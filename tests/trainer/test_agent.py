@@ -233,6 +233,9 @@ def test_an_agent_whose_run_is_over_does_not_wait_for_one_that_is_lost(cluster: 
     os.kill(lost.pid, signal.SIGSTOP)  # the agent; its trainer goes on to the end
     cluster.wait_for_step(60)
     assert agent.wait(timeout=30) == EXIT_OK, cluster.logs()
+    (words,) = cluster.last_words()
+    assert (words["numNodes"], words["phase"]) == (2, "complete")
+    assert words["aliveTime"] >= words["lastStepTime"]
 
 
 def test_a_stop_while_there_is_no_store_is_heeded(cluster: Cluster) -> None:

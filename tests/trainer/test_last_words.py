@@ -25,7 +25,7 @@ def test_progress_and_message_are_handed_on(tmp_path: Path) -> None:
     progress.update(rank=0, step=300, trainLoss=0.5)
     leave(progress, {ENV_LAST_WORDS: str(tmp_path / "words.json")})
     assert handed_on(tmp_path, "the loss is nan") == {
-        "phase": "starting",
+        "phase": "loading",
         "rank": 0,
         "step": 300,
         "trainLoss": 0.5,

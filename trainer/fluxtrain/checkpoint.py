@@ -31,14 +31,19 @@ from torch.distributed.checkpoint import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
 )
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.trajectory import FIXED_PATHS, value_at
 from fluxtrain.errors import ConfigError, DataError, StorageError
+from fluxtrain.files import folder_size
 
 State = dict[str, Tensor]
+Alive = Callable[[], None]
+_LOOK_SECONDS = 0.5
 _FOLDER = re.compile(r"step_(\d{10})")
 
 
@@ -114,14 +119,17 @@ def check_same_run(config: RunConfig, checkpoint: Path) -> None:
             )
 
 
-def load(checkpoint: Path, state: State) -> RunState:
-    """Copy the tensors of ``checkpoint`` into ``state``, whatever ranks wrote them."""
+def load(checkpoint: Path, state: State, alive: Alive = lambda: None) -> RunState:
+    """Copy the tensors of ``checkpoint`` into ``state``, whatever ranks wrote them.
+
+    ``alive`` is called after each of them.
+    """
     run = read_state(checkpoint)
     try:
         reader = HuggingFaceStorageReader(str(checkpoint))
         with warnings.catch_warnings():  # it warns of a single process, as an export is
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.load(state, storage_reader=reader)
+            dcp.load(state, storage_reader=reader, planner=_TellingPlanner(alive))
     except (
         Exception,
         CheckpointException,
@@ -129,6 +137,19 @@ def load(checkpoint: Path, state: State) -> RunState:
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
         raise DataError(f"{checkpoint}: cannot be loaded ({reason})") from error
     return run
+
+
+class _TellingPlanner(DefaultLoadPlanner):
+    """Torch's own planner, which tells of each tensor that was read."""
+
+    def __init__(self, alive: Alive) -> None:
+        super().__init__()
+        self._alive = alive
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Hear that ``tensor`` was read."""
+        super().commit_tensor(read_item, tensor)
+        self._alive()
 
 
 @dataclass
@@ -143,6 +164,9 @@ class Checkpoints:
     saved_step: int | None = None
     saved: Callable[[int], None] = lambda step: None
     """Called with the step of each checkpoint that is complete, from the thread that writes."""
+    alive: Alive = lambda: None
+    """Called when a part of the work is done: bytes are written, or other ranks have done theirs."""
+    _target: Path = field(default=Path(), repr=False)
     _group: dist.ProcessGroup | None = field(default=None, repr=False)
     _staged: State = field(default_factory=dict, repr=False)
     _writing: threading.Thread | None = field(default=None, repr=False)
@@ -157,6 +181,7 @@ class Checkpoints:
         begin = perf_counter()
         self.finish()
         self._stage()
+        self._target = self.folder / f"step_{run.step:010d}"
         self._writing = threading.Thread(target=self._write, args=(run,), name="checkpoint")
         self._writing.start()
         if not self.config.checkpoint.asynchronous:
@@ -166,12 +191,21 @@ class Checkpoints:
     def finish(self) -> None:
         """Wait until the checkpoint under way is whole; StorageError where it could not be written."""
         if self._writing is not None:
-            self._writing.join()
+            self._wait_for(self._writing)
             self._writing = None
         if self._failure:
             error = self._failure.pop()
             reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
             raise StorageError(f"{self.folder}: cannot write a checkpoint ({reason})") from error
+
+    def _wait_for(self, writing: threading.Thread) -> None:
+        """Wait until ``writing`` ends; that its folder grows is a sign of life, that it waits is none."""
+        size = 0
+        while writing.is_alive():
+            writing.join(_LOOK_SECONDS)
+            before, size = size, folder_size(self._target)
+            if size != before:
+                self.alive()
 
     def _stage(self) -> None:
         # The copy's memory is kept: touching fresh pages would cost more than the copy itself.
@@ -179,18 +213,21 @@ class Checkpoints:
             self._staged = _host_copies(self.state)
         for name, tensor in self.state.items():
             _local(self._staged[name]).copy_(_local(tensor), non_blocking=True)
+            self.alive()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
     def _write(self, run: RunState) -> None:
-        target = self.folder / f"step_{run.step:010d}"
+        target = self._target
         try:
             if self.is_main:
                 shutil.rmtree(target, ignore_errors=True)
                 target.mkdir(parents=True)
             dist.barrier(self._group)
+            self.alive()
             writer = HuggingFaceStorageWriter(str(target), save_distributed=True)
             dcp.save(self._staged, storage_writer=writer, process_group=self._group)
+            self.alive()
             if self.is_main:
                 self._seal(target, run)
             self.saved_step = run.step
@@ -205,6 +242,7 @@ class Checkpoints:
         for old in _complete(self.folder)[: -self.config.checkpoint.keep]:
             (old / "DONE").unlink()  # first, so that a half-deleted folder never counts
             shutil.rmtree(old)
+            self.alive()
 
 
 def _complete(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
@@ -33,6 +33,9 @@ class World:
     size: int
     device: torch.device
     local_size: int = 1  # ranks of this node
+    num_nodes: int = 1
+    leaving: ExitStack = field(default_factory=ExitStack, compare=False, repr=False)
+    """Closed when all ranks are done, or this one failed."""
 
     @property
     def is_main(self) -> bool:
@@ -85,11 +88,15 @@ def joined() -> Iterator[World]:
     os.environ.setdefault("MASTER_PORT", "0")
     dist.init_process_group(backend, rank=rank, world_size=size, timeout=START_TIMEOUT)
     everyone = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=_AS_LONG_AS_IT_TAKES))
-    try:
-        yield World(rank, local_rank, size, device, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-        dist.barrier(everyone)
-    finally:
-        dist.destroy_process_group()
+    nodes, local_size = (
+        int(os.environ.get(name, 1)) for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    )
+    with ExitStack() as leaving:
+        try:
+            yield World(rank, local_rank, size, device, local_size, nodes, leaving)
+            dist.barrier(everyone)
+        finally:
+            dist.destroy_process_group()
 
 
 def die_with_parent() -> None:

@@ -6,6 +6,9 @@ PNG carries in its text fields what made it. Pictures that are there already are
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor
 from fluxtrain import __version__
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import SAMPLES_FOLDER, Places
+from fluxtrain.contract.progress import COMPLETE, FINISHING, SAMPLING
 from fluxtrain.distributed import World
 from fluxtrain.encode.decode import load_decoder
 from fluxtrain.encode.text import load_text_encoder
@@ -26,8 +30,10 @@ from fluxtrain.loss import FlowLoss
 from fluxtrain.model.flux import Flux
 from fluxtrain.parallelize import DTYPES, fill
 from fluxtrain.sample import euler, starting_noise, to_pictures
+from fluxtrain.watch.endpoint import Endpoint
 from fluxtrain.weights.source import published_weights
 
+_POLL_SECONDS = 0.5
 Text = tuple[Tensor, Tensor]  # tokens "1 l d", pooled vector "1 v"
 
 
@@ -42,33 +48,74 @@ def check_gallery(config: RunConfig, places: Places) -> None:
 
 
 def draw_gallery(config: RunConfig, places: Places, world: World) -> None:
-    """Draw this rank's prompts into ``samples/``; every rank holds the whole model."""
+    """Draw this rank's prompts into ``samples/``, and be watched until this node's are all there.
+
+    Every rank holds the whole model.
+    """
     check_gallery(config, places)
+    with ExitStack() as stack:
+        endpoint = Endpoint(config, places, world)
+        if world.local_rank == 0:
+            endpoint.open(stack)
+        paths = _paths(config, places)
+        own = [i for i in range(world.rank, len(paths), world.size) if not paths[i].exists()]
+        if own:
+            _draw(config, places, world, own, endpoint)
+        endpoint.enter(FINISHING)
+        if world.local_rank == 0:
+            _wait_for_node(paths, world, endpoint)
+        endpoint.progress.update(status="success")
+        endpoint.enter(COMPLETE)
+
+
+def _paths(config: RunConfig, places: Places) -> list[Path]:
     folder = places.output / SAMPLES_FOLDER
-    names = [f"{index:04d}.png" for index in range(len(config.sampling.prompts))]
-    own = [i for i in range(world.rank, len(names), world.size) if not (folder / names[i]).exists()]
-    if not own:
-        return
+    return [folder / f"{index:04d}.png" for index in range(len(config.sampling.prompts))]
+
+
+def _wait_for_node(paths: list[Path], world: World, endpoint: Endpoint) -> None:
+    """Wait until the ranks of this node have drawn their prompts; each picture is a sign of progress."""
+    first = world.rank - world.local_rank
+    ranks = range(first, first + world.local_size)
+    wanted = [path for i, path in enumerate(paths) if i % world.size in ranks]
+    there = sum(path.exists() for path in wanted)
+    while there < len(wanted):
+        time.sleep(_POLL_SECONDS)
+        before, there = there, sum(path.exists() for path in wanted)
+        if there > before:
+            endpoint.alive()
+
+
+def _draw(
+    config: RunConfig, places: Places, world: World, own: list[int], endpoint: Endpoint
+) -> None:
+    paths = _paths(config, places)
     texts = _encode(config, places, world, [config.sampling.prompts[index] for index in own])
     empty = texts[-1]
-    painter = FlowLoss(_load(config, places, world), config, DTYPES[config.precision.compute])
+    endpoint.alive()
+    model = _load(config, places, world, endpoint.alive)
+    painter = FlowLoss(model, config, DTYPES[config.precision.compute])
     decode = load_decoder(config.encoders, places.models, world.device)
     size = config.data.latent_size
     shape = (config.latent_channels, size, size)
     noise = starting_noise(config.seed, max(own) + 1, shape).to(world.device)
-    for index, text in zip(own, texts, strict=False):
-        latents = euler(painter, noise[index : index + 1], text, empty, config.sampling)
+    endpoint.progress.update(steps=len(own))
+    endpoint.enter(SAMPLING)
+    for done, (index, text) in enumerate(zip(own, texts, strict=False), 1):
+        start = noise[index : index + 1]
+        latents = euler(painter, start, text, empty, config.sampling, endpoint.alive)
         (picture,) = to_pictures(decode(latents))
-        _save(folder / names[index], picture, _facts(config, index))
-        print(f"{folder / names[index]}: {config.sampling.prompts[index]}", flush=True)
+        _save(paths[index], picture, _facts(config, index))
+        endpoint.stepped(step=done)
+        print(f"{paths[index]}: {config.sampling.prompts[index]}", flush=True)
 
 
-def _load(config: RunConfig, places: Places, world: World) -> Flux:
+def _load(config: RunConfig, places: Places, world: World, alive: Callable[[], None]) -> Flux:
     weights = published_weights(config, places.models)
     assert weights is not None
     with torch.device("meta"):
         model = Flux(config.model).to(DTYPES[config.precision.compute])
-    fill(model, weights, world.device)
+    fill(model, weights, world.device, alive)
     return model.eval()
 
 

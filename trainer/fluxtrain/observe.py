@@ -22,6 +22,7 @@ from fluxtrain.contract.launch import (
     SAMPLES_FOLDER,
     Places,
 )
+from fluxtrain.contract.progress import COMPLETE, EVALUATING, FINISHING, RUNNING, SAMPLING, SAVING
 from fluxtrain.data.loader import PARTS, open_source
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
@@ -57,7 +58,7 @@ class Observer:
     def __init__(self, config: RunConfig, places: Places, world: World) -> None:
         """Prepare to tell of the run that ``config`` describes; nothing is opened yet."""
         self.config, self.places, self.world = config, places, world
-        self._endpoint = Endpoint(config, places)
+        self._endpoint = Endpoint(config, places, world)
         self.metrics, self.progress = self._endpoint.metrics, self._endpoint.progress
         self.num_faults, self.last_fault = 0, ""
         self._left_out = dict[str, None]()  # validation samples that are named already
@@ -82,6 +83,10 @@ class Observer:
     ) -> None:
         """Close everything that was opened."""
         self._closing.close()
+
+    def alive(self) -> None:
+        """Note a sign of progress, of whatever kind; any thread may call this."""
+        self._endpoint.alive()
 
     def begin(self, run: RunState, num_parameters: int) -> None:
         """Open the files where ``run`` stands: earlier lines are kept, later ones are dropped."""
@@ -120,12 +125,8 @@ class Observer:
     def ready(self) -> None:
         """Start the clock once every rank is loaded; none comes back, to read samples, before it runs."""
         self.world.barrier()
-        self.progress.update(
-            phase="running",
-            steps=self.config.schedule.steps,
-            rank=self.world.rank,
-            processRestarts=self.places.process_restarts,
-        )
+        self.progress.update(steps=self.config.schedule.steps)
+        self._endpoint.enter(RUNNING)
         self._clock.go_on()
         if self.world.is_main:
             self._log.ready()
@@ -139,7 +140,7 @@ class Observer:
     def step_done(self, step: int) -> None:
         """Note that step ``step`` was given to the device."""
         self.metrics.step.set(step)
-        self._endpoint.alive(step=step)
+        self._endpoint.stepped(step=step)
         if self.world.is_main:
             self._console.advance(step)
 
@@ -151,6 +152,7 @@ class Observer:
         waited = time.perf_counter() - begin
         self._data_wait += waited
         self.metrics.data_wait.inc(waited)
+        self.alive()
 
     def faults(self, faults: tuple[str, ...]) -> None:
         """Count unreadable samples and name the first of them on stderr, whichever rank met them."""
@@ -200,12 +202,19 @@ class Observer:
     def evaluation_begins(self, run: RunState) -> Callable[[int], None]:
         """Stop the training clock; return what to call with the samples evaluated."""
         self._clock.pause()
+        self._endpoint.enter(EVALUATING)
         if not self.world.is_main:
-            return lambda samples: None
+            return lambda samples: self.alive()
         if run.step:
             self._log.block_stop(run.samples)
             self._log.eval_start(run.samples)
-        return self._console.task("evaluate", self._validation_samples)
+        show = self._console.task("evaluate", self._validation_samples)
+
+        def advance(samples: int) -> None:
+            self.alive()
+            show(samples)
+
+        return advance
 
     def left_out(self, result: Evaluation) -> None:
         """Count the validation samples that ``result`` is without, and name the first of them on stderr."""
@@ -242,6 +251,7 @@ class Observer:
                 f"evaluation at step {run.step}: loss {result.loss:.5f} on {result.num_samples} samples"
                 + (f", {bad} could not be read" if bad else "")
             )
+        self._endpoint.enter(RUNNING)
         self._clock.go_on()
 
     @contextmanager
@@ -249,7 +259,8 @@ class Observer:
         """Count the time inside as waiting for a checkpoint."""
         self._clock.pause()
         begin = time.perf_counter()
-        yield
+        with self._endpoint.inside(SAVING):
+            yield
         self.metrics.checkpoint_stall.inc(time.perf_counter() - begin)
         self.progress.update(trainSeconds=run.train_seconds)
         self._clock.go_on()
@@ -263,7 +274,8 @@ class Observer:
         """Draw the grid of pictures; every rank takes part, rank 0 writes it."""
         self._clock.pause()
         path = self.places.output / SAMPLES_FOLDER / f"step_{step:07d}.png"
-        self._painter.paint(flow_loss, path, step)
+        with self._endpoint.inside(SAMPLING):
+            self._painter.paint(flow_loss, path, step, self.alive)
         if self.world.is_main:
             self._console.say(f"pictures at step {step}: {path}")
         self._clock.go_on()
@@ -276,9 +288,13 @@ class Observer:
 
     def finished(self, run: RunState) -> None:
         """Write the loss curve and the last words."""
-        self.progress.update(phase="complete", status=run.status)
-        if not self.world.is_main:
-            return
+        self._endpoint.enter(FINISHING)
+        if self.world.is_main:
+            self._draw_curve(run)
+        self.progress.update(status=run.status)
+        self._endpoint.enter(COMPLETE)
+
+    def _draw_curve(self, run: RunState) -> None:
         # a second of imports, spent once at the end
         from fluxtrain.watch.curve import save_loss_curve
 

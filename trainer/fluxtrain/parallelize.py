@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -30,11 +30,15 @@ DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": t
 
 
 def build_model(
-    config: RunConfig, world: World, weights: Iterable[tuple[str, Tensor]] | None = None
+    config: RunConfig,
+    world: World,
+    weights: Iterable[tuple[str, Tensor]] | None = None,
+    alive: Callable[[], None] = lambda: None,
 ) -> Flux:
     """Return the model with ``weights``, divided over the ranks as ``config.parallel`` says.
 
-    ``weights`` yields every parameter in full by its name; without them the values are random.
+    ``weights`` yields every parameter in full by its name; without them the values are random. ``alive``
+    is called after each of them.
     """
     check_ranks(config, world.size)
     with torch.device("meta"):
@@ -44,7 +48,7 @@ def build_model(
         compile_blocks(model)
     if world.size > 1 or config.precision.compute != "float32":
         shard(model, world.mesh(config.parallel.dp_replicate), config.parallel, config.precision)
-    fill(model, weights or random_weights(model, config.seed, world.device), world.device)
+    fill(model, weights or random_weights(model, config.seed, world.device), world.device, alive)
     return model
 
 
@@ -105,8 +109,16 @@ def random_weights(
         yield name, initial_value(name, parameter.shape, seed, device)
 
 
-def fill(model: nn.Module, weights: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
-    """Give every parameter, still on the meta device, this rank's part of its value in ``weights``."""
+def fill(
+    model: nn.Module,
+    weights: Iterable[tuple[str, Tensor]],
+    device: torch.device,
+    alive: Callable[[], None] = lambda: None,
+) -> None:
+    """Give every parameter, still on the meta device, this rank's part of its value in ``weights``.
+
+    ``alive`` is called after each of them.
+    """
     model.to_empty(device=device)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
@@ -114,6 +126,7 @@ def fill(model: nn.Module, weights: Iterable[tuple[str, Tensor]], device: torch.
             parameter = parameters[name]
             own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             own.copy_(_local_part(whole, parameter))
+            alive()
 
 
 def _local_part(whole: Tensor, parameter: Tensor) -> Tensor:

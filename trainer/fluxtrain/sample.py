@@ -101,10 +101,13 @@ class Painter:
         self.config, self.places, self.world = config, places, world
         self._scene: Scene | None = None
 
-    def paint(self, flow_loss: FlowLoss, path: Path, step: int) -> None:
-        """Write the grid to ``path``; every rank must call it."""
+    def paint(
+        self, flow_loss: FlowLoss, path: Path, step: int, tick: Callable[[], object] = lambda: None
+    ) -> None:
+        """Write the grid to ``path``; every rank must call it. ``tick`` is called after each part of it."""
         sampling, device = self.config.sampling, self.world.device
         scene = self._scene = self._scene or self._compose()
+        tick()
         noise = starting_noise(self.config.seed, len(scene.captions), scene.shape).to(device)
         flow_loss.model.eval()
         found = euler(
@@ -113,6 +116,7 @@ class Painter:
             (scene.txt.to(device), scene.vec.to(device)),
             (scene.empty[0].to(device), scene.empty[1].to(device)),
             sampling,
+            tick,
         )
         flow_loss.model.train()
         if self.world.is_main:

@@ -99,16 +99,22 @@ def _prepare(config: RunConfig, places: Places, world: World, stack: ExitStack) 
         checkpoint.check_same_run(config, newest)
     encode = batch_encoder(config, places.models, world.device)
     published = None if newest else published_weights(config, places.models)
-    model = build_model(config, world, published)
+    model = build_model(config, world, published, observer.alive)
     optimizer = optim.make_optimizer(model, config.optim)
     state = checkpoint.training_state(model, optimizer)
     run = RunState(step=0, samples=0)
     if newest is not None:
-        run = checkpoint.load(newest, state)
+        run = checkpoint.load(newest, state, observer.alive)
         run = run if run.is_over(config) else replace(run, status="running")
         optim.set_steps_taken(optimizer, run.step)
     checkpoints = Checkpoints(
-        folder, state, config, world.is_main, saved_step=run.step or None, saved=observer.saved
+        folder,
+        state,
+        config,
+        world.is_main,
+        saved_step=run.step or None,
+        saved=observer.saved,
+        alive=observer.alive,
     )
     observer.begin(run, sum(p.numel() for p in model.parameters()))
     loss = FlowLoss(model, config, DTYPES[config.precision.compute])
@@ -177,9 +183,8 @@ def _step(trainer: Trainer, batches: Iterator[AnyBatch]) -> None:
         trainer.observer.sample(trainer.flow_loss, step)
     every = config.checkpoint.every_steps
     if stop or over or (every and step % every == 0):
-        _save(trainer, totals)
+        _save(trainer, totals, wait=stop or over)
     if stop and not over:
-        trainer.checkpoints.finish()
         raise StoppedError(
             f"stopped after step {step}; a checkpoint is saved, the same command resumes"
         )
@@ -262,15 +267,15 @@ def _evaluate(trainer: Trainer) -> Evaluation:
     return result
 
 
-def _save(trainer: Trainer, totals: Tensor) -> None:
+def _save(trainer: Trainer, totals: Tensor, wait: bool) -> None:
     """Save, unless the weights are already poisoned: the last good checkpoint must stay the newest."""
     loss = trainer.world.all_sum(totals.clone())[0].item()
     _check_finite(trainer, loss)
     trainer.run = replace(trainer.run, train_seconds=trainer.observer.train_seconds)
     with trainer.observer.saving(trainer.run):
         trainer.checkpoints.save(trainer.run)
-    if trainer.run.status != "running":
-        trainer.checkpoints.finish()
+        if wait:
+            trainer.checkpoints.finish()
 
 
 TASKS: dict[str, Callable[[RunConfig, Places, World], object]] = {

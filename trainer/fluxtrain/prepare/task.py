@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import Places
+from fluxtrain.contract.progress import COMPLETE, FINISHING, RUNNING
 from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError, StoppedError
 from fluxtrain.prepare import cc12m, coco_subset
@@ -35,26 +36,26 @@ def prepare(config: RunConfig, places: Places, world: World) -> None:
 
     Raises StoppedError when it was asked to stop, and what ``prepare_cc12m`` and ``prepare_coco`` raise.
     """
-    if not world.is_main:
-        return
     with ExitStack() as stack:
-        endpoint = Endpoint(config, places)
-        endpoint.open(stack)
+        endpoint = Endpoint(config, places, world)
+        if world.local_rank == 0:
+            endpoint.open(stack)
+        if not world.is_main:
+            return endpoint.enter(FINISHING)
         stack.enter_context(handled(_stop, signal.SIGTERM, signal.SIGINT))
-        restarts = places.process_restarts
-        endpoint.progress.update(phase="running", rank=0, processRestarts=restarts)
+        endpoint.enter(RUNNING)
 
         def follow(done: int, total: int) -> None:
             endpoint.metrics.step.set(done)
-            endpoint.progress.update(step=done, steps=total)
-            endpoint.alive()
+            endpoint.stepped(step=done, steps=total)
 
         with _as_fields():
             report = open_task(config, places)(follow=follow)
         if "step" not in endpoint.progress.read():  # everything was there already
             made = report["kept" if config.prepare.dataset == "cc12m" else "samples"]
             follow(made, made)
-        endpoint.progress.update(phase="complete", status="success")
+        endpoint.progress.update(status="success")
+        endpoint.enter(COMPLETE)
 
 
 def open_task(config: RunConfig, places: Places) -> Make:

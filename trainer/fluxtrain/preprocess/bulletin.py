@@ -9,6 +9,7 @@ from types import TracebackType
 
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import Places
+from fluxtrain.contract.progress import COMPLETE, FINISHING, RUNNING
 from fluxtrain.distributed import World
 from fluxtrain.preprocess.target import Target
 from fluxtrain.watch.console import Console, duration
@@ -24,8 +25,8 @@ class Bulletin:
         self, config: RunConfig, places: Places, world: World, targets: list[Target]
     ) -> None:
         """Tell of ``targets``; nothing is opened yet."""
-        self._config, self._places, self._world, self._targets = config, places, world, targets
-        self._endpoint = Endpoint(config, places)
+        self._config, self._world, self._targets = config, world, targets
+        self._endpoint = Endpoint(config, places, world)
         self._metrics, self._progress = self._endpoint.metrics, self._endpoint.progress
         self._closing = ExitStack()
         self._total = sum(target.num_shards for target in targets)
@@ -59,17 +60,17 @@ class Bulletin:
     def begin(self) -> None:
         """The encoders are loaded: throughput counts from here."""
         self._begin = time.monotonic()
-        self._progress.update(
-            phase="running",
-            steps=self._total,
-            rank=self._world.rank,
-            processRestarts=self._places.process_restarts,
-        )
-        self.alive()
+        self._progress.update(steps=self._total)
+        self._endpoint.enter(RUNNING)
+        self._endpoint.stepped()
+
+    def waiting(self) -> None:
+        """This process has made its shards: the others' are waited for."""
+        self._endpoint.enter(FINISHING)
 
     def alive(self) -> None:
         """Note that something was done: a watcher would else think that this process hangs."""
-        self._endpoint.alive()
+        self._endpoint.stepped()
 
     def dropped(self, target: Target, faults: list[str]) -> int:
         """Name the first unreadable samples on stderr; return how many of ``target`` were met so far."""
@@ -108,7 +109,8 @@ class Bulletin:
 
     def complete(self) -> None:
         """Everything is there."""
-        self._progress.update(phase="complete", status="success", step=self._total)
+        self._progress.update(status="success", step=self._total)
+        self._endpoint.enter(COMPLETE)
         if self._world.is_main:
             for target in self._targets:
                 self._console.say(f"{target.part}: {target.folder}")

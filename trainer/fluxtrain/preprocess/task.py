@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from fluxtrain.data.writer import write_listing
 from fluxtrain.distributed import StopRequest, World
 from fluxtrain.encoding import Encoders, load_encoders
 from fluxtrain.errors import DataError, StoppedError
+from fluxtrain.files import folder_size
 from fluxtrain.preprocess.bulletin import Bulletin
 from fluxtrain.preprocess.pieces import Job, Piece, read_ahead
 from fluxtrain.preprocess.shard import Shard
@@ -44,6 +45,7 @@ def preprocess(config: RunConfig, places: Places, world: World) -> None:
         jobs = [Job(target, shard) for target in missing for shard in range(target.num_shards)]
         own = jobs[world.rank :: world.size]
         task.make([job for job in own if not job.target.is_there(job.shard)], stagings)
+        bulletin.waiting()
         if world.is_main:
             task.wait_until(lambda: all(t.num_there() == t.num_shards for t in missing))
             task.finish(missing)
@@ -72,10 +74,10 @@ class _Task:
             for job in jobs:
                 shard = self._encoded(encoders, job, pieces)
                 if writing is not None:
-                    self._written(writing)  # so no more than two shards are in memory
+                    self._written(writing, stagings)  # so no more than two shards are in memory
                 writing = pool.submit(shard.write, stagings[job.target.part])
             if writing is not None:
-                self._written(writing)
+                self._written(writing, stagings)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait without a collective, so that a rank may take hours longer than another."""
@@ -108,7 +110,13 @@ class _Task:
         self._check_dropped(job.target, dropped, shard.dropped)
         return shard
 
-    def _written(self, writing: Future[None]) -> None:
+    def _written(self, writing: Future[None], stagings: dict[str, Path]) -> None:
+        """Wait until a shard is written; that its file grows is a sign of life, that it waits is none."""
+        size = 0
+        while wait([writing], _POLL_SECONDS).not_done:
+            before, size = size, sum(folder_size(folder) for folder in stagings.values())
+            if size != before:
+                self.bulletin.alive()
         writing.result()
         self.bulletin.shard_done()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import Places
+from fluxtrain.contract.progress import Phase
+from fluxtrain.distributed import World
 from fluxtrain.watch.last_words import leave
 from fluxtrain.watch.metrics import Metrics, Progress
 from fluxtrain.watch.server import serve
@@ -15,20 +18,43 @@ from fluxtrain.watch.server import serve
 class Endpoint:
     """The metrics and the progress of a process; served once it is opened."""
 
-    def __init__(self, config: RunConfig, places: Places) -> None:
-        """Prepare to serve where ``config`` and ``places`` say."""
+    def __init__(self, config: RunConfig, places: Places, world: World) -> None:
+        """Prepare to serve where ``config`` and ``places`` say, as this rank of ``world``."""
         self.metrics, self.progress = Metrics(), Progress()
         self._port, self._address = config.logging.metrics_port, places.metrics_address
+        self._leaving = world.leaving
+        self.progress.update(
+            rank=world.rank,
+            numNodes=world.num_nodes,
+            processRestarts=places.process_restarts,
+            aliveTime=time.time(),
+        )
 
     def open(self, stack: ExitStack) -> None:
-        """Serve until ``stack`` is closed, which leaves the last words for the agent."""
-        stack.callback(leave, self.progress)
+        """Serve until all ranks leave; when ``stack`` is closed the last words are left for the agent."""
         stop = serve(self.metrics, self.progress, self._address, self._port)
         if stop is not None:
-            stack.callback(stop)
+            self._leaving.callback(stop)
+        stack.callback(leave, self.progress)
 
-    def alive(self, **values: object) -> None:
-        """Note that something was done, with its ``values``: a watcher would else think that it hangs."""
+    def alive(self) -> None:
+        """Note a sign of progress: a watcher would else think that this process hangs."""
+        self.progress.update(aliveTime=time.time())
+
+    def stepped(self, **values: object) -> None:
+        """Note a step of the task, with its ``values``."""
         now = time.time()
         self.metrics.last_progress.set(now)
         self.progress.stepped(now, **values)
+
+    def enter(self, phase: Phase) -> None:
+        """Note that ``phase`` begins."""
+        self.progress.enter(phase, time.time())
+
+    @contextmanager
+    def inside(self, phase: Phase) -> Iterator[None]:
+        """Be in ``phase``, then in the one before again; an error leaves the phase that it came in."""
+        before = self.progress.read()["phase"]
+        self.enter(phase)
+        yield
+        self.enter(before)

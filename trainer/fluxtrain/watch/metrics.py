@@ -7,6 +7,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
+from fluxtrain.contract.progress import LOADING, Phase
+
 _STEP_BUCKETS = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60, 120)
 
 
@@ -82,7 +84,7 @@ class Progress:
 
     def __init__(self) -> None:
         """Start with nothing known."""
-        self._values: dict[str, Any] = {"phase": "starting"}
+        self._values: dict[str, Any] = {"phase": LOADING}
         self._lock = threading.Lock()
 
     def update(self, **values: object) -> None:
@@ -90,11 +92,15 @@ class Progress:
         with self._lock:
             self._values = {**self._values, **values}
 
+    def enter(self, phase: Phase, now: float) -> None:
+        """Note that ``phase`` began at the Unix time ``now``."""
+        self.update(phase=phase, aliveTime=now)
+
     def stepped(self, now: float, **values: object) -> None:
         """Note that a step ended at the Unix time ``now``, and replace the given values."""
         with self._lock:
             known = {"firstStepTime": now, **self._values}
-            self._values = {**known, **values, "lastStepTime": now}
+            self._values = {**known, **values, "lastStepTime": now, "aliveTime": now}
 
     def read(self) -> dict[str, Any]:
         """Return all values."""
