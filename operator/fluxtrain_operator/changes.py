@@ -66,7 +66,7 @@ def _stale_store(situation: Situation) -> Iterator[Delete]:
         return
     lost = situation.unreachable(store)
     forced = lost and _cut_off_cannot_train(situation)
-    outdated = store.spec_hash not in ("", situation.job.spec_hash)
+    outdated = not situation.job.is_made_for(store.spec_hash)
     if forced or ((lost or store.ended or outdated) and not store.deleting):
         yield _delete(store, 0 if forced else None)
 

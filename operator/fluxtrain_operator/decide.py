@@ -128,7 +128,7 @@ def resumed(situation: Situation) -> Decision | None:
 def outdated(situation: Situation) -> Decision | None:
     """Pods made for another spec are replaced together: agents must agree, and so must ranks."""
     for pod in situation.kept:
-        if pod.spec_hash not in ("", situation.job.spec_hash):
+        if not situation.job.is_made_for(pod.spec_hash):
             return Decision("restart", "SpecChanged", "the pods take over the changed spec")
         if not _fits(pod, situation):
             low, high = pod.nodes

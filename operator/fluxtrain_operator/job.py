@@ -14,7 +14,7 @@ from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import METRICS_PORT
 from fluxtrain.contract.resolve import resolve
 from fluxtrain.contract.resource import FluxTraining, Spec
-from fluxtrain.contract.status import Status
+from fluxtrain.contract.status import Status, read
 from fluxtrain_operator.names import MANAGED_BY
 from fluxtrain_operator.timestamps import seconds
 
@@ -22,6 +22,8 @@ Manifest = dict[str, Any]
 """A Kubernetes object as JSON."""
 
 _NOT_OF_PODS = {"nodes", "restart", "lifecycle", "scheduling", "managed_by", "pod_template"}
+_HASH_VERSION = "v2-"
+_OF_PODS_ONCE = {"image", "gpus_per_node", "gpu_resource", "run", "storage", "network"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class Job:
 
         Raises ConfigError, with the paths, for a spec that no trainer would accept.
         """
-        training = validate(FluxTraining, manifest, "")
+        written = {key: value for key, value in manifest.items() if key != "status"}
+        training = validate(FluxTraining, written, "")
+        training = training.model_copy(update={"status": read(manifest.get("status"))})
         metadata = manifest["metadata"]
         return Job(
             training=training,
@@ -95,9 +99,31 @@ class Job:
     def spec_hash(self) -> str:
         """Return a hash of what the person wrote of the pods.
 
-        Nothing that the operator adds is in it, so that an upgrade of the operator restarts no pod.
+        Nothing that the operator adds is in it, nor a field at its default, whoever filled that in: so
+        neither an upgrade of the operator nor one of the definition restarts a pod. It is why a default
+        never changes.
         """
-        written = self.spec.model_dump(mode="json", by_alias=True, exclude=_NOT_OF_PODS)
+        written = self.spec.model_dump(
+            mode="json", by_alias=True, exclude=_NOT_OF_PODS, exclude_defaults=True
+        )
+        template = self.spec.pod_template.model_dump(
+            mode="json", by_alias=True, exclude_none=True, exclude_defaults=True
+        )
+        return _HASH_VERSION + digest({**written, "podTemplate": template})
+
+    def is_made_for(self, spec_hash: str) -> bool:
+        """Return whether a pod, or a config map, with ``spec_hash`` is of this spec."""
+        if spec_hash and not spec_hash.startswith(_HASH_VERSION):
+            return spec_hash == self._first_spec_hash
+        return spec_hash in ("", self.spec_hash)
+
+    @cached_property
+    def _first_spec_hash(self) -> str:
+        """Return the hash with all defaults in it, which pods of 0.1.0's first operators carry.
+
+        Goes when no job is left that one of those started.
+        """
+        written = self.spec.model_dump(mode="json", by_alias=True, include=_OF_PODS_ONCE)
         return digest({**written, "podTemplate": self.spec.pod_template.written})
 
 

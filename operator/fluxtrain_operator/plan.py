@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fluxtrain.contract.resource import KIND
-from fluxtrain.contract.status import Status
+from fluxtrain.contract.status import Status, read
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.changes import Delete, asked_for, changes, clean_up, clean_up_due
 from fluxtrain_operator.decide import Decision, decide
@@ -85,7 +85,7 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
 
 def refuse(manifest: Mapping[str, Any], error: ConfigError, now: float) -> Plan:
     """Return what to do for a job that ``load`` refused with ``error``: tell, and delete it in time."""
-    metadata, before = manifest["metadata"], Status.model_validate(manifest.get("status") or {})
+    metadata, before = manifest["metadata"], read(manifest.get("status"))
     status = refused(before, metadata.get("generation", 1), error, now)
     life = manifest.get("spec", {}).get("lifecycle")
     keep = life.get("ttlSecondsAfterFinished") if isinstance(life, dict) else None

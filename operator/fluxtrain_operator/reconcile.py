@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
-from fluxtrain.contract.status import Status
+from fluxtrain.contract.status import Status, keep_unknown, read
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
 from fluxtrain_operator.answers import Answers
@@ -118,7 +118,7 @@ class Reconciler:
         self, key: Key, manifest: Mapping[str, Any], error: ConfigError
     ) -> float | None:
         decided = refuse(manifest, error, time.time())
-        if decided.status != Status.model_validate(manifest.get("status") or {}):
+        if decided.status != read(manifest.get("status")):
             await self._write_status(manifest, decided.status)
         self.metrics.is_in(key, decided.status.phase)
         for what in decided.delete:
@@ -197,7 +197,8 @@ class Reconciler:
             await self.cluster.post_event(job, event, time.time())
 
     async def _write_status(self, manifest: Mapping[str, Any], after: Status) -> None:
-        status = after.model_dump(mode="json", by_alias=True, exclude_none=True)
+        known = after.model_dump(mode="json", by_alias=True, exclude_none=True)
+        status = keep_unknown(manifest.get("status"), known)
         try:
             self.store.set_job(await self.cluster.write_status(manifest, status))
         except ApiError as error:

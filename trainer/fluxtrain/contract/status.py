@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, ValidationError
 
+from fluxtrain.contract.describe import section_of
 from fluxtrain.contract.part import Count, Number, Part
 
+PHASES = ("Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed")
+KINDS = ("Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed")
 
-class Condition(Part):
+
+def _one_of(*words: str) -> Any:
+    """Return the field of one of ``words``; another version of the operator may have written others."""
+    return Field(json_schema_extra={"enum": list(words)})
+
+
+class Report(Part):
+    """A group of fields of the status; those of a newer operator are passed over, and kept."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Condition(Report):
     """One observation, in Kubernetes' form."""
 
-    type: Literal["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
+    type: Annotated[str, _one_of(*KINDS)]
     """What it is about."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
@@ -26,7 +42,7 @@ class Condition(Part):
     """Generation of the spec that it speaks of."""
 
 
-class NodesStatus(Part):
+class NodesStatus(Report):
     """Nodes that are there and that should be."""
 
     ready: Count = 0
@@ -35,7 +51,7 @@ class NodesStatus(Part):
     """Asked for in this attempt."""
 
 
-class Restarts(Part):
+class Restarts(Report):
     """Restarts so far, by the rung of the ladder."""
 
     process: Count = 0
@@ -46,7 +62,7 @@ class Restarts(Part):
     """Whole job from the last durable checkpoint."""
 
 
-class ProgressStatus(Part):
+class ProgressStatus(Report):
     """The trainer's own words, from /progress of rank 0."""
 
     step: Count = 0
@@ -71,7 +87,7 @@ class ProgressStatus(Part):
     """When the last step ended."""
 
 
-class CheckpointStatus(Part):
+class CheckpointStatus(Report):
     """The newest complete checkpoint."""
 
     step: Count
@@ -80,13 +96,10 @@ class CheckpointStatus(Part):
     """When it was complete."""
 
 
-class Status(Part):
+class Status(Report):
     """What is; written by the operator alone."""
 
-    phase: (
-        Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed"]
-        | None
-    ) = None
+    phase: Annotated[str, _one_of(*PHASES)] | None = None
     """One word for people; machines read the conditions."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = []
     """Observations, by type."""
@@ -119,3 +132,36 @@ class Status(Part):
     """Exit code that ended the job."""
     last_error: Annotated[str, Field(max_length=4096)] | None = None
     """Last error line of the trainer."""
+
+
+def read(values: object) -> Status:
+    """Return the status in ``values``, as the API server gives it; what is not understood is left out.
+
+    Whoever wrote it may be a newer operator, and no job stops for that. Without its attempt a job takes that
+    of its pods, as one without a status does.
+    """
+    if not isinstance(values, Mapping):
+        return Status()
+    try:
+        return Status.model_validate(values)
+    except ValidationError as error:
+        wrong = {str(detail["loc"][0]) for detail in error.errors()}
+    wrong |= {"phase"} if "attempt" in wrong else set()
+    return Status.model_validate({name: values[name] for name in values if name not in wrong})
+
+
+def keep_unknown(
+    before: object, after: dict[str, Any], model: type[Part] = Status
+) -> dict[str, Any]:
+    """Return ``after`` with those fields of ``before``, at every level, that ``model`` does not know."""
+    if not isinstance(before, Mapping):
+        return after
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    kept = {name: value for name, value in before.items() if name not in fields}
+    for name, value in after.items():
+        below = section_of(fields[name].annotation)
+        if below is not None and issubclass(below, Part) and isinstance(value, dict):
+            kept[name] = keep_unknown(before.get(name), value, below)
+        else:
+            kept[name] = value
+    return kept
