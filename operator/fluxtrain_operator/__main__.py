@@ -13,7 +13,9 @@ def main() -> int:
     if os.getpid() == 1:  # a container's first process: the kernel drops what it has no handler for
         signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(0))
     from fluxtrain_operator import operate  # takes seconds
+    from fluxtrain_operator.bounds import DECODED_DEPTH
 
+    sys.setrecursionlimit(DECODED_DEPTH)
     return asyncio.run(operate.main())
 
 

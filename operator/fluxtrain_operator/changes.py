@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -11,6 +11,7 @@ from fluxtrain_operator.decide import Decision
 from fluxtrain_operator.faults import due_again
 from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.observed import Pod
+from fluxtrain_operator.obstacles import Obstacle
 from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod
 from fluxtrain_operator.situation import Situation
 
@@ -38,7 +39,35 @@ def changes(situation: Situation, decision: Decision) -> tuple[list[Delete], lis
     if decision.action in ("complete", "fail"):
         return [*clean_up(situation)], []
     delete = [*_removals(situation, decision), *_stale_store(situation), *_unwanted(situation)]
-    return delete, [*_missing_support(situation), *_missing_pods(situation)]
+    return delete, [*_missing(situation, in_the_way(situation, decision))]
+
+
+def in_the_way(situation: Situation, decision: Decision) -> tuple[Obstacle, ...]:
+    """Return what keeps the objects from being made that ``decision`` wants and that are not there."""
+    found = situation.observed.obstacles
+    if not found or decision.action not in ("run", "restart"):
+        return ()
+    job = situation.job
+    wanted = {_key(manifest) for manifest in situation.support}
+    wanted |= {("Pod", names.pod(job.name, index)) for index in _free_indices(situation)}
+    if situation.observed.rendezvous is None:
+        wanted.add(("Pod", names.rendezvous(job.name)))
+    return tuple(obstacle for obstacle in found if (obstacle.kind, obstacle.name) in wanted)
+
+
+def _missing(situation: Situation, stuck: tuple[Obstacle, ...]) -> Iterator[Manifest]:
+    """Yield what is to be made now. Pods mount some of the objects around them, so these come first.
+
+    No pod begins where others, of an earlier job or of nobody, still have the names of some.
+    """
+    blocked = [obstacle for obstacle in stuck if obstacle.due > situation.now]
+    held = {(obstacle.kind, obstacle.name) for obstacle in blocked}
+    yield from (manifest for manifest in _missing_support(situation) if _key(manifest) not in held)
+    is_new = not situation.observed.pods
+    if any(obstacle.kind != "Pod" for obstacle in stuck):
+        return
+    if not (is_new and any(obstacle.is_taken for obstacle in blocked)):
+        yield from _missing_pods(situation, {name for _, name in held})
 
 
 def _removals(situation: Situation, decision: Decision) -> Iterator[Delete]:
@@ -141,15 +170,21 @@ def _delete(pod: Pod, grace_seconds: int | None = None) -> Delete:
 def _missing_support(situation: Situation) -> Iterator[Manifest]:
     for manifest in situation.support:
         hashed = manifest["metadata"]["annotations"][names.ANNOTATION_APPLIED]
-        if situation.observed.applied.get(_key(manifest)) != hashed:
+        found, job = situation.observed.applied.get(_key(manifest)), situation.job
+        is_config_as_before = found and hashed == job.spec_hash and job.is_made_for(found)
+        if found != hashed and not is_config_as_before:
             yield manifest
 
 
-def _missing_pods(situation: Situation) -> Iterator[Manifest]:
-    if situation.observed.rendezvous is None:
-        yield rendezvous_pod(situation.job, situation.avoid)
+def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manifest]:
+    """Yield the pods that are to be created now; those whose names are ``held`` are tried later."""
+    job = situation.job
+    if situation.observed.rendezvous is None and names.rendezvous(job.name) not in held:
+        yield rendezvous_pod(job, situation.avoid)
     free = _free_indices(situation)
     for index, number in zip(free, _replacements(situation, len(free)), strict=True):
+        if names.pod(job.name, index) in held:
+            continue
         slot = Slot(
             index=index,
             attempt=situation.attempt,
@@ -157,7 +192,7 @@ def _missing_pods(situation: Situation) -> Iterator[Manifest]:
             process_restarts=situation.restarts.process,
             avoid=situation.avoid,
         )
-        yield training_pod(situation.job, slot, situation.gang)
+        yield training_pod(job, slot, situation.gang)
 
 
 def _free_indices(situation: Situation) -> list[int]:
@@ -199,9 +234,13 @@ def asked_for(situation: Situation, decision: Decision, created: list[Manifest])
     if decision.action in ("suspend", "wait", "complete", "fail"):
         return 0
     wanted, before = situation.job.spec.nodes.max, _asked_before(situation)
-    pods = sum(m["kind"] == "Pod" for m in created) - (situation.observed.rendezvous is None)
+    stuck = in_the_way(situation, decision)
+    if any(obstacle.kind != "Pod" for obstacle in stuck):
+        return min(before, len(situation.current))
+    retried = {obstacle.name for obstacle in stuck} | {names.rendezvous(situation.job.name)}
+    pods = sum(m["kind"] == "Pod" and m["metadata"]["name"] not in retried for m in created)
     there = len(situation.current) + pods if decision.action != "hold" else before
-    return wanted if there >= wanted else min(before, wanted)
+    return wanted if there >= wanted else min(before, wanted - sum(o.is_first for o in stuck))
 
 
 def _key(manifest: Manifest) -> tuple[str, str]:

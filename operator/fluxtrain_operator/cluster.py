@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import aiohttp
@@ -17,6 +17,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.changes import Delete
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.owners import is_of
 from fluxtrain_operator.plan import Event
 from fluxtrain_operator.progress import Progress
 from fluxtrain_operator.timestamps import stamp
@@ -35,6 +36,21 @@ _TIMEOUT_SECONDS = 30.0
 _PROGRESS_SECONDS = 2.0
 _MOST_PROGRESS_BYTES = 1 << 16
 _LONGEST_NOTE = 1000
+
+
+class Applied(NamedTuple):
+    """An object around the pods, as it was found or made."""
+
+    uid: str
+    hashed: str
+    """Hash of what the operator had wanted."""
+
+    @staticmethod
+    def of(manifest: Mapping[str, Any]) -> Applied:
+        """Return what matters of ``manifest``."""
+        metadata = manifest["metadata"]
+        notes = metadata.get("annotations") or {}
+        return Applied(str(metadata.get("uid", "")), str(notes.get(names.ANNOTATION_APPLIED, "")))
 
 
 class Cluster:
@@ -57,15 +73,33 @@ class Cluster:
         try:
             return await self._request("POST", _path(manifest), manifest)
         except ApiError as error:
-            if error.status == HTTPStatus.CONFLICT:
+            if error.reason == "AlreadyExists":
                 return None
             raise
 
-    async def apply(self, manifest: Manifest) -> Manifest:
-        """Create or change an object by server-side apply: fields that are not ours are left alone."""
+    async def find(self, manifest: Manifest) -> Manifest | None:
+        """Return what has the kind and name of ``manifest``; None where nothing has.
+
+        It is listed, as that is a right which the operator has anyway.
+        """
+        selector = quote(f"metadata.name={manifest['metadata']['name']}")
+        found = await self._request("GET", f"{_path(manifest)}?fieldSelector={selector}")
+        return next(iter(found.get("items", [])), None)
+
+    async def apply(self, manifest: Manifest, uid: str) -> Manifest | None:
+        """Change the object of that ``uid`` by server-side apply: fields that are not ours are left alone.
+
+        None where it is gone, or another has its name: that one is not touched.
+        """
+        body = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
         name = manifest["metadata"]["name"]
         path = f"{_path(manifest)}/{quote(name)}?fieldManager={names.FIELD_MANAGER}&force=true"
-        return await self._request("PATCH", path, manifest, "application/apply-patch+yaml")
+        try:
+            return await self._request("PATCH", path, body, "application/apply-patch+yaml")
+        except ApiError as error:
+            if error.status == HTTPStatus.CONFLICT:
+                return None
+            raise
 
     async def delete(self, namespace: str, what: Delete, version: str) -> Manifest | None:
         """Delete an object; return it as it is now, None where it, or the one of that uid, is gone."""
@@ -83,25 +117,33 @@ class Cluster:
             raise
 
     async def write_status(self, manifest: Mapping[str, Any], status: Manifest) -> Manifest:
-        """Replace the status of a job, only over the version that ``manifest`` is."""
+        """Replace the status of a job, only over the version that ``manifest`` is.
+
+        The API server keeps the spec that it has, so none is sent.
+        """
         metadata = manifest["metadata"]
         jobs = _collection(KINDS[KIND], metadata["namespace"], KIND)
         path = f"{jobs}/{quote(metadata['name'])}/status"
         kept = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
-        body = {**manifest, "metadata": kept, "status": status}
+        body = {
+            "apiVersion": KINDS[KIND],
+            "kind": KIND,
+            "metadata": kept,
+            "status": status,
+        }
         return await self._request("PUT", f"{path}?fieldManager={names.FIELD_MANAGER}", body)
 
-    async def applied(self, job: Job, kinds: Mapping[str, str]) -> dict[tuple[str, str], str]:
-        """Return the applied-hashes of the job's objects of ``kinds`` (kind to API version)."""
-        found: dict[tuple[str, str], str] = {}
+    async def applied(self, job: Job, kinds: Mapping[str, str]) -> dict[tuple[str, str], Applied]:
+        """Return the job's own objects of ``kinds`` (kind to API version), by kind and name."""
+        found: dict[tuple[str, str], Applied] = {}
         for kind, version in kinds.items():
             for item in (await self._list(job, kind, version)).get("items", []):
-                notes = item["metadata"].get("annotations") or {}
-                found[kind, item["metadata"]["name"]] = notes.get(names.ANNOTATION_APPLIED, "")
+                if is_of(item, job.uid):
+                    found[kind, item["metadata"]["name"]] = Applied.of(item)
         return found
 
     async def pods(self, job: Job) -> tuple[set[str], int]:
-        """Return the uids of the job's pods, and the resource version at which these were all."""
+        """Return the uids of the pods with the job's label, and the version at which these were all."""
         found = await self._list(job, "Pod", KINDS["Pod"])
         uids = {str(item["metadata"]["uid"]) for item in found.get("items", [])}
         return uids, int(found["metadata"]["resourceVersion"])
@@ -178,12 +220,21 @@ class Cluster:
             text = await answer.read()
         except (TimeoutError, aiohttp.ClientError, ApiException) as error:
             raise ApiError(0, f"{method} {path}: {error or type(error).__name__}") from error
-        values = json.loads(text) if text else {}
+        values = _read(text)
         if answer.status >= HTTPStatus.BAD_REQUEST:
-            raise ApiError(
-                answer.status, f"{method} {path}: {values.get('message', answer.reason)}"
-            )
-        return dict(values)
+            said = str(values.get("message") or answer.reason)
+            reason = str(values.get("reason") or "")
+            raise ApiError(answer.status, f"{method} {path}: {said}", reason, said)
+        return values
+
+
+def _read(text: bytes) -> Manifest:
+    """Return the JSON object in ``text``; nothing where a proxy, say, answers with something else."""
+    try:
+        values = json.loads(text or b"{}")
+    except ValueError:
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def resource_of(path: str) -> str:

@@ -15,6 +15,7 @@ from fluxtrain.contract.launch import METRICS_PORT
 from fluxtrain.contract.resolve import resolve
 from fluxtrain.contract.resource import FluxTraining, Spec
 from fluxtrain.contract.status import Status, read
+from fluxtrain_operator.bounds import require_bounded
 from fluxtrain_operator.names import MANAGED_BY
 from fluxtrain_operator.timestamps import seconds
 
@@ -46,6 +47,7 @@ class Job:
 
         Raises ConfigError, with the paths, for a spec that no trainer would accept.
         """
+        _require_bounded(manifest)
         written = {key: value for key, value in manifest.items() if key != "status"}
         training = validate(FluxTraining, written, "")
         training = training.model_copy(update={"status": read(manifest.get("status"))})
@@ -125,6 +127,13 @@ class Job:
         """
         written = self.spec.model_dump(mode="json", by_alias=True, include=_OF_PODS_ONCE)
         return digest({**written, "podTemplate": self.spec.pod_template.written})
+
+
+def _require_bounded(manifest: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a spec that is too much for one job among many, before anything walks it."""
+    spec = manifest.get("spec")
+    require_bounded(spec, "spec")
+    require_bounded(spec.get("podTemplate") if isinstance(spec, dict) else None, "spec.podTemplate")
 
 
 def digest(value: object) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fluxtrain_operator import names
+from fluxtrain_operator.obstacles import Obstacle
 from fluxtrain_operator.progress import Progress, read_last_words
 from fluxtrain_operator.timestamps import seconds
 
@@ -161,6 +162,8 @@ class Observed:
     """Phases of those jobs of ``startAfter`` that exist; empty for one without a phase yet."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Applied-hash of the job's other objects, by kind and name."""
+    obstacles: tuple[Obstacle, ...] = ()
+    """Why objects of the job cannot be made."""
     missing_apis: frozenset[str] = frozenset()
     """API versions that the cluster does not serve, such as ``scheduling.volcano.sh/v1beta1``."""
 

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fluxtrain.contract.resource import KIND
 from fluxtrain.contract.status import Status, read
-from fluxtrain.errors import ConfigError
-from fluxtrain_operator.changes import Delete, asked_for, changes, clean_up, clean_up_due
+from fluxtrain.errors import UNSTATED, ConfigError
+from fluxtrain_operator.changes import (
+    Delete,
+    asked_for,
+    changes,
+    clean_up,
+    clean_up_due,
+    in_the_way,
+)
 from fluxtrain_operator.decide import Decision, decide
+from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.faults import due_again
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.observed import Observed
+from fluxtrain_operator.obstacles import LEAVING, Obstacle
 from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod
+from fluxtrain_operator.resources.template import check
 from fluxtrain_operator.situation import Situation, earliest, since
 from fluxtrain_operator.status import describe, finished, finished_at, refused
 from fluxtrain_operator.watchdog import deadline, unheard_at
@@ -54,10 +65,20 @@ class Plan:
 
 
 def load(manifest: Mapping[str, Any], default_image: str) -> Job:
-    """Return the job in ``manifest``; ConfigError for what could not be made into pods."""
-    job = Job.from_object(manifest, default_image)
-    training_pod(job, Slot(0), job.spec.scheduling.gang)
-    rendezvous_pod(job)
+    """Return the job in ``manifest``; ConfigError for what could not be made into pods.
+
+    UnreadableError for any other error: one job is never the end of the others.
+    """
+    try:
+        job = Job.from_object(manifest, default_image)
+        check(job.spec.pod_template.written)
+        training_pod(job, Slot(0), job.spec.scheduling.gang)
+        rendezvous_pod(job)
+    except ConfigError:
+        raise
+    except Exception as error:
+        text = f"this operator cannot read it: {type(error).__name__}: {error}"
+        raise UnreadableError("spec", UNSTATED, text) from error
     return job
 
 
@@ -73,13 +94,14 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
     decision = decide(before)
     after = before.at(_next_attempt(before, decision))
     delete, create = changes(after, decision)
-    status = describe(after, decision, asked_for(after, decision, create))
+    stuck = in_the_way(after, decision)
+    status = describe(after, decision, asked_for(after, decision, create), stuck)
     return Plan(
         status=status,
         delete=tuple(delete),
         create=tuple(create),
-        events=tuple(_events(before, decision, status, delete)),
-        requeue_after=_next_look(before, decision, status),
+        events=(*_events(before, decision, status, delete), *_obstructed(before, stuck)),
+        requeue_after=earliest([_next_look(before, decision, status), _retry(stuck, now)]),
     )
 
 
@@ -164,3 +186,20 @@ def _events(
     for pod in situation.current:
         if situation.unreachable(pod) and pod.uid in going and not pod.deleting:
             yield Event("Warning", "NodeLost", f"{pod.name}: node {pod.node} is lost; replaced")
+
+
+def _obstructed(situation: Situation, stuck: tuple[Obstacle, ...]) -> Iterator[Event]:
+    """Yield what people must know of, once: the conditions know what has been told."""
+    told = {condition.reason for condition in situation.job.status.conditions}
+    for obstacle in stuck[:1]:
+        if obstacle.reason not in told:
+            kind: Literal["Normal", "Warning"] = (
+                "Normal" if obstacle.reason == LEAVING else "Warning"
+            )
+            yield Event(kind, obstacle.reason, obstacle.message)
+
+
+def _retry(stuck: tuple[Obstacle, ...], now: float) -> float | None:
+    """Return the seconds after which something that could not be made is tried again."""
+    due = earliest(o.due for o in stuck if now < o.due < math.inf)
+    return None if due is None else max(_SOONEST_SECONDS, due - now)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
+from fluxtrain.contract.resource import KIND
 from fluxtrain.contract.status import Status, keep_unknown, read
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
 from fluxtrain_operator.answers import Answers
-from fluxtrain_operator.cluster import KINDS, Cluster
-from fluxtrain_operator.errors import ApiError
+from fluxtrain_operator.cluster import KINDS, Applied, Cluster
+from fluxtrain_operator.errors import ApiError, UnreadableError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.observed import Observed
+from fluxtrain_operator.obstacles import Obstacle, is_refusal, refused, taken
+from fluxtrain_operator.owners import is_of
 from fluxtrain_operator.plan import Delete, Plan, load, plan, refuse
 from fluxtrain_operator.resources.pod_group import APIS
 from fluxtrain_operator.situation import earliest
@@ -33,6 +36,13 @@ _SUPPORT = ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
 _GROUPS = {"native": ("Workload", "PodGroup")}
 
 
+_PODS_AT_A_TIME = 16
+"""Requests to create pods that are under way together, so that other jobs get theirs in between."""
+
+Name = tuple[str, str]
+"""Kind and name of an object in the job's namespace."""
+
+
 @dataclass
 class Memory:
     """What is remembered of a job between its reconciles; times are of the monotonic clock."""
@@ -42,8 +52,10 @@ class Memory:
     """When its status was written last."""
     listed: float | None = None
     """When the objects around its pods were looked at last."""
-    applied: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Applied-hash of those objects, by kind and name."""
+    applied: dict[Name, Applied] = field(default_factory=dict)
+    """Those objects as they were found or made."""
+    obstacles: dict[Name, Obstacle] = field(default_factory=dict)
+    """Why objects could not be made when that was tried last."""
 
 
 @dataclass
@@ -84,9 +96,12 @@ class Reconciler:
             seconds = can_wait(job.status, decided, memory, time.monotonic())
             if seconds is not None:
                 return earliest([seconds, decided.requeue_after])
+            before = dict(memory.obstacles)
             await self._carry_out(manifest, job, decided, memory)
             self._follow(key, job, decided)
             self.metrics.observe(key, job, decided)
+            if memory.obstacles != before:
+                return 0.0  # to tell of it
             return self._next_look(job, decided)
 
     def _next_look(self, job: Job, decided: Plan) -> float | None:
@@ -123,7 +138,8 @@ class Reconciler:
         self.metrics.is_in(key, decided.status.phase)
         for what in decided.delete:
             await self.cluster.delete(key[0], what, KINDS[what.kind])
-        return decided.requeue_after
+        again = RELIST_SECONDS if isinstance(error, UnreadableError) else None
+        return earliest([decided.requeue_after, again])
 
     async def _observe(self, key: Key, job: Job, memory: Memory) -> Observed:
         if finished(job.status):
@@ -137,9 +153,15 @@ class Reconciler:
             witness=self.answers.witness(key),
             nodes=self.store.nodes,
             jobs_before=self._jobs_before(job),
-            applied=dict(memory.applied),
+            applied={name: found.hashed for name, found in memory.applied.items()},
+            obstacles=(*memory.obstacles.values(), *self._strangers(key, job)),
             missing_apis=frozenset(missing),
         )
+
+    def _strangers(self, key: Key, job: Job) -> Iterator[Obstacle]:
+        """Yield those pods that are known to have the job's label, and are not its own."""
+        for found in self.store.strangers(key):
+            yield taken("Pod", found, job.name)
 
     async def _kinds(self, job: Job) -> dict[str, str]:
         """Return the kinds, with their API versions, of the objects around the job's pods."""
@@ -189,10 +211,9 @@ class Reconciler:
         await _together(self._delete(job, what, memory) for what in decided.delete)
         pods = [wanted for wanted in decided.create if wanted["kind"] == "Pod"]
         support = [wanted for wanted in decided.create if wanted["kind"] != "Pod"]
-        await _together(
-            self._apply(wanted, memory) for wanted in support
-        )  # pods mount some of these
-        await _together(self._create(pod) for pod in pods)
+        await _together(self._make(job, wanted, memory) for wanted in support)
+        if not any(_name(wanted) in memory.obstacles for wanted in support):  # pods mount some
+            await self._make_pods(job, pods, memory)
         for event in decided.events:
             await self.cluster.post_event(job, event, time.time())
 
@@ -207,25 +228,74 @@ class Reconciler:
             raise
 
     async def _delete(self, job: Job, what: Delete, memory: Memory) -> None:
+        """Delete an object, only if it still is the one that is known as the job's own."""
+        if what.kind not in ("Pod", KIND):
+            what = replace(what, uid=memory.applied.pop((what.kind, what.name)).uid)
         version = KINDS.get(what.kind) or APIS[job.spec.scheduling.gang]
         left = await self.cluster.delete(job.namespace, what, version)
-        if what.kind != "Pod":
-            memory.applied.pop((what.kind, what.name), None)
-        elif left is None:
+        if what.kind == "Pod" and left is None:
             self.store.drop_pod((job.namespace, job.name), what.uid)
-        elif left.get("kind") == "Pod":
+        elif left is not None and left.get("kind") == "Pod":
             self.store.set_pod(left)
 
-    async def _apply(self, wanted: Manifest, memory: Memory) -> None:
-        made = await self.cluster.apply(wanted)
-        hashed = wanted["metadata"]["annotations"][names.ANNOTATION_APPLIED]
-        memory.applied[wanted["kind"], made["metadata"]["name"]] = hashed
+    async def _make_pods(self, job: Job, pods: list[Manifest], memory: Memory) -> None:
+        """Create ``pods`` some at a time; where some are refused, the others would be as well."""
+        for start in range(0, len(pods), _PODS_AT_A_TIME):
+            some = pods[start : start + _PODS_AT_A_TIME]
+            await _together(self._make(job, pod, memory) for pod in some)
+            found = (memory.obstacles.get(_name(pod)) for pod in some)
+            refusal = next((o for o in found if o is not None and not o.is_taken), None)
+            if refusal is not None:
+                left = pods[start + _PODS_AT_A_TIME :]
+                memory.obstacles |= {_name(pod): refusal.of(pod) for pod in left}
+                return
 
-    async def _create(self, pod: Manifest) -> None:
-        """Create a pod; it is never changed once made, so never applied over another."""
-        made = await self.cluster.create(pod)
-        if made is not None:
-            self.store.set_pod(made)
+    async def _make(self, job: Job, wanted: Manifest, memory: Memory) -> None:
+        """Create an object, or change the job's own; remember what keeps it from being made."""
+        name = _name(wanted)
+        before = memory.obstacles.pop(name, None)
+        try:
+            obstacle = await self._create_or_change(job, wanted, memory)
+        except ApiError as error:
+            if not is_refusal(error):
+                raise
+            obstacle = refused(wanted, error)
+        if obstacle is not None:
+            memory.obstacles[name] = obstacle.after(before, time.time())
+
+    async def _create_or_change(
+        self, job: Job, wanted: Manifest, memory: Memory
+    ) -> Obstacle | None:
+        """Make ``wanted``; return what has its name where that is not the job's.
+
+        An object is created where none is known, and otherwise changed only where it still is the known
+        one; a pod is never changed. So nothing of anybody else is ever written over.
+        """
+        known = memory.applied.get(_name(wanted))
+        if known is not None:
+            self._remember(await self.cluster.apply(wanted, known.uid), wanted, memory)
+            return None
+        made = await self.cluster.create(wanted)
+        if made is None:
+            made = await self.cluster.find(wanted)
+            if made is not None and not is_of(made, job.uid):
+                return taken(wanted["kind"], made, job.name)
+        self._remember(made, wanted, memory)
+        return None
+
+    def _remember(self, found: Manifest | None, wanted: Manifest, memory: Memory) -> None:
+        """Note what there is of ``wanted`` now; None: it went meanwhile."""
+        if found is None:
+            memory.applied.pop(_name(wanted), None)
+            raise ApiError(HTTPStatus.CONFLICT, f"{' '.join(_name(wanted))} went, or is another")
+        if wanted["kind"] == "Pod":
+            self.store.set_pod(found)
+        else:
+            memory.applied[_name(wanted)] = Applied.of(found)
+
+
+def _name(manifest: Mapping[str, Any]) -> Name:
+    return manifest["kind"], manifest["metadata"]["name"]
 
 
 async def _together(requests: Iterable[Awaitable[None]]) -> None:

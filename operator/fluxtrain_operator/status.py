@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from fluxtrain.contract.status import Condition, NodesStatus, Restarts, Status
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
 from fluxtrain_operator.decide import Decision
+from fluxtrain_operator.errors import UnreadableError
+from fluxtrain_operator.obstacles import LEAVING, Obstacle
 from fluxtrain_operator.situation import Situation, since
 from fluxtrain_operator.timestamps import seconds, stamp
 from fluxtrain_operator.watchdog import unheard
@@ -27,11 +29,13 @@ class Fact(NamedTuple):
     message: str = ""
 
 
-def describe(situation: Situation, decision: Decision, asked_for: int) -> Status:
+def describe(
+    situation: Situation, decision: Decision, asked_for: int, stuck: Sequence[Obstacle] = ()
+) -> Status:
     """Return the status that follows from ``decision``, taken in ``situation``.
 
     ``situation`` is already in the attempt that the decision leads to; ``asked_for`` is how many of its
-    pods have been asked for.
+    pods have been asked for, and ``stuck`` why others, or what they need, cannot be made.
     """
     job, before = situation.job, situation.job.status
     restarts = situation.restarts
@@ -39,10 +43,10 @@ def describe(situation: Situation, decision: Decision, asked_for: int) -> Status
         restarts = Restarts(process=restarts.process, pod=restarts.pod, gang=restarts.gang + 1)
     phase = _phase(situation, decision)
     facts = [
-        _admitted(situation, decision),
-        _ready(situation, decision, phase),
+        _admitted(situation, decision, stuck),
+        _ready(situation, decision, phase, stuck),
         _progressing(situation, decision, phase),
-        _healthy(situation, decision, phase),
+        _healthy(situation, decision, phase, stuck),
         _suspended(situation, decision),
         Fact("Complete", phase == "Complete", *_end(decision, "complete")),
         Fact("Failed", phase == "Failed", *_end(decision, "fail")),
@@ -72,15 +76,15 @@ def describe(situation: Situation, decision: Decision, asked_for: int) -> Status
 def refused(before: Status, generation: int, error: ConfigError, now: float) -> Status:
     """Return the status of a job whose spec no trainer would accept.
 
-    A job that has pods keeps them and its phase, and says what is wrong; one that has none fails.
+    A job that has pods keeps them and its phase, and says what is wrong; one that has none fails, where
+    that would not change with another operator.
     """
     message = str(error)[:_LONGEST_MESSAGE]
-    fact = Fact("Failed", True, "InvalidSpec", message)
-    if before.attempt > 0:
-        fact = Fact("Healthy", False, "InvalidSpec", message)
+    fails = before.attempt == 0 and not isinstance(error, UnreadableError)
+    fact = Fact("Failed" if fails else "Healthy", fails, "InvalidSpec", message)
     found = conditions(before.conditions, [fact], generation, now)
     changes: dict[str, Any] = {"conditions": found, "observed_generation": generation}
-    if before.attempt == 0:
+    if fails:
         changes |= {"phase": "Failed", "completion_time": before.completion_time or stamp(now)}
     return before.model_copy(update=changes)
 
@@ -137,9 +141,11 @@ def _phase(situation: Situation, decision: Decision) -> Phase:
     return "Starting" if situation.enough else "Pending"
 
 
-def _admitted(situation: Situation, decision: Decision) -> Fact:
+def _admitted(situation: Situation, decision: Decision, stuck: Sequence[Obstacle]) -> Fact:
     if decision.action in ("wait", "suspend"):
         return Fact("Admitted", False, decision.reason, decision.message)
+    if stuck and not situation.enough:
+        return Fact("Admitted", False, *_obstructed(stuck))
     gated = [pod for pod in situation.kept if pod.gated]
     if gated and not situation.enough:
         gates = sorted({gate for pod in gated for gate in pod.gates})
@@ -150,9 +156,21 @@ def _admitted(situation: Situation, decision: Decision) -> Fact:
     return Fact("Admitted", True, "Admitted")
 
 
-def _ready(situation: Situation, decision: Decision, phase: Phase) -> Fact:
+def _obstructed(stuck: Sequence[Obstacle]) -> tuple[str, str]:
+    """Return the reason and the words of the first obstacle, and how many there are like it."""
+    first = stuck[0]
+    num_others = sum(obstacle.reason == first.reason for obstacle in stuck) - 1
+    others = f"; {num_others} more like it" if num_others else ""
+    return first.reason, f"{first.message[: _LONGEST_MESSAGE - len(others)]}{others}"
+
+
+def _ready(
+    situation: Situation, decision: Decision, phase: Phase, stuck: Sequence[Obstacle]
+) -> Fact:
     if phase == "Running":
         return Fact("Ready", True, "Training", f"{len(situation.running)} nodes train")
+    if stuck and not situation.enough:
+        return Fact("Ready", False, *_obstructed(stuck))
     if decision.reason:
         return Fact("Ready", False, decision.reason, decision.message)
     if situation.enough:
@@ -183,7 +201,9 @@ def _progressing(situation: Situation, decision: Decision, phase: Phase) -> Fact
     return Fact("Progressing", None, "NotTraining")
 
 
-def _healthy(situation: Situation, decision: Decision, phase: Phase) -> Fact:
+def _healthy(
+    situation: Situation, decision: Decision, phase: Phase, stuck: Sequence[Obstacle]
+) -> Fact:
     if decision.action == "fail" or decision.charged:
         return Fact("Healthy", False, decision.reason, decision.message)
     if situation.suspects and situation.cannot_see:
@@ -208,6 +228,8 @@ def _healthy(situation: Situation, decision: Decision, phase: Phase) -> Fact:
         return Fact("Healthy", False, "NodeNotReady", text)
     if situation.faults:
         return Fact("Healthy", False, situation.faults[0].reason, situation.faults[0].message)
+    if stuck and stuck[0].reason != LEAVING:
+        return Fact("Healthy", False, *_obstructed(stuck))
     wanted = situation.job.spec.nodes.max
     if phase == "Running" and len(situation.running) < wanted and decision.action == "run":
         return Fact("Healthy", False, "Degraded", f"{len(situation.running)} of {wanted} nodes")

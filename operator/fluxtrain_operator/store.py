@@ -7,6 +7,7 @@ from typing import Any
 
 from fluxtrain_operator import names
 from fluxtrain_operator.observed import NodeView
+from fluxtrain_operator.owners import is_of
 from fluxtrain_operator.work_queue import Key
 
 Manifest = Mapping[str, Any]
@@ -30,8 +31,21 @@ class Store:
         return self._jobs.get(key)
 
     def pods(self, key: Key) -> list[Manifest]:
-        """Return the pods of a job."""
+        """Return the job's own pods: those that the job that is there now controls."""
+        uid = self._uid(key)
+        return [pod for pod in self._labelled(key) if is_of(pod, uid)]
+
+    def strangers(self, key: Key) -> list[Manifest]:
+        """Return the pods that only say that they are the job's: of an earlier one, or of nobody."""
+        uid = self._uid(key)
+        return [pod for pod in self._labelled(key) if not is_of(pod, uid)]
+
+    def _labelled(self, key: Key) -> list[Manifest]:
         return list(self._pods.get(key, {}).values())
+
+    def _uid(self, key: Key) -> str:
+        job = self._jobs.get(key)
+        return str(job["metadata"].get("uid", "")) if job is not None else ""
 
     def set_job(self, manifest: Manifest, gone: bool = False) -> Key:
         """Remember, or forget, a job; return its key."""
@@ -93,7 +107,7 @@ class Store:
 
     def keep_pods(self, key: Key, uids: Container[str], version: int) -> None:
         """Forget the pods of a job that are not among ``uids``, all that there were at ``version``."""
-        for pod in self.pods(key):
+        for pod in self._labelled(key):
             changed = _version(pod)
             made_since = changed is not None and changed > version
             if pod["metadata"]["uid"] not in uids and not made_since:
@@ -102,7 +116,7 @@ class Store:
 
     def drop_pod(self, key: Key, uid: str) -> None:
         """Forget the pod of that ``uid``, which is no more."""
-        for pod in self.pods(key):
+        for pod in self._labelled(key):
             if pod["metadata"]["uid"] == uid:
                 self.set_pod(pod, gone=True)
 

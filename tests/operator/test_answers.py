@@ -18,11 +18,21 @@ from fluxtrain_operator.work_queue import Key
 
 KEY = ("ns", "job")
 PORT = 9464
+JOB = {"metadata": {"name": "job", "namespace": "ns", "uid": "job", "resourceVersion": "1"}}
+
+
+def make_store() -> Store:
+    """Return a store that knows the job."""
+    store = Store()
+    store.set_job(JOB)
+    return store
 
 
 def pod(index: int, phase: str = "Running", uid: str | None = None) -> dict[str, Any]:
     labels = {names.LABEL_JOB: "job"}
-    metadata = {"name": f"job-{index}", "namespace": "ns", "labels": labels}
+    owner = {"kind": "FluxTraining", "name": "job", "uid": "job", "controller": True}
+    metadata: dict[str, Any] = {"name": f"job-{index}", "namespace": "ns", "labels": labels}
+    metadata["ownerReferences"] = [owner]
     status = {"phase": phase, "podIP": f"10.0.0.{index}"}
     return {"metadata": {**metadata, "uid": uid or f"uid-{index}"}, "status": status}
 
@@ -52,7 +62,7 @@ def run(
     seconds: float = 0.02,
 ) -> None:
     async def main() -> None:
-        store, news = Store(), list[Key]()
+        store, news = make_store(), list[Key]()
         for index in range(3):
             store.set_pod(pod(index))
         answers = Answers(store, trainers.ask, news.append, seconds)
@@ -178,7 +188,7 @@ def test_a_job_whose_trainers_hang_holds_up_no_other() -> None:
         return await trainers.ask(address, PORT)
 
     async def main() -> None:
-        store, news = Store(), list[Key]()
+        store, news = make_store(), list[Key]()
         for key in ("job", "stuck"):
             one = pod(1, uid=key)
             one["metadata"]["labels"] = {names.LABEL_JOB: key}
@@ -203,7 +213,7 @@ def test_a_port_that_changes_is_asked_from_then_on() -> None:
         return None
 
     async def main() -> None:
-        store = Store()
+        store = make_store()
         store.set_pod(pod(0))
         answers = Answers(store, ask, lambda key: None, 0.02)
         async with asyncio.timeout(20):
@@ -227,7 +237,7 @@ def test_asking_goes_on_after_an_error_of_our_own(caplog: pytest.LogCaptureFixtu
         return await trainers.ask(address, port)
 
     async def main() -> None:
-        store, news = Store(), list[Key]()
+        store, news = make_store(), list[Key]()
         store.set_pod(pod(1))
         answers = Answers(store, ask, news.append, 0.02)
         async with asyncio.timeout(20):

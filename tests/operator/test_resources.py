@@ -18,7 +18,7 @@ import pytest
 import yaml
 from tests.operator.variants import BASE, VARIANTS, Manifest, Variant
 
-from fluxtrain_operator.errors import TemplateError
+from fluxtrain.errors import ConfigError
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.plan import load
 from fluxtrain_operator.resources import Slot, desired, rendezvous_pod, training_pod
@@ -287,6 +287,6 @@ def container(**fields: Any) -> dict[str, Any]:
 def test_a_template_of_a_form_that_no_pod_has_is_refused_with_its_path(
     template: dict[str, Any], path: str
 ) -> None:
-    with pytest.raises(TemplateError) as caught:
+    with pytest.raises(ConfigError) as caught:
         make_job(podTemplate={"spec": template})
     assert caught.value.path == f"spec.podTemplate.spec.{path}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from fluxtrain_operator import names
 from fluxtrain_operator.observed import Pod
 from fluxtrain_operator.store import Store
@@ -15,10 +17,22 @@ def job(version: int = 1, name: str = "job") -> dict[str, Any]:
     }
 
 
+OWNED = [{"kind": "FluxTraining", "name": "job", "uid": "u", "controller": True}]
+"""By the job of ``job()``."""
+
+
+def make_store() -> Store:
+    """Return a store that knows the job."""
+    store = Store()
+    store.set_job(job())
+    return store
+
+
 def pod(name: str, version: int = 1, uid: str = "p", node: str = "n1") -> dict[str, Any]:
     labels = {names.LABEL_JOB: "job"}
     metadata = {"name": name, "namespace": "ns", "uid": uid, "labels": labels}
-    return {"metadata": {**metadata, "resourceVersion": str(version)}, "spec": {"nodeName": node}}
+    metadata |= {"resourceVersion": str(version), "ownerReferences": OWNED}
+    return {"metadata": metadata, "spec": {"nodeName": node}}
 
 
 def node(name: str = "n1", ready: bool = True) -> dict[str, Any]:
@@ -30,7 +44,7 @@ KEY = ("ns", "job")
 
 
 def test_an_older_version_never_replaces_a_newer_one() -> None:
-    store = Store()
+    store = make_store()
     store.set_job(job(10))
     store.set_job(job(9))
     assert store.job(KEY) == job(10)
@@ -40,7 +54,7 @@ def test_an_older_version_never_replaces_a_newer_one() -> None:
 
 
 def test_a_pod_of_the_same_name_and_another_uid_replaces_the_old_one() -> None:
-    store = Store()
+    store = make_store()
     store.set_pod(pod("job-0", 100, "old"))
     store.set_pod(pod("job-0", 101, "new"))
     store.set_pod(pod("job-0", 102, "old"), gone=True)
@@ -113,7 +127,7 @@ def test_of_a_pod_is_kept_what_is_looked_at_and_nothing_else() -> None:
     whole["metadata"] |= {"managedFields": [{"manager": "kubelet"}], "annotations": {"a": "b"}}
     whole["spec"] |= {"containers": [{"name": "trainer"}]}
     whole["status"] = {"phase": "Running", "podIP": "10.0.0.1"}
-    store = Store()
+    store = make_store()
     store.set_pod(whole)
     (kept,) = store.pods(KEY)
     assert Pod.from_object(kept) == Pod.from_object(whole)
@@ -125,10 +139,53 @@ def test_of_a_pod_is_kept_what_is_looked_at_and_nothing_else() -> None:
 
 
 def test_pods_that_went_unnoticed_are_forgotten_and_those_made_since_are_kept() -> None:
-    store = Store()
+    store = make_store()
     for name, version in (("job-0", 5), ("job-1", 6), ("job-2", 9)):
         store.set_pod(pod(name, version, uid=name))
     store.doubt(KEY)
     store.keep_pods(KEY, {"job-0"}, version=8)
     assert sorted(p["metadata"]["name"] for p in store.pods(KEY)) == ["job-0", "job-2"]
     assert not store.doubts(KEY)
+
+
+def orphan(name: str, **metadata: Any) -> dict[str, Any]:
+    """Return a pod with the job's label that is not the job's."""
+    made = pod(name, uid=name)
+    made["metadata"] |= {"ownerReferences": [], **metadata}
+    return made
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        [],
+        [{**OWNED[0], "uid": "another"}],
+        [{**OWNED[0], "controller": False}],
+        [{"kind": "ReplicaSet", "name": "job", "uid": "v", "controller": True}],
+    ],
+)
+def test_only_a_pod_that_this_job_controls_is_its_own(owners: list[dict[str, Any]]) -> None:
+    store = make_store()
+    store.set_pod(pod("job-0", uid="own"))
+    store.set_pod(orphan("job-1", ownerReferences=owners))
+    assert [p["metadata"]["uid"] for p in store.pods(KEY)] == ["own"]
+    assert [p["metadata"]["name"] for p in store.strangers(KEY)] == ["job-1"]
+
+
+def test_a_job_that_is_created_anew_has_none_of_the_pods_of_the_one_before() -> None:
+    store = make_store()
+    store.set_pod(pod("job-0"))
+    store.set_job(job(), gone=True)
+    assert store.pods(KEY) == []
+    anew = job(200)
+    anew["metadata"]["uid"] = "another"
+    store.set_job(anew)
+    assert store.pods(KEY) == []
+    assert len(store.strangers(KEY)) == 1
+
+
+def test_strangers_that_went_unnoticed_are_forgotten_too() -> None:
+    store = make_store()
+    store.set_pod(orphan("job-1"))
+    store.keep_pods(KEY, set(), version=8)
+    assert store.strangers(KEY) == []

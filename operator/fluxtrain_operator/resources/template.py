@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +34,19 @@ _OF_TRAINING_PODS = ("shm", "tmp")
 _SHARED_CONTAINER = ("env", "envFrom", "volumeMounts", "imagePullPolicy", "securityContext")
 
 
+def check(template: Any, path: str = _AT, key: str = "") -> None:
+    """Raise TemplateError, with the path, for an item that does not say which one of its list it is."""
+    if isinstance(template, dict):
+        for name, value in template.items():
+            check(value, f"{path}.{name}", name)
+    elif isinstance(template, list) and key in _KEYS:
+        for number, item in enumerate(template):
+            at, named = f"{path}[{number}]", _KEYS[key]
+            if not isinstance(item, dict) or not isinstance(item.get(named), str | int):
+                raise TemplateError(at, item, f"must be a mapping with {named}")
+            check(item, at)
+
+
 def override_trainer(pod: Manifest, template: Mapping[str, Any]) -> Manifest:
     """Return ``pod`` with ``template`` merged in; TemplateError with the path of what no pod has."""
     return _clean(_merge(pod, template, _AT))
@@ -55,31 +67,33 @@ def override_rendezvous(pod: Manifest, template: Mapping[str, Any]) -> Manifest:
 
 
 def _merge(base: Any, over: Any, path: str, key: str = "") -> Any:
-    """Return ``over`` laid on ``base`` as Kubernetes' strategic merge does for pods."""
-    if base is not None and type(base) is not type(over):
+    """Return ``over`` laid on ``base`` as Kubernetes' strategic merge does for pods.
+
+    What the base has not is not copied: all pods of a job share it, and nobody changes a manifest.
+    """
+    if base is None:
+        return over
+    if type(base) is not type(over):
         raise TemplateError(path, over, f"must be {_KINDS.get(type(base), 'of another kind')}")
     if isinstance(over, dict):
-        merged = dict(base or {})
+        merged = dict(base)
         for name, value in over.items():
             merged[name] = _merge(merged.get(name), value, f"{path}.{name}", name)
         return merged
     if isinstance(over, list) and key in _KEYS:
-        return _merge_items(base or [], over, path, key)
+        return _merge_items(base, over, path, key)
     if isinstance(over, list) and key in _APPENDED:
-        return [*(base or []), *over]
-    return copy.deepcopy(over)
+        return [*base, *over]
+    return over
 
 
 def _merge_items(base: list[Any], over: list[Any], path: str, named: str) -> list[Any]:
     key = _KEYS[named]
     merged = {item[key]: item for item in base}
     for number, item in enumerate(over):
-        at = f"{path}[{number}]"
-        if not isinstance(item, dict) or not isinstance(item.get(key), str | int):
-            raise TemplateError(at, item, f"must be a mapping with {key}")
-        old = merged.get(item[key], {})
-        replaced = named in _ONE_SOURCE and not (set(old) & set(item)) - {key}
-        merged[item[key]] = _merge({} if replaced else old, item, at)
+        old = merged.get(item[key])
+        replaced = old and named in _ONE_SOURCE and not (set(old) & set(item)) - {key}
+        merged[item[key]] = _merge(None if replaced else old, item, f"{path}[{number}]")
     return list(merged.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
@@ -26,6 +27,8 @@ VariableName = Annotated[
 ]
 Note = Annotated[str, Field(max_length=16_384)]
 Word = Annotated[str, Field(max_length=4096)]
+Others = Annotated[list[dict[str, Any]], Field(max_length=64)]
+"""Entries that Kubernetes alone knows; so many of them that no pod has more."""
 
 NOT_OURS = Rule(
     "name",
@@ -126,6 +129,12 @@ class TemplateContainer(Overrides):
     """Arguments of a sidecar."""
     env: Annotated[list[TemplateVariable], Field(max_length=128)] | None = None
     """Variables, added to ours."""
+    env_from: Others | None = None
+    """Sources of more variables."""
+    ports: Others | None = None
+    """Ports beside ours."""
+    volume_mounts: Others | None = None
+    """Where volumes are mounted, beside ours."""
 
 
 class TemplateInitContainer(Overrides):
@@ -135,6 +144,18 @@ class TemplateInitContainer(Overrides):
     """Name."""
     image: Image
     """Image."""
+    command: Annotated[list[Word], Field(max_length=256)] | None = None
+    """Command."""
+    args: Annotated[list[Word], Field(max_length=256)] | None = None
+    """Arguments."""
+    env: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    """Variables."""
+    env_from: Others | None = None
+    """Sources of more variables."""
+    ports: Others | None = None
+    """Ports of a sidecar."""
+    volume_mounts: Others | None = None
+    """Where volumes are mounted."""
 
 
 class TemplateVolume(Overrides):
@@ -172,6 +193,16 @@ class TemplateSpec(Overrides):
     """Containers that run before."""
     volumes: Annotated[list[TemplateVolume], Field(max_length=64)] | None = None
     """Volumes beside ours."""
+    host_aliases: Others | None = None
+    """Lines of /etc/hosts."""
+    image_pull_secrets: Others | None = None
+    """Secrets with which images are fetched."""
+    tolerations: Others | None = None
+    """Taints that are tolerated, beside those of spec.scheduling."""
+    topology_spread_constraints: Others | None = None
+    """How pods are spread."""
+    scheduling_gates: Others | None = None
+    """Gates that others open."""
     security_context: dict[str, Any] | None = None
     """Changes of the pod's security context."""
     hostname: Word | None = None
@@ -196,7 +227,7 @@ class PodTemplate(Part):
     spec: TemplateSpec | None = None
     """Fields of the PodSpec."""
 
-    @property
+    @cached_property
     def written(self) -> dict[str, Any]:
         """Return the fields that the person wrote, as JSON with the names of the file."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, WithJsonSchema
 
 from fluxtrain.contract.describe import section_of
 from fluxtrain.contract.part import Count, Number, Part
@@ -15,8 +15,8 @@ KINDS = ("Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete",
 
 
 def _one_of(*words: str) -> Any:
-    """Return the field of one of ``words``; another version of the operator may have written others."""
-    return Field(json_schema_extra={"enum": list(words)})
+    """Return the mark of a field that is one of ``words``; another version of the operator may have written others."""
+    return WithJsonSchema({"type": "string", "enum": list(words)})
 
 
 class Report(Part):
