@@ -96,8 +96,8 @@ class Cluster:
         path = f"{_path(manifest)}/{quote(name)}?fieldManager={names.FIELD_MANAGER}&force=true"
         try:
             return await self._request("PATCH", path, body, "application/apply-patch+yaml")
-        except ApiError as error:
-            if error.status == HTTPStatus.CONFLICT:
+        except ApiError as error:  # the server's words for one that is gone, and for another one
+            if error.status == HTTPStatus.CONFLICT or "metadata.uid: Invalid" in error.said:
                 return None
             raise
 

@@ -10,8 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cluster import binaries
-from cluster.certificates import SERVICE_ACCOUNT_KEY, SERVICE_ACCOUNT_PUBLIC_KEY
+from cluster.commands import run
 from cluster.kubectl import Kubectl
+from cluster.packages import program
 from cluster.progress import wait_until
 from tests.free_ports import free_ports
 
@@ -24,6 +25,7 @@ def empty_api_server(folder: Path) -> Iterator[Kubectl]:
     store, peer, port = free_ports(3)
     urls = {"client": f"http://127.0.0.1:{store}", "peer": f"http://127.0.0.1:{peer}"}
     token = secrets.token_hex(16)
+    private, public = token_keys(folder)
     (folder / "tokens.csv").write_text(f'{token},admin,admin,"system:masters"\n')
     etcd = [
         f"--data-dir={folder / 'etcd'}",
@@ -44,8 +46,8 @@ def empty_api_server(folder: Path) -> Iterator[Kubectl]:
         "--endpoint-reconciler-type=none",  # else it would refuse to stand on loopback
         "--service-cluster-ip-range=10.95.0.0/16",
         "--service-account-issuer=https://kubernetes.default.svc",
-        f"--service-account-key-file={SERVICE_ACCOUNT_PUBLIC_KEY}",
-        f"--service-account-signing-key-file={SERVICE_ACCOUNT_KEY}",
+        f"--service-account-key-file={public}",
+        f"--service-account-signing-key-file={private}",
     ]
     with ExitStack() as stack:
         stack.enter_context(running("etcd", etcd, folder))
@@ -53,6 +55,14 @@ def empty_api_server(folder: Path) -> Iterator[Kubectl]:
         kubectl = Kubectl(kubeconfig(folder, port, token))
         wait_until(kubectl.answers, "an API server of its own answers", seconds=START_SECONDS)
         yield kubectl
+
+
+def token_keys(folder: Path) -> tuple[Path, Path]:
+    """Make the keys of service accounts' tokens; return the private and the public one."""
+    private, public = folder / "tokens.key", folder / "tokens.pub"
+    run([program("openssl"), "genpkey", "-algorithm", "RSA", "-out", private])
+    run([program("openssl"), "pkey", "-in", private, "-pubout", "-out", public])
+    return private, public
 
 
 @contextmanager
