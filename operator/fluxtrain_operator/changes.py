@@ -15,6 +15,8 @@ from fluxtrain_operator.obstacles import Obstacle
 from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod
 from fluxtrain_operator.situation import Situation
 
+MOST_PODS = 64
+"""Training pods that one plan creates; a large job gets its pods in several, and others theirs in between."""
 _PHASE_SECONDS = 30.0
 """A pod that has no last phase so long after its main process ended has a sidecar that goes on."""
 
@@ -58,15 +60,15 @@ def in_the_way(situation: Situation, decision: Decision) -> tuple[Obstacle, ...]
 def _missing(situation: Situation, stuck: tuple[Obstacle, ...]) -> Iterator[Manifest]:
     """Yield what is to be made now. Pods mount some of the objects around them, so these come first.
 
-    No pod begins where others, of an earlier job or of nobody, still have the names of some.
+    No pod begins where others, of an earlier job or of nobody, still have the names of some; and none is
+    tried where some were refused a moment ago.
     """
     blocked = [obstacle for obstacle in stuck if obstacle.due > situation.now]
     held = {(obstacle.kind, obstacle.name) for obstacle in blocked}
     yield from (manifest for manifest in _missing_support(situation) if _key(manifest) not in held)
     is_new = not situation.observed.pods
-    if any(obstacle.kind != "Pod" for obstacle in stuck):
-        return
-    if not (is_new and any(obstacle.is_taken for obstacle in blocked)):
+    lacks_support = any(obstacle.kind != "Pod" for obstacle in stuck)
+    if not lacks_support and not any(is_new or not obstacle.is_taken for obstacle in blocked):
         yield from _missing_pods(situation, {name for _, name in held})
 
 
@@ -181,10 +183,8 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
     job = situation.job
     if situation.observed.rendezvous is None and names.rendezvous(job.name) not in held:
         yield rendezvous_pod(job, situation.avoid)
-    free = _free_indices(situation)
+    free = [i for i in _free_indices(situation) if names.pod(job.name, i) not in held][:MOST_PODS]
     for index, number in zip(free, _replacements(situation, len(free)), strict=True):
-        if names.pod(job.name, index) in held:
-            continue
         slot = Slot(
             index=index,
             attempt=situation.attempt,

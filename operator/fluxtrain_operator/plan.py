@@ -11,6 +11,7 @@ from fluxtrain.contract.resource import KIND
 from fluxtrain.contract.status import Status, read
 from fluxtrain.errors import UNSTATED, ConfigError
 from fluxtrain_operator.changes import (
+    MOST_PODS,
     Delete,
     asked_for,
     changes,
@@ -101,7 +102,9 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
         delete=tuple(delete),
         create=tuple(create),
         events=(*_events(before, decision, status, delete), *_obstructed(before, stuck)),
-        requeue_after=earliest([_next_look(before, decision, status), _retry(stuck, now)]),
+        requeue_after=earliest(
+            [_next_look(before, decision, status), _retry(stuck, now), _go_on(create)]
+        ),
     )
 
 
@@ -197,6 +200,11 @@ def _obstructed(situation: Situation, stuck: tuple[Obstacle, ...]) -> Iterator[E
                 "Normal" if obstacle.reason == LEAVING else "Warning"
             )
             yield Event(kind, obstacle.reason, obstacle.message)
+
+
+def _go_on(create: list[Manifest]) -> float | None:
+    """Return 0 where there may be more to create than one plan does."""
+    return 0.0 if sum(wanted["kind"] == "Pod" for wanted in create) >= MOST_PODS else None
 
 
 def _retry(stuck: tuple[Obstacle, ...], now: float) -> float | None:

@@ -78,7 +78,8 @@ def _merge(base: Any, over: Any, path: str, key: str = "") -> Any:
     if isinstance(over, dict):
         merged = dict(base)
         for name, value in over.items():
-            merged[name] = _merge(merged.get(name), value, f"{path}.{name}", name)
+            known = name in merged
+            merged[name] = _merge(merged[name], value, f"{path}.{name}", name) if known else value
         return merged
     if isinstance(over, list) and key in _KEYS:
         return _merge_items(base, over, path, key)
