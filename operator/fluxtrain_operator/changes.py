@@ -9,7 +9,7 @@ from itertools import count
 from fluxtrain_operator import names
 from fluxtrain_operator.decide import Decision
 from fluxtrain_operator.faults import due_again
-from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.job import Manifest, digest
 from fluxtrain_operator.observed import Pod
 from fluxtrain_operator.obstacles import Obstacle
 from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod
@@ -172,10 +172,14 @@ def _delete(pod: Pod, grace_seconds: int | None = None) -> Delete:
 def _missing_support(situation: Situation) -> Iterator[Manifest]:
     for manifest in situation.support:
         hashed = manifest["metadata"]["annotations"][names.ANNOTATION_APPLIED]
-        found, job = situation.observed.applied.get(_key(manifest)), situation.job
-        is_config_as_before = found and hashed == job.spec_hash and job.is_made_for(found)
-        if found != hashed and not is_config_as_before:
+        found = situation.observed.applied.get(_key(manifest))
+        if found != hashed and not _is_first_config(situation, manifest, found):
             yield manifest
+
+
+def _is_first_config(situation: Situation, manifest: Manifest, found: str | None) -> bool:
+    """Return whether the first operators made the config map that there is, for this spec."""
+    return manifest["kind"] == "ConfigMap" and found == digest(situation.job.first_spec_hash)
 
 
 def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manifest]:

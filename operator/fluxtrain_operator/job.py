@@ -6,14 +6,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from fluxtrain.contract.check import validate
 from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.describe import section_of
 from fluxtrain.contract.launch import METRICS_PORT
 from fluxtrain.contract.resolve import resolve
 from fluxtrain.contract.resource import FluxTraining, Spec
+from fluxtrain.contract.section import Section
 from fluxtrain.contract.status import Status, read
 from fluxtrain_operator.bounds import require_bounded
 from fluxtrain_operator.names import MANAGED_BY
@@ -40,16 +42,22 @@ class Job:
     deleting: bool = False
     device_groups: tuple[int, ...] = ()
     """Groups of the nodes' GPU device files: the operator's own setting, so none of the hash."""
+    unknown: tuple[str, ...] = ()
+    """Fields of the spec that a newer definition has, and this operator leaves out."""
 
     @staticmethod
     def from_object(manifest: Mapping[str, Any], default_image: str) -> Job:
         """Return the job in ``manifest``, as the API server gives it.
 
         Raises ConfigError, with the paths, for a spec that no trainer would accept.
+
+        The definition may be newer than this operator, and fills in its defaults in every job: fields that
+        it alone knows are left out. Not so those of ``spec.run``, which only a person writes.
         """
         _require_bounded(manifest)
         written = {key: value for key, value in manifest.items() if key != "status"}
-        training = validate(FluxTraining, written, "")
+        unknown: list[str] = []
+        training = validate(FluxTraining, _known(FluxTraining, written, "", unknown), "")
         training = training.model_copy(update={"status": read(manifest.get("status"))})
         metadata = manifest["metadata"]
         return Job(
@@ -60,6 +68,7 @@ class Job:
             created=seconds(metadata.get("creationTimestamp")) or 0.0,
             image=training.spec.image or default_image,
             deleting="deletionTimestamp" in metadata,
+            unknown=tuple(unknown),
         )
 
     @property
@@ -116,17 +125,44 @@ class Job:
     def is_made_for(self, spec_hash: str) -> bool:
         """Return whether a pod, or a config map, with ``spec_hash`` is of this spec."""
         if spec_hash and not spec_hash.startswith(_HASH_VERSION):
-            return spec_hash == self._first_spec_hash
+            return spec_hash == self.first_spec_hash
         return spec_hash in ("", self.spec_hash)
 
     @cached_property
-    def _first_spec_hash(self) -> str:
+    def first_spec_hash(self) -> str:
         """Return the hash with all defaults in it, which pods of 0.1.0's first operators carry.
 
         Goes when no job is left that one of those started.
         """
         written = self.spec.model_dump(mode="json", by_alias=True, include=_OF_PODS_ONCE)
         return digest({**written, "podTemplate": self.spec.pod_template.written})
+
+
+def _known(model: type[Section], values: Any, at: str, unknown: list[str]) -> Any:
+    """Return ``values`` without the fields that ``model`` refuses as it does not know them.
+
+    Their paths go to ``unknown``.
+    """
+    if isinstance(values, list):
+        return [_known(model, item, f"{at}[{n}]", unknown) for n, item in enumerate(values)]
+    if not isinstance(values, Mapping):
+        return values
+    kept, sections = {}, _sections(model)
+    for name, value in values.items():
+        path = f"{at}.{name}".strip(".")
+        if name not in sections and model.model_config.get("extra") == "forbid":
+            unknown.append(path)
+            continue
+        below = sections.get(name)
+        kept[name] = value if below is None else _known(below, value, path, unknown)
+    return kept
+
+
+@cache
+def _sections(model: type[Section]) -> dict[str, type[Section] | None]:
+    """Return the fields of ``model`` as the file writes them, with the section that each is or lists."""
+    fields = model.model_fields.items()
+    return {field.alias or name: section_of(field.annotation) for name, field in fields}
 
 
 def _require_bounded(manifest: Mapping[str, Any]) -> None:

@@ -153,7 +153,11 @@ def _admitted(situation: Situation, decision: Decision, stuck: Sequence[Obstacle
         return Fact("Admitted", False, "SchedulingGated", text)
     if situation.gang != situation.job.spec.scheduling.gang:
         return Fact("Admitted", True, "NoPodGroups", "the cluster has no API for scheduling.gang")
-    return Fact("Admitted", True, "Admitted")
+    unknown = ", ".join(situation.job.unknown)
+    text = (
+        f"this operator is older than the definition, and leaves out {unknown}" if unknown else ""
+    )
+    return Fact("Admitted", True, "Admitted", text)
 
 
 def _obstructed(stuck: Sequence[Obstacle]) -> tuple[str, str]:
