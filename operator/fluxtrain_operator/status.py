@@ -17,6 +17,7 @@ from fluxtrain_operator.watchdog import unheard
 
 Phase = Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed"]
 Kind = Literal["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
+_AS_WANTED, _DEGRADED = "AsWanted", "Degraded"
 _LONGEST_MESSAGE = 4096
 
 
@@ -46,7 +47,7 @@ def describe(
         _admitted(situation, decision, stuck),
         _ready(situation, decision, phase, stuck),
         _progressing(situation, decision, phase),
-        _healthy(situation, decision, phase, stuck),
+        _unobstructed(_healthy(situation, decision, phase), stuck),
         _suspended(situation, decision),
         Fact("Complete", phase == "Complete", *_end(decision, "complete")),
         Fact("Failed", phase == "Failed", *_end(decision, "fail")),
@@ -205,9 +206,14 @@ def _progressing(situation: Situation, decision: Decision, phase: Phase) -> Fact
     return Fact("Progressing", None, "NotTraining")
 
 
-def _healthy(
-    situation: Situation, decision: Decision, phase: Phase, stuck: Sequence[Obstacle]
-) -> Fact:
+def _unobstructed(healthy: Fact, stuck: Sequence[Obstacle]) -> Fact:
+    """Return ``healthy``, or why objects cannot be made where nothing worse is known."""
+    if not stuck or stuck[0].reason == LEAVING or healthy.reason not in (_AS_WANTED, _DEGRADED):
+        return healthy
+    return Fact("Healthy", False, *_obstructed(stuck))
+
+
+def _healthy(situation: Situation, decision: Decision, phase: Phase) -> Fact:
     if decision.action == "fail" or decision.charged:
         return Fact("Healthy", False, decision.reason, decision.message)
     if situation.suspects and situation.cannot_see:
@@ -232,12 +238,10 @@ def _healthy(
         return Fact("Healthy", False, "NodeNotReady", text)
     if situation.faults:
         return Fact("Healthy", False, situation.faults[0].reason, situation.faults[0].message)
-    if stuck and stuck[0].reason != LEAVING:
-        return Fact("Healthy", False, *_obstructed(stuck))
     wanted = situation.job.spec.nodes.max
     if phase == "Running" and len(situation.running) < wanted and decision.action == "run":
-        return Fact("Healthy", False, "Degraded", f"{len(situation.running)} of {wanted} nodes")
-    return Fact("Healthy", True, "AsWanted")
+        return Fact("Healthy", False, _DEGRADED, f"{len(situation.running)} of {wanted} nodes")
+    return Fact("Healthy", True, _AS_WANTED)
 
 
 def _suspended(situation: Situation, decision: Decision) -> Fact:

@@ -50,8 +50,25 @@ def rights_of(method: str, path: str) -> Iterator[tuple[str, str]]:
     yield resource, VERBS.get(method, "get" if found["name"] else "list")
 
 
+OWN: Manifest = {
+    "uid": "old",
+    "labels": {names.LABEL_JOB: "job"},
+    "ownerReferences": [{"kind": "FluxTraining", "name": "job", "uid": "uid", "controller": True}],
+}
+OLD = (
+    "stale",
+    "job",
+    names.config_map("job"),
+    names.network_policy("job"),
+    names.disruption_budget("job"),
+    names.pod_group("job"),
+    names.native_group("job", 1),
+)
+"""Names of which each kind has one that is wanted, but not as it is, and others that are not."""
+
+
 class Recorder:
-    """An API server that agrees to everything, owns one stale object of each kind, and takes notes."""
+    """An API server that agrees to everything, has old objects of the job's own, and takes notes."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[str, str]] = set()
@@ -63,10 +80,8 @@ class Recorder:
         if "/leases" in request.path:
             return self._lease(request, body)
         if request.method == "GET":
-            labels = {names.LABEL_JOB: "job"}
-            stale = {"name": "stale", "uid": "stale", "labels": labels, "annotations": {}}
-            found = {"metadata": {"resourceVersion": "1"}, "items": [{"metadata": stale}]}
-            return web.json_response(found)
+            items = [{"metadata": {"name": name, **OWN}} for name in OLD]
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": items})
         if request.method == "PUT":
             body["metadata"]["resourceVersion"] = "2"
         return web.json_response(body)
