@@ -397,6 +397,20 @@ POD_TEMPLATE = [
         f"{_TEMPLATE}.spec.volumes[0].name"),
     Bad(f"{_TEMPLATE}.spec.initContainers", [{"name": "fetch"}], "Required value",
         f"{_TEMPLATE}.spec.initContainers[0].image"),
+    *(
+        Bad(f"{_TEMPLATE}.spec.{name}", [{}] * 65, "at most 64 items")
+        for name in ("hostAliases", "imagePullSecrets", "tolerations", "topologySpreadConstraints",
+                     "schedulingGates")
+    ),
+    Bad(f"{_TEMPLATE}.spec.hostAliases", ["192.0.2.1"], "must be of type object",
+        f"{_TEMPLATE}.spec.hostAliases[0]"),
+    *(
+        Bad(_CONTAINERS, _container(**{name: [{}] * 65}), "at most 64 items",
+            f"{_CONTAINERS}[0].{name}")
+        for name in ("envFrom", "ports", "volumeMounts")
+    ),
+    Bad(f"{_TEMPLATE}.spec.initContainers", [{"name": "a", "image": "a", "env": [{}] * 129}],
+        "at most 128 items", f"{_TEMPLATE}.spec.initContainers[0].env"),
     Bad(_CONTAINERS, 1, "must be of type array"),
     Bad(_CONTAINERS, [{"image": "x"}], "Required value", f"{_CONTAINERS}[0].name"),
     Bad(_CONTAINERS, [{"name": "trainr"}], "must be trainer, or the container must have an image",

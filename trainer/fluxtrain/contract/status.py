@@ -15,7 +15,7 @@ KINDS = ("Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete",
 
 
 def _one_of(*words: str) -> Any:
-    """Return the mark of a field that is one of ``words``; another version of the operator may have written others."""
+    """Return the mark of a field that is one of ``words``; another version may have written others."""
     return WithJsonSchema({"type": "string", "enum": list(words)})
 
 
