@@ -248,3 +248,19 @@ def test_asking_goes_on_after_an_error_of_our_own(caplog: pytest.LogCaptureFixtu
 
     asyncio.run(main())
     assert "a bug" in caplog.text
+
+
+def test_a_pod_that_only_has_the_jobs_label_is_not_asked() -> None:
+    trainers = Trainers(rank_0="10.0.0.9")
+
+    async def scenario(answers: Answers, store: Store, news: list[Key]) -> None:
+        stranger = pod(9)
+        stranger["metadata"]["ownerReferences"] = []
+        store.set_pod(stranger)
+        answers.follow(KEY, PORT)
+        while len(trainers.asked) < 6:
+            await asyncio.sleep(0.01)
+        assert "10.0.0.9" not in trainers.asked
+        assert answers.last(KEY) is None
+
+    run(trainers, scenario)
