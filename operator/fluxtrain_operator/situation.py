@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fluxtrain.contract.progress import RUNNING
 from fluxtrain.contract.status import Condition, ProgressStatus, Restarts
 from fluxtrain_operator.faults import Fault, fault_of
 from fluxtrain_operator.job import Job, Manifest
@@ -20,7 +21,7 @@ _OVERDUE_SECONDS = 30.0
 """A pod that is still there this long after the end of its grace has no kubelet that obeys."""
 _FRESH_SECONDS = 60.0
 """A sign of progress that is not older says that the nodes of the present world live."""
-_TRAINING = ("", "running")
+_TRAINING = ("", RUNNING)
 """Phases in which steps are made; older trainers name none."""
 
 
