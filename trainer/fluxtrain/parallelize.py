@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,13 +61,17 @@ def recompute_activations(model: Flux, fraction: float) -> None:
     """Let ``fraction`` of the blocks, spread evenly, keep only their inputs for the backward pass."""
     for index, block in enumerate(blocks(model)):
         if int((index + 1) * fraction) > int(index * fraction):
-            recompute = partial(
-                checkpoint,
-                block.forward,
-                use_reentrant=False,
-                preserve_rng_state=False,  # nothing random happens inside a block
-            )
-            block.forward = recompute
+            block.forward = _recomputing(block.forward)
+
+
+def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``forward`` as a function of ours, for torch.compile starts no graph inside torch's own."""
+
+    def recompute(*inputs: Tensor) -> Any:
+        # nothing random happens inside a block
+        return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+    return recompute
 
 
 def compile_blocks(model: Flux) -> None:
