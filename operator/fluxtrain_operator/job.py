@@ -13,6 +13,7 @@ from fluxtrain.contract.check import validate
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.describe import section_of
 from fluxtrain.contract.launch import METRICS_PORT
+from fluxtrain.contract.replicas import require_replicas
 from fluxtrain.contract.resolve import resolve
 from fluxtrain.contract.resource import FluxTraining, Spec
 from fluxtrain.contract.section import Section
@@ -60,9 +61,12 @@ class Job:
         training = validate(FluxTraining, _known(FluxTraining, written, "", unknown), "")
         training = training.model_copy(update={"status": read(manifest.get("status"))})
         metadata = manifest["metadata"]
+        config = resolve(training.spec.run)
+        if config.task == "train":
+            require_replicas(config, training.spec.rank_counts)
         return Job(
             training=training,
-            config=resolve(training.spec.run),
+            config=config,
             uid=metadata.get("uid", ""),
             generation=metadata.get("generation", 1),
             created=seconds(metadata.get("creationTimestamp")) or 0.0,

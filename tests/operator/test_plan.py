@@ -330,6 +330,18 @@ def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
     assert (delete.kind, delete.name, delete.uid) == ("FluxTraining", "job", "uid")
 
 
+def test_replicas_that_fit_no_size_of_the_job_are_refused_before_there_are_pods() -> None:
+    run = {"preset": "micro", "parallel": {"dp_replicate": 2}}
+    assert make_job(run=run, nodes={"min": 2, "max": 3})
+    assert make_job(run=run, nodes={"min": 3, "max": 3}, gpusPerNode=8)
+    with pytest.raises(ConfigError, match=r"got 2; must divide the number of ranks, 3$"):
+        make_job(run=run, nodes={"min": 3, "max": 3})
+    with pytest.raises(ConfigError, match=r"got 7; must divide the number of ranks, 4 to 6"):
+        make_job(
+            run={"preset": "micro", "parallel": {"dp_replicate": 7}}, nodes={"min": 4, "max": 6}
+        )
+
+
 def test_a_job_that_is_refused_is_deleted_after_its_time_to_live_too() -> None:
     error = ConfigError("spec.run.model.hidden_size", 32, "must be a multiple of num_heads")
     manifest = {

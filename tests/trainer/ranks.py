@@ -69,6 +69,13 @@ def train_alone(config: RunConfig, places: Places, world: World) -> None:
         train(config, places, alone)
 
 
+def train_together(config: RunConfig, places: Places, world: World, *, port: int) -> None:
+    """Train in one process group, which meets at ``port`` of this machine."""
+    os.environ |= {"RANK": f"{world.rank}", "WORLD_SIZE": f"{world.size}", "MASTER_PORT": f"{port}"}
+    with joined() as met:
+        train(config, places, met)
+
+
 def said(places: Places, rank: int = 0) -> str:
     """Return what ``rank`` said."""
     return (places.output / f"rank_{rank}.txt").read_text()

@@ -183,6 +183,39 @@ def test_losing_the_store_or_an_agent_ends_no_training(cluster: Cluster) -> None
     assert "message" not in words, "nothing went wrong"
 
 
+def ranks_of(folder: Path) -> list[int]:
+    """Return the number of ranks after each resume, as the MLPerf log has it."""
+    lines = (folder / "output" / "mlperf.log").read_text().splitlines()
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    return [event["value"]["num_ranks"] for event in events if event["key"] == "run_resumed"]
+
+
+def test_of_three_agents_one_is_lost_and_another_joins_and_training_goes_on(
+    cluster: Cluster,
+) -> None:
+    """No number of them divides the batch of 16 but two."""
+    config = resolve(merge(SLOW, {"parallel": {"dp_replicate": 2}}))
+    (cluster.folder / "config.json").write_text(config.model_dump_json())
+    cluster.store()
+    agents = [cluster.agent(nodes="2:3") for _ in range(3)]
+    cluster.wait_for_step(15)
+    lost = agents.pop()
+    os.killpg(lost.pid, signal.SIGKILL)
+    lost.wait()
+    cluster.wait_for(lambda: 2 in ranks_of(cluster.folder))
+    here = cluster.step()
+    cluster.wait_for_step(here + 15)
+    agents.append(cluster.agent(nodes="2:3"))
+    cluster.wait_for(lambda: ranks_of(cluster.folder)[-1] == 3)
+    assert [agent.wait(timeout=240) for agent in agents] == [EXIT_OK] * 3, cluster.logs()
+    assert steps_of(cluster.folder) == list(range(1, 401))
+    used: dict[int, list[int]] = {}
+    for path in (cluster.folder / "output" / "ledger").glob("rank_*.jsonl"):
+        for record in map(json.loads, path.read_text().splitlines()):
+            used.setdefault(record["step"], []).extend(record["indices"])
+    assert {len(indices) for indices in used.values()} == {16}
+
+
 def test_a_node_that_is_lost_while_it_joins_ends_no_training(cluster: Cluster) -> None:
     cluster.store()
     lost, agent = cluster.peer(least=2), cluster.agent(read_timeout=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -118,10 +119,6 @@ def test_bad_data_is_named_before_anything_starts(
 
 
 BAD_FLAGS = [
-    (
-        ["--schedule.global_batch_size=7", "--processes=2"],
-        "spec.run.schedule.global_batch_size: got 7",
-    ),
     (["--parallel.dp_replicate=3", "--processes=2"], "spec.run.parallel.dp_replicate: got 3"),
     (["--processes=0"], "--processes: got 0"),
     (["--nonsense"], "--nonsense: no such field"),
@@ -191,6 +188,31 @@ def test_unreadable_samples_are_skipped_counted_and_named(tmp_path: Path) -> Non
     refused = run(tmp_path, ENCODED, "--schedule.steps=40", "--data.max_bad_fraction=0.0001")
     assert refused.returncode == EXIT_USAGE
     assert "spec.run.data.max_bad_fraction" in refused.stderr
+
+
+@pytest.mark.parametrize("processes", [3, 7])
+def test_fillers_are_not_counted_as_unreadable_samples(tmp_path: Path, processes: int) -> None:
+    """Nothing stands in for them: not even the first sample, which is the unreadable one here."""
+    write_data(tmp_path / "data")
+    spoil_one_latent(tmp_path / "data" / "train" / "shard_000000.safetensors", row=0)
+    flags = [
+        ENCODED,
+        "--schedule.steps=4",
+        "--data.max_bad_fraction=0.5",
+        "--logging.every_steps=1",
+    ]
+    told, losses = list[list[str]](), list[list[float]]()
+    for number in (1, processes):
+        output = tmp_path / f"run_{number}"
+        done = run(tmp_path, *flags, f"--processes={number}", output=output)
+        assert done.returncode == 0, done.stderr
+        lines = done.stderr.splitlines()
+        told.append([line for line in lines if "skipped an unreadable sample" in line])
+        rows = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+        losses.append([row["train_loss"] for row in rows if "train_loss" in row])
+    assert told[0] == told[1]
+    assert len(told[0]) == 2  # two epochs
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 def spoil_one_latent(shard: Path, row: int = 3) -> None:

@@ -1,52 +1,64 @@
 """Compiling blocks and recomputing their activations: alone, together and sharded, training stays the same.
 
-Compiling for a CPU needs a C++ compiler. The runs share one cache of what was compiled.
+Compiling for a CPU needs a C++ compiler, and 30 seconds for each kind of block. So most models here have
+one kind, and the runs share one cache of what was compiled.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.free_ports import free_port
+from tests.trainer import ranks
 from torch import Tensor
 
 from fluxtrain import checkpoint
 from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.resolve import resolve
+from fluxtrain.contract.launch import Places
+from fluxtrain.contract.resolve import merge, resolve
+from fluxtrain.distributed import World
 from fluxtrain.model.flux import Flux
-from fluxtrain.parallelize import blocks, compile_blocks, recompute_activations
+from fluxtrain.parallelize import compile_blocks, recompute_activations
 
-MICRO = Path(__file__).parents[2] / "examples" / "micro.yaml"
-FLAGS = [
-    *("--schedule.steps=3", "--schedule.warmup_steps=0", "--parallel.micro_batch_size=8"),
-    *("--evaluation.every_samples=0", "--evaluation.at_end=false"),
-    *("--logging.metrics_port=0", "--logging.every_steps=1"),
-]
+TRAINING = {
+    "preset": "micro",
+    "model": {"depth": 0, "depth_single_blocks": 2},
+    "schedule": {"steps": 3, "warmup_steps": 0},
+    "parallel": {"micro_batch_size": 8},
+    "evaluation": {"every_samples": 0, "at_end": False},
+    "logging": {"every_steps": 1, "metrics_port": 0},
+}
 Rows = list[dict[str, float]]
+State = dict[str, Tensor]
 
 
-def finish(output: Path, cache: Path, *flags: str, processes: int = 1) -> Rows:
+def train(config: RunConfig, places: Places, world: World, *, port: int, cache: str) -> None:
+    """Train; what is compiled goes to ``cache``, and no compiling processes are started."""
+    from torch._inductor import config as inductor
+
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    inductor.compile_threads = 1
+    ranks.train_together(config, places, world, port=port)
+
+
+def finish(
+    output: Path, cache: Path, parallel: dict[str, object], size: int = 1, **changes: object
+) -> Rows:
     """Train three steps; return what was logged of them."""
-    command = [sys.executable, "-m", "fluxtrain.cli", "run", str(MICRO), *FLAGS, *flags]
-    done = subprocess.run(
-        [*command, "--output", str(output), "--processes", str(processes)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache)},
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    places = Places(output, output, output)
+    run = partial(train, port=free_port(), cache=str(cache))
+    config = resolve(merge(TRAINING, {"parallel": parallel, **changes}))
+    assert ranks.finish(run, config, places, size) == [0] * size, ranks.said(places)
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
-def state(output: Path) -> dict[str, Tensor]:
+def state(output: Path) -> State:
     """Return the tensors of the last checkpoint that one rank wrote: weights and both moments."""
     newest = checkpoint.latest(output / "checkpoints")
     assert newest is not None
@@ -60,44 +72,49 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Rows, dict[str, Tensor]]:
+def plain(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Rows, State]:
     """Return the steps and the state of a run that does neither."""
     output = tmp_path_factory.mktemp("plain") / "run"
-    return finish(output, cache), state(output)
+    return finish(output, cache, {}), state(output)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("recompute", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("compiled", ["false", "true"])
+@pytest.mark.parametrize("compiled", [False, True])
 def test_compiling_and_recomputing_train_alike(
-    plain: tuple[Rows, dict[str, Tensor]],
+    plain: tuple[Rows, State],
     tmp_path: Path,
     cache: Path,
-    compiled: str,
+    compiled: bool,
     recompute: float,
-    processes: int,
+    size: int,
 ) -> None:
-    flags = [
-        f"--parallel.compile={compiled}",
-        f"--parallel.activation_checkpointing={recompute}",
-    ]
-    rows = finish(tmp_path / "run", cache, *flags, processes=processes)
+    parallel = {"compile": compiled, "activation_checkpointing": recompute}
+    rows = finish(tmp_path / "run", cache, parallel, size)
     for key in ("train_loss", "grad_norm"):
         expected = [row[key] for row in plain[0]]
         assert [row[key] for row in rows] == pytest.approx(expected, rel=1e-5), key
-    if processes == 1:
+    if size == 1:
         found = state(tmp_path / "run")
         assert found.keys() == plain[1].keys(), "names stay those of the plain model"
-        for name in found:  # the first moment is the mean of the gradients
+        for name, tensor in found.items():  # the first moment is a mean of gradients
             if "exp_avg_sq" not in name:
-                torch.testing.assert_close(found[name], plain[1][name], rtol=1e-3, atol=1e-5)
+                torch.testing.assert_close(tensor, plain[1][name], rtol=1e-3, atol=1e-5)
+
+
+def test_blocks_of_both_kinds_are_recomputed_as_compiled(tmp_path: Path, cache: Path) -> None:
+    both = {"depth": 1, "depth_single_blocks": 1}
+    parallel = {"compile": True, "activation_checkpointing": 1.0}
+    plain = finish(tmp_path / "plain", cache, {}, model=both)
+    found = finish(tmp_path / "run", cache, parallel, model=both)
+    for key in ("train_loss", "grad_norm"):
+        expected = [row[key] for row in plain]
+        assert [row[key] for row in found] == pytest.approx(expected, rel=1e-5), key
 
 
 def test_parameters_keep_their_names() -> None:
-    config: RunConfig = resolve({"preset": "micro"})
-    model = Flux(config.model)
+    model = Flux(resolve({"preset": "micro"}).model)
     names = [name for name, _ in model.named_parameters()]
     recompute_activations(model, 1.0)
     compile_blocks(model)
     assert [name for name, _ in model.named_parameters()] == names
-    assert len(blocks(model)) == 2

@@ -140,10 +140,12 @@ def test_prompts_become_pictures_that_say_how_they_were_made_on_any_number_of_ra
         assert (picture.text["seed"], picture.text["steps"]) == ("1234", "4")
     with Image.open(tmp_path / "one" / "samples" / "0002.png") as picture:
         assert picture.text["prompt"] == PROMPTS[2]
-    assert draw(tmp_path, "two", "--processes=2") == EXIT_OK
-    for index in range(3):
-        name = f"samples/{index:04d}.png"
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    for processes in (2, 5):
+        output = f"on {processes}"
+        assert draw(tmp_path, output, f"--processes={processes}") == EXIT_OK
+        for index in range(3):
+            name = f"samples/{index:04d}.png"
+            assert (tmp_path / "one" / name).read_bytes() == (tmp_path / output / name).read_bytes()
     first.unlink()
     assert draw(tmp_path, "one", "--processes=1") == EXIT_OK, "what is missing is drawn again"
     assert first.exists()

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.tiny_encoders import config, picture, png, write_encoders, write_pictures
 from webdataset.tariterators import group_by_keys, tar_file_iterator
@@ -766,6 +768,32 @@ def test_training_from_pictures_is_training_from_their_encodings(
     worst = max(abs(a - b) / b for a, b in zip(from_pictures, from_encodings, strict=True))
     print(f"\nlargest relative difference of {len(from_pictures)} losses: {worst:.1e}")
     assert worst < 1e-5
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_training_from_pictures_is_the_same_on_ranks_with_unequal_shares(
+    prepared: Places, from_pictures: list[float], tmp_path: Path, size: int
+) -> None:
+    places = Places(tmp_path / "run", prepared.data, prepared.models)
+    run = raw_run(parallel={"micro_batch_size": 2})
+    together = partial(ranks.train_together, port=free_port())
+    assert ranks.finish(together, run, places, size) == [0] * size, ranks.said(places)
+    assert losses(tmp_path / "run") == pytest.approx(from_pictures, rel=1e-4)
+    ledgers = (tmp_path / "run/ledger").glob("rank_*.jsonl")
+    used = [json.loads(line) for path in ledgers for line in path.read_text().splitlines()]
+    first_steps = [index for line in used if line["step"] <= 3 for index in line["indices"]]
+    assert len(set(first_steps)) == len(first_steps) == 36  # of the first epoch's 37
+    assert min(first_steps) >= 0
+
+
+def test_pictures_that_only_fill_up_are_black_and_weigh_nothing(prepared: Places) -> None:
+    shares = [list(training_batches(raw_run(), prepared.data, 0, r, 5, 3)) for r in range(5)]
+    last = shares[4][0]
+    assert isinstance(last, PictureBatch)
+    assert last.indices.tolist() == [-1, -1, -1]  # of 15 places 12 are taken
+    assert last.weights.tolist() == [0.0, 0.0, 0.0]
+    assert (last.captions, last.faults) == (("", "", ""), ())
+    assert not last.images.any()
 
 
 def test_training_from_pictures_resumes_exactly(

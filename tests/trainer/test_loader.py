@@ -79,7 +79,14 @@ def batches(
 
 
 def by_position(per_rank: list[list[Batch]]) -> dict[str, Tensor]:
-    """Return the run's samples in the order of their positions, whoever worked on them."""
+    """Return all samples in the order of their positions, whoever worked on them, and no fillers."""
+    found = everything(per_rank)
+    real = found["indices"] >= 0
+    return {name: tensor[real] for name, tensor in found.items()}
+
+
+def everything(per_rank: list[list[Batch]]) -> dict[str, Tensor]:
+    """Return what :func:`by_position` does, with the fillers."""
     row = [batch for step in zip(*per_rank, strict=True) for batch in step]
     return {name: torch.cat([getattr(batch, name) for batch in row]) for name in TENSORS}
 
@@ -90,7 +97,11 @@ def assert_equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(layout=st.sampled_from([(1, 1), (1, 24), (2, 3), (2, 12), (3, 2), (3, 8), (4, 3), (4, 6)]))
+@given(
+    layout=st.sampled_from(
+        [(1, 1), (1, 24), (2, 3), (2, 12), (3, 8), (4, 6), (5, 5), (5, 2), (7, 4), (9, 3), (30, 1)]
+    )
+)
 def test_a_position_holds_the_same_sample_whatever_the_ranks(layout: tuple[int, int]) -> None:
     ranks, micro = layout
     one = by_position(batches(config(), micro=GLOBAL_BATCH))
@@ -98,7 +109,23 @@ def test_a_position_holds_the_same_sample_whatever_the_ranks(layout: tuple[int, 
     assert len(one["indices"]) == STEPS * GLOBAL_BATCH
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [5, 7, 29])
+def test_fillers_are_finite_weigh_nothing_and_are_not_read(tmp_path: Path, ranks: int) -> None:
+    run = encoded(tmp_path)
+    shares = batches(run, tmp_path, ranks=ranks, micro=2)
+    assert len({len(share) for share in shares}) == 1
+    assert {len(batch) for share in shares for batch in share} == {2}
+    got = everything(shares)
+    filler = got["indices"] < 0
+    assert (~filler).sum() == STEPS * GLOBAL_BATCH
+    assert filler.any()
+    assert torch.equal(got["weights"], (~filler).float())
+    assert all(torch.isfinite(got[name][filler].float()).all() for name in TENSORS)
+    assert (got["mean"][filler] == 0).all()
+    assert (got["txt"][filler] == -1).all()  # the empty prompt's
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7])
 def test_each_epoch_reads_every_sample_once(tmp_path: Path, ranks: int) -> None:
     run = encoded(tmp_path)
     indices = by_position(batches(run, tmp_path, ranks=ranks, micro=2))["indices"].tolist()
@@ -153,14 +180,14 @@ def test_neighbouring_batches_do_not_share_memory(tmp_path: Path) -> None:
         assert torch.equal(batch.mean, copy)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7, 15])
 def test_evaluation_takes_every_sample_once_and_equally_many_batches(
     tmp_path: Path, ranks: int
 ) -> None:
     run = encoded(tmp_path)
     shares = [list(evaluation_batches(run, tmp_path, rank, ranks)) for rank in range(ranks)]
     assert len({len(share) for share in shares}) == 1
-    got = by_position(shares)
+    got = everything(shares)
     real = got["indices"] >= 0
     assert sorted(got["indices"][real].tolist()) == list(range(13))
     assert torch.equal(got["weights"], real.float())

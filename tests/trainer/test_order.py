@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluxtrain import draws
-from fluxtrain.data.order import Order, Share
+from fluxtrain.data.order import FILLER, Order, Share
 
 SEED = 11
 
@@ -22,10 +22,12 @@ class Layout:
     world_size: int
     micro_batch_size: int
     accumulation: int
+    fillers: int  # at most what the last micro batches hold
 
     @property
     def global_batch_size(self) -> int:
-        return self.world_size * self.micro_batch_size * self.accumulation
+        whole = self.world_size * self.micro_batch_size * self.accumulation
+        return whole - self.fillers % (self.world_size * self.micro_batch_size)
 
     def shares(self) -> list[Share]:
         sizes = (self.global_batch_size, self.micro_batch_size)
@@ -38,14 +40,16 @@ class Layout:
             for micro_step in range(self.accumulation)
             for share in self.shares()
             for index in order.indices(number, share.positions(micro_step))
+            if index != FILLER
         ]
 
 
 LAYOUTS = st.builds(
     Layout,
-    world_size=st.sampled_from([1, 2, 3, 4]),
+    world_size=st.integers(1, 9),
     micro_batch_size=st.integers(1, 5),
     accumulation=st.integers(1, 4),
+    fillers=st.integers(0, 50),
 )
 
 
@@ -71,7 +75,11 @@ def test_the_ranks_share_out_every_position_once(layout: Layout) -> None:
         for share in layout.shares()
         for position in share.positions(micro_step)
     ]
-    assert positions == list(range(layout.global_batch_size))
+    assert {share.accumulation for share in layout.shares()} == {layout.accumulation}
+    assert positions[: layout.global_batch_size] == list(range(layout.global_batch_size))
+    fillers = np.array(positions[layout.global_batch_size :], dtype=np.int64)
+    indices = Order(SEED, 97, layout.global_batch_size).indices(0, fillers)
+    assert list(indices) == [FILLER] * len(fillers)
 
 
 @settings(max_examples=50, deadline=None)

@@ -148,7 +148,7 @@ def test_the_empty_prompt_is_written_as_a_file_or_as_mlcommons_has_it(
 # Ranks and interruptions
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, 3, 7])
 def test_any_number_of_ranks_makes_the_same_files(
     tmp_path: Path, pictures: Path, models: Path, undisturbed: dict[str, bytes], size: int
 ) -> None:

@@ -100,7 +100,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 THIRTY = ("--schedule.steps=30", "--evaluation.every_samples=160")
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, 3, 4, 5, 7])
 def test_any_number_of_ranks_walks_the_same_trajectory(
     undisturbed: Path, tmp_path: Path, processes: int
 ) -> None:
@@ -110,12 +110,26 @@ def test_any_number_of_ranks_walks_the_same_trajectory(
     assert ledger(tmp_path / "run") == ledger(undisturbed)
 
 
+@pytest.mark.parametrize(("batch", "processes"), [(1, 2), (2, 5)])
+def test_ranks_without_a_sample_of_their_own_change_nothing(
+    tmp_path: Path, batch: int, processes: int
+) -> None:
+    flags = (f"--schedule.global_batch_size={batch}", "--schedule.steps=8")
+    finish(tmp_path / "one", *flags)
+    finish(tmp_path / "many", *flags, processes=processes)
+    assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    assert ledger(tmp_path / "many") == ledger(tmp_path / "one")
+    assert all(len(used) == batch for used in ledger(tmp_path / "many").values())
+
+
 @pytest.mark.parametrize(
     ("flags", "processes", "tolerance"),
     [
         (["--parallel.micro_batch_size=4"], 1, 1e-5),
         (["--parallel.activation_checkpointing=0.5"], 1, 1e-5),
         (["--parallel.compile=true"], 1, 1e-4),
+        (["--parallel.micro_batch_size=4"], 3, 1e-4),
+        (["--parallel.micro_batch_size=3", "--parallel.activation_checkpointing=1.0"], 5, 1e-4),
         (["--parallel.dp_replicate=2", "--parallel.reshard_after_forward=false"], 4, 1e-4),
         (["--checkpoint.asynchronous=false", "--data.num_workers=2"], 1, 0.0),
         (["--precision.compute=bfloat16", "--precision.reduce=bfloat16"], 2, 0.02),
@@ -128,13 +142,16 @@ def test_how_the_work_is_divided_does_not_change_what_is_computed(
     assert losses(tmp_path / "run") == pytest.approx(losses(undisturbed), rel=tolerance, abs=0)
 
 
-def test_two_ranks_killed_and_resumed_on_one_and_on_four(undisturbed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("later", [(1, 4), (3, 1)])
+def test_two_ranks_killed_and_resumed_on_other_numbers(
+    undisturbed: Path, tmp_path: Path, later: tuple[int, int]
+) -> None:
     output = tmp_path / "run"
     cadence = (*THIRTY, "--checkpoint.every_steps=4")
     process = start_and_wait_for(output, 9, *cadence, processes=2)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    for processes, until in ((1, 18), (4, 30)):
+    for processes, until in zip(later, (18, 30), strict=True):
         finish(output, *cadence, f"--schedule.steps={until}", processes=processes)
     assert losses(output) == pytest.approx(losses(undisturbed), rel=1e-4)
     assert ledger(output) == ledger(undisturbed)

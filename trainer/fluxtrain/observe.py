@@ -23,7 +23,9 @@ from fluxtrain.contract.launch import (
     Places,
 )
 from fluxtrain.contract.progress import COMPLETE, EVALUATING, FINISHING, RUNNING, SAMPLING, SAVING
+from fluxtrain.contract.replicas import replicas
 from fluxtrain.data.loader import PARTS, open_source
+from fluxtrain.data.order import accumulation_steps
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
 from fluxtrain.gpus import peak_flops
@@ -118,6 +120,7 @@ class Observer:
         self._console.say(
             f"{num_parameters:,} parameters · {schedule.global_batch_size} samples a step on "
             f"{self.world.size} × {self.world.device.type}"
+            + self._unevenness()
             + (f" · http://{self.places.metrics_address}:{port}/metrics" if port else "")
             + (f" · resumed after step {run.step}" if run.step else "")
         )
@@ -308,6 +311,17 @@ class Observer:
     def train_seconds(self) -> float:
         """Return the seconds spent training so far, over all resumes."""
         return self._clock.seconds
+
+    def _unevenness(self) -> str:
+        """Return what a number of ranks costs that does not divide the work or is not divided itself."""
+        ranks, said = self.world.size, ""
+        batch, asked = self.config.schedule.global_batch_size, self.config.parallel.dp_replicate
+        micro = micro_batch_size(self.config, ranks)
+        if padded := ranks * micro * accumulation_steps(batch, micro, ranks) - batch:
+            said += f" · {padded} fillers a step"
+        if (held := replicas(self.config, ranks)) != asked:
+            said += f" · dp_replicate {held}: {asked} does not divide {ranks} ranks"
+        return said
 
     def _facts(self) -> RunFacts:
         data = self.places.data

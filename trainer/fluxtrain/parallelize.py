@@ -13,8 +13,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils.checkpoint import checkpoint
 
 from fluxtrain.contract.config import ParallelConfig, Precision, PrecisionConfig, RunConfig
+from fluxtrain.contract.replicas import replicas
 from fluxtrain.distributed import World
-from fluxtrain.errors import ConfigError
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import initial_value
 
@@ -40,14 +40,14 @@ def build_model(
     ``weights`` yields every parameter in full by its name; without them the values are random. ``alive``
     is called after each of them.
     """
-    check_ranks(config, world.size)
     with torch.device("meta"):
         model = Flux(config.model)
     recompute_activations(model, config.parallel.activation_checkpointing)
     if config.parallel.compile:
         compile_blocks(model)
     if world.size > 1 or config.precision.compute != "float32":
-        shard(model, world.mesh(config.parallel.dp_replicate), config.parallel, config.precision)
+        mesh = world.mesh(replicas(config, world.size))
+        shard(model, mesh, config.parallel, config.precision)
     fill(model, weights or random_weights(model, config.seed, world.device), world.device, alive)
     return model
 
@@ -142,27 +142,17 @@ def _local_part(whole: Tensor, parameter: Tensor) -> Tensor:
     return whole[tuple(slice(o, o + s) for s, o in zip(shape, offset, strict=True))]
 
 
-def check_ranks(config: RunConfig, world_size: int) -> None:
-    """Raise ConfigError where the global batch or the replicas do not divide over the ranks."""
-    batch, replicas = config.schedule.global_batch_size, config.parallel.dp_replicate
-    if batch % world_size:
-        raise ConfigError(
-            "spec.run.schedule.global_batch_size",
-            batch,
-            f"must be a multiple of the number of ranks, {world_size}",
-        )
-    if world_size % replicas:
-        raise ConfigError(
-            "spec.run.parallel.dp_replicate",
-            replicas,
-            f"must divide the number of ranks, {world_size}",
-        )
-
-
 def micro_batch_size(config: RunConfig, world_size: int) -> int:
-    """Return the largest divisor of a rank's share of the global batch that the config allows."""
-    share = config.schedule.global_batch_size // world_size
+    """Return the samples of one forward pass on each rank, at most as many as the config allows.
+
+    The largest divisor of a rank's share of the global batch. Where the shares are not equal they are
+    filled up: then as few passes as the config allows, as small as holds the largest share.
+    """
+    batch = config.schedule.global_batch_size
+    share = -(-batch // world_size)
     largest = min(config.parallel.micro_batch_size, share)
+    if batch % world_size:
+        return -(-share // -(-share // largest))
     return next(size for size in range(largest, 0, -1) if share % size == 0)
 
 

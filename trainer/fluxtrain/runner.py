@@ -25,6 +25,7 @@ from torch.distributed.run import config_from_args, get_args_parser
 from fluxtrain import checkpoint
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, CONFIG_FILE, ENV_CONFIG, Places
+from fluxtrain.contract.replicas import require_replicas
 from fluxtrain.data.layouts import ReadInOrder
 from fluxtrain.data.loader import PARTS, open_empty_text, open_source
 from fluxtrain.data.pictures import Pictures
@@ -32,7 +33,6 @@ from fluxtrain.encoding import check_files
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, StorageError
 from fluxtrain.files import replacing
 from fluxtrain.gallery import check_gallery
-from fluxtrain.parallelize import check_ranks
 from fluxtrain.prepare.task import open_task
 from fluxtrain.preprocess import open_targets
 from fluxtrain.watch.metrics import Metrics, Progress
@@ -91,7 +91,7 @@ def _check_before_starting(config: RunConfig, places: Places, processes: int) ->
 
 
 def _check_training(config: RunConfig, places: Places, processes: int) -> None:
-    check_ranks(config, processes)
+    require_replicas(config, [processes])
     newest = checkpoint.latest(places.output / CHECKPOINTS_FOLDER)
     if newest is not None:
         checkpoint.check_same_run(config, newest)

@@ -25,6 +25,7 @@ from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, ENV_CONFIG, ENV_VERDICT, Places
 from fluxtrain.data.batch import Batch
 from fluxtrain.data.loader import AnyBatch, evaluation_batches, training_batches
+from fluxtrain.data.order import FILLER, accumulation_steps
 from fluxtrain.distributed import StopRequest, World, die_with_parent, joined
 from fluxtrain.encoding import batch_encoder
 from fluxtrain.errors import (
@@ -42,7 +43,7 @@ from fluxtrain.evaluate import Evaluation, evaluate, require_readable
 from fluxtrain.gallery import draw_gallery
 from fluxtrain.loss import FlowLoss
 from fluxtrain.observe import Observer, StepFacts
-from fluxtrain.parallelize import DTYPES, build_model, check_ranks, micro_batch_size, whole
+from fluxtrain.parallelize import DTYPES, build_model, micro_batch_size, whole
 from fluxtrain.prepare.task import prepare
 from fluxtrain.preprocess import preprocess
 from fluxtrain.weights.source import published_weights
@@ -88,7 +89,6 @@ def train(config: RunConfig, places: Places, world: World) -> RunState:
 
 
 def _prepare(config: RunConfig, places: Places, world: World, stack: ExitStack) -> Trainer:
-    check_ranks(config, world.size)
     stop = StopRequest(world)
     stop.listen()
     stack.callback(stop.settle)
@@ -193,19 +193,19 @@ def _step(trainer: Trainer, batches: Iterator[AnyBatch]) -> None:
 def _accumulate(trainer: Trainer, batches: Iterator[AnyBatch]) -> Tensor:
     """Sum gradients over this rank's micro batches; return (sum of losses, samples used)."""
     config, world = trainer.config, trainer.world
-    share = config.schedule.global_batch_size // world.size
+    batch_size, micro = config.schedule.global_batch_size, micro_batch_size(config, world.size)
     totals, used = torch.zeros(2, device=world.device), list[int]()
-    for _ in range(share // micro_batch_size(config, world.size)):
+    for _ in range(accumulation_steps(batch_size, micro, world.size)):
         with trainer.observer.waiting_for_data():
             batch = next(batches)
         trainer.observer.faults(batch.faults)
         moved = trainer.encode(batch)
         losses = trainer.flow_loss(moved) * moved.weights
-        # Ranks' gradients are averaged, so each divides by its own share of the global batch.
-        torch.autograd.backward(losses.sum() / share)
+        # Ranks' gradients are averaged, so each divides by an equal part of the global batch.
+        torch.autograd.backward(losses.sum() / (batch_size / world.size))
         totals[0] += losses.detach().sum()
         totals[1] += moved.weights.sum()
-        used += batch.indices.tolist()
+        used += batch.indices[batch.indices != FILLER].tolist()
     trainer.observer.used(trainer.run.step + 1, used)
     return totals
 

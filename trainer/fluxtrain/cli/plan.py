@@ -6,6 +6,7 @@ import argparse
 import json
 
 from fluxtrain.cli.files import add_file, configured
+from fluxtrain.contract.replicas import require_replicas
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
@@ -30,6 +31,7 @@ def action(arguments: argparse.Namespace, rest: list[str]) -> int:
         raise ConfigError(
             "spec.run.task", config.task, "must be train: it is trainings that are planned"
         )
+    require_replicas(config, job.spec.rank_counts)
     plan = make_plan(
         config, job.spec.nodes.max, job.spec.gpus_per_node, arguments.gpu, arguments.mfu
     )

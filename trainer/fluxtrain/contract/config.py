@@ -191,9 +191,9 @@ class ParallelConfig(Section):
     """How one global batch is divided; never changes what is computed, only where."""
 
     micro_batch_size: Positive = 32
-    """Most samples per rank in one forward pass; the largest divisor of the rank's share is used."""
+    """Most samples per rank in one forward pass; the rank's share is divided evenly, or filled up."""
     dp_replicate: Positive = 1
-    """Ranks that hold whole replicas of the shards (HSDP); 1 shards over all ranks (FSDP2)."""
+    """Whole replicas of the shards (HSDP), fewer while the ranks are no multiple; 1 holds one (FSDP2)."""
     reshard_after_forward: bool = True
     """Whether gathered weights are freed between forward and backward: less memory, one more gather."""
     activation_checkpointing: Fraction = 0.0

@@ -244,6 +244,12 @@ class Spec(Part):
     pod_template: PodTemplate = PodTemplate()
     """Strategic overrides of the pods, applied last, for what the fields above do not name."""
 
+    @property
+    def rank_counts(self) -> range:
+        """Return every number of ranks that the job may train with."""
+        per_node = max(self.gpus_per_node, 1)
+        return range(self.nodes.min * per_node, self.nodes.max * per_node + 1, per_node)
+
 
 class FluxTraining(Part):
     """One training job."""

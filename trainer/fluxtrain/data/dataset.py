@@ -44,6 +44,10 @@ class Rows:
             torch.empty(count, *shape.latent, dtype=shape.dtype),
         )
 
+    def first(self, count: int) -> Rows:
+        """Return the room of the first ``count`` samples: the same memory."""
+        return Rows(self.txt[:count], self.vec[:count], self.mean[:count], self.logvar[:count])
+
     def finite(self, no_text: Array) -> list[bool]:
         """Return which samples' latents and pooled text are finite; a checksum guards the long text.
 

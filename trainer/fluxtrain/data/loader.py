@@ -22,7 +22,7 @@ from fluxtrain.data.batch import Batch, PictureBatch
 from fluxtrain.data.dataset import Dataset, Rows, SampleShape
 from fluxtrain.data.empty_text import EmptyText, read_empty_text
 from fluxtrain.data.layouts import open_encoded
-from fluxtrain.data.order import Order, Share
+from fluxtrain.data.order import FILLER, Order, Share
 from fluxtrain.data.pictures import Pictures, build_pictures, open_pictures
 from fluxtrain.data.shards import NUM_TIMESTEPS
 from fluxtrain.data.synthetic import SyntheticDataset
@@ -175,7 +175,7 @@ class EvaluationItems(TorchDataset[AnyBatch]):
     def __getitem__(self, number: int) -> AnyBatch:
         """Return batch ``number``."""
         indices = np.arange(number * self.size, (number + 1) * self.size)
-        indices[indices >= len(self.source)] = -1
+        indices[indices >= len(self.source)] = FILLER
         read = np.maximum(indices, 0)
         times = self.source.timesteps(read) / NUM_TIMESTEPS
         shape, seed = latent_shape(self.config), self.config.seed
@@ -189,13 +189,15 @@ class EvaluationItems(TorchDataset[AnyBatch]):
 def build(
     dataset: Dataset, indices: Array, chosen: list[Draw], empty: EmptyText | None = None
 ) -> Batch:
-    """Return the batch of the samples at ``indices`` (-1: only fills up) with their draws."""
+    """Return the batch of the samples at ``indices``, fillers last, with their draws."""
     dropped = np.array([draw.dropped for draw in chosen])
     rows = Rows.empty(len(indices), dataset.shape)
-    faults = dataset.read(np.maximum(indices, 0), rows, dropped)
+    real = int((indices != FILLER).sum())
+    faults = dataset.read(indices[:real], rows.first(real), dropped[:real]) if real else []
     if empty is None:
-        faults = _with_text(dataset, np.maximum(indices, 0), rows, faults)
-    bad = np.array([fault is not None for fault in faults])
+        faults = _with_text(dataset, indices[:real], rows.first(real), faults)
+    bad = np.ones(len(indices), dtype=bool)  # fillers are not even read
+    bad[:real] = [fault is not None for fault in faults]
     if empty is not None and (replaced := dropped | bad).any():
         rows.txt[replaced], rows.vec[replaced] = empty[0], empty[1]
     if bad.any():
@@ -208,10 +210,10 @@ def build(
         latent_noise=torch.from_numpy(np.stack([draw.latent_noise for draw in chosen])),
         noise=torch.from_numpy(np.stack([draw.noise for draw in chosen])),
         timesteps=torch.tensor([draw.timestep for draw in chosen], dtype=torch.float32),
-        weights=torch.from_numpy((~bad & (indices >= 0)).astype(np.float32)),
+        weights=torch.from_numpy((~bad).astype(np.float32)),
         dropped=torch.from_numpy(dropped),
         indices=torch.from_numpy(indices),
-        faults=tuple(fault for fault, i in zip(faults, indices, strict=True) if fault and i >= 0),
+        faults=tuple(fault for fault in faults if fault),
     )
 
 
@@ -225,7 +227,7 @@ def _with_text(
     finite = torch.isfinite(rows.txt.flatten(1).sum(1, dtype=torch.float32)).tolist()
     return [
         fault or (None if ok else f"{dataset.name(int(index))}: not finite")
-        for fault, ok, index in zip(faults, finite, indices, strict=False)  # fillers have no fault
+        for fault, ok, index in zip(faults, finite, indices, strict=True)
     ]
 
 

@@ -24,10 +24,19 @@ class Order:
     _epochs: dict[int, Array] = field(default_factory=dict, repr=False)
 
     def indices(self, batch: int, positions: Array) -> Array:
-        """Return the data set's indices at ``positions`` of global batch ``batch``, both from 0."""
-        ordinals = batch * self.global_batch_size + positions
+        """Return the data set's indices at ``positions`` of global batch ``batch``, both from 0.
+
+        A position past the batch's end has no sample: FILLER.
+        """
+        indices = np.full(len(positions), FILLER, dtype=np.int64)
+        inside = positions < self.global_batch_size
+        indices[inside] = self._samples(batch * self.global_batch_size + positions[inside])
+        return indices
+
+    def _samples(self, ordinals: Array) -> Array:
+        """Return the indices at the places ``ordinals`` of the row."""
         epochs, places = np.divmod(ordinals, self.num_samples)
-        indices = np.empty(len(positions), dtype=np.int64)
+        indices = np.empty(len(ordinals), dtype=np.int64)
         for epoch in np.unique(epochs):
             inside = epochs == epoch
             indices[inside] = self._permutation(int(epoch))[places[inside]]
@@ -43,9 +52,21 @@ class Order:
         return self._epochs[epoch]
 
 
+FILLER = -1
+"""Stands for a sample where there is none: it is not read, and weighs nothing."""
+
+
+def accumulation_steps(global_batch_size: int, micro_batch_size: int, num_ranks: int) -> int:
+    """Return the micro batches of each rank that hold a global batch; the last ones may not be full."""
+    return -(-global_batch_size // (micro_batch_size * num_ranks))
+
+
 @dataclass(frozen=True)
 class Share:
-    """The positions of each global batch that one rank works on, micro batch by micro batch."""
+    """The positions of each global batch that one rank works on, micro batch by micro batch.
+
+    All ranks have equally many micro batches of equal size; positions past the end are fillers.
+    """
 
     global_batch_size: int
     micro_batch_size: int
@@ -55,9 +76,9 @@ class Share:
     @property
     def accumulation(self) -> int:
         """Return the micro batches per global batch."""
-        return self.global_batch_size // (self.micro_batch_size * self.world_size)
+        return accumulation_steps(self.global_batch_size, self.micro_batch_size, self.world_size)
 
     def positions(self, micro_step: int) -> Array:
-        """Return the positions of this rank's micro batch ``micro_step``, from 0."""
+        """Return the positions of this rank's micro batch ``micro_step``, from 0; fillers come last."""
         start = (micro_step * self.world_size + self.rank) * self.micro_batch_size
         return np.arange(start, start + self.micro_batch_size)

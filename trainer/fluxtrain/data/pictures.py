@@ -15,6 +15,7 @@ from torch import Tensor
 from fluxtrain.contract.config import RunConfig
 from fluxtrain.data.batch import PictureBatch
 from fluxtrain.data.images import square
+from fluxtrain.data.order import FILLER
 from fluxtrain.data.shards import NUM_TIMESTEPS
 from fluxtrain.data.tars import ImageDataset, SampleError
 from fluxtrain.draws import Array, Draw
@@ -118,18 +119,18 @@ def open_pictures(config: RunConfig, data_root: Path, part: str) -> Pictures:
 
 
 def build_pictures(pictures: Pictures, indices: Array, chosen: list[Draw]) -> PictureBatch:
-    """Return the pictures at ``indices`` (-1: only fills up) with their draws; dropped prompts are empty."""
+    """Return the pictures at ``indices`` with their draws; dropped prompts are empty, fillers black."""
     images = torch.zeros(len(indices), 3, pictures.side, pictures.side, dtype=torch.uint8)
     captions, faults, weights = list[str](), list[str](), list[float]()
     for index, draw, image in zip(indices.tolist(), chosen, images, strict=True):
-        caption, fault = "", None
+        caption, weight = "", 0.0
         try:
-            caption = pictures.read(max(index, 0), image)
+            if index != FILLER:
+                caption, weight = pictures.read(index, image), 1.0
         except SampleError as error:
-            fault = str(error)
-        captions.append("" if draw.dropped or fault else caption)
-        weights.append(float(index >= 0 and fault is None))
-        faults += [fault] if fault and index >= 0 else []
+            faults.append(str(error))
+        captions.append("" if draw.dropped else caption)
+        weights.append(weight)
     return PictureBatch(
         images=images,
         captions=tuple(captions),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fluxtrain.contract.closed_division import claims_closed
 from fluxtrain.contract.config import Precision, RunConfig
 from fluxtrain.contract.launch import CONFIG_FILE
+from fluxtrain.data.order import accumulation_steps
 
 Statement = tuple[str, object]  # key, value
 
@@ -39,7 +40,8 @@ class RunFacts:
     @property
     def accumulation_steps(self) -> int:
         """Return the micro batches of one rank in one optimizer step."""
-        return self.config.schedule.global_batch_size // (self.num_ranks * self.micro_batch_size)
+        batch = self.config.schedule.global_batch_size
+        return accumulation_steps(batch, self.micro_batch_size, self.num_ranks)
 
     @property
     def evaluation_frequency(self) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from fluxtrain.contract.config import RunConfig
+from fluxtrain.data.order import accumulation_steps
 from fluxtrain.errors import ConfigError
 from fluxtrain.gpus import Gpu, find_gpu
 from fluxtrain.model.flops import training_flops
-from fluxtrain.parallelize import check_ranks, micro_batch_size
+from fluxtrain.parallelize import micro_batch_size
 from fluxtrain.plan.memory import STATE_BYTES, Layout, Memory, communication_bytes, layout, memory
 from fluxtrain.plan.parameters import ParameterCounts, count_parameters
 
@@ -41,6 +42,12 @@ class Plan(BaseModel):
     """Samples of one forward pass on one rank."""
     accumulation_steps: int
     """Forward passes of one rank in one optimizer step."""
+    samples_per_rank: int
+    """Samples of one rank in one optimizer step, those that only fill up included."""
+    padded_samples: int
+    """Samples of all ranks in one optimizer step that only fill up: equal work for ranks with less to do."""
+    padding_percent: float
+    """Their part of the work."""
     largest_micro_batch: int | None
     """The most samples whose activations fit beside the state; 0 where the state itself does not."""
     fits: bool | None
@@ -82,21 +89,20 @@ def make_plan(
 ) -> Plan:
     """Return what ``config`` needs on ``nodes`` nodes; ``gpus_per_node`` 0 means one CPU process each.
 
-    Raises ConfigError for an unknown ``gpu``, an ``mfu`` outside (0, 1], and a batch that does not
-    divide over the ranks.
+    Raises ConfigError for an unknown ``gpu`` and an ``mfu`` outside (0, 1].
     """
     device = _device(gpu, gpus_per_node)
     _require_mfu(mfu)
     num_ranks = nodes * max(gpus_per_node, 1)
-    check_ranks(config, num_ranks)
     micro_batch = micro_batch_size(config, num_ranks)
     counts, where = count_parameters(config.model), layout(config, num_ranks)
     batch = config.schedule.global_batch_size
-    accumulation = batch // (num_ranks * micro_batch)
+    accumulation = accumulation_steps(batch, micro_batch, num_ranks)
+    computed = num_ranks * accumulation * micro_batch
     needed = memory(config, counts, where, micro_batch)
     largest = _largest_micro_batch(config, counts, where, device)
     flops = training_flops(config.model, config.image_tokens, config.data.text_length)
-    rate = _rate(device, mfu, num_ranks, flops)
+    rate = _rate(device, mfu, num_ranks, flops * computed / batch)
     checkpoint = STATE_BYTES * counts.total
     return Plan(
         gpu=device.name if device else None,
@@ -107,6 +113,9 @@ def make_plan(
         global_batch_size=batch,
         micro_batch_size=micro_batch,
         accumulation_steps=accumulation,
+        samples_per_rank=accumulation * micro_batch,
+        padded_samples=computed - batch,
+        padding_percent=100 * (computed - batch) / computed,
         largest_micro_batch=largest,
         fits=None if largest is None else micro_batch <= largest,
         parameters=counts.total,
@@ -136,7 +145,7 @@ def _require_mfu(mfu: float | None) -> None:
         raise ConfigError("--mfu", mfu, "must be above 0 and at most 1")
 
 
-def _rate(device: Gpu | None, mfu: float | None, num_ranks: int, flops: int) -> float | None:
+def _rate(device: Gpu | None, mfu: float | None, num_ranks: int, flops: float) -> float | None:
     """Return samples per second of all ranks, None where nothing is known of the device."""
     if device is None:
         return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict
 
 from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.replicas import replicas
 from fluxtrain.plan.activations import BYTES, activation_bytes
 from fluxtrain.plan.parameters import ParameterCounts
 
@@ -52,7 +53,7 @@ class Layout:
 def layout(config: RunConfig, num_ranks: int) -> Layout:
     """Return the layout that parallelize.build_model gives ``num_ranks`` ranks."""
     sharded = num_ranks > 1 or config.precision.compute != "float32"
-    return Layout(num_ranks, config.parallel.dp_replicate, sharded)
+    return Layout(num_ranks, replicas(config, num_ranks), sharded)
 
 
 def memory(config: RunConfig, counts: ParameterCounts, where: Layout, micro_batch: int) -> Memory:

@@ -43,8 +43,18 @@ def _step(plan: Plan) -> list[Row]:
     return [
         ("global batch", f"{plan.global_batch_size:,}", f"on {ranks}"),
         ("micro batch", f"{plan.micro_batch_size:,}", f"× {plan.accumulation_steps} per step"),
+        ("samples per rank", f"{plan.samples_per_rank:,}", _padding(plan)),
         ("sent by each rank", sent, "weights gathered, gradients reduced"),
     ]
+
+
+def _padding(plan: Plan) -> str:
+    if plan.padded_samples == 0:
+        return "no padding"
+    return (
+        f"of {plan.global_batch_size / plan.num_ranks:,.4g} needed: {plan.padded_samples:,} samples, "
+        f"{plan.padding_percent:.1f} % of the work, are padding"
+    )
 
 
 def _memory(plan: Plan) -> list[Row]:
