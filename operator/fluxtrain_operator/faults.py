@@ -24,7 +24,7 @@ _OUT_OF_MEMORY = "OOMKilled"
 _REASONS = {
     EXIT_ERROR: ("ProgramError", "the program failed"),
     EXIT_USAGE: ("InvalidJob", "the job's files or data are wrong"),
-    EXIT_DIVERGED: ("Diverged", "the loss is no longer finite"),
+    EXIT_DIVERGED: ("Diverged", "the loss or its gradient is no longer finite"),
     EXIT_STORAGE: ("StorageError", "the output could not be written"),
 }
 

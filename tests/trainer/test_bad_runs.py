@@ -41,12 +41,14 @@ def run(
     return fluxtrain("run", str(MICRO), *places, *port, *flags)
 
 
-def write_data(root: Path, width: int = 16, value: float = 0.5, count: int = 32) -> None:
+def write_data(
+    root: Path, width: int = 16, value: float = 0.5, count: int = 32, pooled: float = 1.0
+) -> None:
     """Write encoded sets that fit the micro preset where ``width`` is 16."""
     for part in ("train", "validation"):
         with EncodedWriter(root / part, shard_size=16, dtype=torch.float32) as writer:
             for index in range(count):
-                txt, vec = torch.randn(4, width), torch.randn(16)
+                txt, vec = torch.randn(4, width), pooled * torch.randn(16)
                 mean, logvar = torch.full((4, 4, 4), value), torch.full((4, 4, 4), -9.0)
                 writer.add(Sample(f"key{index}", f"caption {index}", txt, vec, mean, logvar))
     write_empty_text(root / "empty.safetensors", torch.zeros(4, width), torch.zeros(16))
@@ -175,6 +177,28 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(tmp_path: Path)
     newest = checkpoint.latest(tmp_path / "run" / "checkpoints")
     assert newest is not None
     assert checkpoint.read_state(newest).step == 4
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_gradient_that_is_no_number_ends_the_run_although_the_loss_is_one(
+    tmp_path: Path, processes: int
+) -> None:
+    """Modulations start at zero, so such pooled vectors reach the second step's gradient, not its loss."""
+    write_data(tmp_path / "data", pooled=1e30)
+    done = run(tmp_path, ENCODED, "--checkpoint.every_steps=1", f"--processes={processes}")
+    assert done.returncode == EXIT_DIVERGED, done.stderr
+    assert "the gradient norm is not finite at step 2; the checkpoint of step 1 is" in done.stderr
+    assert "the training loss" not in done.stderr
+    assert "Traceback" not in done.stderr
+    newest = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert newest is not None
+    assert checkpoint.read_state(newest).step == 1
+
+
+@pytest.mark.parametrize("limit", ["1e-300", "1e12"])
+def test_gradients_are_clipped_to_any_norm_that_is_allowed(tmp_path: Path, limit: str) -> None:
+    done = run(tmp_path, "--schedule.steps=3", f"--optim.max_grad_norm={limit}")
+    assert done.returncode == 0, done.stderr
 
 
 def test_unreadable_samples_are_skipped_counted_and_named(tmp_path: Path) -> None:

@@ -67,6 +67,24 @@ def test_state_made_in_advance_steps_like_torchs_own() -> None:
     )
 
 
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_nothing_is_updated_from_the_first_norm_on_that_is_not_finite(value: float) -> None:
+    parameter = nn.Parameter(torch.ones(5))
+    optimizer = optim.make_optimizer(nn.ParameterList([parameter]), OptimConfig(learning_rate=0.1))
+    bad, states = torch.tensor(optim.NEVER), list[list[torch.Tensor]]()
+    for step, number in enumerate((1.0, value, 1.0, math.nan), start=1):
+        parameter.grad = torch.tensor([1.0, 2.0, number, 4.0, 5.0])
+        norm = optim.clip_gradients([parameter], 1.0)
+        bad = optim.first_bad_step(bad, norm, step)
+        optim.update(optimizer, bad)
+        moments = optimizer.state[parameter].values()
+        states.append([tensor.detach().clone() for tensor in (parameter, *moments)])
+        assert bad.item() == (optim.NEVER if step == 1 else 2)
+    assert not torch.equal(states[0][0], torch.ones(5))
+    for later in states[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(states[0], later, strict=True))
+
+
 def test_clipping_returns_the_norm_before_and_scales_to_the_limit() -> None:
     parameter = nn.Parameter(torch.zeros(4))
     parameter.grad = torch.full((4,), 3.0)

@@ -5,7 +5,7 @@
     * JoinedConfigError   several are
   * DataError        the data set, or a weights file, is missing or unusable
   * StorageError     the output cannot be written or read
-  * DivergedError    the loss is no longer finite
+  * DivergedError    the loss or its gradient is no longer finite
   * StoppedError     the run was asked to stop, and left a checkpoint
 """
 
@@ -16,7 +16,7 @@ EXIT_ERROR = 1
 EXIT_USAGE = 2
 """The job's own file, flags or data are wrong; no restart helps."""
 EXIT_DIVERGED = 3
-"""The loss is NaN or infinite; a restart from the last checkpoint would diverge again."""
+"""The loss or its gradient is NaN or infinite; a restart from the last checkpoint would diverge again."""
 EXIT_STORAGE = 74
 """The output could not be written (EX_IOERR): full or read-only; what was saved is whole."""
 EXIT_STOPPED = 75
@@ -73,7 +73,7 @@ class StorageError(FluxtrainError):
 
 
 class DivergedError(FluxtrainError):
-    """The loss is no longer finite."""
+    """The loss or its gradient is no longer finite."""
 
     exit_code = EXIT_DIVERGED
 

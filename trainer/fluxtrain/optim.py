@@ -62,3 +62,24 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
     The norm stays on the device (a DTensor where the parameters are sharded): reading it waits.
     """
     return nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
+
+
+NEVER = torch.iinfo(torch.int64).max
+"""Stands for a step that there was not."""
+
+
+def first_bad_step(before: Tensor, norm: Tensor, step: int) -> Tensor:
+    """Return the first step whose gradient norm was not finite, NEVER where none was; on the device.
+
+    ``before`` is the answer for the steps before ``step``, whose gradients have the norm ``norm``.
+    """
+    return torch.where(norm.isfinite(), before, before.clamp(max=step))
+
+
+def update(optimizer: torch.optim.AdamW, bad_step: Tensor) -> None:
+    """Take the optimizer's step, unless ``bad_step`` names one: then weights and moments stay as they are.
+
+    The device decides, so that nobody waits for it.
+    """
+    vars(optimizer)["found_inf"] = (bad_step != NEVER).float()  # as torch.amp.GradScaler does it
+    optimizer.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import json
+import math
 import os
 import signal
 import sys
@@ -65,6 +66,7 @@ class Trainer:
     observer: Observer
     stop: StopRequest
     run: RunState
+    bad_step: Tensor  # on the device: the first one whose gradient norm was not finite
     samples_at_start: int = 0
     bad_samples: int = 0
 
@@ -73,7 +75,7 @@ def train(config: RunConfig, places: Places, world: World) -> RunState:
     """Train until the last step, the target or a request to stop; return how the run ended.
 
     Resumes from the newest complete checkpoint in ``places.output``. Raises StoppedError when it was
-    asked to stop (a checkpoint is left), DivergedError where the loss is no longer finite.
+    asked to stop (a checkpoint is left), DivergedError where loss or gradients are no longer finite.
     """
     with ExitStack() as stack:
         trainer = _prepare(config, places, world, stack)
@@ -132,6 +134,7 @@ def _prepare(config: RunConfig, places: Places, world: World, stack: ExitStack) 
         observer,
         stop,
         run,
+        torch.tensor(optim.NEVER, device=world.device),
         run.samples,
     )
 
@@ -159,13 +162,15 @@ def _step(trainer: Trainer, batches: Iterator[AnyBatch]) -> None:
     rate = optim.learning_rate(step, config.optim, config.schedule)
     optim.set_learning_rate(trainer.optimizer, rate)
     totals = _accumulate(trainer, batches)
-    norm = optim.clip_gradients(trainer.flow_loss.model.parameters(), config.optim.max_grad_norm)
-    trainer.optimizer.step()
+    parameters = trainer.flow_loss.model.parameters()
+    norm = whole(optim.clip_gradients(parameters, config.optim.max_grad_norm))
+    trainer.bad_step = optim.first_bad_step(trainer.bad_step, norm, step)
+    optim.update(trainer.optimizer, trainer.bad_step)
     trainer.optimizer.zero_grad(set_to_none=True)
     trainer.run = run = replace(run, step=step, samples=step * config.schedule.global_batch_size)
     trainer.observer.step_done(step)
 
-    # once in a while: read the loss (the only wait for the device), evaluate, draw, save
+    # once in a while: read loss and norm (the only waits for the device), evaluate, draw, save
     last = step == config.schedule.steps
     if step % config.logging.every_steps == 0 or last:
         _log(trainer, totals, norm, rate)
@@ -180,6 +185,7 @@ def _step(trainer: Trainer, batches: Iterator[AnyBatch]) -> None:
     if over := trainer.run.status != "running":
         trainer.observer.over(trainer.run)
     if (every and step % every == 0) or (over and config.sampling.at_end):
+        _check_finite(trainer)
         trainer.observer.sample(trainer.flow_loss, step)
     every = config.checkpoint.every_steps
     if stop or over or (every and step % every == 0):
@@ -216,22 +222,27 @@ def _log(trainer: Trainer, totals: Tensor, norm: Tensor, rate: float) -> None:
     trainer.observer.metrics.train_loss.set(loss)  # before it is judged: an alert asks for NaN
     _check_finite(trainer, loss)
     _check_faults(trainer)
-    facts = StepFacts(trainer.run.step, trainer.run.samples, loss, whole(norm).item(), rate)
+    facts = StepFacts(trainer.run.step, trainer.run.samples, loss, norm.item(), rate)
     trainer.observer.step_facts(facts)
 
 
-def _check_finite(trainer: Trainer, loss: float, kind: str = "training") -> None:
-    if not torch.isfinite(torch.tensor(loss)):
-        saved = trainer.checkpoints.saved_step
-        raise DivergedError(
-            f"the {kind} loss is {loss} at step {trainer.run.step}; "
-            + (
-                f"the checkpoint of step {saved} is kept"
-                if saved
-                else "no checkpoint was saved yet"
-            )
-            + "; lower spec.run.optim.learning_rate or lengthen spec.run.schedule.warmup_steps"
-        )
+def _check_finite(trainer: Trainer, loss: float = 0.0, kind: str = "training") -> None:
+    """Raise DivergedError where ``loss``, or the gradients of a step so far, are not finite.
+
+    Every rank must call it and finds the same. After such gradients nothing was updated any more.
+    """
+    bad_step, wrong = int(trainer.bad_step.item()), list[str]()
+    if not math.isfinite(loss):
+        wrong.append(f"the {kind} loss is {loss} at step {trainer.run.step}")
+    if bad_step != optim.NEVER:
+        wrong.append(f"the gradient norm is not finite at step {bad_step}")
+    if not wrong:
+        return
+    trainer.checkpoints.finish()  # one that is being written is good, and kept
+    saved = trainer.checkpoints.saved_step
+    kept = f"the checkpoint of step {saved} is kept" if saved else "no checkpoint was saved yet"
+    advice = "lower spec.run.optim.learning_rate or lengthen spec.run.schedule.warmup_steps"
+    raise DivergedError("; ".join([*wrong, kept, advice]))
 
 
 def _check_faults(trainer: Trainer) -> None:
@@ -249,6 +260,7 @@ def _check_faults(trainer: Trainer) -> None:
 
 def _evaluate(trainer: Trainer) -> Evaluation:
     """Evaluate; the run ends with success where the target is reached."""
+    _check_finite(trainer)
     config, world = trainer.config, trainer.world
     model = trainer.flow_loss.model
     advance = trainer.observer.evaluation_begins(trainer.run)
