@@ -6,7 +6,6 @@ A hook puts the bad number into one gradient on one rank, while the loss of that
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,8 +54,8 @@ def spoiled(
         if next(steps) == at and world.rank == world.size - 1:
             own.view(-1)[0] = value
 
-    def build(config: RunConfig, world: World, weights: Iterable[Any] | None) -> Flux:
-        model = build_model(config, world, weights)
+    def build(config: RunConfig, world: World, *others: Any) -> Flux:
+        model = build_model(config, world, *others)
         model.img_in.weight.register_post_accumulate_grad_hook(spoil)
         return model
 
