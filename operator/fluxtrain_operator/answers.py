@@ -18,6 +18,9 @@ from fluxtrain_operator.work_queue import Key
 PROGRESS_SECONDS = 10.0
 """How often a job that trains is asked for its progress."""
 _PODS_AT_A_TIME = 256  # each costs an open file as long as it does not answer
+_JOBS_AT_A_TIME = 64
+_SILENT_PER_SECOND = 40.0
+"""Pods, of all jobs where nobody answered, that are asked in a second: each costs half a millisecond."""
 
 Ask = Callable[[str, int], Awaitable[Progress | None]]
 """Returns what the trainer at an address and port says, None where it says nothing."""
@@ -56,6 +59,9 @@ class Answers:
         self._store, self._ask, self._news, self._seconds = store, ask, news, seconds
         self._jobs: dict[Key, Asking] = {}
         self._places = asyncio.Semaphore(_PODS_AT_A_TIME)
+        self._turns = asyncio.Semaphore(_JOBS_AT_A_TIME)
+        self._silent: dict[Key, int] = {}  # number of pods of the jobs where nobody answered
+        self._num_silent = 0
 
     def __len__(self) -> int:
         """Return the number of jobs that are followed."""
@@ -73,6 +79,7 @@ class Answers:
     def leave(self, key: Key) -> None:
         """Ask no more, and forget the answer."""
         asking = self._jobs.pop(key, None)
+        self._note_silent(key, 0)
         if asking is not None and asking.task is not None:
             asking.task.cancel()
 
@@ -97,12 +104,24 @@ class Answers:
         while True:
             asking.wake.clear()
             asking.pods = frozenset(self._running(key))
-            before, asking.answer = asking.answer, await self._find(key, asking)
+            async with self._turns:
+                before, asking.answer = asking.answer, await self._find(key, asking)
+            self._note_silent(key, 0 if asking.answer else len(asking.pods))
             if asking.answer != before:
                 self._news(key)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._seconds):
+                async with asyncio.timeout(self._pause(asking)):
                     await asking.wake.wait()
+
+    def _pause(self, asking: Asking) -> float:
+        """Return the seconds to the next round; where very many do not answer, they are asked less often."""
+        share = 0.0 if asking.answer else self._num_silent / _SILENT_PER_SECOND
+        return max(self._seconds, share)
+
+    def _note_silent(self, key: Key, num_pods: int) -> None:
+        self._num_silent += num_pods - self._silent.pop(key, 0)
+        if num_pods:
+            self._silent[key] = num_pods
 
     async def _find(self, key: Key, asking: Asking) -> Answer | None:
         """Return the answer of rank 0: of the pod where it was before, else of any other.

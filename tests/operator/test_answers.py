@@ -264,3 +264,40 @@ def test_a_pod_that_only_has_the_jobs_label_is_not_asked() -> None:
         assert answers.last(KEY) is None
 
     run(trainers, scenario)
+
+
+@pytest.mark.parametrize(("num_jobs", "often"), [(1, True), (40, False)])
+def test_where_very_many_do_not_answer_they_are_asked_less_often(
+    num_jobs: int, often: bool
+) -> None:
+    """40 pods a second, of all jobs together; those that answer are asked as often as ever."""
+    asked: list[str] = []
+
+    async def ask(address: str, port: int) -> Progress | None:
+        asked.append(address)
+        return step(1) if address == "answers" else None
+
+    async def main() -> None:
+        store = Store()
+        for index in range(num_jobs):
+            one = pod(0, uid=f"silent-{index}")
+            one["metadata"]["labels"] = {names.LABEL_JOB: f"silent-{index}"}
+            store.set_pod(one)
+        talking = pod(1)
+        talking["status"]["podIP"] = "answers"
+        store.set_pod(talking)
+        answers = Answers(store, ask, lambda key: None, 0.02)
+        answers.follow(KEY, PORT)
+        for index in range(num_jobs):
+            answers.follow(("ns", f"silent-{index}"), PORT)
+        async with asyncio.timeout(20):
+            while asked.count("answers") < 20:
+                await asyncio.sleep(0.01)
+            rounds = (len(asked) - asked.count("answers")) / num_jobs
+            assert (rounds > 5) is often
+            for index in range(num_jobs):
+                answers.leave(("ns", f"silent-{index}"))
+            assert not answers._num_silent
+        await answers.close()
+
+    asyncio.run(main())
