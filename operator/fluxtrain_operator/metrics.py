@@ -63,6 +63,8 @@ class Metrics:
             buckets=_SLOW,
             registry=registry,
         )
+        for phase in PHASES:
+            self.jobs.labels(phase).set(0)
         self.watch_age = Gauge(
             f"{prefix}_watch_age_seconds",
             "Seconds since a watch last brought something.",
@@ -92,13 +94,13 @@ class Metrics:
     def is_in(self, key: Key, phase: str | None) -> None:
         """Note the phase of a job."""
         if self._phases.get(key) != phase:
+            self._count(self._phases.get(key), -1)
             self._phases[key] = phase or ""
-            self._count()
+            self._count(phase, 1)
 
     def forget(self, key: Key) -> None:
         """Drop a job that is no more."""
-        self._phases.pop(key, None)
-        self._count()
+        self._count(self._phases.pop(key, None), -1)
 
     def _note_first_step(self, job: Job, progress: ProgressStatus | None) -> None:
         """Note how long a job took to its first step ever, or processes to theirs after others' last one.
@@ -115,9 +117,9 @@ class Metrics:
         elif first > last and not _suspended_after(job, last):
             self.recovery_seconds.observe(first - last)
 
-    def _count(self) -> None:
-        for phase in PHASES:
-            self.jobs.labels(phase).set(sum(other == phase for other in self._phases.values()))
+    def _count(self, phase: str | None, change: int) -> None:
+        if phase in PHASES:
+            self.jobs.labels(phase).inc(change)
 
 
 def _suspended_after(job: Job, moment: float) -> bool:
