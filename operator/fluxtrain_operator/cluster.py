@@ -1,11 +1,11 @@
-"""The only code that talks to the API server, apart from kopf's watches."""
+"""Requests to the API server, those of watches and of the election left out, and to trainers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
@@ -20,6 +20,7 @@ from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.owners import is_of
 from fluxtrain_operator.plan import Event
 from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.store import Applied
 from fluxtrain_operator.timestamps import stamp
 
 KINDS: dict[str, str] = {
@@ -31,26 +32,15 @@ KINDS: dict[str, str] = {
     KIND: f"{GROUP}/{VERSION}",
 }
 """API version of each kind that every cluster has; those of pod groups depend on the scheduler."""
+SUPPORT = {
+    kind: KINDS[kind] for kind in ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
+}
+"""Of these, what is around the pods of a job."""
 _PLURALS = {"NetworkPolicy": "networkpolicies", KIND: PLURAL}
 _TIMEOUT_SECONDS = 30.0
 _PROGRESS_SECONDS = 2.0
 _MOST_PROGRESS_BYTES = 1 << 16
 _LONGEST_NOTE = 1000
-
-
-class Applied(NamedTuple):
-    """An object around the pods, as it was found or made."""
-
-    uid: str
-    hashed: str
-    """Hash of what the operator had wanted."""
-
-    @staticmethod
-    def of(manifest: Mapping[str, Any]) -> Applied:
-        """Return what matters of ``manifest``."""
-        metadata = manifest["metadata"]
-        notes = metadata.get("annotations") or {}
-        return Applied(str(metadata.get("uid", "")), str(notes.get(names.ANNOTATION_APPLIED, "")))
 
 
 class Cluster:
@@ -108,7 +98,7 @@ class Cluster:
             options["preconditions"] = {"uid": what.uid}
         if what.grace_seconds is not None:
             options["gracePeriodSeconds"] = what.grace_seconds
-        path = f"{_collection(version, namespace, what.kind)}/{quote(what.name)}"
+        path = f"{collection(version, namespace, what.kind)}/{quote(what.name)}"
         try:
             return await self._request("DELETE", path, options)
         except ApiError as error:
@@ -122,7 +112,7 @@ class Cluster:
         The API server keeps the spec that it has, so none is sent.
         """
         metadata = manifest["metadata"]
-        jobs = _collection(KINDS[KIND], metadata["namespace"], KIND)
+        jobs = collection(KINDS[KIND], metadata["namespace"], KIND)
         path = f"{jobs}/{quote(metadata['name'])}/status"
         kept = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
         body = {
@@ -142,15 +132,9 @@ class Cluster:
                     found[kind, item["metadata"]["name"]] = Applied.of(item)
         return found
 
-    async def pods(self, job: Job) -> tuple[set[str], int]:
-        """Return the uids of the pods with the job's label, and the version at which these were all."""
-        found = await self._list(job, "Pod", KINDS["Pod"])
-        uids = {str(item["metadata"]["uid"]) for item in found.get("items", [])}
-        return uids, int(found["metadata"]["resourceVersion"])
-
     async def _list(self, job: Job, kind: str, version: str) -> Manifest:
         selector = quote(f"{names.LABEL_JOB}={job.name}")
-        path = f"{_collection(version, job.namespace, kind)}?labelSelector={selector}"
+        path = f"{collection(version, job.namespace, kind)}?labelSelector={selector}"
         return await self._request("GET", path)
 
     async def serves(self, version: str) -> bool:
@@ -185,7 +169,7 @@ class Cluster:
             "note": event.message[:_LONGEST_NOTE],
             "regarding": about,
         }
-        await self._request("POST", _collection("events.k8s.io/v1", job.namespace, "Event"), body)
+        await self._request("POST", collection("events.k8s.io/v1", job.namespace, "Event"), body)
 
     async def progress(self, address: str, port: int) -> Progress | None:
         """Return what the trainer at ``address`` says of itself; None where nobody says its rank."""
@@ -249,10 +233,12 @@ def resource_of(path: str) -> str:
 
 def _path(manifest: Manifest) -> str:
     """Return the path of the collection that ``manifest`` belongs to."""
-    return _collection(manifest["apiVersion"], manifest["metadata"]["namespace"], manifest["kind"])
+    return collection(manifest["apiVersion"], manifest["metadata"]["namespace"], manifest["kind"])
 
 
-def _collection(version: str, namespace: str, kind: str) -> str:
+def collection(version: str, namespace: str, kind: str) -> str:
+    """Return the path of all objects of ``kind`` in ``namespace``, empty for all namespaces."""
     root = "/apis" if "/" in version else "/api"
     plural = _PLURALS.get(kind, f"{kind.lower()}s")
-    return f"{root}/{version}/namespaces/{quote(namespace)}/{plural}"
+    place = f"namespaces/{quote(namespace)}/" if namespace else ""
+    return f"{root}/{version}/{place}{plural}"

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from fluxtrain.errors import EXIT_USAGE
 from fluxtrain_operator import handlers, server
 from fluxtrain_operator.cluster import Cluster
+from fluxtrain_operator.feeds import Feeds
 from fluxtrain_operator.leader import Election, FencedClient
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.options import Options, parse
@@ -50,9 +51,7 @@ async def operate(options: Options, stop: asyncio.Event) -> None:
                 metrics.leader.set(1)
                 LOG.info("leading as %s", election.identity)
                 async with FencedClient(election) as api:
-                    await _reconcile_all(
-                        options, Cluster(api, http, metrics.asked), metrics, health
-                    )
+                    await _reconcile_all(options, api, http, metrics, health)
                 stop.set()
 
             leading = asyncio.create_task(election.lead(work))
@@ -70,8 +69,13 @@ async def operate(options: Options, stop: asyncio.Event) -> None:
 
 
 async def _reconcile_all(
-    options: Options, cluster: Cluster, metrics: Metrics, health: server.Health
+    options: Options,
+    api: ApiClient,
+    http: aiohttp.ClientSession,
+    metrics: Metrics,
+    health: server.Health,
 ) -> None:
+    """List pods and nodes; then have kopf watch the jobs, and reconcile them."""
     store = Store()
 
     def failed(key: Key, error: Exception) -> None:
@@ -82,9 +86,11 @@ async def _reconcile_all(
 
     queue = WorkQueue(failed, REST_SECONDS)
     metrics.queue_length.set_function(lambda: len(queue))
+    cluster = Cluster(api, http, metrics.asked)
     reconciler = Reconciler(
         store, cluster, metrics, options.image, queue.add, options.supplemental_groups
     )
+    feeds = Feeds(api, store, metrics, queue.add, options.namespaces)
 
     async def work(key: Key) -> float | None:
         health.begin(key)
@@ -93,11 +99,19 @@ async def _reconcile_all(
         finally:
             health.end(key)
 
-    working = asyncio.create_task(queue.run(work, NUM_WORKERS))
+    async def reconcile() -> None:
+        # A leader that saw its jobs before their pods would take these for lost.
+        await feeds.filled()
+        LOG.info("pods and nodes are listed")
+        queue.reorder(lambda key: 0 if store.is_short(key) else 1)
+        await queue.run(work, NUM_WORKERS)
+
+    tasks = [asyncio.create_task(feeds.run()), asyncio.create_task(reconcile())]
 
     async def rest() -> None:
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await reconciler.answers.close()
 
     registry = handlers.registry_of(store, queue, metrics)
@@ -111,8 +125,8 @@ async def _reconcile_all(
     )
     watching = asyncio.create_task(watches)
     try:  # kopf takes over the signals, so its end is the operator's
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (working, watching):
+        await asyncio.wait({*tasks, watching}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (*tasks, watching):
             if task.done() and not task.cancelled():
                 task.result()
     finally:

@@ -14,7 +14,7 @@ from fluxtrain.contract.status import Status, keep_unknown, read
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
 from fluxtrain_operator.answers import Answers
-from fluxtrain_operator.cluster import KINDS, Applied, Cluster
+from fluxtrain_operator.cluster import KINDS, SUPPORT, Cluster
 from fluxtrain_operator.errors import ApiError, UnreadableError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.metrics import Metrics
@@ -25,14 +25,14 @@ from fluxtrain_operator.plan import Delete, Plan, load, plan, refuse
 from fluxtrain_operator.resources.pod_group import APIS
 from fluxtrain_operator.situation import earliest
 from fluxtrain_operator.status import finished
-from fluxtrain_operator.store import Store
+from fluxtrain_operator.store import Applied, Store
 from fluxtrain_operator.work_queue import Key
 
 RELIST_SECONDS = 600.0
 """How often all of a job's objects are looked at anew: no watch tells of everything."""
 COUNT_SECONDS = 3.0
 """Between two writes of a status that differ only in the number of nodes."""
-_SUPPORT = ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
+_NEVER = float("-inf")
 _GROUPS = {"native": ("Workload", "PodGroup")}
 
 
@@ -146,7 +146,7 @@ class Reconciler:
             return Observed.from_objects(self.store.pods(key))
         kinds = await self._kinds(job)
         missing = {version for version, served in self._served.items() if not served}
-        await self._look(key, job, kinds, memory)
+        await self._look(job, kinds, memory)
         return Observed.from_objects(
             self.store.pods(key),
             progress=self.answers.last(key),
@@ -165,7 +165,7 @@ class Reconciler:
 
     async def _kinds(self, job: Job) -> dict[str, str]:
         """Return the kinds, with their API versions, of the objects around the job's pods."""
-        kinds = {kind: KINDS[kind] for kind in _SUPPORT}
+        kinds = dict(SUPPORT)
         gang = job.spec.scheduling.gang
         if (version := APIS.get(gang)) is not None:
             if version not in self._served:
@@ -174,18 +174,21 @@ class Reconciler:
                 kinds |= dict.fromkeys(_GROUPS.get(gang, ("PodGroup",)), version)
         return kinds
 
-    async def _look(self, key: Key, job: Job, kinds: Mapping[str, str], memory: Memory) -> None:
-        """Look at what no watch tells, once in a while: the objects around the pods, and pods that went
-        while there was no watch. A new job is known to have none.
+    async def _look(self, job: Job, kinds: Mapping[str, str], memory: Memory) -> None:
+        """Look at what no watch tells, once in a while: the objects around the pods.
+
+        Mostly those of all jobs were listed together. A new job is known to have none.
         """
-        now = time.monotonic()
+        now, listed = time.monotonic(), self.store.support
         if memory.listed is None and job.status.phase is None:
             memory.listed = now
-        is_due = memory.listed is None or now - memory.listed > RELIST_SECONDS
-        if is_due:
+        if listed.at > max(memory.listed or _NEVER, memory.written):
+            others = {kind: version for kind, version in kinds.items() if kind not in SUPPORT}
+            rest = await self.cluster.applied(job, others) if others else {}
+            memory.applied = listed.of(job.namespace, job.uid) | rest
+            memory.listed = listed.at
+        elif memory.listed is None or now - memory.listed > RELIST_SECONDS:
             memory.applied, memory.listed = await self.cluster.applied(job, kinds), now
-        if is_due or self.store.doubts(key):
-            self.store.keep_pods(key, *await self.cluster.pods(job))
 
     def _jobs_before(self, job: Job) -> dict[str, str]:
         """Return the phases of those jobs that exist of the ones that ``job`` starts after."""

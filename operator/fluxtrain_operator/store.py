@@ -2,15 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from typing import Any
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from fluxtrain_operator import names
 from fluxtrain_operator.observed import NodeView
-from fluxtrain_operator.owners import is_of
+from fluxtrain_operator.owners import controller, is_of
 from fluxtrain_operator.work_queue import Key
 
 Manifest = Mapping[str, Any]
+
+_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "labels",
+    "annotations",
+    "finalizers",
+    "ownerReferences",
+)
+_STATUS = ("phase", "reason", "message", "podIP", "conditions", "containerStatuses")
+_CONDITION = ("type", "status", "reason", "message")
+_CONTAINER = ("name", "state")
+"""What is looked at: of a pod, of its status, of a condition and of a container in it."""
+
+
+class Applied(NamedTuple):
+    """An object around the pods, as it was found or made."""
+
+    uid: str
+    hashed: str
+    """Hash of what the operator had wanted."""
+
+    @staticmethod
+    def of(manifest: Mapping[str, Any]) -> Applied:
+        """Return what matters of ``manifest``."""
+        metadata = manifest["metadata"]
+        notes = metadata.get("annotations") or {}
+        return Applied(str(metadata.get("uid", "")), str(notes.get(names.ANNOTATION_APPLIED, "")))
+
+
+@dataclass
+class Support:
+    """What was around the pods of all jobs, as it was listed last."""
+
+    at: float = float("-inf")
+    """When the list was begun, by the monotonic clock."""
+    _found: dict[tuple[str, str], dict[tuple[str, str], Applied]] = field(default_factory=dict)
+    """By namespace and uid of the job; by kind and name."""
+    _jobs: dict[tuple[str, str], Key] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Return the number of jobs around whose pods there is something."""
+        return len(self._found)
+
+    def add(self, kind: str, manifest: Manifest) -> None:
+        """Take in an object of ``kind``; one that no job controls is nobody's."""
+        metadata, uid = manifest["metadata"], controller(manifest).get("uid")
+        job = (metadata.get("labels") or {}).get(names.LABEL_JOB)
+        if job is None or not uid:
+            return
+        place = str(metadata.get("namespace", "default")), str(uid)
+        self._jobs[place] = (place[0], str(job))
+        self._found.setdefault(place, {})[kind, str(metadata["name"])] = Applied.of(manifest)
+
+    def of(self, namespace: str, uid: str) -> dict[tuple[str, str], Applied]:
+        """Return what is around a job's pods, by kind and name."""
+        return dict(self._found.get((namespace, uid), {}))
+
+    def differs(self, before: Support) -> list[Key]:
+        """Return the jobs around whose pods something is not as it was ``before``."""
+        places = self._found.keys() | before._found.keys()
+        jobs = {**before._jobs, **self._jobs}
+        changed = (p for p in places if self._found.get(p) != before._found.get(p))
+        return sorted({jobs[place] for place in changed})
 
 
 class Store:
@@ -21,10 +91,10 @@ class Store:
         self._jobs: dict[Key, Manifest] = {}
         self._waiting: dict[Key, set[Key]] = {}
         self._pods: dict[Key, dict[str, Manifest]] = {}
+        self._on: dict[str, set[tuple[Key, str]]] = {}  # by node: keys of jobs and names of pods
         self._gone: set[str] = set()
-        self._doubted: set[Key] = set()
         self.nodes: dict[str, NodeView] = {}
-        self.is_filled = False  # with everything that there was at the start
+        self.support = Support()
 
     def job(self, key: Key) -> Manifest | None:
         """Return the job, or None where there is none."""
@@ -46,6 +116,11 @@ class Store:
     def _uid(self, key: Key) -> str:
         job = self._jobs.get(key)
         return str(job["metadata"].get("uid", "")) if job is not None else ""
+
+    def is_short(self, key: Key) -> bool:
+        """Return whether a job has fewer pods than were asked for, that of the rendezvous included."""
+        nodes = (self._jobs.get(key, {}).get("status") or {}).get("nodes") or {}
+        return len(self.pods(key)) <= int(nodes.get("desired", 0))
 
     def set_job(self, manifest: Manifest, gone: bool = False) -> Key:
         """Remember, or forget, a job; return its key."""
@@ -83,36 +158,48 @@ class Store:
         if job is None:
             return None
         key = _key(manifest, str(job))
-        pods, name = self._pods.setdefault(key, {}), str(metadata["name"])
+        pods, name = self._pods.get(key, {}), str(metadata["name"])
         known = pods.get(name)
         if gone:
-            if known is None or known["metadata"].get("uid") == metadata.get("uid"):
-                pods.pop(name, None)
-        elif _newer(manifest, known):
-            pods[name] = _essence(manifest)
-        if not pods:
-            del self._pods[key]
-            self._doubted.discard(key)
-        if gone:
+            if known is not None and known["metadata"].get("uid") == metadata.get("uid"):
+                self._put(key, name, None)
             self._forget_node(_node_of(manifest))
+        elif _newer(manifest, known):
+            self._put(key, name, _essence(manifest))
         return key
 
-    def doubt(self, key: Key) -> None:
-        """Note that a watch began anew: what went in between, nobody told."""
-        self._doubted.add(key)
+    def _put(self, key: Key, name: str, pod: Manifest | None) -> None:
+        """Have ``pod`` in the place of the job's pod of that name; None: have none there."""
+        pods = self._pods.setdefault(key, {})
+        if (before := pods.pop(name, None)) is not None:
+            there = self._on[_node_of(before)]
+            there.discard((key, name))
+            if not there:
+                del self._on[_node_of(before)]
+        if pod is not None:
+            pods[name] = pod
+            self._on.setdefault(_node_of(pod), set()).add((key, name))
+        if not pods:
+            del self._pods[key]
 
-    def doubts(self, key: Key) -> bool:
-        """Return whether pods of the job may be gone that are remembered here."""
-        return key in self._doubted
+    def keep_pods(self, uids: Container[str], version: int, namespace: str = "") -> list[Key]:
+        """Forget the pods that are not among ``uids``, all that there were at ``version``; return whose.
 
-    def keep_pods(self, key: Key, uids: Container[str], version: int) -> None:
-        """Forget the pods of a job that are not among ``uids``, all that there were at ``version``."""
-        for pod in self._labelled(key):
-            changed = _version(pod)
-            made_since = changed is not None and changed > version
-            if pod["metadata"]["uid"] not in uids and not made_since:
-                self.set_pod(pod, gone=True)
-        self._doubted.discard(key)
+        A ``namespace``: they were all that there were in it.
+        """
+        missing = [
+            pod
+            for pod in self._all_pods()
+            if namespace in ("", pod["metadata"].get("namespace"))
+            and pod["metadata"].get("uid") not in uids
+            and (_version(pod) or 0) <= version
+        ]
+        keys = [self.set_pod(pod, gone=True) for pod in missing]
+        return [key for key in keys if key is not None]
+
+    def _all_pods(self) -> Iterator[Manifest]:
+        for pods in self._pods.values():
+            yield from pods.values()
 
     def drop_pod(self, key: Key, uid: str) -> None:
         """Forget the pod of that ``uid``, which is no more."""
@@ -131,19 +218,11 @@ class Store:
         before, self.nodes[view.name] = self.nodes.get(view.name), view
         (self._gone.add if gone else self._gone.discard)(view.name)
         self._forget_node(view.name)
-        return [] if before == view else self._on(view.name)
-
-    def _on(self, node: str) -> list[Key]:
-        """Return the jobs that have pods on ``node``."""
-        return [
-            key
-            for key, pods in self._pods.items()
-            if any(_node_of(pod) == node for pod in pods.values())
-        ]
+        return [] if before == view else sorted({key for key, _ in self._on.get(view.name, ())})
 
     def _forget_node(self, name: str) -> None:
         """Forget a node that is gone, and has no pods any more."""
-        if name in self._gone and not self._on(name):
+        if name in self._gone and name not in self._on:
             self._gone.discard(name)
             del self.nodes[name]
 
@@ -160,10 +239,24 @@ def _start_after(namespace: str, job: Manifest | None) -> list[Key]:
 
 def _essence(pod: Manifest) -> Manifest:
     """Return what ``observed`` reads of a pod."""
-    kept = {key: pod[key] for key in ("kind", "status") if key in pod}
     gates = pod.get("spec", {}).get("schedulingGates")
     spec = {"nodeName": _node_of(pod), **({"schedulingGates": gates} if gates else {})}
-    return {**kept, "metadata": _without_managers(pod), "spec": spec}
+    kept = {"kind": pod["kind"]} if "kind" in pod else {}
+    status = {"status": _status(pod["status"])} if "status" in pod else {}
+    return {**kept, "metadata": _only(pod["metadata"], _METADATA), "spec": spec, **status}
+
+
+def _status(status: Manifest) -> Manifest:
+    kept: dict[str, Any] = _only(status, _STATUS)
+    for key, fields in (("conditions", _CONDITION), ("containerStatuses", _CONTAINER)):
+        if isinstance(items := kept.get(key), list):
+            kept[key] = [_only(item, fields) for item in items]
+    return kept
+
+
+def _only(of: Any, keys: tuple[str, ...]) -> Any:
+    """Return what a mapping has of ``keys``; what is no mapping as it is."""
+    return {key: of[key] for key in keys if key in of} if isinstance(of, Mapping) else of
 
 
 def _without_managers(manifest: Manifest) -> Manifest:

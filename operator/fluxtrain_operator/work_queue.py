@@ -43,6 +43,12 @@ class WorkQueue:
             self._waiting.add(key)
             self._ready.put_nowait(key)
 
+    def reorder(self, rank: Callable[[Key], int]) -> None:
+        """Let the keys that wait have their turns in the order of ``rank``, those of equal rank as before."""
+        waiting = sorted((self._ready.get_nowait() for _ in range(self._ready.qsize())), key=rank)
+        for key in waiting:
+            self._ready.put_nowait(key)
+
     async def run(self, work: Work, num_workers: int) -> None:
         """Work on keys until cancelled, ``num_workers`` at a time."""
         async with asyncio.TaskGroup() as group:

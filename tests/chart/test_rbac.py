@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from fluxtrain_operator import handlers, names
 from fluxtrain_operator.cluster import Cluster
+from fluxtrain_operator.feeds import Feeds
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.leader import Election
 from fluxtrain_operator.metrics import Metrics
@@ -33,12 +34,12 @@ ROOT = Path(__file__).parents[2]
 LONG_AGO = "2020-01-01T00:00:00Z"
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 PATH = re.compile(
-    r"/apis?/(?:(?P<group>[^/]+)/)?v[^/]+/namespaces/(?P<namespace>[^/]+)/(?P<plural>[^/]+)"
+    r"/apis?/(?:(?P<group>[^/]+)/)?v[^/]+/(?:namespaces/(?P<namespace>[^/]+)/)?(?P<plural>[^/]+)"
     r"(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?"
 )
 
 
-def rights_of(method: str, path: str) -> Iterator[tuple[str, str]]:
+def rights_of(method: str, path: str, watch: bool) -> Iterator[tuple[str, str]]:
     """Yield what the API server asks its authorizer for a request."""
     found = PATH.fullmatch(path)
     if found is None:
@@ -47,7 +48,8 @@ def rights_of(method: str, path: str) -> Iterator[tuple[str, str]]:
     resource += f".{found['group']}" if found["group"] else ""
     if method == "PATCH":
         yield resource, "create"  # an apply may create
-    yield resource, VERBS.get(method, "get" if found["name"] else "list")
+    reading = "watch" if watch else "get" if found["name"] else "list"
+    yield resource, VERBS.get(method, reading)
 
 
 OWN: Manifest = {
@@ -75,7 +77,10 @@ class Recorder:
         self.leases: dict[str, Manifest] = {}
 
     async def answer(self, request: web.Request) -> web.Response:
-        self.seen |= set(rights_of(request.method, request.path))
+        watch = "watch" in request.query
+        self.seen |= set(rights_of(request.method, request.path, watch))
+        if watch:
+            return web.Response(text="")
         body = await request.json() if request.can_read_body else {}
         if "/leases" in request.path:
             return self._lease(request, body)
@@ -136,6 +141,7 @@ async def ask_for_everything() -> set[tuple[str, str]]:
         ):
             for manifest in JOBS:
                 await reconcile(Cluster(api, http), manifest)
+            await watch_everything(api, recorder)
             election = Election(api, "team", "lease", "me").lead(lambda: asyncio.sleep(0))
             await asyncio.wait_for(election, 30)
     finally:
@@ -154,8 +160,22 @@ async def reconcile(cluster: Cluster, manifest: Manifest) -> None:
     await Reconciler(store, cluster, metrics, "trainer").reconcile(("team", "job"))
 
 
+async def watch_everything(api: ApiClient, recorder: Recorder) -> None:
+    """Fill a store of a namespace, and go on until everything is watched that is not kopf's."""
+    feeds = Feeds(api, Store(), Metrics(CollectorRegistry()), lambda key: None, ["team"])
+    running = asyncio.create_task(feeds.run())
+    try:
+        async with asyncio.timeout(30):
+            await feeds.filled()
+            while sum(verb == "watch" for _, verb in recorder.seen) < 2:
+                await asyncio.sleep(0.01)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 def watched() -> set[tuple[str, str]]:
-    """Return the rights that kopf needs for the operator's watches."""
+    """Return the rights that kopf needs for its watch."""
     metrics = Metrics(CollectorRegistry())
     queue = WorkQueue(lambda key, error: None)
     registry = handlers.registry_of(Store(), queue, metrics)

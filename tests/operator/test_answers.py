@@ -278,10 +278,11 @@ def test_where_very_many_do_not_answer_they_are_asked_less_often(
         return step(1) if address == "answers" else None
 
     async def main() -> None:
-        store = Store()
+        store = make_store()
         for index in range(num_jobs):
             one = pod(0, uid=f"silent-{index}")
             one["metadata"]["labels"] = {names.LABEL_JOB: f"silent-{index}"}
+            store.set_job({"metadata": {**JOB["metadata"], "name": f"silent-{index}"}})
             store.set_pod(one)
         talking = pod(1)
         talking["status"]["podIP"] = "answers"

@@ -22,7 +22,7 @@ from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.plan import Event, Plan
 from fluxtrain_operator.progress import Progress
 from fluxtrain_operator.reconcile import Memory, Reconciler, can_wait
-from fluxtrain_operator.store import Store
+from fluxtrain_operator.store import Store, Support
 from fluxtrain_operator.timestamps import stamp
 
 NOW = stamp(time.time())
@@ -34,8 +34,6 @@ class Agreeing:
 
     def __init__(self, refuse: Iterable[str] = (), code: int = 503) -> None:
         self.told: list[tuple[str, str, str]] = []
-        self.uids: set[str] = set()
-        """Of the pods that there are, as the API server lists them."""
         self.made: dict[str, Manifest] = {}
         self._refuse, self._code, self._versions = set(refuse), code, count(100)
 
@@ -75,10 +73,6 @@ class Agreeing:
     async def applied(self, job: Job, kinds: Mapping[str, str]) -> dict[tuple[str, str], Applied]:
         await self._do("list", "all", job.name)
         return {}
-
-    async def pods(self, job: Job) -> tuple[set[str], int]:
-        await self._do("list", "pods", job.name)
-        return self.uids, next(self._versions)
 
     async def serves(self, version: str) -> bool:
         return False
@@ -185,7 +179,7 @@ def test_a_pod_that_the_server_cannot_make_fails_the_reconcile_after_the_others_
     assert sorted(ended) == ["Pod/job-0", "Pod/job-2", "Pod/job-3", "Pod/job-rendezvous"]
 
 
-@pytest.mark.parametrize(("status", "num_lists"), [({}, 0), ({"phase": "Pending"}, 2)])
+@pytest.mark.parametrize(("status", "num_lists"), [({}, 0), ({"phase": "Pending"}, 1)])
 def test_only_for_a_job_that_is_not_new_is_looked_what_there_is(
     status: dict[str, Any], num_lists: int
 ) -> None:
@@ -214,23 +208,42 @@ def uids_of(reconciler: Reconciler) -> set[str]:
     return {pod["metadata"]["uid"] for pod in reconciler.store.pods(("ns", "job"))}
 
 
-@pytest.mark.parametrize("doubted", [True, False])
-def test_a_pod_that_went_while_there_was_no_watch_is_replaced(doubted: bool) -> None:
+def listed(reconciler: Reconciler) -> Support:
+    """Return what a list of all that is around pods finds of the job, as it was applied."""
+    found = Support(at=time.monotonic())
+    owner = {"controller": True, "uid": "uid-job"}
+    labels = {names.LABEL_JOB: "job"}
+    for (kind, name), applied in reconciler._memories["ns", "job"].applied.items():
+        notes = {names.ANNOTATION_APPLIED: applied.hashed}
+        common = {"labels": labels, "annotations": notes, "ownerReferences": [owner]}
+        metadata = {"name": name, "namespace": "ns", "uid": applied.uid, **common}
+        found.add(kind, {"metadata": metadata})
+    return found
+
+
+def test_what_was_listed_for_all_jobs_together_is_not_listed_for_each() -> None:
     cluster = Agreeing()
 
     async def main() -> None:
         reconciler = make_reconciler(cluster, make_job())
         await reconciler.reconcile(("ns", "job"))
-        before = uids_of(reconciler)
-        cluster.uids = set(sorted(before)[1:])
-        if doubted:
-            reconciler.store.doubt(("ns", "job"))
-        await reconciler.reconcile(("ns", "job"))
-        assert len(uids_of(reconciler)) == 5
-        assert (uids_of(reconciler) == before) is not doubted
-        assert cluster.requests("list") == ["pods/job"] * doubted
-        assert not reconciler.store.doubts(("ns", "job"))
+        support = listed(reconciler)
+        follower = make_reconciler(cluster, *[reconciler.store.job(("ns", "job"))])
+        for pod in reconciler.store.pods(("ns", "job")):
+            follower.store.set_pod(pod)
+        follower.store.support = support
+        cluster.told.clear()
+        await follower.reconcile(("ns", "job"))
+        for verb in ("list", "create", "apply"):
+            assert cluster.requests(verb) == []
+        left = support.of("ns", "uid-job")
+        kind, name = next(iter(left))
+        left.pop((kind, name))
+        follower.store.support = Support(time.monotonic(), {("ns", "uid-job"): left})
+        await follower.reconcile(("ns", "job"))
+        assert cluster.requests("create") == [f"{kind}/{name}"], "what is missing is made anew"
         await reconciler.answers.close()
+        await follower.answers.close()
 
     asyncio.run(main())
 

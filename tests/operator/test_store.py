@@ -8,7 +8,7 @@ import pytest
 
 from fluxtrain_operator import names
 from fluxtrain_operator.observed import Pod
-from fluxtrain_operator.store import Store
+from fluxtrain_operator.store import Applied, Store, Support
 
 
 def job(version: int = 1, name: str = "job") -> dict[str, Any]:
@@ -142,10 +142,11 @@ def test_pods_that_went_unnoticed_are_forgotten_and_those_made_since_are_kept() 
     store = make_store()
     for name, version in (("job-0", 5), ("job-1", 6), ("job-2", 9)):
         store.set_pod(pod(name, version, uid=name))
-    store.doubt(KEY)
-    store.keep_pods(KEY, {"job-0"}, version=8)
+    assert store.keep_pods({"job-0"}, version=8, namespace="other") == []
+    assert store.keep_pods({"job-0"}, version=8, namespace="ns") == [KEY]
     assert sorted(p["metadata"]["name"] for p in store.pods(KEY)) == ["job-0", "job-2"]
-    assert not store.doubts(KEY)
+    assert store.keep_pods(set(), version=9) == [KEY, KEY]
+    assert store.pods(KEY) == []
 
 
 def orphan(name: str, **metadata: Any) -> dict[str, Any]:
@@ -187,5 +188,52 @@ def test_a_job_that_is_created_anew_has_none_of_the_pods_of_the_one_before() -> 
 def test_strangers_that_went_unnoticed_are_forgotten_too() -> None:
     store = make_store()
     store.set_pod(orphan("job-1"))
-    store.keep_pods(KEY, set(), version=8)
+    store.keep_pods(set(), version=8)
     assert store.strangers(KEY) == []
+
+
+def test_a_node_concerns_the_jobs_whose_pods_are_on_it_now() -> None:
+    store = make_store()
+    store.set_pod(pod("job-0", 1, node=""))
+    assert store.set_node(node(ready=False)) == []
+    store.set_pod(pod("job-0", 2, node="n1"))
+    assert store.set_node(node(ready=True)) == [KEY]
+    store.set_pod(pod("job-0", 3, uid="another", node="n2"))
+    assert store.set_node(node(ready=False)) == []
+    assert store.set_node(node("n2")) == [KEY]
+
+
+def around(kind: str, name: str, hashed: str, **owner: Any) -> tuple[str, dict[str, Any]]:
+    notes = {names.ANNOTATION_APPLIED: hashed}
+    labels = {names.LABEL_JOB: "job"}
+    metadata = {"name": name, "namespace": "ns", "labels": labels, "annotations": notes}
+    return kind, {"metadata": {**metadata, "ownerReferences": [owner] if owner else []}}
+
+
+def test_of_what_is_around_pods_only_what_their_job_controls_counts() -> None:
+    support = Support()
+    support.add(*around("Service", "job", "a", uid="u", controller=True))
+    support.add(*around("Service", "foreign", "b"))
+    support.add(*around("Service", "lent", "c", uid="u", controller=False))
+    assert support.of("ns", "u") == {("Service", "job"): Applied("", "a")}
+    assert support.of("ns", "other") == {}
+
+
+def test_a_job_is_told_of_when_something_around_its_pods_came_went_or_changed() -> None:
+    before, after, none = Support(), Support(), Support()
+    before.add(*around("Service", "job", "a", uid="u", controller=True))
+    after.add(*around("Service", "job", "b", uid="u", controller=True))
+    assert after.differs(before) == none.differs(before) == before.differs(none) == [KEY]
+    assert after.differs(after) == []
+
+
+def test_a_job_is_short_that_has_fewer_pods_than_were_asked_for() -> None:
+    store = make_store()
+    asked = job()
+    asked["status"] = {"nodes": {"ready": 0, "desired": 2}}
+    store.set_job(asked)
+    assert store.is_short(KEY)
+    for number, name in enumerate(("job-rendezvous", "job-0", "job-1")):
+        assert store.is_short(KEY), number
+        store.set_pod(pod(name, uid=name))
+    assert not store.is_short(KEY)

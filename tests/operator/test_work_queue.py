@@ -184,3 +184,26 @@ def test_nothing_is_remembered_of_keys_that_need_no_more_work() -> None:
     }
     assert len(sizes) >= 5
     assert not any(sizes.values()), sizes
+
+
+def test_keys_that_wait_can_be_put_in_another_order() -> None:
+    turns: list[Key] = []
+    keys = [("ns", name) for name in "abcdef"]
+
+    async def work(key: Key) -> None:
+        turns.append(key)
+
+    async def main() -> None:
+        queue = WorkQueue(lambda key, error: None)
+        for key in keys:
+            queue.add(key)
+        queue.reorder(lambda key: 0 if key in (keys[2], keys[5]) else 1)
+        queue.add(keys[0])
+        assert len(queue) == 6
+        workers = asyncio.create_task(queue.run(work, 1))
+        await asyncio.sleep(0.05)
+        workers.cancel()
+        await asyncio.gather(workers, return_exceptions=True)
+
+    asyncio.run(main())
+    assert turns == [keys[2], keys[5], keys[0], keys[1], keys[3], keys[4]]
