@@ -49,7 +49,8 @@ golden: setup ## write the golden files anew; review the diff like code
 bench: setup ## measure against the peers (makes their environments; about an hour)
 	$(BIN)/python -m benchmarks
 
-bench-operator: setup ## our operator against Kubeflow's training-operator, on 400 fake nodes; as root
+bench-operator: setup ## our operator among 1,000 jobs, and against Kubeflow's training-operator, on fake nodes; as root
+	$(BIN)/python -m benchmarks.operator_alone
 	$(BIN)/python -m benchmarks.operator
 
 cluster: setup ## start a real Kubernetes of three nodes (NODES=) on this machine, as root; prints the KUBECONFIG to export

@@ -15,6 +15,7 @@ from statistics import median
 
 import cluster
 from benchmarks.operator_contender import Contender, Fluxtrain, TrainingOperator
+from benchmarks.operator_scale import Measured, scale
 from benchmarks.operator_turn import Turn, take_turn
 from benchmarks.table import print_table, spread
 from cluster import ClusterError, binaries, fake_nodes, processes
@@ -39,11 +40,12 @@ def _prepared(options: argparse.Namespace, contenders: Sequence[Contender]) -> I
     mine = not KUBECONFIG.exists()
     if mine:
         cluster.up()
-    binaries.link(binaries.build("training-operator"))
+    if options.rounds:
+        binaries.link(binaries.build("training-operator"))
     faked = processes.alive(fake_nodes.PROCESS)
     try:
         fake_nodes.start(options.nodes)
-        with _defined(contenders):
+        with _defined(contenders[: 1 + bool(options.rounds)]):
             yield
     finally:
         if mine:
@@ -92,6 +94,15 @@ def _report(turns: Mapping[str, list[Turn]], options: argparse.Namespace) -> Non
     print(NOTES)
 
 
+def _report_scale(found: Measured, options: argparse.Namespace) -> None:
+    print_table(
+        f"fluxtrain alone: {options.scale_jobs} jobs x {options.pods} pods"
+        f" on {options.scale_nodes} fake nodes",
+        ["", "fluxtrain"],
+        [[measure, f"{value:.1f}"] for measure, value in found.items()],
+    )
+
+
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.operator", description=__doc__)
     parser.add_argument("--jobs", type=int, default=200)
@@ -99,6 +110,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=400, help="fake nodes, of eight GPUs each")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=600, help="seconds for the pods of a turn")
+    parser.add_argument("--scale-jobs", type=int, default=1000, help="of ours alone; 0: none")
+    parser.add_argument("--scale-nodes", type=int, default=1000)
+    parser.add_argument("--scale-timeout", type=float, default=900)
     return parser.parse_args(arguments)
 
 
@@ -109,6 +123,10 @@ def main(arguments: list[str] | None = None) -> int:
     turns: dict[str, list[Turn]] = {contender.title: [] for contender in contenders}
     try:
         with _prepared(options, contenders):
+            if options.scale_jobs:
+                say("ours alone")
+                fake_nodes.start(options.scale_nodes)
+                _report_scale(scale(Fluxtrain(NAMESPACE), options), options)
             for number in range(options.rounds):
                 for contender in contenders if number % 2 == 0 else contenders[::-1]:
                     say(f"round {number + 1} of {options.rounds}: {contender.title}")
@@ -116,7 +134,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ClusterError as error:
         say(f"error: {error}")
         return error.exit_code
-    _report(turns, options)
+    if options.rounds:
+        _report(turns, options)
     return 0
 
 

@@ -62,17 +62,17 @@ def take_turn(contender: Contender, options: argparse.Namespace) -> Turn:
     """Start the operator, create the jobs, wait until all pods run; leave nothing behind."""
     jobs = [contender.job(f"job-{index}", options.pods) for index in range(options.jobs)]
     expected = options.jobs * options.pods
-    with _namespace(contender.namespace), _running(contender) as pid:
-        with _watched(contender) as pods:
+    with in_namespace(contender.namespace), running(contender) as pid:
+        with watched(contender) as pods:
             before = _counters(contender, pid)
             began = monotonic()
-            _create(jobs, contender.namespace)
+            create(jobs, contender.namespace)
             applied = monotonic() - began
-            _wait_for(pods, expected, contender, options.timeout)
-            cores = _cores()
+            wait_for_pods(pods, expected, contender, options.timeout)
+            ticks = cores()
         sleep(QUIET_SECONDS)
-        after = {**_counters(contender, pid), **cores}
-        peak = _peak_bytes(pid)
+        after = {**_counters(contender, pid), **ticks}
+        peak = peak_bytes(pid)
     used = {name: value - before.get(name, 0.0) for name, value in after.items()}
     return {
         "kubectl create, s": applied,
@@ -124,7 +124,7 @@ def quantile(buckets: Mapping[float, float], part: float) -> float:
     return float("nan")
 
 
-def _create(jobs: Sequence[Manifest], namespace: str) -> None:
+def create(jobs: Sequence[Manifest], namespace: str) -> None:
     """Create ``jobs``, by several kubectl side by side: one alone waits for the server most of the time."""
     shares = [jobs[start::NUM_KUBECTL] for start in range(NUM_KUBECTL)]
 
@@ -138,7 +138,7 @@ def _create(jobs: Sequence[Manifest], namespace: str) -> None:
         list(pool.map(create, filter(None, shares)))
 
 
-def _wait_for(pods: Pods, expected: int, contender: Contender, seconds: float) -> None:
+def wait_for_pods(pods: Pods, expected: int, contender: Contender, seconds: float) -> None:
     def done() -> bool:
         processes.require_alive(contender.process)
         return len(pods.running) >= expected
@@ -151,7 +151,7 @@ def _wait_for(pods: Pods, expected: int, contender: Contender, seconds: float) -
 
 
 @contextmanager
-def _namespace(name: str) -> Iterator[None]:
+def in_namespace(name: str) -> Iterator[None]:
     """Make a namespace; at the end delete it, and wait until all that was in it is gone."""
     delete = ("delete", "namespace", name, "--ignore-not-found", "--timeout=600s")
     kubectl(*delete, seconds=620)  # of a run that was killed
@@ -163,7 +163,7 @@ def _namespace(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _running(contender: Contender) -> Iterator[int]:
+def running(contender: Contender) -> Iterator[int]:
     """Run the operator; yield its process id."""
     contender.stop()  # of a run that was killed
     try:
@@ -176,7 +176,7 @@ def _running(contender: Contender) -> Iterator[int]:
 
 
 @contextmanager
-def _watched(contender: Contender) -> Iterator[Pods]:
+def watched(contender: Contender) -> Iterator[Pods]:
     """Yield the times of the namespace's pods, which grow as long as the block lasts."""
     found, ended = Pods(contender.is_training_pod), threading.Event()
     watches: list[subprocess.Popen[str]] = []
@@ -213,26 +213,26 @@ def _watch(namespace: str) -> subprocess.Popen[str]:
 def _counters(contender: Contender, pid: int) -> Counters:
     """Return all that is counted: the operator's own metrics, and everybody's CPU seconds."""
     found = contender.samples()
-    found["cpu", contender.process] = _cpu_seconds(pid)
+    found["cpu", contender.process] = cpu_seconds(pid)
     for name in sum(CLUSTER_PARTS.values(), ()):
         part = processes.pid_of(name)
-        found["cpu", name] = 0.0 if part is None else _cpu_seconds(part)
-    return {**found, **_cores()}
+        found["cpu", name] = 0.0 if part is None else cpu_seconds(part)
+    return {**found, **cores()}
 
 
-def _cores() -> Counters:
+def cores() -> Counters:
     """Return the ticks of all cores, and of those that they were idle."""
     line = Path("/proc/stat").read_text().splitlines()[0]
     ticks = [int(number) for number in line.split()[1:9]]
     return {("cores", "all"): sum(ticks), ("cores", "idle"): ticks[3] + ticks[4]}
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _peak_bytes(pid: int) -> int:
+def peak_bytes(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     peak = next(line for line in lines if line.startswith("VmHWM:"))
     return 1024 * int(peak.split()[1])

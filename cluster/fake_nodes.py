@@ -24,7 +24,7 @@ STAGES = (
 )
 """What happens to fake nodes and pods: KWOK's own rules, from the module that it is built from."""
 
-READY_SECONDS = 120
+READY_SECONDS = 300
 
 
 def start(count: int, num_gpus: int = fake_gpus.NUM_GPUS) -> list[str]:

@@ -1,0 +1,141 @@
+"""Our operator among very many jobs, on an API server that only keeps objects: no root, no cluster.
+
+So that the operator is what limits, and neither a scheduler nor etcd. The same three questions as in
+`benchmarks.operator_scale`: pods per second from the first to the last, an idle minute, a restart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from benchmarks.operator_turn import cpu_seconds, peak_bytes
+from benchmarks.table import print_table
+from tests.operator import crowd
+from tests.operator.fake_api_server import FakeApiServer, serving
+
+PARTS = 8
+SETTLE_SECONDS, IDLE_SECONDS = 60, 60
+KUBELET_SECONDS = 0.5
+"""From a pod's creation to its running."""
+
+
+class Busy(FakeApiServer):
+    """Runs every pod, and notes when it was created."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[float] = []
+        self.num_running = 0
+
+    def put(self, plural: str, manifest: dict[str, Any]) -> dict[str, Any]:
+        made = super().put(plural, manifest)
+        if plural == "pods" and "status" not in manifest:
+            self.made.append(monotonic())
+            node = f"node-{len(self.made) % 1000}"
+            asyncio.get_running_loop().call_later(KUBELET_SECONDS, self._run, made, node)
+        return made
+
+    def _run(self, pod: dict[str, Any], node: str) -> None:
+        self.num_running += 1
+        self.put("pods", crowd.running(pod, node))
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> list[list[str]]:
+    """Return the rows of the table."""
+    server, rows = Busy(), list[list[str]]()
+
+    def note(what: str, value: float) -> None:
+        rows.append([what, f"{value:.1f}"])
+        print(f"{what}: {value:.1f}", file=sys.stderr, flush=True)
+
+    num_all = options.jobs * (options.pods + 1)
+    for index in range(options.nodes):
+        server.put("nodes", crowd.node(f"node-{index}"))
+    async with serving(server, folder) as kubeconfig:
+        process = await _start(kubeconfig)
+        await _until(lambda: bool(server.of("leases").objects))
+        began = monotonic()
+        for index in range(options.jobs):
+            server.put("fluxtrainings", crowd.job(f"job-{index}", options.pods))
+            await asyncio.sleep(0)
+        await _until(lambda: server.num_running >= num_all)
+        size = num_all // PARTS
+        edges = [began, *(server.made[size * part - 1] for part in range(1, PARTS + 1))]
+        note("all pods created, s", server.made[-1] - began)
+        note("pods created per second", num_all / (server.made[-1] - began))
+        note("the same, slowest eighth", min(size / (b - a) for a, b in pairwise(edges)))
+        note(
+            "CPU of the operator until all run, ms per pod",
+            1000 * cpu_seconds(process.pid) / num_all,
+        )
+        await asyncio.sleep(SETTLE_SECONDS)
+        before = cpu_seconds(process.pid)
+        await asyncio.sleep(IDLE_SECONDS)
+        note("CPU of an idle minute, s", cpu_seconds(process.pid) - before)
+        note("peak resident memory, MiB", peak_bytes(process.pid) / 2**20)
+        process.kill()
+        await process.wait()
+        lost, pods = (crowd.NAMESPACE, f"job-{options.jobs - 1}-0"), server.of("pods").objects
+        server.remove("pods", *lost)
+        server.oldest, num_made = server.version, len(server.made)
+        server.of("leases").objects.clear()
+        server.requests.clear()
+        process = await _start(kubeconfig)
+        await _until(lambda: lost in pods)
+        replaced, cpu = monotonic(), cpu_seconds(process.pid)
+        lists = [r.at for r in server.requests if r.path == "/api/v1/pods" and not r.watch]
+        note("restart: pods listed, s", lists[-1] - lists[0])
+        note("restart: from the last list to the lost pod's successor, s", replaced - lists[-1])
+        note("restart: CPU of the operator until then, s", cpu)
+        await asyncio.sleep(SETTLE_SECONDS)
+        note("restart: CPU of the next minute, s", cpu_seconds(process.pid) - cpu)
+        note("restart: peak resident memory, MiB", peak_bytes(process.pid) / 2**20)
+        note("restart: pods created", len(server.made) - num_made)
+        stopping = monotonic()
+        process.terminate()
+        await process.wait()
+        note("stopped after, s", monotonic() - stopping)
+    return rows
+
+
+async def _start(kubeconfig: Path) -> asyncio.subprocess.Process:
+    argv = ["-m", "fluxtrain_operator", f"--image={crowd.IMAGE}", "--address=127.0.0.1", "--port=0"]
+    env = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+    return await asyncio.create_subprocess_exec(sys.executable, *argv, env=env)
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.02)
+
+
+def main() -> None:
+    """Measure, and print one table."""
+    parser = argparse.ArgumentParser(prog="benchmarks.operator_alone", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--pods", type=int, default=8, help="training pods of each job")
+    parser.add_argument("--nodes", type=int, default=1000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = asyncio.run(measure(options, Path(folder)))
+    print_table(
+        f"{options.jobs} jobs x {options.pods} pods and a rendezvous each, {options.nodes} nodes,"
+        " an API server that only keeps objects",
+        ["", "fluxtrain"],
+        rows,
+    )
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        main()

@@ -1,0 +1,114 @@
+"""Our operator among many jobs: pods per second from the first to the last, an idle minute, a restart."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Mapping
+from itertools import pairwise
+from time import monotonic, sleep
+
+from benchmarks.operator_contender import Fluxtrain
+from benchmarks.operator_turn import (
+    Pods,
+    cores,
+    cpu_seconds,
+    create,
+    in_namespace,
+    peak_bytes,
+    running,
+    wait_for_pods,
+    watched,
+)
+from cluster import ClusterError, processes
+from cluster.kubectl import kubectl
+from cluster.progress import say, wait_until
+
+Measured = Mapping[str, float]
+
+PARTS = 8
+"""Of the pods, in the order in which they were created: each part's rate is told."""
+SETTLE_SECONDS = 60.0
+"""After the last pod runs, until the operator has told all about it."""
+IDLE_SECONDS = 60.0
+
+
+def scale(contender: Fluxtrain, options: argparse.Namespace) -> Measured:
+    """Create the jobs, let them be for a minute, kill the operator and a pod; return what that took."""
+    jobs = [contender.job(f"job-{index}", options.pods) for index in range(options.scale_jobs)]
+    expected = options.scale_jobs * options.pods
+    with in_namespace(contender.namespace), running(contender) as pid:
+        with watched(contender) as pods:
+            began = monotonic()
+            create(jobs, contender.namespace)
+            wait_for_pods(pods, expected, contender, options.scale_timeout)
+        made = {**_rates(pods, began), "CPU of the operator until all run, s": cpu_seconds(pid)}
+        say(f"all pods run: {made}")
+        sleep(SETTLE_SECONDS)
+        idle = _idle(pid)
+        say(f"idle: {idle}")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not processes.alive(contender.process), "the operator is killed")
+        return {**made, **idle, **_restarted(contender, f"job-{options.scale_jobs - 1}-0")}
+
+
+def _rates(pods: Pods, began: float) -> Measured:
+    """Return pods per second of all, and of the slowest part."""
+    times = sorted(pods.seen.values())
+    size = len(times) // PARTS
+    edges = [began, *(times[size * part - 1] for part in range(1, PARTS + 1))]
+    rates = [size / (last - first) for first, last in pairwise(edges)]
+    say("pods per second, an eighth after the other: " + ", ".join(f"{r:.0f}" for r in rates))
+    return {
+        "all pods created, s": times[-1] - began,
+        "pods created per second": len(times) / (times[-1] - began),
+        "the same, slowest eighth": min(rates),
+        "all pods running, s": max(pods.running.values()) - began,
+    }
+
+
+def _idle(pid: int) -> Measured:
+    before, ticks, began = cpu_seconds(pid), cores(), monotonic()
+    sleep(IDLE_SECONDS)
+    used = {name: value - ticks[name] for name, value in cores().items()}
+    return {
+        "CPU of an idle minute, s": (cpu_seconds(pid) - before) * 60 / (monotonic() - began),
+        "cores busy with anything meanwhile, %": 100
+        * (1 - used["cores", "idle"] / used["cores", "all"]),
+        "peak resident memory, MiB": peak_bytes(pid) / 2**20,
+    }
+
+
+def _restarted(contender: Fluxtrain, lost: str) -> Measured:
+    """Delete a pod while there is no operator; return what the next one took to replace it."""
+    where = f"--namespace={contender.namespace}"
+    before = _uid(contender, lost)
+    kubectl("delete", "pod", lost, where, "--now")
+    began = monotonic()
+    contender.start()
+    led = monotonic()
+    wait_until(
+        lambda: _uid(contender, lost) not in ("", before),
+        f"{lost} is replaced",
+        seconds=600,
+        every=0.1,
+    )
+    replaced = monotonic()
+    pid = processes.pid_of(contender.process)
+    if pid is None:
+        raise ClusterError(f"{contender.title} has ended")
+    cpu = cpu_seconds(pid)
+    sleep(SETTLE_SECONDS)
+    return {
+        "restart: from its start to the Lease, s": led - began,
+        "restart: from the Lease to the lost pod's successor, s": replaced - led,
+        "restart: CPU until then, s": cpu,
+        "restart: CPU of the first minute after, s": cpu_seconds(pid) - cpu,
+        "restart: peak resident memory, MiB": peak_bytes(pid) / 2**20,
+    }
+
+
+def _uid(contender: Fluxtrain, pod: str) -> str:
+    flags = ("--ignore-not-found", "--output=jsonpath={.metadata.uid}")
+    return kubectl("get", "pod", pod, f"--namespace={contender.namespace}", *flags).strip()
