@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fluxtrain.contract.progress import COMPLETE, FINISHING
 from fluxtrain_operator.progress import Progress
 from fluxtrain_operator.store import Store
 from fluxtrain_operator.work_queue import Key
 
+_WAITING = (FINISHING, COMPLETE)
+"""Phases in which rank 0 is done, and other ranks may not be."""
 PROGRESS_SECONDS = 10.0
 """How often a job that trains is asked for its progress."""
 _PODS_AT_A_TIME = 256  # each costs an open file as long as it does not answer
@@ -130,14 +133,19 @@ class Answers:
         """
         pods, known, port = self._running(key), asking.answer, asking.port
         if known is not None and known.progress.rank == 0 and known.uid in pods:
-            progress = await self._ask_one(pods[known.uid], port)
+            progress = await self._ask_one(pods.pop(known.uid), port)
             if progress is not None and progress.rank == 0:
-                return Answer(known.uid, progress)
-            del pods[known.uid]
+                others = await self._ask_all(pods, port) if progress.phase in _WAITING else []
+                return Answer(known.uid, _with_signs_of(progress, others))
+        return min(
+            await self._ask_all(pods, port), key=lambda answer: answer.progress.rank, default=None
+        )
+
+    async def _ask_all(self, pods: Mapping[str, str], port: int) -> list[Answer]:
+        """Return what those of ``pods``, addresses by uid, say that answer."""
         found = await asyncio.gather(*(self._ask_one(address, port) for address in pods.values()))
         said = zip(pods, found, strict=True)
-        answers = [Answer(uid, progress) for uid, progress in said if progress is not None]
-        return min(answers, key=lambda answer: answer.progress.rank, default=None)
+        return [Answer(uid, progress) for uid, progress in said if progress is not None]
 
     async def _ask_one(self, address: str, port: int) -> Progress | None:
         async with self._places:
@@ -150,6 +158,13 @@ class Answers:
             for pod in self._store.pods(key)
             if _runs(pod)
         }
+
+
+def _with_signs_of(progress: Progress, others: list[Answer]) -> Progress:
+    """Return ``progress`` with the newest sign of progress of all: rank 0 waits for the others here."""
+    signs = (progress.alive, *(answer.progress.alive for answer in others))
+    newest = max((sign for sign in signs if sign is not None), default=None)
+    return replace(progress, alive=newest)
 
 
 def _runs(pod: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -125,6 +125,34 @@ def test_rank_0_is_found_in_another_pod() -> None:
             await asyncio.sleep(0.01)
 
     run(trainers, scenario)
+
+
+def test_where_rank_0_is_done_the_others_tell_whether_there_is_progress() -> None:
+    said = {
+        "10.0.0.1": replace(step(9), phase="complete", alive=100.0),
+        "10.0.0.2": replace(step(9), phase="sampling", alive=200.0, rank=4),
+    }
+
+    async def ask(address: str, port: int) -> Progress | None:
+        return said.get(address)
+
+    async def main() -> None:
+        store, news = Store(), list[Key]()
+        store.set_job(JOB)
+        for index in range(3):
+            store.set_pod(pod(index))
+        answers = Answers(store, ask, news.append, 0.02)
+        async with asyncio.timeout(20):
+            answers.follow(KEY, PORT)
+            while (last := answers.last(KEY)) is None or last.alive != 200.0:
+                await asyncio.sleep(0.01)
+            assert last.phase == "complete"
+            said["10.0.0.1"] = replace(step(9), phase="running", alive=300.0)
+            while (last := answers.last(KEY)) is None or last.alive != 300.0:
+                await asyncio.sleep(0.01)
+            await answers.close()
+
+    asyncio.run(main())
 
 
 def test_the_answer_of_a_pod_that_runs_no_more_is_not_believed() -> None:
