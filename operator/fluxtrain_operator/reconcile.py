@@ -236,10 +236,11 @@ class Reconciler:
             what = replace(what, uid=memory.applied.pop((what.kind, what.name)).uid)
         version = KINDS.get(what.kind) or APIS[job.spec.scheduling.gang]
         left = await self.cluster.delete(job.namespace, what, version)
+        key = job.namespace, job.name
         if what.kind == "Pod" and left is None:
-            self.store.drop_pod((job.namespace, job.name), what.uid)
+            self.store.drop_pod(key, what.uid)
         elif left is not None and left.get("kind") == "Pod":
-            self.store.set_pod(left)
+            self.store.update_pod(key, left)
 
     async def _make_pods(self, job: Job, pods: list[Manifest], memory: Memory) -> None:
         """Create ``pods`` some at a time; where some are refused, the others would be as well."""

@@ -201,6 +201,13 @@ class Store:
         for pods in self._pods.values():
             yield from pods.values()
 
+    def update_pod(self, key: Key, manifest: Manifest) -> None:
+        """Take in the answer to a pod's deletion, unless a watch has told already that the pod is gone."""
+        if any(
+            pod["metadata"]["uid"] == manifest["metadata"]["uid"] for pod in self._labelled(key)
+        ):
+            self.set_pod(manifest)
+
     def drop_pod(self, key: Key, uid: str) -> None:
         """Forget the pod of that ``uid``, which is no more."""
         for pod in self._labelled(key):

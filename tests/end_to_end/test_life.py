@@ -293,6 +293,30 @@ def test_a_change_that_would_make_it_another_run_is_refused_with_its_path(
     assert "stays as it was created; another value is another job" in said
 
 
+def test_a_job_of_an_earlier_ones_name_is_trained_itself(scene: Scene) -> None:
+    once = {"run": {**RUN, "schedule": {"steps": 2}}, "nodes": {"min": 1, "max": 1}, "storage": {}}
+    keep = {"lifecycle": {"cleanPods": "None"}}
+    scene.apply("again", **once, **keep)
+    scene.wait("again", is_complete)
+
+    before = scene.uids("again")
+    scene.kubectl("delete", "ft", "again", HERE)  # its pods are deleted while the next one starts
+    scene.apply("again", **once, **keep)
+    assert scene.wait("again", is_complete)["progress"]["step"] == 2
+    assert not set(scene.uids("again").values()) & set(before.values()), "pods of its own"
+
+    scene.kubectl("delete", "ft", "again", HERE, "--cascade=orphan")
+    scene.apply("again", **once, **keep)
+    told = scene.wait_for_condition("again", "Ready", "NameConflict")
+    assert "belongs to nobody; delete or rename it, or give the job another name" in told
+    found = scene.status("again")
+    assert (found["phase"], found.get("progress")) == ("Pending", None)
+    mine = "--selector=fluxtrain.dev/job=again"
+    scene.kubectl("delete", "pod,cm,svc,netpol", mine, HERE, seconds=120)
+    assert scene.wait("again", is_complete)["progress"]["step"] == 2
+    scene.kubectl("delete", "ft", "again", HERE)
+
+
 def test_a_job_of_another_controller_is_left_alone(scene: Scene) -> None:
     theirs = {"managedBy": "example.org/other"}
     scene.apply("theirs", **theirs)

@@ -293,3 +293,12 @@ def goes_on(scene: Scene) -> None:
     clear(scene)
     assert scene.operator.process is not None
     assert scene.operator.process.poll() is None, scene.operator.log()
+
+
+def test_all_pods_of_a_job_that_failed_while_they_waited_for_a_node_go(scene: Scene) -> None:
+    """The watch often tells that they are gone before the answer to their deletion arrives."""
+    for number in range(5):
+        scene.apply(f"late-{number}", lifecycle={"activeDeadlineSeconds": 2})
+    for number in range(5):
+        scene.wait(f"late-{number}", "Failed", "DeadlineExceeded")
+        scene.wait_for_pods(f"late-{number}", 0, seconds=30)

@@ -71,6 +71,22 @@ def test_what_is_gone_is_forgotten() -> None:
     assert store.pods(KEY) == []
 
 
+def test_a_pod_that_is_gone_does_not_come_back_by_the_answer_to_its_deletion() -> None:
+    store = Store()
+    store.set_job(job())
+    store.set_pod(pod("job-0"))
+    going = pod("job-0")
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    store.update_pod(KEY, going)
+    assert "deletionTimestamp" in store.pods(KEY)[0]["metadata"]
+    store.set_pod(going, gone=True)
+    store.update_pod(KEY, going)
+    assert store.pods(KEY) == [], "the watch was first"
+    store.set_pod(pod("job-0", uid="next"))
+    store.update_pod(KEY, going)
+    assert [p["metadata"]["uid"] for p in store.pods(KEY)] == ["next"]
+
+
 def test_a_pod_of_nobody_is_left_alone() -> None:
     assert Store().set_pod({"metadata": {"name": "x", "namespace": "ns"}}) is None
 
