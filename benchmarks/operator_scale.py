@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 from collections.abc import Mapping
+from datetime import datetime
 from itertools import pairwise
 from time import monotonic, sleep
 
@@ -43,29 +44,47 @@ def scale(contender: Fluxtrain, options: argparse.Namespace) -> Measured:
             began = monotonic()
             create(jobs, contender.namespace)
             wait_for_pods(pods, expected, contender, options.scale_timeout)
-        made = {**_rates(pods, began), "CPU of the operator until all run, s": cpu_seconds(pid)}
+        made = {
+            **_rates(contender, pods, began),
+            "CPU of the operator until all run, s": cpu_seconds(pid),
+        }
         say(f"all pods run: {made}")
         sleep(SETTLE_SECONDS)
         idle = _idle(pid)
         say(f"idle: {idle}")
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not processes.alive(contender.process), "the operator is killed")
+        wait_until(
+            lambda: not processes.alive(contender.process), "the operator is killed", seconds=30
+        )
         return {**made, **idle, **_restarted(contender, f"job-{options.scale_jobs - 1}-0")}
 
 
-def _rates(pods: Pods, began: float) -> Measured:
-    """Return pods per second of all, and of the slowest part."""
-    times = sorted(pods.seen.values())
+def _rates(contender: Fluxtrain, pods: Pods, began: float) -> Measured:
+    """Return pods per second of all, and of the slowest part, by what the API server noted."""
+    times = sorted(_created(contender))
     size = len(times) // PARTS
-    edges = [began, *(times[size * part - 1] for part in range(1, PARTS + 1))]
-    rates = [size / (last - first) for first, last in pairwise(edges)]
+    edges = [times[0], *(times[size * part - 1] for part in range(1, PARTS + 1))]
+    rates = [size / max(1.0, last - first) for first, last in pairwise(edges)]
     say("pods per second, an eighth after the other: " + ", ".join(f"{r:.0f}" for r in rates))
     return {
-        "all pods created, s": times[-1] - began,
-        "pods created per second": len(times) / (times[-1] - began),
+        "all pods created, s": times[-1] - times[0],
+        "pods created per second": len(times) / max(1.0, times[-1] - times[0]),
         "the same, slowest eighth": min(rates),
         "all pods running, s": max(pods.running.values()) - began,
     }
+
+
+def _created(contender: Fluxtrain) -> list[float]:
+    """Return the Unix times, in whole seconds, at which the training pods were created."""
+    fields = '{range .items[*]}{.metadata.name} {.metadata.creationTimestamp}{"\\n"}{end}'
+    where = f"--namespace={contender.namespace}"
+    lines = kubectl("get", "pods", where, f"--output=jsonpath={fields}", seconds=300).splitlines()
+    found = (line.split() for line in lines)
+    return [
+        datetime.fromisoformat(time).timestamp()
+        for name, time in found
+        if contender.is_training_pod(name)
+    ]
 
 
 def _idle(pid: int) -> Measured:

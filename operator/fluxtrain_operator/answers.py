@@ -22,8 +22,8 @@ PROGRESS_SECONDS = 10.0
 """How often a job that trains is asked for its progress."""
 _PODS_AT_A_TIME = 256  # each costs an open file as long as it does not answer
 _JOBS_AT_A_TIME = 64
-_SILENT_PER_SECOND = 40.0
-"""Pods, of all jobs where nobody answered, that are asked in a second: each costs half a millisecond."""
+_SILENT_PER_SECOND = 25.0
+"""Pods, of all jobs where nobody answered, that are asked in a second: each costs a millisecond."""
 
 Ask = Callable[[str, int], Awaitable[Progress | None]]
 """Returns what the trainer at an address and port says, None where it says nothing."""

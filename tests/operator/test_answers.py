@@ -298,7 +298,7 @@ def test_a_pod_that_only_has_the_jobs_label_is_not_asked() -> None:
 def test_where_very_many_do_not_answer_they_are_asked_less_often(
     num_jobs: int, often: bool
 ) -> None:
-    """40 pods a second, of all jobs together; those that answer are asked as often as ever."""
+    """25 pods a second, of all jobs together; those that answer are asked as often as ever."""
     asked: list[str] = []
 
     async def ask(address: str, port: int) -> Progress | None:
