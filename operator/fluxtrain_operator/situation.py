@@ -248,7 +248,11 @@ class Situation:
 
     @property
     def _world_includes_suspects(self) -> bool:
-        """Return whether as many nodes train together, just now, as run: those that are not ready, too."""
+        """Return whether as many nodes train together, just now, as run: those that are not ready, too.
+
+        One of them may be a pod that was told to go and is out of reach. A lost one is replaced when that
+        pod is gone: until then as many train as should.
+        """
         size = self._world_size
         return size is not None and size >= len(self._up)
 

@@ -26,6 +26,8 @@ MAX_RESTARTS = 2
 PROGRAM_CODES, FATAL_CODE = (1, 74), 3
 _GRACE_SECONDS = 180
 _FRESH_SECONDS = 30.0
+_QUIET_ROUNDS = 5
+"""Of 15 s each: a sign of progress is believed for a minute."""
 _LATELY_SECONDS = 3600.0
 _OLDEST_PICTURES = 6
 _ALL_ACTS = 1000
@@ -333,8 +335,9 @@ class SmallCluster:
     # --- coming to rest
 
     def settle(self) -> None:
-        """Let nothing more go wrong, until nothing more happens."""
-        for _ in range(80):
+        """Let nothing more go wrong, until nothing more happens for as long as the planner may wait."""
+        num_quiet = 0
+        for _ in range(120):
             self.now += 15.0
             self.kill_orphans()
             for pod in self.everything():
@@ -345,7 +348,9 @@ class SmallCluster:
             result = self.reconcile()
             self.look()
             quiet = not result.delete and not result.create
-            if quiet and _same(before, self.status) and not self._holds():
+            rests = quiet and _same(before, self.status) and not self._holds()
+            num_quiet = num_quiet + 1 if rests else 0
+            if num_quiet > _QUIET_ROUNDS:
                 return
         raise AssertionError("the planner never came to rest")
 
@@ -361,7 +366,9 @@ class SmallCluster:
         else:
             assert status.phase == "Running", "with everything in place a job runs"
             there = [p for p in self.pods.values() if p in reachable or self._trains(p)]
-            assert len(there) == self.size.high, "as many pods as nodes.max"
+            zombies = [p for p in self._gang() if p.deleting and p.uid in self.world]
+            fits = len(there) <= self.size.high <= len(there) + len(zombies)
+            assert fits, "as many pods as nodes.max, or as many that train"
             made_for = {(pod.attempt, pod.spec_hash) for pod in there}
             assert made_for == {(status.attempt, wanted)}, "pods of one attempt and the newest spec"
             assert self.store is not None, "a rendezvous pod"

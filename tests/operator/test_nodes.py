@@ -54,6 +54,17 @@ def test_a_node_is_lost_when_training_goes_on_without_it_or_stops(
         assert result.requeue_after <= 60
 
 
+def test_while_as_many_train_as_run_nothing_is_given_up_whoever_they_are() -> None:
+    job = running(nodes={"min": 1, "max": 2})
+    going = make_pod(2, job, deleting=True, deletion_deadline=NOW + 100, node="spare-0")
+    pods = make_pod(0, job), make_pod(1, job), going
+    out = nodes("node-1", "spare-0")
+    for num_nodes, lost in ((3, []), (2, []), (1, ["job-1"])):
+        said = progress(num_nodes=num_nodes)
+        result = plan(job, observe(*pods, job=job, nodes=out, progress=said), NOW)
+        assert deleted(result) == lost
+
+
 @pytest.mark.parametrize("sign_ago", [5, 3000])
 @pytest.mark.parametrize("out", [NAMES, NAMES[:3], ("node-1", "spare-0", "spare-1")])
 def test_while_most_nodes_are_out_at_once_nothing_is_deleted(
