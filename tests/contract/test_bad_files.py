@@ -146,6 +146,8 @@ BAD_TEXTS: list[tuple[str, str, str]] = [
     ("an open bracket", "a: [1", "not YAML that can be read"),
     ("two documents", "---\na: 1\n---\nb: 2", "more than one document; give each job a file of its own"),
     ("a key twice", "a: 1\na: 2", "line 2, column 1: not YAML that can be read: the key 'a' stands twice"),
+    ("a list as a key", "spec: {[1]: 2}", "line 1, column 8: not YAML that can be read: a key must be"),
+    ("a mapping as a key", "? {a: 1}\n: 2", "a key must be a word or a number"),
     ("an alias", "a: &x [1]\nb: *x", "aliases are not read"),
     ("a Python object", "a: !!python/object/apply:os.system [ls]", "not YAML that can be read"),
     ("deeper than anyone writes", "[" * 5000, "not YAML that can be read"),

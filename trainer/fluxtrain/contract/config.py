@@ -193,7 +193,8 @@ class ParallelConfig(Section):
     micro_batch_size: Positive = 32
     """Most samples per rank in one forward pass; the rank's share is divided evenly, or filled up."""
     dp_replicate: Positive = 1
-    """Whole replicas of the shards (HSDP), fewer while the ranks are no multiple; 1 holds one (FSDP2)."""
+    """Whole replicas of the shards (HSDP), in an elastic job fewer while its ranks are no multiple; 1 holds
+    one (FSDP2)."""
     reshard_after_forward: bool = True
     """Whether gathered weights are freed between forward and backward: less memory, one more gather."""
     activation_checkpointing: Fraction = 0.0

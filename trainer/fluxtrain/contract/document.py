@@ -32,6 +32,9 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key_node, yaml.ScalarNode):
+                message = "a key must be a word or a number"
+                raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
             if key in seen:
                 message = f"the key {key!r} stands twice"
                 raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
