@@ -13,7 +13,7 @@ import pytest
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, Manifest
 from tests.end_to_end import stage
-from tests.end_to_end.kueue import FINALIZER, GATE, Kueue
+from tests.end_to_end.kueue import FINALIZER, GATE, RESOURCE, Kueue
 from tests.end_to_end.stage import RUN, Operator, condition, is_complete, job, losses, wait_for
 from tests.end_to_end.test_life import ledger, wanted
 
@@ -43,9 +43,13 @@ class Scene:
         """Create a job in the queue; a short one keeps its output to itself."""
         self.sizes[name] = num_nodes
         scheduling = {"queueName": QUEUE, **spec.pop("scheduling", {})}
-        fixed = {"gpusPerNode": 1, "nodes": {"min": 1, "max": num_nodes}, "scheduling": scheduling}
+        fixed = {"nodes": {"min": 1, "max": num_nodes}, "scheduling": scheduling}
         own = {} if "run" in spec else {"run": SHORT, "storage": {}}
-        self.kubectl.apply(job(name, **fixed, **own, **spec), namespace=NAMESPACE)
+        wanted = job(name, **fixed, **own, **spec)
+        # The nodes' GPUs are made up: the quota counts them, and the trainer is told of none.
+        (trainer,) = wanted["spec"]["podTemplate"]["spec"]["containers"]
+        trainer["resources"] = {"requests": {RESOURCE: "1"}, "limits": {RESOURCE: "1"}}
+        self.kubectl.apply(wanted, namespace=NAMESPACE)
 
     def suspend(self, name: str, suspend: bool) -> None:
         stage.suspend(self.kubectl, NAMESPACE, name, suspend)

@@ -55,7 +55,7 @@ def test_device_files_are_named_and_whether_they_open(
     monkeypatch.setattr(devices, "_opens", lambda path: path.name == "kfd")
     with pytest.raises(ConfigError) as raised:
         require_gpus(1, {}, tmp_path)
-    found = f"brings: {tmp_path}/kfd, {tmp_path}/dri/renderD128 (no access)\n"
+    found = f"brings: {tmp_path}/kfd, {tmp_path}/dri/renderD128 (no access); "
     assert found in str(raised.value)
 
 

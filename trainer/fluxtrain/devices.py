@@ -29,12 +29,12 @@ def require_gpus(wanted: int, environment: Mapping[str, str], dev: Path = Path("
     raise ConfigError(
         "spec.gpusPerNode",
         wanted,
-        f"torch sees {seen} GPUs in this pod, and training on fewer, or on the CPU, is refused. Look at:\n"
-        f"- the device files, which the device plugin brings: {_device_files(dev)}\n"
-        f"- who may open them, often the groups video and render: this is user {os.getuid()} with groups "
-        f"{groups}; the chart's trainer.supplementalGroups adds groups\n"
-        f"- torch {torch.__version__} of the image, built for {_build()}\n"
-        f"- {' '.join(filters) or ', '.join(_FILTERS) + ' (none is set)'}",
+        f"torch sees {seen} GPUs in this pod, and training on fewer, or on the CPU, is refused. Look at "
+        f"the device files, which the device plugin brings: {_device_files(dev)}; "
+        f"who may open them, often the groups video and render: this is user {os.getuid()} with groups "
+        f"{groups}; the chart's trainer.supplementalGroups adds groups; "
+        f"torch {torch.__version__} of the image, built for {_build()}; "
+        f"{' '.join(filters) or ', '.join(_FILTERS) + ' (none is set)'}",
     )
 
 
