@@ -308,7 +308,7 @@ def test_a_job_of_an_earlier_ones_name_is_trained_itself(scene: Scene) -> None:
     scene.kubectl("delete", "ft", "again", HERE, "--cascade=orphan")
     scene.apply("again", **once, **keep)
     told = scene.wait_for_condition("again", "Ready", "NameConflict")
-    assert "belongs to nobody; delete or rename it, or give the job another name" in told
+    assert "belongs to nobody: an earlier job left it; delete or rename it" in told
     found = scene.status("again")
     assert (found["phase"], found.get("progress")) == ("Pending", None)
     mine = "--selector=fluxtrain.dev/job=again"
