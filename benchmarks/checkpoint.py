@@ -22,9 +22,9 @@ from benchmarks.table import print_table, spread
 
 from fluxtrain import optim
 from fluxtrain.checkpoint import Checkpoints, RunState, training_state
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.resolve import resolve
-from fluxtrain.distributed import joined
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.distributed import process_group
 from fluxtrain.parallelize import build_model
 
 TARGET = 0.1
@@ -88,7 +88,7 @@ def ours(checkpoints: Checkpoints) -> Save:
 def race(folder: Path, rounds: int) -> tuple[int, dict[str, list[tuple[float, float]]]]:
     """Let all take turns; return the state's bytes and what each save took."""
     config = configuration()
-    with joined() as world:
+    with process_group() as world:
         model = build_model(config, world)
         optimizer = optim.make_optimizer(model, config.optim)
         state = training_state(model, optimizer)

@@ -25,7 +25,7 @@ from benchmarks.peers import ROOT, peers_python
 from benchmarks.table import print_table
 from PIL import Image
 
-from fluxtrain.data.tars import ImageDataset
+from fluxtrain.data.tar.dataset import TarImages
 
 TAR_SIZE = 100
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -110,7 +110,7 @@ def _proportional_bytes(path: Path) -> int:
 
 def differing(ours: Path, theirs: Path) -> int:
     """Return how many of our samples are not theirs, to the last bit; ``theirs`` is raw RGB by key."""
-    dataset = ImageDataset(ours)
+    dataset = TarImages(ours)
     keys = {dataset.key(i): i for i in range(len(dataset))}
     assert keys.keys() == {path.stem for path in theirs.glob("*.rgb")}
     return sum(

@@ -17,12 +17,13 @@ from time import perf_counter, process_time
 
 import numpy as np
 import torch
-from tests.trainer.test_model import random_model, reference
+from tests.trainer.model.test_model import random_model, reference
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name everybody gives it)
 
-from fluxtrain.contract.config import ModelConfig, RunConfig
-from fluxtrain.contract.resolve import resolve
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.batch import Batch
 from fluxtrain.flow import sample_latents
 

@@ -23,11 +23,11 @@ import torch
 from benchmarks.loader import BATCH, SHAPE, SHARD, fields_of, samples, views
 from benchmarks.table import print_table, spread
 
-from fluxtrain.contract.config import Layout
+from fluxtrain.contract.run.config import Layout
 from fluxtrain.data.dataset import Rows
-from fluxtrain.data.layouts import make_writer, open_encoded
-from fluxtrain.data.mlcommons import COLUMNS
-from fluxtrain.data.repack import SUFFIXES
+from fluxtrain.data.layouts.detect import make_writer, open_encoded
+from fluxtrain.data.layouts.mlcommons import COLUMNS
+from fluxtrain.data.layouts.webdataset import SUFFIXES
 from fluxtrain.data.shards import FIELDS
 from fluxtrain.draws import Array
 

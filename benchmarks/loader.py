@@ -23,9 +23,9 @@ import torch
 from benchmarks.table import print_table, spread
 
 from fluxtrain.data.dataset import Rows, SampleShape
-from fluxtrain.data.encoded import EncodedDataset
+from fluxtrain.data.shard_dataset import EncodedDataset
+from fluxtrain.data.shard_writer import EncodedWriter, Sample
 from fluxtrain.data.shards import FIELDS
-from fluxtrain.data.writer import EncodedWriter, Sample
 from fluxtrain.draws import Array
 
 SHAPE = SampleShape((256, 4096), 768, (16, 32, 32), torch.bfloat16)

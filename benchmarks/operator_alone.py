@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks.operator_turn import cpu_seconds, peak_bytes
 from benchmarks.table import print_table
-from tests.operator import crowd
-from tests.operator.fake_api_server import FakeApiServer, serving
+from tests.operator.controller import crowd
+from tests.operator.controller.fake_api_server import FakeApiServer, serving
 
 PARTS = 8
 SETTLE_SECONDS, IDLE_SECONDS = 60, 60

@@ -31,11 +31,11 @@ from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 from transformers.utils.logging import disable_progress_bar
 
 from fluxtrain.data.dataset import Rows
-from fluxtrain.data.layouts import EncodedSource, open_encoded
+from fluxtrain.data.layouts.detect import EncodedSource, open_encoded
 from fluxtrain.data.shards import FIELDS
-from fluxtrain.data.tar_writer import TarWriter
+from fluxtrain.data.tar.writer import TarWriter
 from fluxtrain.encode.autoencoder import Autoencoder
-from fluxtrain.runner import KEPT_MEMORY
+from fluxtrain.launch.torchrun import KEPT_MEMORY
 
 SIDE = 256
 CONTENDERS = {

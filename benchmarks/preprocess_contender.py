@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.launch import Places
-from fluxtrain.contract.resolve import resolve
-from fluxtrain.data.pictures import open_pictures
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.data.images.dataset import open_images
 from fluxtrain.distributed import World
-from fluxtrain.encoding import load_encoders
+from fluxtrain.encode.encoders import load_encoders
 
 TEXT_LENGTH, CLIP_LENGTH = 256, 77
 BATCH = 16
@@ -56,18 +56,18 @@ def task() -> RunConfig:
 
 def fluxtrain(root: Path) -> Work:
     """Return the preprocess task of one rank, its encoders loaded."""
-    from fluxtrain.preprocess import preprocess
+    from fluxtrain.precompute import preprocess
 
-    config, places = task(), Places(root / "output", root, root / "models")
-    load_encoders(config, places.models, CPU)  # the task gets the same ones
-    return lambda: preprocess(config, places, World(0, 0, 1, CPU))
+    config, paths = task(), RunPaths(root / "output", root, root / "models")
+    load_encoders(config, paths.models, CPU)  # the task gets the same ones
+    return lambda: preprocess(config, paths, World(0, 0, 1, CPU))
 
 
 def bare(root: Path) -> Work:
     """Return nothing but the encoders, on pictures that were read before: what nobody can beat."""
     config = task()
     encoders = load_encoders(config, root / "models", CPU)
-    pictures = open_pictures(config, root, "train")
+    pictures = open_images(config, root, "train")
     images = torch.empty(len(pictures), 3, pictures.side, pictures.side, dtype=torch.uint8)
     captions = [pictures.read(index, image) for index, image in enumerate(images)]
 

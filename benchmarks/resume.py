@@ -16,7 +16,7 @@ from benchmarks.table import print_table, spread
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from torch.utils.data import Dataset as TorchDataset
 
-from fluxtrain.data.order import Order, Share
+from fluxtrain.data.order import BatchShares, Order
 
 NUM_SAMPLES = 1_099_776  # MLPerf's training set
 GLOBAL_BATCH = 512
@@ -41,9 +41,9 @@ class Numbers(TorchDataset[int]):
 def ours(batch: int) -> float:
     """Return the seconds until a fresh loader knows the samples of ``batch``."""
     begin = perf_counter()
-    share = Share(GLOBAL_BATCH, MICRO_BATCH, rank=WORLD_SIZE - 1, world_size=WORLD_SIZE)
+    shares = BatchShares(GLOBAL_BATCH, MICRO_BATCH, WORLD_SIZE)
     order = Order(seed=1, num_samples=NUM_SAMPLES, global_batch_size=GLOBAL_BATCH)
-    chosen = order.indices(batch, share.positions(0))
+    chosen = order.indices(batch, shares.positions(WORLD_SIZE - 1, 0))
     assert len(chosen) == MICRO_BATCH
     return perf_counter() - begin
 

@@ -18,7 +18,7 @@ from statistics import median
 from benchmarks.peers import ROOT, peers_python
 from benchmarks.table import print_table, spread
 
-from fluxtrain.runner import KEPT_MEMORY
+from fluxtrain.launch.torchrun import KEPT_MEMORY
 
 NAMES = ("fluxtrain", "torchtitan", "torchtitan-as-shipped", "diffusers")
 WARMUP_STEPS = 2

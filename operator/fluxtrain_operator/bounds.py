@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fluxtrain.errors import UNSTATED, ConfigError
+from fluxtrain.errors import UNSET, ConfigError
 
 DECODED_DEPTH = 12_000
 """Python's own bound on nesting, once raised: the API server's is 10 000, and what it sends must be read."""
@@ -22,10 +22,10 @@ def require_bounded(value: Any, at: str) -> None:
     while left:
         found, path, depth = left.pop()
         if depth > MOST_DEPTH + 1:
-            raise ConfigError(path, UNSTATED, f"must be nested at most {MOST_DEPTH} deep")
+            raise ConfigError(path, UNSET, f"must be nested at most {MOST_DEPTH} deep")
         size += _own_size(found)
         if size > most:
-            raise ConfigError(at, UNSTATED, f"must be at most {most >> 10} KiB as JSON")
+            raise ConfigError(at, UNSET, f"must be at most {most >> 10} KiB as JSON")
         left += ((below, _path(path, key, depth), depth + 1) for key, below in _below(found))
 
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from fluxtrain.contract.check import validate
-from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.describe import section_of
 from fluxtrain.contract.launch import METRICS_PORT
-from fluxtrain.contract.replicas import require_replicas
-from fluxtrain.contract.resolve import resolve
-from fluxtrain.contract.resource import FluxTraining, Spec
+from fluxtrain.contract.resource.fluxtraining import FluxTraining, Spec
+from fluxtrain.contract.resource.status import Status, read
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.replicas import require_replicas
+from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.contract.section import Section
-from fluxtrain.contract.status import Status, read
+from fluxtrain.contract.validation import validate
 from fluxtrain_operator.bounds import require_bounded
 from fluxtrain_operator.names import MANAGED_BY
 from fluxtrain_operator.timestamps import seconds

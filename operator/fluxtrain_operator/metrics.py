@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from fluxtrain.contract.status import ProgressStatus
+from fluxtrain.contract.resource.status import ProgressStatus
 from fluxtrain_operator.job import Job
-from fluxtrain_operator.plan import Plan
+from fluxtrain_operator.names import Key
+from fluxtrain_operator.planner.plan import Plan
 from fluxtrain_operator.timestamps import seconds
-from fluxtrain_operator.work_queue import Key
 
 PHASES = ("Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed")
 _FAST = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import hashlib
 
-from fluxtrain.contract.resource import GROUP
-from fluxtrain.contract.resource import LABEL_JOB as LABEL_JOB
+from fluxtrain.contract.resource.fluxtraining import LABEL_JOB as _LABEL_JOB
+from fluxtrain.contract.resource.part import GROUP
+
+Key = tuple[str, str]
+"""Namespace and name of a FluxTraining."""
+
+LABEL_JOB = _LABEL_JOB  # in the contract because ``fluxtrain mlperf package`` selects by it too
 
 FIELD_MANAGER = "fluxtrain-operator"
 """Owner of the fields that server-side apply writes; whoever else changes them is overruled."""

@@ -15,20 +15,22 @@ from kubernetes.aio.config import ConfigException
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from fluxtrain.errors import EXIT_USAGE
-from fluxtrain_operator import handlers, server
-from fluxtrain_operator.cluster import Cluster
-from fluxtrain_operator.feeds import Feeds
-from fluxtrain_operator.leader import Election, FencedClient
+from fluxtrain_operator import server
+from fluxtrain_operator.controller import kopf_handlers as handlers
+from fluxtrain_operator.controller.api_client import KubernetesApi
+from fluxtrain_operator.controller.cache import Cache
+from fluxtrain_operator.controller.informers import Informers
+from fluxtrain_operator.controller.leader_election import Election, FencedClient
+from fluxtrain_operator.controller.reconcile import Reconciler, is_conflict
+from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.metrics import Metrics
+from fluxtrain_operator.names import Key
 from fluxtrain_operator.options import Options, parse
-from fluxtrain_operator.reconcile import Reconciler, lost_race
-from fluxtrain_operator.store import Store
-from fluxtrain_operator.work_queue import Key, WorkQueue
 
 LOG = logging.getLogger("fluxtrain_operator")
 NUM_WORKERS = 8
 """Jobs that are reconciled at a time; each waits for the API server most of it."""
-REST_SECONDS = 0.5
+MIN_INTERVAL_SECONDS = 0.5
 """Between two reconciles of a job: while its pods come up, one status tells of several."""
 NUM_CONNECTIONS = 32
 """To the API server; more at a time make it no faster, and each costs a handshake."""
@@ -76,21 +78,21 @@ async def _reconcile_all(
     health: server.Health,
 ) -> None:
     """List pods and nodes; then have kopf watch the jobs, and reconcile them."""
-    store = Store()
+    store = Cache()
 
     def failed(key: Key, error: Exception) -> None:
-        if lost_race(error):
+        if is_conflict(error):
             return
         metrics.reconcile_errors.inc()
         LOG.error("%s/%s: %s", *key, error, exc_info=not str(error))
 
-    queue = WorkQueue(failed, REST_SECONDS)
+    queue = WorkQueue(failed, MIN_INTERVAL_SECONDS)
     metrics.queue_length.set_function(lambda: len(queue))
-    cluster = Cluster(api, http, metrics.asked)
+    cluster = KubernetesApi(api, http, metrics.asked)
     reconciler = Reconciler(
         store, cluster, metrics, options.image, queue.add, options.supplemental_groups
     )
-    feeds = Feeds(api, store, metrics, queue.add, options.namespaces)
+    feeds = Informers(api, store, metrics, queue.add, options.namespaces)
 
     async def work(key: Key) -> float | None:
         health.begin(key)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fluxtrain.contract.status import CheckpointStatus, ProgressStatus
+from fluxtrain.contract.resource.status import CheckpointStatus, ProgressStatus
 from fluxtrain_operator.timestamps import stamp
 
 _LARGEST_COUNT = 2**31 - 1
@@ -52,7 +52,7 @@ class Progress:
         )
 
 
-def read_last_words(message: object) -> tuple[str, Progress | None]:
+def read_termination_message(message: object) -> tuple[str, Progress | None]:
     """Return the text in a container's termination ``message``, and the progress where it was rank 0's.
 
     Where the agent came to write none, the message is the end of the container's log.

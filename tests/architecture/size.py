@@ -6,7 +6,8 @@ import ast
 import statistics
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 PARTS = ("operator", "trainer", "cluster", "tests", "benchmarks")
 
 

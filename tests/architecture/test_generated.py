@@ -8,10 +8,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.paths import ROOT
 
-from fluxtrain_operator.generate import generated
+from fluxtrain_operator.generate.__main__ import generated
 
-ROOT = Path(__file__).parents[2]
 MAX_LINES = 400
 
 

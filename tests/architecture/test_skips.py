@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 PASSES = "def test_passes(): pass\n"
 SKIPS = "import pytest\ndef test_skips(): pytest.skip('a program is missing')\n"
 SKIPS_WHOLE = "import pytest\npytest.skip('a program is missing', allow_module_level=True)\n"

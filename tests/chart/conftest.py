@@ -13,8 +13,8 @@ import yaml
 from cluster import binaries, prometheus
 from cluster.errors import ClusterError
 from cluster.places import BIN, CACHE
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "fluxtrain-operator"
 TIMEOUT_SECONDS = 60
 

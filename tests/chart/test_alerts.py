@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
+from tests.paths import ROOT
 
-from fluxtrain.watch.metrics import Metrics as TrainerMetrics
+from fluxtrain.report.metrics import Metrics as TrainerMetrics
 from fluxtrain_operator.metrics import PHASES
 from fluxtrain_operator.metrics import Metrics as OperatorMetrics
 
-ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "charts" / "fluxtrain-operator" / "files" / "alerts.yaml"
 EXPORTER = {"gpu_health"}
 RULES = {

@@ -16,7 +16,7 @@ from dashboards.job_page import JOB
 from dashboards.operator_page import OPERATOR
 from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector
 
-from fluxtrain.watch.metrics import Metrics as TrainerMetrics
+from fluxtrain.report.metrics import Metrics as TrainerMetrics
 from fluxtrain_operator.metrics import PHASES
 from fluxtrain_operator.metrics import Metrics as OperatorMetrics
 

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 IMAGES = sorted((ROOT / "images").glob("*.Dockerfile"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WHEEL = "dist/fluxtrain-${VERSION}-py3-none-any.whl"  # pip wheel --wheel-dir dist makes it

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.paths import ROOT
 
 Manifest = dict[str, Any]
 Template = Callable[..., list[Manifest]]
 
-ROOT = Path(__file__).parents[2]
 HELMS_LABELS = ("helm.sh/chart", "app.kubernetes.io/managed-by", "app.kubernetes.io/version")
 HELMS_ANNOTATIONS = ("helm.sh/resource-policy",)
 

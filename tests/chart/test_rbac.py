@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,24 +12,25 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
+from tests.paths import ROOT
 
-from fluxtrain_operator import handlers, names
-from fluxtrain_operator.cluster import Cluster
-from fluxtrain_operator.feeds import Feeds
+from fluxtrain_operator import names
+from fluxtrain_operator.controller import kopf_handlers as handlers
+from fluxtrain_operator.controller.api_client import KubernetesApi
+from fluxtrain_operator.controller.cache import Cache
+from fluxtrain_operator.controller.informers import Informers
+from fluxtrain_operator.controller.leader_election import Election
+from fluxtrain_operator.controller.reconcile import Reconciler
+from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.job import Job
-from fluxtrain_operator.leader import Election
 from fluxtrain_operator.metrics import Metrics
-from fluxtrain_operator.reconcile import Reconciler
 from fluxtrain_operator.resources import Slot, training_pod
-from fluxtrain_operator.store import Store
-from fluxtrain_operator.work_queue import WorkQueue
 
 Manifest = dict[str, Any]
 Right = tuple[str, str, str]
 """Resource as ``plural[/subresource][.group]``, verb, and where: watched, cluster or own."""
 Template = Callable[..., list[Manifest]]
 
-ROOT = Path(__file__).parents[2]
 LONG_AGO = "2020-01-01T00:00:00Z"
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 PATH = re.compile(
@@ -140,7 +140,7 @@ async def ask_for_everything() -> set[tuple[str, str]]:
             aiohttp.ClientSession() as http,
         ):
             for manifest in JOBS:
-                await reconcile(Cluster(api, http), manifest)
+                await reconcile(KubernetesApi(api, http), manifest)
             await watch_everything(api, recorder)
             election = Election(api, "team", "lease", "me").lead(lambda: asyncio.sleep(0))
             await asyncio.wait_for(election, 30)
@@ -149,8 +149,8 @@ async def ask_for_everything() -> set[tuple[str, str]]:
     return recorder.seen
 
 
-async def reconcile(cluster: Cluster, manifest: Manifest) -> None:
-    store = Store()
+async def reconcile(cluster: KubernetesApi, manifest: Manifest) -> None:
+    store = Cache()
     store.set_job(manifest)
     if manifest["spec"].get("lifecycle", {}).get("suspend"):
         pod = training_pod(Job.from_object(manifest, "trainer"), Slot(0), "none")
@@ -162,7 +162,7 @@ async def reconcile(cluster: Cluster, manifest: Manifest) -> None:
 
 async def watch_everything(api: ApiClient, recorder: Recorder) -> None:
     """Fill a store of a namespace, and go on until everything is watched that is not kopf's."""
-    feeds = Feeds(api, Store(), Metrics(CollectorRegistry()), lambda key: None, ["team"])
+    feeds = Informers(api, Cache(), Metrics(CollectorRegistry()), lambda key: None, ["team"])
     running = asyncio.create_task(feeds.run())
     try:
         async with asyncio.timeout(30):
@@ -178,7 +178,7 @@ def watched() -> set[tuple[str, str]]:
     """Return the rights that kopf needs for its watch."""
     metrics = Metrics(CollectorRegistry())
     queue = WorkQueue(lambda key, error: None)
-    registry = handlers.registry_of(Store(), queue, metrics)
+    registry = handlers.registry_of(Cache(), queue, metrics)
     selectors = [handler.selector for handler in registry._watching.get_all_handlers()]
     found = set()
     for selector in selectors:

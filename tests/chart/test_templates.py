@@ -11,13 +11,13 @@ from typing import Any
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
+from tests.paths import ROOT
 
 from fluxtrain_operator import names
 
 Manifest = dict[str, Any]
 Template = Callable[..., list[Manifest]]
 
-ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "fluxtrain-operator"
 GOLDEN = Path(__file__).parent / "golden"
 MONITORING = ("monitoring.coreos.com/v1",)

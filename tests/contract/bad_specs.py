@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
-from fluxtrain.contract.check import validate
-from fluxtrain.contract.resolve import ANYTHING, NOT_YET, resolve
-from fluxtrain.contract.resource import FluxTraining
+from fluxtrain.contract.resource.fluxtraining import FluxTraining
+from fluxtrain.contract.run.resolve import ANYTHING, NOT_YET, resolve
+from fluxtrain.contract.validation import validate
 
 Manifest = dict[str, Any]
 

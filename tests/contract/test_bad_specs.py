@@ -10,8 +10,8 @@ from tests.contract.bad_specs import BAD_SPECS, GOOD, ONLY_HERE, ONLY_THERE, Bad
 from tests.contract.updates import ALLOWED, FORBIDDEN, LIVING
 
 from fluxtrain.contract.describe import walk
-from fluxtrain.contract.resource import Spec
-from fluxtrain.contract.trajectory import FIXED_PATHS
+from fluxtrain.contract.resource.fluxtraining import Spec
+from fluxtrain.contract.run.fixed_fields import FIXED_PATHS
 from fluxtrain.errors import ConfigError
 
 FIXED = {f"spec.{facts.path}" for facts in walk(Spec) if facts.fixed} | {

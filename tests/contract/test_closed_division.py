@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fluxtrain.contract.closed_division import FIXED_VALUES, is_closed
-from fluxtrain.contract.resolve import merge, resolve
+from fluxtrain.contract.run.closed_division import FIXED_VALUES, is_closed
+from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import ConfigError
 
 PRESET = {"preset": "mlperf-schnell"}

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
+from tests.paths import ROOT
 
-from fluxtrain.contract.config import PRESETS, RunConfig
 from fluxtrain.contract.describe import walk
-from fluxtrain.contract.document import load, parse
-from fluxtrain.contract.overrides import parse_overrides
-from fluxtrain.contract.presets import PRESET_VALUES
-from fluxtrain.contract.resolve import NOT_YET, merge, resolve
-from fluxtrain.contract.resource import FluxTraining
+from fluxtrain.contract.resource.document import load, parse
+from fluxtrain.contract.resource.fluxtraining import FluxTraining
+from fluxtrain.contract.run.config import PRESETS, RunConfig
+from fluxtrain.contract.run.overrides import parse_overrides
+from fluxtrain.contract.run.presets import PRESET_VALUES
+from fluxtrain.contract.run.resolve import NOT_YET, merge, resolve
 from fluxtrain.errors import ConfigError
 
-ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 LATER = tuple(str(value) for path, value in NOT_YET if path == "preset")
 

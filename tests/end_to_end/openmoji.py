@@ -16,12 +16,18 @@ from cluster import volumes
 from cluster.kubectl import Manifest
 from tests.end_to_end.stage import ROOT
 
-from fluxtrain.contract.resolve import resolve
-from fluxtrain.data.tars import ImageDataset
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.data.tar.dataset import TarImages
 from fluxtrain.encode.patch import save_patch_autoencoder
-from fluxtrain.prepare.catalogue import read_catalogue
-from fluxtrain.prepare.fit import FitSettings, fit
-from fluxtrain.prepare.openmoji import _draw, _encode, _encode_empty, _svg_folder, _text_encoder
+from fluxtrain.prepare.openmoji.build import (
+    _draw,
+    _encode,
+    _encode_empty,
+    _svg_folder,
+    _text_encoder,
+)
+from fluxtrain.prepare.openmoji.catalogue import read_catalogue
+from fluxtrain.prepare.openmoji.fit import FitSettings, fit
 
 NUM_TRAIN, NUM_VALIDATION = 48, 16
 STEPS = 30
@@ -43,7 +49,7 @@ def prepare(folder: Path) -> None:
     parts = {"train": emoji[:NUM_TRAIN], "validation": emoji[NUM_TRAIN:]}
     images = folder / "images"
     _draw(images, _unheard, parts, config.data.image_size)
-    drawn = ImageDataset(images / "train")
+    drawn = TarImages(images / "train")
     pixels = torch.stack([drawn.image(index) for index in range(len(drawn))])
     autoencoder = folder / config.encoders.autoencoder
     autoencoder.parent.mkdir(parents=True)

@@ -18,7 +18,6 @@ from cluster.errors import ClusterError
 from cluster.kubectl import NO_PROXY, Kubectl, Manifest
 from tests.free_ports import free_port
 
-ROOT = Path(__file__).parents[2]
 IMAGE = "localhost/fluxtrain/trainer:test"
 RUN: Manifest = {
     "preset": "micro",

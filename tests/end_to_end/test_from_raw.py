@@ -17,13 +17,13 @@ from cluster import images, volumes
 from cluster.kubectl import Kubectl, Manifest
 from tests.end_to_end import stage
 from tests.end_to_end.stage import ROOT, Operator, is_complete, losses, wait_until
+from tests.trainer.prepare.raw_images import raw_set
+from tests.trainer.prepare.test_coco import raw_coco
 from tests.trainer.ranks import made_in
-from tests.trainer.raw_pictures import raw_set
-from tests.trainer.test_coco import raw_coco
 from tests.trainer.tiny_encoders import TOKENS, write_encoders
 
-from fluxtrain.contract.presets import PRESET_VALUES
-from fluxtrain.contract.resolve import merge
+from fluxtrain.contract.run.presets import PRESET_VALUES
+from fluxtrain.contract.run.resolve import merge
 from fluxtrain.mlperf import check
 
 pytestmark = [

@@ -23,7 +23,7 @@ from tests.end_to_end.stage import (
     wait_for,
 )
 
-from fluxtrain.contract.resolve import resolve
+from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.order import Order
 
 pytestmark = [

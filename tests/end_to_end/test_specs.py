@@ -17,11 +17,11 @@ from tests.contract.updates import ALLOWED, FORBIDDEN, LIVING
 from tests.end_to_end import pod_groups
 from tests.end_to_end.api_server import Answer, ApiServer, Manifest
 from tests.end_to_end.stage import ROOT, wait_for
-from tests.operator.variants import VARIANTS, Variant
+from tests.operator.resources.variants import VARIANTS, Variant
 
 from fluxtrain.errors import ConfigError
-from fluxtrain_operator.crd import resource_schema
-from fluxtrain_operator.plan import load
+from fluxtrain_operator.generate.crd import resource_schema
+from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources import desired
 
 pytestmark = [

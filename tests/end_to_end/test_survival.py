@@ -21,7 +21,7 @@ from tests.end_to_end import stage
 from tests.end_to_end.gateway import Gateway, Request
 from tests.end_to_end.stage import RUN, Operator, job, losses, step, wait_for, wait_until
 
-from fluxtrain_operator.answers import PROGRESS_SECONDS
+from fluxtrain_operator.controller.progress_poller import PROGRESS_SECONDS
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),

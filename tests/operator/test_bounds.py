@@ -8,16 +8,16 @@ import time
 from typing import Any
 
 import pytest
-from tests.operator.test_ownership import KEY, Keeper, Scene, run
-from tests.operator.test_reconcile import make_job
+from tests.operator.controller.test_ownership import KEY, Keeper, Scene, run
+from tests.operator.controller.test_reconcile import make_job
 
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
 from fluxtrain_operator.bounds import MOST_BYTES, MOST_DEPTH, require_bounded
-from fluxtrain_operator.changes import MOST_PODS
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.plan import load
+from fluxtrain_operator.planner.changes import MOST_PODS
+from fluxtrain_operator.planner.plan import load
 
 LARGEST = MOST_BYTES["spec.podTemplate"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from fluxtrain.contract.status import Condition, ProgressStatus, Status
+from fluxtrain.contract.resource.status import Condition, ProgressStatus, Status
 from fluxtrain_operator.metrics import PHASES, Metrics
-from fluxtrain_operator.plan import Plan, load
+from fluxtrain_operator.planner.plan import Plan, load
 from fluxtrain_operator.timestamps import stamp
 
 CREATED = 1_800_000_000.0

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import torch
 
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.launch import Places
-from fluxtrain.distributed import World, joined
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.distributed import World, process_group
 from fluxtrain.errors import FluxtrainError
 from fluxtrain.train import train
 
-Run = Callable[[RunConfig, Places, World], object]
+Run = Callable[[RunConfig, RunPaths, World], object]
 CPU = torch.device("cpu")
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
-        "fluxtrain.train",
+        "fluxtrain.launch.rank",
         "matplotlib.pyplot",
         "transformers.models.t5.modeling_t5",
         "transformers.models.clip.modeling_clip",
@@ -30,55 +30,55 @@ FORKED.set_forkserver_preload(
 )
 
 
-def _live(run: Run, config: RunConfig, places: Places, rank: int, size: int) -> None:
+def _live(run: Run, config: RunConfig, paths: RunPaths, rank: int, size: int) -> None:
     """Run one rank; the child's whole life. What it says stays beside the output."""
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # of loader processes, as under torchrun
-    places.output.mkdir(parents=True, exist_ok=True)
-    log = os.open(places.output / f"rank_{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    paths.output.mkdir(parents=True, exist_ok=True)
+    log = os.open(paths.output / f"rank_{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(log, stream)
     try:
-        run(config, places, World(rank, rank, size, CPU))
+        run(config, paths, World(rank, rank, size, CPU))
     except FluxtrainError as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(error.exit_code)
 
 
-def start(run: Run, config: RunConfig, places: Places, size: int = 1) -> list[ForkServerProcess]:
+def start(run: Run, config: RunConfig, paths: RunPaths, size: int = 1) -> list[ForkServerProcess]:
     """Start all ranks of ``run``."""
     ranks = [
-        FORKED.Process(target=_live, args=(run, config, places, rank, size)) for rank in range(size)
+        FORKED.Process(target=_live, args=(run, config, paths, rank, size)) for rank in range(size)
     ]
     for process in ranks:
         process.start()
     return ranks
 
 
-def finish(run: Run, config: RunConfig, places: Places, size: int = 1) -> list[int | None]:
+def finish(run: Run, config: RunConfig, paths: RunPaths, size: int = 1) -> list[int | None]:
     """Run all ranks to their end; return their exit codes."""
-    ranks = start(run, config, places, size)
+    ranks = start(run, config, paths, size)
     for process in ranks:
         process.join(300)
     return [process.exitcode for process in ranks]
 
 
-def train_alone(config: RunConfig, places: Places, world: World) -> None:
+def train_alone(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Train in a process group of one."""
-    with joined() as alone:
-        train(config, places, alone)
+    with process_group() as alone:
+        train(config, paths, alone)
 
 
-def train_together(config: RunConfig, places: Places, world: World, *, port: int) -> None:
+def train_together(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
     """Train in one process group, which meets at ``port`` of this machine."""
     os.environ |= {"RANK": f"{world.rank}", "WORLD_SIZE": f"{world.size}", "MASTER_PORT": f"{port}"}
-    with joined() as met:
-        train(config, places, met)
+    with process_group() as met:
+        train(config, paths, met)
 
 
-def said(places: Places, rank: int = 0) -> str:
+def said(paths: RunPaths, rank: int = 0) -> str:
     """Return what ``rank`` said."""
-    return (places.output / f"rank_{rank}.txt").read_text()
+    return (paths.output / f"rank_{rank}.txt").read_text()
 
 
 def made_in(root: Path) -> dict[str, bytes]:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from fluxtrain import checkpoint
 from fluxtrain.checkpoint import Checkpoints, RunState
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.resolve import resolve
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import ConfigError, DataError, StorageError
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import init_weights

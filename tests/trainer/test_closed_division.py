@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.paths import MICRO
 
 from fluxtrain.cli import main
 
-MICRO = Path(__file__).parents[2] / "examples" / "micro.yaml"
 GLOBAL_BATCH_SIZE = 2048
 CADENCE = math.ceil(262_144 / GLOBAL_BATCH_SIZE) * GLOBAL_BATCH_SIZE
 CLOSED = {

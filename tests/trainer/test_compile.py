@@ -19,9 +19,9 @@ from tests.trainer import ranks
 from torch import Tensor
 
 from fluxtrain import checkpoint
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.launch import Places
-from fluxtrain.contract.resolve import merge, resolve
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.distributed import World
 from fluxtrain.model.flux import Flux
 from fluxtrain.parallelize import compile_blocks, recompute_activations
@@ -38,23 +38,23 @@ Rows = list[dict[str, float]]
 State = dict[str, Tensor]
 
 
-def train(config: RunConfig, places: Places, world: World, *, port: int, cache: str) -> None:
+def train(config: RunConfig, paths: RunPaths, world: World, *, port: int, cache: str) -> None:
     """Train; what is compiled goes to ``cache``, and no compiling processes are started."""
     from torch._inductor import config as inductor
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
     inductor.compile_threads = 1
-    ranks.train_together(config, places, world, port=port)
+    ranks.train_together(config, paths, world, port=port)
 
 
 def finish(
     output: Path, cache: Path, parallel: dict[str, object], size: int = 1, **changes: object
 ) -> Rows:
     """Train three steps; return what was logged of them."""
-    places = Places(output, output, output)
+    paths = RunPaths(output, output, output)
     run = partial(train, port=free_port(), cache=str(cache))
     config = resolve(merge(TRAINING, {"parallel": parallel, **changes}))
-    assert ranks.finish(run, config, places, size) == [0] * size, ranks.said(places)
+    assert ranks.finish(run, config, paths, size) == [0] * size, ranks.said(paths)
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 

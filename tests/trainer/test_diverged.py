@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 
 from fluxtrain import checkpoint
 from fluxtrain import train as training
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.launch import Places
-from fluxtrain.contract.resolve import resolve
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.distributed import World
 from fluxtrain.errors import EXIT_DIVERGED
 from fluxtrain.model.flux import Flux
@@ -42,7 +42,7 @@ def make_config(log: int, save: int, steps: int, evaluate: int = 0) -> RunConfig
 
 
 def spoiled(
-    config: RunConfig, places: Places, world: World, *, port: int, at: int, value: float
+    config: RunConfig, paths: RunPaths, world: World, *, port: int, at: int, value: float
 ) -> None:
     """Train; in the step that is ``at`` of this process one gradient of the last rank holds ``value``."""
     steps = iter(range(1, config.schedule.steps + 1))
@@ -60,7 +60,7 @@ def spoiled(
         return model
 
     vars(training)["build_model"] = build
-    ranks.train_together(config, places, world, port=port)
+    ranks.train_together(config, paths, world, port=port)
 
 
 def rows(output: Path) -> list[dict[str, Any]]:
@@ -89,22 +89,22 @@ BAD_STEPS = [
 def test_a_gradient_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(
     tmp_path: Path, size: int, bad: int, value: float, config: RunConfig, kept: int | None
 ) -> None:
-    places = Places(tmp_path / "run", tmp_path, tmp_path)
+    paths = RunPaths(tmp_path / "run", tmp_path, tmp_path)
     run = partial(spoiled, port=free_port(), at=bad, value=value)
-    assert ranks.finish(run, config, places, size) == [EXIT_DIVERGED] * size, ranks.said(places)
+    assert ranks.finish(run, config, paths, size) == [EXIT_DIVERGED] * size, ranks.said(paths)
     for rank in range(size):
-        said = ranks.said(places, rank)
+        said = ranks.said(paths, rank)
         assert f"the gradient norm is not finite at step {bad}; " in said
         told = f"the checkpoint of step {kept} is kept" if kept else "no checkpoint was saved yet"
         assert told in said
-    newest = checkpoint.latest(places.output / "checkpoints")
+    newest = checkpoint.latest(paths.output / "checkpoints")
     assert (checkpoint.read_state(newest).step if newest else None) == kept
-    assert all(row["step"] < bad for row in rows(places.output)), "no number after it counts"
-    assert "run_stop" not in (places.output / "mlperf.log").read_text()
+    assert all(row["step"] < bad for row in rows(paths.output)), "no number after it counts"
+    assert "run_stop" not in (paths.output / "mlperf.log").read_text()
 
-    whole = Places(tmp_path / "whole", tmp_path, tmp_path)
-    for where in (places, whole):  # the same command again, and a run that was never disturbed
+    whole = RunPaths(tmp_path / "whole", tmp_path, tmp_path)
+    for where in (paths, whole):  # the same command again, and a run that was never disturbed
         again = partial(ranks.train_together, port=free_port())
         assert ranks.finish(again, config, where, size) == [0] * size, ranks.said(where)
-    assert losses(places.output) == pytest.approx(losses(whole.output), rel=1e-6)
-    assert all(torch.isfinite(torch.tensor(list(losses(places.output).values()))))
+    assert losses(paths.output) == pytest.approx(losses(whole.output), rel=1e-6)
+    assert all(torch.isfinite(torch.tensor(list(losses(paths.output).values()))))

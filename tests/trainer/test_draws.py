@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from fluxtrain import draws
-from fluxtrain.contract.config import FlowConfig
+from fluxtrain.contract.run.config import FlowConfig
 
 SHAPE = (4, 4, 4)
 

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from fluxtrain import latents
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.resolve import resolve
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.batch import Batch
 from fluxtrain.data.loader import evaluation_batches
+from fluxtrain.data.sources import open_source
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import evaluate
 from fluxtrain.loss import FlowLoss
+from fluxtrain.model import latents
 from fluxtrain.model.flux import Flux
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
@@ -36,7 +37,7 @@ def make_loss(config: RunConfig) -> FlowLoss:
 
 
 def batches(config: RunConfig) -> list[Batch]:
-    return list(evaluation_batches(config, Path(), rank=0, world_size=1))
+    return list(evaluation_batches(config, open_source(config, Path(), "validation"), 0, 1))
 
 
 def test_the_loss_equals_a_plain_loop_over_samples() -> None:
@@ -84,7 +85,8 @@ def test_the_batch_size_does_not_change_it(batch_size: int) -> None:
 
 def test_ranks_get_equally_many_batches_and_every_sample_once() -> None:
     config = make_config(batch_size=4)
-    parts = [list(evaluation_batches(config, Path(), rank, 3)) for rank in range(3)]
+    source = open_source(config, Path(), "validation")
+    parts = [list(evaluation_batches(config, source, rank, 3)) for rank in range(3)]
     assert len({len(part) for part in parts}) == 1
     seen = [int(i) for part in parts for batch in part for i in batch.indices if i >= 0]
     assert sorted(seen) == list(range(21))

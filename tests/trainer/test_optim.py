@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fluxtrain import optim
-from fluxtrain.contract.config import OptimConfig, ScheduleConfig
+from fluxtrain.contract.run.config import OptimConfig, ScheduleConfig
 
 OPTIM = OptimConfig(learning_rate=0.5)
 

@@ -16,35 +16,35 @@ from tests.trainer.test_whole_validation import PICTURES, TWELVE, events, merge_
 from tests.trainer.tiny_encoders import write_encoders, write_pictures
 
 from fluxtrain.checkpoint import RunState
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.launch import Places
-from fluxtrain.contract.resolve import resolve
-from fluxtrain.data.encoded import EncodedDataset
-from fluxtrain.data.tars import ImageDataset
-from fluxtrain.distributed import World, joined
-from fluxtrain.observe import Observer
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.data.shard_dataset import EncodedDataset
+from fluxtrain.data.tar.dataset import TarImages
+from fluxtrain.distributed import World, process_group
+from fluxtrain.report.observer import Observer
 from fluxtrain.train import train
 
 DELAY = 2.0
 
 
 def train_with_a_late_rank(
-    config: RunConfig, places: Places, world: World, *, port: int, late: int
+    config: RunConfig, paths: RunPaths, world: World, *, port: int, late: int
 ) -> None:
     """Train; rank ``late`` is ready seconds after the other, and each notes when it reads a sample."""
     be_rank(world, port)
-    note_reads(EncodedDataset, "read", places.output / f"reads_{world.rank}.jsonl")
-    note_reads(ImageDataset, "image", places.output / f"reads_{world.rank}.jsonl")
+    note_reads(EncodedDataset, "read", paths.output / f"reads_{world.rank}.jsonl")
+    note_reads(TarImages, "image", paths.output / f"reads_{world.rank}.jsonl")
     begin = Observer.begin
 
     def begin_late(self: Observer, run: RunState, num_parameters: int) -> None:
         begin(self, run, num_parameters)
         time.sleep(DELAY * (world.rank == late))
-        (places.output / f"ready_{world.rank}.json").write_text(json.dumps(time.time()))
+        (paths.output / f"ready_{world.rank}.json").write_text(json.dumps(time.time()))
 
     Observer.begin = begin_late  # type: ignore[method-assign]
-    with joined() as met:
-        train(config, places, met)
+    with process_group() as met:
+        train(config, paths, met)
 
 
 def note_reads(kind: type, method: str, path: Path) -> None:
@@ -68,7 +68,7 @@ def test_no_sample_is_read_before_the_run_starts(
 ) -> None:
     changes = {"data": {"num_workers": num_workers}, "evaluation": {"every_samples": 0}}
     config = resolve(merge_all(TWELVE, PICTURES if source == "images" else {}, changes))
-    places = Places(tmp_path / "output", tmp_path, tmp_path)
+    paths = RunPaths(tmp_path / "output", tmp_path, tmp_path)
     if source == "encoded":
         write_encoded(tmp_path)
     else:
@@ -76,10 +76,10 @@ def test_no_sample_is_read_before_the_run_starts(
         for part in ("train", "validation"):
             write_pictures(tmp_path / part, 24)
     run = partial(train_with_a_late_rank, port=free_port(), late=late)
-    assert ranks.finish(run, config, places, size=2) == [0, 0], ranks.said(places)
-    (started,) = [event["time_ms"] for event in events(places) if event["key"] == "run_start"]
+    assert ranks.finish(run, config, paths, size=2) == [0, 0], ranks.said(paths)
+    (started,) = [event["time_ms"] for event in events(paths) if event["key"] == "run_start"]
     for rank in range(2):
-        ready = json.loads((places.output / f"ready_{rank}.json").read_text())
-        reads = (places.output / f"reads_{rank}.jsonl").read_text().split()
+        ready = json.loads((paths.output / f"ready_{rank}.json").read_text())
+        reads = (paths.output / f"reads_{rank}.jsonl").read_text().split()
         assert int(1000 * ready) <= started, f"rank {rank} was not ready when the clock started"
         assert min(map(float, reads)) * 1000 >= started, f"rank {rank} read before the clock ran"

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.paths import MICRO
 
 from fluxtrain.errors import EXIT_STOPPED
 
-MICRO = Path(__file__).parents[2] / "examples" / "micro.yaml"
 QUIET = ["--logging.metrics_port=0", "--logging.every_steps=1", "--logging.ledger=true"]
 Losses = dict[int, float]
 

@@ -17,14 +17,14 @@ from tests.trainer import ranks
 from tests.trainer.test_distributed import be_rank
 from tests.trainer.tiny_encoders import CHANNELS, TOKENS, WIDTH, write_encoders, write_pictures
 
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.launch import Places
-from fluxtrain.contract.resolve import merge, resolve
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.data.empty_text import write_empty_text
-from fluxtrain.data.safetensors import read_header
-from fluxtrain.data.writer import EncodedWriter, Sample
-from fluxtrain.distributed import World, joined
+from fluxtrain.data.shard_writer import EncodedWriter, Sample
+from fluxtrain.distributed import World, process_group
 from fluxtrain.errors import EXIT_DIVERGED, EXIT_USAGE
+from fluxtrain.safetensors_file import read_header
 from fluxtrain.train import train
 
 COUNT, SHARD = 21, 8  # the last batch is filled up with any number of ranks
@@ -45,15 +45,15 @@ PICTURES = {
 }
 
 
-def train_together(config: RunConfig, places: Places, world: World, *, port: int) -> None:
+def train_together(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
     be_rank(world, port)
-    with joined() as met:
-        train(config, places, met)
+    with process_group() as met:
+        train(config, paths, met)
 
 
-def run(places: Places, size: int, *changes: dict[str, Any]) -> list[int | None]:
+def run(paths: RunPaths, size: int, *changes: dict[str, Any]) -> list[int | None]:
     config = resolve(merge_all(TWELVE, *changes))
-    return ranks.finish(partial(train_together, port=free_port()), config, places, size)
+    return ranks.finish(partial(train_together, port=free_port()), config, paths, size)
 
 
 def merge_all(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
@@ -82,29 +82,29 @@ def spoil(root: Path, indices: list[int], field: str = "mean") -> None:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
+def paths(tmp_path: Path) -> RunPaths:
     write_encoded(tmp_path)
-    return Places(tmp_path / "output", tmp_path, tmp_path)
+    return RunPaths(tmp_path / "output", tmp_path, tmp_path)
 
 
-def events(places: Places) -> list[dict[str, Any]]:
-    lines = (places.output / "mlperf.log").read_text().splitlines()
+def events(paths: RunPaths) -> list[dict[str, Any]]:
+    lines = (paths.output / "mlperf.log").read_text().splitlines()
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
 
 
-def values(places: Places, key: str) -> list[Any]:
-    return [event["value"] for event in events(places) if event["key"] == key]
+def values(paths: RunPaths, key: str) -> list[Any]:
+    return [event["value"] for event in events(paths) if event["key"] == key]
 
 
-def evaluations(places: Places) -> list[dict[str, Any]]:
-    lines = (places.output / "metrics.jsonl").read_text().splitlines()
+def evaluations(paths: RunPaths) -> list[dict[str, Any]]:
+    lines = (paths.output / "metrics.jsonl").read_text().splitlines()
     return [record for line in lines if "eval_loss" in (record := json.loads(line))]
 
 
-def require_no_claim(places: Places) -> None:
-    assert values(places, "eval_accuracy") == []
-    assert values(places, "run_stop") == []
-    assert evaluations(places) == []
+def require_no_claim(paths: RunPaths) -> None:
+    assert values(paths, "eval_accuracy") == []
+    assert values(paths, "run_stop") == []
+    assert evaluations(paths) == []
 
 
 LEVELS = [index for index in range(COUNT) if index % 8 in (0, 7)]  # all of t = 0 and of t = 7/8
@@ -121,49 +121,49 @@ BAD = [
     ("bad", "field", "size"), [row[1:] for row in BAD], ids=[row[0] for row in BAD]
 )
 def test_a_closed_run_ends_at_an_unreadable_validation_sample(
-    places: Places, bad: list[int], field: str, size: int
+    paths: RunPaths, bad: list[int], field: str, size: int
 ) -> None:
-    spoil(places.data, bad, field)
-    assert run(places, size) == [EXIT_USAGE] * size
+    spoil(paths.data, bad, field)
+    assert run(paths, size) == [EXIT_USAGE] * size
     for rank in range(size):  # torchrun tells the words of whichever ends first
-        words = ranks.said(places, rank)
+        words = ranks.said(paths, rank)
         assert f"{len(bad)} of {COUNT} validation samples could not be read" in words
         assert f"record {bad[0] % SHARD} (key 'key{bad[0]}'): not finite" in words
         assert "spec.run.logging.mlperf.division" in words
-    require_no_claim(places)
+    require_no_claim(paths)
 
 
-def test_a_closed_run_ends_where_it_evaluates_before_the_first_step(places: Places) -> None:
-    spoil(places.data, [3])
-    assert run(places, 2, {"evaluation": {"at_start": True}}) == [EXIT_USAGE] * 2
-    assert "(key 'key3')" in ranks.said(places)
-    assert values(places, "block_start") == [], "no step was taken"
+def test_a_closed_run_ends_where_it_evaluates_before_the_first_step(paths: RunPaths) -> None:
+    spoil(paths.data, [3])
+    assert run(paths, 2, {"evaluation": {"at_start": True}}) == [EXIT_USAGE] * 2
+    assert "(key 'key3')" in ranks.said(paths)
+    assert values(paths, "block_start") == [], "no step was taken"
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_an_open_run_goes_on_and_says_everywhere_how_many_it_used(
-    places: Places, size: int
+    paths: RunPaths, size: int
 ) -> None:
-    spoil(places.data, LEVELS)
+    spoil(paths.data, LEVELS)
     rest = COUNT - len(LEVELS)
-    assert run(places, size, OPEN, {"data": {"max_bad_fraction": 0.5}}) == [0] * size
-    assert [record["eval_samples"] for record in evaluations(places)] == [rest, rest]
-    assert evaluations(places)[0]["eval_loss_by_timestep"][0] is None
-    assert values(places, "eval_samples") == [rest]
-    used = [e["metadata"]["eval_samples"] for e in events(places) if e["key"] == "eval_accuracy"]
+    assert run(paths, size, OPEN, {"data": {"max_bad_fraction": 0.5}}) == [0] * size
+    assert [record["eval_samples"] for record in evaluations(paths)] == [rest, rest]
+    assert evaluations(paths)[0]["eval_loss_by_timestep"][0] is None
+    assert values(paths, "eval_samples") == [rest]
+    used = [e["metadata"]["eval_samples"] for e in events(paths) if e["key"] == "eval_accuracy"]
     assert used == [rest, rest]
-    words = ranks.said(places)
+    words = ranks.said(paths)
     assert words.count(f"on {rest} samples, {len(LEVELS)} could not be read") == 2
     told = [line for line in words.splitlines() if "skipped an unreadable validation" in line]
     assert len(told) == len(LEVELS), "each is named once, not at every evaluation"
     assert all(any(f"'key{index}'" in line for line in told) for index in LEVELS)
 
 
-def test_an_open_run_on_a_whole_set_says_so(places: Places) -> None:
-    assert run(places, 1, OPEN) == [0]
-    assert values(places, "eval_samples") == [COUNT]
-    assert [record["eval_samples"] for record in evaluations(places)] == [COUNT, COUNT]
-    assert f"on {COUNT} samples\n" in ranks.said(places)
+def test_an_open_run_on_a_whole_set_says_so(paths: RunPaths) -> None:
+    assert run(paths, 1, OPEN) == [0]
+    assert values(paths, "eval_samples") == [COUNT]
+    assert [record["eval_samples"] for record in evaluations(paths)] == [COUNT, COUNT]
+    assert f"on {COUNT} samples\n" in ranks.said(paths)
 
 
 @pytest.mark.parametrize(
@@ -172,24 +172,24 @@ def test_an_open_run_on_a_whole_set_says_so(places: Places) -> None:
     ids=["one is bad luck", "two are too many", "none is left"],
 )
 def test_what_an_open_run_may_leave_out_is_bounded(
-    places: Places, bad: list[int], fraction: float, code: int
+    paths: RunPaths, bad: list[int], fraction: float, code: int
 ) -> None:
-    spoil(places.data, bad)
-    assert run(places, 2, OPEN, {"data": {"max_bad_fraction": fraction}}) == [code] * 2
+    spoil(paths.data, bad)
+    assert run(paths, 2, OPEN, {"data": {"max_bad_fraction": fraction}}) == [code] * 2
     if code:
-        require_no_claim(places)
-        assert "spec.run.data.max_bad_fraction" in ranks.said(places)
+        require_no_claim(paths)
+        assert "spec.run.data.max_bad_fraction" in ranks.said(paths)
 
 
 @pytest.mark.parametrize("division", ["closed", "open"])
 def test_a_loss_that_is_no_number_on_readable_samples_is_divergence(
-    places: Places, division: str
+    paths: RunPaths, division: str
 ) -> None:
-    write_encoded(places.data, validation_value=1e30)  # finite, but its square is not
+    write_encoded(paths.data, validation_value=1e30)  # finite, but its square is not
     changes = {"logging": {"mlperf": {"division": division}}, "evaluation": {"target_loss": 1e6}}
-    assert run(places, 2, changes) == [EXIT_DIVERGED] * 2
-    assert "the evaluation loss is nan at step 1" in ranks.said(places)
-    require_no_claim(places)
+    assert run(paths, 2, changes) == [EXIT_DIVERGED] * 2
+    assert "the evaluation loss is nan at step 1" in ranks.said(paths)
+    require_no_claim(paths)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -197,13 +197,13 @@ def test_pictures_are_held_to_the_same(tmp_path: Path, size: int) -> None:
     for part in ("train", "validation"):
         write_pictures(tmp_path / part, COUNT, timesteps=part == "validation")
     cut_pictures(tmp_path / "validation", ["000000000", "000000020"])
-    places = Places(tmp_path / "output", tmp_path, write_encoders(tmp_path))
-    assert run(places, size, PICTURES) == [EXIT_USAGE] * size
-    assert f"2 of {COUNT} validation samples could not be read" in ranks.said(places)
-    assert "key '000000020': its image is unreadable" in ranks.said(places)
-    require_no_claim(places)
+    paths = RunPaths(tmp_path / "output", tmp_path, write_encoders(tmp_path))
+    assert run(paths, size, PICTURES) == [EXIT_USAGE] * size
+    assert f"2 of {COUNT} validation samples could not be read" in ranks.said(paths)
+    assert "key '000000020': its image is unreadable" in ranks.said(paths)
+    require_no_claim(paths)
     more = {"data": {"max_bad_fraction": 0.2}}
-    again = Places(tmp_path / "again", tmp_path, tmp_path)
+    again = RunPaths(tmp_path / "again", tmp_path, tmp_path)
     assert run(again, size, PICTURES, OPEN, more) == [0] * size
     assert values(again, "eval_samples") == [COUNT - 2]
 

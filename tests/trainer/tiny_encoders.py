@@ -27,9 +27,9 @@ from transformers import (
     T5EncoderModel,
 )
 
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.resolve import merge, resolve
-from fluxtrain.data.tar_writer import TarWriter
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.data.tar.writer import TarWriter
 from fluxtrain.encode.autoencoder import Autoencoder
 
 COLOURS = ("red", "green", "blue", "black", "orange", "purple")

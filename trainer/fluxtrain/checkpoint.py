@@ -36,8 +36,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.trajectory import FIXED_PATHS, value_at
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.fixed_fields import FIXED_PATHS, value_at
 from fluxtrain.errors import ConfigError, DataError, StorageError
 from fluxtrain.files import folder_size
 

@@ -71,7 +71,7 @@ class World:
 
 
 @contextmanager
-def joined() -> Iterator[World]:
+def process_group() -> Iterator[World]:
     """Join the process group that torchrun's environment describes, and leave it together with all ranks.
 
     A rank that ends well says by it that the whole task is done, whatever becomes of the others.
@@ -99,7 +99,7 @@ def joined() -> Iterator[World]:
             dist.destroy_process_group()
 
 
-def die_with_parent() -> None:
+def end_with_parent() -> None:
     """Ask the kernel to end this process when the agent that started it is killed (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

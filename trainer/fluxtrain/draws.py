@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fluxtrain.contract.config import FlowConfig
+from fluxtrain.contract.run.config import FlowConfig
 
 TRAIN, EVALUATION, ORDER, SAMPLING, SYNTHETIC, WEIGHTS = range(6)
 """Streams: a training sample, an evaluation sample, an epoch's order, a picture, synthetic data, weights."""

@@ -23,7 +23,7 @@ EXIT_STOPPED = 75
 """Asked to stop (SIGTERM, SIGINT), checkpoint saved (EX_TEMPFAIL): the same command resumes."""
 
 
-UNSTATED = object()
+UNSET = object()
 """Stands for a value that the rule names itself."""
 
 
@@ -41,10 +41,10 @@ class ConfigError(FluxtrainError):
     def __init__(self, path: str, given: object, allowed: str) -> None:
         """Take the field's ``path`` (``spec.run.optim.learning_rate``), the value and the rule.
 
-        Where the rule is about several fields and names their values, ``given`` is UNSTATED.
+        Where the rule is about several fields and names their values, ``given`` is UNSET.
         """
         self.path, self.given, self.allowed = path, given, allowed
-        said = "" if given is UNSTATED else f"got {_brief(given)}; "
+        said = "" if given is UNSET else f"got {_brief(given)}; "
         super().__init__(f"{path}: {said}{allowed}")
 
 

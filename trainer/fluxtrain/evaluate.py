@@ -13,16 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fluxtrain.contract.closed_division import claims_closed
-from fluxtrain.contract.config import RunConfig
 from fluxtrain.data.batch import Batch
 from fluxtrain.distributed import World
-from fluxtrain.errors import DataError
 
 NUM_TIMESTEPS = 8
 """Levels t = 0/8 ... 7/8."""
-
-_MAX_FAULTS_NAMED = 3
 
 LossFunction = Callable[[Batch], Float[Tensor, " b"]]
 
@@ -61,30 +56,6 @@ def evaluate(
             advance(len(batch) * world.size)
     totals, counts = world.all_sum(sums).tolist()
     return _mean(totals, counts, world.all_of(faults))
-
-
-def require_readable(result: Evaluation, config: RunConfig) -> None:
-    """Raise DataError where ``result`` leaves out more of the validation set than ``config`` allows.
-
-    That is any sample where the MLPerf log claims the closed division, else more than
-    ``data.max_bad_fraction``. Every rank raises alike.
-    """
-    bad, total = len(result.faults), len(result.faults) + result.num_samples
-    if not bad:
-        return
-    limit = config.data.max_bad_fraction
-    if claims_closed(config):
-        rule = (
-            "the closed division evaluates all of them; "
-            "set spec.run.logging.mlperf.division to open to go on without"
-        )
-    elif bad == total or bad > max(1.0, limit * total):
-        rule = f"spec.run.data.max_bad_fraction {limit} allows fewer"
-    else:
-        return
-    more = f"; and {bad - _MAX_FAULTS_NAMED} more" if bad > _MAX_FAULTS_NAMED else ""
-    named = "; ".join(result.faults[:_MAX_FAULTS_NAMED])
-    raise DataError(f"{bad} of {total} validation samples could not be read; {rule}: {named}{more}")
 
 
 def _mean(totals: list[float], counts: list[float], faults: list[str]) -> Evaluation:

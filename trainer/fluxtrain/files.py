@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield the path beside ``path`` to write to; it takes the place of ``path`` unless writing fails."""
     partial = path.with_suffix(".partial")
     yield partial

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fluxtrain import flow, latents
-from fluxtrain.contract.config import RunConfig
+from fluxtrain import flow
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.batch import Batch
+from fluxtrain.model import latents
 from fluxtrain.model.flux import Flux
 
 

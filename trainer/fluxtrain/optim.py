@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from fluxtrain.contract.config import OptimConfig, ScheduleConfig
+from fluxtrain.contract.run.config import OptimConfig, ScheduleConfig
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:

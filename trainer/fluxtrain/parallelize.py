@@ -12,8 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils.checkpoint import checkpoint
 
-from fluxtrain.contract.config import ParallelConfig, Precision, PrecisionConfig, RunConfig
-from fluxtrain.contract.replicas import replicas
+from fluxtrain.contract.run.config import ParallelConfig, PrecisionConfig, RunConfig
+from fluxtrain.contract.run.encoders import Precision
+from fluxtrain.contract.run.replicas import replicas
 from fluxtrain.distributed import World
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import initial_value
@@ -48,7 +49,9 @@ def build_model(
     if world.size > 1 or config.precision.compute != "float32":
         mesh = world.mesh(replicas(config, world.size))
         shard(model, mesh, config.parallel, config.precision)
-    fill(model, weights or random_weights(model, config.seed, world.device), world.device, alive)
+    load_weights(
+        model, weights or initial_weights(model, config.seed, world.device), world.device, alive
+    )
     return model
 
 
@@ -102,7 +105,7 @@ def shard(
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 
-def random_weights(
+def initial_weights(
     model: nn.Module, seed: int, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the initial value of every parameter, one at a time.
@@ -113,7 +116,7 @@ def random_weights(
         yield name, initial_value(name, parameter.shape, seed, device)
 
 
-def fill(
+def load_weights(
     model: nn.Module,
     weights: Iterable[tuple[str, Tensor]],
     device: torch.device,
@@ -142,20 +145,6 @@ def _local_part(whole: Tensor, parameter: Tensor) -> Tensor:
     return whole[tuple(slice(o, o + s) for s, o in zip(shape, offset, strict=True))]
 
 
-def micro_batch_size(config: RunConfig, world_size: int) -> int:
-    """Return the samples of one forward pass on each rank, at most as many as the config allows.
-
-    The largest divisor of a rank's share of the global batch. Where the shares are not equal they are
-    filled up: then as few passes as the config allows, as small as holds the largest share.
-    """
-    batch = config.schedule.global_batch_size
-    share = -(-batch // world_size)
-    largest = min(config.parallel.micro_batch_size, share)
-    if batch % world_size:
-        return -(-share // -(-share // largest))
-    return next(size for size in range(largest, 0, -1) if share % size == 0)
-
-
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return ``tensor`` in full on every rank; where it is sharded, every rank must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,86 +1,66 @@
-"""Train: the entry point under torchrun, and the loop that everything else serves."""
+"""The training of one run: prepare, step, evaluate, sample, save."""
 
 from __future__ import annotations
 
-import errno
 import gc
-import json
-import math
-import os
-import signal
-import sys
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fluxtrain import checkpoint, optim
+from fluxtrain.bad_samples import require_few_bad_samples, require_readable
 from fluxtrain.checkpoint import Checkpoints, RunState
-from fluxtrain.contract.check import validate
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, ENV_CONFIG, ENV_VERDICT, Places
+from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, RunPaths
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.batch import Batch
 from fluxtrain.data.loader import AnyBatch, evaluation_batches, training_batches
-from fluxtrain.data.order import FILLER, accumulation_steps
-from fluxtrain.distributed import StopRequest, World, die_with_parent, joined
-from fluxtrain.encoding import batch_encoder
-from fluxtrain.errors import (
-    EXIT_DIVERGED,
-    EXIT_ERROR,
-    EXIT_OK,
-    EXIT_STORAGE,
-    EXIT_USAGE,
-    DataError,
-    DivergedError,
-    FluxtrainError,
-    StoppedError,
-)
-from fluxtrain.evaluate import Evaluation, evaluate, require_readable
-from fluxtrain.gallery import draw_gallery
+from fluxtrain.data.order import FILLER, BatchShares
+from fluxtrain.data.sources import Sources, open_sources
+from fluxtrain.distributed import StopRequest, World
+from fluxtrain.divergence import require_finite
+from fluxtrain.encode.encoders import batch_encoder
+from fluxtrain.errors import StoppedError
+from fluxtrain.evaluate import evaluate
 from fluxtrain.loss import FlowLoss
-from fluxtrain.observe import Observer, StepFacts
-from fluxtrain.parallelize import DTYPES, build_model, micro_batch_size, whole
-from fluxtrain.prepare.task import prepare
-from fluxtrain.preprocess import preprocess
-from fluxtrain.weights.source import published_weights
-
-_STORAGE_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+from fluxtrain.parallelize import DTYPES, build_model, full_tensor
+from fluxtrain.report.observer import Observer, StepFacts
+from fluxtrain.sample.grid import GridSampler
+from fluxtrain.weights.reader import published_weights
 
 
 @dataclass
 class Trainer:
-    """The pieces of one running training."""
+    """The parts of one running training."""
 
     config: RunConfig
-    places: Places
     world: World
+    sources: Sources
+    shares: BatchShares
     encode: Callable[[AnyBatch], Batch]
     flow_loss: FlowLoss
     optimizer: torch.optim.AdamW
     checkpoints: Checkpoints
     observer: Observer
+    sampler: GridSampler
     stop: StopRequest
     run: RunState
-    bad_step: Tensor  # on the device: the first one whose gradient norm was not finite
-    samples_at_start: int = 0
-    bad_samples: int = 0
+    bad_step: Tensor  # on the device: the first step whose gradient norm was not finite
+    samples_at_start: int
 
 
-def train(config: RunConfig, places: Places, world: World) -> RunState:
-    """Train until the last step, the target or a request to stop; return how the run ended.
+def train(config: RunConfig, paths: RunPaths, world: World) -> RunState:
+    """Train until the last step, the target or a request to stop; return the run's last state.
 
-    Resumes from the newest complete checkpoint in ``places.output``. Raises StoppedError when it was
-    asked to stop (a checkpoint is left), DivergedError where loss or gradients are no longer finite.
+    Resumes from the newest complete checkpoint in ``paths.output``. Raises StoppedError if asked to stop
+    (a checkpoint is saved), DivergedError if the loss or the gradients are no longer finite.
     """
     with ExitStack() as stack:
-        trainer = _prepare(config, places, world, stack)
+        trainer = _prepare(config, paths, world, stack)
         trainer.observer.ready()
-        batches = _training_batches(trainer)  # from here on samples are read
+        batches = _training_batches(trainer)  # reads samples from here on
         if config.evaluation.at_start and trainer.run.step == 0:
             _evaluate(trainer)
         while trainer.run.status == "running":
@@ -90,17 +70,18 @@ def train(config: RunConfig, places: Places, world: World) -> RunState:
         return trainer.run
 
 
-def _prepare(config: RunConfig, places: Places, world: World, stack: ExitStack) -> Trainer:
+def _prepare(config: RunConfig, paths: RunPaths, world: World, stack: ExitStack) -> Trainer:
     stop = StopRequest(world)
     stop.listen()
     stack.callback(stop.settle)
-    observer = stack.enter_context(Observer(config, places, world))
-    folder = places.output / CHECKPOINTS_FOLDER
+    observer = stack.enter_context(Observer(config, paths, world))
+    folder = paths.output / CHECKPOINTS_FOLDER
     newest = checkpoint.latest(folder)
     if newest is not None:
         checkpoint.check_same_run(config, newest)
-    encode = batch_encoder(config, places.models, world.device)
-    published = None if newest else published_weights(config, places.models)
+    sources, shares = open_sources(config, paths.data), BatchShares.of(config, world.size)
+    encode = batch_encoder(config, paths.models, world.device)
+    published = None if newest else published_weights(config, paths.models)
     model = build_model(config, world, published, observer.alive)
     optimizer = optim.make_optimizer(model, config.optim)
     state = checkpoint.training_state(model, optimizer)
@@ -118,39 +99,37 @@ def _prepare(config: RunConfig, places: Places, world: World, stack: ExitStack) 
         saved=observer.saved,
         alive=observer.alive,
     )
-    observer.begin(run, sum(p.numel() for p in model.parameters()))
-    loss = FlowLoss(model, config, DTYPES[config.precision.compute])
+    num_parameters = sum(p.numel() for p in model.parameters())
+    observer.begin(run, num_parameters, shares, len(sources.train), len(sources.validation))
     gc.collect()
-    gc.freeze()  # what lives now lives to the end: later collections need not look at it
+    gc.freeze()  # these objects live to the end: later collections need not visit them
     stack.callback(gc.unfreeze)
     return Trainer(
         config,
-        places,
         world,
+        sources,
+        shares,
         encode,
-        loss,
+        FlowLoss(model, config, DTYPES[config.precision.compute]),
         optimizer,
         checkpoints,
         observer,
+        GridSampler(config, paths, world, sources),
         stop,
         run,
-        torch.tensor(optim.NEVER, device=world.device),
-        run.samples,
+        bad_step=torch.tensor(optim.NEVER, device=world.device),
+        samples_at_start=run.samples,
     )
 
 
 def _training_batches(trainer: Trainer) -> Iterator[AnyBatch]:
-    world, config = trainer.world, trainer.config
-    return iter(
-        training_batches(
-            config,
-            trainer.places.data,
-            first_batch=trainer.run.step,
-            rank=world.rank,
-            world_size=world.size,
-            micro_batch_size=micro_batch_size(config, world.size),
-            pin=world.device.type == "cuda",
-        )
+    return training_batches(
+        trainer.config,
+        trainer.sources,
+        trainer.shares,
+        trainer.world.rank,
+        first_batch=trainer.run.step,
+        pin=trainer.world.device.type == "cuda",
     )
 
 
@@ -163,14 +142,14 @@ def _step(trainer: Trainer, batches: Iterator[AnyBatch]) -> None:
     optim.set_learning_rate(trainer.optimizer, rate)
     totals = _accumulate(trainer, batches)
     parameters = trainer.flow_loss.model.parameters()
-    norm = whole(optim.clip_gradients(parameters, config.optim.max_grad_norm))
+    norm = full_tensor(optim.clip_gradients(parameters, config.optim.max_grad_norm))
     trainer.bad_step = optim.first_bad_step(trainer.bad_step, norm, step)
     optim.update(trainer.optimizer, trainer.bad_step)
     trainer.optimizer.zero_grad(set_to_none=True)
     trainer.run = run = replace(run, step=step, samples=step * config.schedule.global_batch_size)
     trainer.observer.step_done(step)
 
-    # once in a while: read loss and norm (the only waits for the device), evaluate, draw, save
+    # once in a while: read loss and norm (the only waits for the device), evaluate, sample, save
     last = step == config.schedule.steps
     if step % config.logging.every_steps == 0 or last:
         _log(trainer, totals, norm, rate)
@@ -185,8 +164,7 @@ def _step(trainer: Trainer, batches: Iterator[AnyBatch]) -> None:
     if over := trainer.run.status != "running":
         trainer.observer.over(trainer.run)
     if (every and step % every == 0) or (over and config.sampling.at_end):
-        _check_finite(trainer)
-        trainer.observer.sample(trainer.flow_loss, step)
+        _sample(trainer)
     every = config.checkpoint.every_steps
     if stop or over or (every and step % every == 0):
         _save(trainer, totals, wait=stop or over)
@@ -198,91 +176,67 @@ def _step(trainer: Trainer, batches: Iterator[AnyBatch]) -> None:
 
 def _accumulate(trainer: Trainer, batches: Iterator[AnyBatch]) -> Tensor:
     """Sum gradients over this rank's micro batches; return (sum of losses, samples used)."""
-    config, world = trainer.config, trainer.world
-    batch_size, micro = config.schedule.global_batch_size, micro_batch_size(config, world.size)
-    totals, used = torch.zeros(2, device=world.device), list[int]()
-    for _ in range(accumulation_steps(batch_size, micro, world.size)):
-        with trainer.observer.waiting_for_data():
+    observer, shares = trainer.observer, trainer.shares
+    per_rank = shares.global_batch_size / shares.num_ranks
+    totals, used = torch.zeros(2, device=trainer.world.device), list[int]()
+    for _ in range(shares.accumulation_steps):
+        with observer.waiting_for_data():
             batch = next(batches)
-        trainer.observer.faults(batch.faults)
+        observer.faults(batch.faults)
         moved = trainer.encode(batch)
         losses = trainer.flow_loss(moved) * moved.weights
         # Ranks' gradients are averaged, so each divides by an equal part of the global batch.
-        torch.autograd.backward(losses.sum() / (batch_size / world.size))
+        torch.autograd.backward(losses.sum() / per_rank)
         totals[0] += losses.detach().sum()
         totals[1] += moved.weights.sum()
         used += batch.indices[batch.indices != FILLER].tolist()
-    trainer.observer.used(trainer.run.step + 1, used)
+    observer.used(trainer.run.step + 1, used)
     return totals
 
 
 def _log(trainer: Trainer, totals: Tensor, norm: Tensor, rate: float) -> None:
+    observer, run = trainer.observer, trainer.run
     loss_sum, samples = trainer.world.all_sum(totals.clone()).tolist()
     loss = loss_sum / max(samples, 1.0)
-    trainer.observer.metrics.train_loss.set(loss)  # before it is judged: an alert asks for NaN
-    _check_finite(trainer, loss)
-    _check_faults(trainer)
-    facts = StepFacts(trainer.run.step, trainer.run.samples, loss, norm.item(), rate)
-    trainer.observer.step_facts(facts)
+    observer.metrics.train_loss.set(loss)  # before it is checked: an alert asks for NaN
+    _require_finite(trainer, loss)
+    used = run.samples - trainer.samples_at_start
+    require_few_bad_samples(
+        trainer.config, trainer.world, observer.num_faults, used, observer.last_fault
+    )
+    observer.step_facts(StepFacts(run.step, run.samples, loss, norm.item(), rate))
 
 
-def _check_finite(trainer: Trainer, loss: float = 0.0, kind: str = "training") -> None:
-    """Raise DivergedError where ``loss``, or the gradients of a step so far, are not finite.
-
-    Every rank must call it and finds the same. After such gradients nothing was updated any more.
-    """
-    bad_step, wrong = int(trainer.bad_step.item()), list[str]()
-    if not math.isfinite(loss):
-        wrong.append(f"the {kind} loss is {loss} at step {trainer.run.step}")
-    if bad_step != optim.NEVER:
-        wrong.append(f"the gradient norm is not finite at step {bad_step}")
-    if not wrong:
-        return
-    trainer.checkpoints.finish()  # one that is being written is good, and kept
-    saved = trainer.checkpoints.saved_step
-    kept = f"the checkpoint of step {saved} is kept" if saved else "no checkpoint was saved yet"
-    advice = "lower spec.run.optim.learning_rate or lengthen spec.run.schedule.warmup_steps"
-    raise DivergedError("; ".join([*wrong, kept, advice]))
-
-
-def _check_faults(trainer: Trainer) -> None:
-    """Stop where too many samples were unreadable: one is bad luck, many are the wrong data."""
-    counts = torch.tensor([float(trainer.observer.num_faults)], device=trainer.world.device)
-    faults = int(trainer.world.all_sum(counts).item())
-    used = trainer.run.samples - trainer.samples_at_start
-    limit = trainer.config.data.max_bad_fraction
-    if faults > max(1.0, limit * used):
-        raise DataError(
-            f"{faults} of {used} samples could not be read, more than "
-            f"spec.run.data.max_bad_fraction {limit} allows; the last: {trainer.observer.last_fault}"
-        )
-
-
-def _evaluate(trainer: Trainer) -> Evaluation:
-    """Evaluate; the run ends with success where the target is reached."""
-    _check_finite(trainer)
-    config, world = trainer.config, trainer.world
-    model = trainer.flow_loss.model
+def _evaluate(trainer: Trainer) -> None:
+    """Evaluate; the run ends with success if the target is reached."""
+    _require_finite(trainer)
+    config, world, model = trainer.config, trainer.world, trainer.flow_loss.model
     advance = trainer.observer.evaluation_begins(trainer.run)
     model.eval()
-    batches = evaluation_batches(config, trainer.places.data, world.rank, world.size)
+    batches = evaluation_batches(config, trainer.sources.validation, world.rank, world.size)
     result = evaluate(trainer.flow_loss, map(trainer.encode, batches), world, advance)
     model.train()
     trainer.observer.left_out(result)
     require_readable(result, config)
-    _check_finite(trainer, result.loss, "evaluation")
+    _require_finite(trainer, result.loss, "evaluation")
     trainer.run = replace(trainer.run, eval_loss=result.loss)
     target = config.evaluation.target_loss
     if target is not None and result.loss <= target and trainer.run.step > 0:
         trainer.run = replace(trainer.run, status="success")
     trainer.observer.evaluation_done(trainer.run, result)
-    return result
+
+
+def _sample(trainer: Trainer) -> None:
+    _require_finite(trainer)
+    with trainer.observer.sampling(trainer.run.step) as path:
+        trainer.sampler.write(
+            trainer.flow_loss, path, trainer.run.step, alive=trainer.observer.alive
+        )
 
 
 def _save(trainer: Trainer, totals: Tensor, wait: bool) -> None:
-    """Save, unless the weights are already poisoned: the last good checkpoint must stay the newest."""
-    loss = trainer.world.all_sum(totals.clone())[0].item()
-    _check_finite(trainer, loss)
+    """Save, unless loss or gradients are not finite: the last good checkpoint must stay the newest."""
+    _require_finite(trainer, trainer.world.all_sum(totals.clone())[0].item())
     trainer.run = replace(trainer.run, train_seconds=trainer.observer.train_seconds)
     with trainer.observer.saving(trainer.run):
         trainer.checkpoints.save(trainer.run)
@@ -290,53 +244,5 @@ def _save(trainer: Trainer, totals: Tensor, wait: bool) -> None:
             trainer.checkpoints.finish()
 
 
-TASKS: dict[str, Callable[[RunConfig, Places, World], object]] = {
-    "train": train,
-    "prepare": prepare,
-    "preprocess": preprocess,
-    "sample": draw_gallery,
-}
-"""What one rank runs, by ``spec.run.task``."""
-
-FINAL_CODES = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE)
-"""Exit codes that torchrun's restart of the processes in place would only bring again."""
-
-
-def main() -> int:
-    """Run this rank as torchrun's environment says; return the exit code of the contract."""
-    die_with_parent()
-    places = Places.from_environment(os.environ)
-    try:
-        text = Path(os.environ[ENV_CONFIG]).read_text()
-        config = validate(RunConfig, json.loads(text), "spec.run")
-        with joined() as world:
-            TASKS[config.task](config, places, world)
-        return EXIT_OK
-    except FluxtrainError as error:
-        return _report(str(error), error.exit_code)
-    except OSError as error:
-        if error.errno not in _STORAGE_ERRNO:
-            return _report(traceback.format_exc(), EXIT_ERROR)
-        where = error.filename or places.output
-        return _report(f"{where}: cannot be written or read ({error.strerror})", EXIT_STORAGE)
-    except Exception:
-        return _report(traceback.format_exc(), EXIT_ERROR)
-
-
-def _report(message: str, exit_code: int) -> int:
-    """Hand ``message`` to the agent that started this process, or print it where there is none."""
-    target = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if target is None:
-        print(message, file=sys.stderr, flush=True)
-        return exit_code
-    record = {"message": message, "timestamp": int(time.time())}
-    Path(target).write_text(json.dumps(record))
-    verdict = os.environ.get(ENV_VERDICT)
-    if verdict is not None and exit_code in FINAL_CODES:
-        Path(verdict).write_text(json.dumps({"code": exit_code, "message": message}))
-        os.kill(os.getppid(), signal.SIGUSR1)
-    return exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _require_finite(trainer: Trainer, loss: float = 0.0, kind: str = "training") -> None:
+    require_finite(trainer.bad_step, trainer.checkpoints, trainer.run.step, loss, kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fluxtrain.contract.launch import CONFIG_FILE, DATA_PATH, MODELS_PATH, OUTPUT_PATH
-from fluxtrain.contract.storage import Volume
+from fluxtrain.contract.resource.storage import Volume
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 

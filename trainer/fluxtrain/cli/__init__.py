@@ -15,14 +15,27 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command in ``arguments`` (default: this process's); return its exit code."""
     if os.getpid() == 1:  # a container's first process: the kernel drops what it has no handler for
         signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(EXIT_STOPPED))
-    from fluxtrain.cli import check, convert, node, plan, prepare, run, sample, weights
+    from fluxtrain.cli import (
+        agent,
+        convert,
+        export,
+        import_weights,
+        mlperf_check,
+        plan,
+        prepare,
+        rendezvous,
+        run,
+        sample,
+    )
 
     parser = argparse.ArgumentParser(
         prog="fluxtrain", allow_abbrev=False, description="Train FLUX.1 from one FluxTraining file."
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (run, prepare, convert, plan, sample, weights, check, node):
+    # in the order of a run's life; the operator's own commands last
+    user = (run, prepare, convert, plan, sample, export, import_weights, mlperf_check)
+    for module in (*user, agent, rendezvous):
         module.add(commands)
     known, rest = parser.parse_known_args(arguments)
     try:

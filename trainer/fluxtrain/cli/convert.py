@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from fluxtrain.contract.config import Layout
+from fluxtrain.cli.arguments import require_no_more
+from fluxtrain.contract.run.config import Layout
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
@@ -35,13 +36,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def action(arguments: argparse.Namespace, rest: list[str]) -> int:
     """Convert, compare, and say what is there now."""
-    if rest:
-        raise ConfigError("arguments", " ".join(rest), "no such option")
+    require_no_more(rest)
     if not 1 <= arguments.shard_size <= 1_000_000:
         raise ConfigError("--shard-size", arguments.shard_size, "must be between 1 and 1000000")
     from tqdm import tqdm
 
-    from fluxtrain.data.convert import convert
+    from fluxtrain.data.layouts.convert import convert
 
     with tqdm(unit="sample", desc="write and compare", disable=not sys.stderr.isatty()) as bar:
         count = convert(

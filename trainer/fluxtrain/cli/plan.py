@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from fluxtrain.cli.files import add_file, configured
-from fluxtrain.contract.replicas import require_replicas
+from fluxtrain.cli.arguments import add_file, configured
+from fluxtrain.contract.run.replicas import require_replicas
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 
-from fluxtrain.cli.files import add_places
-from fluxtrain.errors import EXIT_OK, ConfigError, StoppedError
+from fluxtrain.cli.arguments import add_paths, require_no_more
+from fluxtrain.errors import EXIT_OK, StoppedError
 
 Action = Callable[[argparse.Namespace, list[str]], int]
 
@@ -29,7 +29,7 @@ def _add_openmoji(sets: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     text = "the demo's pictures, autoencoder and encodings, from Python packages"
     parser = sets.add_parser("openmoji", allow_abbrev=False, help=text, description=text)
     _add_force(parser)
-    add_places(parser)
+    add_paths(parser)
     parser.set_defaults(action=_openmoji)
 
 
@@ -127,19 +127,19 @@ def _resumable(action: Action) -> Action:
 
 
 def _openmoji(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from fluxtrain.prepare.openmoji import prepare_openmoji
+    from fluxtrain.prepare.openmoji.build import prepare_openmoji
 
-    _refuse(rest)
+    require_no_more(rest)
     prepare_openmoji(arguments.data.resolve(), arguments.models.resolve(), force=arguments.force)
     return EXIT_OK
 
 
 @_resumable
 def _cc12m(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from fluxtrain.prepare.cc12m import prepare_cc12m, read_problematic
-    from fluxtrain.prepare.cc12m_source import open_source
+    from fluxtrain.prepare.cc12m.build import prepare_cc12m, read_problematic
+    from fluxtrain.prepare.cc12m.source import open_source
 
-    _refuse(rest)
+    require_no_more(rest)
     prepare_cc12m(
         open_source(arguments.input),
         arguments.output.resolve(),
@@ -153,9 +153,9 @@ def _cc12m(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 @_resumable
 def _coco(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from fluxtrain.prepare.coco import prepare_coco
+    from fluxtrain.prepare.coco.build import prepare_coco
 
-    _refuse(rest)
+    require_no_more(rest)
     prepare_coco(
         arguments.images,
         arguments.captions,
@@ -169,11 +169,11 @@ def _coco(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 @_resumable
 def _download(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from fluxtrain.prepare.download import download
-    from fluxtrain.prepare.download_hub import open_hub
-    from fluxtrain.prepare.download_link import Link
+    from fluxtrain.prepare.download.download import download
+    from fluxtrain.prepare.download.http import Link
+    from fluxtrain.prepare.download.hub import open_hub
 
-    _refuse(rest)
+    require_no_more(rest)
     if arguments.hub:
         dataset = open_hub(arguments.hub, arguments.revision)
         dataset.fetch_all(arguments.include, arguments.output, arguments.connections)
@@ -188,11 +188,6 @@ def _download(arguments: argparse.Namespace, rest: list[str]) -> int:
         arguments.verify,
     )
     return EXIT_OK
-
-
-def _refuse(rest: list[str]) -> None:
-    if rest:
-        raise ConfigError("arguments", " ".join(rest), "no such option")
 
 
 def _count(word: str) -> int:

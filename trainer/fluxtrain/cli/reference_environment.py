@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.contract.config import LARGEST_SEED
 from fluxtrain.contract.launch import ENV_DATA, ENV_MODELS
+from fluxtrain.contract.run.config import LARGEST_SEED
 from fluxtrain.errors import ConfigError
 
 ROOTS = {"data": (ENV_DATA, "DATAROOT"), "models": (ENV_MODELS, "MODELROOT")}

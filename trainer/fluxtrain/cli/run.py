@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from fluxtrain.cli import reference_environment
-from fluxtrain.cli.files import add_file, add_places, configured
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.launch import Places
-from fluxtrain.contract.resource import FluxTraining
+from fluxtrain.cli.arguments import add_file, add_paths, configured
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.resource.fluxtraining import FluxTraining
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
@@ -21,7 +21,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "run", allow_abbrev=False, help="train from a FluxTraining file", description=__doc__
     )
     add_file(parser)
-    add_places(parser)
+    add_paths(parser)
     parser.add_argument(
         "--output", type=Path, help="folder of the run (default: $LOGDIR/NAME, else runs/NAME)"
     )
@@ -34,29 +34,31 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def action(arguments: argparse.Namespace, rest: list[str]) -> int:
     """Check everything that can be checked, then run; return the exit code."""
     job, config = configured(arguments.file, rest, loud=True)
-    from fluxtrain import runner  # imports torch: only once the file is known to be good
     from fluxtrain.cli.summary import say_where_to_look
+    from fluxtrain.launch import (
+        torchrun as runner,  # imports torch: only once the file is known to be good
+    )
 
     processes = arguments.processes
     if processes is not None and not 1 <= processes <= 1024:
         raise ConfigError("--processes", processes, "must be between 1 and 1024")
     processes = processes or runner.default_processes()
     _say_if_without_gpus(job)
-    places = _places(arguments, job.metadata.name)
-    if (words := _over(config, places)) is not None:
+    paths = _paths(arguments, job.metadata.name)
+    if (words := _over(config, paths)) is not None:
         print(words)
     else:
-        code, message = runner.run(config, places, processes)
+        code, message = runner.run(config, paths, processes)
         if code != EXIT_OK:
             print(f"fluxtrain: {message}", file=sys.stderr)
             return code
     if config.task == "train":
-        say_where_to_look(places.output, config)
+        say_where_to_look(paths.output, config)
     return EXIT_OK
 
 
 def _say_if_without_gpus(job: FluxTraining) -> None:
-    from fluxtrain.devices import num_visible
+    from fluxtrain.gpus import num_visible
 
     wanted = job.spec.gpus_per_node
     if wanted and not num_visible():
@@ -64,7 +66,7 @@ def _say_if_without_gpus(job: FluxTraining) -> None:
         print(f"fluxtrain: {text}", file=sys.stderr)
 
 
-def _places(arguments: argparse.Namespace, job: str) -> Places:
+def _paths(arguments: argparse.Namespace, job: str) -> RunPaths:
     """Return where the run reads and writes, and say so: variables of the environment have a part in it."""
     chosen = {kind: reference_environment.root(kind, os.environ) for kind in ("data", "models")}
     chosen["output"] = reference_environment.output(job, os.environ)
@@ -75,17 +77,17 @@ def _places(arguments: argparse.Namespace, job: str) -> Places:
     os.environ.update(reference_environment.hugging_face(os.environ))
     print(" · ".join(f"{kind} {value}" for kind, value in chosen.items()), file=sys.stderr)
     where = {kind: Path(value.value).resolve() for kind, value in chosen.items()}
-    return Places(output=where["output"], data=where["data"], models=where["models"])
+    return RunPaths(output=where["output"], data=where["data"], models=where["models"])
 
 
-def _over(config: RunConfig, places: Places) -> str | None:
+def _over(config: RunConfig, paths: RunPaths) -> str | None:
     """Return what to say of a run that has nothing left to do, None of one that has."""
-    from fluxtrain import runner
-    from fluxtrain.preprocess import open_targets
+    from fluxtrain.launch import torchrun as runner
+    from fluxtrain.precompute import open_targets
 
     if config.task == "preprocess":
-        made = all(t.is_finished for t in open_targets(config, places.data, places.models))
+        made = all(t.is_finished for t in open_targets(config, paths.data, paths.models))
         return "preprocess: everything is there already" if made else None
-    if (state := runner.finished(config, places.output)) is None:
+    if (state := runner.finished(config, paths.output)) is None:
         return None
-    return f"{places.output}: this run is over ({state.status} at step {state.step})."
+    return f"{paths.output}: this run is over ({state.status} at step {state.step})."

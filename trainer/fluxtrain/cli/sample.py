@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.cli.files import add_places
-from fluxtrain.contract.launch import SAMPLES_FOLDER, Places
-from fluxtrain.contract.overrides import parse_overrides
-from fluxtrain.contract.resolve import merge, resolve
+from fluxtrain.cli.arguments import add_paths
+from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
+from fluxtrain.contract.run.overrides import parse_overrides
+from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
@@ -31,14 +31,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder to write")
     parser.add_argument("--preset", help="settings to start from (default: by the kind of model)")
     parser.add_argument("--processes", type=int, help="processes (default: the GPUs, or one)")
-    add_places(parser)
+    add_paths(parser)
     parser.epilog = "Any field of spec.run can be set: --sampling.num_steps=8; see docs/config.md."
     parser.set_defaults(action=action)
 
 
 def action(arguments: argparse.Namespace, rest: list[str]) -> int:
     """Draw; the pictures are those that the same task draws in pods."""
-    from fluxtrain import runner
+    from fluxtrain.launch import torchrun as runner
     from fluxtrain.weights import open_weights
 
     prompts = [*arguments.prompt, *_lines(arguments.prompts)]
@@ -55,17 +55,17 @@ def action(arguments: argparse.Namespace, rest: list[str]) -> int:
         "logging": {"metrics_port": 0},
     }
     config = resolve(merge(run, parse_overrides(rest)))
-    places = Places(
+    paths = RunPaths(
         output=arguments.output.resolve(),
         data=arguments.data.resolve(),
         models=arguments.models.resolve(),
     )
     processes = arguments.processes or runner.default_processes()
-    code, message = runner.run(config, places, processes)
+    code, message = runner.run(config, paths, processes)
     if code != EXIT_OK:
         print(f"fluxtrain: {message}", file=sys.stderr)
         return code
-    print(f"{len(prompts)} pictures in {places.output / SAMPLES_FOLDER}")
+    print(f"{len(prompts)} pictures in {paths.output / SAMPLES_FOLDER}")
     return EXIT_OK
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fluxtrain.contract.config import RunConfig
 from fluxtrain.contract.launch import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
@@ -13,8 +12,9 @@ from fluxtrain.contract.launch import (
     MLPERF_FILE,
     SAMPLES_FOLDER,
 )
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.mlperf import RULESETS, check
-from fluxtrain.watch.records import read_records
+from fluxtrain.report.records import read_records
 
 
 def say_where_to_look(output: Path, config: RunConfig) -> None:

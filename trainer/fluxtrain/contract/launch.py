@@ -28,10 +28,10 @@ ENV_GPUS = "FLUXTRAIN_GPUS"
 """GPUs that the pod asked for (``spec.gpusPerNode``), left out for none. Set by the operator; the agent
 refuses to train on fewer."""
 
-ENV_VERDICT = "FLUXTRAIN_VERDICT"
+ENV_FATAL_ERROR = "FLUXTRAIN_VERDICT"
 """File for the exit code and message of a trainer that no restart in place can help; it then calls its
 agent with SIGUSR1. Set by the agent, read by the trainer."""
-ENV_LAST_WORDS = "FLUXTRAIN_LAST_WORDS"
+ENV_TERMINATION_MESSAGE = "FLUXTRAIN_LAST_WORDS"
 """File for the progress of a trainer that ends. Set by the agent, read by local rank 0."""
 TERMINATION_LOG = "/dev/termination-log"
 """What kubelet puts into the pod's status, as JSON: the keys of /progress, and ``message``. Written by the
@@ -59,7 +59,7 @@ _RESTARTS = (ENV_PROCESS_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
 
 
 @dataclass(frozen=True)
-class Places:
+class RunPaths:
     """Where a run reads and writes."""
 
     output: Path
@@ -82,9 +82,9 @@ class Places:
         }
 
     @staticmethod
-    def from_environment(environment: Mapping[str, str]) -> Places:
+    def from_environment(environment: Mapping[str, str]) -> RunPaths:
         """Return the places that :meth:`environment` described; a pod's mounts where nothing is set."""
-        return Places(
+        return RunPaths(
             output=Path(environment.get(ENV_OUTPUT, OUTPUT_PATH)),
             data=Path(environment.get(ENV_DATA, DATA_PATH)),
             models=Path(environment.get(ENV_MODELS, MODELS_PATH)),

@@ -58,8 +58,8 @@ class Batch(DrawnBatch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureBatch(DrawnBatch):
-    """Pictures and captions in the order of their positions; a dropped prompt is empty already."""
+class ImageBatch(DrawnBatch):
+    """Images and captions in the order of their positions; a dropped prompt is empty already."""
 
     images: UInt8[Tensor, "b 3 H W"]
     captions: tuple[str, ...]

@@ -10,11 +10,11 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
-from fluxtrain.data import npy
-from fluxtrain.data.safetensors import read_header, read_tensor
-from fluxtrain.data.writer import save_aligned
+from fluxtrain.data.layouts import npy
+from fluxtrain.data.shard_writer import save_aligned
 from fluxtrain.errors import DataError
-from fluxtrain.files import replacing
+from fluxtrain.files import atomic_write
+from fluxtrain.safetensors_file import read_header, read_tensor
 
 T5_FILE, CLIP_FILE = "t5_empty.npy", "clip_empty.npy"
 EmptyText = tuple[Float[Tensor, "l d"], Float[Tensor, " v"]]
@@ -37,7 +37,7 @@ def write_empty_text(path: Path, txt: Float[Tensor, "l d"], vec: Float[Tensor, "
     path.mkdir(exist_ok=True)
     for name, values in ((T5_FILE, txt), (CLIP_FILE, vec)):
         # float32, which holds every bfloat16: the reference reads these two as plain numbers.
-        with replacing(path / name) as partial:
+        with atomic_write(path / name) as partial:
             partial.write_bytes(npy.to_bytes(values.float().unsqueeze(0)))
 
 

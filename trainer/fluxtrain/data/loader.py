@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,100 +16,42 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from fluxtrain import draws
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.data.batch import Batch, PictureBatch
-from fluxtrain.data.dataset import Dataset, Rows, SampleShape
-from fluxtrain.data.empty_text import EmptyText, read_empty_text
-from fluxtrain.data.layouts import open_encoded
-from fluxtrain.data.order import FILLER, Order, Share
-from fluxtrain.data.pictures import Pictures, build_pictures, open_pictures
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.batch import Batch, ImageBatch
+from fluxtrain.data.dataset import Dataset, Rows
+from fluxtrain.data.empty_text import EmptyText
+from fluxtrain.data.images.dataset import ImageSet, build_image_batch
+from fluxtrain.data.order import FILLER, BatchShares, Order
 from fluxtrain.data.shards import NUM_TIMESTEPS
-from fluxtrain.data.synthetic import SyntheticDataset
+from fluxtrain.data.sources import Source, Sources
 from fluxtrain.draws import Array, Draw
-from fluxtrain.errors import ConfigError
 
-PARTS = ("train", "validation")
-AnyBatch = Batch | PictureBatch
+AnyBatch = Batch | ImageBatch
 Build = Callable[[Array, list[Draw]], AnyBatch]
 """Makes the batch of the samples at the given indices with their draws."""
 
 
-def open_source(config: RunConfig, data_root: Path, part: str) -> Dataset | Pictures:
-    """Return the ``part`` ("train" or "validation") of the run's data, encoded or not."""
-    if config.data.source == "images":
-        return open_pictures(config, data_root, part)
-    return open_dataset(config, data_root, part)
-
-
-def open_dataset(config: RunConfig, data_root: Path, part: str) -> Dataset:
-    """Return the encoded ``part`` of the run's data; ConfigError where it does not fit the model."""
-    if config.data.source == "synthetic":
-        sizes = config.data.synthetic
-        count = sizes.train_samples if part == "train" else sizes.validation_samples
-        return SyntheticDataset(config, count)
-    folder = data_root / getattr(config.data, part)
-    layout = None if config.data.layout == "auto" else config.data.layout
-    dataset = open_encoded(folder, layout, config.data.verify_checksums)
-    _check_fits(config, dataset.shape, folder)
-    return dataset
-
-
-def open_empty_text(config: RunConfig, data_root: Path, dataset: Dataset) -> EmptyText:
-    """Return the empty prompt's encodings, in the type that ``dataset`` stores."""
-    known = dataset.empty_text()
-    if known is None:
-        path = data_root / config.data.empty_encodings
-        known = read_empty_text(path)
-        shape = (tuple(known[0].shape), known[1].shape[0])
-        if shape != (dataset.shape.txt, dataset.shape.vec):
-            raise ConfigError(
-                "spec.run.data.empty_encodings",
-                str(path),
-                f"its shapes {shape} differ from the data set's {dataset.shape.txt, dataset.shape.vec}",
-            )
-    return known[0].to(dataset.shape.dtype), known[1].to(dataset.shape.dtype)
-
-
-def _check_fits(config: RunConfig, shape: SampleShape, folder: Path) -> None:
-    model, data = config.model, config.data
-    for path, wanted, stored in (
-        ("data.text_length", data.text_length, shape.txt[0]),
-        ("model.context_in_dim", model.context_in_dim, shape.txt[1]),
-        ("model.vec_in_dim", model.vec_in_dim, shape.vec),
-        ("model.in_channels", model.in_channels, shape.latent[0] * 4),
-        ("data.latent_size", data.latent_size, shape.latent[1]),
-        ("data.latent_size", data.latent_size, shape.latent[2]),
-    ):
-        if wanted != stored:
-            raise ConfigError(f"spec.run.{path}", wanted, f"the data in {folder} has {stored}")
-
-
 def training_batches(
     config: RunConfig,
-    data_root: Path,
-    first_batch: int,
+    sources: Sources,
+    shares: BatchShares,
     rank: int,
-    world_size: int,
-    micro_batch_size: int,
+    first_batch: int = 0,
     pin: bool = False,
 ) -> Iterator[AnyBatch]:
     """Yield this rank's micro batches from global batch ``first_batch`` (from 0) to the last one."""
-    source = open_source(config, data_root, "train")
-    size = config.schedule.global_batch_size
-    share = Share(size, micro_batch_size, rank, world_size)
-    empty = open_empty_text(config, data_root, source) if not isinstance(source, Pictures) else None
-    items = TrainingItems(
-        config, _builder(source, empty), Order(config.seed, len(source), size), share
-    )
-    numbers = range(first_batch * share.accumulation, config.schedule.steps * share.accumulation)
+    order = Order(config.seed, len(sources.train), shares.global_batch_size)
+    build = _builder(sources.train, sources.empty_text)
+    items = TrainingItems(config, build, order, shares, rank)
+    steps = shares.accumulation_steps
+    numbers = range(first_batch * steps, config.schedule.steps * steps)
     return _ahead(config, items, numbers, pin)
 
 
 def evaluation_batches(
-    config: RunConfig, data_root: Path, rank: int, world_size: int, pin: bool = False
+    config: RunConfig, source: Source, rank: int, world_size: int, pin: bool = False
 ) -> Iterator[AnyBatch]:
-    """Yield this rank's part of the whole validation set: equally many equal batches on every rank."""
-    source = open_source(config, data_root, "validation")
+    """Yield this rank's part of all of ``source``: equally many equal batches on every rank."""
     largest = -(-len(source) // world_size)
     size = min(config.evaluation.batch_size, largest)
     items = EvaluationItems(config, source, _builder(source, None), size)
@@ -118,9 +59,9 @@ def evaluation_batches(
     return _ahead(config, items, range(rank, rounds * world_size, world_size), pin)
 
 
-def _builder(source: Dataset | Pictures, empty: EmptyText | None) -> Build:
-    if isinstance(source, Pictures):
-        return partial(build_pictures, source)
+def _builder(source: Source, empty: EmptyText | None) -> Build:
+    if isinstance(source, ImageSet):
+        return partial(build_image_batch, source)
     return partial(build, source, empty=empty)
 
 
@@ -139,12 +80,6 @@ def _ahead(
     return iter(loader)
 
 
-def latent_shape(config: RunConfig) -> tuple[int, int, int]:
-    """Return the shape "ch h w" of one sample's latents."""
-    side = config.data.latent_size
-    return config.latent_channels, side, side
-
-
 @dataclass
 class TrainingItems(TorchDataset[AnyBatch]):
     """A rank's micro batches by number."""
@@ -152,13 +87,14 @@ class TrainingItems(TorchDataset[AnyBatch]):
     config: RunConfig
     build: Build
     order: Order
-    share: Share
+    shares: BatchShares
+    rank: int
 
     def __getitem__(self, number: int) -> AnyBatch:
         """Return micro batch ``number``, counted from 0 over the whole run."""
-        batch, micro_step = divmod(number, self.share.accumulation)
-        positions = self.share.positions(micro_step)
-        shape, flow, seed = latent_shape(self.config), self.config.flow, self.config.seed
+        batch, micro_step = divmod(number, self.shares.accumulation_steps)
+        positions = self.shares.positions(self.rank, micro_step)
+        shape, flow, seed = self.config.latent_shape, self.config.flow, self.config.seed
         chosen = [draws.training_draw(seed, batch, int(p), shape, flow) for p in positions]
         return self.build(self.order.indices(batch, positions), chosen)
 
@@ -168,7 +104,7 @@ class EvaluationItems(TorchDataset[AnyBatch]):
     """The validation set in order, batch by batch; the last ones are filled up."""
 
     config: RunConfig
-    source: Dataset | Pictures
+    source: Source
     build: Build
     size: int
 
@@ -178,7 +114,7 @@ class EvaluationItems(TorchDataset[AnyBatch]):
         indices[indices >= len(self.source)] = FILLER
         read = np.maximum(indices, 0)
         times = self.source.timesteps(read) / NUM_TIMESTEPS
-        shape, seed = latent_shape(self.config), self.config.seed
+        shape, seed = self.config.latent_shape, self.config.seed
         chosen = [
             draws.evaluation_draw(seed, int(i), float(t), shape)
             for i, t in zip(read, times, strict=True)

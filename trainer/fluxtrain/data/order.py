@@ -1,4 +1,4 @@
-"""Which sample stands where: a pure function of seed, global batch and position (design D3).
+"""Which sample stands where: a pure function of seed, global batch and position.
 
 The samples of all epochs stand in one row; global batch k takes the next ``global_batch_size`` of it,
 so every sample is used exactly once per epoch, by whatever ranks, and any batch can be the first.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fluxtrain import draws
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.draws import Array
 
 
@@ -56,29 +57,45 @@ FILLER = -1
 """Stands for a sample where there is none: it is not read, and weighs nothing."""
 
 
-def accumulation_steps(global_batch_size: int, micro_batch_size: int, num_ranks: int) -> int:
-    """Return the micro batches of each rank that hold a global batch; the last ones may not be full."""
-    return -(-global_batch_size // (micro_batch_size * num_ranks))
-
-
 @dataclass(frozen=True)
-class Share:
-    """The positions of each global batch that one rank works on, micro batch by micro batch.
+class BatchShares:
+    """How each global batch is divided: all ranks have equally many micro batches of equal size.
 
-    All ranks have equally many micro batches of equal size; positions past the end are fillers.
+    Positions past the end of the global batch are fillers.
     """
 
     global_batch_size: int
     micro_batch_size: int
-    rank: int
-    world_size: int
+    num_ranks: int
+
+    @staticmethod
+    def of(config: RunConfig, num_ranks: int) -> BatchShares:
+        """Return the shares of ``num_ranks``, in micro batches as large as the config allows.
+
+        The micro batch is the largest divisor of a rank's share of the global batch. Shares that are not
+        equal are filled up: then as few micro batches as possible, as small as holds the largest share.
+        """
+        batch = config.schedule.global_batch_size
+        share = -(-batch // num_ranks)
+        largest = min(config.parallel.micro_batch_size, share)
+        if batch % num_ranks:
+            size = -(-share // -(-share // largest))
+        else:
+            size = next(size for size in range(largest, 0, -1) if share % size == 0)
+        return BatchShares(batch, size, num_ranks)
 
     @property
-    def accumulation(self) -> int:
-        """Return the micro batches per global batch."""
-        return accumulation_steps(self.global_batch_size, self.micro_batch_size, self.world_size)
+    def accumulation_steps(self) -> int:
+        """Return the micro batches of each rank in one optimizer step."""
+        return -(-self.global_batch_size // (self.micro_batch_size * self.num_ranks))
 
-    def positions(self, micro_step: int) -> Array:
-        """Return the positions of this rank's micro batch ``micro_step``, from 0; fillers come last."""
-        start = (micro_step * self.world_size + self.rank) * self.micro_batch_size
+    @property
+    def padding(self) -> int:
+        """Return the fillers in one optimizer step, over all ranks."""
+        computed = self.num_ranks * self.micro_batch_size * self.accumulation_steps
+        return computed - self.global_batch_size
+
+    def positions(self, rank: int, micro_step: int) -> Array:
+        """Return the positions of ``rank``'s micro batch ``micro_step``, from 0; fillers come last."""
+        start = (micro_step * self.num_ranks + rank) * self.micro_batch_size
         return np.arange(start, start + self.micro_batch_size)

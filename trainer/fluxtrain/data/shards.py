@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from fluxtrain.data.dataset import SampleShape
-from fluxtrain.data.safetensors import Span, read_header, read_tensor
 from fluxtrain.draws import Array
 from fluxtrain.errors import DataError
+from fluxtrain.safetensors_file import Span, read_header, read_tensor
 
 FIELDS = ("txt", "vec", "mean", "logvar")
 FORMAT = 1

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fluxtrain import draws
-from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.dataset import Rows, SampleShape
 from fluxtrain.draws import Array
 

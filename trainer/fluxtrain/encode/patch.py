@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fluxtrain.errors import DataError
-from fluxtrain.files import replacing
+from fluxtrain.files import atomic_write
 
 PATCH = 8
 """Side of a patch in pixels: what one latent position stands for."""
@@ -107,7 +107,7 @@ def silent(layer: nn.Conv2d) -> None:
 def save_patch_autoencoder(path: Path, autoencoder: PatchAutoencoder) -> None:
     """Write the weights to ``path`` as safetensors, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
+    with atomic_write(path) as partial:
         # save_file would let only its user read it, and a pod is another user.
         partial.write_bytes(save({k: v.contiguous() for k, v in autoencoder.state_dict().items()}))
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (the name everybody gives it)
 
-from fluxtrain.contract.encoders_config import EncodersConfig, is_single_file
+from fluxtrain.contract.run.encoders import EncodersConfig, is_single_file
 from fluxtrain.encode.text_file import load_clip_file, load_t5_file
 from fluxtrain.errors import DataError
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fluxtrain.mlperf.lines import TOKEN, LogLine, parse
-from fluxtrain.mlperf.rules import RULES, Rule
+from fluxtrain.mlperf.log_keys import RULES, Rule
 
 _TARGET = 0.586  # the evaluation loss that ends a run of flux1
 _EVERY = 262_144  # training samples between two evaluations

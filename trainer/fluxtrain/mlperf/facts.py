@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from fluxtrain.contract.closed_division import claims_closed
-from fluxtrain.contract.config import Precision, RunConfig
 from fluxtrain.contract.launch import CONFIG_FILE
-from fluxtrain.data.order import accumulation_steps
+from fluxtrain.contract.run.closed_division import claims_closed
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.encoders import Precision
+from fluxtrain.data.order import BatchShares
 
 Statement = tuple[str, object]  # key, value
 
@@ -24,8 +25,7 @@ class RunFacts:
     """What the log says beyond the config: how the work is divided, how large the data sets really are."""
 
     config: RunConfig
-    num_ranks: int
-    micro_batch_size: int  # the one in use, not the config's upper bound
+    shares: BatchShares  # the micro batch in use, not the config's upper bound
     train_samples: int  # of one epoch
     eval_samples: int  # of the whole validation set
     started: float  # Unix time at which the launcher began
@@ -36,12 +36,6 @@ class RunFacts:
     def is_whole(self) -> bool:
         """Return whether every evaluation is over the whole validation set, or ends the run."""
         return claims_closed(self.config)
-
-    @property
-    def accumulation_steps(self) -> int:
-        """Return the micro batches of one rank in one optimizer step."""
-        batch = self.config.schedule.global_batch_size
-        return accumulation_steps(batch, self.micro_batch_size, self.num_ranks)
 
     @property
     def evaluation_frequency(self) -> int:
@@ -75,7 +69,7 @@ def _submission(config: RunConfig) -> Iterator[Statement]:
 
 def _work(facts: RunFacts) -> Iterator[Statement]:
     yield "global_batch_size", facts.config.schedule.global_batch_size
-    yield "gradient_accumulation_steps", facts.accumulation_steps
+    yield "gradient_accumulation_steps", facts.shares.accumulation_steps
     yield "train_samples", facts.train_samples
     if facts.is_whole:  # else the first evaluation tells how many it used
         yield "eval_samples", facts.eval_samples
@@ -108,5 +102,5 @@ def _disclosure(facts: RunFacts) -> Iterator[Statement]:
     yield "lowest_numerical_precision_in_comm", "bfloat16" if "bfloat16" in both else "fp32"
     for axis in ("tensor", "pipeline", "context", "expert"):
         yield f"{axis}_parallelism", 1
-    yield "micro_batch_size", facts.micro_batch_size
+    yield "micro_batch_size", facts.shares.micro_batch_size
     yield "config_filename", CONFIG_FILE

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fluxtrain.contract.launch import CONFIG_FILE, MLPERF_FILE
-from fluxtrain.contract.resource import LABEL_JOB
-from fluxtrain.errors import UNSTATED, ConfigError
+from fluxtrain.contract.resource.fluxtraining import LABEL_JOB
+from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain.mlperf.lines import TOKEN
 
 _TIMEOUT_SECONDS = 120.0
@@ -43,7 +43,7 @@ def _fetch(job: dict[str, Any], namespace: str | None, folder: Path) -> Path:
     maps = _list("configmaps", f"{LABEL_JOB}={name}", namespace)
     config = next((m["data"][CONFIG_FILE] for m in maps if CONFIG_FILE in m.get("data", {})), None)
     if config is None:
-        raise ConfigError(name, UNSTATED, "its config map is gone")
+        raise ConfigError(name, UNSET, "its config map is gone")
     (place / CONFIG_FILE).write_text(config)
     return place
 
@@ -57,7 +57,7 @@ def _log(name: str, namespace: str | None) -> str:
             return "\n".join(lines) + "\n"
     raise ConfigError(
         name,
-        UNSTATED,
+        UNSET,
         "no pod has its MLPerf log; keep the pods (spec.lifecycle.cleanPods: Running or None), "
         "or give the output folders instead",
     )
@@ -70,7 +70,7 @@ def _list(kind: str, selector: str, namespace: str | None) -> list[dict[str, Any
 
 def _kubectl(namespace: str | None, *arguments: str) -> str:
     if (program := shutil.which("kubectl")) is None:
-        raise ConfigError("--selector", UNSTATED, "needs kubectl on the PATH")
+        raise ConfigError("--selector", UNSET, "needs kubectl on the PATH")
     place = [] if namespace is None else [f"--namespace={namespace}"]
     try:
         done = subprocess.run(
@@ -82,7 +82,7 @@ def _kubectl(namespace: str | None, *arguments: str) -> str:
         )
     except subprocess.TimeoutExpired:
         text = f"kubectl was not done after {_TIMEOUT_SECONDS:.0f} seconds"
-        raise ConfigError("--selector", UNSTATED, text) from None
+        raise ConfigError("--selector", UNSET, text) from None
     if done.returncode:
         raise ConfigError(
             "kubectl", " ".join(arguments), done.stderr.decode("utf-8", "replace").strip()

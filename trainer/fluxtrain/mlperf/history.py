@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from fluxtrain.contract.config import RunConfig
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.mlperf.lines import LogLine, read_lines
 
 

@@ -140,9 +140,9 @@ class MLPerfLog:
         if (evaluated := self._state.eval_without_stop) is not None:
             self._write(self._mllog.end, "eval_stop", samples=evaluated)
         division = {
-            "num_ranks": facts.num_ranks,
-            "micro_batch_size": facts.micro_batch_size,
-            "gradient_accumulation_steps": facts.accumulation_steps,
+            "num_ranks": facts.shares.num_ranks,
+            "micro_batch_size": facts.shares.micro_batch_size,
+            "gradient_accumulation_steps": facts.shares.accumulation_steps,
         }
         self._write(self._mllog.event, "run_resumed", division, samples=samples)
 

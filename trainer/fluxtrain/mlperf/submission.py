@@ -20,10 +20,10 @@ from typing import Any
 
 from fluxtrain import __version__
 from fluxtrain.contract.launch import CONFIG_FILE, MLPERF_FILE
-from fluxtrain.errors import UNSTATED, ConfigError, JoinedConfigError, StorageError
+from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, StorageError
 from fluxtrain.mlperf.facts import SYSTEM_KEY
 from fluxtrain.mlperf.lines import LogLine, read_lines
-from fluxtrain.mlperf.reference import NUM_RUNS, Convergence, judge
+from fluxtrain.mlperf.rcp import NUM_RUNS, Convergence, judge
 from fluxtrain.mlperf.system import STATUSES
 
 _SOURCE = Path(__file__).parents[1]
@@ -78,14 +78,14 @@ def require_one_result(runs: Sequence[FinishedRun]) -> None:
     if len(runs) != NUM_RUNS:
         errors.append(ConfigError("RUN ...", len(runs), f"must be {NUM_RUNS} runs"))
     errors += [
-        ConfigError(run.name, UNSTATED, "the run is not over: its log has no run_stop")
+        ConfigError(run.name, UNSET, "the run is not over: its log has no run_stop")
         for run in runs
         if not run.ended
     ]
     lost = [run.name for run in runs if run.samples is None]
     if len(lost) > 1:
         text = f"did not reach the target: {', '.join(lost)}; one run at most may be dropped"
-        errors.append(ConfigError("RUN ...", UNSTATED, text))
+        errors.append(ConfigError("RUN ...", UNSET, text))
     for key in _SAME:
         found = sorted({str(run.values.get(key)) for run in runs})
         if len(found) > 1:

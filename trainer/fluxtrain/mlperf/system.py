@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from fluxtrain.errors import UNSTATED, ConfigError, JoinedConfigError
+from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError
 
 FIELDS: dict[str, str] = {
     "submitter": "the organisation, as in the logs",
@@ -70,7 +70,7 @@ def describe(known: Mapping[str, str], answers: Mapping[str, object]) -> dict[st
     Raises ConfigError naming every field that is unanswered (null), no text, unknown or not allowed.
     """
     errors = [
-        ConfigError(name, UNSTATED, "no field of a system description")
+        ConfigError(name, UNSET, "no field of a system description")
         for name in answers
         if name not in FIELDS
     ]
@@ -115,7 +115,7 @@ def questionnaire(known: Mapping[str, str]) -> str:
 def _wrong(name: str, value: object) -> ConfigError | None:
     question = FIELDS[name].format(statuses=" | ".join(STATUSES.values()))
     if value is None:
-        return ConfigError(name, UNSTATED, f"not answered: {question}")
+        return ConfigError(name, UNSET, f"not answered: {question}")
     if not isinstance(value, str) and not (isinstance(value, int) and name != "system_name"):
         return ConfigError(name, value, "must be one text")
     text = str(value)

@@ -6,7 +6,7 @@ Element-wise work is left out and attention counted in full (it is bidirectional
 
 from __future__ import annotations
 
-from fluxtrain.contract.config import ModelConfig
+from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.embed import TIMESTEP_DIM
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fluxtrain.contract.config import ModelConfig
+from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.attention import rotation
 from fluxtrain.model.blocks import DoubleStreamBlock, LastLayer, SingleStreamBlock
 from fluxtrain.model.embed import TIMESTEP_DIM, MLPEmbedder, timestep_embedding

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.data.order import accumulation_steps
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.order import BatchShares
 from fluxtrain.errors import ConfigError
 from fluxtrain.gpus import Gpu, find_gpu
 from fluxtrain.model.flops import training_flops
-from fluxtrain.parallelize import micro_batch_size
+from fluxtrain.model.parameters import ParameterCounts, count_parameters
 from fluxtrain.plan.memory import STATE_BYTES, Layout, Memory, communication_bytes, layout, memory
-from fluxtrain.plan.parameters import ParameterCounts, count_parameters
 
 DEFAULT_GPU = "MI300X"
 DEFAULT_MFU = 0.3
@@ -94,11 +93,11 @@ def make_plan(
     device = _device(gpu, gpus_per_node)
     _require_mfu(mfu)
     num_ranks = nodes * max(gpus_per_node, 1)
-    micro_batch = micro_batch_size(config, num_ranks)
+    shares = BatchShares.of(config, num_ranks)
+    micro_batch, accumulation = shares.micro_batch_size, shares.accumulation_steps
     counts, where = count_parameters(config.model), layout(config, num_ranks)
     batch = config.schedule.global_batch_size
-    accumulation = accumulation_steps(batch, micro_batch, num_ranks)
-    computed = num_ranks * accumulation * micro_batch
+    computed = batch + shares.padding
     needed = memory(config, counts, where, micro_batch)
     largest = _largest_micro_batch(config, counts, where, device)
     flops = training_flops(config.model, config.image_tokens, config.data.text_length)
@@ -114,8 +113,8 @@ def make_plan(
         micro_batch_size=micro_batch,
         accumulation_steps=accumulation,
         samples_per_rank=accumulation * micro_batch,
-        padded_samples=computed - batch,
-        padding_percent=100 * (computed - batch) / computed,
+        padded_samples=shares.padding,
+        padding_percent=100 * shares.padding / computed,
         largest_micro_batch=largest,
         fits=None if largest is None else micro_batch <= largest,
         parameters=counts.total,

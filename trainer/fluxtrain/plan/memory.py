@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.replicas import replicas
-from fluxtrain.plan.activations import BYTES, activation_bytes
-from fluxtrain.plan.parameters import ParameterCounts
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.replicas import replicas
+from fluxtrain.model.activations import BYTES, activation_bytes
+from fluxtrain.model.parameters import ParameterCounts
 
 _FLOAT32 = 4
 _MOMENTS = 2  # AdamW's running means of gradients and of their squares

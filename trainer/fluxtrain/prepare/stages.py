@@ -17,7 +17,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from fluxtrain.files import replacing
+from fluxtrain.files import atomic_write
 
 Settings = dict[str, object]
 Advance = Callable[[int], None]
@@ -65,7 +65,7 @@ def _replace(output: Path, settings: Settings, write: Callable[[Path], None]) ->
     _stamp(output).unlink(missing_ok=True)
     _remove(output)
     partial.replace(output)
-    with replacing(_stamp(output)) as stamp:
+    with atomic_write(_stamp(output)) as stamp:
         stamp.write_text(json.dumps(settings, indent=1, ensure_ascii=False))
 
 

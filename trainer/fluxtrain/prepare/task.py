@@ -12,32 +12,33 @@ from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
-from fluxtrain.contract.config import RunConfig
-from fluxtrain.contract.launch import Places
+from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.progress import COMPLETE, FINISHING, RUNNING
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError, StoppedError
-from fluxtrain.prepare import cc12m, coco_subset
-from fluxtrain.prepare.cc12m import prepare_cc12m, read_problematic
-from fluxtrain.prepare.cc12m_source import open_source
-from fluxtrain.prepare.coco import prepare_coco
-from fluxtrain.prepare.download_hub import PREFIX
-from fluxtrain.prepare.download_link import is_url
+from fluxtrain.prepare.cc12m import build as cc12m
+from fluxtrain.prepare.cc12m.build import prepare_cc12m, read_problematic
+from fluxtrain.prepare.cc12m.source import open_source
+from fluxtrain.prepare.coco import subset as coco_subset
+from fluxtrain.prepare.coco.build import prepare_coco
+from fluxtrain.prepare.download.http import is_url
+from fluxtrain.prepare.download.hub import PREFIX
+from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.signals import handled
-from fluxtrain.watch.endpoint import Endpoint
 
 Make = Callable[..., Any]
 _SECTION = "spec.run.prepare"
 _FIELDS = {"--problematic": f"{_SECTION}.problematic", "--samples": f"{_SECTION}.samples"}
 
 
-def prepare(config: RunConfig, places: Places, world: World) -> None:
+def prepare(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Make the data set that ``config.prepare`` asks for, on rank 0 alone.
 
     Raises StoppedError when it was asked to stop, and what ``prepare_cc12m`` and ``prepare_coco`` raise.
     """
     with ExitStack() as stack:
-        endpoint = Endpoint(config, places, world)
+        endpoint = Endpoint(config, paths, world)
         if world.local_rank == 0:
             endpoint.open(stack)
         if not world.is_main:
@@ -50,7 +51,7 @@ def prepare(config: RunConfig, places: Places, world: World) -> None:
             endpoint.stepped(step=done, steps=total)
 
         with _as_fields():
-            report = open_task(config, places)(follow=follow)
+            report = open_task(config, paths)(follow=follow)
         if "step" not in endpoint.progress.read():  # everything was there already
             made = report["kept" if config.prepare.dataset == "cc12m" else "samples"]
             follow(made, made)
@@ -58,36 +59,34 @@ def prepare(config: RunConfig, places: Places, world: World) -> None:
         endpoint.enter(COMPLETE)
 
 
-def open_task(config: RunConfig, places: Places) -> Make:
+def open_task(config: RunConfig, paths: RunPaths) -> Make:
     """Return what makes the data set; raises ConfigError with the field where its input is not there."""
     with _as_fields():
-        return (
-            _cc12m(config, places) if config.prepare.dataset == "cc12m" else _coco(config, places)
-        )
+        return _cc12m(config, paths) if config.prepare.dataset == "cc12m" else _coco(config, paths)
 
 
-def _cc12m(config: RunConfig, places: Places) -> Make:
+def _cc12m(config: RunConfig, paths: RunPaths) -> Make:
     asked, given = config.prepare, config.prepare.input
     listed = asked.problematic
-    source = open_source(given if _is_remote(given) else str(places.data / given))
+    source = open_source(given if _is_remote(given) else str(paths.data / given))
     source.names()
     return partial(
         prepare_cc12m,
         source,
-        places.data / config.data.train,
+        paths.data / config.data.train,
         cc12m.NUM_SAMPLES if asked.samples is None else asked.samples or None,
-        read_problematic(places.data / listed) if listed else frozenset(),
+        read_problematic(paths.data / listed) if listed else frozenset(),
         asked.workers,
     )
 
 
-def _coco(config: RunConfig, places: Places) -> Make:
-    asked, folder = config.prepare, places.data / config.prepare.input
+def _coco(config: RunConfig, paths: RunPaths) -> Make:
+    asked, folder = config.prepare, paths.data / config.prepare.input
     images, captions = folder / "val2014", folder / "annotations" / "captions_val2014.json"
     for path in (images, captions):
         if not path.exists():
             raise ConfigError(f"{_SECTION}.input", str(folder), f"{path} is not there")
-    output = places.data / config.data.validation
+    output = paths.data / config.data.validation
     samples = coco_subset.NUM_SAMPLES if asked.samples is None else asked.samples
     return partial(prepare_coco, images, captions, output, samples, asked.workers)
 

@@ -1,6 +1,6 @@
 """Published weights of the transformer: BFL's single files, diffusers' folders, our own checkpoints."""
 
-from fluxtrain.weights.source import Weights, open_weights
-from fluxtrain.weights.target import LAYOUTS, write_weights
+from fluxtrain.weights.reader import Weights, open_weights
+from fluxtrain.weights.writer import LAYOUTS, write_weights
 
 __all__ = ["LAYOUTS", "Weights", "open_weights", "write_weights"]

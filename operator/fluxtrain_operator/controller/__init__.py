@@ -1,0 +1,1 @@
+"""The controller: watches, cache, work queue, reconcile, and the only code that sends requests."""

@@ -1,0 +1,1 @@
+"""Files generated from the contract's models: the CRD and the reference pages."""

@@ -1,0 +1,1 @@
+"""The planner: what is, what should be, what to do next. Pure."""

@@ -1,0 +1,236 @@
+"""Observed: a frozen picture of one job's pods, progress and nodes, read once from the API's objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fluxtrain_operator import names
+from fluxtrain_operator.planner.obstacles import Blocker
+from fluxtrain_operator.progress import Progress, read_termination_message
+from fluxtrain_operator.timestamps import seconds
+
+_UNHEALTHY_GPU_TAINT = "amd-gpu-unhealthy"
+_GPU_RESOURCES = ("amd.com/", "nvidia.com/gpu")
+_GPU_STATE = ("metricsexporter.amd.com.gpu.", ".state")  # DME's label, the GPU's id between the two
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod of the job, as far as the planner looks at it."""
+
+    name: str
+    uid: str
+    index: int = 0
+    attempt: int = 1
+    replacement: int = 0
+    spec_hash: str = ""
+    nodes: tuple[int, int] = (1, 1)
+    phase: str = "Pending"
+    ready: bool = False
+    node: str = ""
+    deleting: bool = False
+    deletion_deadline: float | None = None
+    forced: bool = False
+    """Whether it was deleted by force already: if it is still there, somebody's finalizer holds it."""
+    gated: bool = False
+    gates: tuple[str, ...] = ()
+    """Names of the scheduling gates that are left."""
+    queued: bool = False
+    """Whether Kueue holds it: the object stays, even deleted, until Kueue lets go."""
+    waiting: str = ""
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+    last_words: Progress | None = None
+    """What rank 0, where it was in this pod, said of itself as it ended."""
+    created: float = 0.0
+    started: float | None = None
+    finished: float | None = None
+    disrupted: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Return whether its main process is over, sidecars or not."""
+        return self.exit_code is not None or self.phase in ("Succeeded", "Failed")
+
+    @property
+    def succeeded(self) -> bool:
+        """Return whether its main process ended with 0."""
+        return self.exit_code == 0 or (self.exit_code is None and self.phase == "Succeeded")
+
+    @property
+    def running(self) -> bool:
+        """Return whether its main process runs."""
+        return self.phase == "Running" and self.started is not None and not self.ended
+
+    @property
+    def held_back(self) -> bool:
+        """Return whether it is over and yet has its name, until Kueue sees another pod in its stead."""
+        return self.queued and self.deleting and (self.ended or not self.node)
+
+    @property
+    def too_late(self) -> bool:
+        """Return whether it came into a group that was over: Kueue lets it go, and never through its gate."""
+        return names.KUEUE_GATE in self.gates and not self.queued
+
+    @staticmethod
+    def from_object(manifest: Mapping[str, Any]) -> Pod:
+        """Return the pod in ``manifest``; what is missing or malformed takes its default."""
+        metadata, status = _mapping(manifest, "metadata"), _mapping(manifest, "status")
+        spec = _mapping(manifest, "spec")
+        labels, notes = _mapping(metadata, "labels"), _mapping(metadata, "annotations")
+        conditions = {c.get("type"): c for c in _mappings(status, "conditions")}
+        scheduled = _mapping(conditions, "PodScheduled")
+        state = _main_container(labels, status)
+        waiting, running = _mapping(state, "waiting"), _mapping(state, "running")
+        terminated = _mapping(state, "terminated")
+        message, last_words = read_termination_message(terminated.get("message"))
+        return Pod(
+            name=str(metadata.get("name", "")),
+            uid=str(metadata.get("uid", "")),
+            index=_number(labels.get(names.LABEL_INDEX)),
+            attempt=_number(labels.get(names.LABEL_ATTEMPT)),
+            replacement=_number(notes.get(names.ANNOTATION_REPLACEMENT)),
+            spec_hash=str(notes.get(names.ANNOTATION_SPEC, "")),
+            nodes=_range(notes.get(names.ANNOTATION_NODES)),
+            phase=str(status.get("phase", "Pending")),
+            ready=_mapping(conditions, "Ready").get("status") == "True",
+            node=str(spec.get("nodeName") or ""),
+            deleting="deletionTimestamp" in metadata,
+            deletion_deadline=seconds(metadata.get("deletionTimestamp")),
+            forced=metadata.get("deletionGracePeriodSeconds") == 0,
+            gated=scheduled.get("reason") == "SchedulingGated",
+            gates=tuple(str(gate.get("name")) for gate in _mappings(spec, "schedulingGates")),
+            queued=names.KUEUE_FINALIZER in _list(metadata, "finalizers"),
+            waiting=_why_waiting(scheduled, waiting),
+            exit_code=terminated.get("exitCode"),
+            reason=str(status.get("reason") or terminated.get("reason") or ""),
+            message=message or str(status.get("message") or ""),
+            last_words=last_words,
+            created=seconds(metadata.get("creationTimestamp")) or 0.0,
+            started=seconds(running.get("startedAt") or terminated.get("startedAt")),
+            finished=seconds(terminated.get("finishedAt")),
+            disrupted=_mapping(conditions, "DisruptionTarget").get("status") == "True",
+        )
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node as far as it matters to the pods on it."""
+
+    name: str
+    ready: bool = True
+    unhealthy: str = ""
+    """Why its GPUs cannot be trusted; empty: they can."""
+    since: float = 0.0
+    """Unix time from which ``ready`` has been what it is; 0 where nobody says."""
+    has_gpus: bool = False
+    gone: bool = False
+    """Whether the node was deleted while pods were on it."""
+
+    @staticmethod
+    def from_object(manifest: Mapping[str, Any]) -> NodeView:
+        """Return the node in ``manifest``; one without conditions, just registered, is not ready."""
+        metadata, status = _mapping(manifest, "metadata"), _mapping(manifest, "status")
+        conditions = {c.get("type"): c for c in _mappings(status, "conditions")}
+        ready = _mapping(conditions, "Ready")
+        return NodeView(
+            name=str(metadata.get("name", "")),
+            ready=ready.get("status") == "True",
+            unhealthy=_unhealthy(manifest),
+            since=seconds(ready.get("lastTransitionTime")) or 0.0,
+            has_gpus=any(map(_is_gpu, _mapping(status, "capacity").items())),
+        )
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What there is of one job."""
+
+    pods: tuple[Pod, ...] = ()
+    """Training pods, of all attempts."""
+    rendezvous: Pod | None = None
+    progress: Progress | None = None
+    """Answer of rank 0's /progress; None where it did not answer."""
+    witness: Progress | None = None
+    """Answer of any trainer of the job, rank 0's where it answered; None where nobody did."""
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    """Nodes by name; a node that is not here is taken as healthy."""
+    jobs_before: Mapping[str, str] = field(default_factory=dict)
+    """Phases of those jobs of ``startAfter`` that exist; empty for one without a phase yet."""
+    applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Applied-hash of the job's other objects, by kind and name."""
+    obstacles: tuple[Blocker, ...] = ()
+    """Why objects of the job cannot be made."""
+    missing_apis: frozenset[str] = frozenset()
+    """API versions that the cluster does not serve, such as ``scheduling.volcano.sh/v1beta1``."""
+
+    @staticmethod
+    def from_objects(pods: Iterable[Mapping[str, Any]], **others: Any) -> Observed:
+        """Return the picture with ``pods`` told apart by their component label."""
+        found: dict[str, list[Pod]] = {names.TRAINER: [], names.RENDEZVOUS: []}
+        for manifest in pods:
+            labels = _mapping(_mapping(manifest, "metadata"), "labels")
+            component = labels.get(names.LABEL_COMPONENT)
+            if component in found:
+                found[component].append(Pod.from_object(manifest))
+        trainers = tuple(sorted(found[names.TRAINER], key=lambda pod: pod.index))
+        store = next(iter(found[names.RENDEZVOUS]), None)
+        return Observed(pods=trainers, rendezvous=store, **others)
+
+
+def _main_container(labels: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the state of the main container, which is named for the pod's component."""
+    name = labels.get(names.LABEL_COMPONENT)
+    for container in _mappings(status, "containerStatuses"):
+        if container.get("name") == name:
+            return _mapping(container, "state")
+    return {}
+
+
+def _why_waiting(scheduled: Mapping[str, Any], waiting: Mapping[str, Any]) -> str:
+    found = scheduled if scheduled.get("status") == "False" else waiting
+    parts = [str(found.get(key)) for key in ("reason", "message") if found.get(key)]
+    return ": ".join(parts)
+
+
+def _unhealthy(node: Mapping[str, Any]) -> str:
+    for taint in _mappings(_mapping(node, "spec"), "taints"):
+        if taint.get("key") == _UNHEALTHY_GPU_TAINT:
+            return f"taint {_UNHEALTHY_GPU_TAINT}"
+    before, after = _GPU_STATE
+    for key, value in _mapping(_mapping(node, "metadata"), "labels").items():
+        if value == "unhealthy" and key.startswith(before) and key.endswith(after):
+            return f"GPU {key[len(before) : -len(after)]} is unhealthy"
+    return ""
+
+
+def _is_gpu(item: tuple[object, object]) -> bool:
+    """Return whether a resource of a node's capacity is GPUs, and there are some."""
+    name, count = str(item[0]), str(item[1])
+    return name.startswith(_GPU_RESOURCES) and count != "0"
+
+
+def _mapping(of: Mapping[Any, Any], key: str) -> Mapping[str, Any]:
+    value = of.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _mappings(of: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    return [item for item in _list(of, key) if isinstance(item, Mapping)]
+
+
+def _list(of: Mapping[str, Any], key: str) -> list[Any]:
+    value = of.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _number(text: object) -> int:
+    return int(text) if isinstance(text, str) and text.isdecimal() else 0
+
+
+def _range(text: object) -> tuple[int, int]:
+    smallest, _, largest = str(text).partition(":")
+    return _number(smallest) or 1, _number(largest) or 1

@@ -1,0 +1,392 @@
+"""A small simulated cluster with one job, and the promises of the planner, checked as they are made.
+
+The cluster is what the API server, the kubelets, the trainers and a person do to pods. The operator
+reads it as watches tell of it, and acts on it as the API server lets it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
+
+from fluxtrain.contract.resource.status import ProgressStatus, Status
+from fluxtrain_operator import names
+from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
+from fluxtrain_operator.planner.plan import Delete, Plan, load, plan
+from fluxtrain_operator.planner.status import finished
+from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.timestamps import stamp
+
+NODES = ("a", "b", "c", "d", "e")
+MAX_RESTARTS = 2
+PROGRAM_CODES, FATAL_CODE = (1, 74), 3
+_GRACE_SECONDS = 180
+_FRESH_SECONDS = 30.0
+_QUIET_ROUNDS = 5
+"""Of 15 s each: a sign of progress is believed for a minute."""
+_LATELY_SECONDS = 3600.0
+_OLDEST_PICTURES = 6
+_ALL_ACTS = 1000
+Planner = Callable[[Job, Observed, float], Plan]
+
+
+class Size(NamedTuple):
+    """What of a job decides how it recovers."""
+
+    low: int
+    high: int
+    force: bool
+    """Whether pods of a lost node may be deleted by force."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a watch tells after one change."""
+
+    number: int
+    """Changes before this one."""
+    version: int
+    """The job's resourceVersion."""
+    job: Job
+    observed: Observed
+
+
+@dataclass(frozen=True)
+class Container:
+    """A trainer's process on a node; it may outlive the object of its pod."""
+
+    index: int
+    node: str
+
+
+@cache
+def make_job(suspend: bool, size: Size, image: str) -> Job:
+    """Return the job; what it works out for its pods is worked out once."""
+    spec = {
+        "image": image,
+        "run": {"preset": "micro"},
+        "nodes": {"min": size.low, "max": size.high},
+        "lifecycle": {"suspend": suspend, "cleanPods": "All"},
+        "restart": {"maxRestarts": MAX_RESTARTS, "forceDeleteOnLostNode": size.force},
+    }
+    manifest = {
+        "apiVersion": "fluxtrain.dev/v1alpha1",
+        "kind": "FluxTraining",
+        "metadata": {"name": "job", "uid": "uid"},
+        "spec": spec,
+    }
+    job = load(manifest, "trainer:1")
+    vars(job).update(spec_hash=job.spec_hash, config_json=job.config_json)
+    return job
+
+
+def with_status(job: Job, status: Status) -> Job:
+    """Return ``job`` with ``status``, and with what it has worked out already."""
+    changed = replace(job, training=job.training.model_copy(update={"status": status}))
+    vars(changed).update(spec_hash=job.spec_hash, config_json=job.config_json)
+    return changed
+
+
+class SmallCluster:
+    """Pods by name, nodes, one job; an AssertionError where the planner breaks a promise."""
+
+    def __init__(self, size: Size, planner: Planner = plan) -> None:
+        self.size, self.planner, self.image, self.suspend = size, planner, "trainer:1", False
+        self.now, self.version, self.num_uids = 1_800_000_000.0, 0, 0
+        self.status = Status()
+        self.progress: ProgressStatus | None = None
+        self.pods: dict[str, Pod] = {}
+        self.store: Pod | None = None
+        self.containers: dict[str, Container] = {}
+        self.applied: dict[tuple[str, str], str] = {}
+        self.ready = dict.fromkeys(NODES, True)
+        self.turned = dict.fromkeys(NODES, self.now)
+        self.down: set[str] = set()
+        """Nodes that are not ready because nothing runs there any more; on the others all goes on."""
+        self.world: tuple[str, ...] = ()
+        """Uids of the pods that made the last step together."""
+        self.num_program_faults = self.num_hangs = self.num_fatal = 0
+        self.happened: Counter[str] = Counter()
+        """How often what went wrong on the way to the operator, or in it."""
+        self.pictures: list[Picture] = []
+        self.read = (0, 0)
+        """Numbers of the pictures of the job and of the pods that the operator saw last."""
+        self.look()
+
+    # --- what is seen
+
+    def look(self) -> None:
+        """Let the watches tell of a change."""
+        last = self.pictures[-1] if self.pictures else None
+        job = last.job if last is not None and last.version == self.version else self._job()
+        seen = Observed(
+            pods=tuple(sorted(self.pods.values(), key=lambda pod: pod.index)),
+            rendezvous=self.store,
+            progress=self._said(),
+            witness=self._said(),
+            nodes={n: NodeView(n, up, since=self.turned[n]) for n, up in self.ready.items()},
+            applied=dict(self.applied),
+        )
+        self.pictures = [
+            *self.pictures[1 - _OLDEST_PICTURES :],
+            Picture(last.number + 1 if last is not None else 0, self.version, job, seen),
+        ]
+
+    def _said(self) -> Progress | None:
+        """Return what rank 0 answers."""
+        if self.progress is None:
+            return None
+        return Progress(self.progress, num_nodes=len(self.world))
+
+    def _job(self) -> Job:
+        return with_status(make_job(self.suspend, self.size, self.image), self.status)
+
+    def _note(self, job: int, pods: int) -> None:
+        """Count what was wrong with the news that the operator had of the changes so far."""
+        old_job, old_pods = self.read
+        wrong = {
+            "lost": job > old_job + 1 or pods > old_pods + 1,
+            "repeated": (job, pods) == self.read,
+            "reordered": job != pods or job < old_job or pods < old_pods,
+            "stale": min(job, pods) < self.pictures[-1].number,
+        }
+        self.happened.update(name for name, holds in wrong.items() if holds)
+        self.read = (job, pods)
+
+    # --- what the operator does
+
+    def reconcile(self, job_age: int = 0, pods_age: int = 0, num_acts: int = _ALL_ACTS) -> Plan:
+        """Plan from pictures that are so many changes old; die after ``num_acts`` acts."""
+        known = self.pictures[-1 - job_age % len(self.pictures)]
+        seen = self.pictures[-1 - pods_age % len(self.pictures)]
+        self._note(known.number, seen.number)
+        result = self.planner(known.job, seen.observed, self.now)
+        if seen.number == self.pictures[-1].number:
+            self._check_lost(result)
+        if result.status != known.job.status or result.delete or result.create:
+            if known.version != self.version:
+                self.happened["refused"] += 1  # by the API server: somebody else wrote in between
+                return result
+            self._write(result.status)
+        acts: list[Delete | Manifest] = [*result.delete, *result.create]
+        self.happened["died"] += len(acts) > num_acts
+        for act in acts[:num_acts]:
+            if isinstance(act, Delete):
+                self._delete(act)
+            else:
+                self._create(act)
+        return result
+
+    def _check_lost(self, result: Plan) -> None:
+        """Check that no pod is given up for its node while it trains, or while most nodes are out."""
+        given_up = [e.message.partition(":")[0] for e in result.events if e.reason == "NodeLost"]
+        up = sum(self.ready.values())
+        lately = [self.now - self.turned[n] < _LATELY_SECONDS for n in NODES if not self.ready[n]]
+        blind = not up or sum(lately) > up
+        last = self.progress.last_step_time if self.progress else None
+        just_now = last is not None and last > stamp(self.now - _FRESH_SECONDS)
+        living = {pod.uid for pod in self._gang()}
+        for name in given_up:
+            assert not blind, "nothing is lost while most nodes are out at once"
+            uid = pod.uid if (pod := self.pods.get(name)) else ""
+            together = uid in self.world and living == set(self.world)
+            assert not (together and just_now), "a pod that trains is given up for its node"
+
+    def _write(self, status: Status) -> None:
+        before, after = self.status.restarts, status.restarts
+        assert status == self.status or not finished(self.status), "a finished job stays as it is"
+        assert status.attempt >= self.status.attempt, "attempts only grow"
+        if after is not None:
+            hung = any(c.reason == "NoProgress" for c in status.conditions)
+            self.num_hangs += hung and after.gang > (before.gang if before else 0)
+            assert after.gang <= MAX_RESTARTS, "more restarts than allowed"
+            assert after.gang <= self.num_program_faults + self.num_hangs, "charged twice"
+            grown = before is None or (after.gang >= before.gang and after.pod >= before.pod)
+            assert grown, "restarts only grow"
+        self.version += status != self.status
+        self.status = status
+
+    def _delete(self, act: Delete) -> None:
+        pod = self.store if act.name == names.rendezvous("job") else self.pods.get(act.name)
+        if act.kind != "Pod":
+            self.applied.pop((act.kind, act.name), None)
+        elif pod is not None and pod.uid == act.uid:
+            self.remove(pod, act.grace_seconds)
+
+    def _create(self, manifest: Manifest) -> None:
+        name = manifest["metadata"]["name"]
+        if manifest["kind"] != "Pod":
+            hashed = manifest["metadata"]["annotations"][names.ANNOTATION_APPLIED]
+            self.applied[manifest["kind"], name] = hashed
+            return
+        assert not finished(self.status), "a finished job is never started again"
+        self.num_uids += 1
+        pod = replace(Pod.from_object(manifest), uid=str(self.num_uids), created=self.now)
+        if name == names.rendezvous("job"):
+            self.store = self.store or pod
+        elif name not in self.pods:  # else: AlreadyExists
+            assert pod.index not in {other.index for other in self.pods.values()}, "two for one"
+            self.pods[name] = pod
+
+    # --- what the API server and the kubelets do
+
+    def remove(self, pod: Pod, grace_seconds: int | None = None) -> None:
+        """Delete a pod: its object goes at once by force, or where nothing runs; its container does not."""
+        if grace_seconds == 0 or pod.ended or not pod.node:
+            self._put(pod, None)
+        elif not pod.deleting:
+            wait = _GRACE_SECONDS if grace_seconds is None else grace_seconds
+            self._put(pod, replace(pod, deleting=True, deletion_deadline=self.now + wait))
+
+    def _put(self, pod: Pod, changed: Pod | None) -> None:
+        if self.store is not None and pod.name == self.store.name:
+            self.store = changed
+        elif changed is None:
+            self.pods.pop(pod.name)
+        else:
+            self.pods[pod.name] = changed
+
+    def kubelet(self, pod: Pod) -> None:
+        """End a pod that is to go, or start one that is new, where a node is there to do it."""
+        if pod.deleting and self.ready.get(pod.node, True):
+            self.containers.pop(pod.uid, None)
+            self._put(pod, None)
+        elif not pod.node and not pod.ended:
+            up = [name for name in NODES if self.ready[name]]
+            if up:
+                self._start(pod, up[self.num_uids % len(up)])
+
+    def _start(self, pod: Pod, node: str) -> None:
+        if pod.name in self.pods:
+            others = {container.index for container in self.containers.values()}
+            assert self.size.force or pod.index not in others, "two processes of one rank"
+            self.containers[pod.uid] = Container(pod.index, node)
+        self._put(pod, replace(pod, node=node, phase="Running", started=self.now, ready=True))
+
+    def kill_orphans(self) -> None:
+        """Let the kubelets end the containers whose pods were deleted by force."""
+        living = {pod.uid for pod in self.pods.values()}
+        for uid, container in list(self.containers.items()):
+            if uid not in living and self.ready[container.node]:
+                del self.containers[uid]
+
+    def turn(self, node: str, down: bool) -> None:
+        """Let a node that is ready be so no longer, for good or as far as is heard; or be ready again."""
+        self.ready[node], self.turned[node] = not self.ready[node], self.now
+        self.down = self.down | {node} if down and not self.ready[node] else self.down - {node}
+
+    def some(self, number: int) -> Pod | None:
+        """Return one of the pods, as ``number`` says."""
+        pods = self.everything()
+        return pods[number % len(pods)] if pods else None
+
+    def everything(self) -> list[Pod]:
+        return [*self.pods.values(), *([self.store] if self.store else [])]
+
+    # --- what the trainers and people do
+
+    def end(self, pod: Pod, code: int | None) -> None:
+        """Let the main process of a pod end, or the pod be evicted, where that can be told."""
+        if not pod.running or not self.ready[pod.node]:
+            return
+        self.containers.pop(pod.uid, None)
+        phase = "Succeeded" if code == 0 else "Failed"
+        reason = "Evicted" if code is None else ""
+        ended = replace(pod, phase=phase, exit_code=code, finished=self.now, reason=reason)
+        self._put(pod, replace(ended, ready=False))
+        if not pod.deleting:
+            self.num_program_faults += code in PROGRAM_CODES
+            self.num_fatal += code == FATAL_CODE
+
+    def train(self) -> None:
+        """Make a step, where enough pods run."""
+        if len(self._gang()) >= self.size.low:
+            step = self.progress.step + 1 if self.progress else 1
+            self.world = tuple(pod.uid for pod in self._gang())
+            self.progress = ProgressStatus(
+                step=step, samplesPerSecond=8.0, lastStepTime=stamp(self.now)
+            )
+
+    def succeed(self, lost: int) -> None:
+        """Make the last step, where enough pods run; the ``lost`` first agents do not live to see it."""
+        gang = self._gang()
+        for pod in gang[lost:] if len(gang) >= self.size.low else []:
+            self.end(pod, 0)
+
+    def _gang(self) -> list[Pod]:
+        """Return the running pods of the latest attempt."""
+        running = [p for p in self.pods.values() if p.running and p.node not in self.down]
+        latest = max((pod.attempt for pod in running), default=0)
+        return [pod for pod in running if pod.attempt == latest]
+
+    def edit(
+        self, *, suspend: bool | None = None, high: int | None = None, image: str = ""
+    ) -> None:
+        """Change the spec."""
+        self.suspend = self.suspend if suspend is None else suspend
+        self.size = self.size if high is None else self.size._replace(high=high)
+        self.image = image or self.image
+        self.version += 1
+
+    # --- coming to rest
+
+    def settle(self) -> None:
+        """Let nothing more go wrong, until nothing more happens for as long as the planner may wait."""
+        num_quiet = 0
+        for _ in range(120):
+            self.now += 15.0
+            self.kill_orphans()
+            for pod in self.everything():
+                self.kubelet(pod)
+            self.train()
+            self.look()
+            before = self.status
+            result = self.reconcile()
+            self.look()
+            quiet = not result.delete and not result.create
+            rests = quiet and _same(before, self.status) and not self._holds()
+            num_quiet = num_quiet + 1 if rests else 0
+            if num_quiet > _QUIET_ROUNDS:
+                return
+        raise AssertionError("the planner never came to rest")
+
+    def check(self) -> None:
+        """Check what must hold of a cluster at rest."""
+        status, wanted = self.status, self.pictures[-1].job.spec_hash
+        reachable = [pod for pod in self.pods.values() if self.ready.get(pod.node, True)]
+        if finished(status):
+            assert not reachable, "cleanPods is All, and pods are left"
+        elif self.suspend:
+            assert status.phase == "Suspended", "a suspended job says so"
+            assert not reachable, "a suspended job keeps no pods"
+        else:
+            assert status.phase == "Running", "with everything in place a job runs"
+            there = [p for p in self.pods.values() if p in reachable or self._trains(p)]
+            zombies = [p for p in self._gang() if p.deleting and p.uid in self.world]
+            fits = len(there) <= self.size.high <= len(there) + len(zombies)
+            assert fits, "as many pods as nodes.max, or as many that train"
+            made_for = {(pod.attempt, pod.spec_hash) for pod in there}
+            assert made_for == {(status.attempt, wanted)}, "pods of one attempt and the newest spec"
+            assert self.store is not None, "a rendezvous pod"
+            assert status.nodes is not None, "the status counts nodes"
+            counted = (status.nodes.ready, status.nodes.desired)
+            assert counted == (self.size.high, self.size.high), "the status counts all nodes"
+        used = status.restarts.gang if status.restarts else 0
+        if status.phase == "Failed" and not self.num_fatal:
+            assert used == MAX_RESTARTS, "the infrastructure's faults are free"
+
+    def _trains(self, pod: Pod) -> bool:
+        return not pod.deleting and pod.uid in self.world and pod in self._gang()
+
+    def _holds(self) -> bool:
+        """Return whether the job waits for a back-off or its last pods."""
+        return not finished(self.status) and any(pod.ended for pod in self.pods.values())
+
+
+def _same(one: Status, other: Status) -> bool:
+    ignored = {"progress": None, "goodput": None}
+    return one.model_copy(update=ignored) == other.model_copy(update=ignored)

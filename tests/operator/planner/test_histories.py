@@ -1,0 +1,275 @@
+"""Random histories of a small cluster: whatever happens, the planner converges and breaks no promise.
+
+News of changes reach the operator late, out of order, twice or never; it loses races, and dies between
+two acts. FLUXTRAIN_HISTORIES sets how many histories are tried, FLUXTRAIN_FIRST_HISTORY the first.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+from tests.operator.planner.small_cluster import (
+    FATAL_CODE,
+    NODES,
+    PROGRAM_CODES,
+    Planner,
+    Size,
+    SmallCluster,
+)
+
+from fluxtrain.contract.resource.status import Restarts, Status
+from fluxtrain_operator.job import Job
+from fluxtrain_operator.planner.observed import Observed
+from fluxtrain_operator.planner.plan import Delete, Plan, plan
+from fluxtrain_operator.planner.status import finished
+
+NUM_HISTORIES = int(os.environ.get("FLUXTRAIN_HISTORIES", "20000"))
+FIRST = int(os.environ.get("FLUXTRAIN_FIRST_HISTORY", "0"))
+CHUNK = 250
+ANOMALIES = ("lost", "repeated", "reordered", "stale", "refused", "died")
+"""What goes wrong with news of changes, with writes of the status, and with the operator itself."""
+_FEWEST_EVENTS, _MOST_EVENTS = 20, 60
+
+
+class History(NamedTuple):
+    """A job's size, and numbers that say what happens to it."""
+
+    size: Size
+    events: tuple[int, ...]
+
+    @staticmethod
+    def of(seed: int) -> History:
+        chance = random.Random(seed)
+        low = chance.randint(1, 2)
+        size = Size(low, low + chance.randint(0, 2), chance.random() < 0.5)
+        count = chance.randint(_FEWEST_EVENTS, _MOST_EVENTS)
+        return History(size, tuple(chance.randrange(_LARGEST_EVENT) for _ in range(count)))
+
+    def play(self, planner: Planner = plan) -> Counter[str]:
+        """Let it happen, and then come to rest; return what went wrong on the way, or AssertionError."""
+        cluster = SmallCluster(self.size, planner)
+        for event in self.events:
+            happen(cluster, event)
+        on_the_way = cluster.happened.copy()
+        if sum(cluster.ready.values()) > len(NODES) // 2:  # first with the nodes that are left
+            cluster.settle()
+            cluster.check()
+        cluster.ready, cluster.down = dict.fromkeys(NODES, True), set()
+        cluster.settle()
+        cluster.check()
+        lost = set(cluster.pods) if finished(cluster.status) or cluster.suspend else set()
+        assert lost == set(), "what was out of reach is gone as well"
+        return on_the_way
+
+    def fault(self, planner: Planner = plan) -> str | None:
+        """Return the promise that ``planner`` breaks in this history; None where it breaks none."""
+        try:
+            self.play(planner)
+        except AssertionError as error:
+            return str(error).partition("\n")[0]
+        return None
+
+    def shortened(self, planner: Planner = plan) -> History:
+        """Return the same without the events that its fault can do without."""
+        found, fault = self, self.fault(planner)
+        for at in reversed(range(len(self.events))):
+            shorter = found._replace(events=found.events[:at] + found.events[at + 1 :])
+            found = shorter if shorter.fault(planner) == fault else found
+        return found
+
+    def __str__(self) -> str:
+        told = [f"  {EVENTS[e % len(EVENTS)].__name__}({e // len(EVENTS)})" for e in self.events]
+        return "\n".join([f"{self.size}", *told, f"  {self.events}"])
+
+
+def happen(cluster: SmallCluster, event: int) -> None:
+    """Let one of the things happen that can happen; ``event`` says which, and to whom."""
+    cluster.now += 1.0
+    EVENTS[event % len(EVENTS)](cluster, event // len(EVENTS))
+    cluster.look()
+
+
+def operator_plans(cluster: SmallCluster, number: int) -> None:
+    """Plan from pictures of any age, each half of the time the newest; now and then die midway, or again."""
+    acts = 100 if number % 3 else number // 3 % 4
+    for _ in range(1 + (number % 5 == 0)):
+        cluster.reconcile(max(0, number % 7 - 3), max(0, number // 7 % 7 - 3), acts)
+
+
+def kubelet_acts(cluster: SmallCluster, number: int) -> None:
+    if number % 2:
+        cluster.kill_orphans()
+    if pod := cluster.some(number):
+        cluster.kubelet(pod)
+
+
+def pod_ends(cluster: SmallCluster, number: int) -> None:
+    codes = (*PROGRAM_CODES * 3, 75, 137, None, FATAL_CODE)
+    if pod := cluster.some(number // 10):
+        cluster.end(pod, codes[number % 10])
+
+
+def somebody_deletes_a_pod(cluster: SmallCluster, number: int) -> None:
+    if pod := cluster.some(number):
+        cluster.remove(pod)
+
+
+def node_goes_or_comes(cluster: SmallCluster, number: int) -> None:
+    cluster.turn(NODES[number % len(NODES)], down=number // len(NODES) % 2 == 0)
+
+
+def gang_steps(cluster: SmallCluster, number: int) -> None:
+    cluster.train()
+
+
+def gang_succeeds(cluster: SmallCluster, number: int) -> None:
+    if number % 4 == 0:
+        cluster.succeed(lost=number // 4 % 2)
+
+
+def time_passes(cluster: SmallCluster, number: int) -> None:
+    cluster.now += (5, 40, 400, 4000)[number % 4]
+
+
+def somebody_suspends_or_resumes(cluster: SmallCluster, number: int) -> None:
+    cluster.edit(suspend=number % 4 == 0)
+
+
+def somebody_scales(cluster: SmallCluster, number: int) -> None:
+    cluster.edit(high=max(cluster.size.low, number % len(NODES)))
+
+
+def somebody_changes_the_image(cluster: SmallCluster, number: int) -> None:
+    cluster.edit(image=f"trainer:{number % 4 // 3}")
+
+
+EVENTS: tuple[Callable[[SmallCluster, int], None], ...] = (
+    *[operator_plans] * 5,
+    *[kubelet_acts] * 3,
+    *[pod_ends] * 3,
+    somebody_deletes_a_pod,
+    node_goes_or_comes,
+    *[gang_steps] * 2,
+    gang_succeeds,
+    time_passes,
+    somebody_suspends_or_resumes,
+    somebody_scales,
+    somebody_changes_the_image,
+)
+_LARGEST_EVENT = len(EVENTS) * 840
+
+
+class Tally(NamedTuple):
+    """What some histories held."""
+
+    num_events: int
+    times: Counter[str]
+    """How often each anomaly happened."""
+    histories: Counter[str]
+    """In how many histories each anomaly happened."""
+    faults: list[int]
+    """Seeds of the histories in which a promise was broken."""
+
+
+def play_all(seeds: range) -> Tally:
+    tally = Tally(0, Counter(), Counter(), [])
+    for seed in seeds:
+        history = History.of(seed)
+        try:
+            happened = history.play()
+        except AssertionError:
+            tally.faults.append(seed)
+            continue
+        tally.times.update(happened)
+        tally.histories.update(name for name, count in happened.items() if count)
+        tally = tally._replace(num_events=tally.num_events + len(history.events))
+    return tally
+
+
+def test_every_history_converges_and_keeps_the_promises() -> None:
+    end = FIRST + NUM_HISTORIES
+    chunks = [range(at, min(end, at + CHUNK)) for at in range(FIRST, end, CHUNK)]
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        tallies = list(pool.map(play_all, chunks))
+    faults = [seed for tally in tallies for seed in tally.faults]
+    if faults:
+        shortest = History.of(faults[0]).shortened()
+        pytest.fail(
+            f"{len(faults)} histories, first seed {faults[0]}: {shortest.fault()}\n{shortest}"
+        )
+    num_events = sum(tally.num_events for tally in tallies)
+    print(f"{NUM_HISTORIES} histories of {num_events} events, among them")
+    for name in ANOMALIES:
+        times = sum(tally.times[name] for tally in tallies)
+        held = sum(tally.histories[name] for tally in tallies)
+        print(f"  {name}: {times} times, in {held} histories")
+        assert held > NUM_HISTORIES / 2, f"too few histories in which something was {name}"
+
+
+def restarts_what_is_over(job: Job, observed: Observed, now: float) -> Plan:
+    training = job.training.model_copy(update={"status": Status(attempt=job.status.attempt)})
+    return plan(replace(job, training=training) if finished(job.status) else job, observed, now)
+
+
+def deletes_by_force(job: Job, observed: Observed, now: float) -> Plan:
+    result = plan(job, observed, now)
+    forced = [replace(act, grace_seconds=0) for act in result.delete if isinstance(act, Delete)]
+    return replace(result, delete=tuple(forced))
+
+
+def replaces_before_the_old_one_is_gone(job: Job, observed: Observed, now: float) -> Plan:
+    staying = tuple(pod for pod in observed.pods if not pod.deleting)
+    result = plan(job, replace(observed, pods=staying), now)
+    for manifest in result.create:
+        if manifest["kind"] == "Pod" and "rendezvous" not in manifest["metadata"]["name"]:
+            manifest["metadata"]["name"] += f"-{now}"
+    return result
+
+
+def charges_for_lost_pods(job: Job, observed: Observed, now: float) -> Plan:
+    result = plan(job, observed, now)
+    count = result.status.restarts or Restarts()
+    charged = Restarts(process=count.process, pod=count.pod, gang=max(count.gang, count.pod))
+    return replace(result, status=result.status.model_copy(update={"restarts": charged}))
+
+
+def does_not_notice_suspension(job: Job, observed: Observed, now: float) -> Plan:
+    life = job.spec.lifecycle.model_copy(update={"suspend": False})
+    spec = job.spec.model_copy(update={"lifecycle": life})
+    return plan(
+        replace(job, training=job.training.model_copy(update={"spec": spec})), observed, now
+    )
+
+
+def writes_too_often(job: Job, observed: Observed, now: float) -> Plan:
+    result = plan(job, observed, now)
+    return replace(
+        result, status=result.status.model_copy(update={"observed_generation": int(now)})
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "promise"),
+    [
+        (restarts_what_is_over, "finished job"),
+        (deletes_by_force, "two processes of one rank"),
+        (replaces_before_the_old_one_is_gone, "two for one"),
+        (charges_for_lost_pods, "charged twice"),
+        (does_not_notice_suspension, "a suspended job says so"),
+        (writes_too_often, "never came to rest"),
+    ],
+)
+def test_a_planner_that_breaks_a_promise_is_found_out(wrong: Planner, promise: str) -> None:
+    found = next(h for h in map(History.of, range(500)) if promise in (h.fault(wrong) or ""))
+    shortest = found.shortened(wrong)
+    print(f"{wrong.__name__}: {shortest.fault(wrong)}\n{shortest}")
+    assert promise in str(shortest.fault(wrong))
+    assert len(shortest.events) <= len(found.events) / 2

@@ -1,0 +1,216 @@
+"""Reading what the API server and the trainers say: nothing that is missing or odd stops the operator."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from fluxtrain_operator import names
+from fluxtrain_operator.planner.failures import failure_of
+from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
+from fluxtrain_operator.progress import Progress
+
+
+def manifest(component: str = names.TRAINER, **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": "job-3",
+            "uid": "u",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {
+                names.LABEL_COMPONENT: component,
+                names.LABEL_INDEX: "3",
+                names.LABEL_ATTEMPT: "2",
+            },
+            "annotations": {names.ANNOTATION_NODES: "2:8", names.ANNOTATION_REPLACEMENT: "5"},
+        },
+        "spec": {"nodeName": "node-1"},
+        "status": status,
+    }
+
+
+def container(**state: Any) -> list[dict[str, Any]]:
+    others = {"name": "sidecar", "state": {"running": {}}}
+    return [others, {"name": names.TRAINER, "state": state}]
+
+
+def test_a_running_pod_is_read_whole() -> None:
+    running = {"running": {"startedAt": "2026-01-01T00:00:10Z"}}
+    ready = [{"type": "Ready", "status": "True"}]
+    pod = Pod.from_object(
+        manifest(phase="Running", conditions=ready, containerStatuses=container(**running))
+    )
+    assert (pod.index, pod.attempt, pod.replacement, pod.nodes) == (3, 2, 5, (2, 8))
+    assert (pod.node, pod.ready, pod.running, pod.ended) == ("node-1", True, True, False)
+    assert pod.started == pod.created + 10
+
+
+def test_a_pod_whose_sidecar_goes_on_has_ended_all_the_same() -> None:
+    terminated = {
+        "exitCode": 3,
+        "reason": "Error",
+        "message": "a\nb\n",
+        "finishedAt": "2026-01-01T01:00:00Z",
+    }
+    pod = Pod.from_object(
+        manifest(phase="Running", containerStatuses=container(terminated=terminated))
+    )
+    assert (pod.ended, pod.running, pod.exit_code) == (True, False, 3)
+    fault = failure_of(pod)
+    assert fault is not None
+    assert (fault.reason, fault.error_line, fault.infrastructure) == ("Diverged", "b", False)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (
+            {"conditions": [
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+            ]},
+            "Unschedulable: no room",
+        ),
+        (
+            {"containerStatuses": container(waiting={"reason": "ImagePullBackOff", "message": "no such"})},
+            "ImagePullBackOff: no such",
+        ),
+        ({"containerStatuses": container(waiting={"reason": "ContainerCreating"})}, "ContainerCreating"),
+        ({}, ""),
+    ],
+)  # fmt: skip
+def test_a_pod_that_waits_says_why(status: dict[str, Any], words: str) -> None:
+    assert Pod.from_object(manifest(**status)).waiting == words
+
+
+def test_a_scheduling_gate_is_seen() -> None:
+    gate = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
+    assert Pod.from_object(manifest(conditions=gate)).gated
+
+
+def test_what_kueue_did_to_a_pod_is_seen() -> None:
+    made = manifest()
+    made["metadata"]["finalizers"] = [names.KUEUE_FINALIZER]
+    made["spec"]["schedulingGates"] = [{"name": names.KUEUE_GATE}]
+    pod = Pod.from_object(made)
+    assert (pod.gates, pod.queued, pod.too_late) == ((names.KUEUE_GATE,), True, False)
+    made["metadata"]["deletionGracePeriodSeconds"] = 0
+    assert (pod.forced, Pod.from_object(made).forced) == (False, True)
+    del made["metadata"]["finalizers"]
+    assert Pod.from_object(made).too_late
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {},
+        {"metadata": None, "spec": None, "status": None},
+        {"metadata": {"labels": {names.LABEL_INDEX: "x", names.LABEL_ATTEMPT: None}}},
+        {"metadata": {"annotations": {names.ANNOTATION_NODES: "many"}}},
+        {"status": {"conditions": [None, 1], "containerStatuses": {"a": 1}}},
+        {"metadata": {"creationTimestamp": "yesterday", "deletionTimestamp": 3}},
+    ],
+)
+def test_an_odd_pod_is_read_with_defaults(odd: dict[str, Any]) -> None:
+    pod = Pod.from_object(odd)
+    assert (pod.index, pod.phase, pod.nodes, pod.ended) == (0, "Pending", (1, 1), False)
+
+
+def test_pods_are_told_apart_by_their_component() -> None:
+    store = manifest(names.RENDEZVOUS)
+    seen = Observed.from_objects(
+        [store, manifest(), {"metadata": {}}], jobs_before={"a": "Complete"}
+    )
+    assert [pod.index for pod in seen.pods] == [3]
+    assert seen.rendezvous is not None
+    assert seen.jobs_before == {"a": "Complete"}
+
+
+@pytest.mark.parametrize(
+    ("node", "ready", "unhealthy"),
+    [
+        ({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, True, ""),
+        ({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, False, ""),
+        ({"status": {}}, False, ""),
+        (
+            {"metadata": {"labels": {"metricsexporter.amd.com.gpu.3.state": "unhealthy"}}},
+            False,
+            "GPU 3 is unhealthy",
+        ),
+        ({"metadata": {"labels": {"metricsexporter.amd.com.gpu.3.state": "healthy"}}}, False, ""),
+        (
+            {"spec": {"taints": [{"key": "amd-gpu-unhealthy", "effect": "NoSchedule"}]}},
+            False,
+            "taint amd-gpu-unhealthy",
+        ),
+    ],
+)
+def test_a_node_is_read(node: dict[str, Any], ready: bool, unhealthy: str) -> None:
+    view = NodeView.from_object(node)
+    assert (view.ready, view.unhealthy) == (ready, unhealthy)
+
+
+def test_progress_is_read_whole() -> None:
+    progress = Progress.from_json(
+        {
+            "phase": "running", "step": 7, "samples": 56, "trainLoss": 0.123456789, "mfu": None,
+            "samplesPerSecond": 8.5, "lastStepTime": 1_767_225_610.9, "checkpointStep": 5,
+            "checkpointTime": 1_767_225_600.0, "processRestarts": 2, "port": 9464,
+        }
+    )  # fmt: skip
+    assert progress is not None
+    assert (progress.status.step, progress.status.samples) == (7, 56)
+    assert (progress.status.train_loss, progress.status.mfu) == (0.123457, None)
+    assert progress.status.last_step_time == "2026-01-01T00:00:10Z"
+    assert progress.checkpoint is not None
+    assert (progress.checkpoint.step, progress.process_restarts) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, math.inf, -math.inf, 1e400, -1, 10**30, 10**400, True, "7", None, [], {}],
+    ids=repr,
+)
+def test_whatever_a_trainer_says_the_status_stays_valid(value: object) -> None:
+    keys = (
+        "step", "samples", "trainLoss", "lastStepTime", "firstStepTime", "checkpointStep",
+        "processRestarts", "trainSeconds", "trainSecondsBefore",
+    )  # fmt: skip
+    progress = Progress.from_json(dict.fromkeys(keys, value))
+    assert progress is not None
+    assert 0 <= progress.status.step < 2**31
+    assert 0 <= progress.status.samples <= 2**53
+    for number in (progress.status.train_loss, progress.train_seconds_before):
+        assert number is None or math.isfinite(number)
+    assert progress.status.last_step_time is None
+
+
+@pytest.mark.parametrize("answer", [None, 1, "x", []])
+def test_an_answer_that_is_no_mapping_is_no_progress(answer: object) -> None:
+    assert Progress.from_json(answer) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "text", "step"),
+    [
+        ('{"message": "a\\nb", "rank": 0, "step": 7}', "a\nb", 7),
+        ('{"rank": 0, "step": 7}', "", 7),
+        ('{"message": "killed", "rank": 4, "step": 7}', "killed", None),  # not rank 0's to say
+        ('{"message": "no step yet"}', "no step yet", None),
+        ("the end of a log\nof some lines", "the end of a log\nof some lines", None),
+        ('{"message": "cut off by kube', '{"message": "cut off by kube', None),
+        ("[" * 5000, "[" * 5000, None),
+        ("17", "17", None),
+        ('{"message": {"odd": 1}}', "{'odd': 1}", None),
+        (None, "", None),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_the_words_that_a_container_left_are_read(
+    message: object, text: str, step: int | None
+) -> None:
+    terminated = {"exitCode": 1, "message": message}
+    pod = Pod.from_object(manifest(containerStatuses=container(terminated=terminated)))
+    assert pod.message == text
+    assert (pod.last_words.status.step if pod.last_words else None) == step

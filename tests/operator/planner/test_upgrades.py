@@ -1,0 +1,290 @@
+"""Operators of different versions see the same jobs: none restarts what runs, or loses what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field
+from tests.operator.controller.test_ownership import Scene, run
+from tests.operator.controller.test_reconcile import make_job
+
+from fluxtrain.contract.resource import fluxtraining as resource
+from fluxtrain.contract.resource.fluxtraining import FluxTraining, Network, Spec
+from fluxtrain.contract.resource.part import Part
+from fluxtrain.contract.resource.status import Status, keep_unknown, read
+from fluxtrain.errors import ConfigError
+from fluxtrain_operator import job as job_module
+from fluxtrain_operator import names
+from fluxtrain_operator.job import Job, digest
+from fluxtrain_operator.planner.observed import Observed, Pod
+from fluxtrain_operator.planner.plan import load, plan
+from fluxtrain_operator.resources import desired
+
+NOW = 1_800_000_000.0
+SMALL: dict[str, Any] = {"run": {"preset": "micro"}}
+LARGE: dict[str, Any] = {
+    "run": {"preset": "micro", "optim": {"learning_rate": 1e-3}},
+    "gpusPerNode": 8,
+    "network": {"mode": "host", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]},
+    "storage": {"data": {"persistentVolumeClaim": {"claimName": "data"}}},
+    "podTemplate": {"spec": {"tolerations": [{"key": "spot", "operator": "Exists"}]}},
+}
+SPECS: dict[str, dict[str, Any]] = {
+    "small": SMALL,
+    "large": LARGE,
+    "elastic": {**SMALL, "nodes": {"min": 2, "max": 8}, "scheduling": {"queueName": "team"}},
+    "mlperf": {
+        "run": {"preset": "mlperf-schnell", "seed": 7},
+        "image": "registry.example.com/fluxtrain:1",
+        "gpusPerNode": 8,
+        "storage": {
+            "data": {"persistentVolumeClaim": {"claimName": "data", "readOnly": True}},
+            "output": {"emptyDir": {"sizeLimit": "1Ti"}},
+        },
+        "restart": {"maxRestarts": 3},
+    },
+    "sidecar": {
+        **SMALL,
+        "podTemplate": {
+            "metadata": {"labels": {"team": "vision"}},
+            "spec": {"containers": [{"name": "logs", "image": "logs:1", "args": ["-F"]}]},
+        },
+    },
+}
+HASHES = {
+    "small": ("195b446de0472291", "v2-93c732fd9beed3b7"),
+    "large": ("c0615032e8a8caa4", "v2-631db85909129e66"),
+    "elastic": ("195b446de0472291", "v2-93c732fd9beed3b7"),
+    "mlperf": ("e7e92d5eee154816", "v2-a38bbac7d3999660"),
+    "sidecar": ("6c28b59b40b17e6a", "v2-acae794d4ca6e7f1"),
+}
+"""The hash that the first operators wrote, with all defaults in it, and that of today."""
+
+
+def make(spec: dict[str, Any], **status: Any) -> Job:
+    return load({**make_job(**status), "spec": spec}, "trainer:1")
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_the_hash_of_a_job_is_the_same_in_every_version(name: str) -> None:
+    """A change here restarts all running jobs with the upgrade: it needs another version of the hash."""
+    found = make(SPECS[name])
+    first, now = HASHES[name]
+    assert found.spec_hash == now
+    assert found.is_made_for(first), "pods of the first operators go on"
+    assert found.is_made_for(now)
+    assert found.is_made_for("")
+    assert not found.is_made_for("v2-0000000000000000")
+    assert not found.is_made_for("0000000000000000")
+
+
+def test_what_the_server_fills_in_is_not_in_the_hash() -> None:
+    written = make(LARGE)
+    filled: dict[str, Any] = written.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert filled != LARGE
+    assert make(filled).spec_hash == written.spec_hash
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image": "other:1"},
+        {"gpusPerNode": 4},
+        {"run": {"preset": "micro", "optim": {"learning_rate": 2e-3}}},
+        {"network": {"mode": "host"}},
+        {"storage": {"data": {"persistentVolumeClaim": {"claimName": "data", "readOnly": True}}}},
+        {"podTemplate": {}},
+    ],
+)
+def test_what_a_person_changes_is_in_the_hash(changes: dict[str, Any]) -> None:
+    assert make({**LARGE, **changes}).spec_hash != make(LARGE).spec_hash
+
+
+class NewNetwork(Network):
+    """A section as a later version may have it."""
+
+    mtu: Annotated[int, Field(ge=1, le=65_536)] = 1500
+    """A field that is new in a section."""
+
+
+class Profile(Part):
+    """A section that is new."""
+
+    steps: Annotated[int, Field(ge=0, le=100)] = 3
+    """With a default."""
+
+
+class NewSpec(Spec):
+    """A spec as a later version may have it."""
+
+    network: NewNetwork = NewNetwork()
+    """A section with more in it."""
+    profile: Profile = Profile()
+    """Another section."""
+    colour: Annotated[str, Field(max_length=8)] | None = None
+    """Another field."""
+
+
+class NewTraining(FluxTraining):
+    """The resource with that spec."""
+
+    spec: NewSpec
+    """What is wanted."""
+
+
+FILLED = {"network": {"mode": "host", "mtu": 1500}, "profile": {"steps": 3}}
+"""As a newer definition fills it in."""
+
+
+@contextmanager
+def newer_operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setattr(job_module, "FluxTraining", NewTraining)
+        yield
+
+
+def observed_of(job: Job) -> Observed:
+    """Return a picture in which the pods of ``job`` run and all is in place."""
+    pods, store, applied = [], None, {}
+    for number, manifest in enumerate(desired(job)):
+        if manifest["kind"] != "Pod":
+            notes = manifest["metadata"]["annotations"]
+            applied[manifest["kind"], manifest["metadata"]["name"]] = notes[
+                names.ANNOTATION_APPLIED
+            ]
+            continue
+        ready = [{"type": "Ready", "status": "True"}]
+        state = {"running": {"startedAt": "2027-01-15T07:59:00Z"}}
+        main = manifest["spec"]["containers"][0]["name"]
+        containers = [{"name": main, "state": state}]
+        status = {"phase": "Running", "conditions": ready, "containerStatuses": containers}
+        manifest["metadata"]["uid"] = f"uid-{number}"
+        pod = Pod.from_object({**manifest, "status": status})
+        if main == names.RENDEZVOUS:
+            store = pod
+        else:
+            pods.append(pod)
+    return Observed(pods=tuple(pods), rendezvous=store, applied=applied)
+
+
+def begun(spec: dict[str, Any]) -> Job:
+    return make(spec, phase="Starting", attempt=1, nodes={"ready": 1, "desired": 1})
+
+
+@pytest.mark.parametrize("spec", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("filled", [True, False])
+def test_a_new_field_with_a_default_restarts_nothing_neither_in_an_upgrade_nor_back(
+    spec: dict[str, Any], filled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after = {**spec, **(FILLED if filled else {})}
+    if "network" in after and "network" in spec:
+        after["network"] = {**after["network"], **spec["network"]}
+    elif filled:
+        after["network"] = {"mode": "pod", "mtu": 1500}
+    old = begun(spec)
+    with newer_operator(monkeypatch):
+        new = begun(after)
+        assert new.spec_hash == old.spec_hash
+        decided = plan(new, observed_of(old), NOW)
+        assert (decided.delete, decided.create, decided.status.attempt) == ((), (), 1)
+    back = begun(after)
+    decided = plan(back, observed_of(new), NOW)
+    assert (decided.delete, decided.create, decided.status.attempt) == ((), (), 1)
+    admitted = next(c for c in decided.status.conditions if c.type == "Admitted")
+    assert admitted.status == "True"
+    assert ("leaves out" in admitted.message) is filled
+    assert ("spec.network.mtu" in admitted.message) is filled
+
+
+def test_pods_and_config_of_the_first_operators_are_kept() -> None:
+    job = begun(LARGE)
+    seen = observed_of(job)
+    first = job.first_spec_hash
+    assert first != job.spec_hash
+    as_before = Observed(
+        pods=tuple(_with_hash(pod, first) for pod in seen.pods),
+        rendezvous=_with_hash(seen.rendezvous, first) if seen.rendezvous else None,
+        applied={**seen.applied, ("ConfigMap", "job-config"): digest(first)},
+    )
+    decided = plan(job, as_before, NOW)
+    assert (decided.delete, decided.create, decided.status.attempt) == ((), (), 1)
+    changed = begun({**LARGE, "image": "other:1"})
+    assert plan(changed, as_before, NOW).status.attempt == 2, "a change is a change all the same"
+
+
+def _with_hash(pod: Pod, spec_hash: str) -> Pod:
+    return replace(pod, spec_hash=spec_hash)
+
+
+def test_a_field_of_the_run_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"spec\.run\.optimum: no such field"):
+        make({"run": {"preset": "micro", "optimum": {}}})
+
+
+NEWER = {
+    "phase": "Hibernating",
+    "attempt": 1,
+    "mood": {"of": ["the", "day"]},
+    "restarts": {"process": 1, "pod": 2, "gang": 0, "rack": 7},
+    "nodes": {"ready": 0, "desired": 0, "asleep": 1},
+    "progress": {"step": 3, "samples": 24, "warmth": 0.5},
+    "conditions": [
+        {
+            "type": "Hibernating",
+            "status": "True",
+            "reason": "Winter",
+            "message": "until spring",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+    ],
+}
+"""What an operator may have written that knows more than this one."""
+
+
+def test_a_status_of_a_newer_operator_is_read_acted_on_and_kept() -> None:
+    scene = Scene(status=NEWER)
+    run(scene, 1)
+    written = scene.cluster.status
+    assert written["mood"] == NEWER["mood"]
+    assert written["restarts"] == NEWER["restarts"]
+    assert written["nodes"]["asleep"] == 1
+    assert written["progress"]["warmth"] == 0.5
+    assert NEWER["conditions"][0].items() <= written["conditions"][0].items()  # type: ignore[index]
+    assert written["phase"] in ("Pending", "Restarting"), "this one's own word"
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        None,
+        [],
+        "lost",
+        {"attempt": "two"},
+        {"nodes": 3},
+        {"exitCode": -9},
+        {"conditions": [{"type": "Ready"}]},
+        {"progress": {"step": "many"}},
+        {"phase": 7},
+    ],
+)
+def test_a_status_that_is_not_understood_stops_nobody(status: Any) -> None:
+    found = read(status)
+    assert isinstance(found, Status)
+    assert make({"run": {"preset": "micro"}}).status == Status()
+
+
+def test_a_job_whose_attempt_is_not_understood_takes_that_of_its_pods() -> None:
+    assert read({"phase": "Running", "attempt": "two"}).phase is None
+    kept = read({"phase": "Running", "attempt": 2, "exitCode": 1000})
+    assert (kept.phase, kept.attempt, kept.exit_code) == ("Running", 2, None)
+
+
+def test_known_fields_are_never_taken_from_the_status_before() -> None:
+    before = {"lastError": "gone", "exitCode": 1, "progress": {"step": 1, "evalLoss": 2.0}}
+    assert keep_unknown(before, {"progress": {"step": 2}}) == {"progress": {"step": 2}}
+    assert digest(keep_unknown(None, {"attempt": 1})) == digest({"attempt": 1})
+    assert resource.FluxTraining is FluxTraining

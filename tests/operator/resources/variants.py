@@ -1,0 +1,279 @@
+"""Good jobs of every kind, each named for what it asks for beside the smallest one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from tests.paths import ROOT
+
+from fluxtrain.contract.run.config import PRESETS
+from fluxtrain.contract.run.resolve import NOT_YET, merge
+
+Manifest = dict[str, Any]
+
+BASE = "micro"
+"""The variant whose golden is written in full; the others' goldens say how they differ from it."""
+PARTITIONS = ("spx_nps1", "dpx_nps1", "dpx_nps2", "qpx_nps1", "cpx_nps1", "cpx_nps2", "cpx_nps4")
+"""What AMD's device plugin calls the GPUs under ``-resource_naming_strategy=mixed``."""
+LONGEST = "l" + "ong" * 20 + "er"
+"""A name of 63 letters: what a label may hold."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A good job, and the strictest Pod Security level that takes its pods."""
+
+    spec: Manifest
+    """Laid over the spec of the example."""
+    level: str = "restricted"
+    """The strictest level of Pod Security that its pods meet."""
+    refused_for: str = ""
+    """What a stricter level says about them."""
+    name: str = ""
+    """Name of the job; the example's own where empty."""
+    example: str = BASE
+    like: str = BASE
+    """The variant that its golden is told apart from."""
+
+    def manifest(self) -> Manifest:
+        """Return the FluxTraining as a person would apply it."""
+        path = ROOT / "examples" / f"{self.example}.yaml"
+        manifest: Manifest = yaml.safe_load(path.read_text())
+        manifest["spec"] = merge(manifest["spec"], self.spec)
+        if self.name:
+            manifest["metadata"]["name"] = self.name
+        return manifest
+
+
+def _pod(**spec: Any) -> Variant:
+    return Variant({"podTemplate": {"spec": spec}})
+
+
+def _trainer(**fields: Any) -> Manifest:
+    return {"containers": [{"name": "trainer", **fields}]}
+
+
+def _gpus(resource: str = "amd.com/gpu", count: int = 8, like: str = "gpus") -> Variant:
+    return Variant({"gpusPerNode": count, "gpuResource": resource}, like=like)
+
+
+def _on_gpus(level: str = "restricted", refused_for: str = "", **spec: Any) -> Variant:
+    return Variant({"gpusPerNode": 8, **spec}, level, refused_for, like="gpus")
+
+
+def _elastic(**scheduling: Any) -> Variant:
+    return Variant({"nodes": {"min": 2, "max": 4}, "scheduling": scheduling}, like="elastic")
+
+
+_RESOLVING = [name for name in PRESETS if ("preset", name) not in NOT_YET and name != BASE]
+_CAREFUL = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_RDMA = {"rdmaResource": "rdma/hca", "env": [{"name": "NCCL_IB_HCA", "value": "bnxt_re0"}]}
+_SECRET = {"valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+_PLACE = {"volumeMounts": [{"name": "site", "mountPath": "/site", "readOnly": True}]}
+
+VARIANTS: dict[str, Variant] = {
+    "micro": Variant({}),
+    "mlperf-schnell": Variant({}, example="mlperf-schnell"),
+    **{f"preset-{name}": Variant({"run": {"preset": name}}) for name in _RESOLVING},
+    "run-changed": Variant({"run": {"optim": {"learning_rate": 1e-3}, "schedule": {"steps": 7}}}),
+    "prepare": Variant({"run": {"preset": "mlperf-schnell-raw", "task": "prepare"}}),
+    "metrics-port": Variant({"run": {"logging": {"metrics_port": 9999}}}),
+    "image": Variant({"image": "registry.example.com/fluxtrain@sha256:" + "0" * 64}),
+    "two-nodes": Variant({"nodes": {"min": 2, "max": 2}}),
+    "elastic": Variant({"nodes": {"min": 2, "max": 4}}),
+    "one-gpu": _gpus(count=1),
+    "gpus": _gpus(like=BASE),
+    **{f"gpus-{name.replace('_', '-')}": _gpus(f"amd.com/{name}") for name in PARTITIONS},
+    "partitions-of-a-node": _gpus("amd.com/cpx_nps4", 64),
+    "nvidia": _gpus("nvidia.com/gpu"),
+    "storage-claims": Variant(
+        {
+            "storage": {
+                "data": {"persistentVolumeClaim": {"claimName": "data.v2", "readOnly": True}},
+                "models": {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}},
+                "output": {"persistentVolumeClaim": {"claimName": "output"}},
+            }
+        }
+    ),
+    "storage-scratch": Variant({"storage": {"output": {"emptyDir": {"sizeLimit": "50Gi"}}}}),
+    "storage-of-the-node": Variant(
+        {"storage": {"data": {"hostPath": {"path": "/mnt/data"}}}},
+        "privileged",
+        "hostPath",
+    ),
+    "restart": Variant(
+        {"restart": {"maxRestarts": 3, "noProgressSeconds": 900, "onExitCodes": [1]}}
+    ),
+    "lifecycle": Variant(
+        {
+            "lifecycle": {
+                "suspend": True,
+                "startAfter": ["prepare", "encode"],
+                "activeDeadlineSeconds": 86_400,
+                "ttlSecondsAfterFinished": 0,
+                "cleanPods": "All",
+            }
+        }
+    ),
+    "network-of-the-pod": _on_gpus(network=_RDMA),
+    "network-of-the-node": _on_gpus("privileged", "host namespaces", network={"mode": "host"}),
+    "network-of-the-node-rdma": _on_gpus(
+        "privileged", "host namespaces", network={"mode": "host", **_RDMA}
+    ),
+    "network-env": _on_gpus(
+        network={
+            "env": [
+                {"name": "NCCL_SOCKET_IFNAME", "value": "bond0"},
+                {"name": "NCCL_PXN_DISABLE", "value": "0"},
+                {"name": "RCCL_MSCCL_ENABLE", "value": "1"},
+            ]
+        }
+    ),
+    "kueue": _elastic(queueName="team"),
+    "kueue-topology": _elastic(queueName="team", topology="example.com/rack"),
+    "topology": _elastic(topology="topology.kubernetes.io/zone"),
+    "gang-coscheduling": _elastic(gang="coscheduling"),
+    "gang-volcano": _elastic(gang="volcano"),
+    "gang-volcano-priority": _elastic(gang="volcano", priorityClassName="high"),
+    "gang-native": _elastic(gang="native"),
+    "priority": Variant({"scheduling": {"priorityClassName": "high"}}),
+    "node-selector": _on_gpus(
+        scheduling={
+            "nodeSelector": {
+                "amd.com/gpu.device-id": "74a1",
+                "amd.com/gpu.compute-memory-partition": "spx_nps1",
+                "empty": "",
+            }
+        }
+    ),
+    "tolerations": Variant(
+        {
+            "scheduling": {
+                "tolerations": [
+                    {"key": "amd.com/gpu", "operator": "Exists"},
+                    {"key": "team", "value": "vision", "effect": "NoSchedule"},
+                    {
+                        "key": "node.kubernetes.io/unreachable",
+                        "operator": "Exists",
+                        "effect": "NoExecute",
+                        "tolerationSeconds": 30,
+                    },
+                    {"operator": "Exists", "effect": "PreferNoSchedule"},
+                ]
+            }
+        }
+    ),
+    "template-metadata": Variant(
+        {
+            "podTemplate": {
+                "metadata": {
+                    "labels": {"team": "vision", "example.com/cost-centre": "42"},
+                    "annotations": {"example.com/note": "two words, freely"},
+                }
+            }
+        }
+    ),
+    "template-pull-secrets": _pod(imagePullSecrets=[{"name": "registry"}]),
+    "template-groups": _pod(securityContext={"supplementalGroups": [44, 109]}),
+    "template-service-account": _pod(serviceAccountName="site"),
+    "template-runtime-class": _pod(runtimeClassName="site"),
+    "template-scheduler": _pod(schedulerName="site"),
+    "template-gate": _pod(schedulingGates=[{"name": "example.com/wait"}]),
+    "template-grace": _pod(terminationGracePeriodSeconds=600),
+    "template-tolerations": _pod(tolerations=[{"key": "spot", "operator": "Exists"}]),
+    "template-spread": _pod(
+        topologySpreadConstraints=[
+            {
+                "maxSkew": 1,
+                "topologyKey": "topology.kubernetes.io/zone",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {"fluxtrain.dev/job": "micro"}},
+            }
+        ]
+    ),
+    "template-affinity": _pod(
+        affinity={
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {"matchExpressions": [{"key": "example.com/gpu", "operator": "Exists"}]}
+                    ]
+                }
+            }
+        }
+    ),
+    "template-dns": _pod(
+        dnsConfig={"options": [{"name": "ndots", "value": "2"}]},
+        hostAliases=[{"ip": "192.0.2.7", "hostnames": ["store.example.com"]}],
+    ),
+    "template-resources": _pod(
+        **_trainer(resources={"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"cpu": "8"}})
+    ),
+    "template-env": _pod(
+        **_trainer(
+            env=[
+                {"name": "HF_TOKEN", **_SECRET},
+                {"name": "HOME", "value": "/site"},
+                {"name": "USER", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            ],
+            envFrom=[{"configMapRef": {"name": "site"}}],
+        )
+    ),
+    "template-volume": _pod(
+        **_trainer(**_PLACE),
+        volumes=[{"name": "site", "persistentVolumeClaim": {"claimName": "site"}}],
+    ),
+    "template-our-volumes": _pod(
+        volumes=[
+            {"name": "shm", "emptyDir": {"sizeLimit": "64Gi"}},
+            {"name": "tmp", "persistentVolumeClaim": {"claimName": "scratch"}},
+        ]
+    ),
+    "template-init-container": _pod(
+        initContainers=[
+            {"name": "fetch", "image": "fetch:1", "args": ["/data"], "securityContext": _CAREFUL}
+        ]
+    ),
+    "template-sidecar": _pod(
+        containers=[
+            {
+                "name": "logs",
+                "image": "logs:1",
+                "command": ["tail", "-F", "/output/mlperf.log"],
+                "ports": [{"containerPort": 8080}],
+                "securityContext": _CAREFUL,
+            }
+        ]
+    ),
+    "template-careless-sidecar": Variant(
+        {"podTemplate": {"spec": {"containers": [{"name": "logs", "image": "logs:1"}]}}},
+        "baseline",
+        "allowPrivilegeEscalation != false",
+    ),
+    "template-root": Variant(
+        {"podTemplate": {"spec": {"securityContext": {"runAsNonRoot": False, "runAsUser": 0}}}},
+        "baseline",
+        "runAsNonRoot != true",
+    ),
+    "template-locked-memory": Variant(
+        {
+            "podTemplate": {
+                "spec": _trainer(securityContext={"capabilities": {"add": ["IPC_LOCK"]}})
+            }
+        },
+        "privileged",
+        'must not include "IPC_LOCK" in securityContext.capabilities.add',
+    ),
+    "longest-name": Variant({}, name=LONGEST),
+    "longest-name-in-a-gang": Variant(
+        {
+            "nodes": {"min": 2, "max": 4},
+            "scheduling": {"gang": "native", "queueName": LONGEST, "priorityClassName": "high"},
+        },
+        name=LONGEST,
+        like="gang-native",
+    ),
+    "name-of-digits": Variant({}, name="2026-11"),
+}

@@ -1,0 +1,249 @@
+"""Batches are a pure function of their number: no rank, worker or resume changes what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.batch import Batch
+from fluxtrain.data.empty_text import write_empty_text
+from fluxtrain.data.loader import AnyBatch, evaluation_batches, training_batches
+from fluxtrain.data.order import BatchShares
+from fluxtrain.data.shard_writer import EncodedWriter, Sample
+from fluxtrain.data.sources import open_source, open_sources
+from fluxtrain.errors import ConfigError, DataError
+
+GLOBAL_BATCH = 24
+STEPS = 4
+NUM_SAMPLES = 37  # prime: batches straddle the epochs' ends
+TENSORS = [field.name for field in fields(Batch) if field.name != "faults"]
+
+
+def config(**data: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "preset": "micro",
+            "model": {
+                "in_channels": 16,
+                "vec_in_dim": 6,
+                "context_in_dim": 5,
+                "hidden_size": 16,
+                "num_heads": 2,
+                "axes_dim": (2, 2, 4),
+                "depth": 1,
+                "depth_single_blocks": 1,
+            },
+            "data": {
+                "source": "synthetic",
+                "latent_size": 4,
+                "text_length": 3,
+                "num_workers": 0,
+                "synthetic": {"train_samples": NUM_SAMPLES, "validation_samples": 13, "classes": 7},
+                **data,
+            },
+            "flow": {"prompt_dropout": 0.3},
+            "schedule": {"steps": STEPS, "global_batch_size": GLOBAL_BATCH},
+            "evaluation": {"batch_size": 4},
+        }
+    )
+
+
+def encoded(folder: Path, num_samples: int = NUM_SAMPLES, **data: Any) -> RunConfig:
+    """Write a data set in which every number of sample i is i + 1, and -1 is the empty prompt's."""
+    for part, count in (("train", num_samples), ("validation", 13)):
+        with EncodedWriter(folder / part, shard_size=8, dtype=torch.float32) as writer:
+            for i in range(count):
+                writer.add(sample(i))
+    write_empty_text(folder / "empty.safetensors", torch.full((3, 5), -1.0), torch.full((6,), -1.0))
+    return config(source="encoded", **data)
+
+
+def sample(i: int) -> Sample:
+    full = [torch.full(shape, float(i + 1)) for shape in ((3, 5), (6,), (4, 4, 4), (4, 4, 4))]
+    return Sample(f"key {i}", f"caption {i}", *full, timestep=i % 8)
+
+
+def batches(
+    run: RunConfig, root: Path = Path(), first: int = 0, ranks: int = 1, micro: int = 4
+) -> list[list[Batch]]:
+    """Return each rank's micro batches."""
+    return [list(training(run, root, rank, ranks, micro, first)) for rank in range(ranks)]
+
+
+def training(
+    run: RunConfig, root: Path, rank: int = 0, ranks: int = 1, micro: int = 4, first: int = 0
+) -> Iterator[AnyBatch]:
+    """Return the micro batches of ``rank``."""
+    shares = BatchShares(run.schedule.global_batch_size, micro, ranks)
+    return training_batches(run, open_sources(run, root), shares, rank, first)
+
+
+def by_position(per_rank: list[list[Batch]]) -> dict[str, Tensor]:
+    """Return all samples in the order of their positions, whoever worked on them, and no fillers."""
+    found = everything(per_rank)
+    real = found["indices"] >= 0
+    return {name: tensor[real] for name, tensor in found.items()}
+
+
+def everything(per_rank: list[list[Batch]]) -> dict[str, Tensor]:
+    """Return what :func:`by_position` does, with the fillers."""
+    row = [batch for step in zip(*per_rank, strict=True) for batch in step]
+    return {name: torch.cat([getattr(batch, name) for batch in row]) for name in TENSORS}
+
+
+def assert_equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
+    for name in TENSORS:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=0, msg=name)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    layout=st.sampled_from(
+        [(1, 1), (1, 24), (2, 3), (2, 12), (3, 8), (4, 6), (5, 5), (5, 2), (7, 4), (9, 3), (30, 1)]
+    )
+)
+def test_a_position_holds_the_same_sample_whatever_the_ranks(layout: tuple[int, int]) -> None:
+    ranks, micro = layout
+    one = by_position(batches(config(), micro=GLOBAL_BATCH))
+    assert_equal(one, by_position(batches(config(), ranks=ranks, micro=micro)))
+    assert len(one["indices"]) == STEPS * GLOBAL_BATCH
+
+
+@pytest.mark.parametrize("ranks", [5, 7, 29])
+def test_fillers_are_finite_weigh_nothing_and_are_not_read(tmp_path: Path, ranks: int) -> None:
+    run = encoded(tmp_path)
+    shares = batches(run, tmp_path, ranks=ranks, micro=2)
+    assert len({len(share) for share in shares}) == 1
+    assert {len(batch) for share in shares for batch in share} == {2}
+    got = everything(shares)
+    filler = got["indices"] < 0
+    assert (~filler).sum() == STEPS * GLOBAL_BATCH
+    assert filler.any()
+    assert torch.equal(got["weights"], (~filler).float())
+    assert all(torch.isfinite(got[name][filler].float()).all() for name in TENSORS)
+    assert (got["mean"][filler] == 0).all()
+    assert (got["txt"][filler] == -1).all()  # the empty prompt's
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7])
+def test_each_epoch_reads_every_sample_once(tmp_path: Path, ranks: int) -> None:
+    run = encoded(tmp_path)
+    indices = by_position(batches(run, tmp_path, ranks=ranks, micro=2))["indices"].tolist()
+    for epoch in range(STEPS * GLOBAL_BATCH // NUM_SAMPLES):
+        assert sorted(indices[epoch * NUM_SAMPLES :][:NUM_SAMPLES]) == list(range(NUM_SAMPLES))
+
+
+def test_samples_travel_with_their_own_encodings(tmp_path: Path) -> None:
+    got = by_position(batches(encoded(tmp_path), tmp_path))
+    expected = (got["indices"] + 1).float()
+    for name in ("mean", "logvar"):
+        assert torch.equal(got[name], expected[:, None, None, None].expand_as(got[name]))
+    kept = ~got["dropped"]
+    assert torch.equal(got["txt"][kept][:, 0, 0], expected[kept])
+    assert torch.equal(got["vec"][kept][:, 0], expected[kept])
+    assert torch.equal(got["weights"], torch.ones(STEPS * GLOBAL_BATCH))
+
+
+def test_dropped_prompts_hold_the_empty_encodings(tmp_path: Path) -> None:
+    got = by_position(batches(encoded(tmp_path), tmp_path))
+    dropped = got["dropped"]
+    assert 0 < dropped.sum() < len(dropped)
+    assert (got["txt"][dropped] == -1).all()
+    assert (got["vec"][dropped] == -1).all()
+    assert (got["txt"][~dropped] > 0).all()
+
+
+@pytest.mark.parametrize("first", [1, 3])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_resume_continues_as_if_never_stopped(tmp_path: Path, first: int, ranks: int) -> None:
+    run = encoded(tmp_path)
+    whole = by_position(batches(run, tmp_path, ranks=ranks))
+    resumed = by_position(batches(run, tmp_path, first=first, ranks=ranks))
+    assert_equal({name: t[first * GLOBAL_BATCH :] for name, t in whole.items()}, resumed)
+
+
+def test_a_resume_after_the_last_step_has_nothing_to_do() -> None:
+    assert batches(config(), first=STEPS) == [[]]
+
+
+def test_workers_give_the_batches_that_the_process_itself_gives(tmp_path: Path) -> None:
+    alone, shared = encoded(tmp_path), encoded(tmp_path, num_workers=2, prefetch=2)
+    assert_equal(by_position(batches(alone, tmp_path)), by_position(batches(shared, tmp_path)))
+
+
+def test_neighbouring_batches_do_not_share_memory(tmp_path: Path) -> None:
+    run = encoded(tmp_path)
+    kept = list(islice(training(run, tmp_path), 6))
+    copies = [batch.mean.clone() for batch in kept]
+    list(islice(training(run, tmp_path), 6))
+    for batch, copy in zip(kept, copies, strict=True):
+        assert torch.equal(batch.mean, copy)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7, 15])
+def test_evaluation_takes_every_sample_once_and_equally_many_batches(
+    tmp_path: Path, ranks: int
+) -> None:
+    run = encoded(tmp_path)
+    source = open_source(run, tmp_path, "validation")
+    shares = [list(evaluation_batches(run, source, rank, ranks)) for rank in range(ranks)]
+    assert len({len(share) for share in shares}) == 1
+    got = everything(shares)
+    real = got["indices"] >= 0
+    assert sorted(got["indices"][real].tolist()) == list(range(13))
+    assert torch.equal(got["weights"], real.float())
+    assert torch.equal(got["timesteps"][real], (got["indices"][real] % 8) / 8)
+    assert not got["dropped"].any()
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "wanted"),
+    [
+        ("model", "context_in_dim", 7),
+        ("model", "vec_in_dim", 8),
+        ("model", "in_channels", 32),
+        ("data", "text_length", 4),
+        ("data", "latent_size", 8),
+    ],
+)
+def test_shapes_that_do_not_fit_name_the_field(
+    tmp_path: Path, part: str, field: str, wanted: int
+) -> None:
+    document = encoded(tmp_path).model_dump()
+    document[part][field] = wanted
+    with pytest.raises(ConfigError, match=str(tmp_path / "train")) as caught:
+        open_source(RunConfig.model_validate(document), tmp_path, "train")
+    assert caught.value.path == f"spec.run.{part}.{field}"
+    assert caught.value.given == wanted
+
+
+def test_empty_encodings_of_another_shape_name_their_field(tmp_path: Path) -> None:
+    run = encoded(tmp_path)
+    write_empty_text(tmp_path / "empty.safetensors", torch.zeros(3, 6), torch.zeros(6))
+    with pytest.raises(ConfigError, match="differ") as caught:
+        training(run, tmp_path)
+    assert caught.value.path == "spec.run.data.empty_encodings"
+
+
+def test_missing_empty_encodings_are_named(tmp_path: Path) -> None:
+    run = encoded(tmp_path)
+    (tmp_path / "empty.safetensors").unlink()
+    with pytest.raises(DataError, match=r"empty\.safetensors: missing"):
+        training(run, tmp_path)
+
+
+def test_draws_belong_to_the_position_and_not_to_the_sample() -> None:
+    got = by_position(batches(config()))
+    times = got["timesteps"].numpy()
+    assert len(np.unique(times)) == len(times)

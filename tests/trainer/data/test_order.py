@@ -1,0 +1,129 @@
+"""Which sample stands where: once per epoch, whatever the number of ranks, from any batch on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluxtrain import draws
+from fluxtrain.data.order import FILLER, BatchShares, Order
+
+SEED = 11
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A run's split of its batches over ranks and micro batches."""
+
+    world_size: int
+    micro_batch_size: int
+    accumulation: int
+    fillers: int  # at most what the last micro batches hold
+
+    @property
+    def global_batch_size(self) -> int:
+        whole = self.world_size * self.micro_batch_size * self.accumulation
+        return whole - self.fillers % (self.world_size * self.micro_batch_size)
+
+    @property
+    def shares(self) -> BatchShares:
+        return BatchShares(self.global_batch_size, self.micro_batch_size, self.world_size)
+
+    def batch(self, order: Order, number: int) -> list[int]:
+        """Return the indices of global batch ``number``, in the order of the positions."""
+        return [
+            int(index)
+            for micro_step in range(self.accumulation)
+            for rank in range(self.world_size)
+            for index in order.indices(number, self.shares.positions(rank, micro_step))
+            if index != FILLER
+        ]
+
+
+LAYOUTS = st.builds(
+    Layout,
+    world_size=st.integers(1, 9),
+    micro_batch_size=st.integers(1, 5),
+    accumulation=st.integers(1, 4),
+    fillers=st.integers(0, 50),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(layout=LAYOUTS, num_samples=st.integers(1, 97), epochs=st.integers(1, 4))
+def test_each_epoch_uses_every_sample_once_whatever_the_ranks(
+    layout: Layout, num_samples: int, epochs: int
+) -> None:
+    order = Order(SEED, num_samples, layout.global_batch_size)
+    batches = -(-epochs * num_samples // layout.global_batch_size)  # most straddle an epoch's end
+    row = [index for number in range(batches) for index in layout.batch(order, number)]
+    for epoch in range(epochs):
+        used = row[epoch * num_samples : (epoch + 1) * num_samples]
+        assert sorted(used) == list(range(num_samples))
+
+
+@settings(max_examples=100, deadline=None)
+@given(layout=LAYOUTS)
+def test_the_ranks_share_out_every_position_once(layout: Layout) -> None:
+    positions = [
+        int(position)
+        for micro_step in range(layout.accumulation)
+        for rank in range(layout.world_size)
+        for position in layout.shares.positions(rank, micro_step)
+    ]
+    assert layout.shares.accumulation_steps == layout.accumulation
+    assert positions[: layout.global_batch_size] == list(range(layout.global_batch_size))
+    fillers = np.array(positions[layout.global_batch_size :], dtype=np.int64)
+    indices = Order(SEED, 97, layout.global_batch_size).indices(0, fillers)
+    assert list(indices) == [FILLER] * len(fillers)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    num_samples=st.integers(1, 50),
+    size=st.integers(1, 60),
+    first=st.integers(0, 30),
+)
+def test_a_batch_is_the_same_whether_reached_or_started_at(
+    num_samples: int, size: int, first: int
+) -> None:
+    positions = np.arange(size)
+    walked, fresh = (Order(SEED, num_samples, size) for _ in range(2))
+    reached = [walked.indices(number, positions) for number in range(first + 1)][-1]
+    np.testing.assert_array_equal(reached, fresh.indices(first, positions))
+
+
+def test_going_back_to_an_earlier_batch_finds_the_same_samples() -> None:
+    order, positions = Order(SEED, 10, 8), np.arange(8)
+    before = order.indices(0, positions)
+    order.indices(40, positions)
+    np.testing.assert_array_equal(order.indices(0, positions), before)
+
+
+def test_a_long_walk_keeps_few_permutations() -> None:
+    order, positions = Order(SEED, 10, 8), np.arange(8)
+    for number in range(200):
+        order.indices(number, positions)
+    assert len(order._epochs) <= 2
+
+
+def test_epochs_walk_in_different_orders() -> None:
+    order, positions = Order(SEED, 64, 64), np.arange(64)
+    assert list(order.indices(0, positions)) != list(order.indices(1, positions))
+    assert list(order.indices(0, positions)) != list(Order(12, 64, 64).indices(0, positions))
+
+
+@pytest.mark.parametrize("batch", [0, 21_484, 20_000_000])
+def test_any_batch_of_eleven_million_samples_can_be_the_first(batch: int) -> None:
+    num_samples, size = 11_000_000, 512
+    indices = Order(SEED, num_samples, size).indices(batch, np.arange(size))
+    epoch, place = divmod(batch * size, num_samples)
+    first = draws.epoch_order(SEED, epoch, num_samples)[place]
+    assert indices[0] == first
+    assert len(np.unique(indices)) >= size // 2  # distinct within each epoch it touches
+    assert indices.min() >= 0
+    assert indices.max() < num_samples

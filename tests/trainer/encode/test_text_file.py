@@ -1,0 +1,347 @@
+"""Text encoders' single files, as ComfyUI and kohya have them, compared with transformers' folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.trainer.tiny_encoders import (
+    BASE,
+    caption,
+    clip_tokenizer,
+    config,
+    t5_tokenizer,
+    write_encoders,
+    write_pictures,
+)
+from torch import Tensor
+from transformers import (
+    AutoTokenizer,
+    CLIPTextConfig,
+    CLIPTextModel,
+    T5Config,
+    T5EncoderModel,
+)
+
+from fluxtrain.contract.run.encoders import EncodersConfig
+from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.encode.encoders import check_files
+from fluxtrain.encode.text import TextEncoder, load_text_encoder
+from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.precompute import open_targets
+
+CPU = torch.device("cpu")
+CAPTIONS = [caption(0), caption(31), "", " ".join(caption(index) for index in range(40))]
+WIDTH, LENGTH = 128, 12
+FOLDERS = EncodersConfig()
+FILES = EncodersConfig(
+    t5="t5xxl_fp16.safetensors",
+    t5_tokenizer="tokenizer_2",
+    clip="clip_l.safetensors",
+    clip_tokenizer="tokenizer",
+)
+T5_FIRST = "encoder.block.0.layer"
+State = dict[str, Tensor]
+
+
+def t5_state(folder: Path) -> State:
+    """Write T5 1.1 of other sizes than FLUX's as a folder; return its weights in half precision."""
+    words = t5_tokenizer()
+    words.save_pretrained(folder)
+    model = T5EncoderModel(
+        T5Config(
+            vocab_size=len(words) + 28,  # published: 32,128 rows for 32,100 tokens
+            d_model=24,
+            d_kv=16,
+            d_ff=40,
+            num_layers=3,
+            num_heads=2,
+            relative_attention_num_buckets=20,
+            feed_forward_proj="gated-gelu",
+        )
+    )
+    model.half().save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def clip_state(folder: Path) -> State:
+    """Write CLIP as a folder with the published config's wrong end token; return its weights, halved."""
+    words = clip_tokenizer()
+    words.save_pretrained(folder)
+    model = CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=len(words),
+            hidden_size=WIDTH,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            hidden_act="quick_gelu",
+            bos_token_id=0,
+            eos_token_id=1,
+            pad_token_id=1,
+        )
+    )
+    for parameter in model.parameters():  # activations far from 0, where the GELUs differ
+        parameter.data.mul_(4 if parameter.dim() == 2 else 1)
+    model.half().save_pretrained(folder)
+    state = load_file(folder / "model.safetensors")
+    return {
+        f"text_model.{name.removeprefix('text_model.')}": value for name, value in state.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a models root with both encoders as folders and as single files."""
+    torch.manual_seed(0)
+    root = tmp_path_factory.mktemp("models")
+    save_file(t5_state(root / "t5"), root / FILES.t5)
+    save_file(clip_state(root / "clip"), root / FILES.clip)
+    for folder, words in (
+        ("t5", "tokenizer_2"),
+        ("clip", "tokenizer"),
+    ):  # trained anew, it is another
+        AutoTokenizer.from_pretrained(root / folder).save_pretrained(root / words)
+    return root
+
+
+Change = Callable[[State], State]
+
+
+@pytest.fixture
+def changed(published: Path, tmp_path: Path) -> Callable[[str, Change], Path]:
+    """Return what makes a models root in which the tensors of one single file are changed."""
+
+    def make(name: str, change: Change) -> Path:
+        for path in published.iterdir():
+            (tmp_path / path.name).symlink_to(path)
+        (tmp_path / name).unlink()
+        save_file(change(load_file(published / name)), tmp_path / name)
+        return tmp_path
+
+    return make
+
+
+def load(root: Path, encoders: EncodersConfig = FILES, dtype: Any = torch.float32) -> TextEncoder:
+    return load_text_encoder(encoders, LENGTH, root, CPU, dtype)
+
+
+def require_equal(root: Path, published: Path, dtype: Any = torch.float32) -> None:
+    """Require that the single files in ``root`` encode as the folders in ``published`` do, bit for bit."""
+    ours = load(root, dtype=dtype).encode(CAPTIONS)
+    theirs = load(published, FOLDERS, dtype).encode(CAPTIONS)
+    for own, other in zip(ours, theirs, strict=True):
+        assert own.dtype == dtype
+        assert own.isfinite().all()
+        assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_files_encode_as_transformers_folders_do(published: Path, dtype: torch.dtype) -> None:
+    require_equal(published, published, dtype)
+
+
+def without(*names: str) -> Change:
+    return lambda state: {name: value for name, value in state.items() if name not in names}
+
+
+def renamed(old: str, new: str) -> Change:
+    return lambda state: {name.replace(old, new): value for name, value in state.items()}
+
+
+def with_copy(state: State) -> State:
+    return state | {"encoder.embed_tokens.weight": state["shared.weight"].clone()}
+
+
+def with_extras(state: State) -> State:
+    return state | {
+        "text_model.embeddings.position_ids": torch.arange(77)[None],
+        "text_projection.weight": torch.eye(WIDTH),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (FILES.t5, with_copy),
+        (FILES.t5, renamed("shared.", "encoder.embed_tokens.")),
+        (FILES.t5, lambda state: {name: value.float() for name, value in state.items()}),
+        (FILES.clip, with_extras),
+        (FILES.clip, renamed("text_model.", "")),
+    ],
+    ids=["t5 twice", "t5 other name", "t5 float32", "clip extras", "clip without prefix"],
+)
+def test_every_form_of_the_files_is_read(
+    published: Path, changed: Callable[[str, Change], Path], name: str, change: Change
+) -> None:
+    require_equal(changed(name, change), published)
+
+
+def test_the_published_end_token_of_clip_is_not_needed(published: Path, tmp_path: Path) -> None:
+    """CLIP's published config says 2, for which transformers takes the token with the highest id."""
+    words = json.loads((published / "clip" / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    last = max(vocabulary, key=vocabulary.__getitem__)
+    end = vocabulary["<|endoftext|>"]
+    for name in published.iterdir():
+        if name.name not in ("clip", "tokenizer"):
+            (tmp_path / name.name).symlink_to(name)
+    swapped = vocabulary | {last: end, "<|endoftext|>": vocabulary[last]}
+    for folder in ("clip", "tokenizer"):
+        write_words(published / folder, tmp_path / folder, words, swapped)
+    path = tmp_path / "clip" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 2}))
+    require_equal(tmp_path, tmp_path)
+
+
+def write_words(
+    source: Path, folder: Path, words: dict[str, Any], vocabulary: dict[str, int]
+) -> None:
+    """Copy ``source`` to ``folder`` with other ids for its tokens."""
+    folder.mkdir()
+    for path in source.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    number = vocabulary["<|endoftext|>"]
+    changed = json.loads(json.dumps(words))
+    changed["model"]["vocab"] = vocabulary
+    for token in changed["added_tokens"]:
+        token["id"] = vocabulary[token["content"]]
+    changed["post_processor"]["special_tokens"]["<|endoftext|>"]["ids"] = [number]
+    if changed["padding"]:
+        changed["padding"]["pad_id"] = number
+    (folder / "tokenizer.json").write_text(json.dumps(changed))
+
+
+def test_activations_beyond_half_precision_stay_finite(
+    published: Path, changed: Callable[[str, Change], Path]
+) -> None:
+    def loud(state: State) -> State:
+        wide = [f"{T5_FIRST}.1.DenseReluDense.{name}.weight" for name in ("wi_0", "wi_1", "wo")]
+        return {name: value * 100 if name in wide else value for name, value in state.items()}
+
+    root = changed(FILES.t5, loud)
+    encoder = load(root, dtype=torch.bfloat16)
+    states = encoder.t5.encoder(  # type: ignore[union-attr]
+        torch.arange(LENGTH)[None], output_hidden_states=True
+    ).hidden_states
+    assert max(state.abs().max() for state in states) > 65504
+    assert encoder.encode(CAPTIONS)[0].isfinite().all()
+
+
+# What is refused
+
+
+def other(name: str, value: Tensor) -> Change:
+    return lambda state: state | {name: value}
+
+
+def differing_copy(state: State) -> State:
+    return state | {"encoder.embed_tokens.weight": state["shared.weight"] + 1}
+
+
+BIAS = "text_model.final_layer_norm.bias"
+GATE = f"{T5_FIRST}.1.DenseReluDense.wi_0.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        (FILES.clip, without(BIAS), f"{BIAS} is missing"),
+        (FILES.clip, other(BIAS, torch.zeros(3)), rf"{BIAS} has shape \[3\], expected \[{WIDTH}\]"),
+        (FILES.clip, other("lora.down", torch.zeros(3)), "'lora.down' is not a tensor of this"),
+        (FILES.clip, renamed("layers.1.", "layers.7."), "encoder.layers.1.* is missing"),
+        (FILES.t5, without(f"{T5_FIRST}.0.layer_norm.weight"), "layer_norm.weight is missing"),
+        (
+            FILES.t5,
+            without("shared.weight"),
+            "not a T5 encoder; tensor encoder.embed_tokens.weight",
+        ),
+        (FILES.t5, other("scaled_fp8", torch.zeros(2)), "'scaled_fp8' is not a tensor of this"),
+        (FILES.t5, without(GATE), f"not a T5 encoder; tensor {GATE} is missing"),
+        (FILES.t5, differing_copy, "shared.weight and encoder.embed_tokens.weight differ"),
+        (FILES.t5, other("shared.weight", torch.zeros(9, 24)), "9: this is another model's"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_tensor_is_named(
+    changed: Callable[[str, Change], Path], name: str, change: Change, said: str
+) -> None:
+    with pytest.raises(DataError, match=said):
+        load(changed(name, change))
+
+
+def test_the_other_encoders_file_is_refused(published: Path) -> None:
+    swapped = FILES.model_copy(update={"t5": FILES.clip})
+    with pytest.raises(DataError, match=r"clip_l\.safetensors: not a T5 encoder; tensor"):
+        load(published, swapped)
+
+
+def test_the_other_encoders_tokenizer_is_refused(published: Path, tmp_path: Path) -> None:
+    words = t5_tokenizer()
+    words.add_tokens([f"token{number}" for number in range(200)])
+    words.save_pretrained(tmp_path / "large")
+    wrong = FILES.model_copy(update={"clip_tokenizer": str(tmp_path / "large")})
+    with pytest.raises(DataError, match=r"large: has \d+ tokens, .*clip_l.* only \d+: this is"):
+        load(published, wrong)
+
+
+def test_a_cut_off_file_is_refused(changed: Callable[[str, Change], Path]) -> None:
+    path = changed(FILES.clip, dict) / FILES.clip
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"clip_l\.safetensors: not a whole safetensors file"):
+        load(path.parent)
+
+
+@pytest.mark.parametrize("name", ["t5", "clip"])
+def test_a_file_without_a_tokenizer_asks_for_one(name: str) -> None:
+    given = merge(BASE, {"encoders": {name: "models/x.safetensors"}})
+    with pytest.raises(ConfigError) as refused:
+        resolve(given)
+    assert str(refused.value) == (
+        f"spec.run.encoders.{name}: got 'models/x.safetensors'; may be a .safetensors file only where "
+        f"{name}_tokenizer names the folder of its tokenizer"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [FILES.t5, FILES.clip, "tokenizer/tokenizer_config.json", "autoencoder/ae.safetensors"]
+)
+def test_a_missing_file_is_named_before_anything_starts(tmp_path: Path, name: str) -> None:
+    for path in (FILES.t5, FILES.clip, "autoencoder/ae.safetensors"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).touch()
+    for folder in ("tokenizer", "tokenizer_2"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tokenizer_config.json").touch()
+    check_files(FILES, tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(DataError, match=f"{name}: missing; the encoders need it"):
+        check_files(FILES, tmp_path)
+
+
+def test_the_preprocess_task_knows_the_files_by_their_content(
+    published: Path, tmp_path: Path, changed: Callable[[str, Change], Path]
+) -> None:
+    data = write_pictures(tmp_path / "data" / "train", 3).parent
+    write_pictures(data / "validation", 2)
+    models = changed(FILES.t5, dict)
+    (models / "autoencoder").mkdir()
+    write_encoders(tmp_path / "others")
+    (models / "autoencoder" / "ae.safetensors").symlink_to(
+        tmp_path / "others" / "autoencoder" / "ae.safetensors"
+    )
+    run = config(task="preprocess", encoders=FILES.model_dump(mode="json") | BASE["encoders"])
+
+    def weights() -> object:
+        return open_targets(run, data, models)[0].settings["weights"]
+
+    before = weights()
+    assert weights() == before
+    (models / FILES.t5).unlink()
+    save_file({"another": torch.zeros(3)}, models / FILES.t5)
+    assert weights() != before

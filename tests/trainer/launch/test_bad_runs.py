@@ -1,0 +1,277 @@
+"""Runs that cannot work: one clear message, the agreed exit code, nothing already written is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.paths import MICRO
+
+from fluxtrain import checkpoint
+from fluxtrain.data.empty_text import write_empty_text
+from fluxtrain.data.shard_writer import EncodedWriter, Sample
+from fluxtrain.errors import EXIT_DIVERGED, EXIT_STORAGE, EXIT_USAGE
+
+
+def fluxtrain(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fluxtrain.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        check=False,
+    )
+
+
+def run(
+    tmp_path: Path, *flags: str, output: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    places = ["--output", str(output or tmp_path / "run"), "--data", str(tmp_path / "data")]
+    port = [] if any("metrics_port" in flag for flag in flags) else ["--logging.metrics_port=0"]
+    return fluxtrain("run", str(MICRO), *places, *port, *flags)
+
+
+def write_data(
+    root: Path, width: int = 16, value: float = 0.5, count: int = 32, pooled: float = 1.0
+) -> None:
+    """Write encoded sets that fit the micro preset where ``width`` is 16."""
+    for part in ("train", "validation"):
+        with EncodedWriter(root / part, shard_size=16, dtype=torch.float32) as writer:
+            for index in range(count):
+                txt, vec = torch.randn(4, width), pooled * torch.randn(16)
+                mean, logvar = torch.full((4, 4, 4), value), torch.full((4, 4, 4), -9.0)
+                writer.add(Sample(f"key{index}", f"caption {index}", txt, vec, mean, logvar))
+    write_empty_text(root / "empty.safetensors", torch.zeros(4, width), torch.zeros(16))
+
+
+ENCODED = "--data.source=encoded"
+Spoil = Callable[[Path], object]
+BAD_DATA: list[tuple[str, Spoil, list[str]]] = [
+    ("no folder", lambda data: shutil.rmtree(data / "train"), ["train", "dataset.json is missing"]),
+    (
+        "no validation set",
+        lambda data: shutil.rmtree(data / "validation"),
+        ["validation", "dataset.json is missing"],
+    ),
+    (
+        "a shard is missing",
+        lambda data: (data / "train" / "shard_000001.safetensors").unlink(),
+        ["shard_000001.safetensors", "missing"],
+    ),
+    (
+        "a shard is cut off",
+        lambda data: os.truncate(data / "train" / "shard_000000.safetensors", 3000),
+        ["shard_000000.safetensors", "cut off"],
+    ),
+    (
+        "a shard is something else",
+        lambda data: (data / "train" / "shard_000000.safetensors").write_text("hello" * 100),
+        ["shard_000000.safetensors", "not a whole safetensors file"],
+    ),
+    (
+        "the listing is torn",
+        lambda data: (data / "train" / "dataset.json").write_text('{"format": 1, "sha'),
+        ["dataset.json", "not the listing"],
+    ),
+    (
+        "a shard outside the folder",
+        lambda data: (data / "train" / "dataset.json").write_text(
+            '{"format": 1, "shards": [{"file": "../x.safetensors", "samples": 1}]}'
+        ),
+        ["lies outside the folder"],
+    ),
+    (
+        "no empty prompt",
+        lambda data: (data / "empty.safetensors").unlink(),
+        ["empty.safetensors", "missing"],
+    ),
+    (
+        "the wrong text encoder's width",
+        lambda data: write_data(data, width=24),
+        ["spec.run.model.context_in_dim: got 16", "has 24"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"), [row[1:] for row in BAD_DATA], ids=[r[0] for r in BAD_DATA]
+)
+def test_bad_data_is_named_before_anything_starts(
+    tmp_path: Path, spoil: Spoil, words: list[str]
+) -> None:
+    write_data(tmp_path / "data")
+    spoil(tmp_path / "data")
+    done = run(tmp_path, ENCODED)
+    assert done.returncode == EXIT_USAGE, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+    roots, error = done.stderr.strip().splitlines()
+    assert roots.startswith("data ")  # where everything was looked for
+    assert error.startswith("fluxtrain: ")
+    assert not (tmp_path / "run").exists()
+
+
+BAD_FLAGS = [
+    (["--parallel.dp_replicate=3", "--processes=2"], "spec.run.parallel.dp_replicate: got 3"),
+    (["--processes=0"], "--processes: got 0"),
+    (["--nonsense"], "--nonsense: no such field"),
+    (["--schedule.steps=-5"], "spec.run.schedule.steps: got -5"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), BAD_FLAGS)
+def test_bad_flags_are_named_before_anything_starts(
+    tmp_path: Path, flags: list[str], words: str
+) -> None:
+    done = run(tmp_path, *flags)
+    assert done.returncode == EXIT_USAGE, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run(tmp_path, f"--logging.metrics_port={port}")
+    assert done.returncode == EXIT_USAGE
+    assert f"spec.run.logging.metrics_port: got {port}; cannot listen" in done.stderr
+
+
+def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file where a folder should be")
+    done = run(tmp_path, output=tmp_path / "file" / "run")
+    assert done.returncode == EXIT_STORAGE
+    assert "file/run: cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_two_runs_do_not_write_to_one_output(tmp_path: Path) -> None:
+    from fluxtrain.launch.torchrun import locked
+
+    with locked(tmp_path / "run"):
+        done = run(tmp_path)
+    assert done.returncode == EXIT_STORAGE
+    assert "another run is writing there" in done.stderr
+
+
+def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    write_data(tmp_path / "data")
+    flags = [ENCODED, "--checkpoint.every_steps=2", "--evaluation.every_samples=0"]
+    assert run(tmp_path, *flags, "--schedule.steps=4").returncode == 0
+    write_data(tmp_path / "data", value=1e30)  # finite, but its square is not
+    done = run(tmp_path, *flags, "--schedule.steps=50")
+    assert done.returncode == EXIT_DIVERGED, done.stderr
+    assert "the training loss is" in done.stderr
+    assert "the checkpoint of step 4 is kept" in done.stderr
+    assert "Traceback" not in done.stderr
+    newest = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert newest is not None
+    assert checkpoint.read_state(newest).step == 4
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_gradient_that_is_no_number_ends_the_run_although_the_loss_is_one(
+    tmp_path: Path, processes: int
+) -> None:
+    """Modulations start at zero, so such pooled vectors reach the second step's gradient, not its loss."""
+    write_data(tmp_path / "data", pooled=1e30)
+    done = run(tmp_path, ENCODED, "--checkpoint.every_steps=1", f"--processes={processes}")
+    assert done.returncode == EXIT_DIVERGED, done.stderr
+    assert "the gradient norm is not finite at step 2; the checkpoint of step 1 is" in done.stderr
+    assert "the training loss" not in done.stderr
+    assert "Traceback" not in done.stderr
+    newest = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert newest is not None
+    assert checkpoint.read_state(newest).step == 1
+
+
+@pytest.mark.parametrize("limit", ["1e-300", "1e12"])
+def test_gradients_are_clipped_to_any_norm_that_is_allowed(tmp_path: Path, limit: str) -> None:
+    done = run(tmp_path, "--schedule.steps=3", f"--optim.max_grad_norm={limit}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_unreadable_samples_are_skipped_counted_and_named(tmp_path: Path) -> None:
+    write_data(tmp_path / "data")
+    spoil_one_latent(tmp_path / "data" / "train" / "shard_000000.safetensors")
+    done = run(tmp_path, ENCODED, "--schedule.steps=4", "--data.max_bad_fraction=0.5")
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if "skipped an unreadable sample" in line]
+    assert len(told) == 2  # two epochs
+    assert "(key 'key3')" in told[0]
+    refused = run(tmp_path, ENCODED, "--schedule.steps=40", "--data.max_bad_fraction=0.0001")
+    assert refused.returncode == EXIT_USAGE
+    assert "spec.run.data.max_bad_fraction" in refused.stderr
+
+
+@pytest.mark.parametrize("processes", [3, 7])
+def test_fillers_are_not_counted_as_unreadable_samples(tmp_path: Path, processes: int) -> None:
+    """Nothing stands in for them: not even the first sample, which is the unreadable one here."""
+    write_data(tmp_path / "data")
+    spoil_one_latent(tmp_path / "data" / "train" / "shard_000000.safetensors", row=0)
+    flags = [
+        ENCODED,
+        "--schedule.steps=4",
+        "--data.max_bad_fraction=0.5",
+        "--logging.every_steps=1",
+    ]
+    told, losses = list[list[str]](), list[list[float]]()
+    for number in (1, processes):
+        output = tmp_path / f"run_{number}"
+        done = run(tmp_path, *flags, f"--processes={number}", output=output)
+        assert done.returncode == 0, done.stderr
+        # ranks share one stderr, so another's words may follow on the same line
+        told.append(re.findall(r"skipped an unreadable sample: .*?: not finite", done.stderr))
+        rows = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+        losses.append([row["train_loss"] for row in rows if "train_loss" in row])
+    assert told[0] == told[1]
+    assert len(told[0]) == 2  # two epochs
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def spoil_one_latent(shard: Path, row: int = 3) -> None:
+    from fluxtrain.safetensors_file import read_header
+
+    span = read_header(shard)["mean"]
+    with shard.open("r+b") as file:
+        file.seek(span.offset + row * span.row_bytes)
+        file.write(b"\xff" * 4)  # a NaN
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_named_and_what_was_saved_stays_whole(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    output = small_disk / "run"
+    one = ["--schedule.steps=2", "--model.depth=0", "--evaluation.every_samples=0"]
+    first = run(tmp_path, *one, "--checkpoint.keep=5", output=output)
+    assert first.returncode == 0, first.stderr
+    more = ["--schedule.steps=60", "--checkpoint.every_steps=1", "--checkpoint.keep=50"]
+    done = run(tmp_path, *one[1:], *more, output=output)
+    assert done.returncode == EXIT_STORAGE, done.stderr
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    newest = checkpoint.latest(output / "checkpoints")
+    assert newest is not None
+    assert checkpoint.read_state(newest).step >= 2

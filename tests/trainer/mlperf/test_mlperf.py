@@ -1,0 +1,463 @@
+"""The MLPerf log against MLCommons' own checker: whole runs, killed runs, and what is said of bad ones."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlperf_logging.compliance_checker import mlp_compliance
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.data.order import BatchShares
+from fluxtrain.errors import ConfigError, StorageError
+from fluxtrain.mlperf import RULESETS, MLPerfLog, RunFacts, check, render
+
+GBS = 1024
+STEPS, EVERY, LOGGED, SAVED = 1024, 256, 96, 128  # evaluated, logged and saved every so many steps
+NEWEST = RULESETS[-1]
+
+# The removal test of the three rulesets: what fails in all of them, what fails since 6.1.0, what is free.
+MANDATORY = [
+    *("cache_clear", "init_start", "init_stop", "run_start", "run_stop"),
+    *("submission_benchmark", "submission_org", "submission_division", "submission_platform"),
+    *("block_start", "block_stop", "eval_accuracy", "evaluation_frequency"),
+    *("global_batch_size", "gradient_accumulation_steps", "train_samples", "eval_samples"),
+    *("opt_name", "opt_adamw_beta_1", "opt_adamw_beta_2", "opt_adamw_epsilon"),
+    *("opt_adamw_weight_decay", "opt_gradient_clip_norm"),
+    *("opt_base_learning_rate", "opt_learning_rate_warmup_steps"),
+]
+MANDATORY_SINCE_6_1 = [
+    *(f"lowest_numerical_precision_in_{where}" for where in ("linear", "attn", "comm")),
+    *(f"{axis}_parallelism" for axis in ("tensor", "pipeline", "context", "expert")),
+    *("micro_batch_size", "config_filename"),
+]
+FREE = ["submission_status", "target_accuracy", "seed", "tracked_stats", "eval_start", "eval_stop"]
+
+
+class Clock:
+    """Unix time that goes on by a second with each look at it."""
+
+    def __init__(self, start: float = 1_700_000_000.0) -> None:
+        self.time = start
+
+    def __call__(self) -> float:
+        self.time += 1.0
+        return self.time
+
+
+def make_config(**changes: Any) -> RunConfig:
+    base = {"preset": "mlperf-schnell", "schedule": {"steps": STEPS, "global_batch_size": GBS}}
+    return resolve(merge(base, changes))
+
+
+def make_facts(config: RunConfig | None = None, started: float = 1_700_000_000.0) -> RunFacts:
+    return RunFacts(config or make_config(), BatchShares(GBS, 32, 8), 1_099_776, 29_696, started)
+
+
+def open_log(path: Path | None, samples: int, clock: Clock, **changes: Any) -> MLPerfLog:
+    facts = make_facts(make_config(**changes), clock.time)
+    return MLPerfLog.open(path, samples, changes.pop("stdout", False), facts, clock)
+
+
+def steps(log: MLPerfLog, first: int, loss: float = 0.55) -> Iterator[int]:
+    """Do what the trainer does from step ``first`` on; yield the samples of each saved checkpoint."""
+    log.ready()
+    for step in range(first + 1, STEPS + 1):
+        samples = step * GBS
+        log.block_start(samples - GBS)
+        if step % LOGGED == 0:
+            log.tracked_stats(samples, {"throughput": 100.0, "loss": 0.6, "lr": 1e-4})
+        if step % EVERY == 0:
+            log.block_stop(samples)
+            log.eval_start(samples)
+            log.eval_accuracy(samples, loss if step == STEPS else 0.7)
+            log.eval_stop(samples)
+        if step % SAVED == 0:
+            yield samples
+    log.block_stop(STEPS * GBS)
+    log.run_stop("success", STEPS * GBS)
+    log.close()
+
+
+def write_run(path: Path, loss: float = 0.55, **changes: Any) -> Path:
+    for _ in steps(open_log(path, 0, Clock(), **changes), 0, loss):
+        pass
+    return path
+
+
+def accepted(log: Path, ruleset: str = NEWEST) -> bool:
+    """Ask the checker in this process: ten times faster than its command line, the same code."""
+    logging.disable(logging.CRITICAL)
+    try:
+        checker = mlp_compliance.make_checker("training", ruleset, quiet=True, werror=False)
+        valid, *_ = mlp_compliance.main(str(log), f"training_{ruleset}/common.yaml", checker)
+        return bool(valid)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def events(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
+
+
+def edited(path: Path, change: Callable[[list[dict[str, Any]]], Any]) -> Path:
+    """Apply ``change`` to the events of a log and write them back."""
+    changed = events(path)
+    change(changed)
+    path.write_text("".join(f":::MLLOG {json.dumps(event)}\n" for event in changed))
+    return path
+
+
+def set_value(key: str, value: object) -> Callable[[list[dict[str, Any]]], None]:
+    def change(all_events: list[dict[str, Any]]) -> None:
+        for event in all_events:
+            if event["key"] == key:
+                event["value"] = value
+
+    return change
+
+
+def require_order(log: Path) -> None:
+    """Check what the checker does not: one beginning, pairs that match, time and samples that only grow."""
+    found = events(log)
+    names = [event["key"] for event in found]
+    for once in ("init_start", "init_stop", "run_start", "run_stop"):
+        assert names.count(once) == 1
+    pairs = [n for n in names if n in ("block_start", "block_stop", "eval_start", "eval_stop")]
+    assert pairs == ["block_start", "block_stop", "eval_start", "eval_stop"] * (len(pairs) // 4)
+    samples = [event["metadata"].get("samples_count", 0) for event in found]
+    assert all(a <= b for a, b in pairwise(samples) if b)
+    times = [event["time_ms"] for event in found]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("ruleset", RULESETS)
+def test_a_whole_run_passes_the_checker_as_mlcommons_ship_it(tmp_path: Path, ruleset: str) -> None:
+    log = write_run(tmp_path / "mlperf.log")
+    verdict = check(log, ruleset)
+    assert verdict.success
+    assert verdict.explanations == []
+    assert "SUCCESS" in render(verdict)
+    assert list(tmp_path.iterdir()) == [log]  # the checker leaves nothing behind
+    require_order(log)
+
+
+def test_a_run_of_the_open_division_passes(tmp_path: Path) -> None:
+    mlperf = {"logging": {"mlperf": {"division": "open", "status": "research"}}}
+    log = write_run(tmp_path / "mlperf.log", **mlperf)
+    assert [r for r in RULESETS if not accepted(log, r)] == []
+
+
+@pytest.mark.parametrize("key", MANDATORY + MANDATORY_SINCE_6_1 + FREE)
+def test_without_a_key_the_checker_says_what_the_rules_say(tmp_path: Path, key: str) -> None:
+    log = write_run(tmp_path / "mlperf.log")
+    assert key in {event["key"] for event in events(log)}
+    edited(log, lambda found: found.__setitem__(slice(None), [e for e in found if e["key"] != key]))
+    passes = [ruleset for ruleset in RULESETS if accepted(log, ruleset)]
+    if key in MANDATORY:
+        assert passes == []
+    else:
+        assert passes == list(RULESETS[:2] if key in MANDATORY_SINCE_6_1 else RULESETS)
+
+
+def test_the_log_says_what_really_happened(tmp_path: Path) -> None:
+    config = make_config(
+        seed=7, optim={"learning_rate": 2.5e-4}, precision={"compute": "float32"}, evaluation={}
+    )
+    facts = RunFacts(config, BatchShares(GBS, 64, 4), 5000, 320, started=100.0)
+    MLPerfLog.open(tmp_path / "mlperf.log", 0, False, facts).close()
+    found = {event["key"]: event for event in events(tmp_path / "mlperf.log")}
+    expected = {
+        "seed": 7,
+        "train_samples": 5000,
+        "eval_samples": 320,
+        "global_batch_size": GBS,
+        "micro_batch_size": 64,
+        "gradient_accumulation_steps": 4,
+        "opt_base_learning_rate": 2.5e-4,
+        "target_accuracy": 0.586,
+        "cache_clear": False,
+        "lowest_numerical_precision_in_linear": "fp32",
+        "lowest_numerical_precision_in_comm": "fp32",
+        "config_filename": "config.json",
+    }
+    assert {key: found[key]["value"] for key in expected} == expected
+    assert found["init_start"]["time_ms"] == 100_000  # the launcher's start, not the trainer's
+    assert found["seed"]["metadata"]["file"] == "fluxtrain/mlperf/log.py"
+
+
+def test_a_batch_that_does_not_divide_the_interval_satisfies_only_the_newest_ruleset(
+    tmp_path: Path,
+) -> None:
+    log = write_run(tmp_path / "mlperf.log", schedule={"global_batch_size": 2304})
+    frequency = [e["value"] for e in events(log) if e["key"] == "evaluation_frequency"]
+    assert frequency == [262_656]
+    assert [ruleset for ruleset in RULESETS if accepted(log, ruleset)] == ["6.1.0"]
+    (text,) = check(log, "5.1.0").explanations
+    assert "262656; ruleset 5.1.0 allows 262144 only" in text
+
+
+def test_a_run_killed_at_any_line_goes_on_as_one_log(tmp_path: Path) -> None:
+    whole, saves = tmp_path / "whole.log", [(0, 0)]
+    for samples in steps(open_log(whole, 0, Clock()), 0):
+        saves.append((len(whole.read_text().splitlines()), samples))
+    lines = whole.read_text().splitlines()
+    log = tmp_path / "mlperf.log"
+    for cut in range(len(lines)):
+        saved = max(samples for written, samples in saves if written <= cut)
+        torn = lines[cut][: len(lines[cut]) * 2 // 3]
+        log.write_text("".join(f"{line}\n" for line in lines[:cut]) + torn)
+        for _ in steps(open_log(log, saved, Clock(1_700_050_000.0)), saved // GBS):
+            pass
+        require_order(log)
+        assert accepted(log), cut
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 4])
+def test_lines_lost_with_the_machine_leave_no_half_evaluation(tmp_path: Path, lost: int) -> None:
+    log = tmp_path / "mlperf.log"
+    run = steps(open_log(log, 0, Clock()), 0)
+    assert [next(run), next(run)] == [SAVED * GBS, EVERY * GBS]  # saved right after the evaluation
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:-lost]))
+    for _ in steps(open_log(log, EVERY * GBS, Clock(1_700_050_000.0)), EVERY):
+        pass
+    names = [event["key"] for event in events(log)]
+    assert names.count("eval_start") == names.count("eval_stop") == names.count("eval_accuracy")
+    assert names.count("block_start") == names.count("block_stop")
+    assert accepted(log)
+
+
+def test_two_resumes_leave_one_log_that_tells_of_both(tmp_path: Path) -> None:
+    log = tmp_path / "mlperf.log"
+    for attempt, first in enumerate((0, 2 * SAVED, 4 * SAVED)):
+        run = steps(open_log(log, first * GBS, Clock(1_700_000_000.0 + 1e5 * attempt)), first)
+        for _ in zip(range(3), run, strict=False):  # the third checkpoint is lost with the process
+            pass
+    for _ in run:
+        pass
+    resumed = [e["metadata"]["samples_count"] for e in events(log) if e["key"] == "run_resumed"]
+    assert resumed == [2 * SAVED * GBS, 4 * SAVED * GBS]
+    require_order(log)
+    assert check(log).success
+
+
+def test_stdout_of_the_last_process_is_the_whole_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "mlperf.log"
+    facts = make_facts()
+    first = steps(MLPerfLog.open(log, 0, True, facts, Clock()), 0)
+    saved = next(first)
+    assert capfd.readouterr().out == log.read_text()
+    for _ in steps(MLPerfLog.open(log, saved, True, facts, Clock(1_700_050_000.0)), saved // GBS):
+        pass
+    assert capfd.readouterr().out == log.read_text()
+    (tmp_path / "stdout.txt").write_text(log.read_text())
+    assert accepted(tmp_path / "stdout.txt")
+
+
+def test_a_finished_log_is_left_alone(tmp_path: Path) -> None:
+    log = write_run(tmp_path / "mlperf.log")
+    before = log.read_bytes()
+    again = open_log(log, STEPS * GBS, Clock())
+    again.ready()
+    again.block_start(STEPS * GBS)
+    again.run_stop("aborted", STEPS * GBS)
+    again.close()
+    assert log.read_bytes() == before
+
+
+def test_a_run_that_is_given_more_steps_takes_its_end_back(tmp_path: Path) -> None:
+    log = write_run(tmp_path / "mlperf.log", loss=0.7)
+    more = open_log(log, STEPS * GBS, Clock(1_700_050_000.0), schedule={"steps": STEPS + EVERY})
+    end = (STEPS + EVERY) * GBS
+    more.block_start(STEPS * GBS)
+    more.block_stop(end)
+    more.eval_start(end)
+    more.eval_accuracy(end, 0.5)
+    more.eval_stop(end)
+    more.run_stop("success", end)
+    more.close()
+    require_order(log)
+    assert accepted(log)
+
+
+def test_a_run_that_died_before_its_clock_started_begins_anew(tmp_path: Path) -> None:
+    log = tmp_path / "mlperf.log"
+    open_log(log, 0, Clock()).close()
+    for _ in steps(open_log(log, 0, Clock(1_700_050_000.0)), 0):
+        pass
+    assert events(log)[0]["time_ms"] >= 1_700_050_000_000
+    require_order(log)
+    assert accepted(log)
+
+
+def test_a_lost_beginning_is_not_invented(tmp_path: Path) -> None:
+    log = tmp_path / "mlperf.log"
+    for _ in steps(open_log(log, SAVED * GBS, Clock()), SAVED):
+        pass
+    assert "run_start" not in {event["key"] for event in events(log)}
+    verdict = check(log)
+    assert not verdict.success
+    assert any("lost before the run resumed" in text for text in verdict.explanations)
+
+
+def test_a_silent_log_writes_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = MLPerfLog(None, stdout=False)
+    log.ready()
+    log.block_start(0)
+    log.run_stop("aborted", 0)
+    log.close()
+    assert capfd.readouterr().out == ""
+
+
+def test_a_log_that_cannot_be_written_is_an_error_of_storage(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"missing/mlperf\.log: cannot be written"):
+        MLPerfLog(tmp_path / "missing" / "mlperf.log", stdout=False)
+
+
+def test_a_reader_of_stdout_who_leaves_does_not_stop_the_run(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    script = (
+        "import os, sys; from pathlib import Path; from fluxtrain.mlperf import MLPerfLog\n"
+        "read, write = os.pipe(); os.dup2(write, 1); os.close(write); os.close(read)\n"
+        "log = MLPerfLog(Path(sys.argv[1]), stdout=True); log.block_start(0); log.block_stop(1)"
+    )
+    log = tmp_path / "mlperf.log"
+    subprocess.run([sys.executable, "-c", script, str(log)], check=True, timeout=60)
+    assert [event["key"] for event in events(log)] == ["block_start", "block_stop"]
+
+
+EXPLAINED: list[tuple[str, object, str]] = [
+    ("opt_adamw_weight_decay", 0.01, "is 0.01; allowed: exactly 0.1; set spec.run.optim.weight_de"),
+    ("opt_adamw_weight_decay", "0.1", "is '0.1'; allowed: exactly 0.1"),
+    ("evaluation_frequency", 1000, "with global_batch_size 1024 ruleset 6.1.0 allows 262144 only"),
+    ("lowest_numerical_precision_in_attn", "bf16", "is 'bf16'; allowed: fp64, fp32"),
+    ("tensor_parallelism", 0, "an axis that is not used is 1"),
+    ("submission_org", "", "set spec.run.logging.mlperf.organization"),
+    (
+        "eval_accuracy",
+        0.6,
+        "the target was not reached: eval_accuracy was 0.6 at best, after 262144",
+    ),
+    ("eval_accuracy", None, "is None, not a number; the checker crashed on it"),
+    ("eval_accuracy", "0.5", "is '0.5', not a number; the checker crashed on it"),
+    ("submission_division", "ajar", "is 'ajar'; allowed: closed or open"),
+    ("submission_benchmark", "sd", "is 'sd'; allowed: flux1"),
+    ("submission_division", "../../tmp/x", "a path; the checker was not asked"),
+    ("global_batch_size", 0, "global_batch_size (line"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "text"), EXPLAINED)
+def test_a_wrong_value_is_explained(tmp_path: Path, key: str, value: object, text: str) -> None:
+    log = edited(write_run(tmp_path / "mlperf.log"), set_value(key, value))
+    verdict = check(log)
+    assert not verdict.success
+    assert text in "\n".join(verdict.explanations)
+    assert f"{key} (line " in render(verdict) or "target was not reached" in render(verdict)
+
+
+def without_metadata(found: list[dict[str, Any]]) -> None:
+    del found[10]["metadata"]
+
+
+def slow_init(found: list[dict[str, Any]]) -> None:
+    found[1]["time_ms"] -= 31 * 60_000
+
+
+def division_late(found: list[dict[str, Any]]) -> None:
+    index = next(i for i, e in enumerate(found) if e["key"] == "submission_division")
+    found.append(found.pop(index))
+
+
+def frequency_first(found: list[dict[str, Any]]) -> None:
+    index = next(i for i, e in enumerate(found) if e["key"] == "evaluation_frequency")
+    found.insert(0, found.pop(index))
+
+
+def two_runs(found: list[dict[str, Any]]) -> None:
+    found.extend(found[:])
+
+
+def headless(found: list[dict[str, Any]]) -> None:
+    del found[:20]
+
+
+def endless(found: list[dict[str, Any]]) -> None:
+    del found[-1]
+
+
+MUTATIONS: list[tuple[Callable[[list[dict[str, Any]]], None], str]] = [
+    (without_metadata, "line 11 cannot be read (no metadata)"),
+    (slow_init, "the closed division allows less than 30"),
+    (division_late, "stands before submission_division, which sets its time limit"),
+    (frequency_first, "global_batch_size must stand before it"),
+    (two_runs, "stands after init_stop or run_start: two runs"),
+    (headless, "keys are missing"),
+    (endless, "run_stop is missing; the run is not over"),
+]
+
+
+@pytest.mark.parametrize(("change", "text"), MUTATIONS)
+def test_a_wrong_order_is_explained(
+    tmp_path: Path, change: Callable[[list[dict[str, Any]]], None], text: str
+) -> None:
+    verdict = check(edited(write_run(tmp_path / "mlperf.log"), change))
+    assert not verdict.success
+    assert text in "\n".join(verdict.explanations)
+
+
+def test_text_after_the_json_is_explained(tmp_path: Path) -> None:
+    log = write_run(tmp_path / "mlperf.log")
+    log.write_text(log.read_text().replace('"flux1", ', '"flux1", \x1b[31m', 1))
+    (text, *_) = check(log).explanations
+    assert text.startswith("line 3 cannot be read")
+    assert "\x1b" not in text
+
+
+def test_other_text_around_the_lines_is_no_fault(tmp_path: Path) -> None:
+    log = write_run(tmp_path / "mlperf.log")
+    lines = log.read_text().splitlines()
+    log.write_text("".join(f"chatter\n[default0]: {line}\r\n" for line in lines))
+    assert check(log).success
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [(None, "no such file"), (b"", "the file is empty"), (b"\x7fELF\0\0", "not a text file")],
+)
+def test_a_file_that_is_no_log_is_a_mistake_of_the_caller(
+    tmp_path: Path, content: bytes | None, text: str
+) -> None:
+    log = tmp_path / "mlperf.log"
+    if content is not None:
+        log.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"LOG: got .*{text}"):
+        check(log)
+
+
+def test_a_folder_a_huge_file_and_an_unknown_ruleset_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a file"):
+        check(tmp_path)
+    huge = tmp_path / "huge.log"
+    with huge.open("wb") as file:
+        file.truncate(300 * 2**20)
+    with pytest.raises(ConfigError, match="a log has at most"):
+        check(huge)
+    with pytest.raises(ConfigError, match=r"--ruleset: got '4.1.0'; allowed: 5.1.0, 6.0.0, 6.1.0"):
+        check(huge, "4.1.0")
+
+
+def test_a_text_that_is_no_log_says_so(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello\n")
+    verdict = check(tmp_path / "notes.txt")
+    assert not verdict.success
+    assert "this is not an MLPerf log" in verdict.explanations[0]

@@ -1,0 +1,255 @@
+"""From ten logs to a package that all of MLCommons' tools accept, and what keeps it from being made."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fluxtrain.cli import main
+from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.data.order import BatchShares
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from fluxtrain.mlperf import MLPerfLog, RunFacts
+from fluxtrain.mlperf.machine import machine_facts
+from fluxtrain.mlperf.system import FIELDS
+
+EVALUATION = 262_144
+SIZE = 512
+CONVERGED = (27, 28, 28, 28, 28, 28, 29, 29, 29, 29)  # evaluations; the reference's mean is 27.6
+
+
+class Clock:
+    """Unix time that goes on by ten minutes with each look at it once the run has started."""
+
+    def __init__(self) -> None:
+        self.now, self.step = 1_700_000_000.0, 1.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def write_run(folder: Path, seed: int, evaluations: int, reached: bool = True, **run: Any) -> Path:
+    """Write log and config of a run as the trainer does, with a simulated clock."""
+    base = {
+        "preset": "mlperf-schnell",
+        "seed": seed,
+        "schedule": {"global_batch_size": SIZE},
+        "logging": {"mlperf": {"organization": "example-org", "platform": "8xMI300X"}},
+    }
+    config = resolve(merge(base, run))
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(config.model_dump_json())
+    clock = Clock()
+    machine = machine_facts(8, 8)
+    facts = RunFacts(config, BatchShares(SIZE, 32, 8), 1_099_776, 29_696, clock.now, machine)
+    log = MLPerfLog.open(folder / "mlperf.log", 0, False, facts, clock)
+    log.ready()
+    clock.step = 600.0
+    for count in range(1, evaluations + 1):
+        samples = count * EVALUATION
+        log.block_start(samples - EVALUATION)
+        log.block_stop(samples)
+        log.eval_start(samples)
+        log.eval_accuracy(samples, 0.585 if reached and count == evaluations else 0.7)
+        log.eval_stop(samples)
+    log.run_stop("success" if reached else "aborted", evaluations * EVALUATION)
+    log.close()
+    return folder
+
+
+def ten_runs(folder: Path, counts: tuple[int, ...] = CONVERGED, **run: Any) -> list[str]:
+    return [str(write_run(folder / f"run_{i}", 100 + i, n, **run)) for i, n in enumerate(counts)]
+
+
+def answers(folder: Path, **changed: Any) -> Path:
+    """Write a whole system description."""
+    path = folder / "system.yaml"
+    texts: dict[str, Any] = {name: f"a {name}" for name in FIELDS}
+    texts |= {"submitter": "example-org", "division": "closed", "system_name": "8xMI300X"}
+    texts |= {
+        "status": "Available on-premise",
+        "accelerators_per_node": "8",
+        "number_of_nodes": "1",
+    }
+    texts |= {"host_processors_per_node": "2", "host_processor_core_count": "64"}
+    path.write_text(yaml.safe_dump(texts | changed))
+    return path
+
+
+def package(runs: list[str], folder: Path, *more: str) -> int:
+    output = ["--output", str(folder / "package"), "--system", str(folder / "system.yaml")]
+    return main(["mlperf", "package", *runs, *output, *more])
+
+
+@pytest.mark.parametrize("ruleset", ["6.0.0", "6.1.0"])
+def test_ten_runs_become_a_package_that_every_tool_accepts(
+    ruleset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = ten_runs(tmp_path / "runs")
+    answers(tmp_path)
+    code = package(runs, tmp_path, "--ruleset", ruleset)
+    said = capsys.readouterr().out
+    assert code == EXIT_OK, said
+    verdicts = [line.split()[:2] for line in said.splitlines()[1:6]]
+    assert verdicts == [
+        ["system_desc_checker", "passed"],
+        ["package_checker", "passed"],
+        ["rcp_checker", "passed"],
+        ["result_summarizer", "passed"],
+        ["repo_checker", "passed"],
+    ]
+    assert "accepted: mean of 8 runs 7,438,336 samples" in said
+    organisation = tmp_path / "package" / "example-org"
+    results = organisation / "results" / "8xMI300X" / "flux1"
+    assert len(list(results.glob("result_*.txt"))) == 10
+    implementation = organisation / "benchmarks/flux1/implementations/8xMI300X_fluxtrain"
+    assert (implementation / "fluxtrain" / "train.py").exists()
+    assert json.loads((implementation / "config_3.json").read_text())["seed"] == 103
+    assert resolve(json.loads((implementation / "job_3.json").read_text())["spec"]["run"])
+
+
+def test_the_older_ruleset_refuses_what_is_faster_than_its_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = ten_runs(tmp_path / "runs")
+    answers(tmp_path)
+    assert package(runs, tmp_path, "--ruleset", "5.1.0") == EXIT_ERROR
+    said = capsys.readouterr().out
+    assert "RCP Test Failed" in said
+    assert "refused: mean of 8 runs 7,438,336 samples, 548,282 below the accepted minimum" in said
+
+
+def test_a_score_faster_than_the_reference_is_scaled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = ten_runs(tmp_path / "runs", (27, 27, 27, 27, 27, 27, 27, 28, 28, 28))
+    answers(tmp_path)
+    assert package(runs, tmp_path) == EXIT_OK
+    said = capsys.readouterr().out
+    factor = float(said.rpartition("multiplied by ")[2])
+    written = tmp_path / "package/example-org/results/8xMI300X/flux1/scaling.json"
+    assert json.loads(written.read_text())["scaling_factor"] == pytest.approx(factor, abs=1e-4)
+
+
+def test_the_open_division_is_packaged_without_a_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_run = {"logging": {"mlperf": {"division": "open"}}, "optim": {"beta2": 0.99}}
+    runs = ten_runs(tmp_path / "runs", (20,) * 10, **open_run)
+    answers(tmp_path, division="open")
+    assert package(runs, tmp_path) == EXIT_OK
+    assert "rcp_checker" not in capsys.readouterr().out
+
+
+def test_what_the_nodes_cannot_tell_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = ten_runs(tmp_path / "runs")
+    path = tmp_path / "system.yaml"
+    assert package(runs, tmp_path) == EXIT_USAGE
+    asked = yaml.safe_load(path.read_text())
+    assert set(asked) == set(FIELDS)
+    assert asked["submitter"] == "example-org"
+    assert asked["number_of_nodes"] == "1"
+    assert asked["framework"].startswith("PyTorch")
+    assert asked["cooling"] is None
+    assert package(runs, tmp_path) == EXIT_USAGE
+    said = capsys.readouterr().err
+    assert "cooling: not answered: air or liquid" in said
+    assert not (tmp_path / "package").exists(), "nothing is written of an incomplete submission"
+    path.write_text(path.read_text().replace(": null", ': "told"'))
+    assert package(runs, tmp_path) == EXIT_OK
+
+
+Change = Callable[[Path], object]
+MISTAKES: list[tuple[str, Change, str]] = [
+    ("nine", lambda runs: (runs / "run_9" / "mlperf.log").unlink(), "has no mlperf.log"),
+    ("same seed", lambda runs: _copy(runs, 4, 5), "seed: got 104; must differ from run to run"),
+    ("cut off", lambda runs: _cut(runs / "run_2"), "the run is not over"),
+    ("two lost", lambda runs: (_lose(runs / "run_1"), _lose(runs / "run_2")), "one run at most"),
+]
+
+
+def _copy(runs: Path, source: int, target: int) -> None:
+    text = (runs / f"run_{source}" / "mlperf.log").read_text()
+    (runs / f"run_{target}" / "mlperf.log").write_text(text)
+
+
+def _cut(run: Path) -> None:
+    lines = (run / "mlperf.log").read_text().splitlines()
+    (run / "mlperf.log").write_text("\n".join(lines[:-1]) + "\n")
+
+
+def _lose(run: Path) -> None:
+    text = (run / "mlperf.log").read_text()
+    (run / "mlperf.log").write_text(text.replace('"status": "success"', '"status": "aborted"'))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
+)
+def test_runs_that_are_no_result_are_refused_before_anything_is_written(
+    change: Change, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = ten_runs(tmp_path / "runs")
+    answers(tmp_path)
+    change(tmp_path / "runs")
+    assert package(runs, tmp_path) == EXIT_USAGE
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "package").exists()
+
+
+def test_nine_runs_are_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = ten_runs(tmp_path / "runs")
+    answers(tmp_path)
+    assert package(runs[:9], tmp_path) == EXIT_USAGE
+    assert "must be 10 runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("status", "soon", "must be one of Available on-premise"),
+        ("system_name", "../../etc", "names a folder"),
+        ("submitter", "two words", "names a folder"),
+        ("number_of_nodes", "eight", "must be a whole number"),
+        ("framework", "", "must not be empty"),
+        ("framework", ["a"], "must be one text"),
+        ("colour", "red", "no field of a system description"),
+    ],
+)
+def test_a_wrong_answer_is_refused(
+    field: str, value: Any, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = ten_runs(tmp_path / "runs")
+    answers(tmp_path, **{field: value})
+    assert package(runs, tmp_path) == EXIT_USAGE
+    said = capsys.readouterr().err
+    assert field in said
+    assert told in said
+    assert not (tmp_path / "package").exists()
+
+
+def test_a_package_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = ten_runs(tmp_path / "runs")
+    answers(tmp_path)
+    assert package(runs, tmp_path) == EXIT_OK
+    assert package(runs, tmp_path) == EXIT_USAGE
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_this_machine_is_described_as_lscpu_does() -> None:
+    facts = machine_facts(16, 8)
+    assert facts["number_of_nodes"] == "2"
+    told = subprocess.run(["lscpu", "--json"], capture_output=True, text=True, check=True).stdout
+    rows = {row["field"].rstrip(":"): row["data"] for row in json.loads(told)["lscpu"]}
+    assert facts["host_processor_vcpu_count"] == rows["CPU(s)"]
+    if "Model name" in rows:
+        assert facts["host_processor_model_name"] == rows["Model name"]

@@ -1,0 +1,375 @@
+"""The preprocess task: right encodings, equal for any ranks and any interruption, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.trainer import ranks
+from tests.trainer.tiny_encoders import (
+    BASE,
+    SIDE,
+    TOKENS,
+    caption,
+    config,
+    picture,
+    png,
+    write_encoders,
+    write_pictures,
+)
+from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
+
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import merge
+from fluxtrain.data.dataset import Rows
+from fluxtrain.data.empty_text import read_empty_text
+from fluxtrain.data.layouts.detect import open_encoded
+from fluxtrain.data.tar.writer import TarWriter
+from fluxtrain.encode.autoencoder import load_autoencoder
+from fluxtrain.errors import ConfigError
+from fluxtrain.precompute import open_targets, preprocess
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_encoders(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    write_pictures(root / "train", 53)
+    write_pictures(root / "validation", 11, timesteps=True, first=100)
+    return root
+
+
+def paths(tmp_path: Path, pictures: Path, models: Path) -> RunPaths:
+    """Return a data root of the test's own that shows ``pictures``."""
+    root = tmp_path / "data"
+    root.mkdir(parents=True)
+    for part in ("train", "validation"):
+        shutil.copytree(pictures / part, root / part)
+    return RunPaths(tmp_path / "out", root, models)
+
+
+def finish(run: RunConfig, where: RunPaths, size: int = 1) -> list[int | None]:
+    return ranks.finish(preprocess, run, where, size)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory, pictures: Path, models: Path
+) -> dict[str, bytes]:
+    """Return every file that one rank makes."""
+    where = paths(tmp_path_factory.mktemp("undisturbed"), pictures, models)
+    assert finish(config(task="preprocess"), where) == [0]
+    return ranks.contents(where.data / "preprocessed")
+
+
+# What comes out
+
+
+@torch.no_grad()
+def expected(models: Path, index: int) -> dict[str, torch.Tensor]:
+    """Return the encodings of one sample, from transformers and the autoencoder by themselves."""
+    options = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+    t5_ids = AutoTokenizer.from_pretrained(models / "t5")(
+        caption(index), max_length=TOKENS, **options
+    )
+    clip_ids = AutoTokenizer.from_pretrained(models / "clip")(
+        caption(index), max_length=77, **options
+    )
+    pixels = torch.from_numpy(np.array(picture(index))).permute(2, 0, 1)[None] / 127.5 - 1
+    mean, logvar = load_autoencoder(models / "autoencoder/ae.safetensors").encode(pixels)
+    txt = T5EncoderModel.from_pretrained(models / "t5")(t5_ids.input_ids).last_hidden_state
+    vec = CLIPTextModel.from_pretrained(models / "clip")(clip_ids.input_ids).pooler_output
+    return {"txt": txt[0], "vec": vec[0], "mean": mean[0], "logvar": logvar[0]}
+
+
+def read(dataset: Any, index: int) -> dict[str, torch.Tensor]:
+    rows = Rows.empty(1, dataset.shape)
+    assert dataset.read(np.array([index]), rows, np.array([False])) == [None]
+    return {name: getattr(rows, name)[0] for name in ("txt", "vec", "mean", "logvar")}
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 6e-2)], ids=str
+)
+def test_encodings_are_those_of_the_encoders_alone(
+    tmp_path: Path, pictures: Path, models: Path, precision: str, tolerance: float
+) -> None:
+    where = paths(tmp_path, pictures, models)
+    run = config(task="preprocess", encoders={"precision": precision})
+    assert finish(run, where) == [0]
+    train = open_encoded(where.data / "preprocessed/train", verify=True)
+    assert (len(train), train.stored_timesteps) == (53, None)
+    for index in (0, 20, 52):  # 20 lies in the second tar
+        assert train.key(index) == f"{index:09d}"
+        assert train.caption(index) == caption(index)
+        for name, values in read(train, index).items():
+            assert values.dtype == getattr(torch, precision)
+            wanted = expected(models, index)[name]
+            torch.testing.assert_close(values.float(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_a_validation_set_keeps_its_timesteps_and_image_ids(undisturbed: dict[str, bytes]) -> None:
+    notes = json.loads(undisturbed["validation/shard_000000.json"])
+    assert notes["keys"] == ["100", "101", "102", "103"]
+    assert b'"timestep"' in undisturbed["validation/shard_000000.safetensors"][:1000]
+    assert b'"timestep"' not in undisturbed["train/shard_000000.safetensors"][:1000]
+
+
+def test_the_empty_prompt_is_written_as_a_file_or_as_mlcommons_has_it(
+    tmp_path: Path, pictures: Path, models: Path
+) -> None:
+    where = paths(tmp_path, pictures, models)
+    for name in ("empty.safetensors", "empty_encodings"):
+        parts = {"train": None, "validation": f"val-{name}", "empty_encodings": name}
+        assert finish(config(task="preprocess", preprocess=parts), where) == [0]
+    one, other = (read_empty_text(where.data / n) for n in ("empty.safetensors", "empty_encodings"))
+    assert torch.equal(one[0], other[0])
+    assert torch.equal(one[1], other[1])
+    assert np.load(where.data / "empty_encodings/t5_empty.npy").shape == (1, TOKENS, 16)
+
+
+# Ranks and interruptions
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_any_number_of_ranks_makes_the_same_files(
+    tmp_path: Path, pictures: Path, models: Path, undisturbed: dict[str, bytes], size: int
+) -> None:
+    where = paths(tmp_path, pictures, models)  # 53 and 11 samples are divisible by neither
+    run = config(task="preprocess", data={"num_workers": size % 2})
+    assert finish(run, where, size) == [0] * size
+    assert ranks.contents(where.data / "preprocessed") == undisturbed
+
+
+def num_shards(where: RunPaths) -> int:
+    return len(list(where.data.glob("preprocessed/*/*.safetensors")))
+
+
+def kill_at_a_random_moment(
+    started: list[ForkServerProcess], where: RunPaths, chance: random.Random
+) -> int:
+    """Kill ``started`` ranks while they load, encode, write or end; return how many were alive."""
+    wanted, delay = num_shards(where) + chance.choice([0, 1, 2, 3, 20]), chance.uniform(0, 0.1)
+    while num_shards(where) < wanted and any(process.is_alive() for process in started):
+        time.sleep(0.002)
+    time.sleep(delay)
+    alive = [process for process in started if process.is_alive()]
+    for process in alive:
+        process.kill()
+    for process in started:
+        process.join()
+    return len(alive)
+
+
+def test_killed_at_random_moments_it_makes_the_same_files(
+    tmp_path: Path, pictures: Path, models: Path, undisturbed: dict[str, bytes]
+) -> None:
+    chance, run = random.Random(0), config(task="preprocess")
+    kills, rounds, resumed = 0, 0, 0
+    while kills < 10:
+        where = paths(tmp_path / str(rounds), pictures, models)
+        while not (where.data / "preprocessed/validation/dataset.json").exists():
+            resumed += num_shards(where) > 0
+            started = ranks.start(preprocess, run, where, chance.choice([1, 2, 3]))
+            kills += kill_at_a_random_moment(started, where, chance)
+        assert finish(run, where) == [0]
+        assert ranks.contents(where.data / "preprocessed") == undisturbed
+        rounds += 1
+    print(f"\n{kills} processes killed in {rounds} rounds, {resumed} starts found shards there")
+    assert resumed
+
+
+def test_asked_to_stop_it_leaves_whole_shards_and_goes_on_later(
+    tmp_path: Path, pictures: Path, models: Path, undisturbed: dict[str, bytes]
+) -> None:
+    where, run = paths(tmp_path, pictures, models), config(task="preprocess")
+    (process,) = ranks.start(preprocess, run, where)
+    while not list(where.data.glob("preprocessed/train/*.safetensors")):
+        time.sleep(0.01)
+    os.kill(process.pid or 0, signal.SIGTERM)
+    process.join(60)
+    assert process.exitcode == 75
+    left = ranks.contents(where.data / "preprocessed")
+    assert all(undisturbed[name] == content for name, content in left.items())
+    assert finish(run, where) == [0]
+    assert ranks.contents(where.data / "preprocessed") == undisturbed
+
+
+def test_what_is_finished_is_left_alone(tmp_path: Path, pictures: Path, models: Path) -> None:
+    where, run = paths(tmp_path, pictures, models), config(task="preprocess")
+    assert finish(run, where) == [0]
+    shard = where.data / "preprocessed/train/shard_000000.safetensors"
+    before = shard.stat().st_mtime_ns
+    assert finish(run, where, 2) == [0, 0]
+    assert shard.stat().st_mtime_ns == before
+
+
+def test_a_shard_that_lost_its_content_is_made_again(
+    tmp_path: Path, pictures: Path, models: Path, undisturbed: dict[str, bytes]
+) -> None:
+    where, run = paths(tmp_path, pictures, models), config(task="preprocess")
+    assert finish(run, where) == [0]
+    (where.data / "preprocessed/train/dataset.json").unlink()
+    shard = where.data / "preprocessed/train/shard_000002.safetensors"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    assert finish(run, where) == [0]
+    assert ranks.contents(where.data / "preprocessed") == undisturbed
+
+
+# As a person runs it
+
+
+def fluxtrain_run(where: RunPaths, file: Path) -> subprocess.CompletedProcess[str]:
+    roots = ["--data", str(where.data), "--models", str(where.models)]
+    return subprocess.run(
+        [sys.executable, "-m", "fluxtrain.cli", "run", str(file), *roots, "--processes", "2"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=file.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_file_runs_it_under_torchrun_once(
+    tmp_path: Path, pictures: Path, models: Path, undisturbed: dict[str, bytes]
+) -> None:
+    where, file = paths(tmp_path, pictures, models), tmp_path / "job.yaml"
+    job = {
+        "apiVersion": "fluxtrain.dev/v1alpha1",
+        "kind": "FluxTraining",
+        "metadata": {"name": "preprocess"},
+        "spec": {"run": {**BASE, "task": "preprocess"}},
+    }
+    file.write_text(json.dumps(job))
+    done = fluxtrain_run(where, file)
+    assert done.returncode == 0, done.stderr
+    assert "64 samples in 17 shards on 2 × cpu; 0 shards are there" in done.stderr
+    assert ranks.contents(where.data / "preprocessed") == undisturbed
+    again = fluxtrain_run(where, file)
+    assert (again.returncode, again.stdout) == (0, "preprocess: everything is there already\n")
+    (models / "clip" / "config.json").rename(models / "clip" / "hidden.json")
+    try:
+        refused = fluxtrain_run(where, file)
+    finally:
+        (models / "clip" / "hidden.json").rename(models / "clip" / "config.json")
+    assert refused.returncode == 2
+    assert "clip/config.json: missing; the encoders need it" in refused.stderr
+
+
+# What cannot be read, and what is refused
+
+
+def write_some_broken(folder: Path, count: int, broken: set[int]) -> None:
+    with TarWriter(folder) as writer:
+        for index in range(count):
+            content = png(picture(index))
+            content = content[: len(content) // 2] if index in broken else content
+            writer.add(f"{index:09d}", content, "png", caption(index))
+
+
+def test_unreadable_samples_are_left_out_and_named(tmp_path: Path, models: Path) -> None:
+    where = RunPaths(tmp_path, tmp_path, models)
+    write_some_broken(tmp_path / "train", 10, broken={1, 5})
+    run = config(task="preprocess", data={"max_bad_fraction": 0.2}, preprocess={"validation": None})
+    assert finish(run, where, 2) == [0, 0]
+    made = open_encoded(tmp_path / "preprocessed/train", verify=True)
+    assert [made.caption(i) for i in range(len(made))] == [
+        caption(i) for i in range(10) if i not in (1, 5)
+    ]
+    listing = json.loads((tmp_path / "preprocessed/train/dataset.json").read_text())
+    assert listing["provenance"]["dropped"] == 2
+    for rank, key in enumerate(("000000001", "000000005")):
+        assert (
+            f"left out an unreadable sample: {tmp_path}/train/shard_000000.tar key '{key}'"
+            in ranks.said(where, rank)
+        )
+
+
+@pytest.mark.parametrize(
+    ("part", "broken", "words"),
+    [
+        ("train", {1, 3, 5}, "spec.run.data.max_bad_fraction allows 1; the last: "),
+        ("validation", {9}, "a validation set must be whole; the last: "),
+    ],
+    ids=["train", "validation"],
+)
+def test_too_many_unreadable_samples_end_it(
+    tmp_path: Path, models: Path, part: str, broken: set[int], words: str
+) -> None:
+    write_some_broken(tmp_path / part, 10, broken)
+    other = "validation" if part == "train" else "train"
+    where = RunPaths(tmp_path, tmp_path, models)
+    assert finish(config(task="preprocess", preprocess={other: None}), where) == [2]
+    assert f"of 10 {part} samples cannot be read; {words}" in ranks.said(where)
+    assert not (tmp_path / "preprocessed" / part / "dataset.json").exists()
+
+
+def test_a_picture_of_another_size_is_brought_to_size(tmp_path: Path, models: Path) -> None:
+    with TarWriter(tmp_path / "train") as writer:
+        writer.add("wide", png(picture(0, 40).resize((80, 40))), "png", "wide")
+        writer.add("small", png(picture(1, SIDE - 1)), "png", "small")
+    run = config(task="preprocess", preprocess={"validation": None})
+    assert finish(run, RunPaths(tmp_path, tmp_path, models)) == [0]
+    notes = json.loads((tmp_path / "preprocessed/train/shard_000000.json").read_text())
+    assert notes["keys"] == ["wide"]
+    assert "31 x 31 pixels, 32 are needed on each side" in notes["dropped"][0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"preprocess": {"shard_size": 5}}, "train", "other settings (shard_size)"),
+        ({"encoders": {"precision": "bfloat16"}}, "train", "other settings (encoders)"),
+        ({"preprocess": {"validation": "train"}}, "validation", "another data set"),
+    ],
+    ids=["shard_size", "precision", "foreign"],
+)
+def test_a_folder_with_something_else_is_refused(
+    tmp_path: Path, pictures: Path, models: Path, changes: dict[str, Any], field: str, words: str
+) -> None:
+    where = paths(tmp_path, pictures, models)
+    (where.data / "train" / "dataset.json").write_text("{}")
+    (where.data / "preprocessed").mkdir()
+    small = {"preprocess": {"train": "made"}}
+    (target, _) = open_targets(config(task="preprocess", **small), where.data, models)
+    with target.staging(0) as staging:
+        target.claim(staging)
+    with pytest.raises(ConfigError) as caught:
+        open_targets(config(task="preprocess", **merge(small, changes)), where.data, models)
+    assert caught.value.path == f"spec.run.preprocess.{field}"
+    assert words in str(caught.value)
+
+
+def test_a_changed_input_is_noticed(tmp_path: Path, pictures: Path, models: Path) -> None:
+    where, run = paths(tmp_path, pictures, models), config(task="preprocess")
+    target = open_targets(run, where.data, models)[0]
+    with target.staging(0) as staging:
+        target.claim(staging)
+    write_pictures(tmp_path / "more", 3)
+    (tmp_path / "more/shard_000000.tar").rename(where.data / "train/shard_000009.tar")
+    with pytest.raises(ConfigError, match=r"other settings \(source\)"):
+        open_targets(run, where.data, models)
+
+
+def test_nothing_to_do_is_a_mistake(tmp_path: Path) -> None:
+    run = config(task="preprocess", preprocess={"train": None, "validation": None})
+    with pytest.raises(ConfigError, match="must name a folder"):
+        open_targets(run, tmp_path, tmp_path)

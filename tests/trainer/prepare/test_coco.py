@@ -1,0 +1,223 @@
+"""COCO's subset is the one that pandas draws; its pictures come whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from tests.trainer.ranks import made_in
+
+from fluxtrain.data.tar.dataset import TarImages
+from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.prepare.coco.build import prepare_coco
+from fluxtrain.prepare.coco.subset import Annotation, read_annotations, subset, tsv
+
+CAPTIONS = "annotations/captions_val2014.json"
+WORDS = [
+    'a "quoted" word',
+    "a tab\there",
+    "two\nlines",
+    "  spaces ",
+    "cr\rhere",
+    "☃, snow",
+    "plain",
+]
+
+
+def annotations(num_images: int, per_image: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Return captions in COCO's form, in random order, with ids that are not in that order."""
+    rng = np.random.default_rng(seed)
+    images = rng.permutation(np.repeat(rng.permutation(10 * num_images)[:num_images], per_image))
+    ids = rng.permutation(20 * len(images))[: len(images)]
+    return [
+        {"image_id": int(image), "id": int(number), "caption": f"{WORDS[i % len(WORDS)]} {i}\n"}
+        for i, (image, number) in enumerate(zip(images, ids, strict=True))
+    ]
+
+
+def write_captions(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text(json.dumps({"info": {}, "annotations": rows}))
+    return path
+
+
+def by_pandas(rows: list[dict[str, Any]], num_samples: int) -> pd.DataFrame:
+    """Return the subset by the reference's rule, in the library that the reference uses."""
+    frame = pd.DataFrame(rows)
+    frame["caption"] = [caption.replace("\n", "").strip() for caption in frame["caption"]]
+    frame = frame.sample(frac=1, random_state=2023).reset_index(drop=True)
+    frame = frame.drop_duplicates(subset=["image_id"], keep="first")[:num_samples]
+    frame = frame.sort_values(by=["id"])
+    frame["timestep"] = np.arange(num_samples) % 8
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("num_images", "per_image", "num_samples"),
+    [(8, 1, 8), (50, 3, 16), (400, 5, 400), (40_504, 5, 29_696)],
+)
+def test_the_subset_and_its_table_are_those_of_pandas(
+    tmp_path: Path, num_images: int, per_image: int, num_samples: int
+) -> None:
+    rows = annotations(num_images, per_image)
+    read = read_annotations(write_captions(tmp_path / "captions.json", rows))
+    ours, theirs = subset(read, num_samples), by_pandas(rows, num_samples)
+    assert [row.image_id for row in ours] == theirs["image_id"].tolist()
+    assert [row.timestep for row in ours] == theirs["timestep"].tolist()
+    assert tsv(ours) == theirs.to_csv(sep="\t", index=False, lineterminator="\n")
+
+
+def test_every_timestep_is_equally_frequent_or_refused() -> None:
+    some = [Annotation(i, i, "x") for i in range(20)]
+    assert [row.timestep for row in subset(some, 16)] == [0, 1, 2, 3, 4, 5, 6, 7] * 2
+    with pytest.raises(ConfigError, match=r"--samples: got 12; allowed: a multiple of 8"):
+        subset(some, 12)
+
+
+def test_fewer_images_than_samples_are_refused() -> None:
+    some = [Annotation(i // 2, i, "x") for i in range(20)]
+    with pytest.raises(DataError, match="captions of 10 images are here, 16 are needed"):
+        subset(some, 16)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"annotations": 1}',
+        '{"annotations": [{"id": 1, "image_id": 1}]}',
+        '{"annotations": [{"id": "1", "image_id": 1, "caption": "x"}]}',
+        '{"annotations": [{"id": true, "image_id": 1, "caption": "x"}]}',
+        '{"annotations": [{"id": 1, "image_id": -1, "caption": "x"}]}',
+        '{"annotations": [{"id": 1, "image_id": 1, "caption": null}]}',
+        "[" * 100_000,
+    ],
+)
+def test_captions_that_are_none_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "captions.json").write_text(text)
+    with pytest.raises(DataError, match=r"captions\.json: not COCO's captions"):
+        read_annotations(tmp_path / "captions.json")
+
+
+def test_captions_that_are_missing_are_the_flags_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--captions"):
+        read_annotations(tmp_path / "nowhere.json")
+
+
+def picture(number: int) -> bytes:
+    """Return a JPEG of odd size; some are grey, some CMYK, some ask to be turned."""
+    rng = np.random.default_rng(number)
+    size = int(rng.integers(40, 300)), int(rng.integers(40, 300))
+    image = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(size)
+    image = image.convert(("RGB", "L", "CMYK", "RGB")[number % 4])
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", exif=exif if number % 4 == 3 else b"")
+    return buffer.getvalue()
+
+
+def raw_coco(folder: Path, num_images: int = 30) -> list[dict[str, Any]]:
+    rows = annotations(num_images, 3)
+    (folder / "val2014").mkdir(parents=True)
+    for image_id in {row["image_id"] for row in rows}:
+        (folder / "val2014" / name(image_id)).write_bytes(picture(image_id))
+    (folder / CAPTIONS).parent.mkdir()
+    write_captions(folder / CAPTIONS, rows)
+    return rows
+
+
+def name(image_id: int) -> str:
+    return f"COCO_val2014_{image_id:012d}.jpg"
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("raw")
+    raw_coco(folder)
+    return folder
+
+
+def prepare(raw: Path, output: Path, **more: Any) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_samples": 24, "shard_size": 7, "num_workers": 2, **more}
+    stream = io.StringIO()
+    return prepare_coco(raw / "val2014", raw / CAPTIONS, output, stream=stream, **options)
+
+
+def test_pictures_are_resized_whatever_their_shape_and_keep_their_timesteps(
+    raw: Path, tmp_path: Path
+) -> None:
+    prepare(raw, tmp_path / "set")
+    rows = by_pandas(json.loads((raw / CAPTIONS).read_text())["annotations"], 24)
+    dataset = TarImages(tmp_path / "set")
+    assert len(dataset) == 24
+    for i, row in enumerate(rows.itertuples()):
+        assert dataset.key(i) == f"{row.image_id:012d}"
+        assert dataset.caption(i) == row.caption
+        with Image.open(raw / "val2014" / name(row.image_id)) as image:
+            expected = image.resize((256, 256), Image.Resampling.BICUBIC).convert("RGB")
+        assert np.array_equal(dataset.image(i).permute(1, 2, 0).numpy(), np.array(expected))
+    table = (tmp_path / "set" / "val2014_30k.tsv").read_bytes()
+    assert table == rows.to_csv(sep="\t", index=False, lineterminator="\n").encode()
+    with tarfile.open(tmp_path / "set" / "shard_00001.tar") as tar:
+        content = tar.extractfile(f"{rows.iloc[8].image_id:012d}.json")
+        assert content is not None
+        assert json.load(content) == {
+            "id": str(rows.iloc[8].image_id),
+            "caption": rows.iloc[8].caption,
+            "filename": name(rows.iloc[8].image_id).replace(".jpg", ".png"),
+            "timestep": 0,
+        }
+
+
+def test_any_number_of_workers_makes_the_same_bytes(raw: Path, tmp_path: Path) -> None:
+    for num_workers in (1, 4):
+        prepare(raw, tmp_path / f"set{num_workers}", num_workers=num_workers)
+    assert made_in(tmp_path / "set1") == made_in(tmp_path / "set4")
+    assert len(list(tmp_path.glob("set1/*.tar"))) == 4
+
+
+@pytest.mark.parametrize("fault", ["missing", "empty", "truncated", "text"])
+def test_an_image_that_cannot_be_read_ends_it_loudly(tmp_path: Path, fault: str) -> None:
+    rows = by_pandas(raw_coco(tmp_path), 24)
+    broken = tmp_path / "val2014" / name(rows.iloc[9].image_id)
+    content = {"empty": b"", "truncated": broken.read_bytes()[:-400], "text": b"<html>"}
+    broken.unlink()
+    if fault in content:
+        broken.write_bytes(content[fault])
+    with pytest.raises(DataError, match=rf"1 of 24 images cannot be read(.|\n)*{broken.name}"):
+        prepare(tmp_path, tmp_path / "set")
+    assert not (tmp_path / "set").exists()
+    broken.write_bytes(picture(1))
+    assert prepare(tmp_path, tmp_path / "set")["samples"] == 24
+
+
+KILLER = Path(__file__).with_name("killer.py")
+STEPS = [
+    ("os.rename", "settings.partial"),
+    ("os.rename", "val2014_30k.partial"),
+    ("os.rename", "set.partial"),
+]
+
+
+def test_killed_at_any_step_it_makes_the_same_bytes(raw: Path, tmp_path: Path) -> None:
+    inputs = ["--images", str(raw / "val2014"), "--captions", str(raw / CAPTIONS)]
+    options = ["--samples", "24", "--workers", "2", "--output", str(tmp_path / "set")]
+    arguments = ["prepare", "coco", *inputs, *options]
+    for event, fragment in STEPS:
+        started = [sys.executable, str(KILLER), event, fragment, *arguments]
+        ended = subprocess.run(started, capture_output=True)
+        assert ended.returncode == -signal.SIGKILL, (event, fragment, ended.stderr)
+    subprocess.run([sys.executable, "-m", "fluxtrain.cli", *arguments], check=True)
+    prepare(raw, tmp_path / "undisturbed", shard_size=1000)
+    assert made_in(tmp_path / "set") == made_in(tmp_path / "undisturbed")

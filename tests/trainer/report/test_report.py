@@ -1,0 +1,112 @@
+"""What a run tells: records after a resume, the endpoint, the clock, the step line."""
+
+import io
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from fluxtrain.errors import ConfigError
+from fluxtrain.report.clock import Clock
+from fluxtrain.report.console import Console, duration
+from fluxtrain.report.curve import save_loss_curve
+from fluxtrain.report.metrics import Metrics, Progress
+from fluxtrain.report.records import Records, read_records
+from fluxtrain.report.server import serve
+
+
+def get(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+def test_after_a_resume_no_step_stands_twice(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    records = Records(path, 0)
+    for step in (10, 20, 30):
+        records.write({"step": step, "train_loss": 1.0})
+    records.close()
+    path.write_text(path.read_text() + '{"step": 40, "trai')  # killed while writing
+    resumed = Records(path, 20)
+    resumed.write({"step": 30, "train_loss": 0.5})
+    resumed.close()
+    assert [record["step"] for record in read_records(path)] == [10, 20, 30]
+    assert read_records(path)[-1]["train_loss"] == 0.5
+
+
+def test_the_endpoint_serves_metrics_and_progress() -> None:
+    metrics, progress = Metrics(), Progress()
+    metrics.step.set(7)
+    progress.update(step=7)
+    stop = serve(metrics, progress, "127.0.0.1", None)
+    assert stop is not None
+    port = progress.read()["port"]
+    try:
+        assert "fluxtrain_step 7.0" in get(port, "/metrics")
+        assert json.loads(get(port, "/progress"))["step"] == 7
+        with pytest.raises(urllib.error.HTTPError) as missing:
+            get(port, "/etc/passwd")
+        missing.value.close()
+    finally:
+        stop()
+
+
+def test_a_gauge_says_nothing_before_its_first_value() -> None:
+    metrics = Metrics()
+    assert metrics.registry.get_sample_value("fluxtrain_samples") is None
+    metrics.samples.set(0)
+    assert metrics.registry.get_sample_value("fluxtrain_samples") == 0
+
+
+def test_every_metric_is_named_for_the_project_and_explained() -> None:
+    for family in Metrics().registry.collect():
+        assert family.name.startswith("fluxtrain_")
+        assert family.documentation.endswith(".")
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error() -> None:
+    progress = Progress()
+    stop = serve(Metrics(), progress, "127.0.0.1", None)
+    assert stop is not None
+    try:
+        with pytest.raises(ConfigError, match=r"spec\.run\.logging\.metrics_port: got \d+; cannot"):
+            serve(Metrics(), Progress(), "127.0.0.1", progress.read()["port"])
+    finally:
+        stop()
+
+
+def test_port_zero_serves_nothing() -> None:
+    assert serve(Metrics(), Progress(), "127.0.0.1", 0) is None
+
+
+def test_the_clock_leaves_pauses_out() -> None:
+    now = [0.0]
+    clock = Clock(100.0, now=lambda: now[0])
+    now[0] = 5.0
+    clock.pause()
+    now[0] = 50.0
+    clock.go_on()
+    now[0] = 52.0
+    assert clock.seconds == 107.0
+
+
+def test_step_lines_have_one_shape() -> None:
+    stream = io.StringIO()
+    console = Console(1500, 0, stream)
+    console.step_line(10, 1.41234, 99.5, 2e-3, 0.7, 3725.0)
+    console.step_line(1500, 0.4, 1234.56, 1e-8, 123.4, 0.0)
+    one, two = stream.getvalue().splitlines()
+    assert one.index("samples/s") == two.index("samples/s")
+    assert one.split()[:4] == ["step", "10/1500", "loss", "1.41234"]
+    assert one.endswith("1:02:05 left")
+    assert duration(-1) == "0:00:00"
+
+
+def test_the_loss_curve_is_a_picture(tmp_path: Path) -> None:
+    records = [{"step": s, "samples": s * 32, "train_loss": 2.0 / s} for s in range(1, 50)]
+    records.append({"step": 49, "samples": 1568, "eval_loss": 0.4})
+    save_loss_curve(tmp_path / "loss.png", records, 0.586)
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert list(tmp_path.iterdir()) == [tmp_path / "loss.png"]

@@ -1,0 +1,78 @@
+"""Euler sampling: straight lines are walked exactly, guidance extrapolates, pictures are laid out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fluxtrain.contract.run.config import RunConfig, SamplingConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.sample.euler import euler, starting_noise, to_pil_images
+from fluxtrain.sample.image_grid import save_grid
+
+SHAPE = (4, 2, 2)
+
+
+@dataclass
+class StraightLines:
+    """Predicts the velocity towards ``clean``, further for prompts than for the empty one."""
+
+    clean: Tensor
+    config: RunConfig
+
+    def predict(self, noisy: Tensor, txt: Tensor, vec: Tensor, t: Tensor) -> Tensor:
+        velocity: Tensor = (noisy - self.clean) / t.view(-1, 1, 1, 1)
+        return velocity + vec[:, :1, None, None]
+
+
+def walk(steps: int, cfg_scale: float, push: float = 0.0, **encoders: float) -> Tensor:
+    config = resolve({"preset": "micro", "encoders": encoders})
+    lines: Any = StraightLines(torch.full(SHAPE, 0.25), config)
+    noise = starting_noise(1, 3, SHAPE)
+    prompts = (torch.zeros(3, 1, 1), torch.full((3, 1), push))
+    empty = (torch.zeros(3, 1, 1), torch.zeros(3, 1))
+    sampling = SamplingConfig(num_steps=steps, cfg_scale=cfg_scale)
+    return euler(lines, noise, prompts, empty, sampling)
+
+
+@pytest.mark.parametrize("steps", [1, 7, 24])
+def test_a_straight_line_is_walked_to_its_end(steps: int) -> None:
+    torch.testing.assert_close(walk(steps, cfg_scale=1.0), torch.full((3, *SHAPE), 0.25))
+
+
+def test_guidance_extrapolates_from_the_empty_prompt() -> None:
+    # One step from t=1 to 0: a constant push of the prompt counts cfg_scale times.
+    torch.testing.assert_close(
+        walk(1, cfg_scale=3.0, push=0.5), torch.full((3, *SHAPE), 0.25 - 3 * 0.5)
+    )
+
+
+def test_latents_come_back_as_the_autoencoder_knows_them() -> None:
+    found = walk(4, cfg_scale=1.0, latent_scale=0.5, latent_shift=0.1)
+    torch.testing.assert_close(found, torch.full((3, *SHAPE), 0.25 / 0.5 + 0.1))
+
+
+def test_a_picture_starts_from_the_same_noise_however_many_are_drawn() -> None:
+    assert torch.equal(starting_noise(7, 5, SHAPE)[:2], starting_noise(7, 2, SHAPE))
+    assert not torch.equal(starting_noise(7, 2, SHAPE), starting_noise(8, 2, SHAPE))
+
+
+def test_pixels_are_rounded_and_clamped() -> None:
+    image = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0]).expand(1, 3, 1, 5)
+    (picture,) = to_pil_images(image)
+    assert [picture.getpixel((x, 0))[0] for x in range(5)] == [0, 0, 128, 255, 255]
+
+
+def test_a_grid_holds_every_column(tmp_path: Path) -> None:
+    red, blue = Image.new("RGB", (8, 8), "red"), Image.new("RGB", (8, 8), "blue")
+    columns = [(f"a prompt of some length {n}", [red, blue]) for n in range(7)]
+    save_grid(tmp_path / "grid.png", columns, "title")
+    grid = Image.open(tmp_path / "grid.png").convert("RGB")
+    colours = {colour: count for count, colour in grid.getcolors(1 << 16) or []}
+    assert colours[(255, 0, 0)] == colours[(0, 0, 255)] == 7 * 16 * 16

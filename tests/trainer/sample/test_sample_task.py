@@ -1,0 +1,172 @@
+"""Drawing prompts: equal to diffusers' pipeline, whole with any number of ranks, and refused when it must."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from PIL import Image
+from safetensors.torch import save_file
+from tests.trainer.tiny_encoders import CHANNELS, SIDE, TOKENS, WIDTH, write_encoders
+
+from fluxtrain.cli import main
+from fluxtrain.contract.run.config import RunConfig, SamplingConfig
+from fluxtrain.contract.run.encoders import EncodersConfig
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE
+from fluxtrain.loss import FlowLoss
+from fluxtrain.model.flux import Flux
+from fluxtrain.model.latents import pack
+from fluxtrain.sample.euler import euler
+from fluxtrain.weights import open_weights, write_weights
+
+SMALL = ModelConfig(
+    in_channels=16,
+    vec_in_dim=40,
+    context_in_dim=48,
+    hidden_size=64,
+    num_heads=2,
+    depth=1,
+    depth_single_blocks=1,
+    axes_dim=(8, 12, 12),
+)
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "none": {"shift": 1.0},
+    "dev": {"use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 1.15, "shift": 3.0},
+}
+
+
+def random_model(model: ModelConfig) -> Flux:
+    torch.manual_seed(0)
+    flux = Flux(model)
+    with torch.no_grad():
+        for parameter in flux.parameters():
+            parameter.normal_(0, 0.1)
+    return flux.eval()
+
+
+def written(flux: Flux, folder: Path) -> Path:
+    path = folder / "weights.safetensors"
+    save_file(flux.state_dict(), path, metadata={"axes_dims_rope": "[8, 12, 12]"})
+    return path
+
+
+@pytest.mark.parametrize("size", [16, 40])
+@pytest.mark.parametrize("steps", [4, 7])
+@pytest.mark.parametrize("shift", ["none", "dev"])
+@torch.no_grad()
+def test_latents_are_those_of_diffusers_pipeline(
+    shift: Any, steps: int, size: int, tmp_path: Path
+) -> None:
+    model = SMALL.model_copy(update={"guidance_embed": shift == "dev"})
+    flux = random_model(model)
+    folder = tmp_path / "transformer"
+    write_weights(open_weights(written(flux, tmp_path)), folder, "diffusers", torch.float32)
+    pipeline = FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULERS[shift]),
+        transformer=FluxTransformer2DModel.from_pretrained(folder),
+        vae=None,
+        text_encoder=None,
+        tokenizer=None,
+        text_encoder_2=None,
+        tokenizer_2=None,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    torch.manual_seed(1)
+    noise, txt, vec = torch.randn(2, 4, size, size), torch.randn(2, 7, 48), torch.randn(2, 40)
+    theirs = pipeline(
+        prompt_embeds=txt,
+        pooled_prompt_embeds=vec,
+        latents=pack(noise),
+        height=8 * size,
+        width=8 * size,
+        num_inference_steps=steps,
+        guidance_scale=3.5,
+        output_type="latent",
+    ).images
+    config = RunConfig(
+        preset="micro",
+        model=model,
+        encoders=EncodersConfig(latent_shift=0.0, latent_scale=1.0),
+        sampling=SamplingConfig(num_steps=steps, time_shift=shift, cfg_scale=1.0),
+    )
+    empty = (torch.zeros(2, 7, 48), torch.zeros(2, 40))
+    loss = FlowLoss(flux, config, torch.float32)
+    ours = pack(euler(loss, noise, (txt, vec), empty, config.sampling))
+    error = (ours - theirs).abs().max() / theirs.abs().max()
+    print(f"{shift}, {steps} steps, {size} x {size}: largest relative difference {error:.1e}")
+    assert error < 1e-5
+
+
+TINY = ModelConfig(
+    in_channels=4 * CHANNELS,
+    vec_in_dim=WIDTH,
+    context_in_dim=WIDTH,
+    hidden_size=64,
+    num_heads=2,
+    depth=1,
+    depth_single_blocks=1,
+    axes_dim=(8, 12, 12),
+)
+FLAGS = [
+    f"--data.image_size={SIDE}",
+    f"--data.latent_size={SIDE // 8}",
+    f"--data.text_length={TOKENS}",
+    "--logging.mlperf.division=open",
+    "--precision.compute=float32",
+    "--encoders.precision=float32",
+]
+PROMPTS = ["a red circle", "a blue line", "nobody's\tü"]
+
+
+def draw(folder: Path, output: str, *more: str) -> int:
+    prompts = [f"--prompt={prompt}" for prompt in PROMPTS]
+    places = ["--output", str(folder / output), "--models", str(folder / "models")]
+    weights = str(folder / "weights.safetensors")
+    return main(["sample", weights, *prompts, *places, *FLAGS, *more])
+
+
+def test_prompts_become_pictures_that_say_how_they_were_made_on_any_number_of_ranks(
+    tmp_path: Path,
+) -> None:
+    written(random_model(TINY), tmp_path)
+    write_encoders(tmp_path / "models")
+    assert draw(tmp_path, "one", "--processes=1") == EXIT_OK
+    first = tmp_path / "one" / "samples" / "0000.png"
+    with Image.open(first) as picture:
+        assert picture.size == (SIDE, SIDE)
+        assert picture.text["prompt"] == PROMPTS[0]
+        assert (picture.text["seed"], picture.text["steps"]) == ("1234", "4")
+    with Image.open(tmp_path / "one" / "samples" / "0002.png") as picture:
+        assert picture.text["prompt"] == PROMPTS[2]
+    for processes in (2, 5):
+        output = f"on {processes}"
+        assert draw(tmp_path, output, f"--processes={processes}") == EXIT_OK
+        for index in range(3):
+            name = f"samples/{index:04d}.png"
+            assert (tmp_path / "one" / name).read_bytes() == (tmp_path / output / name).read_bytes()
+    first.unlink()
+    assert draw(tmp_path, "one", "--processes=1") == EXIT_OK, "what is missing is drawn again"
+    assert first.exists()
+
+
+def test_what_cannot_be_drawn_is_said_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(random_model(TINY), tmp_path)
+    weights = str(tmp_path / "weights.safetensors")
+    output = ["--output", str(tmp_path / "out"), "--models", str(tmp_path)]
+    mistakes = [
+        ([weights, *output], "--prompt"),
+        ([weights, "--prompts", str(tmp_path / "none.txt"), *output], "--prompts"),
+        ([str(tmp_path / "none"), "--prompt=x", *output], "missing"),
+        ([weights, "--prompt=x", *output, *FLAGS], "the encoders need it"),
+        ([weights, "--prompt=x", *output, "--sampling.num_steps=0"], "sampling.num_steps"),
+    ]
+    for arguments, told in mistakes:
+        assert main(["sample", *arguments]) == EXIT_USAGE
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "out" / "samples").exists()

@@ -1,0 +1,264 @@
+"""Weights in BFL's, diffusers' and our own layout: the same model, whichever way they were written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel
+from safetensors.torch import load_file, save_file
+from tests.paths import MICRO
+from torch import Tensor
+
+from fluxtrain.cli import main
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, DataError
+from fluxtrain.model.flux import Flux
+from fluxtrain.model.latents import image_ids, text_ids
+from fluxtrain.model.tensor_names import entries
+from fluxtrain.weights import open_weights, write_weights
+
+SMALL = ModelConfig(
+    in_channels=16,
+    vec_in_dim=40,
+    context_in_dim=48,
+    hidden_size=64,
+    num_heads=2,
+    depth=2,
+    depth_single_blocks=3,
+    axes_dim=(8, 12, 12),
+    guidance_embed=True,
+)
+SHAPES = {
+    "guided": SMALL,
+    "schnell-like": SMALL.model_copy(update={"guidance_embed": False}),
+    "only double": SMALL.model_copy(update={"depth_single_blocks": 0}),
+    "only single": SMALL.model_copy(update={"depth": 0}),
+}
+
+
+def random_state(model: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    return {name: 0.1 * torch.randn(p.shape) for name, p in Flux(model).state_dict().items()}
+
+
+def bfl_file(path: Path, state: dict[str, Tensor]) -> Path:
+    save_file(state, path, metadata={"axes_dims_rope": "[8, 12, 12]"})
+    return path
+
+
+def convert(source: Path, output: Path, layout: Any, **more: Any) -> Path:
+    write_weights(open_weights(source), output, layout, torch.float32, **more)
+    return output
+
+
+@pytest.mark.parametrize("model", SHAPES.values(), ids=SHAPES)
+def test_the_table_names_every_tensor_of_the_model(model: ModelConfig) -> None:
+    ours = {name: tuple(p.shape) for name, p in Flux(model).state_dict().items()}
+    assert {entry.name: entry.shape for entry in entries(model)} == ours
+
+
+@pytest.mark.parametrize("shard_bytes", [10**9, 100_000], ids=["one file", "sharded"])
+@pytest.mark.parametrize("model", SHAPES.values(), ids=SHAPES)
+def test_diffusers_loads_what_we_write_and_says_the_same(
+    model: ModelConfig, shard_bytes: int, tmp_path: Path
+) -> None:
+    state = random_state(model)
+    source = bfl_file(tmp_path / "bfl.safetensors", state)
+    folder = convert(source, tmp_path / "transformer", "diffusers", shard_bytes=shard_bytes)
+    assert (len(list(folder.glob("*.safetensors"))) > 1) == (shard_bytes == 100_000)
+    theirs = FluxTransformer2DModel.from_pretrained(folder)
+    ours = Flux(model)
+    ours.load_state_dict(state)
+    torch.manual_seed(1)
+    img, txt = torch.randn(2, 24, 16), torch.randn(2, 7, 48)
+    vec, t, guidance = torch.randn(2, 40), torch.rand(2), 4 * torch.rand(2)
+    with torch.no_grad():
+        given = theirs(
+            hidden_states=img,
+            encoder_hidden_states=txt,
+            pooled_projections=vec,
+            timestep=t,
+            img_ids=image_ids(8, 12),
+            txt_ids=text_ids(7),
+            guidance=guidance if model.guidance_embed else None,
+            return_dict=False,
+        )[0]
+        said = ours(
+            img,
+            image_ids(8, 12),
+            txt,
+            text_ids(7),
+            t,
+            vec,
+            guidance if model.guidance_embed else None,
+        )
+    torch.testing.assert_close(said, given, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", SHAPES.values(), ids=SHAPES)
+def test_what_diffusers_writes_comes_back_bit_for_bit(model: ModelConfig, tmp_path: Path) -> None:
+    state = random_state(model)
+    there = convert(bfl_file(tmp_path / "a.safetensors", state), tmp_path / "there", "diffusers")
+    theirs = FluxTransformer2DModel.from_pretrained(there)
+    theirs.save_pretrained(tmp_path / "pipeline" / "transformer", max_shard_size="100KB")
+    back = load_file(convert(tmp_path / "pipeline", tmp_path / "back.safetensors", "bfl"))
+    assert back.keys() == state.keys()
+    for name, tensor in state.items():
+        assert torch.equal(back[name], tensor), name
+
+
+def test_a_prefix_and_other_names_of_the_norms_are_understood(tmp_path: Path) -> None:
+    state = random_state(SMALL)
+    renamed = {
+        "model.diffusion_model." + name.replace("norm.scale", "norm.weight"): tensor
+        for name, tensor in state.items()
+    }
+    source = bfl_file(tmp_path / "comfy.safetensors", renamed)
+    back = load_file(convert(source, tmp_path / "back.safetensors", "bfl"))
+    assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_weights_are_rounded_once_to_the_dtype_asked_for(dtype: str, tmp_path: Path) -> None:
+    state = random_state(SMALL)
+    source = bfl_file(tmp_path / "a.safetensors", state)
+    output = tmp_path / "b.safetensors"
+    assert main(["export", str(source), "--output", str(output), "--dtype", dtype]) == EXIT_OK
+    found = load_file(output)
+    assert all(torch.equal(found[n], t.to(getattr(torch, dtype))) for n, t in state.items())
+
+
+def run_micro(output: Path, *more: str) -> None:
+    command = [sys.executable, "-m", "fluxtrain.cli", "run", str(MICRO), "--output", str(output)]
+    command += ["--logging.metrics_port=0", "--schedule.steps=4", "--evaluation.every_samples=0"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, *more], check=True, capture_output=True, env=env)
+
+
+def test_a_trained_run_is_exported_and_another_starts_from_it(tmp_path: Path) -> None:
+    run_micro(tmp_path / "first", "--processes=2", "--precision.compute=float32")
+    trained = tmp_path / "trained.safetensors"
+    arguments = ["--output", str(trained), "--dtype", "float32"]
+    assert main(["export", str(tmp_path / "first"), *arguments]) == EXIT_OK
+    # With a learning rate of next to nothing, the second run's first loss is the first run's last model's.
+    run_micro(
+        tmp_path / "second",
+        f"--initial_weights={trained}",
+        "--optim.learning_rate=1e-12",
+        "--processes=2",
+    )
+    again = tmp_path / "again.safetensors"
+    assert (
+        main(["export", str(tmp_path / "second"), "--output", str(again), "--dtype", "float32"])
+        == 0
+    )
+    before, after = load_file(trained), load_file(again)
+    assert all(torch.allclose(before[n], after[n], rtol=1e-5, atol=1e-8) for n in before)
+    fresh = Flux(ModelConfig(**json.loads((tmp_path / "first/config.json").read_text())["model"]))
+    assert before.keys() == fresh.state_dict().keys()
+
+
+def break_shape(state: dict[str, Tensor]) -> None:
+    state["img_in.bias"] = torch.zeros(3)
+
+
+MISTAKES: list[tuple[str, Any, str]] = [
+    ("missing", lambda s: s.pop("txt_in.bias"), "txt_in.bias is missing"),
+    ("extra", lambda s: s.update(other=torch.zeros(1)), "other is not a tensor of this model"),
+    ("shape", break_shape, r"img_in.bias has shape \[3\] where the model has \[64\]"),
+    ("not finite", lambda s: s["txt_in.bias"].fill_(torch.nan), "txt_in.bias is not finite"),
+    ("another model", lambda s: s.pop("img_in.weight"), "neither BFL's nor diffusers'"),
+    ("no norms", lambda s: [s.pop(n) for n in list(s) if "norm" in n], "not the weights of a FLUX"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
+)
+def test_weights_that_are_not_whole_are_refused(change: Any, told: str, tmp_path: Path) -> None:
+    state = random_state(SMALL)
+    change(state)
+    source = bfl_file(tmp_path / "bad.safetensors", state)
+    with pytest.raises(DataError, match=told):
+        convert(source, tmp_path / "out.safetensors", "bfl")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.safetensors"]
+
+
+def test_pickles_and_empty_folders_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp" / ".metadata").write_bytes(b"\x80\x04.")
+    for name, told in (("empty", "no *.safetensors"), ("dcp", "a pickle"), ("none", "missing")):
+        code = main(["import", str(tmp_path / name), "--output", str(tmp_path / "out")])
+        assert code == EXIT_USAGE
+        assert told in capsys.readouterr().err
+
+
+def test_what_is_there_is_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = bfl_file(tmp_path / "a.safetensors", random_state(SMALL))
+    before = source.read_bytes()
+    assert main(["export", str(source), "--output", str(source)]) == EXIT_USAGE
+    assert "exists already" in capsys.readouterr().err
+    assert source.read_bytes() == before
+
+
+def test_an_export_killed_at_any_moment_leaves_nothing_and_its_repetition_is_whole(
+    tmp_path: Path,
+) -> None:
+    model = SMALL.model_copy(update={"hidden_size": 256, "num_heads": 8})
+    source = bfl_file(tmp_path / "a.safetensors", random_state(model))
+    began = time.monotonic()
+    whole = convert(source, tmp_path / "whole", "diffusers", shard_bytes=10**7)
+    undisturbed = time.monotonic() - began
+    expected = {path.name: path.read_bytes() for path in whole.iterdir()}
+    output, met = tmp_path / "out", 0
+    for attempt in range(12):
+        child = os.fork()
+        if child == 0:
+            convert(source, output, "diffusers", shard_bytes=10**7)
+            os._exit(0)
+        time.sleep(undisturbed * attempt / 12)
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        met += os.WIFSIGNALED(status)
+        if output.exists():
+            assert {p.name: p.read_bytes() for p in output.iterdir()} == expected
+            shutil.rmtree(output)
+    assert met, "some kills met it at work"
+    convert(source, output, "diffusers", shard_bytes=10**7)
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == expected
+    assert not list(tmp_path.glob(".*")), "nothing half-written is left"
+
+
+def test_memory_stays_far_below_the_models_size(tmp_path: Path) -> None:
+    model = SMALL.model_copy(
+        update={"hidden_size": 1024, "num_heads": 32, "depth_single_blocks": 6}
+    )
+    source = bfl_file(tmp_path / "a.safetensors", random_state(model))
+    program = (
+        "import resource, sys, torch; from pathlib import Path\n"
+        "from fluxtrain.weights import open_weights, write_weights\n"
+        "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+        "before = peak()\n"
+        "write_weights(open_weights(Path(sys.argv[1])), Path(sys.argv[2]), 'bfl', torch.bfloat16)\n"
+        "print(peak() - before)\n"
+    )
+    command = [sys.executable, "-c", program, str(source), str(tmp_path / "b.safetensors")]
+    grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    size = source.stat().st_size
+    print(f"{size / 2**20:.0f} MiB of weights converted in {grown / 2**20:.0f} MiB more memory")
+    assert grown < size / 4

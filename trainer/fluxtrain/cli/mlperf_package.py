@@ -1,0 +1,87 @@
+"""``fluxtrain mlperf package RUN ...``: make what is submitted to MLCommons from ten finished runs."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fluxtrain.cli.arguments import require_no_more
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, ConfigError
+
+if TYPE_CHECKING:
+    from fluxtrain.mlperf.submission import FinishedRun
+
+
+def add(below: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser below ``fluxtrain mlperf``."""
+    package = below.add_parser(
+        "package", help="make and check a submission from ten runs", description=__doc__
+    )
+    package.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="output folder of a run")
+    package.add_argument(
+        "--selector",
+        help="take the Complete FluxTrainings with these labels instead (uses kubectl): app=x",
+    )
+    package.add_argument("--namespace", help="namespace of the FluxTrainings (default: kubectl's)")
+    package.add_argument(
+        "--system", type=Path, default=Path("system.yaml"), metavar="FILE",
+        help="what the nodes cannot tell of themselves; written as questions where it is missing",
+    )  # fmt: skip
+    package.add_argument("--output", type=Path, default=Path("submission"), help="folder to write")
+    package.add_argument(
+        "--ruleset", default="6.1.0", help="5.1.0, 6.0.0 or 6.1.0 (default: 6.1.0)"
+    )
+    package.set_defaults(action=action)
+
+
+def action(arguments: argparse.Namespace, rest: list[str]) -> int:
+    """Write the package and print each tool's verdict; 0 only where all of them pass."""
+    from fluxtrain.mlperf import RULESETS
+
+    require_no_more(rest)
+    if arguments.ruleset not in RULESETS:
+        raise ConfigError("--ruleset", arguments.ruleset, f"allowed: {', '.join(RULESETS)}")
+    if bool(arguments.runs) == (arguments.selector is not None):
+        raise ConfigError("RUN ...", len(arguments.runs), "give output folders, or --selector")
+    if arguments.selector is None:
+        return _package(arguments, arguments.runs)
+    from fluxtrain.mlperf.finished_jobs import collect
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = collect(arguments.selector, arguments.namespace, Path(folder))
+        return _package(arguments, found)
+
+
+def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
+    from fluxtrain.mlperf import submission, system, tools
+
+    runs = [submission.FinishedRun.read(folder) for folder in folders]
+    submission.require_one_result(runs)
+    known = submission.known_facts(runs)
+    if not arguments.system.exists():
+        arguments.system.write_text(system.questionnaire(known))
+        raise ConfigError("--system", str(arguments.system), "written now: answer its nulls")
+    description = system.describe(known, system.read_answers(arguments.system))
+    organisation, name = submission.write_package(runs, description, arguments.output)
+    print(f"package: {organisation}")
+    closed = runs[0].closed
+    passed = True
+    for finding in tools.check_package(organisation, name, arguments.ruleset, closed):
+        print(f"  {finding.tool:<20} {'passed' if finding.passed else 'FAILED'}", flush=True)
+        for message in finding.messages:
+            print(f"    {message}")
+        passed &= finding.passed
+    if closed:
+        print(_verdict(runs, arguments.ruleset))
+    return EXIT_OK if passed else EXIT_ERROR
+
+
+def _verdict(runs: Sequence[FinishedRun], ruleset: str) -> str:
+    from fluxtrain.mlperf import submission
+    from fluxtrain.mlperf.rcp import explain
+
+    size = int(runs[0].values["global_batch_size"])
+    return f"convergence: {explain(submission.convergence(runs, ruleset), size, ruleset)}"

@@ -1,0 +1,1 @@
+"""The FluxTraining resource: spec and status."""

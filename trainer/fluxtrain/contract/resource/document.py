@@ -1,0 +1,94 @@
+"""Read a FluxTraining from a file that anyone may have written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fluxtrain.contract.resource.fluxtraining import FluxTraining
+from fluxtrain.contract.validation import validate
+from fluxtrain.errors import UNSET, ConfigError
+
+_MAX_BYTES = 1 << 20
+_FLOAT = re.compile(
+    r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)|[-+]?\d[\d_]*\.\d*|[-+]?\.\d+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as Kubernetes reads it: 1e-4 is a number, no key stands twice; and no aliases."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "aliases are not read", event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key_node, yaml.ScalarNode):
+                message = "a key must be a word or a number"
+                raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
+            if key in seen:
+                message = f"the key {key!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [rule for rule in rules if rule[0].rpartition(":")[2] not in ("float", "timestamp")]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+0123456789.")
+)
+
+
+def load(path: Path) -> FluxTraining:
+    """Return the job in ``path``; ConfigError with line or field for everything that is wrong."""
+    values = parse(_read(path), str(path))
+    if not isinstance(values, dict):
+        raise ConfigError(
+            str(path), values, "must be one FluxTraining, a mapping with apiVersion and kind"
+        )
+    return validate(FluxTraining, values, "")
+
+
+def parse(text: str, source: str) -> Any:
+    """Return the one YAML document in ``text``; ``source`` names it in errors."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{source} line {mark.line + 1}, column {mark.column + 1}" if mark else source
+        raise ConfigError(where, UNSET, f"not YAML that can be read: {_problem(error)}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(source, UNSET, f"not YAML that can be read: {reason}") from None
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    problem = error.problem or "malformed"
+    if "expected a single document" in str(error):
+        return "more than one document; give each job a file of its own"
+    return problem.replace("'\\t'", "a tab, where only spaces indent")
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ConfigError(
+                str(path), f"{path.stat().st_size} bytes", f"at most {_MAX_BYTES} are read"
+            )
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(str(path), UNSET, f"cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), UNSET, f"not UTF-8 text (byte {error.start})") from None

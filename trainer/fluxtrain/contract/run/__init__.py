@@ -1,0 +1,1 @@
+"""``spec.run``: the RunConfig, its presets and rules."""

@@ -1,0 +1,71 @@
+"""What MLPerf's closed division fixes: presets ``mlperf-*`` refuse other values, or run as open.
+
+Source: MLCommons' training rules and the ``flux1`` files of rulesets 5.1.0 to 6.1.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+
+from fluxtrain.contract.run.config import FlowConfig, RunConfig
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.errors import ConfigError, JoinedConfigError
+
+PREFIX = "mlperf-"
+"""Beginning of the presets that mean to be benchmark runs."""
+
+FIXED_VALUES: Mapping[str, object] = {
+    "adapter": None,
+    "initial_weights": None,
+    "data.image_size": 256,
+    "data.latent_size": 32,
+    "data.text_length": 256,
+    "encoders.text": "t5-clip",
+    "encoders.autoencoder_kind": "flux",
+    "encoders.latent_shift": 0.1159,
+    "encoders.latent_scale": 0.3611,
+    **{f"flow.{name}": value for name, value in FlowConfig().model_dump().items()},
+    **{f"model.{name}": value for name, value in ModelConfig().model_dump().items()},
+    "optim.beta1": 0.9,
+    "optim.beta2": 0.95,
+    "optim.epsilon": 1e-8,
+    "optim.weight_decay": 0.1,
+    "optim.max_grad_norm": 1.0,
+    "schedule.decay": "constant",
+    "evaluation.every_samples": 262_144,
+    "evaluation.target_loss": 0.586,
+}
+"""Fields of ``spec.run`` with the one value that the closed division allows."""
+
+
+def claims_closed(config: RunConfig) -> bool:
+    """Return whether the MLPerf log of ``config`` claims the closed division, whatever the preset."""
+    return config.logging.mlperf.division == "closed"
+
+
+def is_closed(config: RunConfig) -> bool:
+    """Return whether ``config`` means to be a benchmark run of the closed division."""
+    named = config.preset.startswith(PREFIX) and config.task == "train"
+    return named and claims_closed(config)
+
+
+def sentence(allowed: object) -> str:
+    """Return what a closed run may hold, and how to be none."""
+    value = "none" if allowed is None else allowed
+    return (
+        f"the closed division allows only {value}; set logging.mlperf.division to open for others"
+    )
+
+
+def require_allowed(config: RunConfig, at: str) -> None:
+    """Raise ConfigError with all fields of a closed run, below ``at``, that hold what is forbidden."""
+    if not is_closed(config):
+        return
+    wrong = [
+        ConfigError(f"{at}.{path}", given, sentence(allowed))
+        for path, allowed in FIXED_VALUES.items()
+        if (given := attrgetter(path)(config)) != allowed
+    ]
+    if wrong:
+        raise wrong[0] if len(wrong) == 1 else JoinedConfigError(wrong)

@@ -1,0 +1,1 @@
+"""Images and captions at one size, whatever holds them."""

@@ -1,0 +1,1 @@
+"""Layouts of encoded samples: MLCommons' Arrow, parquet and WebDataset beside our own shards."""

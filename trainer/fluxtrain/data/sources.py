@@ -1,0 +1,84 @@
+"""The data sets of a run, opened once and checked against its config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.dataset import Dataset, SampleShape
+from fluxtrain.data.empty_text import EmptyText, read_empty_text
+from fluxtrain.data.images.dataset import ImageSet, open_images
+from fluxtrain.data.layouts.detect import open_encoded
+from fluxtrain.data.synthetic import SyntheticDataset
+from fluxtrain.errors import ConfigError
+
+PARTS = ("train", "validation")
+Source = Dataset | ImageSet
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Both data sets of a run, and the empty prompt's encodings."""
+
+    train: Source
+    validation: Source
+    empty_text: EmptyText | None
+    """None for images: the text encoder makes it."""
+
+
+def open_sources(config: RunConfig, data_root: Path) -> Sources:
+    """Return the data of the run; DataError or ConfigError if a file is missing or does not fit."""
+    train, validation = (open_source(config, data_root, part) for part in PARTS)
+    empty = None if isinstance(train, ImageSet) else open_empty_text(config, data_root, train)
+    return Sources(train, validation, empty)
+
+
+def open_source(config: RunConfig, data_root: Path, part: str) -> Dataset | ImageSet:
+    """Return the ``part`` ("train" or "validation") of the run's data, encoded or not."""
+    if config.data.source == "images":
+        return open_images(config, data_root, part)
+    return open_dataset(config, data_root, part)
+
+
+def open_dataset(config: RunConfig, data_root: Path, part: str) -> Dataset:
+    """Return the encoded ``part`` of the run's data; ConfigError where it does not fit the model."""
+    if config.data.source == "synthetic":
+        sizes = config.data.synthetic
+        count = sizes.train_samples if part == "train" else sizes.validation_samples
+        return SyntheticDataset(config, count)
+    folder = data_root / getattr(config.data, part)
+    layout = None if config.data.layout == "auto" else config.data.layout
+    dataset = open_encoded(folder, layout, config.data.verify_checksums)
+    _check_fits(config, dataset.shape, folder)
+    return dataset
+
+
+def open_empty_text(config: RunConfig, data_root: Path, dataset: Dataset) -> EmptyText:
+    """Return the empty prompt's encodings, in the type that ``dataset`` stores."""
+    known = dataset.empty_text()
+    if known is None:
+        path = data_root / config.data.empty_encodings
+        known = read_empty_text(path)
+        shape = (tuple(known[0].shape), known[1].shape[0])
+        if shape != (dataset.shape.txt, dataset.shape.vec):
+            raise ConfigError(
+                "spec.run.data.empty_encodings",
+                str(path),
+                f"its shapes {shape} differ from the data set's {dataset.shape.txt, dataset.shape.vec}",
+            )
+    return known[0].to(dataset.shape.dtype), known[1].to(dataset.shape.dtype)
+
+
+def _check_fits(config: RunConfig, shape: SampleShape, folder: Path) -> None:
+    model, data = config.model, config.data
+    for path, wanted, stored in (
+        ("data.text_length", data.text_length, shape.txt[0]),
+        ("model.context_in_dim", model.context_in_dim, shape.txt[1]),
+        ("model.vec_in_dim", model.vec_in_dim, shape.vec),
+        ("model.in_channels", model.in_channels, shape.latent[0] * 4),
+        ("data.latent_size", data.latent_size, shape.latent[1]),
+        ("data.latent_size", data.latent_size, shape.latent[2]),
+    ):
+        if wanted != stored:
+            raise ConfigError(f"spec.run.{path}", wanted, f"the data in {folder} has {stored}")

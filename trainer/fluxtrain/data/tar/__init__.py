@@ -1,0 +1,1 @@
+"""WebDataset tars of images and captions: read at random, written, indexed."""

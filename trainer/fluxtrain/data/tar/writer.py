@@ -1,0 +1,135 @@
+"""Writes image data sets: WebDataset tars of images and captions that data/tars.py reads."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fluxtrain.data.tar.index import IMAGE_SUFFIXES, MAX_CAPTION_BYTES, split_name
+from fluxtrain.data.tar.members import MAX_MEMBER_BYTES, name_fault, shown
+from fluxtrain.errors import DataError
+
+
+class TarWriter:
+    """Writes an image data set; each file appears whole or not at all, equal input gives equal bytes."""
+
+    def __init__(
+        self, folder: Path, shard_size: int = 1000, extra_files: Mapping[str, str] | None = None
+    ) -> None:
+        """Write tars of ``shard_size`` samples, and ``extra_files``: texts by their name, beside them.
+
+        Raises DataError where ``folder`` holds tars already: a reader would take them for its own.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.glob("*.tar")):
+            raise DataError(f"{folder}: tars are here already; write to an empty folder")
+        self.folder, self.shard_size = folder, shard_size
+        self._extra_files = extra_files or {}
+        self._num_tars, self._keys = 0, set[str]()
+        self._tar: tarfile.TarFile | None = None
+
+    def __enter__(self) -> TarWriter:
+        """Return the writer."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Write the last tar and the extra files; if something went wrong, drop the last tar."""
+        if kind is not None:
+            self._drop()
+            return
+        self._finish()
+        for name, text in self._extra_files.items():
+            partial = self.folder / f"{name}.partial"
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(self.folder / name)
+
+    def add(
+        self,
+        key: str,
+        image: bytes,
+        suffix: str,
+        caption: str,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        """Append a sample; DataError where ``key``, ``suffix`` or ``caption`` could not be read back."""
+        self._check(key, image, suffix, caption)
+        contents = {suffix: image, "txt": caption.encode()}
+        if metadata is not None:
+            contents["json"] = json.dumps(metadata).encode()
+        self._keys.add(key)
+        for ending, content in contents.items():
+            self._put(_header(f"{key}.{ending}", len(content)), content)
+        if len(self._keys) == self.shard_size:
+            self._finish()
+
+    def _check(self, key: str, image: bytes, suffix: str, caption: str) -> None:
+        fault = _key_fault(key) or _size_fault(image, caption)
+        if suffix not in IMAGE_SUFFIXES:
+            fault = f"suffix {suffix!r} is not {'|'.join(IMAGE_SUFFIXES)}"
+        if key in self._keys:
+            fault = "given twice"
+        if fault:
+            raise DataError(f"key {shown(key)}: {fault}")
+
+    def _put(self, header: tarfile.TarInfo, content: bytes) -> None:
+        if self._tar is None:
+            self._tar = tarfile.TarFile(self._partial, "w", format=tarfile.USTAR_FORMAT)
+        self._tar.addfile(header, io.BytesIO(content))
+
+    @property
+    def _partial(self) -> Path:
+        return self.folder / f"shard_{self._num_tars:06d}.partial"
+
+    def _finish(self) -> None:
+        if self._tar is None:
+            return
+        self._tar.close()
+        self._partial.replace(self._partial.with_suffix(".tar"))
+        self._tar, self._keys = None, set()
+        self._num_tars += 1
+
+    def _drop(self) -> None:
+        if self._tar is not None:
+            self._tar.close()
+            self._tar = None
+            self._partial.unlink(missing_ok=True)
+
+
+def _header(name: str, size: int) -> tarfile.TarInfo:
+    header = tarfile.TarInfo(name)  # time 0 and owner 0 unless set
+    header.size = size
+    return header
+
+
+def _key_fault(key: str) -> str | None:
+    """Return why a sample named ``key`` could not be found again, or None."""
+    fault = name_fault(key)
+    if fault or key.startswith("./") or split_name(f"{key}.x") != (key, "x"):
+        return fault or "it starts with ./ or its last part is empty or has a dot"
+    try:
+        _header(f"{key}.webp", 0).tobuf(tarfile.USTAR_FORMAT)
+    except ValueError as error:  # ustar holds 100 bytes, and 155 of folders before them
+        return str(error)
+    return None
+
+
+def _size_fault(image: bytes, caption: str) -> str | None:
+    try:
+        length = len(caption.encode())
+    except UnicodeEncodeError:
+        return "its caption cannot be written as UTF-8"
+    if length > MAX_CAPTION_BYTES:
+        return f"a caption of {length} bytes, at most {MAX_CAPTION_BYTES} are read"
+    if len(image) > MAX_MEMBER_BYTES:
+        return f"an image of {len(image)} bytes, at most {MAX_MEMBER_BYTES} are read"
+    return None

@@ -1,0 +1,139 @@
+"""From pictures and captions to encodings, by the frozen encoders that the config names.
+
+Axes: b batch, H W image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.encoders import EncodersConfig, is_single_file
+from fluxtrain.data.batch import Batch, DrawnBatch, ImageBatch
+from fluxtrain.data.dataset import Rows
+from fluxtrain.data.empty_text import EmptyText
+from fluxtrain.data.images.dataset import ImageSet
+from fluxtrain.data.loader import AnyBatch
+from fluxtrain.data.tar.dataset import SampleError
+from fluxtrain.draws import Array
+from fluxtrain.encode.codec import Codec, load_codec
+from fluxtrain.encode.text import TextEncoder, load_text_encoder
+from fluxtrain.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """A text encoder and an autoencoder on one device, in one number format."""
+
+    text: TextEncoder
+    codec: Codec
+    device: torch.device
+    dtype: torch.dtype
+
+    @torch.no_grad()
+    def encode(self, images: UInt8[Tensor, "b 3 H W"], captions: list[str]) -> Rows:
+        """Return the encodings of ``images`` and their ``captions``, on this device."""
+        txt, vec = self.text.encode(captions)
+        scaled = images.to(self.device, non_blocking=True).float() / 127.5 - 1
+        mean, logvar = self.codec.encode(scaled.to(self.dtype))
+        return Rows(txt, vec, mean, logvar)
+
+    def read(self, pictures: ImageSet, indices: Array) -> Rows:
+        """Return the encodings of ``pictures`` at ``indices``; those of black where one is unreadable."""
+        side = pictures.side
+        images = torch.zeros(len(indices), 3, side, side, dtype=torch.uint8)
+        for index, image in zip(indices.tolist(), images, strict=True):
+            with suppress(SampleError):
+                pictures.read(index, image)
+        return self.encode(images, [pictures.caption(index) for index in indices.tolist()])
+
+    def empty_text(self) -> EmptyText:
+        """Return the encodings of the empty prompt."""
+        txt, vec = self.text.encode([""])
+        return txt[0], vec[0]
+
+    def batch(self, pictures: ImageBatch) -> Batch:
+        """Return ``pictures`` as the loss takes them: as if they had been encoded before."""
+        rows = self.encode(pictures.images, list(pictures.captions))
+        moved = pictures.to(self.device)
+        drawn = {field.name: getattr(moved, field.name) for field in fields(DrawnBatch)}
+        return Batch(
+            mean=rows.mean.float(),
+            logvar=rows.logvar.float(),
+            txt=rows.txt,
+            vec=rows.vec,
+            **drawn,
+        )
+
+
+def load_encoders(config: RunConfig, models_root: Path, device: torch.device) -> Encoders:
+    """Return the frozen encoders of ``config``, the same ones each time: T5-XXL alone has 9.5 GB.
+
+    Raises DataError where a file is missing or another model's, ConfigError where the encodings would
+    not fit the transformer.
+    """
+    encoders = _load(config.encoders, config.data.text_length, models_root, device)
+    _check_fits(config, encoders)
+    return encoders
+
+
+@lru_cache(maxsize=1)
+def _load(
+    encoders: EncodersConfig, text_length: int, models_root: Path, device: torch.device
+) -> Encoders:
+    dtype: torch.dtype = getattr(torch, encoders.precision)  # the field's words are torch's
+    text = load_text_encoder(encoders, text_length, models_root, device, dtype)
+    codec = load_codec(encoders, models_root).to(device, dtype)
+    return Encoders(text, codec, device, dtype)
+
+
+def batch_encoder(
+    config: RunConfig, models_root: Path, device: torch.device
+) -> Callable[[AnyBatch], Batch]:
+    """Return what brings a batch of the loader to ``device``, encoded if it is not yet."""
+    encoders = None
+    if config.data.source == "images":
+        encoders = load_encoders(config, models_root, device)
+
+    def encode(batch: AnyBatch) -> Batch:
+        if isinstance(batch, Batch):
+            return batch.to(device)
+        assert encoders is not None
+        return encoders.batch(batch)
+
+    return encode
+
+
+def check_files(encoders: EncodersConfig, models_root: Path) -> None:
+    """Raise DataError where a file of the encoders is missing, before any process is started."""
+    wanted = [encoders.autoencoder]
+    if encoders.text == "t5-clip":
+        for weights, tokenizer in encoders.text_places():
+            wanted.append(weights if is_single_file(weights) else f"{weights}/config.json")
+            if tokenizer is not None:
+                wanted.append(f"{tokenizer}/tokenizer_config.json")
+    for name in wanted:
+        if not (models_root / name).is_file():
+            raise DataError(f"{models_root / name}: missing; the encoders need it")
+
+
+def _check_fits(config: RunConfig, encoders: Encoders) -> None:
+    """Raise ConfigError where one sample's encodings have other shapes than the transformer takes."""
+    side = config.data.image_size
+    rows = encoders.encode(torch.zeros(1, 3, side, side, dtype=torch.uint8), [""])
+    for path, wanted, given in (
+        ("model.context_in_dim", config.model.context_in_dim, rows.txt.shape[2]),
+        ("model.vec_in_dim", config.model.vec_in_dim, rows.vec.shape[1]),
+        ("model.in_channels", config.model.in_channels, rows.mean.shape[1] * 4),
+        ("data.latent_size", config.data.latent_size, rows.mean.shape[2]),
+    ):
+        if wanted != given:
+            raise ConfigError(f"spec.run.{path}", wanted, f"the encoders give {given}")

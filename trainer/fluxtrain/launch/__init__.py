@@ -1,0 +1,1 @@
+"""Processes of a run: torchrun's agent, the rendezvous, and the entry of one rank."""

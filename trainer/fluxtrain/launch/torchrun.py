@@ -1,0 +1,208 @@
+"""The launcher around torchrun: starts the trainers of this machine and says how they ended."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher import api
+from torch.distributed.run import config_from_args, get_args_parser
+
+from fluxtrain import checkpoint
+from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, CONFIG_FILE, ENV_CONFIG, RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.replicas import require_replicas
+from fluxtrain.data.images.dataset import ImageSet
+from fluxtrain.data.layouts.detect import ReadInOrder
+from fluxtrain.data.sources import open_sources
+from fluxtrain.encode.encoders import check_files
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, StorageError
+from fluxtrain.files import atomic_write
+from fluxtrain.precompute import open_targets
+from fluxtrain.prepare.task import open_task
+from fluxtrain.report.metrics import Metrics, Progress
+from fluxtrain.report.server import serve
+from fluxtrain.sample.task import check_sample_task
+
+KEPT_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+"""glibc's settings for trainers on CPUs: freed activations stay in the heap for the next step. By default
+each goes back to the kernel and comes again as zeroed pages, 220,000 page faults a step (docs/log.md)."""
+SHUTDOWN_SECONDS = 120
+"""How long trainers may take to leave a checkpoint after a signal."""
+_LOCK_SECONDS = 10.0
+_PARTING_SECONDS = 10
+"""How long an agent whose trainers ended well waits for the others, which is a matter of milliseconds.
+
+Trainers leave together (see `process_group`), so an agent that does not come is lost. Torchrun would wait
+five minutes for it, and its successor, if there is one, for those that wait."""
+
+
+def run(config: RunConfig, paths: RunPaths, processes: int) -> tuple[int, str]:
+    """Run the training on this machine; return the exit code of the contract and what to say.
+
+    Raises StorageError where the output cannot be written or another run is writing to it.
+    """
+    _check_before_starting(config, paths, processes)
+    with locked(paths.output):
+        path = _write_config(config, paths.output)
+        os.environ.update(paths.environment())
+        os.environ[ENV_CONFIG] = str(path)
+        rendezvous = [
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=127.0.0.1:0",
+            f"--rdzv-id={uuid4().hex}",
+        ]
+        return launch(
+            [*rendezvous, "--local-addr=127.0.0.1", f"--nproc-per-node={processes}"], paths
+        )
+
+
+def _check_before_starting(config: RunConfig, paths: RunPaths, processes: int) -> None:
+    """Raise for what a trainer would only find out after seconds of starting up."""
+    if config.task == "preprocess":
+        open_targets(config, paths.data, paths.models)
+    elif config.task == "prepare":
+        open_task(config, paths)
+    elif config.task == "sample":
+        check_sample_task(config, paths)
+    else:
+        _check_training(config, paths, processes)
+    stop = serve(Metrics(), Progress(), paths.metrics_address, config.logging.metrics_port)
+    if stop is not None:
+        stop()
+
+
+def _check_training(config: RunConfig, paths: RunPaths, processes: int) -> None:
+    require_replicas(config, [processes])
+    newest = checkpoint.latest(paths.output / CHECKPOINTS_FOLDER)
+    if newest is not None:
+        checkpoint.check_same_run(config, newest)
+    sources = open_sources(config, paths.data)
+    if isinstance(sources.train, ImageSet):
+        check_files(config.encoders, paths.models)
+    if isinstance(sources.train, ReadInOrder):
+        folder = paths.data / config.data.train
+        print(f"fluxtrain: {folder}: {sources.train.advice}", file=sys.stderr)
+
+
+def launch(torchrun_arguments: list[str], paths: RunPaths) -> tuple[int, str]:
+    """Run ``fluxtrain.launch.rank`` under torchrun with these arguments and the PET_* environment."""
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say it ourselves
+    agent = partial(LocalElasticAgent, exit_barrier_timeout=_PARTING_SECONDS)
+    vars(api)[LocalElasticAgent.__name__] = agent  # the launcher has no argument for it
+    parser = get_args_parser()
+    if any("--shutdown-timeout" in action.option_strings for action in parser._actions):
+        torchrun_arguments = [f"--shutdown-timeout={SHUTDOWN_SECONDS}", *torchrun_arguments]
+    arguments = parser.parse_args([*torchrun_arguments, "-m", "fluxtrain.launch.rank"])
+    launch_config, command, command_arguments = config_from_args(arguments)
+    _one_thread_pool_per_core(launch_config.nproc_per_node)
+    if not torch.cuda.is_available():
+        os.environ.update({**KEPT_MEMORY, **os.environ})
+    try:
+        api.elastic_launch(launch_config, command)(*command_arguments)
+    except ChildFailedError as error:
+        return _explain(error.get_first_failure()[1])
+    except SignalException as error:
+        return EXIT_STOPPED, _stopped(paths, error.sigval)
+    except KeyboardInterrupt:
+        return EXIT_STOPPED, _stopped(paths, signal.SIGINT)
+    return EXIT_OK, ""
+
+
+def finished(config: RunConfig, output: Path) -> checkpoint.RunState | None:
+    """Return the state of the run in ``output`` if ``config`` asks for nothing beyond it, else None."""
+    newest = checkpoint.latest(output / CHECKPOINTS_FOLDER)
+    state = checkpoint.read_state(newest) if newest else None
+    return state if state is not None and state.is_over(config) else None
+
+
+@contextmanager
+def locked(output: Path) -> Iterator[None]:
+    """Own ``output`` while it is written; the kernel lets go of the lock with the process."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = os.open(output / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise StorageError(f"--output {output}: cannot be written ({error.strerror})") from None
+    try:
+        _acquire(lock, output)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _acquire(lock: int, output: Path) -> None:
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise StorageError(f"--output {output}: another run is writing there") from None
+            time.sleep(0.2)
+
+
+def _write_config(config: RunConfig, output: Path) -> Path:
+    path = output / CONFIG_FILE
+    try:
+        with atomic_write(path) as partial:
+            partial.write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
+    return path
+
+
+def _one_thread_pool_per_core(processes: int) -> None:
+    """Share the cores among the processes; torchrun's own default is one thread each."""
+    cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
+
+
+def _explain(failure: ProcessFailure) -> tuple[int, str]:
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return EXIT_ERROR, (
+            f"trainer process {failure.pid} (local rank {failure.local_rank}) was ended by "
+            f"{name}{hint}; the same command resumes from the newest checkpoint"
+        )
+    message = str(failure.message)
+    if failure.exitcode == EXIT_ERROR:
+        message = (
+            f"a trainer process failed, which is a fault of fluxtrain or of the machine:\n{message}"
+        )
+    return failure.exitcode, message
+
+
+def _stopped(paths: RunPaths, signum: int) -> str:
+    newest = checkpoint.latest(paths.output / CHECKPOINTS_FOLDER)
+    saved = (
+        f"a checkpoint of step {checkpoint.read_state(newest).step}" if newest else "no checkpoint"
+    )
+    return (
+        f"stopped by {signal.Signals(signum).name}; {paths.output} holds {saved}; "
+        "the same command resumes"
+    )
+
+
+def default_processes() -> int:
+    """Return the number of GPUs, or 1."""
+    return torch.cuda.device_count() or 1

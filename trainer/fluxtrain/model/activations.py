@@ -1,0 +1,130 @@
+"""What forward keeps for backward, block by block, counted from the tensors that autograd saves.
+
+The counts below are those of model/blocks.py and are held to measured ones by the tests. In the
+formulas h is the hidden width, r the MLP's width over h, and one unit is a tensor of the block's
+tokens, h wide, in the compute dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.model.embed import TIMESTEP_DIM
+
+_FLOAT32 = 4
+BYTES = {"bfloat16": 2, "float32": 4}
+"""Bytes of one number in each precision."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Bytes that one block keeps: per token, and per sample whatever its tokens."""
+
+    per_token: int
+    per_sample: int
+
+    def bytes(self, tokens: int) -> int:
+        """Return the bytes for one sample of ``tokens`` tokens."""
+        return self.per_token * tokens + self.per_sample
+
+
+def activation_bytes(config: RunConfig) -> tuple[int, int]:
+    """Return the bytes that one sample keeps until backward, and those that recomputing adds meanwhile.
+
+    The second is what one block keeps while it is recomputed: 0 where nothing is.
+    """
+    kinds = _kinds(config)
+    tokens = config.image_tokens + config.data.text_length
+    kept = live = 0
+    for saved, num_blocks, recomputed in kinds:
+        inputs = tokens * config.model.hidden_size * BYTES[config.precision.compute]
+        kept += (num_blocks - recomputed) * saved.bytes(tokens) + recomputed * inputs
+        if recomputed:
+            live = max(live, saved.bytes(tokens))
+    return kept + _outside_blocks(config), live
+
+
+def recomputed_blocks(num_blocks: int, fraction: float, start: int = 0) -> int:
+    """Return how many of ``num_blocks`` blocks from index ``start`` on recompute their activations.
+
+    The rule of parallelize.recompute_activations, summed: block i does where i * fraction passes a
+    whole number.
+    """
+    return int((start + num_blocks) * fraction) - int(start * fraction)
+
+
+def _kinds(config: RunConfig) -> list[tuple[Saved, int, int]]:
+    """Return, for each kind of block: what one keeps, how many there are, how many recompute."""
+    model, fraction = config.model, config.parallel.activation_checkpointing
+    double, single = saved_by_double_block(config), saved_by_single_block(config)
+    return [
+        (double, model.depth, recomputed_blocks(model.depth, fraction)),
+        (
+            single,
+            model.depth_single_blocks,
+            recomputed_blocks(model.depth_single_blocks, fraction, model.depth),
+        ),
+    ]
+
+
+def saved_by_double_block(config: RunConfig) -> Saved:
+    """Return what a double-stream block keeps.
+
+    Eager 13 + 2r units: the block's input, norm and modulated input of attention and MLP (6), rotated
+    q and k, v, attended (4), input and output of the projection (2), the MLP's output (1), and its
+    hidden layer before and after GELU (2r). Compiled: norms are recomputed instead of kept.
+    """
+    width = BYTES[config.precision.compute]
+    hidden, ratio = config.model.hidden_size, config.model.mlp_ratio
+    if config.parallel.compile:
+        units, extra = 10 + 2 * ratio, 3.0 * width * hidden  # q, k and v as projected
+    else:
+        units, extra = 13 + 2 * ratio, _query_key_norms(config)
+    statistics = 3 * _per_head(config.model) + 4 * _FLOAT32
+    per_token = int(units * width * hidden + extra) + statistics
+    return Saved(per_token, 18 * width * hidden)
+
+
+def saved_by_single_block(config: RunConfig) -> Saved:
+    """Return what a single-stream block keeps.
+
+    Eager 11 + 2r units: input, norm, modulated input (3), all that the first projection gives (3 + r),
+    rotated q and k, attended (3), the second one's input (1 + r) and output (1). Compiled: no norm.
+    """
+    width, model = BYTES[config.precision.compute], config.model
+    hidden, ratio = model.hidden_size, model.mlp_ratio
+    if config.parallel.compile:
+        # In float32 the compiler keeps GELU's input once more, apart from the projection's output.
+        units = 10 + (3 if width == _FLOAT32 else 2) * ratio
+        extra = 0.0
+    else:
+        units = 11 + 2 * ratio
+        # In float32 the norms' inputs lie inside the projection's output, which is counted already.
+        extra = _query_key_norms(config) - (3.0 * width * hidden if width == _FLOAT32 else 0.0)
+    statistics = 3 * _per_head(model) + 2 * _FLOAT32
+    return Saved(int(units * width * hidden + extra) + statistics, 5 * width * hidden)
+
+
+def _query_key_norms(config: RunConfig) -> float:
+    """Return the bytes per token that the eager norms of q and k keep: they work in float32."""
+    hidden = config.model.hidden_size
+    if config.precision.compute == "float32":
+        return 5.0 * _FLOAT32 * hidden  # the whole projection (q, k, v), and q and k normalised
+    return 4.0 * _FLOAT32 * hidden  # q and k in float32, before and after
+
+
+def _per_head(model: ModelConfig) -> int:
+    return model.num_heads * _FLOAT32  # q's and k's norms and attention keep one number per head
+
+
+def _outside_blocks(config: RunConfig) -> int:
+    """Return the bytes that the embeddings and the last layer keep for one sample."""
+    width, model = BYTES[config.precision.compute], config.model
+    image, text = config.image_tokens, config.data.text_length
+    embedded = image * model.in_channels + text * model.context_in_dim
+    last = (image + text) * model.hidden_size + 2 * image * model.hidden_size
+    vectors = model.vec_in_dim + TIMESTEP_DIM + 10 * model.hidden_size
+    loss = 2 * image * model.in_channels * _FLOAT32
+    return (embedded + last + vectors) * width + loss

@@ -1,0 +1,1 @@
+"""CC12M for MLPerf, cleaned as the reference cleans it."""

@@ -1,0 +1,109 @@
+"""The samples of a raw ``cc12m-wds`` tar, in its order: every one has a position, whole or not.
+
+Members that follow one another and share a key are a sample, as for WebDataset and ``datasets``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, islice
+from pathlib import Path
+from types import TracebackType
+
+from fluxtrain.data.tar.index import IMAGE_SUFFIXES, split_name
+from fluxtrain.data.tar.members import Member, read_members, shown
+from fluxtrain.errors import DataError
+
+NO_IMAGE, NO_CAPTION, TWICE = "no image", "no caption", "two images or two captions"
+UNUSABLE = "unusable member"
+_MOST_MEMBERS = 16
+"""Read of one sample; the rest are passed over."""
+
+
+@dataclass(frozen=True)
+class RawSample:
+    """Where one sample's parts lie; ``fault`` says why it cannot be used, and ``detail`` more."""
+
+    position: int
+    key: str
+    image: Member | None = None
+    caption: Member | None = None
+    fault: str | None = None
+    detail: str = ""
+
+
+class RawTar:
+    """A tar of raw samples; what is read of it is there, or DataError names the tar."""
+
+    def __init__(self, path: Path) -> None:
+        """Open ``path``; DataError where it is missing."""
+        self._path = path
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}") from None
+
+    def __enter__(self) -> RawTar:
+        """Return the open tar."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        os.close(self._file)
+
+    def samples(self) -> Iterator[RawSample]:
+        """Yield the samples; DataError where it is not a whole tar."""
+        grouped = groupby(self._members(), key=lambda member: split_name(member.name)[0])
+        for position, (key, group) in enumerate(grouped):
+            yield _sample(position, key, list(islice(group, _MOST_MEMBERS)))
+
+    def read(self, member: Member) -> bytes:
+        """Return the content of ``member``."""
+        content = b""
+        try:
+            # A network file system may return less than there is.
+            while len(content) < member.size:
+                left = member.size - len(content)
+                more = os.pread(self._file, left, member.offset + len(content))
+                if not more:
+                    raise DataError(f"{self._path}: cut off while it was read")
+                content += more
+        except OSError as error:
+            raise DataError(f"{self._path}: {error.strerror}") from None
+        return content
+
+    def _members(self) -> Iterator[Member]:
+        """Yield the members that are parts of samples; DataError where one reaches beyond the tar's end."""
+        end = os.fstat(self._file).st_size
+        for member in read_members(self._path):
+            if member.offset + member.size > end:
+                name = shown(member.name)
+                raise DataError(f"{self._path}: member {name} is cut off: not a whole tar")
+            if _is_part(member.name):
+                yield member
+
+
+def _is_part(name: str) -> bool:
+    """Return whether ``datasets`` takes the member for a part of a sample: it counts as we do."""
+    return all(split_name(name)) and not name.rpartition("/")[2].startswith("__")
+
+
+def _sample(position: int, key: str, members: list[Member]) -> RawSample:
+    images = [member for member in members if split_name(member.name)[1] in IMAGE_SUFFIXES]
+    captions = [member for member in members if split_name(member.name)[1] == "txt"]
+    if len(images) > 1 or len(captions) > 1:
+        return RawSample(position, key, fault=TWICE)
+    if not images:
+        return RawSample(position, key, fault=NO_IMAGE)
+    if not captions:
+        return RawSample(position, key, fault=NO_CAPTION)
+    if detail := images[0].fault or captions[0].fault:
+        return RawSample(position, key, fault=UNUSABLE, detail=detail)
+    return RawSample(position, key, images[0], captions[0])

@@ -1,0 +1,1 @@
+"""COCO-2014's validation subset for MLPerf."""

@@ -1,0 +1,1 @@
+"""Downloads: resumable, verified, bounded."""

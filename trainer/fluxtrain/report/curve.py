@@ -1,0 +1,44 @@
+"""loss.png: training and evaluation loss over samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+from matplotlib import pyplot
+
+from fluxtrain.files import atomic_write
+from fluxtrain.report.records import Record
+
+matplotlib.use("Agg")  # no display is needed, and none is looked for
+
+
+def save_loss_curve(path: Path, records: list[Record], target: float | None) -> None:
+    """Draw training loss (raw and smoothed) and evaluation loss over samples into a PNG."""
+    train = [(r["samples"], r["train_loss"]) for r in records if "train_loss" in r]
+    evals = [(r["samples"], r["eval_loss"]) for r in records if "eval_loss" in r]
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
+    if train:
+        samples, losses = zip(*train, strict=True)
+        axes.plot(samples, losses, color="0.8", linewidth=0.8, label="training, each logged step")
+        axes.plot(samples, _smoothed(list(losses)), color="C0", label="training, smoothed")
+    if evals:
+        axes.plot(*zip(*evals, strict=True), "o-", color="C3", markersize=4, label="evaluation")
+        axes.annotate(f"{evals[-1][1]:.4f}", evals[-1], textcoords="offset points", xytext=(4, 6))
+    if target is not None:
+        axes.axhline(target, color="C2", linestyle="--", linewidth=1, label=f"target {target}")
+    axes.set(xlabel="training samples", ylabel="velocity loss")
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False)
+    with atomic_write(path) as partial:
+        figure.savefig(partial, format="png", bbox_inches="tight")
+        pyplot.close(figure)
+
+
+def _smoothed(values: list[float], keep: float = 0.9) -> list[float]:
+    smooth, weight, result = 0.0, 0.0, []
+    for value in values:
+        smooth, weight = keep * smooth + (1 - keep) * value, keep * weight + (1 - keep)
+        result.append(smooth / weight)
+    return result

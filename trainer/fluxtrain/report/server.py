@@ -1,0 +1,84 @@
+"""The HTTP endpoint of a trainer: /metrics for Prometheus, /progress for the operator, /healthz."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import generate_latest
+
+from fluxtrain.contract.launch import METRICS_PORT
+from fluxtrain.errors import ConfigError
+from fluxtrain.report.metrics import Metrics, Progress
+
+
+def serve(
+    metrics: Metrics, progress: Progress, address: str, port: int | None
+) -> Callable[[], None] | None:
+    """Serve /metrics, /progress and /healthz in a thread; return what stops it, None for port 0.
+
+    ``port`` None means the usual one, or a free one where that is taken. Raises ConfigError where the
+    port that was asked for cannot be had. Sets ``progress`` "port" to the one in use.
+    """
+    if port == 0:
+        return None
+    server = _bind(_handler(metrics, progress), address, port)
+    progress.update(port=server.server_address[1])
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+
+    return stop
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+
+def _bind(
+    handler: type[BaseHTTPRequestHandler], address: str, port: int | None
+) -> ThreadingHTTPServer:
+    try:
+        return _Server((address, METRICS_PORT if port is None else port), handler)
+    except OSError as error:
+        if port is None:
+            return _Server((address, 0), handler)
+        raise ConfigError(
+            "spec.run.logging.metrics_port",
+            port,
+            f"cannot listen on {address}:{port} ({error.strerror}); "
+            "leave the field out for a free port, or 0 for none",
+        ) from None
+
+
+def _handler(metrics: Metrics, progress: Progress) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/metrics":
+                self._answer(generate_latest(metrics.registry), "text/plain; version=0.0.4")
+            elif self.path == "/progress":
+                self._answer(json.dumps(progress.read()).encode(), "application/json")
+            elif self.path == "/healthz":
+                self._answer(b"ok\n", "text/plain")
+            else:
+                self.send_error(404)
+
+        def _answer(self, body: bytes, kind: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            with suppress(ConnectionError):  # who asked did not wait
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing: scrapes are no news."""
+
+    return Handler

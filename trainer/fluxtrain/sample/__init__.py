@@ -1,0 +1,1 @@
+"""Images drawn from a model: the grid of a training run, and the sample task."""

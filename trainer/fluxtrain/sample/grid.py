@@ -1,0 +1,131 @@
+"""The grid of sample images that a run draws while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.dataset import Rows
+from fluxtrain.data.empty_text import EmptyText
+from fluxtrain.data.images.dataset import ImageSet
+from fluxtrain.data.sources import Source, Sources
+from fluxtrain.distributed import World
+from fluxtrain.draws import Array
+from fluxtrain.encode.codec import load_decoder
+from fluxtrain.encode.encoders import load_encoders
+from fluxtrain.loss import FlowLoss
+from fluxtrain.sample.euler import Latents, euler, starting_noise, to_pil_images
+from fluxtrain.sample.image_grid import Column, save_grid
+
+
+@dataclass(frozen=True)
+class SampleSet:
+    """What is drawn: chosen prompts first, then validation prompts with their originals."""
+
+    captions: list[str]
+    txt: Float[Tensor, "n l d"]
+    vec: Float[Tensor, "n v"]
+    empty: tuple[Float[Tensor, "n l d"], Float[Tensor, "n v"]]
+    originals: Latents
+    shape: tuple[int, int, int]
+    attribution: str
+
+
+class GridSampler:
+    """Draws the same pictures at every step of a run; every rank takes part, rank 0 writes."""
+
+    def __init__(self, config: RunConfig, paths: RunPaths, world: World, sources: Sources) -> None:
+        """Load no encoder before the first grid is asked for."""
+        self.config, self.paths, self.world, self.sources = config, paths, world, sources
+        self._samples: SampleSet | None = None
+
+    def write(
+        self, flow_loss: FlowLoss, path: Path, step: int, alive: Callable[[], object] = lambda: None
+    ) -> None:
+        """Write the grid to ``path``; every rank must call this. ``alive`` is called after each part."""
+        sampling, device = self.config.sampling, self.world.device
+        samples = self._samples = self._samples or self._compose()
+        alive()
+        noise = starting_noise(self.config.seed, len(samples.captions), samples.shape).to(device)
+        flow_loss.model.eval()
+        latents = euler(
+            flow_loss,
+            noise,
+            (samples.txt.to(device), samples.vec.to(device)),
+            (samples.empty[0].to(device), samples.empty[1].to(device)),
+            sampling,
+            alive,
+        )
+        flow_loss.model.train()
+        if self.world.is_main:
+            self._save(samples, path, latents, step)
+
+    def _compose(self) -> SampleSet:
+        source = self.sources.validation
+        count = min(self.config.sampling.num_prompts, len(source))
+        indices = np.linspace(0, len(source) - 1, count).round().astype(np.int64)
+        rows, empty = self._read(source, indices)
+        chosen = list(self.config.sampling.prompts)
+        txt, vec = self._encode(chosen)
+        captions = chosen + [source.caption(int(index)) for index in indices]
+        total = len(captions)
+        return SampleSet(
+            captions,
+            torch.cat([txt, rows.txt.float()]) if chosen else rows.txt.float(),
+            torch.cat([vec, rows.vec.float()]) if chosen else rows.vec.float(),
+            (empty[0].float().expand(total, -1, -1), empty[1].float().expand(total, -1)),
+            rows.mean.float(),
+            self.config.latent_shape,
+            source.attribution,
+        )
+
+    def _read(self, source: Source, indices: Array) -> tuple[Rows, EmptyText]:
+        """Return the encodings of the samples at ``indices`` and those of the empty prompt."""
+        if isinstance(source, ImageSet):
+            encoders = load_encoders(self.config, self.paths.models, self.world.device)
+            return encoders.read(source, indices), encoders.empty_text()
+        rows = Rows.empty(len(indices), source.shape)
+        source.read(indices, rows, np.zeros(len(indices), dtype=bool))
+        assert self.sources.empty_text is not None
+        return rows, self.sources.empty_text
+
+    def _encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
+        if not prompts:
+            return torch.empty(0), torch.empty(0)
+        if self.config.data.source == "images":
+            encoders = load_encoders(self.config, self.paths.models, self.world.device)
+            txt, vec = encoders.text.encode(prompts)
+            return txt.float(), vec.float()
+        from fluxtrain.encode.text import load_text_encoder
+
+        encoder = load_text_encoder(
+            self.config.encoders,
+            self.config.data.text_length,
+            self.paths.models,
+            torch.device("cpu"),
+            torch.float32,
+        )
+        return encoder.encode(prompts)
+
+    def _save(self, samples: SampleSet, path: Path, latents: Latents, step: int) -> None:
+        decode = load_decoder(self.config.encoders, self.paths.models, self.world.device)
+        generated = to_pil_images(decode(latents))
+        originals = to_pil_images(decode(samples.originals.to(latents.device)))
+        chosen = len(samples.captions) - len(originals)
+        columns: list[Column] = [
+            (caption, [picture])
+            for caption, picture in zip(samples.captions[:chosen], generated[:chosen], strict=True)
+        ]
+        pairs = zip(samples.captions[chosen:], originals, generated[chosen:], strict=True)
+        columns += [(caption, [original, picture]) for caption, original, picture in pairs]
+        parts = ["chosen prompts (sampling.prompts)"] * bool(chosen)
+        parts += ["validation prompts, the originals above the model's"] * bool(originals)
+        save_grid(path, columns, f"step {step}: {'; then '.join(parts)}", samples.attribution)

@@ -1,0 +1,228 @@
+"""Weights for others: streamed into BFL's single file or diffusers' folder, then read again and compared.
+
+At most one fused tensor is in memory at a time. What is written appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import torch
+from torch import Tensor
+
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.errors import ConfigError, DataError, StorageError
+from fluxtrain.model.tensor_names import Entry, Shape, entries
+from fluxtrain.safetensors_file import read_header
+from fluxtrain.weights.reader import AXES_KEY, Weights, require_whole
+
+Layout = Literal["bfl", "diffusers"]
+LAYOUTS: tuple[Layout, ...] = ("bfl", "diffusers")
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+_CODES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16"}
+_STEM = "diffusion_pytorch_model"
+_SHARD_BYTES = 10 * 10**9  # diffusers' own limit
+_CHUNK_BYTES = 1 << 24
+
+
+@dataclass
+class _File:
+    """One safetensors file in the making: which tensors, in which order, with which checksums."""
+
+    path: Path
+    dtype: torch.dtype
+    model: ModelConfig
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    checksums: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(prod(shape) for shape in self.shapes.values()) * self.dtype.itemsize
+
+    def write_header(self, file: BinaryIO) -> None:
+        header: dict[str, object] = {
+            "__metadata__": {"format": "pt", AXES_KEY: json.dumps(self.model.axes_dim)}
+        }
+        offset = 0
+        for name, shape in self.shapes.items():
+            end = offset + prod(shape) * self.dtype.itemsize
+            code = _CODES[self.dtype]
+            header[name] = {"dtype": code, "shape": shape, "data_offsets": [offset, end]}
+            offset = end
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        file.write(struct.pack("<Q", len(text)) + text)
+
+    def write(self, file: BinaryIO, name: str, tensor: Tensor) -> None:
+        content = tensor.to(self.dtype).contiguous().view(torch.uint8).numpy().data
+        self.checksums[name] = zlib.crc32(content)
+        file.write(content)
+
+    def verify(self) -> None:
+        """Raise StorageError where the disk does not hold what was written."""
+        spans = read_header(self.path)
+        if {name: span.shape for name, span in spans.items()} != self.shapes:
+            raise StorageError(f"{self.path}: other tensors are on the disk than were written")
+        with self.path.open("rb") as file:
+            for name, span in spans.items():
+                file.seek(span.offset)
+                if _crc(file, prod(span.shape) * span.dtype.itemsize) != self.checksums[name]:
+                    raise StorageError(f"{self.path}: {name} is not on the disk as it was written")
+
+
+def write_weights(
+    weights: Weights,
+    output: Path,
+    layout: Layout,
+    dtype: torch.dtype,
+    shard_bytes: int = _SHARD_BYTES,
+    tick: Callable[[int], object] = lambda num_bytes: None,
+) -> int:
+    """Write ``weights`` to ``output`` (a file for bfl, a folder for diffusers); return the bytes written.
+
+    ``tick`` hears of the bytes as they are written. Raises DataError where the weights are not whole,
+    ConfigError where the layout cannot say this model or ``output`` exists, StorageError where the disk
+    says no.
+    """
+    model = weights.model
+    require_whole(weights, model)
+    if output.exists():
+        raise ConfigError("--output", str(output), "exists already; remove it or name another")
+    partial = output.with_name(f".{output.name}.partial")
+    _remove(partial)
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        if layout == "bfl":
+            shapes = {entry.name: entry.shape for entry in entries(model)}
+            files = [_File(partial, dtype, model, shapes)]
+        else:
+            config = _diffusers_config(model)
+            partial.mkdir()
+            files = _shards(partial, model, dtype, shard_bytes)
+            _write_side_files(partial, config, files)
+        _stream(weights, list(entries(model)), files, layout, tick)
+        for file in files:
+            file.verify()
+        partial.replace(output)
+    except OSError as error:
+        raise StorageError(f"{output}: cannot be written ({error.strerror})") from None
+    finally:
+        _remove(partial)
+    return sum(file.num_bytes for file in files)
+
+
+def _stream(
+    weights: Weights,
+    wanted: Sequence[Entry],
+    files: Sequence[_File],
+    layout: Layout,
+    tick: Callable[[int], object],
+) -> None:
+    """Write each tensor as it is read; ``files`` hold them in the same order."""
+    left = iter(files)
+    current = next(left)
+    by_name = {entry.name: entry for entry in wanted}
+    handle = current.path.open("wb")
+    try:
+        current.write_header(handle)
+        for name, tensor in weights.read(list(by_name)):
+            if not torch.isfinite(tensor).all():
+                raise DataError(f"{weights.path}: {name} is not finite")
+            for part, rows in _parts(by_name[name], tensor, layout):
+                if part not in current.shapes:
+                    handle.close()
+                    current = next(left)
+                    handle = current.path.open("wb")
+                    current.write_header(handle)
+                current.write(handle, part, rows)
+                tick(rows.numel() * current.dtype.itemsize)
+    finally:
+        handle.close()
+
+
+def _parts(entry: Entry, tensor: Tensor, layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    if layout == "bfl":
+        yield entry.name, tensor
+        return
+    rows = torch.cat(tensor.chunk(2)[::-1]) if entry.swapped else tensor
+    split = torch.split(rows, [count for _, count in entry.parts])
+    yield from zip((name for name, _ in entry.parts), split, strict=True)
+
+
+def _shards(folder: Path, model: ModelConfig, dtype: torch.dtype, shard_bytes: int) -> list[_File]:
+    """Return diffusers' files: one, or numbered ones of at most ``shard_bytes`` each."""
+    groups: list[dict[str, Shape]] = [{}]
+    used = 0
+    for entry in entries(model):
+        for name, count in entry.parts:
+            shape = (count, *entry.shape[1:])
+            size = prod(shape) * dtype.itemsize
+            if groups[-1] and used + size > shard_bytes:
+                groups.append({})
+                used = 0
+            groups[-1][name] = shape
+            used += size
+    if len(groups) == 1:
+        return [_File(folder / f"{_STEM}.safetensors", dtype, model, groups[0])]
+    return [
+        _File(folder / f"{_STEM}-{i:05d}-of-{len(groups):05d}.safetensors", dtype, model, shapes)
+        for i, shapes in enumerate(groups, 1)
+    ]
+
+
+def _write_side_files(folder: Path, config: dict[str, object], files: Sequence[_File]) -> None:
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(file.num_bytes for file in files)},
+            "weight_map": {name: file.path.name for file in files for name in file.shapes},
+        }
+        path = folder / f"{_STEM}.safetensors.index.json"
+        path.write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _diffusers_config(model: ModelConfig) -> dict[str, object]:
+    """Return diffusers' words for the model; ConfigError for what its transformer fixes otherwise."""
+    if (model.mlp_ratio, model.theta) != (4.0, 10_000):
+        text = "diffusers knows mlp_ratio 4 and theta 10000 only; export to bfl"
+        raise ConfigError("--to", "diffusers", text)
+    return {
+        "_class_name": "FluxTransformer2DModel",
+        "patch_size": 1,
+        "in_channels": model.in_channels,
+        "out_channels": None,
+        "num_layers": model.depth,
+        "num_single_layers": model.depth_single_blocks,
+        "attention_head_dim": model.hidden_size // model.num_heads,
+        "num_attention_heads": model.num_heads,
+        "joint_attention_dim": model.context_in_dim,
+        "pooled_projection_dim": model.vec_in_dim,
+        "guidance_embeds": model.guidance_embed,
+        "axes_dims_rope": list(model.axes_dim),
+    }
+
+
+def _crc(file: BinaryIO, num_bytes: int) -> int:
+    checksum = 0
+    while num_bytes:
+        content = file.read(min(num_bytes, _CHUNK_BYTES))
+        if not content:
+            return -1
+        checksum = zlib.crc32(content, checksum)
+        num_bytes -= len(content)
+    return checksum
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
