@@ -64,7 +64,7 @@ chart: setup ## write the chart's dashboards and goldens anew; review the diff l
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/chart
 
 size: setup ## files, lines, function median and p90
-	@$(BIN)/python tests/architecture/size.py
+	@$(BIN)/python -m tests.architecture.size
 
 clean: ## remove caches and runs; data and .venv stay
 	rm -rf runs build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
