@@ -2,8 +2,8 @@
 
     python -m tests.mutants [--count 60] [--seed 1] [--only PREFIX]
 
-The sample is spread evenly over the folders of both packages. Each change is made in a copy of the tree; the
-test files that import the changed module run there, the nearest first, until one of them fails. No cluster is started.
+The sample is spread evenly over the folders of both packages. Each change is made in a copy of the tree. The
+test files that import the changed module run there, the nearest first, until one fails; no cluster is started.
 """
 
 from __future__ import annotations
@@ -122,9 +122,8 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
         yield ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)
     elif isinstance(node, ast.If | ast.IfExp):
         yield ast.UnaryOp(ast.Not(), node.test)
-    elif isinstance(node, ast.Return) and node.value is not None:
-        if not isinstance(node.value, ast.Constant):
-            yield ast.Constant(None)
+    elif isinstance(node, ast.Return) and not isinstance(node.value, ast.Constant | None):
+        yield ast.Constant(None)
 
 
 def _is_text(node: ast.BinOp) -> bool:
@@ -168,7 +167,11 @@ def test_files() -> dict[Path, str]:
 def tests_of(mutant: Mutant, files: dict[Path, str]) -> list[str]:
     """Return the test files to run, the most likely first: by import, then by name, then by folder."""
     package, _, name = mutant.module.rpartition(".")
-    imports = (f"from {mutant.module} import", f"from {package} import {name}", f"import {mutant.module}")
+    imports = (
+        f"from {mutant.module} import",
+        f"from {package} import {name}",
+        f"import {mutant.module}",
+    )
     folder = set(mutant.path.parent.parts)
 
     def score(item: tuple[Path, str]) -> tuple[int, int, int]:
@@ -187,7 +190,16 @@ def is_caught(mutant: Mutant, copy: Path, files: dict[Path, str]) -> bool:
     original = target.read_text()
     target.write_text(mutant.source)
     environment = {**os.environ, "PYTHONPATH": f"{copy}/operator:{copy}/trainer"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=120"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "--timeout=120",
+    ]
     try:
         done = subprocess.run(
             [*command, *tests_of(mutant, files)],
@@ -210,10 +222,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="a package or module")
     arguments = parser.parse_args()
-    chosen, files, survived = sample(arguments.count, arguments.seed, arguments.only), test_files(), []
+    chosen, files, survived = (
+        sample(arguments.count, arguments.seed, arguments.only),
+        test_files(),
+        [],
+    )
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "tree"
-        ignored = shutil.ignore_patterns(".git", ".venv", "runs", ".cluster", ".*_cache", "__pycache__")
+        ignored = shutil.ignore_patterns(
+            ".git", ".venv", "runs", ".cluster", ".*_cache", "__pycache__"
+        )
         shutil.copytree(ROOT, copy, ignore=ignored, symlinks=True)
         for number, mutant in enumerate(chosen, 1):
             begin = time.monotonic()
@@ -221,7 +239,10 @@ def main() -> None:
             if not caught:
                 survived.append(mutant)
             took = time.monotonic() - begin
-            print(f"{number:3} {'caught  ' if caught else 'SURVIVED'} {took:4.0f} s  {mutant}", flush=True)
+            print(
+                f"{number:3} {'caught  ' if caught else 'SURVIVED'} {took:4.0f} s  {mutant}",
+                flush=True,
+            )
     print(f"{len(chosen) - len(survived)} of {len(chosen)} caught")
 
 

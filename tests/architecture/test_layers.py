@@ -1,0 +1,47 @@
+"""docs/architecture.md shows the layers that .importlinter enforces, row by row."""
+
+from __future__ import annotations
+
+import configparser
+import re
+
+from tests.paths import ROOT
+
+
+def layers() -> dict[str, list[set[str]]]:
+    """Return the rows of every layered package, by its folder."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / ".importlinter")
+    rows = {}
+    for name in parser.sections():
+        contract = parser[name]
+        if contract.get("type") == "layers":
+            package = contract["containers"].strip()
+            side = "operator" if package.startswith("fluxtrain_operator") else "trainer"
+            lines = contract["layers"].strip().splitlines()
+            rows[f"{side}/{package.replace('.', '/')}"] = [
+                set(re.split(r"[|\s]+", line.strip())) for line in lines
+            ]
+    return rows
+
+
+def documented() -> dict[str, list[set[str]]]:
+    """Return the rows of the page's tables, by their headings."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    tables = re.findall(r"^### (\S+)\n\n\| row \|.*\n\|---.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    return {
+        heading: [set(re.findall(r"`(\w+)`", row.split("|")[1])) for row in rows.splitlines()]
+        for heading, rows in tables
+    }
+
+
+def test_the_page_shows_every_row_of_every_layered_package() -> None:
+    assert documented() == layers()
+
+
+def test_every_folder_with_code_has_its_line_in_the_readme() -> None:
+    tree = (ROOT / "README.md").read_text()
+    for package in ("trainer/fluxtrain", "operator/fluxtrain_operator"):
+        for folder in (ROOT / package).iterdir():
+            if (folder / "__init__.py").exists():
+                assert f"{folder.name}/" in tree, folder
