@@ -2,8 +2,8 @@
 
     python -m tests.mutants [--count 60] [--seed 1] [--only PREFIX]
 
-The sample is spread evenly over the folders of both packages. Each change is made in a copy of the tree. The
-test files that import the changed module run there, the nearest first, until one fails; no cluster is started.
+The sample is spread evenly over the folders of both packages. Each change is made in a copy of the tree, and
+the test files that import the changed module run there until one fails. No cluster is started.
 """
 
 from __future__ import annotations
