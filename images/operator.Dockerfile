@@ -1,7 +1,7 @@
-# The operator: Python, its API client, no torch.
+# The operator image: Python and the Kubernetes client, without torch.
 #   pip wheel --no-deps --wheel-dir dist .
 #   buildah build --file images/operator.Dockerfile --tag fluxtrain/operator:0.1.0 .
-# Packages come from pip's index. From a folder of wheels, where there is no index: add
+# Packages are installed from pip's index. To install from a folder of wheels instead, add
 #   --volume FOLDER:/wheels:ro --build-arg PIP_OPTIONS="--no-index --find-links=/wheels"
 ARG BASE=python:3.12-slim
 
@@ -9,8 +9,8 @@ FROM ${BASE} AS packages
 USER 0
 ARG VERSION=0.1.0
 ARG PIP_OPTIONS=""
-# Folders of their own instead of an environment: they work the same on any base with a Python. What others wrote
-# comes first, in the versions that the tests ran with, so that a new version of ours is a layer of one megabyte.
+# Target folders instead of a virtual environment: they work with any base image that has Python. Dependencies are
+# installed first, in the tested versions, so that a new version of fluxtrain changes only a layer of one megabyte.
 COPY constraints.txt images/operator-requirements.txt /tmp/
 RUN python3 -m pip install --no-cache-dir --target /opt/packages ${PIP_OPTIONS} \
     --requirement /tmp/operator-requirements.txt --constraint /tmp/constraints.txt

@@ -1,7 +1,7 @@
-# The trainer, on an image that brings torch for its GPUs: AMD's PyTorch training image unless BASE says otherwise.
+# The trainer image. BASE must provide torch for the GPUs; the default is AMD's PyTorch training image.
 #   pip wheel --no-deps --wheel-dir dist .
 #   buildah build --file images/trainer.Dockerfile --tag fluxtrain/trainer:0.1.0 .
-# Packages come from pip's index. From a folder of wheels, where there is no index: add
+# Packages are installed from pip's index. To install from a folder of wheels instead, add
 #   --volume FOLDER:/wheels:ro --build-arg PIP_OPTIONS="--no-index --find-links=/wheels"
 ARG BASE=rocm/primus:v26.2
 
@@ -9,8 +9,8 @@ FROM ${BASE}
 ARG VERSION=0.1.0
 ARG PIP_OPTIONS=""
 USER 0
-# What the base has already is kept, torch above all: nothing in the list asks for it, and ours comes without
-# dependencies. The variable is for bases whose Python belongs to their distribution.
+# Installed packages of the base image are kept, in particular torch: no requirement depends on it, and fluxtrain is
+# installed without dependencies. PIP_BREAK_SYSTEM_PACKAGES is needed if the distribution manages the base's Python.
 COPY images/trainer-requirements.txt /tmp/
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir ${PIP_OPTIONS} \
     --requirement /tmp/trainer-requirements.txt
