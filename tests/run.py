@@ -2,7 +2,7 @@
 
     python -m tests.run [--repeat] [pytest's own options]
 
-Ends with the ten slowest tests and the counts of both. With ``--repeat`` a failed cluster test runs once more;
+Ends with the ten slowest tests and all counts. With ``--repeat`` a failed cluster test runs once more;
 if it then passes it is reported as FLAKY, with both logs.
 """
 
