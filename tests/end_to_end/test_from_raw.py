@@ -17,8 +17,8 @@ from cluster import images, volumes
 from cluster.kubectl import Kubectl, Manifest
 from tests.end_to_end import stage
 from tests.end_to_end.stage import ROOT, Operator, is_complete, losses, wait_until
-from tests.trainer.prepare.raw_images import raw_set
-from tests.trainer.prepare.test_coco import raw_coco
+from tests.trainer.prepare.raw_cc12m import write_raw_cc12m
+from tests.trainer.prepare.raw_coco import write_raw_coco
 from tests.trainer.ranks import made_in
 from tests.trainer.tiny_encoders import TOKENS, write_encoders
 
@@ -79,8 +79,8 @@ def jobs() -> list[Manifest]:
 
 def write_raw(folder: Path) -> None:
     """Write both raw sets and the encoders below ``folder``, as the example's volumes hold them."""
-    raw_set(folder / "data" / "cc12m_raw")
-    raw_coco(folder / "data" / "coco_raw")
+    write_raw_cc12m(folder / "data" / "cc12m_raw")
+    write_raw_coco(folder / "data" / "coco_raw")
     (folder / "models").mkdir()
     write_encoders(folder / "models")
 

@@ -18,10 +18,10 @@ from typing import Any, get_args
 import pytest
 from tests.free_ports import free_port
 from tests.trainer import ranks
-from tests.trainer.sample.test_sample_task import TINY, random_model, written
 from tests.trainer.test_distributed import be_rank
 from tests.trainer.test_train import MICRO, environment
 from tests.trainer.tiny_encoders import write_encoders
+from tests.trainer.tiny_model import random_flux, save_flux, tiny_model
 
 from fluxtrain import checkpoint
 from fluxtrain.contract.launch import RunPaths
@@ -212,13 +212,13 @@ def draw_with_a_slow_mate(config: RunConfig, paths: RunPaths, world: World, *, p
 
 def test_a_gallery_is_watched_until_the_last_rank_of_the_node_has_drawn(tmp_path: Path) -> None:
     write_encoders(tmp_path)
-    written(random_model(TINY), tmp_path)
+    save_flux(random_flux(tiny_model()), tmp_path)
     port, paths = free_port(), RunPaths(tmp_path / "output", tmp_path, tmp_path)
     config = resolve(
         {
             "preset": "micro",
             "task": "sample",
-            "model": TINY.model_dump(mode="json"),
+            "model": tiny_model().model_dump(mode="json"),
             "initial_weights": "weights.safetensors",
             "data": {"text_length": 8},
             "encoders": {"precision": "float32"},

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
-from tests.trainer.prepare.raw_images import FIT, UNFIT, parts, raw_set, write_tar
+from tests.trainer.prepare.raw_cc12m import FIT, UNFIT, parts, write_raw_cc12m, write_tar
 from tests.trainer.ranks import made_in
 
 from fluxtrain.data.tar.dataset import TarImages
@@ -62,7 +62,7 @@ def test_a_picture_that_cannot_be_used_says_why(kind: str) -> None:
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("raw")
-    raw_set(folder)
+    write_raw_cc12m(folder)
     return folder
 
 
@@ -75,7 +75,7 @@ def dropped(output: Path) -> list[dict[str, Any]]:
 
 
 def test_a_raw_set_becomes_a_data_set_that_training_opens(tmp_path: Path) -> None:
-    named = raw_set(tmp_path / "raw")
+    named = write_raw_cc12m(tmp_path / "raw")
     report = prepare(tmp_path / "raw", tmp_path / "set", num_workers=2)
     kept = [sample for sample, reason in named if reason is None]
     dataset = TarImages(tmp_path / "set")
@@ -179,7 +179,7 @@ def test_a_set_that_is_whole_is_left_alone_and_others_only_replaced_by_force(
 def test_a_raw_tar_that_is_cut_off_is_named_and_nothing_is_made(
     tmp_path: Path, length: int
 ) -> None:
-    raw_set(tmp_path / "raw")
+    write_raw_cc12m(tmp_path / "raw")
     broken = tmp_path / "raw" / "cc12m-train-0001.tar"
     broken.write_bytes(broken.read_bytes()[:length])
     with pytest.raises(DataError, match=r"0001\.tar: not a whole tar"):
@@ -223,7 +223,7 @@ def test_an_output_that_cannot_be_renamed_is_refused_at_once(raw: Path, mount: s
         prepare(raw, Path(mount))
 
 
-KILLER = Path(__file__).with_name("killer.py")
+KILLER = Path(__file__).with_name("kill_before.py")
 STEPS = [
     ("os.rename", "settings.partial"),
     ("os.rename", "dropped.partial"),

@@ -15,39 +15,20 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from tests.trainer.prepare.raw_coco import (
+    CAPTIONS,
+    image_name,
+    random_annotations,
+    random_jpeg,
+    write_captions,
+    write_raw_coco,
+)
 from tests.trainer.ranks import made_in
 
 from fluxtrain.data.tar.dataset import TarImages
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.prepare.coco.build import prepare_coco
 from fluxtrain.prepare.coco.subset import Annotation, read_annotations, subset, tsv
-
-CAPTIONS = "annotations/captions_val2014.json"
-WORDS = [
-    'a "quoted" word',
-    "a tab\there",
-    "two\nlines",
-    "  spaces ",
-    "cr\rhere",
-    "☃, snow",
-    "plain",
-]
-
-
-def annotations(num_images: int, per_image: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return captions in COCO's form, in random order, with ids that are not in that order."""
-    rng = np.random.default_rng(seed)
-    images = rng.permutation(np.repeat(rng.permutation(10 * num_images)[:num_images], per_image))
-    ids = rng.permutation(20 * len(images))[: len(images)]
-    return [
-        {"image_id": int(image), "id": int(number), "caption": f"{WORDS[i % len(WORDS)]} {i}\n"}
-        for i, (image, number) in enumerate(zip(images, ids, strict=True))
-    ]
-
-
-def write_captions(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text(json.dumps({"info": {}, "annotations": rows}))
-    return path
 
 
 def by_pandas(rows: list[dict[str, Any]], num_samples: int) -> pd.DataFrame:
@@ -68,7 +49,7 @@ def by_pandas(rows: list[dict[str, Any]], num_samples: int) -> pd.DataFrame:
 def test_the_subset_and_its_table_are_those_of_pandas(
     tmp_path: Path, num_images: int, per_image: int, num_samples: int
 ) -> None:
-    rows = annotations(num_images, per_image)
+    rows = random_annotations(num_images, per_image)
     read = read_annotations(write_captions(tmp_path / "captions.json", rows))
     ours, theirs = subset(read, num_samples), by_pandas(rows, num_samples)
     assert [row.image_id for row in ours] == theirs["image_id"].tolist()
@@ -114,37 +95,10 @@ def test_captions_that_are_missing_are_the_flags_fault(tmp_path: Path) -> None:
         read_annotations(tmp_path / "nowhere.json")
 
 
-def picture(number: int) -> bytes:
-    """Return a JPEG of odd size; some are grey, some CMYK, some ask to be turned."""
-    rng = np.random.default_rng(number)
-    size = int(rng.integers(40, 300)), int(rng.integers(40, 300))
-    image = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(size)
-    image = image.convert(("RGB", "L", "CMYK", "RGB")[number % 4])
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", exif=exif if number % 4 == 3 else b"")
-    return buffer.getvalue()
-
-
-def raw_coco(folder: Path, num_images: int = 30) -> list[dict[str, Any]]:
-    rows = annotations(num_images, 3)
-    (folder / "val2014").mkdir(parents=True)
-    for image_id in {row["image_id"] for row in rows}:
-        (folder / "val2014" / name(image_id)).write_bytes(picture(image_id))
-    (folder / CAPTIONS).parent.mkdir()
-    write_captions(folder / CAPTIONS, rows)
-    return rows
-
-
-def name(image_id: int) -> str:
-    return f"COCO_val2014_{image_id:012d}.jpg"
-
-
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("raw")
-    raw_coco(folder)
+    write_raw_coco(folder)
     return folder
 
 
@@ -164,7 +118,7 @@ def test_pictures_are_resized_whatever_their_shape_and_keep_their_timesteps(
     for i, row in enumerate(rows.itertuples()):
         assert dataset.key(i) == f"{row.image_id:012d}"
         assert dataset.caption(i) == row.caption
-        with Image.open(raw / "val2014" / name(row.image_id)) as image:
+        with Image.open(raw / "val2014" / image_name(row.image_id)) as image:
             expected = image.resize((256, 256), Image.Resampling.BICUBIC).convert("RGB")
         assert np.array_equal(dataset.image(i).permute(1, 2, 0).numpy(), np.array(expected))
     table = (tmp_path / "set" / "val2014_30k.tsv").read_bytes()
@@ -175,7 +129,7 @@ def test_pictures_are_resized_whatever_their_shape_and_keep_their_timesteps(
         assert json.load(content) == {
             "id": str(rows.iloc[8].image_id),
             "caption": rows.iloc[8].caption,
-            "filename": name(rows.iloc[8].image_id).replace(".jpg", ".png"),
+            "filename": image_name(rows.iloc[8].image_id).replace(".jpg", ".png"),
             "timestep": 0,
         }
 
@@ -189,8 +143,8 @@ def test_any_number_of_workers_makes_the_same_bytes(raw: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("fault", ["missing", "empty", "truncated", "text"])
 def test_an_image_that_cannot_be_read_ends_it_loudly(tmp_path: Path, fault: str) -> None:
-    rows = by_pandas(raw_coco(tmp_path), 24)
-    broken = tmp_path / "val2014" / name(rows.iloc[9].image_id)
+    rows = by_pandas(write_raw_coco(tmp_path), 24)
+    broken = tmp_path / "val2014" / image_name(rows.iloc[9].image_id)
     content = {"empty": b"", "truncated": broken.read_bytes()[:-400], "text": b"<html>"}
     broken.unlink()
     if fault in content:
@@ -198,11 +152,11 @@ def test_an_image_that_cannot_be_read_ends_it_loudly(tmp_path: Path, fault: str)
     with pytest.raises(DataError, match=rf"1 of 24 images cannot be read(.|\n)*{broken.name}"):
         prepare(tmp_path, tmp_path / "set")
     assert not (tmp_path / "set").exists()
-    broken.write_bytes(picture(1))
+    broken.write_bytes(random_jpeg(1))
     assert prepare(tmp_path, tmp_path / "set")["samples"] == 24
 
 
-KILLER = Path(__file__).with_name("killer.py")
+KILLER = Path(__file__).with_name("kill_before.py")
 STEPS = [
     ("os.rename", "settings.partial"),
     ("os.rename", "val2014_30k.partial"),

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.prepare.raw_images import raw_set
-from tests.trainer.prepare.test_coco import raw_coco
+from tests.trainer.prepare.raw_cc12m import write_raw_cc12m
+from tests.trainer.prepare.raw_coco import write_raw_coco
 from tests.trainer.ranks import made_in
 
 from fluxtrain.contract.launch import RunPaths
@@ -46,8 +46,8 @@ def job(path: Path, run: dict[str, Any]) -> Path:
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a data root with both raw sets."""
     root = tmp_path_factory.mktemp("data")
-    raw_set(root / "raw")
-    raw_coco(root / "coco")
+    write_raw_cc12m(root / "raw")
+    write_raw_coco(root / "coco")
     return root
 
 

@@ -9,49 +9,22 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from PIL import Image
-from safetensors.torch import save_file
-from tests.trainer.tiny_encoders import CHANNELS, SIDE, TOKENS, WIDTH, write_encoders
+from tests.trainer.tiny_encoders import SIDE, TOKENS, write_encoders
+from tests.trainer.tiny_model import random_flux, save_flux, tiny_model
 
 from fluxtrain.cli import main
 from fluxtrain.contract.run.config import RunConfig, SamplingConfig
 from fluxtrain.contract.run.encoders import EncodersConfig
-from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 from fluxtrain.loss import FlowLoss
-from fluxtrain.model.flux import Flux
 from fluxtrain.model.latents import pack
 from fluxtrain.sample.euler import euler
 from fluxtrain.weights import open_weights, write_weights
 
-SMALL = ModelConfig(
-    in_channels=16,
-    vec_in_dim=40,
-    context_in_dim=48,
-    hidden_size=64,
-    num_heads=2,
-    depth=1,
-    depth_single_blocks=1,
-    axes_dim=(8, 12, 12),
-)
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "none": {"shift": 1.0},
     "dev": {"use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 1.15, "shift": 3.0},
 }
-
-
-def random_model(model: ModelConfig) -> Flux:
-    torch.manual_seed(0)
-    flux = Flux(model)
-    with torch.no_grad():
-        for parameter in flux.parameters():
-            parameter.normal_(0, 0.1)
-    return flux.eval()
-
-
-def written(flux: Flux, folder: Path) -> Path:
-    path = folder / "weights.safetensors"
-    save_file(flux.state_dict(), path, metadata={"axes_dims_rope": "[8, 12, 12]"})
-    return path
 
 
 @pytest.mark.parametrize("size", [16, 40])
@@ -61,10 +34,10 @@ def written(flux: Flux, folder: Path) -> Path:
 def test_latents_are_those_of_diffusers_pipeline(
     shift: Any, steps: int, size: int, tmp_path: Path
 ) -> None:
-    model = SMALL.model_copy(update={"guidance_embed": shift == "dev"})
-    flux = random_model(model)
+    model = tiny_model(vec_in_dim=40, context_in_dim=48, guidance_embed=shift == "dev")
+    flux = random_flux(model)
     folder = tmp_path / "transformer"
-    write_weights(open_weights(written(flux, tmp_path)), folder, "diffusers", torch.float32)
+    write_weights(open_weights(save_flux(flux, tmp_path)), folder, "diffusers", torch.float32)
     pipeline = FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULERS[shift]),
         transformer=FluxTransformer2DModel.from_pretrained(folder),
@@ -101,16 +74,6 @@ def test_latents_are_those_of_diffusers_pipeline(
     assert error < 1e-5
 
 
-TINY = ModelConfig(
-    in_channels=4 * CHANNELS,
-    vec_in_dim=WIDTH,
-    context_in_dim=WIDTH,
-    hidden_size=64,
-    num_heads=2,
-    depth=1,
-    depth_single_blocks=1,
-    axes_dim=(8, 12, 12),
-)
 FLAGS = [
     f"--data.image_size={SIDE}",
     f"--data.latent_size={SIDE // 8}",
@@ -132,7 +95,7 @@ def draw(folder: Path, output: str, *more: str) -> int:
 def test_prompts_become_pictures_that_say_how_they_were_made_on_any_number_of_ranks(
     tmp_path: Path,
 ) -> None:
-    written(random_model(TINY), tmp_path)
+    save_flux(random_flux(tiny_model()), tmp_path)
     write_encoders(tmp_path / "models")
     assert draw(tmp_path, "one", "--processes=1") == EXIT_OK
     first = tmp_path / "one" / "samples" / "0000.png"
@@ -156,7 +119,7 @@ def test_prompts_become_pictures_that_say_how_they_were_made_on_any_number_of_ra
 def test_what_cannot_be_drawn_is_said_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written(random_model(TINY), tmp_path)
+    save_flux(random_flux(tiny_model()), tmp_path)
     weights = str(tmp_path / "weights.safetensors")
     output = ["--output", str(tmp_path / "out"), "--models", str(tmp_path)]
     mistakes = [

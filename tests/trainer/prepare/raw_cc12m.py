@@ -97,7 +97,7 @@ def write_tar(path: Path, samples: Sequence[Sample]) -> None:
                 tar.addfile(header, io.BytesIO(content))
 
 
-def raw_set(folder: Path) -> list[tuple[Sample, str | None]]:
+def write_raw_cc12m(folder: Path) -> list[tuple[Sample, str | None]]:
     """Write a set of four tars; return all samples in order, each with the reason to leave it out."""
     plan: list[tuple[dict[str, bytes], str | None]] = []
     for name, content in FIT.items():
