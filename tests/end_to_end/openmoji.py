@@ -27,7 +27,7 @@ from fluxtrain.prepare.openmoji.build import (
     _text_encoder,
 )
 from fluxtrain.prepare.openmoji.catalogue import read_catalogue
-from fluxtrain.prepare.openmoji.fit import FitSettings, fit
+from fluxtrain.prepare.openmoji.fit_autoencoder import FitSettings, fit_patch_autoencoder
 
 NUM_TRAIN, NUM_VALIDATION = 48, 16
 STEPS = 30
@@ -53,7 +53,7 @@ def prepare(folder: Path) -> None:
     pixels = torch.stack([drawn.image(index) for index in range(len(drawn))])
     autoencoder = folder / config.encoders.autoencoder
     autoencoder.parent.mkdir(parents=True)
-    save_patch_autoencoder(autoencoder, fit(pixels, FitSettings(steps=20)))
+    save_patch_autoencoder(autoencoder, fit_patch_autoencoder(pixels, FitSettings(steps=20)))
     text = _text_encoder(config)
     places = {"train": config.data.train, "validation": config.data.validation}
     for part, place in places.items():

@@ -13,7 +13,7 @@ from tests.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.test_distributed import be_rank
 from tests.trainer.test_whole_validation import PICTURES, TWELVE, events, merge_all, write_encoded
-from tests.trainer.tiny_encoders import write_encoders, write_pictures
+from tests.trainer.tiny_encoders import write_encoders, write_images
 
 from fluxtrain.checkpoint import RunState
 from fluxtrain.contract.launch import RunPaths
@@ -74,7 +74,7 @@ def test_no_sample_is_read_before_the_run_starts(
     else:
         write_encoders(tmp_path)
         for part in ("train", "validation"):
-            write_pictures(tmp_path / part, 24)
+            write_images(tmp_path / part, 24)
     run = partial(train_with_a_late_rank, port=free_port(), late=late)
     assert ranks.finish(run, config, paths, size=2) == [0, 0], ranks.said(paths)
     (started,) = [event["time_ms"] for event in events(paths) if event["key"] == "run_start"]

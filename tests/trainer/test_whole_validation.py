@@ -15,7 +15,7 @@ import torch
 from tests.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.test_distributed import be_rank
-from tests.trainer.tiny_encoders import CHANNELS, TOKENS, WIDTH, write_encoders, write_pictures
+from tests.trainer.tiny_encoders import CHANNELS, TOKENS, WIDTH, write_encoders, write_images
 
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
@@ -195,7 +195,7 @@ def test_a_loss_that_is_no_number_on_readable_samples_is_divergence(
 @pytest.mark.parametrize("size", [1, 2])
 def test_pictures_are_held_to_the_same(tmp_path: Path, size: int) -> None:
     for part in ("train", "validation"):
-        write_pictures(tmp_path / part, COUNT, timesteps=part == "validation")
+        write_images(tmp_path / part, COUNT, timesteps=part == "validation")
     cut_pictures(tmp_path / "validation", ["000000000", "000000020"])
     paths = RunPaths(tmp_path / "output", tmp_path, write_encoders(tmp_path))
     assert run(paths, size, PICTURES) == [EXIT_USAGE] * size

@@ -41,7 +41,7 @@ def caption(index: int) -> str:
     return f"a {COLOURS[index % 6]} {SHAPES[index % 3]}, number {index}"
 
 
-def picture(index: int, side: int = SIDE) -> Image.Image:
+def small_image(index: int, side: int = SIDE) -> Image.Image:
     rng = np.random.default_rng(index)
     image = Image.fromarray(rng.integers(150, 256, (side, side, 3), dtype=np.uint8))
     box = tuple(sorted(rng.integers(0, side, 2).tolist())) * 2
@@ -63,7 +63,7 @@ def write_pictures(
     with TarWriter(folder, shard_size) as writer:
         for index in range(first, first + count):
             notes = {"id": str(index), "timestep": (index * 5) % 8} if timesteps else {"n": index}
-            writer.add(f"{index:09d}", png(picture(index)), "png", caption(index), notes)
+            writer.add(f"{index:09d}", png(small_image(index)), "png", caption(index), notes)
     return folder
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from tests.free_ports import free_port
 from tests.trainer import ranks
-from tests.trainer.tiny_encoders import config, picture, png, write_encoders, write_pictures
+from tests.trainer.tiny_encoders import config, png, small_image, write_encoders, write_images
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from fluxtrain.cli import main
@@ -674,8 +674,8 @@ def test_a_conversion_that_makes_no_sense_is_refused(
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
     """Return roots with pictures, encoders, and the preprocessed samples in every layout."""
     root = tmp_path_factory.mktemp("prepared")
-    write_pictures(root / "train", 37)
-    write_pictures(root / "validation", 16, timesteps=True, first=100)
+    write_images(root / "train", 37)
+    write_images(root / "validation", 16, timesteps=True, first=100)
     write_encoders(root)
     paths = RunPaths(root / "out", root, root)
     run = config(task="preprocess", encoders={"precision": "bfloat16"})
@@ -831,7 +831,7 @@ def save_published(prepared: RunPaths, folder: Path) -> None:
     datasets.disable_progress_bars()
     tars = TarImages(prepared.data / "train")
     rows = {
-        "png": [png(picture(index)) for index in range(len(tars))],
+        "png": [png(small_image(index)) for index in range(len(tars))],
         "txt": [tars.caption(index) for index in range(len(tars))],
         "__key__": [tars.key(index) for index in range(len(tars))],
         "width": [32] * len(tars),

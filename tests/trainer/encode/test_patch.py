@@ -12,11 +12,11 @@ from fluxtrain.encode.patch import (
     save_patch_autoencoder,
 )
 from fluxtrain.errors import DataError
-from fluxtrain.prepare.openmoji.fit import (
+from fluxtrain.prepare.openmoji.fit_autoencoder import (
     FitSettings,
-    fit,
-    standardise,
-    start_from_principal_components,
+    fit_patch_autoencoder,
+    init_from_principal_components,
+    standardize_latents,
     to_images,
 )
 
@@ -55,7 +55,7 @@ def test_an_image_becomes_a_latent_an_eighth_its_size_and_back() -> None:
 def test_the_start_is_the_best_linear_code_of_the_patches() -> None:
     pixels = discs()
     autoencoder = PatchAutoencoder(channels=16)
-    start_from_principal_components(autoencoder, pixels)
+    init_from_principal_components(autoencoder, pixels)
     patches = torch.nn.functional.unfold(to_images(pixels), 8, stride=8)
     patches = patches.transpose(1, 2).flatten(0, 1)
     centred = patches - patches.mean(0)
@@ -69,15 +69,16 @@ def test_the_start_is_the_best_linear_code_of_the_patches() -> None:
 def test_fitting_improves_on_the_linear_code() -> None:
     pixels = discs()
     linear = PatchAutoencoder()
-    start_from_principal_components(linear, pixels)
+    init_from_principal_components(linear, pixels)
     assert (
-        psnr(fit(pixels, FitSettings(steps=150, batch_size=8)), pixels) > psnr(linear, pixels) + 0.3
+        psnr(fit_patch_autoencoder(pixels, FitSettings(steps=150, batch_size=8)), pixels)
+        > psnr(linear, pixels) + 0.3
     )
 
 
 def test_latents_have_mean_zero_and_variance_one() -> None:
     pixels = discs()
-    mean, _ = fit(pixels, FEW_STEPS).encode(to_images(pixels))
+    mean, _ = fit_patch_autoencoder(pixels, FEW_STEPS).encode(to_images(pixels))
     torch.testing.assert_close(mean.mean((0, 2, 3)), torch.zeros(16), rtol=0, atol=1e-4)
     assert mean.std().item() == pytest.approx(1, abs=1e-3)
 
@@ -85,21 +86,21 @@ def test_latents_have_mean_zero_and_variance_one() -> None:
 def test_standardising_changes_no_picture() -> None:
     pixels = discs()
     autoencoder = PatchAutoencoder()
-    start_from_principal_components(autoencoder, pixels)
+    init_from_principal_components(autoencoder, pixels)
     before = psnr(autoencoder, pixels)
-    standardise(autoencoder, pixels)
+    standardize_latents(autoencoder, pixels)
     assert psnr(autoencoder, pixels) == pytest.approx(before, abs=1e-3)
 
 
 def test_the_same_pictures_and_settings_give_the_same_autoencoder() -> None:
-    one, two = (fit(discs(), FEW_STEPS).state_dict() for _ in range(2))
+    one, two = (fit_patch_autoencoder(discs(), FEW_STEPS).state_dict() for _ in range(2))
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, two[name], msg=name)
 
 
 def test_a_saved_autoencoder_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "models" / "autoencoder.safetensors"
-    autoencoder = fit(discs(), FEW_STEPS)
+    autoencoder = fit_patch_autoencoder(discs(), FEW_STEPS)
     save_patch_autoencoder(path, autoencoder)
     latents = torch.randn(2, 16, 8, 8)
     read = load_patch_autoencoder(path)

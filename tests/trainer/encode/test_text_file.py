@@ -17,7 +17,7 @@ from tests.trainer.tiny_encoders import (
     config,
     t5_tokenizer,
     write_encoders,
-    write_pictures,
+    write_images,
 )
 from torch import Tensor
 from transformers import (
@@ -327,8 +327,8 @@ def test_a_missing_file_is_named_before_anything_starts(tmp_path: Path, name: st
 def test_the_preprocess_task_knows_the_files_by_their_content(
     published: Path, tmp_path: Path, changed: Callable[[str, Change], Path]
 ) -> None:
-    data = write_pictures(tmp_path / "data" / "train", 3).parent
-    write_pictures(data / "validation", 2)
+    data = write_images(tmp_path / "data" / "train", 3).parent
+    write_images(data / "validation", 2)
     models = changed(FILES.t5, dict)
     (models / "autoencoder").mkdir()
     write_encoders(tmp_path / "others")

@@ -30,7 +30,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.distributed import World, process_group
 from fluxtrain.sample import task as gallery
-from fluxtrain.sample.task import draw_prompts
+from fluxtrain.sample.task import sample_prompts
 from fluxtrain.train import train
 
 Answer = dict[str, Any]
@@ -198,16 +198,16 @@ def test_a_process_that_was_stopped_claims_nothing_for_that_time(tmp_path: Path)
 def draw_with_a_slow_mate(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
     """Draw; each picture of rank 1 takes a second."""
     be_rank_of_one_node(world, port)
-    drawing = gallery.euler
+    drawing = gallery.denoise
     if world.rank == 1:
 
         def slowly(*arguments: Any) -> Any:
             time.sleep(1)
             return drawing(*arguments)
 
-        gallery.euler = slowly
+        gallery.denoise = slowly
     with process_group() as met:
-        draw_prompts(config, paths, met)
+        sample_prompts(config, paths, met)
 
 
 def test_a_gallery_is_watched_until_the_last_rank_of_the_node_has_drawn(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tests.trainer.tiny_encoders import (
     picture,
     png,
     write_encoders,
-    write_pictures,
+    write_images,
 )
 from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
 
@@ -51,8 +51,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data")
-    write_pictures(root / "train", 53)
-    write_pictures(root / "validation", 11, timesteps=True, first=100)
+    write_images(root / "train", 53)
+    write_images(root / "validation", 11, timesteps=True, first=100)
     return root
 
 
@@ -363,7 +363,7 @@ def test_a_changed_input_is_noticed(tmp_path: Path, pictures: Path, models: Path
     target = open_targets(run, where.data, models)[0]
     with target.staging(0) as staging:
         target.claim(staging)
-    write_pictures(tmp_path / "more", 3)
+    write_images(tmp_path / "more", 3)
     (tmp_path / "more/shard_000000.tar").rename(where.data / "train/shard_000009.tar")
     with pytest.raises(ConfigError, match=r"other settings \(source\)"):
         open_targets(run, where.data, models)

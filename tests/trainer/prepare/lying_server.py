@@ -100,7 +100,7 @@ def stalls(handler: Handler, content: bytes) -> None:
     time.sleep(1.5)
 
 
-def silent(handler: Handler, content: bytes) -> None:
+def never_answers(handler: Handler, content: bytes) -> None:
     time.sleep(1.5)
 
 

@@ -22,9 +22,9 @@ from tests.trainer.ranks import made_in
 from fluxtrain.data.tar.dataset import TarImages
 from fluxtrain.errors import ConfigError, DataError, StorageError
 from fluxtrain.prepare.cc12m.build import prepare_cc12m, read_problematic
-from fluxtrain.prepare.cc12m.image import UnfitError, clean
+from fluxtrain.prepare.cc12m.image import RejectedError, clean
 from fluxtrain.prepare.cc12m.source import FolderSource, open_source
-from fluxtrain.prepare.staging import locked
+from fluxtrain.prepare.staging_dir import exclusive_lock
 
 
 def as_the_reference_sees_it(content: bytes) -> np.ndarray[Any, Any]:
@@ -53,7 +53,7 @@ def test_a_picture_is_cleaned_to_the_last_bit_as_the_reference_cleans_it(kind: s
 @pytest.mark.parametrize("kind", UNFIT)
 def test_a_picture_that_cannot_be_used_says_why(kind: str) -> None:
     content, reason = UNFIT[kind]
-    with pytest.raises(UnfitError) as raised:
+    with pytest.raises(RejectedError) as raised:
         clean(content)
     assert raised.value.reason == reason
     assert len(raised.value.detail) < 250
@@ -213,7 +213,10 @@ def test_a_list_that_is_none_of_indices_is_refused(tmp_path: Path, text: str) ->
 
 def test_two_processes_do_not_write_the_same_set(raw: Path, tmp_path: Path) -> None:
     (tmp_path / "set.partial").mkdir()
-    with locked(tmp_path / "set.partial"), pytest.raises(StorageError, match="another process"):
+    with (
+        exclusive_lock(tmp_path / "set.partial"),
+        pytest.raises(StorageError, match="another process"),
+    ):
         prepare(raw, tmp_path / "set")
 
 

@@ -27,11 +27,11 @@ from tests.trainer.prepare.lying_server import (
     forbidden,
     hangs_up,
     honest,
+    never_answers,
     nonsense,
     other_range,
     redirect,
     serving,
-    silent,
     slowly,
     stalls,
     too_many_bytes,
@@ -43,14 +43,14 @@ from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.prepare.cc12m.build import prepare_cc12m
 from fluxtrain.prepare.cc12m.source import open_source
 from fluxtrain.prepare.download.download import download
-from fluxtrain.prepare.download.http import DownloadError, Link
+from fluxtrain.prepare.download.http import DownloadError, HttpClient
 from fluxtrain.prepare.download.hub import open_hub
 from fluxtrain.prepare.download.manifest import parse, path_fault, read_manifest
 
 FILES = {f"part/file-{i}.bin": random.Random(i).randbytes(200_000 + i) for i in range(3)}
 FILES["empty.bin"] = b""
-LINK = Link(timeout=10, attempts=3, backoff=0.01)
-IMPATIENT = Link(timeout=0.5, attempts=3, backoff=0.01, min_rate=1000)
+LINK = HttpClient(timeout=10, attempts=3, backoff=0.01)
+IMPATIENT = HttpClient(timeout=0.5, attempts=3, backoff=0.01, min_rate=1000)
 
 
 def md5_list(files: dict[str, bytes]) -> bytes:
@@ -88,7 +88,17 @@ def test_what_a_manifest_names_is_brought_and_asked_for_once(
     assert all(server.asked[f"/sets/{name}"] == 1 for name in FILES)
 
 
-ONCE = [cut_off, stalls, silent, drips, hangs_up, busy, nonsense, wrong_bytes, cut_off_unsaid]
+ONCE = [
+    cut_off,
+    stalls,
+    never_answers,
+    drips,
+    hangs_up,
+    busy,
+    nonsense,
+    wrong_bytes,
+    cut_off_unsaid,
+]
 
 
 @pytest.mark.parametrize("fault", [*ONCE, too_many_bytes], ids=lambda fault: fault.__name__)

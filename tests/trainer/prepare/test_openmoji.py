@@ -11,8 +11,8 @@ import pytest
 from fluxtrain.data.shard_dataset import EncodedDataset
 from fluxtrain.prepare import stages
 from fluxtrain.prepare.openmoji.build import NUM_SKIN_TONES, NUM_VALIDATION_BASES, _svg_folder
+from fluxtrain.prepare.openmoji.cached_build import Advance, build_cached, is_cached, progress
 from fluxtrain.prepare.openmoji.catalogue import base, caption, read_catalogue, split
-from fluxtrain.prepare.stages import Advance, is_made, progress, run_stage
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def stage(
         advance(1)
 
     said = io.StringIO()
-    run_stage("work", output, settings, 1, make, force, stream=said)
+    build_cached("work", output, settings, 1, make, force, stream=said)
     return said.getvalue()
 
 
@@ -88,7 +88,7 @@ def test_a_stage_that_fails_leaves_the_earlier_result(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         stage(output, {"size": 2}, fail=True)
     assert output.read_text() == "made with {'size': 1}"
-    assert is_made(output, {"size": 1})
+    assert is_cached(output, {"size": 1})
     assert "already" not in stage(output, {"size": 2})
 
 
@@ -96,7 +96,7 @@ def test_a_stamp_that_is_no_json_counts_as_not_made(tmp_path: Path) -> None:
     output = tmp_path / "result"
     stage(output, {"size": 1})
     (tmp_path / "result.prepared.json").write_text("{")
-    assert not is_made(output, {"size": 1})
+    assert not is_cached(output, {"size": 1})
 
 
 def test_where_there_is_no_terminal_progress_is_a_line_once_in_a_while(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig, SamplingConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.sample.euler import euler, starting_noise, to_pil_images
+from fluxtrain.sample.denoise import denoise, initial_noise, to_pil_images
 from fluxtrain.sample.image_grid import save_grid
 
 SHAPE = (4, 2, 2)
@@ -34,11 +34,11 @@ class StraightLines:
 def walk(steps: int, cfg_scale: float, push: float = 0.0, **encoders: float) -> Tensor:
     config = resolve({"preset": "micro", "encoders": encoders})
     lines: Any = StraightLines(torch.full(SHAPE, 0.25), config)
-    noise = starting_noise(1, 3, SHAPE)
+    noise = initial_noise(1, 3, SHAPE)
     prompts = (torch.zeros(3, 1, 1), torch.full((3, 1), push))
     empty = (torch.zeros(3, 1, 1), torch.zeros(3, 1))
     sampling = SamplingConfig(num_steps=steps, cfg_scale=cfg_scale)
-    return euler(lines, noise, prompts, empty, sampling)
+    return denoise(lines, noise, prompts, empty, sampling)
 
 
 @pytest.mark.parametrize("steps", [1, 7, 24])
@@ -59,8 +59,8 @@ def test_latents_come_back_as_the_autoencoder_knows_them() -> None:
 
 
 def test_a_picture_starts_from_the_same_noise_however_many_are_drawn() -> None:
-    assert torch.equal(starting_noise(7, 5, SHAPE)[:2], starting_noise(7, 2, SHAPE))
-    assert not torch.equal(starting_noise(7, 2, SHAPE), starting_noise(8, 2, SHAPE))
+    assert torch.equal(initial_noise(7, 5, SHAPE)[:2], initial_noise(7, 2, SHAPE))
+    assert not torch.equal(initial_noise(7, 2, SHAPE), initial_noise(8, 2, SHAPE))
 
 
 def test_pixels_are_rounded_and_clamped() -> None:

@@ -18,7 +18,7 @@ from fluxtrain.contract.run.encoders import EncodersConfig
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model.latents import pack
-from fluxtrain.sample.euler import euler
+from fluxtrain.sample.denoise import denoise
 from fluxtrain.weights import open_weights, write_weights
 
 SCHEDULERS: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ def test_latents_are_those_of_diffusers_pipeline(
     )
     empty = (torch.zeros(2, 7, 48), torch.zeros(2, 40))
     loss = FlowLoss(flux, config, torch.float32)
-    ours = pack(euler(loss, noise, (txt, vec), empty, config.sampling))
+    ours = pack(denoise(loss, noise, (txt, vec), empty, config.sampling))
     error = (ours - theirs).abs().max() / theirs.abs().max()
     print(f"{shift}, {steps} steps, {size} x {size}: largest relative difference {error:.1e}")
     assert error < 1e-5

@@ -170,7 +170,7 @@ def _coco(arguments: argparse.Namespace, rest: list[str]) -> int:
 @_resumable
 def _download(arguments: argparse.Namespace, rest: list[str]) -> int:
     from fluxtrain.prepare.download.download import download
-    from fluxtrain.prepare.download.http import Link
+    from fluxtrain.prepare.download.http import HttpClient
     from fluxtrain.prepare.download.hub import open_hub
 
     require_no_more(rest)
@@ -178,7 +178,7 @@ def _download(arguments: argparse.Namespace, rest: list[str]) -> int:
         dataset = open_hub(arguments.hub, arguments.revision)
         dataset.fetch_all(arguments.include, arguments.output, arguments.connections)
         return EXIT_OK
-    link = Link(timeout=arguments.timeout, attempts=arguments.attempts)
+    link = HttpClient(timeout=arguments.timeout, attempts=arguments.attempts)
     download(
         arguments.manifest,
         arguments.output,

@@ -31,7 +31,7 @@ class Residual(nn.Module):
         super().__init__()
         self.widen = nn.Conv2d(width, width, 3, padding=1)
         self.narrow = nn.Conv2d(width, width, 3, padding=1)
-        silent(self.narrow)
+        zero_init(self.narrow)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         """Return ``x``, corrected."""
@@ -97,7 +97,7 @@ class PatchAutoencoder(nn.Module):
         return images
 
 
-def silent(layer: nn.Conv2d) -> None:
+def zero_init(layer: nn.Conv2d) -> None:
     """Let ``layer`` return zero until it has learned otherwise."""
     nn.init.zeros_(layer.weight)
     if layer.bias is not None:

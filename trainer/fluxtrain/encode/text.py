@@ -24,12 +24,12 @@ from fluxtrain.errors import DataError
 CLIP_LENGTH = 77
 """Tokens that CLIP's text model was trained on."""
 
-Txt = Float[Tensor, "b l d"]
-Vec = Float[Tensor, "b v"]
+TokenStates = Float[Tensor, "b l d"]
+PooledStates = Float[Tensor, "b v"]
 
 
 @dataclass(frozen=True)
-class Tower:
+class TextModel:
     """A tokenizer and the encoder behind it; every caption becomes ``length`` tokens."""
 
     tokenizer: Any
@@ -52,11 +52,11 @@ class Tower:
 class T5Clip:
     """FLUX's own two: T5's tokens, padding attended like any other, and CLIP's pooled vector."""
 
-    t5: Tower
-    clip: Tower
+    t5: TextModel
+    clip: TextModel
 
     @torch.no_grad()
-    def encode(self, captions: list[str]) -> tuple[Txt, Vec]:
+    def encode(self, captions: list[str]) -> tuple[TokenStates, PooledStates]:
         """Return T5's last hidden states and CLIP's pooled output of ``captions``."""
         # No mask for either (reference: MLPerf's flux1); CLIP is causal, so only T5 sees the padding.
         txt = self.t5.encoder(input_ids=self.t5.tokens(captions).input_ids).last_hidden_state
@@ -68,10 +68,10 @@ class T5Clip:
 class MiniLM:
     """A small sentence encoder: tokens of unit variance, zero where padded, and their mean."""
 
-    tower: Tower
+    tower: TextModel
 
     @torch.no_grad()
-    def encode(self, captions: list[str]) -> tuple[Txt, Vec]:
+    def encode(self, captions: list[str]) -> tuple[TokenStates, PooledStates]:
         """Return normalised token states and the normalised mean over the words of ``captions``."""
         tokens = self.tower.tokens(captions)
         states = self.tower.encoder(**tokens).last_hidden_state
@@ -101,11 +101,11 @@ def load_text_encoder(
 
     disable_progress_bar()
 
-    def tower(load: _Loader, weights: str | Path, tokenizer: str | None, length: int) -> Tower:
+    def tower(load: _Loader, weights: str | Path, tokenizer: str | None, length: int) -> TextModel:
         place = models_root / weights
         words = _load_tokenizer(models_root / tokenizer if tokenizer else place)
         encoder = load(place, words, dtype)
-        return Tower(words, encoder.to(device).eval().requires_grad_(False), length)
+        return TextModel(words, encoder.to(device).eval().requires_grad_(False), length)
 
     if config.text == "minilm":
         return MiniLM(tower(_folder_loader(AutoModel), _minilm_folder(), None, text_length))

@@ -26,7 +26,7 @@ from fluxtrain.errors import (
 )
 from fluxtrain.precompute import preprocess
 from fluxtrain.prepare.task import prepare
-from fluxtrain.sample.task import draw_prompts
+from fluxtrain.sample.task import sample_prompts
 from fluxtrain.train import train
 
 _STORAGE_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
@@ -35,7 +35,7 @@ TASKS: dict[str, Callable[[RunConfig, RunPaths, World], object]] = {
     "train": train,
     "prepare": prepare,
     "preprocess": preprocess,
-    "sample": draw_prompts,
+    "sample": sample_prompts,
 }
 """What one rank runs, by ``spec.run.task``."""
 

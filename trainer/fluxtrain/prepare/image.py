@@ -20,7 +20,7 @@ def encode(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def brief(error: Exception) -> str:
+def error_summary(error: Exception) -> str:
     """Return the text of ``error``, cut, printable, and the same in every process."""
     text = re.sub(r" at 0x[0-9a-f]+", "", f"{type(error).__name__}: {error}")[:200]
     return text if text.isprintable() else type(error).__name__

@@ -22,12 +22,12 @@ from fluxtrain.draws import Array
 from fluxtrain.encode.codec import load_decoder
 from fluxtrain.encode.encoders import load_encoders
 from fluxtrain.loss import FlowLoss
-from fluxtrain.sample.euler import Latents, euler, starting_noise, to_pil_images
+from fluxtrain.sample.denoise import Latents, denoise, initial_noise, to_pil_images
 from fluxtrain.sample.image_grid import Column, save_grid
 
 
 @dataclass(frozen=True)
-class SampleSet:
+class GridContents:
     """What is drawn: chosen prompts first, then validation prompts with their originals."""
 
     captions: list[str]
@@ -45,7 +45,7 @@ class GridSampler:
     def __init__(self, config: RunConfig, paths: RunPaths, world: World, sources: Sources) -> None:
         """Load no encoder before the first grid is asked for."""
         self.config, self.paths, self.world, self.sources = config, paths, world, sources
-        self._samples: SampleSet | None = None
+        self._samples: GridContents | None = None
 
     def write(
         self, flow_loss: FlowLoss, path: Path, step: int, alive: Callable[[], object] = lambda: None
@@ -54,9 +54,9 @@ class GridSampler:
         sampling, device = self.config.sampling, self.world.device
         samples = self._samples = self._samples or self._compose()
         alive()
-        noise = starting_noise(self.config.seed, len(samples.captions), samples.shape).to(device)
+        noise = initial_noise(self.config.seed, len(samples.captions), samples.shape).to(device)
         flow_loss.model.eval()
-        latents = euler(
+        latents = denoise(
             flow_loss,
             noise,
             (samples.txt.to(device), samples.vec.to(device)),
@@ -68,7 +68,7 @@ class GridSampler:
         if self.world.is_main:
             self._save(samples, path, latents, step)
 
-    def _compose(self) -> SampleSet:
+    def _compose(self) -> GridContents:
         source = self.sources.validation
         count = min(self.config.sampling.num_prompts, len(source))
         indices = np.linspace(0, len(source) - 1, count).round().astype(np.int64)
@@ -77,7 +77,7 @@ class GridSampler:
         txt, vec = self._encode(chosen)
         captions = chosen + [source.caption(int(index)) for index in indices]
         total = len(captions)
-        return SampleSet(
+        return GridContents(
             captions,
             torch.cat([txt, rows.txt.float()]) if chosen else rows.txt.float(),
             torch.cat([vec, rows.vec.float()]) if chosen else rows.vec.float(),
@@ -115,7 +115,7 @@ class GridSampler:
         )
         return encoder.encode(prompts)
 
-    def _save(self, samples: SampleSet, path: Path, latents: Latents, step: int) -> None:
+    def _save(self, samples: GridContents, path: Path, latents: Latents, step: int) -> None:
         decode = load_decoder(self.config.encoders, self.paths.models, self.world.device)
         generated = to_pil_images(decode(latents))
         originals = to_pil_images(decode(samples.originals.to(latents.device)))

@@ -30,7 +30,7 @@ from fluxtrain.loss import FlowLoss
 from fluxtrain.model.flux import Flux
 from fluxtrain.parallelize import DTYPES, load_weights
 from fluxtrain.report.endpoint import Endpoint
-from fluxtrain.sample.euler import euler, starting_noise, to_pil_images
+from fluxtrain.sample.denoise import denoise, initial_noise, to_pil_images
 from fluxtrain.weights.reader import published_weights
 
 _POLL_SECONDS = 0.5
@@ -47,7 +47,7 @@ def check_sample_task(config: RunConfig, paths: RunPaths) -> None:
     check_files(config.encoders, paths.models)
 
 
-def draw_prompts(config: RunConfig, paths: RunPaths, world: World) -> None:
+def sample_prompts(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Draw this rank's prompts into ``samples/``, and be watched until this node's are all there.
 
     Every rank holds the whole model.
@@ -100,12 +100,12 @@ def _draw(
     model = _load(config, paths, world, endpoint.alive)
     painter = FlowLoss(model, config, DTYPES[config.precision.compute])
     decode = load_decoder(config.encoders, paths.models, world.device)
-    noise = starting_noise(config.seed, max(own) + 1, config.latent_shape).to(world.device)
+    noise = initial_noise(config.seed, max(own) + 1, config.latent_shape).to(world.device)
     endpoint.progress.update(steps=len(own))
     endpoint.enter(SAMPLING)
     for done, (index, text) in enumerate(zip(own, texts, strict=False), 1):
         start = noise[index : index + 1]
-        latents = euler(painter, start, text, empty, config.sampling, endpoint.alive)
+        latents = denoise(painter, start, text, empty, config.sampling, endpoint.alive)
         (picture,) = to_pil_images(decode(latents))
         _save(image_paths[index], picture, _facts(config, index))
         endpoint.stepped(step=done)

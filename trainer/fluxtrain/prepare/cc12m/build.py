@@ -37,9 +37,9 @@ from fluxtrain.prepare.cc12m.clean_tar import (
 from fluxtrain.prepare.cc12m.image import UNREADABLE
 from fluxtrain.prepare.cc12m.source import Source
 from fluxtrain.prepare.image import PNG_LEVEL, SIZE
-from fluxtrain.prepare.stages import Advance, Follow, progress
-from fluxtrain.prepare.staging import Settings, StagingDir, finished_report, open_staging_dir
-from fluxtrain.prepare.workers import in_order, num_cores
+from fluxtrain.prepare.openmoji.cached_build import Advance, Follow, progress
+from fluxtrain.prepare.staging_dir import Settings, StagingDir, finished_report, open_staging_dir
+from fluxtrain.prepare.worker_pool import available_cores, map_in_order
 
 NUM_SAMPLES = 1_099_776
 LISTED = "listed as problematic"
@@ -95,7 +95,7 @@ def prepare_cc12m(
             clean = partial(clean_tar, source=source, draft=draft)
             with (
                 progress("clean", num_samples or len(names), stream, follow) as advance,
-                closing(in_order(clean, names, num_workers or num_cores())) as cleaned,
+                closing(map_in_order(clean, names, num_workers or available_cores())) as cleaned,
             ):
                 parts = list(_chosen(cleaned, draft, num_samples, problematic, advance))
             _require(parts, num_samples)

@@ -18,10 +18,10 @@ from typing import Any
 from fluxtrain.data.tar.index import SIDECAR, open_index
 from fluxtrain.data.tar.writer import TarWriter
 from fluxtrain.errors import DataError
-from fluxtrain.prepare.cc12m.image import UnfitError, clean
+from fluxtrain.prepare.cc12m.image import RejectedError, clean
 from fluxtrain.prepare.cc12m.raw_tar import RawSample, RawTar
 from fluxtrain.prepare.cc12m.source import Source
-from fluxtrain.prepare.staging import StagingDir, read_json, storing, write_json
+from fluxtrain.prepare.staging_dir import StagingDir, read_json, storage_errors, write_json
 
 NOT_UTF8, UNWRITABLE = "caption not UTF-8", "key or caption that a tar cannot hold"
 
@@ -64,7 +64,7 @@ def clean_tar(name: str, source: Source, draft: StagingDir) -> Summary:
     stamp = source.stamp(name)
     record = read_record(draft, name)
     if record is None or record.stamp != stamp:
-        with storing(draft.folder), source.open(name, draft.work) as raw:
+        with storage_errors(draft.folder), source.open(name, draft.work) as raw:
             record = _clean(name, stamp, raw, draft)
     return Summary(name, record.num_samples, len(record.kept))
 
@@ -113,7 +113,7 @@ def _clean(name: str, stamp: Any, raw: Path, draft: StagingDir) -> Record:
             try:
                 _add(writer, tar, sample)
                 record.kept.append(sample.position)
-            except UnfitError as why:
+            except RejectedError as why:
                 dropped = Dropped(sample.position, sample.key, why.reason, why.detail)
                 record.dropped.append(dropped)
     content = asdict(record) | {"dropped": [list(asdict(d).values()) for d in record.dropped]}
@@ -122,18 +122,18 @@ def _clean(name: str, stamp: Any, raw: Path, draft: StagingDir) -> Record:
 
 
 def _add(writer: TarWriter, tar: RawTar, sample: RawSample) -> None:
-    """Append the cleaned ``sample``; UnfitError where it has a fault."""
+    """Append the cleaned ``sample``; RejectedError where it has a fault."""
     if sample.image is None or sample.caption is None:
-        raise UnfitError(sample.fault or "", sample.detail)
+        raise RejectedError(sample.fault or "", sample.detail)
     try:
         caption = tar.read(sample.caption).decode("utf-8")
     except UnicodeDecodeError:
-        raise UnfitError(NOT_UTF8) from None
+        raise RejectedError(NOT_UTF8) from None
     picture = clean(tar.read(sample.image))
     try:
         writer.add(sample.key, picture, "png", caption)
     except DataError as error:
-        raise UnfitError(UNWRITABLE, str(error)) from None
+        raise RejectedError(UNWRITABLE, str(error)) from None
 
 
 @contextmanager

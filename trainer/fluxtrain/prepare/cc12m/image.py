@@ -12,7 +12,7 @@ import warnings
 
 from PIL import ExifTags, Image, ImageOps
 
-from fluxtrain.prepare.image import SIZE, brief, encode
+from fluxtrain.prepare.image import SIZE, encode, error_summary
 
 _MAX_PIXELS = 178_956_970
 """Where Pillow refuses a decompression bomb, and the reference with it."""
@@ -22,7 +22,7 @@ UNREADABLE = "unreadable image"
 SMALL = f"a side below {SIZE} pixels"
 
 
-class UnfitError(ValueError):
+class RejectedError(ValueError):
     """A sample that is left out; ``reason`` is one of few, ``detail`` is the decoder's own word."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -34,7 +34,7 @@ class UnfitError(ValueError):
 def clean(content: bytes) -> bytes:
     """Return the image file ``content`` as a PNG of 256 x 256 pixels, RGB.
 
-    Raises UnfitError where it is unreadable or has a side below 256 pixels.
+    Raises RejectedError where it is unreadable or has a side below 256 pixels.
     """
     try:
         with warnings.catch_warnings():
@@ -42,19 +42,19 @@ def clean(content: bytes) -> bytes:
                 "ignore"
             )  # of large images and odd EXIF, which the reference keeps
             return _cleaned(content)
-    except (UnfitError, MemoryError):
+    except (RejectedError, MemoryError):
         raise
     except Exception as error:  # a decoder of hostile bytes may raise anything
-        raise UnfitError(UNREADABLE, brief(error)) from None
+        raise RejectedError(UNREADABLE, error_summary(error)) from None
 
 
 def _cleaned(content: bytes) -> bytes:
     with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
         width, height = image.size  # from the header: nothing is decoded yet
         if min(width, height) < SIZE:
-            raise UnfitError(SMALL, f"{width} x {height}")
+            raise RejectedError(SMALL, f"{width} x {height}")
         if width * height > _MAX_PIXELS:
-            raise UnfitError(
+            raise RejectedError(
                 UNREADABLE, f"{width} x {height} pixels, at most {_MAX_PIXELS} are decoded"
             )
         image.load()

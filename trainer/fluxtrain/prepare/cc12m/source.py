@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.prepare.download.file import fetch
-from fluxtrain.prepare.download.http import Link, is_url
+from fluxtrain.prepare.download.http import HttpClient, is_url
 from fluxtrain.prepare.download.hub import PREFIX, HubDataset, open_hub
 from fluxtrain.prepare.download.manifest import Entry, read_manifest
 
@@ -69,7 +69,7 @@ class ManifestSource:
     """Tars that a manifest names; each is downloaded, verified, and removed after use."""
 
     entries: dict[str, Entry]
-    link: Link = field(default_factory=Link)
+    link: HttpClient = field(default_factory=HttpClient)
 
     def names(self) -> list[str]:
         """Return the names, sorted."""
@@ -111,7 +111,7 @@ class HubSource:
         path.unlink()
 
 
-def open_source(given: str, link: Link | None = None) -> Source:
+def open_source(given: str, link: HttpClient | None = None) -> Source:
     """Return the source ``given``: a folder, the URL of a manifest, or ``hf://datasets/ORG/NAME[@REVISION]``.
 
     Raises ConfigError where it is none of these or holds no tar.
@@ -121,7 +121,7 @@ def open_source(given: str, link: Link | None = None) -> Source:
         dataset = open_hub(name, revision or "main")
         return HubSource(dataset, _by_name(given, {path: path for path in dataset.files("*.tar")}))
     if is_url(given):
-        link = link or Link()
+        link = link or HttpClient()
         entries = {entry.path: entry for entry in read_manifest(given, None, link)}
         return ManifestSource(_by_name(given, entries), link)
     return FolderSource(Path(given))

@@ -28,16 +28,16 @@ from fluxtrain.data.tar.writer import TarWriter
 from fluxtrain.errors import DataError
 from fluxtrain.files import atomic_write
 from fluxtrain.prepare.coco.subset import NUM_SAMPLES, Row, read_annotations, subset, tsv
-from fluxtrain.prepare.image import PNG_LEVEL, SIZE, brief, encode
-from fluxtrain.prepare.stages import Advance, Follow, progress
-from fluxtrain.prepare.staging import (
+from fluxtrain.prepare.image import PNG_LEVEL, SIZE, encode, error_summary
+from fluxtrain.prepare.openmoji.cached_build import Advance, Follow, progress
+from fluxtrain.prepare.staging_dir import (
     Settings,
     StagingDir,
     finished_report,
     open_staging_dir,
-    storing,
+    storage_errors,
 )
-from fluxtrain.prepare.workers import in_order, num_cores
+from fluxtrain.prepare.worker_pool import available_cores, map_in_order
 
 SHARD_SIZE = 1000
 TSV = "val2014_30k.tsv"
@@ -92,7 +92,7 @@ def prepare_coco(
             starts = range(0, len(rows), shard_size)
             shards = [Shard(i, rows[at : at + shard_size]) for i, at in enumerate(starts)]
             with progress("resize", len(rows), stream, follow) as advance:
-                _write_shards(images, shards, draft, num_workers or num_cores(), advance)
+                _write_shards(images, shards, draft, num_workers or available_cores(), advance)
             with atomic_write(draft.folder / TSV) as partial:
                 partial.write_text(table, encoding="utf-8")
             report = {"settings": settings, "samples": len(rows)}
@@ -123,15 +123,15 @@ def write_shard(shard: Shard, images: Path, draft: StagingDir) -> list[str]:
     if tar.exists():
         return []
     faults = list[str]()
-    with storing(draft.folder), TarWriter(making, shard_size=sys.maxsize) as writer:
+    with storage_errors(draft.folder), TarWriter(making, shard_size=sys.maxsize) as writer:
         for row in shard.rows:
             try:
                 picture = resize(image_path(images, row).read_bytes())
             except Exception as error:  # a decoder of hostile bytes may raise anything
-                faults.append(f"{image_path(images, row)}: {brief(error)}")
+                faults.append(f"{image_path(images, row)}: {error_summary(error)}")
                 continue
             writer.add(f"{row.image_id:012}", picture, "png", row.caption, _metadata(row))
-    with storing(draft.folder):
+    with storage_errors(draft.folder):
         for made in [] if faults else making.glob("*.tar"):
             made.replace(tar)
             open_index(tar)
@@ -145,7 +145,7 @@ def _write_shards(
     total = sum(len(shard.rows) for shard in shards)
     write = partial(write_shard, images=images, draft=draft)
     faults = list[str]()
-    with closing(in_order(write, shards, num_workers)) as written:
+    with closing(map_in_order(write, shards, num_workers)) as written:
         for shard, found in zip(shards, written, strict=True):
             faults += found
             advance(len(shard.rows))

@@ -18,9 +18,9 @@ from typing import TextIO
 from tqdm import tqdm
 
 from fluxtrain.prepare.download.file import fetch
-from fluxtrain.prepare.download.http import DownloadError, Link
+from fluxtrain.prepare.download.http import DownloadError, HttpClient
 from fluxtrain.prepare.download.manifest import VERIFIED, Entry, read_manifest
-from fluxtrain.prepare.staging import locked, storing
+from fluxtrain.prepare.staging_dir import exclusive_lock, storage_errors
 
 _MOST_SHOWN = 10
 Advance = Callable[[int], None]
@@ -31,7 +31,7 @@ def download(
     output: Path,
     base: str | None = None,
     connections: int = 8,
-    link: Link | None = None,
+    link: HttpClient | None = None,
     verify: bool = False,
     stream: TextIO = sys.stderr,
 ) -> int:
@@ -40,11 +40,11 @@ def download(
     With ``verify`` files that were verified before are read again. Raises DownloadError where a file
     cannot be had, after all the others, ConfigError and DataError where the manifest is bad.
     """
-    link = link or Link()
+    link = link or HttpClient()
     entries = read_manifest(manifest, base, link)
-    with storing(output):
+    with storage_errors(output):
         output.mkdir(parents=True, exist_ok=True)
-    with locked(output), storing(output):
+    with exclusive_lock(output), storage_errors(output):
         ledger = _Ledger(output)
         wanted = [entry for entry in entries if verify or not ledger.holds(entry)]
         failed = _fetch_all(wanted, output, connections, link, ledger, stream)
@@ -58,7 +58,7 @@ def _fetch_all(
     entries: list[Entry],
     output: Path,
     connections: int,
-    link: Link,
+    link: HttpClient,
     ledger: _Ledger,
     stream: TextIO,
 ) -> list[str]:

@@ -9,7 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from fluxtrain.prepare.download.http import CannotGoOnError, DownloadError, Link, TransferError
+from fluxtrain.prepare.download.http import (
+    CannotResumeError,
+    DownloadError,
+    HttpClient,
+    RetryableError,
+)
 from fluxtrain.prepare.download.manifest import PARTIAL, Entry
 
 Advance = Callable[[int], None]
@@ -21,11 +26,13 @@ _RESTARTS = 2
 _MD5 = partial(hashlib.md5, usedforsecurity=False)  # MLCommons' choice: against accidents only
 
 
-class MismatchError(TransferError):
+class ChecksumError(RetryableError):
     """The file is whole and another one."""
 
 
-def fetch(entry: Entry, folder: Path, link: Link, advance: Advance = lambda count: None) -> Path:
+def fetch(
+    entry: Entry, folder: Path, link: HttpClient, advance: Advance = lambda count: None
+) -> Path:
     """Return the file of ``entry`` below ``folder``, with the right MD5; what is there already counts.
 
     ``advance`` is told of bytes as they come. Raises DownloadError where it cannot be had.
@@ -46,7 +53,7 @@ def md5_of(path: Path) -> str:
         return hashlib.file_digest(file, _MD5).hexdigest()
 
 
-def _complete(entry: Entry, growing: Path, link: Link, advance: Advance) -> None:
+def _complete(entry: Entry, growing: Path, link: HttpClient, advance: Advance) -> None:
     """Try until ``growing`` is the whole file; DownloadError after too many attempts in vain."""
     attempt = restarts = most = 0
     while True:
@@ -54,11 +61,11 @@ def _complete(entry: Entry, growing: Path, link: Link, advance: Advance) -> None
             with growing.open("a+b") as file:
                 _go_on(entry, file, link, advance)
             return
-        except (CannotGoOnError, MismatchError) as error:
+        except (CannotResumeError, ChecksumError) as error:
             why = str(error)
             growing.unlink()
             restarts, attempt = restarts + 1, attempt + 1
-        except TransferError as error:
+        except RetryableError as error:
             why, size = str(error), growing.stat().st_size
             attempt = 1 if size - most >= _ENOUGH else attempt + 1
             most = max(most, size)
@@ -67,7 +74,7 @@ def _complete(entry: Entry, growing: Path, link: Link, advance: Advance) -> None
         link.pause(attempt)
 
 
-def _go_on(entry: Entry, file: IO[bytes], link: Link, advance: Advance) -> None:
+def _go_on(entry: Entry, file: IO[bytes], link: HttpClient, advance: Advance) -> None:
     """Append to ``file`` what it lacks, and put it on the disk."""
     file.seek(0)
     content: Any = file  # a BufferedRandom, which typeshed's protocol and IO[bytes] disagree on
@@ -83,13 +90,13 @@ def _go_on(entry: Entry, file: IO[bytes], link: Link, advance: Advance) -> None:
         for block in transfer.blocks(link.timeout, link.min_rate):
             size += len(block)
             if size > most:
-                raise TransferError(f"it sends more than {most} bytes")
+                raise RetryableError(f"it sends more than {most} bytes")
             file.write(block)
             digest.update(block)
             advance(len(block))
     if transfer.total is not None and size != transfer.total:
-        raise TransferError(f"cut off: {size} of {transfer.total} bytes")
+        raise RetryableError(f"cut off: {size} of {transfer.total} bytes")
     if digest.hexdigest() != entry.md5:
-        raise MismatchError(f"its MD5 is {digest.hexdigest()}, the manifest says {entry.md5}")
+        raise ChecksumError(f"its MD5 is {digest.hexdigest()}, the manifest says {entry.md5}")
     file.flush()
     os.fsync(file.fileno())

@@ -33,15 +33,15 @@ class DownloadError(FluxtrainError):
     """A file could not be had, or not whole; the same command goes on where it stopped."""
 
 
-class TransferError(Exception):
+class RetryableError(Exception):
     """One attempt failed; another may do better."""
 
 
-class CannotGoOnError(TransferError):
+class CannotResumeError(RetryableError):
     """The server cannot send the rest of what is here; from the start it may."""
 
 
-class Reader(Protocol):
+class Readable(Protocol):
     """What a transfer needs of a response or a file."""
 
     def read1(self, size: int, /) -> bytes:
@@ -50,15 +50,15 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class Transfer:
+class ByteStream:
     """An open source: its bytes from ``start`` on; ``total`` is its whole size where it says so."""
 
-    reader: Reader
+    reader: Readable
     start: int
     total: int | None
 
     def blocks(self, timeout: float, min_rate: float) -> Iterator[bytes]:
-        """Yield blocks; TransferError where fewer than ``min_rate`` bytes/s come over ``timeout`` seconds.
+        """Yield blocks; RetryableError where fewer than ``min_rate`` bytes/s come over ``timeout`` seconds.
 
         A socket's own time limit is renewed by every byte, so a slow drip would never end.
         """
@@ -68,18 +68,18 @@ class Transfer:
             received += len(block)
             if time.monotonic() - begin > timeout:
                 if received < min_rate * timeout:
-                    raise TransferError(f"only {received} bytes in {timeout:g} s")
+                    raise RetryableError(f"only {received} bytes in {timeout:g} s")
                 begin, received = time.monotonic(), 0
 
     def _block(self) -> bytes:
         try:
             return self.reader.read1(_BLOCK)
         except (OSError, http.client.HTTPException) as error:
-            raise TransferError(_reason(error)) from None
+            raise RetryableError(_reason(error)) from None
 
 
 @dataclass(frozen=True)
-class Link:
+class HttpClient:
     """How to reach servers: seconds without an answer, and how often to try."""
 
     timeout: float = 60.0
@@ -99,22 +99,22 @@ class Link:
             try:
                 with self.open(url, 0) as transfer:
                     return _bounded(transfer, self)
-            except TransferError as error:
+            except RetryableError as error:
                 why = str(error)
             if attempt < self.attempts:
                 self.pause(attempt)
         raise DownloadError(f"{url}: {why}; tried {self.attempts} times")
 
     @contextmanager
-    def open(self, url: str, offset: int) -> Iterator[Transfer]:
+    def open(self, url: str, offset: int) -> Iterator[ByteStream]:
         """Yield what comes of ``url`` from byte ``offset``, or from its start if the server wills it.
 
-        Raises DownloadError where asking again cannot help, TransferError where it can.
+        Raises DownloadError where asking again cannot help, RetryableError where it can.
         """
         if not is_url(url):
             with _open_file(url) as file:
                 size = os.fstat(file.fileno()).st_size
-                yield Transfer(file, file.seek(offset if offset <= size else 0), size)
+                yield ByteStream(file, file.seek(offset if offset <= size else 0), size)
             return
         with _request(url, offset, self.timeout) as response:
             yield _transfer(response, offset)
@@ -158,17 +158,17 @@ def _request(url: str, offset: int, timeout: float) -> http.client.HTTPResponse:
         with error:
             raise _refusal(url, error.code, str(error.reason)) from None
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a malformed URL
-        raise TransferError(_reason(error)) from None
+        raise RetryableError(_reason(error)) from None
     assert isinstance(response, http.client.HTTPResponse)
     return response
 
 
 def _refusal(url: str, code: int, reason: str) -> Exception:
     if code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-        return CannotGoOnError("it has fewer bytes than are here already")
+        return CannotResumeError("it has fewer bytes than are here already")
     if code in _PERMANENT and code not in _TRY_AGAIN:
         return DownloadError(f"{url}: {code} {reason[:100]}")
-    return TransferError(f"{code} {reason[:100]}")
+    return RetryableError(f"{code} {reason[:100]}")
 
 
 def _reason(error: Exception) -> str:
@@ -177,20 +177,20 @@ def _reason(error: Exception) -> str:
     return text if text and text.isprintable() else type(cause).__name__
 
 
-def _transfer(response: http.client.HTTPResponse, offset: int) -> Transfer:
+def _transfer(response: http.client.HTTPResponse, offset: int) -> ByteStream:
     headers: Message = response.headers
     length = headers.get("Content-Length", "")
     size = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else None
     if response.status == http.HTTPStatus.OK:
-        return Transfer(response, 0, size)
+        return ByteStream(response, 0, size)
     if response.status != http.HTTPStatus.PARTIAL_CONTENT:
-        raise TransferError(f"answered {response.status}")
+        raise RetryableError(f"answered {response.status}")
     found = _RANGE.fullmatch(headers.get("Content-Range", "")[:100])
     if not found or int(found[1]) != offset:
-        raise CannotGoOnError(
+        raise CannotResumeError(
             f"asked for byte {offset} on, it sends {headers.get('Content-Range')!r}"
         )
-    return Transfer(response, offset, int(found[2]) + 1)
+    return ByteStream(response, offset, int(found[2]) + 1)
 
 
 def _open_file(path: str) -> Any:
@@ -200,12 +200,12 @@ def _open_file(path: str) -> Any:
         raise DownloadError(f"{path}: {error.strerror}") from None
 
 
-def _bounded(transfer: Transfer, link: Link) -> bytes:
+def _bounded(transfer: ByteStream, link: HttpClient) -> bytes:
     content = b""
     for block in transfer.blocks(link.timeout, link.min_rate):
         content += block
         if len(content) > _MAX_SMALL:
-            raise TransferError(f"more than {_MAX_SMALL} bytes")
+            raise RetryableError(f"more than {_MAX_SMALL} bytes")
     if transfer.total is not None and len(content) != transfer.total:
-        raise TransferError(f"cut off: {len(content)} of {transfer.total} bytes")
+        raise RetryableError(f"cut off: {len(content)} of {transfer.total} bytes")
     return content

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from fluxtrain.data.tar.members import shown
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.prepare.download.http import Link, is_url
+from fluxtrain.prepare.download.http import HttpClient, is_url
 
 MAX_BYTES = 1 << 26
 MAX_ENTRIES = 1_000_000
@@ -33,7 +33,7 @@ class Entry:
     md5: str
 
 
-def read_manifest(given: str, base: str | None, link: Link) -> list[Entry]:
+def read_manifest(given: str, base: str | None, link: HttpClient) -> list[Entry]:
     """Return the files of the manifest ``given``: a ``.uri`` or an ``.md5``, a URL or a file.
 
     ``base``, a URL or a folder, is where the files are; for an ``.md5`` it is the folder that holds it
@@ -80,14 +80,14 @@ def path_fault(path: str) -> str | None:
     return None
 
 
-def _base(given: str, link: Link) -> str:
+def _base(given: str, link: HttpClient) -> str:
     text = _text(given, link).strip()
     if not is_url(text) or "\n" in text or len(text) > _MAX_PATH:
         raise DataError(f"{given}: not one URL: {shown(text)}")
     return text
 
 
-def _text(given: str, link: Link) -> str:
+def _text(given: str, link: HttpClient) -> str:
     read: Callable[[str], bytes] = link.read_small if is_url(given) else _content
     try:
         return read(given).decode("utf-8")

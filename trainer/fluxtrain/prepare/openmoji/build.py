@@ -30,9 +30,9 @@ from fluxtrain.data.tar.writer import TarWriter
 from fluxtrain.encode.patch import load_patch_autoencoder, save_patch_autoencoder
 from fluxtrain.encode.text import TextEncoder, load_text_encoder
 from fluxtrain.errors import DataError
+from fluxtrain.prepare.openmoji.cached_build import Advance, Settings, build_cached
 from fluxtrain.prepare.openmoji.catalogue import Emoji, read_catalogue, split
-from fluxtrain.prepare.openmoji.fit import FitSettings, fit, to_images
-from fluxtrain.prepare.stages import Advance, Settings, run_stage
+from fluxtrain.prepare.openmoji.fit_autoencoder import FitSettings, fit_patch_autoencoder, to_images
 
 NUM_VALIDATION_BASES = 192
 NUM_SKIN_TONES = 2
@@ -72,8 +72,8 @@ def prepare_openmoji(data_root: Path, models_root: Path, force: bool = False) ->
     images = folder / "images"
     total = sum(map(len, parts.values()))
     draw = partial(_draw, parts=parts, size=config.data.image_size)
-    run_stage(f"draw {total} pictures", images, drawn, total, draw, force)
-    run_stage(
+    build_cached(f"draw {total} pictures", images, drawn, total, draw, force)
+    build_cached(
         "fit the autoencoder",
         autoencoder,
         fitted,
@@ -84,9 +84,9 @@ def prepare_openmoji(data_root: Path, models_root: Path, force: bool = False) ->
     text = _text_encoder(config)
     for name, emoji in parts.items():
         encode = partial(_encode, images / name, autoencoder, text)
-        run_stage(f"encode {name}", folder / name, encoded, len(emoji), encode, force)
+        build_cached(f"encode {name}", folder / name, encoded, len(emoji), encode, force)
     empty = data_root / config.data.empty_encodings
-    run_stage("encode the empty prompt", empty, encoded, 1, partial(_encode_empty, text), force)
+    build_cached("encode the empty prompt", empty, encoded, 1, partial(_encode_empty, text), force)
 
 
 def _parts() -> dict[str, list[Emoji]]:
@@ -122,7 +122,7 @@ def _draw(output: Path, advance: Advance, parts: dict[str, list[Emoji]], size: i
 
 def _fit(images: Path, output: Path, advance: Advance) -> None:
     pixels = _pixels(TarImages(images / "train"))
-    save_patch_autoencoder(output, fit(pixels, FitSettings(), advance))
+    save_patch_autoencoder(output, fit_patch_autoencoder(pixels, FitSettings(), advance))
 
 
 def _pixels(dataset: TarImages) -> UInt8[Tensor, "n 3 H W"]:

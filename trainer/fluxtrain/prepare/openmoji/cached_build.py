@@ -26,7 +26,7 @@ Follow = Callable[[int, int], None]
 _LINE_SECONDS = 10.0
 
 
-def run_stage(
+def build_cached(
     name: str,
     output: Path,
     settings: Settings,
@@ -39,7 +39,7 @@ def run_stage(
 
     ``make`` gets a path to write to, file or folder, and what to call with the units done of ``total``.
     """
-    if not force and is_made(output, settings):
+    if not force and is_cached(output, settings):
         print(f"{name}: already made", file=stream, flush=True)
         return
     begin = time.perf_counter()
@@ -48,7 +48,7 @@ def run_stage(
     print(f"{name}: {time.perf_counter() - begin:.1f} s", file=stream, flush=True)
 
 
-def is_made(output: Path, settings: Settings) -> bool:
+def is_cached(output: Path, settings: Settings) -> bool:
     """Return whether ``output`` was made, whole, with exactly these ``settings``."""
     try:
         return output.exists() and json.loads(_stamp(output).read_text()) == settings

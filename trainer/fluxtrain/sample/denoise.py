@@ -22,7 +22,7 @@ from fluxtrain.loss import FlowLoss
 Latents = Float[Tensor, "b ch h w"]
 
 
-def starting_noise(seed: int, count: int, shape: tuple[int, int, int]) -> Latents:
+def initial_noise(seed: int, count: int, shape: tuple[int, int, int]) -> Latents:
     """Return the noise that picture 0 ... ``count`` - 1 starts from: the same at every step of a run."""
     noise = [
         draws.generator(seed, draws.SAMPLING, index).standard_normal(shape, dtype=np.float32)
@@ -32,7 +32,7 @@ def starting_noise(seed: int, count: int, shape: tuple[int, int, int]) -> Latent
 
 
 @torch.no_grad()
-def euler(
+def denoise(
     flow_loss: FlowLoss,
     noise: Latents,
     prompts: tuple[Tensor, Tensor],

@@ -53,15 +53,15 @@ def open_staging_dir(output: Path, settings: Settings, force: bool = False) -> I
     if not force and _is_full(output):
         raise DataError(f"{output}: holds something else already; --force replaces it")
     folder = output.with_name(f"{output.name}.partial")
-    with storing(folder):
+    with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
+    with exclusive_lock(folder):
         if read_json(folder / _SETTINGS) != settings:
             _empty(folder)
             write_json(folder / _SETTINGS, settings)
         draft = StagingDir(output, folder)
         _remove_scratch(draft)
-        with storing(folder):
+        with storage_errors(folder):
             yield draft
 
 
@@ -75,7 +75,7 @@ def finished_report(output: Path, settings: Settings) -> dict[str, Any] | None:
 
 
 @contextmanager
-def storing(folder: Path) -> Iterator[None]:
+def storage_errors(folder: Path) -> Iterator[None]:
     """Turn a system's error into StorageError: what reads the input names its own errors."""
     try:
         yield
@@ -84,7 +84,7 @@ def storing(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def exclusive_lock(folder: Path) -> Iterator[None]:
     """Hold ``folder`` for this process alone; the kernel lets go of it however the process ends.
 
     Raises StorageError where another process holds it.

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fluxtrain.errors import DataError, FluxtrainError
-from fluxtrain.prepare.workers import in_order
+from fluxtrain.prepare.worker_pool import map_in_order
 
 
 def squared(number: int) -> int:
@@ -48,8 +48,8 @@ def sleeping(seconds: float) -> None:
 
 @pytest.mark.parametrize("num_workers", [1, 2, 5])
 def test_results_come_in_the_order_of_their_tasks(num_workers: int) -> None:
-    assert list(in_order(squared, range(20), num_workers)) == [i * i for i in range(20)]
-    assert list(in_order(squared, [], num_workers)) == []
+    assert list(map_in_order(squared, range(20), num_workers)) == [i * i for i in range(20)]
+    assert list(map_in_order(squared, [], num_workers)) == []
 
 
 def test_few_tasks_are_begun_before_they_are_asked_for(tmp_path: Path) -> None:
@@ -61,14 +61,14 @@ def test_few_tasks_are_begun_before_they_are_asked_for(tmp_path: Path) -> None:
             taken += 1
             yield taken
 
-    with closing(in_order(partial(noted, folder=tmp_path), tasks(), 2)) as results:
+    with closing(map_in_order(partial(noted, folder=tmp_path), tasks(), 2)) as results:
         assert [next(results) for _ in range(5)] == [1, 2, 3, 4, 5]
         assert taken < 12
     assert len(list(tmp_path.iterdir())) < 12
 
 
 def test_an_error_comes_as_it_was_raised() -> None:
-    results = in_order(failing, range(9), 2)
+    results = map_in_order(failing, range(9), 2)
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(DataError, match="the third is bad"):
         next(results)
@@ -76,12 +76,12 @@ def test_an_error_comes_as_it_was_raised() -> None:
 
 def test_a_worker_that_dies_is_told_with_its_task() -> None:
     with pytest.raises(FluxtrainError, match="ended with SIGKILL at 2; out of memory"):
-        list(in_order(dying, range(9), 1))
+        list(map_in_order(dying, range(9), 1))
 
 
 def test_closing_ends_the_workers_whatever_they_do() -> None:
     others = set(multiprocessing.active_children())
-    results = in_order(sleeping, [100, 0, 100], 2)
+    results = map_in_order(sleeping, [100, 0, 100], 2)
     with closing(results):
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
@@ -91,9 +91,9 @@ def test_closing_ends_the_workers_whatever_they_do() -> None:
 
 PARENT = """
 import time
-from fluxtrain.prepare.workers import in_order
+from fluxtrain.prepare.worker_pool import map_in_order
 if __name__ == "__main__":
-    list(in_order(time.sleep, [1000, 1000], 2))
+    list(map_in_order(time.sleep, [1000, 1000], 2))
 """
 
 

@@ -23,12 +23,12 @@ _TASKS_AHEAD = 2
 """Tasks begun per worker before the first of them is asked for: bounds what waits in memory."""
 
 
-def num_cores() -> int:
+def available_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def in_order(
+def map_in_order(
     work: Callable[[Task], Result], tasks: Iterable[Task], num_workers: int
 ) -> Generator[Result]:
     """Yield ``work(task)`` of every task, in their order; ``work`` is a module's function or its partial.

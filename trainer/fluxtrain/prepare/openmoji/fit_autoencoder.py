@@ -15,7 +15,7 @@ from einops import rearrange
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from fluxtrain.encode.patch import PATCH, PatchAutoencoder, silent
+from fluxtrain.encode.patch import PATCH, PatchAutoencoder, zero_init
 
 Pixels = UInt8[Tensor, "n 3 H W"]
 Images = Float[Tensor, "b 3 H W"]
@@ -35,14 +35,14 @@ class FitSettings:
     seed: int = 0
 
 
-def fit(
+def fit_patch_autoencoder(
     pixels: Pixels, settings: FitSettings, advance: Callable[[int], None] = lambda steps: None
 ) -> PatchAutoencoder:
     """Return an autoencoder of ``pixels``; its latents have mean 0 and variance 1 over them."""
     rng = torch.Generator().manual_seed(settings.seed)
     torch.manual_seed(settings.seed)  # the layers' own initial weights
     autoencoder = PatchAutoencoder().to(memory_format=torch.channels_last)
-    start_from_principal_components(autoencoder, pixels)
+    init_from_principal_components(autoencoder, pixels)
     optimizer = torch.optim.AdamW(
         autoencoder.parameters(),
         lr=settings.learning_rate,
@@ -56,7 +56,7 @@ def fit(
         images = _augmented(pixels, settings.batch_size, rng)
         _step(autoencoder, optimizer, images, settings, rng)
         advance(1)
-    standardise(autoencoder, pixels)
+    standardize_latents(autoencoder, pixels)
     nn.init.constant_(autoencoder.logvar, 2 * math.log(settings.latent_noise))
     return autoencoder.eval().requires_grad_(False)
 
@@ -67,8 +67,8 @@ def to_images(pixels: Pixels) -> Images:
 
 
 @torch.no_grad()
-def start_from_principal_components(autoencoder: PatchAutoencoder, pixels: Pixels) -> None:
-    """Set the linear half to the patches' principal components, and let the other half be silent."""
+def init_from_principal_components(autoencoder: PatchAutoencoder, pixels: Pixels) -> None:
+    """Set the linear half to the patches' principal components, and let the other half be zero_init."""
     into, out = cast(nn.Conv2d, autoencoder.analysis[1]), cast(nn.Conv2d, autoencoder.synthesis[0])
     patches = nn.functional.pixel_unshuffle(to_images(pixels), PATCH)
     patches = rearrange(patches, "n f h w -> (n h w) f")
@@ -83,12 +83,12 @@ def start_from_principal_components(autoencoder: PatchAutoencoder, pixels: Pixel
     cast(Tensor, into.bias).copy_(-(mean @ axes) * scale)
     out.weight.copy_(rearrange(axes / scale, "f ch -> f ch 1 1"))
     cast(Tensor, out.bias).copy_(mean)
-    silent(cast(nn.Conv2d, autoencoder.encoder[-1]))
-    silent(cast(nn.Conv2d, autoencoder.decoder[-2]))
+    zero_init(cast(nn.Conv2d, autoencoder.encoder[-1]))
+    zero_init(cast(nn.Conv2d, autoencoder.decoder[-2]))
 
 
 @torch.no_grad()
-def standardise(autoencoder: PatchAutoencoder, pixels: Pixels) -> None:
+def standardize_latents(autoencoder: PatchAutoencoder, pixels: Pixels) -> None:
     """Let :meth:`PatchAutoencoder.encode` give mean 0 per channel and variance 1 over all of ``pixels``."""
     chunks = torch.split(to_images(pixels), 256)
     latents = torch.cat([autoencoder.encode(chunk)[0] for chunk in chunks])
