@@ -1,4 +1,4 @@
-"""Makers of small things of the real kinds: encoders with random weights, tokenizers, tars of pictures."""
+"""Small encoders with random weights, their tokenizers, images with captions, and a config that uses them."""
 
 from __future__ import annotations
 
@@ -59,50 +59,52 @@ def png(image: Image.Image) -> bytes:
 def write_pictures(
     folder: Path, count: int, timesteps: bool = False, first: int = 0, shard_size: int = 20
 ) -> Path:
-    """Write pictures ``first`` and on, with captions, as prepared sets have them."""
+    """Write ``count`` images and captions from index ``first`` on to tars, like a prepared data set."""
     with TarWriter(folder, shard_size) as writer:
         for index in range(first, first + count):
-            notes = {"id": str(index), "timestep": (index * 5) % 8} if timesteps else {"n": index}
-            writer.add(f"{index:09d}", png(small_image(index)), "png", caption(index), notes)
+            metadata: dict[str, Any] = {"n": index}
+            if timesteps:
+                metadata = {"id": str(index), "timestep": (index * 5) % 8}
+            writer.add(f"{index:09d}", png(small_image(index)), "png", caption(index), metadata)
     return folder
 
 
 def t5_tokenizer() -> PreTrainedTokenizerFast:
     """Return a Unigram tokenizer with T5's pipeline, trained on the captions."""
-    words = Tokenizer(models.Unigram())
-    words.pre_tokenizer = pre_tokenizers.Metaspace()
-    words.decoder = decoders.Metaspace()
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
     special = ["<pad>", "</s>", "<unk>"]
     trainer = trainers.UnigramTrainer(
         vocab_size=80, special_tokens=special, unk_token="<unk>", show_progress=False
     )
-    words.train_from_iterator([caption(index) for index in range(60)], trainer)
-    words.post_processor = processors.TemplateProcessing(
+    tokenizer.train_from_iterator([caption(index) for index in range(60)], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 1)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=words, eos_token="</s>", unk_token="<unk>", pad_token="<pad>"
+        tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>", pad_token="<pad>"
     )
 
 
 def clip_tokenizer() -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer with CLIP's pipeline, trained on the captions."""
-    words = Tokenizer(models.BPE(unk_token="<|endoftext|>", end_of_word_suffix="</w>"))
-    words.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-    words.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer = Tokenizer(models.BPE(unk_token="<|endoftext|>", end_of_word_suffix="</w>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     special = ["<|startoftext|>", "<|endoftext|>"]
     trainer = trainers.BpeTrainer(
         vocab_size=120, special_tokens=special, end_of_word_suffix="</w>", show_progress=False
     )
-    words.train_from_iterator([caption(index) for index in range(60)], trainer)
-    words.post_processor = processors.TemplateProcessing(
+    tokenizer.train_from_iterator([caption(index) for index in range(60)], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="<|startoftext|> $A <|endoftext|>",
         special_tokens=[("<|startoftext|>", 0), ("<|endoftext|>", 1)],
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=words,
+        tokenizer_object=tokenizer,
         bos_token="<|startoftext|>",
         eos_token="<|endoftext|>",
         unk_token="<|endoftext|>",
@@ -110,30 +112,38 @@ def clip_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def write_encoders(root: Path) -> Path:
-    """Write T5, CLIP and autoencoder with random weights where the presets look for them."""
-    torch.manual_seed(0)
+def write_t5(folder: Path, **changes: Any) -> T5EncoderModel:
+    """Write a T5 encoder with random weights, and its tokenizer, to ``folder``; return it."""
     tokenizer = t5_tokenizer()
-    tokenizer.save_pretrained(root / "t5")
-    T5EncoderModel(
-        T5Config(
-            vocab_size=len(tokenizer), d_model=WIDTH, d_kv=8, d_ff=32, num_layers=2, num_heads=2
-        )
-    ).save_pretrained(root / "t5")
+    tokenizer.save_pretrained(folder)
+    sizes = {"d_model": WIDTH, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    model = T5EncoderModel(T5Config(**{"vocab_size": len(tokenizer), **sizes, **changes}))
+    model.save_pretrained(folder)
+    return model
+
+
+def write_clip(folder: Path, **changes: Any) -> CLIPTextModel:
+    """Write a CLIP text encoder with random weights, and its tokenizer, to ``folder``; return it."""
     tokenizer = clip_tokenizer()
-    tokenizer.save_pretrained(root / "clip")
-    CLIPTextModel(
-        CLIPTextConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=WIDTH,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            bos_token_id=0,
-            eos_token_id=1,
-            pad_token_id=1,
-        )
-    ).save_pretrained(root / "clip")
+    tokenizer.save_pretrained(folder)
+    sizes = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    tokens = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    config = CLIPTextConfig(**{"vocab_size": len(tokenizer), **sizes, **tokens, **changes})
+    model = CLIPTextModel(config)
+    model.save_pretrained(folder)
+    return model
+
+
+def write_encoders(root: Path) -> Path:
+    """Write T5, CLIP and autoencoder with random weights to the presets' paths below ``root``."""
+    torch.manual_seed(0)
+    write_t5(root / "t5")
+    write_clip(root / "clip")
     (root / "autoencoder").mkdir(exist_ok=True)
     weights = Autoencoder(width=32, latent_channels=CHANNELS).state_dict()
     save_file(weights, root / "autoencoder" / "ae.safetensors")
@@ -152,7 +162,7 @@ BASE: dict[str, Any] = {
     "preprocess": {"shard_size": 4, "batch_size": 3},
     "logging": {"metrics_port": 0},
 }
-"""``spec.run`` of a small run that reads pictures."""
+"""``spec.run`` of a small run on images."""
 
 
 def config(**changes: Any) -> RunConfig:

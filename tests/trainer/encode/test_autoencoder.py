@@ -1,4 +1,4 @@
-"""FLUX's autoencoder: names and shapes of the published file, numbers of diffusers', refused files."""
+"""FLUX's autoencoder: the published names and shapes, diffusers' numbers, and refused files."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from fluxtrain.errors import DataError
 
 GOLDEN = Path(__file__).parent / "golden" / "autoencoder_parameters.txt"
 WIDTH = 32
-RENAMED = [  # ours, then diffusers'; the first that fits
+RENAMED = [  # ours, then diffusers'; the first match counts
     ("mid.block_1", "mid_block.resnets.0"),
     ("mid.block_2", "mid_block.resnets.1"),
     ("mid.attn_1.norm", "mid_block.attentions.0.group_norm"),
@@ -41,22 +41,22 @@ def random_autoencoder() -> Autoencoder:
 
 
 def saved(path: Path, **changes: Tensor | None) -> Path:
-    """Write a narrow autoencoder, with tensors replaced, added or (None) left out; dots as ``__``."""
+    """Write a narrow autoencoder with tensors replaced, added or, if None, removed; ``__`` is a dot."""
     state: dict[str, Tensor | None] = dict(random_autoencoder().state_dict())
     state.update({name.replace("__", "."): tensor for name, tensor in changes.items()})
     save_file({name: tensor for name, tensor in state.items() if tensor is not None}, path)
     return path
 
 
-def their_name(name: str) -> str:
+def diffusers_name(name: str) -> str:
     for ours, theirs in RENAMED:
         name = name.replace(ours, theirs, 1)
     return name
 
 
 def reference(autoencoder: Autoencoder) -> AutoencoderKL:
-    """Return diffusers' model with the same weights, in float64, where its rounding does not count."""
-    other = AutoencoderKL(
+    """Return diffusers' model with the same weights, in float64 so that its rounding is negligible."""
+    model = AutoencoderKL(
         down_block_types=["DownEncoderBlock2D"] * 4,
         up_block_types=["UpDecoderBlock2D"] * 4,
         block_out_channels=[WIDTH, 2 * WIDTH, 4 * WIDTH, 4 * WIDTH],
@@ -65,17 +65,17 @@ def reference(autoencoder: Autoencoder) -> AutoencoderKL:
         use_quant_conv=False,
         use_post_quant_conv=False,
     )
-    state = {their_name(name): tensor for name, tensor in autoencoder.state_dict().items()}
-    linear = {  # its attention projects by linear layers
+    state = {diffusers_name(name): tensor for name, tensor in autoencoder.state_dict().items()}
+    linear = {  # its attention has linear projections
         name: tensor.flatten(1) if ".attentions." in name and tensor.dim() == 4 else tensor
         for name, tensor in state.items()
     }
-    other.load_state_dict(linear)
-    return other.double().eval().requires_grad_(False)
+    model.load_state_dict(linear)
+    return model.double().eval().requires_grad_(False)
 
 
-def relative_error(ours: Tensor, theirs: Tensor) -> float:
-    return ((ours - theirs).norm() / theirs.norm()).item()
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return ((actual - expected).norm() / expected.norm()).item()
 
 
 def test_parameters_have_the_names_and_shapes_of_the_published_weights() -> None:
@@ -93,9 +93,9 @@ def test_moments_equal_those_of_diffusers() -> None:
     autoencoder = random_autoencoder()
     images = 2 * torch.rand(2, 3, 48, 64) - 1
     mean, logvar = autoencoder.encode(images)
-    theirs = reference(autoencoder).encoder(images.double())
+    expected = reference(autoencoder).encoder(images.double())
     assert mean.shape == logvar.shape == (2, 16, 6, 8)
-    assert relative_error(torch.cat([mean, logvar], dim=1), theirs) <= 1e-5
+    assert relative_error(torch.cat([mean, logvar], dim=1), expected) <= 1e-5
 
 
 def test_images_equal_those_of_diffusers() -> None:
@@ -103,8 +103,8 @@ def test_images_equal_those_of_diffusers() -> None:
     latents = torch.randn(2, 16, 6, 8)
     images = autoencoder.decode(latents)
     assert images.shape == (2, 3, 48, 64)
-    theirs = reference(autoencoder).decode(latents.double()).sample
-    assert relative_error(images, theirs) <= 1e-5
+    expected = reference(autoencoder).decode(latents.double()).sample
+    assert relative_error(images, expected) <= 1e-5
 
 
 def test_a_saved_autoencoder_loads_frozen(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_half_precision_weights_load_as_float32(tmp_path: Path) -> None:
     ],
     ids=["missing", "shape", "unknown"],
 )
-def test_the_first_wrong_tensor_is_named(
+def test_the_error_names_the_first_wrong_tensor(
     tmp_path: Path, changes: dict[str, Tensor | None], message: str
 ) -> None:
     path = saved(tmp_path / "ae.safetensors", **changes)
@@ -142,20 +142,20 @@ def test_the_first_wrong_tensor_is_named(
         load_autoencoder(path, width=WIDTH)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"ae\.safetensors: missing"):
         load_autoencoder(tmp_path / "ae.safetensors")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04K\x01.", b"\xff" * 64])
-def test_anything_but_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_anything_but_safetensors_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "ae.safetensors"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"ae\.safetensors: not a whole safetensors file"):
         load_autoencoder(path)
 
 
-def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
     path = saved(tmp_path / "ae.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DataError, match=r"ae\.safetensors: not a whole safetensors file"):

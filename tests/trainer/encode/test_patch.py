@@ -1,10 +1,10 @@
-"""The patch autoencoder: what it keeps, what it refuses, and what fitting does for it."""
+"""The patch autoencoder: shapes, fitting, saving, and refused files."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from fluxtrain.encode.patch import (
     PatchAutoencoder,
@@ -24,17 +24,17 @@ FEW_STEPS = FitSettings(steps=12, batch_size=8)
 
 
 def discs(count: int = 24, side: int = 64) -> torch.Tensor:
-    """Return flat pictures: a coloured disc with a black outline on white, each another one."""
+    """Return different images of a coloured disc with a black outline on white."""
     rng = torch.Generator().manual_seed(1)
     axis = torch.arange(side, dtype=torch.float32)
-    pictures = torch.full((count, 3, side, side), 255, dtype=torch.uint8)
-    for picture in pictures:
+    images = torch.full((count, 3, side, side), 255, dtype=torch.uint8)
+    for image in images:
         x, y, radius = (torch.rand(3, generator=rng) * 20 + torch.tensor([22, 22, 8])).tolist()
         distance = ((axis[:, None] - y) ** 2 + (axis - x) ** 2).sqrt()
         colour = torch.randint(0, 256, (3,), generator=rng, dtype=torch.uint8)
-        picture[:, distance < radius] = colour[:, None]
-        picture[:, (distance - radius).abs() < 1.5] = 0
-    return pictures
+        image[:, distance < radius] = colour[:, None]
+        image[:, (distance - radius).abs() < 1.5] = 0
+    return images
 
 
 def psnr(autoencoder: PatchAutoencoder, pixels: torch.Tensor) -> float:
@@ -45,28 +45,28 @@ def psnr(autoencoder: PatchAutoencoder, pixels: torch.Tensor) -> float:
     return float(10 * torch.log10(4 / (back - images).square().mean()))
 
 
-def test_an_image_becomes_a_latent_an_eighth_its_size_and_back() -> None:
+def test_latents_have_an_eighth_of_the_image_size() -> None:
     images = torch.rand(2, 3, 64, 48) * 2 - 1
     mean, logvar = PatchAutoencoder(channels=16).encode(images)
     assert mean.shape == logvar.shape == (2, 16, 8, 6)
     assert PatchAutoencoder(channels=16).decode(mean).shape == images.shape
 
 
-def test_the_start_is_the_best_linear_code_of_the_patches() -> None:
+def test_initialization_is_the_best_linear_code_of_the_patches() -> None:
     pixels = discs()
     autoencoder = PatchAutoencoder(channels=16)
     init_from_principal_components(autoencoder, pixels)
     patches = torch.nn.functional.unfold(to_images(pixels), 8, stride=8)
     patches = patches.transpose(1, 2).flatten(0, 1)
     centred = patches - patches.mean(0)
-    lost = torch.linalg.svdvals(centred)[16:].square().sum() / centred.numel()
+    residual = torch.linalg.svdvals(centred)[16:].square().sum() / centred.numel()
     images = to_images(pixels)
     with torch.no_grad():
         error = (autoencoder.decode(autoencoder.encode(images)[0]) - images).square().mean()
-    torch.testing.assert_close(error, lost, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(error, residual, rtol=1e-3, atol=1e-6)
 
 
-def test_fitting_improves_on_the_linear_code() -> None:
+def test_fitting_is_better_than_the_linear_code() -> None:
     pixels = discs()
     linear = PatchAutoencoder()
     init_from_principal_components(linear, pixels)
@@ -83,7 +83,7 @@ def test_latents_have_mean_zero_and_variance_one() -> None:
     assert mean.std().item() == pytest.approx(1, abs=1e-3)
 
 
-def test_standardising_changes_no_picture() -> None:
+def test_standardizing_latents_does_not_change_images() -> None:
     pixels = discs()
     autoencoder = PatchAutoencoder()
     init_from_principal_components(autoencoder, pixels)
@@ -92,38 +92,33 @@ def test_standardising_changes_no_picture() -> None:
     assert psnr(autoencoder, pixels) == pytest.approx(before, abs=1e-3)
 
 
-def test_the_same_pictures_and_settings_give_the_same_autoencoder() -> None:
-    one, two = (fit_patch_autoencoder(discs(), FEW_STEPS).state_dict() for _ in range(2))
-    for name, tensor in one.items():
-        torch.testing.assert_close(tensor, two[name], msg=name)
+def test_fitting_is_deterministic() -> None:
+    first, second = (fit_patch_autoencoder(discs(), FEW_STEPS).state_dict() for _ in range(2))
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], msg=name)
 
 
-def test_a_saved_autoencoder_is_read_back(tmp_path: Path) -> None:
+def test_a_saved_autoencoder_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "models" / "autoencoder.safetensors"
     autoencoder = fit_patch_autoencoder(discs(), FEW_STEPS)
     save_patch_autoencoder(path, autoencoder)
     latents = torch.randn(2, 16, 8, 8)
-    read = load_patch_autoencoder(path)
-    torch.testing.assert_close(read.decode(latents), autoencoder.decode(latents))
-    assert not any(parameter.requires_grad for parameter in read.parameters())
+    loaded = load_patch_autoencoder(path)
+    torch.testing.assert_close(loaded.decode(latents), autoencoder.decode(latents))
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_a_missing_file_says_what_makes_it(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_file_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="fluxtrain prepare openmoji"):
         load_patch_autoencoder(tmp_path / "none.safetensors")
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x80\x04}q\x00."])
-def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 64, b"\x80\x04}q\x00.", save({"weight": torch.zeros(3)})]
+)
+def test_anything_but_a_patch_autoencoder_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "autoencoder.safetensors"
     path.write_bytes(content)
-    with pytest.raises(DataError, match="does not hold a patch autoencoder"):
-        load_patch_autoencoder(path)
-
-
-def test_weights_of_something_else_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "autoencoder.safetensors"
-    save_file({"weight": torch.zeros(3)}, path)
     with pytest.raises(DataError, match="does not hold a patch autoencoder"):
         load_patch_autoencoder(path)

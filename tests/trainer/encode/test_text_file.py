@@ -1,8 +1,9 @@
-"""Text encoders' single files, as ComfyUI and kohya have them, compared with transformers' folders."""
+"""Text encoders in single files, like those of ComfyUI and kohya, compared with transformers' folders."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,15 @@ from safetensors.torch import load_file, save_file
 from tests.trainer.tiny_encoders import (
     BASE,
     caption,
-    clip_tokenizer,
     config,
     t5_tokenizer,
+    write_clip,
     write_encoders,
     write_images,
+    write_t5,
 )
 from torch import Tensor
-from transformers import (
-    AutoTokenizer,
-    CLIPTextConfig,
-    CLIPTextModel,
-    T5Config,
-    T5EncoderModel,
-)
+from transformers import AutoTokenizer
 
 from fluxtrain.contract.run.encoders import EncodersConfig
 from fluxtrain.contract.run.resolve import merge, resolve
@@ -50,41 +46,29 @@ State = dict[str, Tensor]
 
 
 def t5_state(folder: Path) -> State:
-    """Write T5 1.1 of other sizes than FLUX's as a folder; return its weights in half precision."""
-    words = t5_tokenizer()
-    words.save_pretrained(folder)
-    model = T5EncoderModel(
-        T5Config(
-            vocab_size=len(words) + 28,  # published: 32,128 rows for 32,100 tokens
-            d_model=24,
-            d_kv=16,
-            d_ff=40,
-            num_layers=3,
-            num_heads=2,
-            relative_attention_num_buckets=20,
-            feed_forward_proj="gated-gelu",
-        )
+    """Write a T5 1.1 encoder as a folder; return its weights in half precision."""
+    model = write_t5(
+        folder,
+        vocab_size=108,  # more rows than tokens, like the published 32,128 for 32,100
+        d_model=24,
+        d_kv=16,
+        d_ff=40,
+        num_layers=3,
+        relative_attention_num_buckets=20,
+        feed_forward_proj="gated-gelu",
     )
     model.half().save_pretrained(folder)
     return load_file(folder / "model.safetensors")
 
 
 def clip_state(folder: Path) -> State:
-    """Write CLIP as a folder with the published config's wrong end token; return its weights, halved."""
-    words = clip_tokenizer()
-    words.save_pretrained(folder)
-    model = CLIPTextModel(
-        CLIPTextConfig(
-            vocab_size=len(words),
-            hidden_size=WIDTH,
-            intermediate_size=96,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-            hidden_act="quick_gelu",
-            bos_token_id=0,
-            eos_token_id=1,
-            pad_token_id=1,
-        )
+    """Write a CLIP text encoder as a folder; return its weights in half precision."""
+    model = write_clip(
+        folder,
+        hidden_size=WIDTH,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        hidden_act="quick_gelu",
     )
     for parameter in model.parameters():  # activations far from 0, where the GELUs differ
         parameter.data.mul_(4 if parameter.dim() == 2 else 1)
@@ -102,11 +86,9 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     save_file(t5_state(root / "t5"), root / FILES.t5)
     save_file(clip_state(root / "clip"), root / FILES.clip)
-    for folder, words in (
-        ("t5", "tokenizer_2"),
-        ("clip", "tokenizer"),
-    ):  # trained anew, it is another
-        AutoTokenizer.from_pretrained(root / folder).save_pretrained(root / words)
+    # Copied, because training a tokenizer again gives another one.
+    AutoTokenizer.from_pretrained(root / "t5").save_pretrained(root / "tokenizer_2")
+    AutoTokenizer.from_pretrained(root / "clip").save_pretrained(root / "tokenizer")
     return root
 
 
@@ -115,7 +97,7 @@ Change = Callable[[State], State]
 
 @pytest.fixture
 def changed(published: Path, tmp_path: Path) -> Callable[[str, Change], Path]:
-    """Return what makes a models root in which the tensors of one single file are changed."""
+    """Return a function that makes a models root with changed tensors in one file."""
 
     def make(name: str, change: Change) -> Path:
         for path in published.iterdir():
@@ -131,19 +113,19 @@ def load(root: Path, encoders: EncodersConfig = FILES, dtype: Any = torch.float3
     return load_text_encoder(encoders, LENGTH, root, CPU, dtype)
 
 
-def require_equal(root: Path, published: Path, dtype: Any = torch.float32) -> None:
-    """Require that the single files in ``root`` encode as the folders in ``published`` do, bit for bit."""
+def assert_equal(root: Path, published: Path, dtype: Any = torch.float32) -> None:
+    """Check that the files in ``root`` encode bit-identically to the folders in ``published``."""
     ours = load(root, dtype=dtype).encode(CAPTIONS)
     theirs = load(published, FOLDERS, dtype).encode(CAPTIONS)
-    for own, other in zip(ours, theirs, strict=True):
-        assert own.dtype == dtype
-        assert own.isfinite().all()
-        assert torch.equal(own, other)
+    for actual, expected in zip(ours, theirs, strict=True):
+        assert actual.dtype == dtype
+        assert actual.isfinite().all()
+        assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_files_encode_as_transformers_folders_do(published: Path, dtype: torch.dtype) -> None:
-    require_equal(published, published, dtype)
+def test_files_encode_like_transformers_folders(published: Path, dtype: torch.dtype) -> None:
+    assert_equal(published, published, dtype)
 
 
 def without(*names: str) -> Change:
@@ -176,55 +158,51 @@ def with_extras(state: State) -> State:
     ],
     ids=["t5 twice", "t5 other name", "t5 float32", "clip extras", "clip without prefix"],
 )
-def test_every_form_of_the_files_is_read(
+def test_every_layout_of_the_files_is_read(
     published: Path, changed: Callable[[str, Change], Path], name: str, change: Change
 ) -> None:
-    require_equal(changed(name, change), published)
+    assert_equal(changed(name, change), published)
 
 
-def test_the_published_end_token_of_clip_is_not_needed(published: Path, tmp_path: Path) -> None:
-    """CLIP's published config says 2, for which transformers takes the token with the highest id."""
-    words = json.loads((published / "clip" / "tokenizer.json").read_text())
-    vocabulary = words["model"]["vocab"]
+def test_the_published_end_token_of_clip_is_not_used(published: Path, tmp_path: Path) -> None:
+    """CLIP's published config has 2, for which transformers uses the token with the highest id."""
+    tokenizer = json.loads((published / "clip" / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
     last = max(vocabulary, key=vocabulary.__getitem__)
     end = vocabulary["<|endoftext|>"]
-    for name in published.iterdir():
-        if name.name not in ("clip", "tokenizer"):
-            (tmp_path / name.name).symlink_to(name)
+    for path in published.iterdir():
+        if path.name not in ("clip", "tokenizer"):
+            (tmp_path / path.name).symlink_to(path)
     swapped = vocabulary | {last: end, "<|endoftext|>": vocabulary[last]}
     for folder in ("clip", "tokenizer"):
-        write_words(published / folder, tmp_path / folder, words, swapped)
+        copy_with_token_ids(published / folder, tmp_path / folder, swapped)
     path = tmp_path / "clip" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 2}))
-    require_equal(tmp_path, tmp_path)
+    assert_equal(tmp_path, tmp_path)
 
 
-def write_words(
-    source: Path, folder: Path, words: dict[str, Any], vocabulary: dict[str, int]
-) -> None:
-    """Copy ``source`` to ``folder`` with other ids for its tokens."""
-    folder.mkdir()
-    for path in source.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    number = vocabulary["<|endoftext|>"]
-    changed = json.loads(json.dumps(words))
+def copy_with_token_ids(source: Path, folder: Path, vocabulary: dict[str, int]) -> None:
+    """Copy a CLIP folder with other ids for its tokens."""
+    shutil.copytree(source, folder)
+    changed = json.loads((folder / "tokenizer.json").read_text())
+    end_id = vocabulary["<|endoftext|>"]
     changed["model"]["vocab"] = vocabulary
     for token in changed["added_tokens"]:
         token["id"] = vocabulary[token["content"]]
-    changed["post_processor"]["special_tokens"]["<|endoftext|>"]["ids"] = [number]
+    changed["post_processor"]["special_tokens"]["<|endoftext|>"]["ids"] = [end_id]
     if changed["padding"]:
-        changed["padding"]["pad_id"] = number
+        changed["padding"]["pad_id"] = end_id
     (folder / "tokenizer.json").write_text(json.dumps(changed))
 
 
 def test_activations_beyond_half_precision_stay_finite(
     published: Path, changed: Callable[[str, Change], Path]
 ) -> None:
-    def loud(state: State) -> State:
+    def scaled(state: State) -> State:
         wide = [f"{T5_FIRST}.1.DenseReluDense.{name}.weight" for name in ("wi_0", "wi_1", "wo")]
         return {name: value * 100 if name in wide else value for name, value in state.items()}
 
-    root = changed(FILES.t5, loud)
+    root = changed(FILES.t5, scaled)
     encoder = load(root, dtype=torch.bfloat16)
     states = encoder.t5.encoder(  # type: ignore[union-attr]
         torch.arange(LENGTH)[None], output_hidden_states=True
@@ -233,10 +211,7 @@ def test_activations_beyond_half_precision_stay_finite(
     assert encoder.encode(CAPTIONS)[0].isfinite().all()
 
 
-# What is refused
-
-
-def other(name: str, value: Tensor) -> Change:
+def replaced(name: str, value: Tensor) -> Change:
     return lambda state: state | {name: value}
 
 
@@ -249,11 +224,15 @@ GATE = f"{T5_FIRST}.1.DenseReluDense.wi_0.weight"
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "said"),
+    ("name", "change", "message"),
     [
         (FILES.clip, without(BIAS), f"{BIAS} is missing"),
-        (FILES.clip, other(BIAS, torch.zeros(3)), rf"{BIAS} has shape \[3\], expected \[{WIDTH}\]"),
-        (FILES.clip, other("lora.down", torch.zeros(3)), "'lora.down' is not a tensor of this"),
+        (
+            FILES.clip,
+            replaced(BIAS, torch.zeros(3)),
+            rf"{BIAS} has shape \[3\], expected \[{WIDTH}\]",
+        ),
+        (FILES.clip, replaced("lora.down", torch.zeros(3)), "'lora.down' is not a tensor of this"),
         (FILES.clip, renamed("layers.1.", "layers.7."), "encoder.layers.1.* is missing"),
         (FILES.t5, without(f"{T5_FIRST}.0.layer_norm.weight"), "layer_norm.weight is missing"),
         (
@@ -261,36 +240,36 @@ GATE = f"{T5_FIRST}.1.DenseReluDense.wi_0.weight"
             without("shared.weight"),
             "not a T5 encoder; tensor encoder.embed_tokens.weight",
         ),
-        (FILES.t5, other("scaled_fp8", torch.zeros(2)), "'scaled_fp8' is not a tensor of this"),
+        (FILES.t5, replaced("scaled_fp8", torch.zeros(2)), "'scaled_fp8' is not a tensor of this"),
         (FILES.t5, without(GATE), f"not a T5 encoder; tensor {GATE} is missing"),
         (FILES.t5, differing_copy, "shared.weight and encoder.embed_tokens.weight differ"),
-        (FILES.t5, other("shared.weight", torch.zeros(9, 24)), "9: this is another model's"),
+        (FILES.t5, replaced("shared.weight", torch.zeros(9, 24)), "9: this is another model's"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_wrong_tensor_is_named(
-    changed: Callable[[str, Change], Path], name: str, change: Change, said: str
+    changed: Callable[[str, Change], Path], name: str, change: Change, message: str
 ) -> None:
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         load(changed(name, change))
 
 
-def test_the_other_encoders_file_is_refused(published: Path) -> None:
+def test_the_other_encoders_file_is_an_error(published: Path) -> None:
     swapped = FILES.model_copy(update={"t5": FILES.clip})
     with pytest.raises(DataError, match=r"clip_l\.safetensors: not a T5 encoder; tensor"):
         load(published, swapped)
 
 
-def test_the_other_encoders_tokenizer_is_refused(published: Path, tmp_path: Path) -> None:
-    words = t5_tokenizer()
-    words.add_tokens([f"token{number}" for number in range(200)])
-    words.save_pretrained(tmp_path / "large")
+def test_the_other_encoders_tokenizer_is_an_error(published: Path, tmp_path: Path) -> None:
+    tokenizer = t5_tokenizer()
+    tokenizer.add_tokens([f"token{number}" for number in range(200)])
+    tokenizer.save_pretrained(tmp_path / "large")
     wrong = FILES.model_copy(update={"clip_tokenizer": str(tmp_path / "large")})
     with pytest.raises(DataError, match=r"large: has \d+ tokens, .*clip_l.* only \d+: this is"):
         load(published, wrong)
 
 
-def test_a_cut_off_file_is_refused(changed: Callable[[str, Change], Path]) -> None:
+def test_a_truncated_file_is_an_error(changed: Callable[[str, Change], Path]) -> None:
     path = changed(FILES.clip, dict) / FILES.clip
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DataError, match=r"clip_l\.safetensors: not a whole safetensors file"):
@@ -298,7 +277,7 @@ def test_a_cut_off_file_is_refused(changed: Callable[[str, Change], Path]) -> No
 
 
 @pytest.mark.parametrize("name", ["t5", "clip"])
-def test_a_file_without_a_tokenizer_asks_for_one(name: str) -> None:
+def test_a_file_without_a_tokenizer_is_an_error_that_names_the_field(name: str) -> None:
     given = merge(BASE, {"encoders": {name: "models/x.safetensors"}})
     with pytest.raises(ConfigError) as refused:
         resolve(given)
@@ -311,7 +290,7 @@ def test_a_file_without_a_tokenizer_asks_for_one(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [FILES.t5, FILES.clip, "tokenizer/tokenizer_config.json", "autoencoder/ae.safetensors"]
 )
-def test_a_missing_file_is_named_before_anything_starts(tmp_path: Path, name: str) -> None:
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     for path in (FILES.t5, FILES.clip, "autoencoder/ae.safetensors"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).touch()
@@ -324,7 +303,7 @@ def test_a_missing_file_is_named_before_anything_starts(tmp_path: Path, name: st
         check_files(FILES, tmp_path)
 
 
-def test_the_preprocess_task_knows_the_files_by_their_content(
+def test_the_preprocess_task_identifies_the_files_by_content(
     published: Path, tmp_path: Path, changed: Callable[[str, Change], Path]
 ) -> None:
     data = write_images(tmp_path / "data" / "train", 3).parent

@@ -1,4 +1,4 @@
-"""Runs ``fluxtrain`` and kills it just before a step: ``kill_before.py EVENT FRAGMENT ARGUMENTS``.
+"""Runs ``fluxtrain`` and kills it just before an event: ``kill_before.py EVENT FRAGMENT ARGUMENTS``.
 
 EVENT is one of Python's audit events, FRAGMENT a part of its first argument.
 """

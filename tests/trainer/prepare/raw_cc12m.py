@@ -1,4 +1,4 @@
-"""Raw CC12M tars in small: pictures of every kind that is fit, and of every kind that is not."""
+"""Raw CC12M tars in small: images of every usable and of every unusable kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 Sample = tuple[str, dict[str, bytes]]
 
@@ -27,27 +27,27 @@ def saved(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def turned(orientation: int) -> bytes:
+def with_orientation(orientation: int) -> bytes:
     exif = Image.Exif()
-    exif[0x0112] = orientation
+    exif[ExifTags.Base.Orientation] = orientation
     return saved(photo(300, 420), exif=exif)
 
 
-def see_through() -> Image.Image:
+def transparent() -> Image.Image:
     image = photo(300, 280, mode="RGBA")
     image.putalpha(photo(300, 280, seed=1, mode="L"))
     return image
 
 
 def huge_header() -> bytes:
-    """Return a PNG that claims 100,000 x 100,000 pixels in a few bytes."""
+    """Return a small PNG whose header says 100,000 x 100,000 pixels."""
     small = saved(photo(300, 300), "PNG")
     side = (100_000).to_bytes(4, "big")
     header = b"IHDR" + side + side + small[24:29]
     return small[:12] + header + zlib.crc32(header).to_bytes(4, "big") + small[33:]
 
 
-FIT = {
+USABLE = {
     "tall": saved(photo(300, 421)),
     "wide": saved(photo(387, 258)),
     "exact": saved(photo(256, 256)),
@@ -55,18 +55,18 @@ FIT = {
     "odd": saved(photo(513, 257)),
     "grey": saved(photo(300, 400, mode="L")),
     "cmyk": saved(photo(300, 400, mode="CMYK")),
-    "turned": turned(6),
-    "mirrored": turned(5),
-    "upright": turned(1),
+    "rotated": with_orientation(6),
+    "mirrored": with_orientation(5),
+    "upright": with_orientation(1),
     "palette": saved(photo(300, 280).quantize(32), "PNG"),
     "two colours": saved(photo(300, 280, mode="1"), "PNG"),
-    "see-through": saved(see_through(), "PNG"),
-    "grey see-through": saved(see_through().convert("LA"), "PNG"),
+    "transparent": saved(transparent(), "PNG"),
+    "grey transparent": saved(transparent().convert("LA"), "PNG"),
     "webp": saved(photo(300, 280), "WEBP", lossless=True),
     "gif": saved(photo(300, 280), "GIF"),
     "tiff": saved(photo(300, 280), "TIFF"),
 }
-UNFIT = {
+UNUSABLE = {
     "small": (saved(photo(300, 255)), "a side below 256 pixels"),
     "thin": (saved(photo(255, 900)), "a side below 256 pixels"),
     "truncated": (saved(photo(300, 300))[:2000], "unreadable image"),
@@ -98,18 +98,18 @@ def write_tar(path: Path, samples: Sequence[Sample]) -> None:
 
 
 def write_raw_cc12m(folder: Path) -> list[tuple[Sample, str | None]]:
-    """Write a set of four tars; return all samples in order, each with the reason to leave it out."""
+    """Write four tars; return all samples in order, each with the reason for which it is dropped."""
     plan: list[tuple[dict[str, bytes], str | None]] = []
-    for name, content in FIT.items():
-        plan.append((parts(content, f"a {name} picture"), None))
-    for number, (content, reason) in enumerate(UNFIT.values()):
+    for name, content in USABLE.items():
+        plan.append((parts(content, f"a {name} image"), None))
+    for number, (content, reason) in enumerate(UNUSABLE.values()):
         plan.insert(3 * number, (parts(content), reason))
     plan.insert(5, ({"txt": b"alone"}, "no image"))
-    plan.insert(9, ({"jpg": FIT["tall"]}, "no caption"))
-    plan.insert(14, (parts(FIT["wide"], b"\xff\xfe"), "caption not UTF-8"))
-    plan.insert(20, (parts(FIT["wide"]) | {"png": FIT["gif"]}, "two images or two captions"))
-    named = [((f"{i:09d}", files), reason) for i, (files, reason) in enumerate(plan)]
-    for number, start in enumerate(range(0, len(named), 8)):
-        some = [sample for sample, _ in named[start : start + 8]]
-        write_tar(folder / f"cc12m-train-{number:04d}.tar", some)
-    return named
+    plan.insert(9, ({"jpg": USABLE["tall"]}, "no caption"))
+    plan.insert(14, (parts(USABLE["wide"], b"\xff\xfe"), "caption not UTF-8"))
+    plan.insert(20, (parts(USABLE["wide"]) | {"png": USABLE["gif"]}, "two images or two captions"))
+    samples = [((f"{i:09d}", files), reason) for i, (files, reason) in enumerate(plan)]
+    for number, start in enumerate(range(0, len(samples), 8)):
+        shard = [sample for sample, _ in samples[start : start + 8]]
+        write_tar(folder / f"cc12m-train-{number:04d}.tar", shard)
+    return samples

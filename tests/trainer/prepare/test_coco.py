@@ -1,12 +1,9 @@
-"""COCO's subset is the one that pandas draws; its pictures come whole or not at all."""
+"""COCO's validation subset equals the one selected with pandas, and an unreadable image is an error."""
 
 from __future__ import annotations
 
 import io
 import json
-import signal
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from tests.trainer.prepare.cli_process import kill_before_each, require_success
 from tests.trainer.prepare.raw_coco import (
     CAPTIONS,
     image_name,
@@ -31,8 +29,8 @@ from fluxtrain.prepare.coco.build import prepare_coco
 from fluxtrain.prepare.coco.subset import Annotation, read_annotations, subset, tsv
 
 
-def by_pandas(rows: list[dict[str, Any]], num_samples: int) -> pd.DataFrame:
-    """Return the subset by the reference's rule, in the library that the reference uses."""
+def select_with_pandas(rows: list[dict[str, Any]], num_samples: int) -> pd.DataFrame:
+    """Return the subset as the reference selects it."""
     frame = pd.DataFrame(rows)
     frame["caption"] = [caption.replace("\n", "").strip() for caption in frame["caption"]]
     frame = frame.sample(frac=1, random_state=2023).reset_index(drop=True)
@@ -46,28 +44,28 @@ def by_pandas(rows: list[dict[str, Any]], num_samples: int) -> pd.DataFrame:
     ("num_images", "per_image", "num_samples"),
     [(8, 1, 8), (50, 3, 16), (400, 5, 400), (40_504, 5, 29_696)],
 )
-def test_the_subset_and_its_table_are_those_of_pandas(
+def test_the_subset_and_its_table_equal_those_of_pandas(
     tmp_path: Path, num_images: int, per_image: int, num_samples: int
 ) -> None:
     rows = random_annotations(num_images, per_image)
     read = read_annotations(write_captions(tmp_path / "captions.json", rows))
-    ours, theirs = subset(read, num_samples), by_pandas(rows, num_samples)
-    assert [row.image_id for row in ours] == theirs["image_id"].tolist()
-    assert [row.timestep for row in ours] == theirs["timestep"].tolist()
-    assert tsv(ours) == theirs.to_csv(sep="\t", index=False, lineterminator="\n")
+    ours, expected = subset(read, num_samples), select_with_pandas(rows, num_samples)
+    assert [row.image_id for row in ours] == expected["image_id"].tolist()
+    assert [row.timestep for row in ours] == expected["timestep"].tolist()
+    assert tsv(ours) == expected.to_csv(sep="\t", index=False, lineterminator="\n")
 
 
-def test_every_timestep_is_equally_frequent_or_refused() -> None:
-    some = [Annotation(i, i, "x") for i in range(20)]
-    assert [row.timestep for row in subset(some, 16)] == [0, 1, 2, 3, 4, 5, 6, 7] * 2
+def test_every_timestep_is_equally_frequent_or_an_error() -> None:
+    annotations = [Annotation(i, i, "x") for i in range(20)]
+    assert [row.timestep for row in subset(annotations, 16)] == [0, 1, 2, 3, 4, 5, 6, 7] * 2
     with pytest.raises(ConfigError, match=r"--samples: got 12; allowed: a multiple of 8"):
-        subset(some, 12)
+        subset(annotations, 12)
 
 
-def test_fewer_images_than_samples_are_refused() -> None:
-    some = [Annotation(i // 2, i, "x") for i in range(20)]
-    with pytest.raises(DataError, match="captions of 10 images are here, 16 are needed"):
-        subset(some, 16)
+def test_fewer_images_than_samples_are_an_error() -> None:
+    annotations = [Annotation(i // 2, i, "x") for i in range(20)]
+    with pytest.raises(DataError, match="captions of 10 images, 16 are needed"):
+        subset(annotations, 16)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +82,13 @@ def test_fewer_images_than_samples_are_refused() -> None:
         "[" * 100_000,
     ],
 )
-def test_captions_that_are_none_are_named(tmp_path: Path, text: str) -> None:
+def test_malformed_captions_are_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "captions.json").write_text(text)
     with pytest.raises(DataError, match=r"captions\.json: not COCO's captions"):
         read_annotations(tmp_path / "captions.json")
 
 
-def test_captions_that_are_missing_are_the_flags_fault(tmp_path: Path) -> None:
+def test_missing_captions_are_an_error_of_the_flag(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--captions"):
         read_annotations(tmp_path / "nowhere.json")
 
@@ -102,17 +100,16 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def prepare(raw: Path, output: Path, **more: Any) -> dict[str, Any]:
-    options: dict[str, Any] = {"num_samples": 24, "shard_size": 7, "num_workers": 2, **more}
-    stream = io.StringIO()
-    return prepare_coco(raw / "val2014", raw / CAPTIONS, output, stream=stream, **options)
+def prepare(raw: Path, output: Path, **options: Any) -> dict[str, Any]:
+    options = {"num_samples": 24, "shard_size": 7, "num_workers": 2, **options}
+    return prepare_coco(raw / "val2014", raw / CAPTIONS, output, stream=io.StringIO(), **options)
 
 
-def test_pictures_are_resized_whatever_their_shape_and_keep_their_timesteps(
+def test_images_of_any_shape_are_resized_and_have_their_timesteps(
     raw: Path, tmp_path: Path
 ) -> None:
     prepare(raw, tmp_path / "set")
-    rows = by_pandas(json.loads((raw / CAPTIONS).read_text())["annotations"], 24)
+    rows = select_with_pandas(json.loads((raw / CAPTIONS).read_text())["annotations"], 24)
     dataset = TarImages(tmp_path / "set")
     assert len(dataset) == 24
     for i, row in enumerate(rows.itertuples()):
@@ -134,7 +131,7 @@ def test_pictures_are_resized_whatever_their_shape_and_keep_their_timesteps(
         }
 
 
-def test_any_number_of_workers_makes_the_same_bytes(raw: Path, tmp_path: Path) -> None:
+def test_the_bytes_do_not_depend_on_the_number_of_workers(raw: Path, tmp_path: Path) -> None:
     for num_workers in (1, 4):
         prepare(raw, tmp_path / f"set{num_workers}", num_workers=num_workers)
     assert made_in(tmp_path / "set1") == made_in(tmp_path / "set4")
@@ -142,8 +139,8 @@ def test_any_number_of_workers_makes_the_same_bytes(raw: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("fault", ["missing", "empty", "truncated", "text"])
-def test_an_image_that_cannot_be_read_ends_it_loudly(tmp_path: Path, fault: str) -> None:
-    rows = by_pandas(write_raw_coco(tmp_path), 24)
+def test_an_unreadable_image_is_an_error(tmp_path: Path, fault: str) -> None:
+    rows = select_with_pandas(write_raw_coco(tmp_path), 24)
     broken = tmp_path / "val2014" / image_name(rows.iloc[9].image_id)
     content = {"empty": b"", "truncated": broken.read_bytes()[:-400], "text": b"<html>"}
     broken.unlink()
@@ -156,7 +153,6 @@ def test_an_image_that_cannot_be_read_ends_it_loudly(tmp_path: Path, fault: str)
     assert prepare(tmp_path, tmp_path / "set")["samples"] == 24
 
 
-KILLER = Path(__file__).with_name("kill_before.py")
 STEPS = [
     ("os.rename", "settings.partial"),
     ("os.rename", "val2014_30k.partial"),
@@ -164,14 +160,11 @@ STEPS = [
 ]
 
 
-def test_killed_at_any_step_it_makes_the_same_bytes(raw: Path, tmp_path: Path) -> None:
-    inputs = ["--images", str(raw / "val2014"), "--captions", str(raw / CAPTIONS)]
-    options = ["--samples", "24", "--workers", "2", "--output", str(tmp_path / "set")]
+def test_the_bytes_are_the_same_after_being_killed_at_any_step(raw: Path, tmp_path: Path) -> None:
+    inputs = ["--images", raw / "val2014", "--captions", raw / CAPTIONS]
+    options = ["--samples", 24, "--workers", 2, "--output", tmp_path / "set"]
     arguments = ["prepare", "coco", *inputs, *options]
-    for event, fragment in STEPS:
-        started = [sys.executable, str(KILLER), event, fragment, *arguments]
-        ended = subprocess.run(started, capture_output=True)
-        assert ended.returncode == -signal.SIGKILL, (event, fragment, ended.stderr)
-    subprocess.run([sys.executable, "-m", "fluxtrain.cli", *arguments], check=True)
-    prepare(raw, tmp_path / "undisturbed", shard_size=1000)
-    assert made_in(tmp_path / "set") == made_in(tmp_path / "undisturbed")
+    kill_before_each(STEPS, *arguments)
+    require_success(*arguments)
+    prepare(raw, tmp_path / "uninterrupted", shard_size=1000)
+    assert made_in(tmp_path / "set") == made_in(tmp_path / "uninterrupted")

@@ -1,4 +1,4 @@
-"""Downloads from a server that stalls, truncates, redirects and lies: the right bytes or a plain error."""
+"""Downloads from a faulty server end with the right bytes or a clear error."""
 
 from __future__ import annotations
 
@@ -7,37 +7,35 @@ import io
 import json
 import os
 import random
-import subprocess
-import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
-from tests.trainer.prepare.lying_server import (
-    Answer,
+from tests.trainer.prepare.cli_process import is_killed_after, require_success, run
+from tests.trainer.prepare.faulty_server import (
+    Respond,
     Server,
-    as_the_hub,
-    busy,
-    cut_off,
-    cut_off_unsaid,
-    drips,
+    closed_connection,
+    correct,
     forbidden,
-    hangs_up,
-    honest,
-    never_answers,
-    nonsense,
-    other_range,
+    like_the_hub,
+    no_response,
+    not_http,
     redirect,
     serving,
-    slowly,
-    stalls,
+    slow,
+    stalled,
     too_many_bytes,
+    trickling,
+    truncated,
+    truncated_without_length,
+    unavailable,
     without_ranges,
     wrong_bytes,
+    wrong_range,
 )
+from tests.trainer.prepare.raw_cc12m import parts, photo, saved, write_tar
 
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.prepare.cc12m.build import prepare_cc12m
@@ -45,12 +43,17 @@ from fluxtrain.prepare.cc12m.source import open_source
 from fluxtrain.prepare.download.download import download
 from fluxtrain.prepare.download.http import DownloadError, HttpClient
 from fluxtrain.prepare.download.hub import open_hub
-from fluxtrain.prepare.download.manifest import parse, path_fault, read_manifest
+from fluxtrain.prepare.download.manifest import (
+    _require_no_downgrade,
+    parse,
+    path_fault,
+    read_manifest,
+)
 
 FILES = {f"part/file-{i}.bin": random.Random(i).randbytes(200_000 + i) for i in range(3)}
 FILES["empty.bin"] = b""
-LINK = HttpClient(timeout=10, attempts=3, backoff=0.01)
-IMPATIENT = HttpClient(timeout=0.5, attempts=3, backoff=0.01, min_rate=1000)
+CLIENT = HttpClient(timeout=10, attempts=3, backoff=0.01)
+IMPATIENT_CLIENT = HttpClient(timeout=0.5, attempts=3, backoff=0.01, min_rate=1000)
 
 
 def md5_list(files: dict[str, bytes]) -> bytes:
@@ -69,7 +72,7 @@ def server() -> Iterator[Server]:
 
 
 def fetch(server: Server, output: Path, **more: Any) -> int:
-    options: dict[str, Any] = {"link": LINK, "connections": 4, **more}
+    options: dict[str, Any] = {"client": CLIENT, "connections": 4, **more}
     stream = io.StringIO()
     return download(f"{server.url}/metadata/some.uri", output, stream=stream, **options)
 
@@ -79,112 +82,111 @@ def content_of(output: Path) -> dict[str, bytes]:
     return {str(path.relative_to(output)): path.read_bytes() for path in files}
 
 
-def test_what_a_manifest_names_is_brought_and_asked_for_once(
-    server: Server, tmp_path: Path
-) -> None:
+def test_files_of_a_manifest_are_downloaded_once(server: Server, tmp_path: Path) -> None:
     assert fetch(server, tmp_path / "set") == 4
     assert content_of(tmp_path / "set") == FILES
     assert fetch(server, tmp_path / "set") == 0
-    assert all(server.asked[f"/sets/{name}"] == 1 for name in FILES)
+    assert all(server.num_requests[f"/sets/{name}"] == 1 for name in FILES)
 
 
 ONCE = [
-    cut_off,
-    stalls,
-    never_answers,
-    drips,
-    hangs_up,
-    busy,
-    nonsense,
+    truncated,
+    stalled,
+    no_response,
+    trickling,
+    closed_connection,
+    unavailable,
+    not_http,
     wrong_bytes,
-    cut_off_unsaid,
+    truncated_without_length,
 ]
 
 
 @pytest.mark.parametrize("fault", [*ONCE, too_many_bytes], ids=lambda fault: fault.__name__)
-def test_what_goes_wrong_once_is_made_good(server: Server, tmp_path: Path, fault: Answer) -> None:
-    server.answers["/sets/part/file-1.bin"] = [fault, honest]
-    fetch(server, tmp_path / "set", link=IMPATIENT)
+def test_a_single_failure_is_retried(server: Server, tmp_path: Path, fault: Respond) -> None:
+    server.responses["/sets/part/file-1.bin"] = [fault, correct]
+    fetch(server, tmp_path / "set", client=IMPATIENT_CLIENT)
     assert content_of(tmp_path / "set") == FILES
 
 
 @pytest.mark.parametrize("fault", [*ONCE, forbidden], ids=lambda fault: fault.__name__)
-def test_what_stays_wrong_is_an_error_after_few_attempts_and_the_rest_is_brought(
-    server: Server, tmp_path: Path, fault: Answer
+def test_a_permanent_failure_is_an_error_and_other_files_are_downloaded(
+    server: Server, tmp_path: Path, fault: Respond
 ) -> None:
-    server.answers["/sets/part/file-1.bin"] = [fault]
-    with pytest.raises(DownloadError, match=r"1 of 4 files could not be had(.|\n)*file-1\.bin"):
-        fetch(server, tmp_path / "set", link=IMPATIENT)
-    assert server.asked["/sets/part/file-1.bin"] <= 3
+    server.responses["/sets/part/file-1.bin"] = [fault]
+    with pytest.raises(
+        DownloadError, match=r"1 of 4 files could not be downloaded(.|\n)*file-1\.bin"
+    ):
+        fetch(server, tmp_path / "set", client=IMPATIENT_CLIENT)
+    assert server.num_requests["/sets/part/file-1.bin"] <= 3
     others = {name: content for name, content in FILES.items() if "1" not in name}
-    found = content_of(tmp_path / "set")
-    assert {name: content for name, content in found.items() if "partial" not in name} == others
-    server.answers.clear()
+    downloaded = content_of(tmp_path / "set")
+    complete = {name: content for name, content in downloaded.items() if "partial" not in name}
+    assert complete == others
+    server.responses.clear()
     assert fetch(server, tmp_path / "set") == 1
     assert content_of(tmp_path / "set") == FILES
 
 
-def test_it_goes_on_where_it_was_cut_off(server: Server, tmp_path: Path) -> None:
-    server.answers["/sets/part/file-2.bin"] = [cut_off, honest]
+def test_a_truncated_download_resumes(server: Server, tmp_path: Path) -> None:
+    server.responses["/sets/part/file-2.bin"] = [truncated, correct]
     fetch(server, tmp_path / "set")
-    assert [asked for asked in server.ranges if asked] == ["bytes=100001-"]
+    assert [range_ for range_ in server.ranges if range_] == ["bytes=100001-"]
 
 
-@pytest.mark.parametrize("rest", [without_ranges, other_range], ids=lambda rest: rest.__name__)
-def test_a_server_that_cannot_go_on_is_asked_for_everything(
-    server: Server, tmp_path: Path, rest: Answer
+@pytest.mark.parametrize("rest", [without_ranges, wrong_range], ids=lambda rest: rest.__name__)
+def test_a_server_that_cannot_resume_sends_the_whole_file(
+    server: Server, tmp_path: Path, rest: Respond
 ) -> None:
-    server.answers["/sets/part/file-2.bin"] = [cut_off, rest, honest]
+    server.responses["/sets/part/file-2.bin"] = [truncated, rest, correct]
     fetch(server, tmp_path / "set")
     assert content_of(tmp_path / "set") == FILES
 
 
 @pytest.mark.parametrize("left", [b"", b"other", FILES["part/file-0.bin"], b"x" * 300_000])
-def test_what_is_left_of_anything_does_no_harm(server: Server, tmp_path: Path, left: bytes) -> None:
+def test_files_left_by_earlier_runs_do_no_harm(server: Server, tmp_path: Path, left: bytes) -> None:
     (tmp_path / "set" / "part").mkdir(parents=True)
     (tmp_path / "set" / "part" / "file-0.bin.partial").write_bytes(left)
     (tmp_path / "set" / "part" / "file-1.bin").write_bytes(left)
     fetch(server, tmp_path / "set")
     assert content_of(tmp_path / "set") == FILES
-    assert server.asked["/sets/part/file-0.bin"] == (
+    assert server.num_requests["/sets/part/file-0.bin"] == (
         0 if left == FILES["part/file-0.bin"] else 2 if left else 1
     )
 
 
-def test_a_file_that_changes_afterwards_is_brought_again(server: Server, tmp_path: Path) -> None:
+def test_a_file_that_changed_is_downloaded_again(server: Server, tmp_path: Path) -> None:
     fetch(server, tmp_path / "set")
     changed = tmp_path / "set" / "part" / "file-0.bin"
     changed.write_bytes(b"changed")
     assert fetch(server, tmp_path / "set") == 1
     status = changed.stat()
     changed.write_bytes(b"y" * len(FILES["part/file-0.bin"]))
-    os.utime(changed, ns=(status.st_atime_ns, status.st_mtime_ns))  # as a bad disk would
+    os.utime(changed, ns=(status.st_atime_ns, status.st_mtime_ns))  # like a faulty disk
     assert fetch(server, tmp_path / "set") == 0
     assert fetch(server, tmp_path / "set", verify=True) == 4
     assert content_of(tmp_path / "set") == FILES
 
 
-def test_redirects_are_followed_to_servers_only(server: Server, tmp_path: Path) -> None:
+def test_redirects_are_followed_to_http_only(server: Server, tmp_path: Path) -> None:
     path = "/sets/part/file-0.bin"
     server.files["/elsewhere"] = FILES["part/file-0.bin"]
-    server.answers[path] = [redirect(f"{server.url}/elsewhere")]
+    server.responses[path] = [redirect(f"{server.url}/elsewhere")]
     fetch(server, tmp_path / "set")
     assert content_of(tmp_path / "set") == FILES
-    for number, to in enumerate(["file:///etc/passwd", "ftp://127.0.0.1/x", f"{server.url}{path}"]):
-        server.answers[path] = [redirect(to)]
+    for index, to in enumerate(["file:///etc/passwd", "ftp://127.0.0.1/x", f"{server.url}{path}"]):
+        server.responses[path] = [redirect(to)]
         with pytest.raises(DownloadError, match=r"file-0\.bin"):
-            fetch(server, tmp_path / f"other{number}")
-    assert server.asked[path] < 60  # a circle is left after a few rounds
+            fetch(server, tmp_path / f"other{index}")
+    assert server.num_requests[path] < 60  # a redirect loop ends after a few rounds
 
 
-def test_a_link_from_https_is_not_followed_to_http(tmp_path: Path) -> None:
+def test_an_https_manifest_must_not_lead_to_http(tmp_path: Path) -> None:
     (tmp_path / "some.uri").write_text("http://example.org/sets")
     (tmp_path / "some.md5").write_bytes(md5_list(FILES))
-    assert len(read_manifest(str(tmp_path / "some.uri"), None, LINK)) == 4
-    from fluxtrain.prepare.download.manifest import _refuse_downgrade
-
-    with pytest.raises(DataError, match="came by https"):
-        _refuse_downgrade("https://example.org/some.md5", "http://example.org/sets")
+    assert len(read_manifest(str(tmp_path / "some.uri"), None, CLIENT)) == 4
+    with pytest.raises(DataError, match="came over https"):
+        _require_no_downgrade("https://example.org/some.md5", "http://example.org/sets")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_a_link_from_https_is_not_followed_to_http(tmp_path: Path) -> None:
         *("a\x00b", "a\nb", "x" * 1025, ".verified", "a.partial", "a.partial/x"),
     ],
 )
-def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
+def test_a_path_outside_the_output_is_refused(path: str) -> None:
     assert path_fault(path)
 
 
@@ -202,117 +204,101 @@ def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
     ("text", "fault"),
     [
         ("d41d8cd98f00b204e9800998ecf8427e  ../../x", "leads out"),
-        ("d41d8cd98f00b204e9800998ecf8427e  a\nd41d8cd98f00b204e9800998ecf8427e *a", "given twice"),
-        ("d41d8cd98f00b204e9800998ecf8427e  a\nd41d8cd98f00b204e9800998ecf8427e  a/b", "a folder"),
+        (
+            "d41d8cd98f00b204e9800998ecf8427e  a\nd41d8cd98f00b204e9800998ecf8427e *a",
+            "listed twice",
+        ),
+        (
+            "d41d8cd98f00b204e9800998ecf8427e  a\nd41d8cd98f00b204e9800998ecf8427e  a/b",
+            "both a file and a folder",
+        ),
         ("d41d8cd98f  a", "line 1"),
         ("<html>not found</html>", "not an MD5 and a path"),
-        ("\n\n", "names no files"),
+        ("\n\n", "lists no files"),
     ],
 )
-def test_a_manifest_that_is_wrong_is_named_with_its_line(text: str, fault: str) -> None:
+def test_a_malformed_manifest_is_named_with_its_line(text: str, fault: str) -> None:
     with pytest.raises(DataError, match=rf"some\.md5:(.|\n)*{fault}"):
         parse("some.md5", text, "http://example.org")
 
 
-def test_a_manifest_that_is_none_is_the_flags_fault(tmp_path: Path) -> None:
+def test_anything_but_a_manifest_is_an_error_of_the_flag(tmp_path: Path) -> None:
     for given in ("nowhere.md5", "set.json", ""):
         with pytest.raises(ConfigError, match="--manifest"):
-            read_manifest(given, None, LINK)
+            read_manifest(given, None, CLIENT)
     (tmp_path / "a.uri").write_text("file:///etc")
     with pytest.raises(DataError, match="not one URL"):
-        read_manifest(str(tmp_path / "a.uri"), None, LINK)
+        read_manifest(str(tmp_path / "a.uri"), None, CLIENT)
 
 
-def test_a_mounted_volume_is_read_as_a_server_is(tmp_path: Path) -> None:
+def test_a_mounted_volume_is_read_like_a_server(tmp_path: Path) -> None:
     for name, content in FILES.items():
         (tmp_path / "volume" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "volume" / name).write_bytes(content)
     (tmp_path / "volume" / "some.md5").write_bytes(md5_list(FILES))
     manifest = str(tmp_path / "volume" / "some.md5")
-    assert download(manifest, tmp_path / "set", link=LINK, stream=io.StringIO()) == 4
+    assert download(manifest, tmp_path / "set", client=CLIENT, stream=io.StringIO()) == 4
     assert content_of(tmp_path / "set") == FILES
     (tmp_path / "volume" / "empty.bin").unlink()
     with pytest.raises(DownloadError, match=r"empty\.bin: No such file"):
-        download(manifest, tmp_path / "other", link=LINK, stream=io.StringIO())
+        download(manifest, tmp_path / "other", client=CLIENT, stream=io.StringIO())
 
 
-def test_killed_at_random_moments_it_goes_on_to_the_same_bytes(
-    server: Server, tmp_path: Path
-) -> None:
-    server.answers = {f"/sets/{name}": [slowly] for name in FILES if FILES[name]}
-    arguments = ["--manifest", f"{server.url}/metadata/some.uri", "--output", str(tmp_path / "set")]
-    started = [sys.executable, "-m", "fluxtrain.cli", "prepare", "download", *arguments]
-    rng, kills = random.Random(0), 0
-    for _ in range(6):
-        run = subprocess.Popen([*started, "--connections", "2"], stderr=subprocess.PIPE)
-        try:
-            run.communicate(timeout=rng.uniform(0.3, 0.7))
-        except subprocess.TimeoutExpired:
-            run.kill()
-            run.communicate()
-            kills += 1
-    subprocess.run(started, check=True, capture_output=True)
+def test_a_download_killed_at_random_times_resumes(server: Server, tmp_path: Path) -> None:
+    server.responses = {f"/sets/{name}": [slow] for name in FILES if FILES[name]}
+    arguments = ["prepare", "download", "--connections", 2, "--output", tmp_path / "set"]
+    arguments += ["--manifest", f"{server.url}/metadata/some.uri"]
+    rng = random.Random(0)
+    kills = sum(is_killed_after(rng.uniform(0.3, 0.7), *arguments) for _ in range(6))
+    require_success(*arguments)
     print(f"\nkilled {kills} times")
     assert content_of(tmp_path / "set") == FILES
 
 
-def raw_tar(numbers: range) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for number in numbers:
-            image = io.BytesIO()
-            Image.new("RGB", (260 + number, 300), (number, 7, 9)).save(image, "JPEG")
-            for suffix, content in {"jpg": image.getvalue(), "txt": b"one colour"}.items():
-                header = tarfile.TarInfo(f"{number:09d}.{suffix}")
-                header.size = len(content)
-                tar.addfile(header, io.BytesIO(content))
-    return buffer.getvalue()
+def raw_tar(path: Path, numbers: range) -> bytes:
+    images = {f"{n:09d}": parts(saved(photo(260 + n, 300, seed=n))) for n in numbers}
+    write_tar(path, list(images.items()))
+    return path.read_bytes()
 
 
 def tars_of(output: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(output.glob("*.tar"))}
 
 
-def test_tars_are_cleaned_as_they_come_from_a_server_and_not_kept(tmp_path: Path) -> None:
-    raw = {f"raw/{i:04d}.tar": raw_tar(range(3 * i, 3 * i + 3)) for i in range(3)}
-    for name, content in raw.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(content)
+def test_raw_tars_from_a_server_are_cleaned_and_removed(tmp_path: Path) -> None:
+    names = [f"raw/{i:04d}.tar" for i in range(3)]
+    raw = {name: raw_tar(tmp_path / name, range(3 * i, 3 * i + 3)) for i, name in enumerate(names)}
     with serving({**raw, "some.md5": md5_list(raw)}) as server:
-        server.answers["/raw/0001.tar"] = [cut_off, honest]
-        source = open_source(f"{server.url}/some.md5", LINK)
+        server.responses["/raw/0001.tar"] = [truncated, correct]
+        source = open_source(f"{server.url}/some.md5", CLIENT)
         report = prepare_cc12m(source, tmp_path / "set", 4, num_workers=1, stream=io.StringIO())
-        assert server.asked["/raw/0002.tar"] <= 1  # the fourth sample is in the second tar
+        assert server.num_requests["/raw/0002.tar"] <= 1  # the fourth sample is in the second tar
     local = open_source(str(tmp_path / "raw"))
     assert prepare_cc12m(local, tmp_path / "local", 4, stream=io.StringIO()) == report
     assert tars_of(tmp_path / "set") == tars_of(tmp_path / "local") != {}
     assert not list(tmp_path.glob("set/**/*.raw*"))
 
 
-def test_offline_the_hub_is_refused_in_one_line(tmp_path: Path) -> None:
-    arguments = ["prepare", "download", "--hub", "example-org/some", "--output", str(tmp_path)]
-    ended = subprocess.run(
-        [sys.executable, "-m", "fluxtrain.cli", *arguments],
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("fluxtrain: error: example-org/some: the Hub cannot be reached")
-    assert "Traceback" not in ended.stderr
+def test_offline_the_hub_is_an_error_of_one_line(tmp_path: Path) -> None:
+    arguments = ["prepare", "download", "--hub", "example-org/some", "--output", tmp_path]
+    process = run(*arguments, HF_HUB_OFFLINE="1")
+    assert process.returncode == 1
+    message = "fluxtrain: error: example-org/some: the Hub cannot be reached"
+    assert process.stderr.startswith(message)
+    assert "Traceback" not in process.stderr
 
 
 @pytest.mark.parametrize("name", ["some", "a/b/c", "/b", "a/"])
-def test_a_name_that_the_hub_cannot_have_is_the_flags_fault(name: str) -> None:
+def test_an_impossible_name_on_the_hub_is_an_error_of_the_flag(name: str) -> None:
     with pytest.raises(ConfigError, match="--hub"):
         open_hub(name)
 
 
 def hub_files(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Return what the Hub's API and its files look like for one public data set."""
+    """Return the API responses and the files of a public data set, by path."""
     commit, name = "c" * 40, "example-org/some"
     siblings = [{"rfilename": path} for path in files]
-    about = {"id": name, "sha": commit, "siblings": siblings, "private": False, "gated": False}
+    info = {"id": name, "sha": commit, "siblings": siblings, "private": False, "gated": False}
     tree = [
         {
             "type": "file",
@@ -322,32 +308,30 @@ def hub_files(files: dict[str, bytes]) -> dict[str, bytes]:
         }
         for path, content in files.items()
     ]
-    answers = {f"datasets/{name}/resolve/{commit}/{path}": files[path] for path in files}
+    paths = {f"datasets/{name}/resolve/{commit}/{path}": files[path] for path in files}
     for revision in ("main", commit):
-        answers[f"api/datasets/{name}/revision/{revision}"] = json.dumps(about).encode()
-        answers[f"api/datasets/{name}/tree/{revision}"] = json.dumps(tree).encode()
-    return answers
+        paths[f"api/datasets/{name}/revision/{revision}"] = json.dumps(info).encode()
+        paths[f"api/datasets/{name}/tree/{revision}"] = json.dumps(tree).encode()
+    return paths
 
 
-def test_the_hubs_own_client_brings_a_data_set(tmp_path: Path) -> None:
-    files = {"README.md": b"some", "some-0000.tar": raw_tar(range(2))}
+def test_a_data_set_is_downloaded_from_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    files = {"README.md": b"some", "some-0000.tar": raw_tar(tmp_path / "raw.tar", range(2))}
     with serving(hub_files(files)) as server:
-        server.answers = {path: [as_the_hub] for path in server.files}
+        server.responses = {path: [like_the_hub] for path in server.files}
         environment = {
-            **os.environ,
             "HF_ENDPOINT": server.url,
             "HF_HOME": str(tmp_path / "home"),
             "HF_HUB_DISABLE_XET": "1",
         }
-        environment.pop("HF_HUB_OFFLINE", None)
-        program = [sys.executable, "-m", "fluxtrain.cli", "prepare"]
         hub = ["download", "--hub", "example-org/some", "--include", "*.tar"]
         cc12m = ["cc12m", "--input", "hf://datasets/example-org/some", "--samples", "all"]
         for arguments, output in ((hub, "set"), (cc12m, "cleaned")):
-            started = [*program, *arguments, "--output", str(tmp_path / output)]
-            ended = subprocess.run(started, env=environment, capture_output=True, text=True)
-            assert ended.returncode == 0, ended.stderr
-    brought = tmp_path / "set" / "some-0000.tar"
-    assert brought.read_bytes() == files["some-0000.tar"]
+            require_success("prepare", *arguments, "--output", tmp_path / output, **environment)
+    downloaded = tmp_path / "set" / "some-0000.tar"
+    assert downloaded.read_bytes() == files["some-0000.tar"]
     assert not (tmp_path / "set" / "README.md").exists()
     assert list(tars_of(tmp_path / "cleaned")) == ["some-0000.tar"]

@@ -1,4 +1,4 @@
-"""The prepare task: the same bytes as ``fluxtrain prepare``, watched, stopped at once, its fields named."""
+"""The prepare task: the bytes that ``fluxtrain prepare`` writes, progress, SIGTERM, and errors by field."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainer.prepare.cli_process import command, require_success
 from tests.trainer.prepare.raw_cc12m import write_raw_cc12m
-from tests.trainer.prepare.raw_coco import write_raw_coco
+from tests.trainer.prepare.raw_coco import CAPTIONS, write_raw_coco
 from tests.trainer.ranks import made_in
 
 from fluxtrain.contract.launch import RunPaths
@@ -26,7 +26,7 @@ from fluxtrain.prepare.cc12m.source import FolderSource
 from fluxtrain.prepare.task import open_task
 
 
-def run_of(**prepare: Any) -> dict[str, Any]:
+def run_config(**prepare: Any) -> dict[str, Any]:
     return {
         "preset": "mlperf-schnell-raw",
         "task": "prepare",
@@ -36,7 +36,7 @@ def run_of(**prepare: Any) -> dict[str, Any]:
     }
 
 
-def job(path: Path, run: dict[str, Any]) -> Path:
+def write_job(path: Path, run: dict[str, Any]) -> Path:
     head = {"apiVersion": "fluxtrain.dev/v1alpha1", "kind": "FluxTraining"}
     path.write_text(json.dumps({**head, "metadata": {"name": "job"}, "spec": {"run": run}}))
     return path
@@ -51,10 +51,11 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def fluxtrain(*words: str, **more: str) -> subprocess.Popen[str]:
-    """Start the command with ``more`` variables."""
-    program = [sys.executable, "-m", "fluxtrain.cli", *words]
-    return subprocess.Popen(program, stderr=subprocess.PIPE, text=True, env={**os.environ, **more})
+def start(*arguments: object, **environment: str) -> subprocess.Popen[str]:
+    program = command(*arguments)
+    return subprocess.Popen(
+        program, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+    )
 
 
 CC12M = {"samples": 0}
@@ -62,80 +63,78 @@ COCO = {"dataset": "coco", "input": "coco", "samples": 24}
 
 
 @pytest.mark.parametrize(
-    ("asked", "made", "num_units", "command"),
+    ("prepare", "output", "num_units", "inputs"),
     [
-        (CC12M, "clean", 4, "cc12m --input raw --samples all"),
+        (CC12M, "clean", 4, "cc12m --input {0}/raw --samples all"),
         (
             COCO,
             "subset",
             24,
-            "coco --images coco/val2014 --captions coco/annotations/captions_val2014.json --samples 24",
+            f"coco --images {{0}}/coco/val2014 --captions {{0}}/coco/{CAPTIONS} --samples 24",
         ),
     ],
     ids=["cc12m", "coco"],
 )
-def test_the_task_makes_what_the_command_makes_and_tells_how_far_it_is(
-    raw: Path, tmp_path: Path, asked: dict[str, Any], made: str, num_units: int, command: str
+def test_the_task_writes_what_the_command_writes_and_reports_its_progress(
+    raw: Path, tmp_path: Path, prepare: dict[str, Any], output: str, num_units: int, inputs: str
 ) -> None:
-    run = run_of(**asked)
-    words = tmp_path / "words.json"
-    where = ["--data", str(raw), "--output", str(tmp_path / "run")]
-    file = str(job(tmp_path / "job.json", run))
-    task = fluxtrain("run", file, *where, FLUXTRAIN_LAST_WORDS=str(words))
-    _, errors = task.communicate(timeout=120)
-    assert task.returncode == EXIT_OK, errors
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "fluxtrain.cli", "prepare", *command.split()),
-            *("--output", str(tmp_path / "set"), "--workers", "1"),
-        ],
-        check=True,
-        cwd=raw,
-    )
-    assert made_in(raw / made) == made_in(tmp_path / "set") != {}
-    said = json.loads(words.read_text())
-    assert (said["phase"], said["rank"]) == ("complete", 0)
-    assert (said["step"], said["steps"]) == (num_units, num_units)
-    assert said["firstStepTime"] <= said["lastStepTime"]
-    if made == "subset":  # again: all is there
-        again = fluxtrain("run", file, *where, FLUXTRAIN_LAST_WORDS=str(words))
-        _, errors = again.communicate(timeout=120)
-        assert again.returncode == EXIT_OK, errors
-        assert json.loads(words.read_text())["step"] == num_units
+    job = write_job(tmp_path / "job.json", run_config(**prepare))
+
+    def run_task() -> dict[str, Any]:
+        """Run the task; return its termination message."""
+        message = tmp_path / "message.json"
+        folders = ["--data", raw, "--output", tmp_path / "run"]
+        require_success("run", job, *folders, FLUXTRAIN_LAST_WORDS=str(message))
+        content: dict[str, Any] = json.loads(message.read_text())
+        return content
+
+    message = run_task()
+    options = ["--output", tmp_path / "set", "--workers", 1]
+    require_success("prepare", *inputs.format(raw).split(), *options)
+    assert made_in(raw / output) == made_in(tmp_path / "set") != {}
+    assert (message["phase"], message["rank"]) == ("complete", 0)
+    assert (message["step"], message["steps"]) == (num_units, num_units)
+    assert message["firstStepTime"] <= message["lastStepTime"]
+    if prepare is COCO:  # the data set is complete already
+        assert run_task()["step"] == num_units
 
 
-def test_a_stop_is_heeded_at_once_and_the_same_command_goes_on(raw: Path, tmp_path: Path) -> None:
-    run = merge(run_of(**CC12M), {"data": {"train": str(tmp_path / "set")}})
-    words = ["run", str(job(tmp_path / "job.json", run)), "--data", str(raw)]
-    words += ["--output", str(tmp_path / "run")]
-    task = fluxtrain(*words)
+def test_sigterm_stops_the_task_at_once_and_the_same_command_resumes(
+    raw: Path, tmp_path: Path
+) -> None:
+    run = merge(run_config(**CC12M), {"data": {"train": str(tmp_path / "set")}})
+    job = write_job(tmp_path / "job.json", run)
+    arguments = ["run", job, "--data", raw, "--output", tmp_path / "run"]
+    task = start(*arguments)
     while not list(tmp_path.glob("set.partial/work/*")):
         assert task.poll() is None, task.communicate()
         time.sleep(0.01)
     task.send_signal(signal.SIGTERM)
-    _, said = task.communicate(timeout=30)
-    assert task.returncode == EXIT_STOPPED, said
-    assert "the same command" in said
-    again = fluxtrain(*words)
-    assert again.communicate(timeout=120)[1].count("samples kept") == 1
-    prepare_cc12m(FolderSource(raw / "raw"), tmp_path / "alone", None, stream=io.StringIO())
-    assert made_in(tmp_path / "set") == made_in(tmp_path / "alone")
+    _, errors = task.communicate(timeout=30)
+    assert task.returncode == EXIT_STOPPED, errors
+    assert "the same command" in errors
+    resumed = start(*arguments)
+    assert resumed.communicate(timeout=120)[1].count("samples kept") == 1
+    assert resumed.returncode == EXIT_OK
+    expected = tmp_path / "uninterrupted"
+    prepare_cc12m(FolderSource(raw / "raw"), expected, None, stream=io.StringIO())
+    assert made_in(tmp_path / "set") == made_in(expected)
 
 
 @pytest.mark.parametrize(
-    ("asked", "field", "given"),
+    ("prepare", "field", "message"),
     [
-        ({"input": "nowhere"}, "input", "No such file"),
+        ({"input": "missing"}, "input", "No such file"),
         ({"input": "coco"}, "input", "it holds no .tar"),
         ({"input": "hf://datasets/nothing"}, "input", "allowed: ORG/NAME"),
         ({"input": "http://127.0.0.1:9/x"}, "input", "ends in .uri or .md5"),
-        ({"input": "raw", "problematic": "nowhere.txt"}, "problematic", "No such file"),
-        ({"dataset": "coco", "input": "raw"}, "input", "val2014 is not there"),
+        ({"input": "raw", "problematic": "missing.txt"}, "problematic", "No such file"),
+        ({"dataset": "coco", "input": "raw"}, "input", "val2014 is missing"),
     ],
 )
-def test_what_is_not_there_is_told_with_its_field(
-    raw: Path, tmp_path: Path, asked: dict[str, Any], field: str, given: str
+def test_a_missing_input_is_an_error_that_names_the_field(
+    raw: Path, tmp_path: Path, prepare: dict[str, Any], field: str, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=re.escape(given)) as raised:
-        open_task(resolve(run_of(**asked)), RunPaths(tmp_path, raw, raw))
+    with pytest.raises(ConfigError, match=re.escape(message)) as raised:
+        open_task(resolve(run_config(**prepare)), RunPaths(tmp_path, raw, raw))
     assert raised.value.path == f"spec.run.prepare.{field}"

@@ -1,4 +1,4 @@
-"""Worker processes: order, bounds, and what happens when one of them or their parent dies."""
+"""The worker pool: order, bounded read-ahead, and the death of a worker or of the parent process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def squared(number: int) -> int:
     return number * number
 
 
-def noted(number: int, folder: Path) -> int:
+def touching(number: int, folder: Path) -> int:
     (folder / str(number)).touch()
     return number
 
@@ -47,46 +47,47 @@ def sleeping(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 5])
-def test_results_come_in_the_order_of_their_tasks(num_workers: int) -> None:
+def test_results_are_in_the_order_of_the_tasks(num_workers: int) -> None:
     assert list(map_in_order(squared, range(20), num_workers)) == [i * i for i in range(20)]
     assert list(map_in_order(squared, [], num_workers)) == []
 
 
-def test_few_tasks_are_begun_before_they_are_asked_for(tmp_path: Path) -> None:
-    taken = 0
+def test_the_read_ahead_is_bounded(tmp_path: Path) -> None:
+    num_taken = 0
 
     def tasks() -> Iterator[int]:
-        nonlocal taken
+        nonlocal num_taken
         while True:
-            taken += 1
-            yield taken
+            num_taken += 1
+            yield num_taken
 
-    with closing(map_in_order(partial(noted, folder=tmp_path), tasks(), 2)) as results:
+    with closing(map_in_order(partial(touching, folder=tmp_path), tasks(), 2)) as results:
         assert [next(results) for _ in range(5)] == [1, 2, 3, 4, 5]
-        assert taken < 12
+        assert num_taken < 12
     assert len(list(tmp_path.iterdir())) < 12
 
 
-def test_an_error_comes_as_it_was_raised() -> None:
+def test_an_error_is_raised_as_the_worker_raised_it() -> None:
     results = map_in_order(failing, range(9), 2)
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(DataError, match="the third is bad"):
         next(results)
 
 
-def test_a_worker_that_dies_is_told_with_its_task() -> None:
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_the_error_for_a_dead_worker_names_its_task(num_workers: int) -> None:
     with pytest.raises(FluxtrainError, match="ended with SIGKILL at 2; out of memory"):
-        list(map_in_order(dying, range(9), 1))
+        list(map_in_order(dying, range(9), num_workers))
 
 
-def test_closing_ends_the_workers_whatever_they_do() -> None:
-    others = set(multiprocessing.active_children())
+def test_closing_kills_busy_workers() -> None:
+    before = set(multiprocessing.active_children())
     results = map_in_order(sleeping, [100, 0, 100], 2)
     with closing(results):
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             next(results)
-    assert set(multiprocessing.active_children()) <= others
+    assert set(multiprocessing.active_children()) <= before
 
 
 PARENT = """
@@ -103,4 +104,4 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE)
     time.sleep(1)
     parent.kill()
-    parent.communicate(timeout=60)  # ends when the last process has let go of the pipe
+    parent.communicate(timeout=60)  # returns when the last process has closed the pipe

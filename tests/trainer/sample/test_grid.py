@@ -1,4 +1,4 @@
-"""Euler sampling: straight lines are walked exactly, guidance extrapolates, pictures are laid out."""
+"""Euler sampling is exact on straight lines, guidance extrapolates, and the grid shows every image."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SHAPE = (4, 2, 2)
 
 
 @dataclass
-class StraightLines:
-    """Predicts the velocity towards ``clean``, further for prompts than for the empty one."""
+class StraightLineModel:
+    """Predicts the velocity from ``noisy`` to ``clean``, plus ``vec``."""
 
     clean: Tensor
     config: RunConfig
@@ -31,45 +31,45 @@ class StraightLines:
         return velocity + vec[:, :1, None, None]
 
 
-def walk(steps: int, cfg_scale: float, push: float = 0.0, **encoders: float) -> Tensor:
+def sample(steps: int, cfg_scale: float, offset: float = 0.0, **encoders: float) -> Tensor:
     config = resolve({"preset": "micro", "encoders": encoders})
-    lines: Any = StraightLines(torch.full(SHAPE, 0.25), config)
+    model: Any = StraightLineModel(torch.full(SHAPE, 0.25), config)
     noise = initial_noise(1, 3, SHAPE)
-    prompts = (torch.zeros(3, 1, 1), torch.full((3, 1), push))
+    prompts = (torch.zeros(3, 1, 1), torch.full((3, 1), offset))
     empty = (torch.zeros(3, 1, 1), torch.zeros(3, 1))
     sampling = SamplingConfig(num_steps=steps, cfg_scale=cfg_scale)
-    return denoise(lines, noise, prompts, empty, sampling)
+    return denoise(model, noise, prompts, empty, sampling)
 
 
 @pytest.mark.parametrize("steps", [1, 7, 24])
-def test_a_straight_line_is_walked_to_its_end(steps: int) -> None:
-    torch.testing.assert_close(walk(steps, cfg_scale=1.0), torch.full((3, *SHAPE), 0.25))
+def test_a_straight_line_is_integrated_exactly(steps: int) -> None:
+    torch.testing.assert_close(sample(steps, cfg_scale=1.0), torch.full((3, *SHAPE), 0.25))
 
 
 def test_guidance_extrapolates_from_the_empty_prompt() -> None:
-    # One step from t=1 to 0: a constant push of the prompt counts cfg_scale times.
+    # One step from t=1 to 0: the prompt's constant offset is multiplied by cfg_scale.
     torch.testing.assert_close(
-        walk(1, cfg_scale=3.0, push=0.5), torch.full((3, *SHAPE), 0.25 - 3 * 0.5)
+        sample(1, cfg_scale=3.0, offset=0.5), torch.full((3, *SHAPE), 0.25 - 3 * 0.5)
     )
 
 
-def test_latents_come_back_as_the_autoencoder_knows_them() -> None:
-    found = walk(4, cfg_scale=1.0, latent_scale=0.5, latent_shift=0.1)
-    torch.testing.assert_close(found, torch.full((3, *SHAPE), 0.25 / 0.5 + 0.1))
+def test_latents_have_the_autoencoders_scale_and_shift() -> None:
+    latents = sample(4, cfg_scale=1.0, latent_scale=0.5, latent_shift=0.1)
+    torch.testing.assert_close(latents, torch.full((3, *SHAPE), 0.25 / 0.5 + 0.1))
 
 
-def test_a_picture_starts_from_the_same_noise_however_many_are_drawn() -> None:
+def test_the_noise_of_an_image_does_not_depend_on_the_count() -> None:
     assert torch.equal(initial_noise(7, 5, SHAPE)[:2], initial_noise(7, 2, SHAPE))
     assert not torch.equal(initial_noise(7, 2, SHAPE), initial_noise(8, 2, SHAPE))
 
 
 def test_pixels_are_rounded_and_clamped() -> None:
     image = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0]).expand(1, 3, 1, 5)
-    (picture,) = to_pil_images(image)
-    assert [picture.getpixel((x, 0))[0] for x in range(5)] == [0, 0, 128, 255, 255]
+    (pixels,) = to_pil_images(image)
+    assert [pixels.getpixel((x, 0))[0] for x in range(5)] == [0, 0, 128, 255, 255]
 
 
-def test_a_grid_holds_every_column(tmp_path: Path) -> None:
+def test_a_grid_shows_every_column(tmp_path: Path) -> None:
     red, blue = Image.new("RGB", (8, 8), "red"), Image.new("RGB", (8, 8), "blue")
     columns = [(f"a prompt of some length {n}", [red, blue]) for n in range(7)]
     save_grid(tmp_path / "grid.png", columns, "title")

@@ -1,4 +1,4 @@
-"""Drawing prompts: equal to diffusers' pipeline, whole with any number of ranks, and refused when it must."""
+"""Sampling prompts: equal to diffusers' pipeline, the same for any number of ranks, and user errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("steps", [4, 7])
 @pytest.mark.parametrize("shift", ["none", "dev"])
 @torch.no_grad()
-def test_latents_are_those_of_diffusers_pipeline(
+def test_latents_equal_those_of_diffusers_pipeline(
     shift: Any, steps: int, size: int, tmp_path: Path
 ) -> None:
     model = tiny_model(vec_in_dim=40, context_in_dim=48, guidance_embed=shift == "dev")
@@ -50,7 +50,7 @@ def test_latents_are_those_of_diffusers_pipeline(
     pipeline.set_progress_bar_config(disable=True)
     torch.manual_seed(1)
     noise, txt, vec = torch.randn(2, 4, size, size), torch.randn(2, 7, 48), torch.randn(2, 40)
-    theirs = pipeline(
+    expected = pipeline(
         prompt_embeds=txt,
         pooled_prompt_embeds=vec,
         latents=pack(noise),
@@ -68,8 +68,8 @@ def test_latents_are_those_of_diffusers_pipeline(
     )
     empty = (torch.zeros(2, 7, 48), torch.zeros(2, 40))
     loss = FlowLoss(flux, config, torch.float32)
-    ours = pack(denoise(loss, noise, (txt, vec), empty, config.sampling))
-    error = (ours - theirs).abs().max() / theirs.abs().max()
+    actual = pack(denoise(loss, noise, (txt, vec), empty, config.sampling))
+    error = (actual - expected).abs().max() / expected.abs().max()
     print(f"{shift}, {steps} steps, {size} x {size}: largest relative difference {error:.1e}")
     assert error < 1e-5
 
@@ -85,38 +85,38 @@ FLAGS = [
 PROMPTS = ["a red circle", "a blue line", "nobody's\tü"]
 
 
-def draw(folder: Path, output: str, *more: str) -> int:
+def sample(folder: Path, output: str, *flags: str) -> int:
     prompts = [f"--prompt={prompt}" for prompt in PROMPTS]
-    places = ["--output", str(folder / output), "--models", str(folder / "models")]
+    folders = ["--output", str(folder / output), "--models", str(folder / "models")]
     weights = str(folder / "weights.safetensors")
-    return main(["sample", weights, *prompts, *places, *FLAGS, *more])
+    return main(["sample", weights, *prompts, *folders, *FLAGS, *flags])
 
 
-def test_prompts_become_pictures_that_say_how_they_were_made_on_any_number_of_ranks(
+def test_images_hold_their_settings_and_do_not_depend_on_the_number_of_ranks(
     tmp_path: Path,
 ) -> None:
     save_flux(random_flux(tiny_model()), tmp_path)
     write_encoders(tmp_path / "models")
-    assert draw(tmp_path, "one", "--processes=1") == EXIT_OK
+    assert sample(tmp_path, "one", "--processes=1") == EXIT_OK
     first = tmp_path / "one" / "samples" / "0000.png"
-    with Image.open(first) as picture:
-        assert picture.size == (SIDE, SIDE)
-        assert picture.text["prompt"] == PROMPTS[0]
-        assert (picture.text["seed"], picture.text["steps"]) == ("1234", "4")
-    with Image.open(tmp_path / "one" / "samples" / "0002.png") as picture:
-        assert picture.text["prompt"] == PROMPTS[2]
+    with Image.open(first) as image:
+        assert image.size == (SIDE, SIDE)
+        assert image.text["prompt"] == PROMPTS[0]
+        assert (image.text["seed"], image.text["steps"]) == ("1234", "4")
+    with Image.open(tmp_path / "one" / "samples" / "0002.png") as image:
+        assert image.text["prompt"] == PROMPTS[2]
     for processes in (2, 5):
         output = f"on {processes}"
-        assert draw(tmp_path, output, f"--processes={processes}") == EXIT_OK
+        assert sample(tmp_path, output, f"--processes={processes}") == EXIT_OK
         for index in range(3):
             name = f"samples/{index:04d}.png"
             assert (tmp_path / "one" / name).read_bytes() == (tmp_path / output / name).read_bytes()
     first.unlink()
-    assert draw(tmp_path, "one", "--processes=1") == EXIT_OK, "what is missing is drawn again"
+    assert sample(tmp_path, "one", "--processes=1") == EXIT_OK, "a missing image is sampled again"
     assert first.exists()
 
 
-def test_what_cannot_be_drawn_is_said_before_anything_starts(
+def test_user_errors_are_raised_before_sampling(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_flux(random_flux(tiny_model()), tmp_path)
@@ -129,7 +129,7 @@ def test_what_cannot_be_drawn_is_said_before_anything_starts(
         ([weights, "--prompt=x", *output, *FLAGS], "the encoders need it"),
         ([weights, "--prompt=x", *output, "--sampling.num_steps=0"], "sampling.num_steps"),
     ]
-    for arguments, told in mistakes:
+    for arguments, message in mistakes:
         assert main(["sample", *arguments]) == EXIT_USAGE
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "out" / "samples").exists()

@@ -178,13 +178,13 @@ def _download(arguments: argparse.Namespace, rest: list[str]) -> int:
         dataset = open_hub(arguments.hub, arguments.revision)
         dataset.fetch_all(arguments.include, arguments.output, arguments.connections)
         return EXIT_OK
-    link = HttpClient(timeout=arguments.timeout, attempts=arguments.attempts)
+    client = HttpClient(timeout=arguments.timeout, attempts=arguments.attempts)
     download(
         arguments.manifest,
         arguments.output,
         arguments.base,
         arguments.connections,
-        link,
+        client,
         arguments.verify,
     )
     return EXIT_OK

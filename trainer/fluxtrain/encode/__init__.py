@@ -1,1 +1,1 @@
-"""The frozen encoders: text to tokens and vectors, images to latents and back."""
+"""The frozen encoders: captions to text tokens and pooled vectors, images to latents and back."""

@@ -13,7 +13,7 @@ from einops import rearrange
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (the name everybody gives it)
+from torch.nn import functional as F  # noqa: N812  (the usual name)
 
 from fluxtrain.errors import DataError
 
@@ -39,10 +39,10 @@ def conv(inputs: int, outputs: int) -> nn.Conv2d:
 
 
 class ResidualBlock(nn.Module):
-    """Norm, swish and convolution, twice, added to what came in."""
+    """Norm, SiLU and convolution, twice, added to the input."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        """Map ``inputs`` channels to ``outputs``, with a 1 x 1 shortcut where they differ."""
+        """Map ``inputs`` channels to ``outputs``, with a 1 x 1 shortcut if they differ."""
         super().__init__()
         self.norm1, self.conv1 = norm(inputs), conv(inputs, outputs)
         self.norm2, self.conv2 = norm(outputs), conv(outputs, outputs)
@@ -58,17 +58,17 @@ class ResidualBlock(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-    """Attention of every pixel to every other, with one head."""
+    """Self-attention over all pixels, with one head."""
 
     def __init__(self, channels: int) -> None:
-        """Attend with ``channels`` channels."""
+        """Make the layers for ``channels`` channels."""
         super().__init__()
         self.norm = norm(channels)
         self.q, self.k, self.v = (nn.Conv2d(channels, channels, 1) for _ in range(3))
         self.proj_out = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Features) -> Features:
-        """Return ``x`` and what it attended to."""
+        """Return ``x`` plus the attention's output."""
         normed = self.norm(x)
         qkv = (rearrange(f(normed), "b c y x -> b 1 (y x) c") for f in (self.q, self.k, self.v))
         attended = F.scaled_dot_product_attention(*qkv)
@@ -78,7 +78,7 @@ class AttentionBlock(nn.Module):
 
 
 class Middle(nn.Module):
-    """The turning point of encoder and decoder, at latent size."""
+    """The innermost layers of encoder and decoder, at latent size."""
 
     def __init__(self, channels: int) -> None:
         """Make two residual blocks around attention."""
@@ -94,10 +94,10 @@ class Middle(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Half the size, by a strided convolution."""
+    """Halves the size by a strided convolution."""
 
     def __init__(self, channels: int) -> None:
-        """Keep ``channels`` channels."""
+        """Make the layer for ``channels`` channels."""
         super().__init__()
         self.conv = nn.Conv2d(channels, channels, 3, stride=2)
 
@@ -108,10 +108,10 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Twice the size, by repeated pixels and a convolution."""
+    """Doubles the size by nearest-neighbour upsampling and a convolution."""
 
     def __init__(self, channels: int) -> None:
-        """Keep ``channels`` channels."""
+        """Make the layer for ``channels`` channels."""
         super().__init__()
         self.conv = conv(channels, channels)
 
@@ -122,7 +122,7 @@ class Upsample(nn.Module):
 
 
 class Level(nn.Module):
-    """Residual blocks at one size; the subclass says how the next level is reached."""
+    """Residual blocks at one size; subclasses change the size afterwards."""
 
     def __init__(self, inputs: int, outputs: int, blocks: int) -> None:
         """Make ``blocks`` blocks, the first of which changes the channels."""
@@ -146,7 +146,7 @@ class DownLevel(Level):
         self.downsample = None if last else Downsample(outputs)
 
     def forward(self, x: Features) -> Features:
-        """Return the features that the next level takes."""
+        """Return the next level's input."""
         x = super().forward(x)
         return x if self.downsample is None else self.downsample(x)
 
@@ -160,13 +160,13 @@ class UpLevel(Level):
         self.upsample = None if last else Upsample(outputs)
 
     def forward(self, x: Features) -> Features:
-        """Return the features that the next level takes."""
+        """Return the next level's input."""
         x = super().forward(x)
         return x if self.upsample is None else self.upsample(x)
 
 
 class Encoder(nn.Module):
-    """Images to the moments of their latents, level 0 (full size) first."""
+    """Images to mean and log variance of their latents; level 0 is at full size."""
 
     def __init__(self, width: int, latent_channels: int) -> None:
         """Make the layers for ``width`` channels at full size."""
@@ -180,7 +180,7 @@ class Encoder(nn.Module):
         self.conv_out = conv(widths[-1], 2 * latent_channels)
 
     def forward(self, images: Images) -> Float[Tensor, "b 2*ch h w"]:
-        """Return mean and log variance, one after the other along the channels."""
+        """Return mean and log variance, concatenated along the channels."""
         x = self.conv_in(images)
         for level in self.down:
             x = level(x)
@@ -189,7 +189,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents to images; levels are numbered as in the encoder, so the last comes first."""
+    """Latents to images; levels are numbered as in the encoder and run in reverse."""
 
     def __init__(self, width: int, latent_channels: int) -> None:
         """Make the layers for ``width`` channels at full size."""
@@ -212,10 +212,10 @@ class Decoder(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Both halves. Latents are raw here: shift and scale are the config's, applied by the caller."""
+    """Encoder and decoder, without the config's latent shift and scale, which the caller applies."""
 
     def __init__(self, width: int = WIDTH, latent_channels: int = LATENT_CHANNELS) -> None:
-        """Make the published layers, or narrower ones; ``width`` is a multiple of 32."""
+        """Make the layers; the defaults are the published ones, and ``width`` is a multiple of 32."""
         super().__init__()
         self.encoder = Encoder(width, latent_channels)
         self.decoder = Decoder(width, latent_channels)
@@ -226,25 +226,25 @@ class Autoencoder(nn.Module):
         return mean, logvar
 
     def decode(self, latents: Latents) -> Images:
-        """Return the images of ``latents``; values may lie a little outside of [-1, 1]."""
+        """Return the images of ``latents``; values may be slightly outside of [-1, 1]."""
         images: Tensor = self.decoder(latents)
         return images
 
 
 def load_autoencoder(path: Path, width: int | None = None) -> Autoencoder:
-    """Return the frozen autoencoder of a safetensors file in BFL's names, in float32.
+    """Return the frozen autoencoder of a safetensors file with BFL's names, in float32.
 
-    ``width`` None takes the file's own. Raises DataError, naming the file and its first wrong tensor,
-    where it is missing or another model's.
+    ``width`` defaults to the file's. Raises DataError, naming the file and its first wrong tensor, if it is
+    missing or another model's.
     """
     try:
         with safe_open(path, framework="pt") as file:
-            found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
             with torch.device("meta"):
-                autoencoder = Autoencoder(width or _width(found), _latent_channels(found))
+                autoencoder = Autoencoder(width or _width(shapes), _latent_channels(shapes))
             state = autoencoder.state_dict()
             expected = {name: list(tensor.shape) for name, tensor in state.items()}
-            _require_equal(path, found, expected)
+            _require_equal(path, shapes, expected)
             state = {name: file.get_tensor(name).float() for name in expected}
     except FileNotFoundError:
         raise DataError(f"{path}: missing; it should hold FLUX's autoencoder") from None
@@ -255,23 +255,25 @@ def load_autoencoder(path: Path, width: int | None = None) -> Autoencoder:
 
 
 def _width(shapes: dict[str, list[int]]) -> int:
-    """Return the channels at full size that ``shapes`` say; the published number where they say none."""
+    """Return the channels at full size in ``shapes``; the published number if they are malformed."""
     first = shapes.get("encoder.conv_in.weight", [WIDTH])[:1]
     return first[0] if first and first[0] % 32 == 0 and 0 < first[0] <= 1024 else WIDTH
 
 
 def _latent_channels(shapes: dict[str, list[int]]) -> int:
-    """Return the latent channels that ``shapes`` say; the published number where they say none."""
+    """Return the latent channels in ``shapes``; the published number if they are malformed."""
     second = shapes.get("decoder.conv_in.weight", [])[1:2]
     return second[0] if second and 0 < second[0] <= 1024 else LATENT_CHANNELS
 
 
-def _require_equal(path: Path, found: dict[str, list[int]], expected: dict[str, list[int]]) -> None:
-    """Refuse a file whose header does not list exactly the ``expected`` names and shapes."""
+def _require_equal(
+    path: Path, shapes: dict[str, list[int]], expected: dict[str, list[int]]
+) -> None:
+    """Raise DataError unless ``shapes`` are exactly the ``expected`` ones."""
     for name, shape in expected.items():
-        if name not in found:
+        if name not in shapes:
             raise DataError(f"{path}: not FLUX's autoencoder; tensor {name} is missing")
-        if found[name] != shape:
-            raise DataError(f"{path}: tensor {name} has shape {found[name]}, expected {shape}")
-    if extra := sorted(found.keys() - expected.keys()):
+        if shapes[name] != shape:
+            raise DataError(f"{path}: tensor {name} has shape {shapes[name]}, expected {shape}")
+    if extra := sorted(shapes.keys() - expected.keys()):
         raise DataError(f"{path}: not FLUX's autoencoder; tensor {extra[0]!r:.80} is unknown")

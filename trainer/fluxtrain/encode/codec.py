@@ -1,4 +1,4 @@
-"""The autoencoder that the config names, of either kind.
+"""Loads the autoencoder of the config, of either kind.
 
 Axes: b batch, ch h w latent image, H W image.
 """
@@ -21,7 +21,7 @@ Decoder = Callable[[Float[Tensor, "b ch h w"]], Float[Tensor, "b 3 H W"]]
 
 
 def load_codec(encoders: EncodersConfig, models_root: Path) -> Codec:
-    """Return the frozen autoencoder in ``encoders.autoencoder``; DataError where the file is not one."""
+    """Return the frozen autoencoder in ``encoders.autoencoder``; DataError if the file is not one."""
     path = models_root / encoders.autoencoder
     if encoders.autoencoder_kind == "patch":
         return load_patch_autoencoder(path)

@@ -1,4 +1,4 @@
-"""From pictures and captions to encodings, by the frozen encoders that the config names.
+"""Encodes images and captions with the frozen encoders of the config.
 
 Axes: b batch, H W image.
 """
@@ -31,7 +31,7 @@ from fluxtrain.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class Encoders:
-    """A text encoder and an autoencoder on one device, in one number format."""
+    """A text encoder and an autoencoder on one device, in one dtype."""
 
     text: TextEncoder
     codec: Codec
@@ -46,24 +46,24 @@ class Encoders:
         mean, logvar = self.codec.encode(scaled.to(self.dtype))
         return Rows(txt, vec, mean, logvar)
 
-    def read(self, pictures: ImageSet, indices: Array) -> Rows:
-        """Return the encodings of ``pictures`` at ``indices``; those of black where one is unreadable."""
-        side = pictures.side
+    def encode_at(self, dataset: ImageSet, indices: Array) -> Rows:
+        """Return the encodings of the samples at ``indices``; an unreadable image is encoded as black."""
+        side = dataset.side
         images = torch.zeros(len(indices), 3, side, side, dtype=torch.uint8)
         for index, image in zip(indices.tolist(), images, strict=True):
             with suppress(SampleError):
-                pictures.read(index, image)
-        return self.encode(images, [pictures.caption(index) for index in indices.tolist()])
+                dataset.read(index, image)
+        return self.encode(images, [dataset.caption(index) for index in indices.tolist()])
 
     def empty_text(self) -> EmptyText:
         """Return the encodings of the empty prompt."""
         txt, vec = self.text.encode([""])
         return txt[0], vec[0]
 
-    def batch(self, pictures: ImageBatch) -> Batch:
-        """Return ``pictures`` as the loss takes them: as if they had been encoded before."""
-        rows = self.encode(pictures.images, list(pictures.captions))
-        moved = pictures.to(self.device)
+    def encode_batch(self, batch: ImageBatch) -> Batch:
+        """Return ``batch`` encoded, like a batch of an encoded data set."""
+        rows = self.encode(batch.images, list(batch.captions))
+        moved = batch.to(self.device)
         drawn = {field.name: getattr(moved, field.name) for field in fields(DrawnBatch)}
         return Batch(
             mean=rows.mean.float(),
@@ -75,10 +75,10 @@ class Encoders:
 
 
 def load_encoders(config: RunConfig, models_root: Path, device: torch.device) -> Encoders:
-    """Return the frozen encoders of ``config``, the same ones each time: T5-XXL alone has 9.5 GB.
+    """Return the frozen encoders of ``config``; they are cached, because T5-XXL alone has 9.5 GB.
 
-    Raises DataError where a file is missing or another model's, ConfigError where the encodings would
-    not fit the transformer.
+    Raises DataError if a file is missing or another model's, ConfigError if the encodings do not fit the
+    transformer.
     """
     encoders = _load(config.encoders, config.data.text_length, models_root, device)
     _check_fits(config, encoders)
@@ -89,7 +89,7 @@ def load_encoders(config: RunConfig, models_root: Path, device: torch.device) ->
 def _load(
     encoders: EncodersConfig, text_length: int, models_root: Path, device: torch.device
 ) -> Encoders:
-    dtype: torch.dtype = getattr(torch, encoders.precision)  # the field's words are torch's
+    dtype: torch.dtype = getattr(torch, encoders.precision)
     text = load_text_encoder(encoders, text_length, models_root, device, dtype)
     codec = load_codec(encoders, models_root).to(device, dtype)
     return Encoders(text, codec, device, dtype)
@@ -98,7 +98,7 @@ def _load(
 def batch_encoder(
     config: RunConfig, models_root: Path, device: torch.device
 ) -> Callable[[AnyBatch], Batch]:
-    """Return what brings a batch of the loader to ``device``, encoded if it is not yet."""
+    """Return a function that moves a batch of the loader to ``device`` and encodes it if necessary."""
     encoders = None
     if config.data.source == "images":
         encoders = load_encoders(config, models_root, device)
@@ -107,33 +107,33 @@ def batch_encoder(
         if isinstance(batch, Batch):
             return batch.to(device)
         assert encoders is not None
-        return encoders.batch(batch)
+        return encoders.encode_batch(batch)
 
     return encode
 
 
 def check_files(encoders: EncodersConfig, models_root: Path) -> None:
-    """Raise DataError where a file of the encoders is missing, before any process is started."""
-    wanted = [encoders.autoencoder]
+    """Raise DataError if a file of the encoders is missing; nothing is loaded."""
+    files = [encoders.autoencoder]
     if encoders.text == "t5-clip":
         for weights, tokenizer in encoders.text_places():
-            wanted.append(weights if is_single_file(weights) else f"{weights}/config.json")
+            files.append(weights if is_single_file(weights) else f"{weights}/config.json")
             if tokenizer is not None:
-                wanted.append(f"{tokenizer}/tokenizer_config.json")
-    for name in wanted:
+                files.append(f"{tokenizer}/tokenizer_config.json")
+    for name in files:
         if not (models_root / name).is_file():
             raise DataError(f"{models_root / name}: missing; the encoders need it")
 
 
 def _check_fits(config: RunConfig, encoders: Encoders) -> None:
-    """Raise ConfigError where one sample's encodings have other shapes than the transformer takes."""
+    """Raise ConfigError if the encodings of a sample do not have the transformer's input shapes."""
     side = config.data.image_size
     rows = encoders.encode(torch.zeros(1, 3, side, side, dtype=torch.uint8), [""])
-    for path, wanted, given in (
+    for path, expected, actual in (
         ("model.context_in_dim", config.model.context_in_dim, rows.txt.shape[2]),
         ("model.vec_in_dim", config.model.vec_in_dim, rows.vec.shape[1]),
         ("model.in_channels", config.model.in_channels, rows.mean.shape[1] * 4),
         ("data.latent_size", config.data.latent_size, rows.mean.shape[2]),
     ):
-        if wanted != given:
-            raise ConfigError(f"spec.run.{path}", wanted, f"the encoders give {given}")
+        if expected != actual:
+            raise ConfigError(f"spec.run.{path}", expected, f"the encoders give {actual}")

@@ -1,6 +1,6 @@
-"""A small autoencoder of flat pictures: a linear code of 8 x 8 patches, corrected by convolutions.
+"""A small autoencoder of flat images: a linear code of 8 x 8 patches, corrected by convolutions.
 
-Its linear half can be computed (principal components), so that fitting the rest takes seconds.
+Its linear half is computed (principal components), so fitting the rest takes seconds.
 Axes: b batch, H W image, h w latent (an eighth of the image), ch latent channels.
 """
 
@@ -17,24 +17,24 @@ from fluxtrain.errors import DataError
 from fluxtrain.files import atomic_write
 
 PATCH = 8
-"""Side of a patch in pixels: what one latent position stands for."""
+"""Side in pixels of the patch that one latent position encodes."""
 
 Images = Float[Tensor, "b 3 H W"]
 Latents = Float[Tensor, "b ch h w"]
 
 
 class Residual(nn.Module):
-    """Two 3 x 3 convolutions that correct what passes; together zero at first."""
+    """Two 3 x 3 convolutions added to the input; their sum is zero at initialization."""
 
     def __init__(self, width: int) -> None:
-        """Work on ``width`` channels."""
+        """Make the layers for ``width`` channels."""
         super().__init__()
         self.widen = nn.Conv2d(width, width, 3, padding=1)
         self.narrow = nn.Conv2d(width, width, 3, padding=1)
         zero_init(self.narrow)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-        """Return ``x``, corrected."""
+        """Return ``x`` plus the correction."""
         silu = nn.functional.silu
         corrected: Tensor = x + self.narrow(silu(self.widen(silu(x))))
         return corrected
@@ -43,7 +43,7 @@ class Residual(nn.Module):
 class PatchAutoencoder(nn.Module):
     """Images in [-1, 1] to latents of mean 0 and variance 1, and back.
 
-    Both ways are a sum: a linear map of each patch by itself, and a correction that sees its neighbours.
+    Either way is a sum: a linear map of each patch, and a convolutional correction from its neighbours.
     """
 
     latent_mean: Tensor
@@ -91,29 +91,29 @@ class PatchAutoencoder(nn.Module):
         return mean, self.logvar.expand_as(mean)
 
     def decode(self, latents: Latents) -> Images:
-        """Return the images of ``latents``; values may lie a little outside of [-1, 1]."""
+        """Return the images of ``latents``; values may be slightly outside of [-1, 1]."""
         raw = latents * self.latent_std + self.latent_mean
         images: Tensor = self.synthesis(raw) + self.decoder(raw)
         return images
 
 
 def zero_init(layer: nn.Conv2d) -> None:
-    """Let ``layer`` return zero until it has learned otherwise."""
+    """Set weight and bias of ``layer`` to zero."""
     nn.init.zeros_(layer.weight)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
 
 
 def save_patch_autoencoder(path: Path, autoencoder: PatchAutoencoder) -> None:
-    """Write the weights to ``path`` as safetensors, whole or not at all."""
+    """Write the weights to ``path`` as safetensors, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as partial:
-        # save_file would let only its user read it, and a pod is another user.
+        # save_file makes it readable by its user only, and a pod may run as another user.
         partial.write_bytes(save({k: v.contiguous() for k, v in autoencoder.state_dict().items()}))
 
 
 def load_patch_autoencoder(path: Path) -> PatchAutoencoder:
-    """Return the frozen autoencoder in ``path``; DataError where it is missing or another one."""
+    """Return the frozen autoencoder in ``path``; DataError if it is missing or another model's."""
     autoencoder = PatchAutoencoder()
     try:
         autoencoder.load_state_dict(load(path.read_bytes()))
@@ -121,6 +121,6 @@ def load_patch_autoencoder(path: Path) -> PatchAutoencoder:
         raise DataError(
             f"{path}: missing; `fluxtrain prepare openmoji` makes the patch autoencoder"
         ) from None
-    except Exception as error:  # safetensors and torch raise types of their own
+    except Exception as error:  # safetensors and torch raise many types
         raise DataError(f"{path}: does not hold a patch autoencoder ({error})") from None
     return autoencoder.eval().requires_grad_(False)

@@ -1,12 +1,12 @@
-"""The text encoders' single files: all weights of one encoder, without the folder that says what it is.
+"""Loads a text encoder from a single file: all its weights, without transformers' config.
 
-| file                 | tensors                                          | unused where present          |
+| file                 | tensors                                          | ignored                       |
 |----------------------|--------------------------------------------------|-------------------------------|
 | t5xxl_fp16, _bf16 .. | shared. or encoder.embed_tokens., encoder.block. | the second copy of shared.    |
 | clip_l               | text_model., or the same without it              | position_ids, text_projection |
 
-The shapes tell the architecture, FLUX's encoders the rest: T5 1.1's gated GELU, CLIP's quick GELU and 64
-channels per head. Weights are cast to the run's number format as they are read.
+The config follows from the shapes; the rest is as in FLUX's encoders: T5 1.1's gated GELU, CLIP's quick
+GELU and 64 channels per head. Weights are cast to the run's dtype as they are read.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _Shapes = dict[str, list[int]]
 _SHARED, _COPY = "shared.weight", "encoder.embed_tokens.weight"
 _PREFIX = "text_model."
 _UNUSED = (f"{_PREFIX}embeddings.position_ids", "embeddings.position_ids", "text_projection.weight")
-_HEAD = 64
-_SAID_AT_ONCE = 3
+_HEAD_DIM = 64
+_MAX_FAULTS_SHOWN = 3
 
 
 def load_t5_file(path: Path, tokenizer: Any, dtype: torch.dtype) -> Any:
     """Return transformers' T5EncoderModel with the weights of ``path``, in ``dtype``.
 
-    Raises DataError where it is missing, damaged or another model's, or where ``tokenizer`` is.
+    Raises DataError if it is missing, damaged or another model's, or if ``tokenizer`` is another model's.
     """
     from transformers import T5EncoderModel
 
     shapes = _shapes(path)
     shared = _SHARED if _SHARED in shapes else _COPY
-    config = _described(path, "T5 encoder", lambda: _t5_config(shapes, shared))
+    config = _make_config(path, "T5 encoder", lambda: _t5_config(shapes, shared))
     _check_tokenizer(path, tokenizer, config.vocab_size)
     names = {
         _SHARED if name == shared else name: name
@@ -54,21 +54,23 @@ def load_t5_file(path: Path, tokenizer: Any, dtype: torch.dtype) -> Any:
 def load_clip_file(path: Path, tokenizer: Any, dtype: torch.dtype) -> Any:
     """Return transformers' CLIPTextModel with the weights of ``path``, in ``dtype``.
 
-    The pooled vector is the state at the first end token of ``tokenizer``. Raises DataError where the
-    file is missing, damaged or another model's, or where ``tokenizer`` is.
+    The pooled vector is the state at the first end token of ``tokenizer``. Raises DataError if the
+    file is missing, damaged or another model's, or if ``tokenizer`` is another model's.
     """
     from transformers import CLIPTextModel
 
     shapes = _shapes(path)
     prefix = _PREFIX if any(name.startswith(_PREFIX) for name in shapes) else ""
-    config = _described(path, "CLIP text encoder", lambda: _clip_config(shapes, prefix, tokenizer))
+    config = _make_config(
+        path, "CLIP text encoder", lambda: _clip_config(shapes, prefix, tokenizer)
+    )
     _check_tokenizer(path, tokenizer, config.vocab_size)
     names = {name if prefix else f"{_PREFIX}{name}": name for name in shapes if name not in _UNUSED}
     return _load(path, CLIPTextModel, config, names, shapes, dtype)
 
 
 def _shapes(path: Path) -> _Shapes:
-    """Return the shape of every tensor of ``path``; DataError where it is no whole safetensors file."""
+    """Return the shape of every tensor of ``path``; DataError if it is not a complete safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
@@ -78,14 +80,14 @@ def _shapes(path: Path) -> _Shapes:
         raise DataError(f"{path}: not a whole safetensors file ({error})") from None
 
 
-def _described(path: Path, what: str, config: Callable[[], Any]) -> Any:
-    """Return ``config()``; DataError where the shapes are not those of ``what``."""
+def _make_config(path: Path, kind: str, make: Callable[[], Any]) -> Any:
+    """Return ``make()``; DataError if the shapes are not those of a ``kind``."""
     try:
-        return config()
+        return make()
     except KeyError as error:
-        raise DataError(f"{path}: not a {what}; tensor {error.args[0]} is missing") from None
+        raise DataError(f"{path}: not a {kind}; tensor {error.args[0]} is missing") from None
     except (ValueError, IndexError, ArithmeticError) as error:
-        raise DataError(f"{path}: not a {what} ({error})") from None
+        raise DataError(f"{path}: not a {kind} ({error})") from None
 
 
 def _t5_config(shapes: _Shapes, shared: str) -> Any:
@@ -110,30 +112,28 @@ def _clip_config(shapes: _Shapes, prefix: str, tokenizer: Any) -> Any:
     from transformers import CLIPTextConfig
 
     vocabulary, width = shapes[f"{prefix}embeddings.token_embedding.weight"]
-    if width % _HEAD:
-        raise ValueError(f"it is {width} wide, which {_HEAD} channels per head do not divide")
+    if width % _HEAD_DIM:
+        raise ValueError(f"it is {width} wide, which {_HEAD_DIM} channels per head do not divide")
     return CLIPTextConfig(
         vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=shapes[f"{prefix}encoder.layers.0.mlp.fc1.weight"][0],
         num_hidden_layers=_count(shapes, f"{prefix}encoder.layers."),
-        num_attention_heads=width // _HEAD,
+        num_attention_heads=width // _HEAD_DIM,
         max_position_embeddings=shapes[f"{prefix}embeddings.position_embedding.weight"][0],
         hidden_act="quick_gelu",
         bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,  # the published config's 2 is no token of CLIP's
+        eos_token_id=tokenizer.eos_token_id,  # the published config has 2, which is not CLIP's
         pad_token_id=tokenizer.pad_token_id,
     )
 
 
 def _count(shapes: Iterable[str], blocks: str) -> int:
-    return len(
-        {name.removeprefix(blocks).split(".")[0] for name in shapes if name.startswith(blocks)}
-    )
+    return len({name[len(blocks) :].split(".")[0] for name in shapes if name.startswith(blocks)})
 
 
 def _check_tokenizer(path: Path, tokenizer: Any, vocabulary: int) -> None:
-    """Refuse another model's tokenizer: an unknown token would have no embedding, or no end be found."""
+    """Raise DataError if the tokenizer has tokens without an embedding, or no end token."""
     if len(tokenizer) > vocabulary:
         raise DataError(
             f"{tokenizer.name_or_path}: has {len(tokenizer)} tokens, {path} only {vocabulary}: "
@@ -144,7 +144,7 @@ def _check_tokenizer(path: Path, tokenizer: Any, vocabulary: int) -> None:
 
 
 def _require_one_embedding(path: Path) -> None:
-    """Refuse a T5 whose two copies of the embedding differ: it is not said which one was trained."""
+    """Raise DataError if the two copies of T5's embedding differ: either may be the trained one."""
     with safe_open(path, framework="pt") as file:
         if not torch.equal(file.get_tensor(_SHARED), file.get_tensor(_COPY)):
             raise DataError(f"{path}: {_SHARED} and {_COPY} differ")
@@ -158,8 +158,9 @@ def _load(
     shapes: _Shapes,
     dtype: torch.dtype,
 ) -> Any:
-    """Return ``model`` with the tensors ``names``: transformers' names, then the file's."""
-    _require_whole(path, {name: shapes[own] for name, own in names.items()}, _wanted(model, config))
+    """Return ``model`` with the tensors of ``names``, which maps transformers' names to the file's."""
+    actual = {name: shapes[name_in_file] for name, name_in_file in names.items()}
+    _require_equal(path, actual, _expected_shapes(model, config))
     encoder, report = model.from_pretrained(
         None,
         config=config,
@@ -171,7 +172,7 @@ def _load(
     return encoder
 
 
-def _wanted(model: Any, config: Any) -> _Shapes:
+def _expected_shapes(model: Any, config: Any) -> _Shapes:
     """Return the shapes of the tensors that ``model`` needs, CLIP's with their prefix."""
     with torch.device("meta"):
         state: dict[str, Tensor] = model(config).state_dict()
@@ -183,23 +184,25 @@ def _wanted(model: Any, config: Any) -> _Shapes:
     }
 
 
-def _require_whole(path: Path, found: _Shapes, wanted: _Shapes) -> None:
+def _require_equal(path: Path, actual: _Shapes, expected: _Shapes) -> None:
     """Raise DataError naming the first tensors that are missing, unknown or of another shape."""
-    faults = [f"{name} is missing" for name in wanted if name not in found]
+    faults = [f"{name} is missing" for name in expected if name not in actual]
     faults += [
-        f"{name!r:.80} is not a tensor of this encoder" for name in found.keys() - wanted.keys()
+        f"{name!r:.80} is not a tensor of this encoder" for name in actual.keys() - expected.keys()
     ]
     faults += [
-        f"{name} has shape {found[name]}, expected {shape}"
-        for name, shape in wanted.items()
-        if found.get(name, shape) != shape
+        f"{name} has shape {actual[name]}, expected {shape}"
+        for name, shape in expected.items()
+        if actual.get(name, shape) != shape
     ]
     if faults:
-        more = len(faults) - _SAID_AT_ONCE
+        more = len(faults) - _MAX_FAULTS_SHOWN
         rest = f", and {more} more" if more > 0 else ""
-        raise DataError(f"{path}: {'; '.join(faults[:_SAID_AT_ONCE])}{rest}")
+        raise DataError(f"{path}: {'; '.join(faults[:_MAX_FAULTS_SHOWN])}{rest}")
 
 
 def _read(path: Path, names: dict[str, str], dtype: torch.dtype) -> dict[str, Tensor]:
     with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(own).to(dtype) for name, own in names.items()}
+        return {
+            name: file.get_tensor(name_in_file).to(dtype) for name, name_in_file in names.items()
+        }

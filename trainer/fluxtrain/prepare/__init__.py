@@ -1,1 +1,1 @@
-"""Data sets that a command makes."""
+"""Makes data sets from raw ones."""

@@ -1,4 +1,4 @@
-"""A prepared picture: 256 x 256 pixels, RGB, PNG."""
+"""The format of prepared images: 256 x 256 pixels, RGB, PNG."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import re
 from PIL import Image
 
 SIZE = 256
-"""Pixels of either side."""
+"""Height and width in pixels."""
 PNG_LEVEL = 1
-"""Of zlib: two thirds of the time of Pillow's own choice, a tenth more bytes (docs/log.md)."""
+"""zlib level: two thirds of the time of Pillow's default, a tenth more bytes (docs/log.md)."""
 
 
 def encode(image: Image.Image) -> bytes:
-    """Return ``image`` in RGB as PNG."""
+    """Return ``image`` as an RGB PNG."""
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, "PNG", compress_level=PNG_LEVEL)
     return buffer.getvalue()
 
 
 def error_summary(error: Exception) -> str:
-    """Return the text of ``error``, cut, printable, and the same in every process."""
+    """Return type and message of ``error``: at most 200 printable characters, without memory addresses."""
     text = re.sub(r" at 0x[0-9a-f]+", "", f"{type(error).__name__}: {error}")[:200]
     return text if text.isprintable() else type(error).__name__

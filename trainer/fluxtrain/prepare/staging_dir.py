@@ -1,6 +1,7 @@
-"""A folder on its way to its name: it grows as ``OUTPUT.partial``, outlives SIGKILL, is renamed when whole.
+"""The staging directory of a data set: it grows as ``OUTPUT.partial`` and is renamed when complete.
 
-A finished folder says in ``report.json`` with which settings it was made; a draft in ``settings.json``.
+It survives SIGKILL, so the next run resumes. The settings are in ``settings.json`` of the staging directory
+and in ``report.json`` of the complete output.
 """
 
 from __future__ import annotations
@@ -19,64 +20,62 @@ from fluxtrain.errors import DataError, StorageError
 from fluxtrain.files import atomic_write
 
 Settings = dict[str, Any]
-REPORT = "report.json"
+_REPORT = "report.json"
 _SETTINGS = "settings.json"
 _WORK = "work"
 
 
 class StagingDir:
-    """What has been made of a data set so far; ``work`` is a folder beside it that goes in the end."""
+    """The directory ``path``, which becomes ``output``; scratch files go to ``work``."""
 
-    def __init__(self, output: Path, folder: Path) -> None:
-        """Take the ``output`` to be and the ``folder`` that holds what is there already."""
-        self.output, self.folder, self.work = output, folder, folder / _WORK
+    def __init__(self, output: Path, path: Path) -> None:
+        """Take the final and the staging path; nothing is created."""
+        self.output, self.path, self.work = output, path, path / _WORK
 
     def finish(self, report: dict[str, Any]) -> None:
-        """Put the folder in the place of the output, with ``report``."""
-        write_json(self.folder / REPORT, report)
+        """Write ``report`` and rename the directory to the output, which it replaces."""
+        write_json(self.path / _REPORT, report)
         if self.output.exists():
             shutil.rmtree(self.output)
-        self.folder.replace(self.output)
-        _clear_up(self.output)
+        self.path.replace(self.output)
+        _remove_work(self.output)
 
 
 @contextmanager
 def open_staging_dir(output: Path, settings: Settings, force: bool = False) -> Iterator[StagingDir]:
-    """Yield the draft of ``output``, kept from before where it was begun with equal ``settings``.
+    """Yield the staging directory of ``output``, emptied unless it was begun with equal ``settings``.
 
-    Raises DataError where ``output`` holds something else and not ``force``, StorageError where another
-    process is at it.
+    Raises DataError if ``output`` is not empty and not ``force``, StorageError if another process is writing.
     """
     output = output.resolve()
     if output.is_mount():
-        raise DataError(f"{output}: a file system begins here; name a folder in it")
-    if not force and _is_full(output):
-        raise DataError(f"{output}: holds something else already; --force replaces it")
-    folder = output.with_name(f"{output.name}.partial")
-    with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(folder):
-        if read_json(folder / _SETTINGS) != settings:
-            _empty(folder)
-            write_json(folder / _SETTINGS, settings)
-        draft = StagingDir(output, folder)
-        _remove_scratch(draft)
-        with storage_errors(folder):
-            yield draft
+        raise DataError(f"{output}: is a mount point; name a folder in it")
+    if not force and _has_entries(output):
+        raise DataError(f"{output}: is not empty; --force replaces it")
+    path = output.with_name(f"{output.name}.partial")
+    with storage_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+    with exclusive_lock(path), storage_errors(path):
+        if read_json(path / _SETTINGS) != settings:
+            _empty(path)
+            write_json(path / _SETTINGS, settings)
+        staging = StagingDir(output, path)
+        _remove_scratch(staging)
+        yield staging
 
 
 def finished_report(output: Path, settings: Settings) -> dict[str, Any] | None:
-    """Return the report of ``output`` where it was made, whole, with ``settings``; else None."""
-    report = read_json(output / REPORT)
+    """Return the report of ``output`` if it is complete and was made with ``settings``, else None."""
+    report = read_json(output / _REPORT)
     if not isinstance(report, dict) or report.get("settings") != settings:
         return None
-    _clear_up(output)  # the last thing that a killed run left undone
+    _remove_work(output)  # a run killed after the rename did not get to it
     return report
 
 
 @contextmanager
 def storage_errors(folder: Path) -> Iterator[None]:
-    """Turn a system's error into StorageError: what reads the input names its own errors."""
+    """Raise StorageError for any OSError; code that reads the input raises its own errors."""
     try:
         yield
     except OSError as error:
@@ -85,9 +84,9 @@ def storage_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` for this process alone; the kernel lets go of it however the process ends.
+    """Hold a lock on ``folder`` that the kernel releases however the process ends.
 
-    Raises StorageError where another process holds it.
+    Raises StorageError if another process holds it.
     """
     file = os.open(folder, os.O_RDONLY)
     try:
@@ -96,7 +95,7 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
         os.close(file)
         raise StorageError(f"{folder}: another process is writing here") from None
     except OSError:
-        pass  # a file system without locks, such as some NFS: then it is the person's task
+        pass  # a file system without locks, such as some NFS: the user must run one process only
     try:
         yield
     finally:
@@ -104,7 +103,7 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
 
 
 def read_json(path: Path) -> Any:
-    """Return what ``path`` holds, or None where it is missing or malformed."""
+    """Return the content of ``path``, or None if it is missing or malformed."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -112,14 +111,14 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` to ``path``, whole or not at all, on the disk when this returns."""
+    """Write ``content`` to ``path`` atomically and flush it to the disk."""
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=1, ensure_ascii=False)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _is_full(output: Path) -> bool:
+def _has_entries(output: Path) -> bool:
     try:
         return any(output.iterdir())
     except FileNotFoundError:
@@ -133,16 +132,16 @@ def _empty(folder: Path) -> None:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def _remove_scratch(draft: StagingDir) -> None:
-    """Make the work folder, and remove what a killed process was writing: folders there, indices of tars."""
-    draft.work.mkdir(exist_ok=True)
-    for path in draft.work.iterdir():
+def _remove_scratch(staging: StagingDir) -> None:
+    """Create the work folder; remove a killed process's folders in it and its unfinished tar indices."""
+    staging.work.mkdir(exist_ok=True)
+    for path in staging.work.iterdir():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
-    for path in draft.folder.glob(UNFINISHED_SIDECARS):
+    for path in staging.path.glob(UNFINISHED_SIDECARS):
         path.unlink(missing_ok=True)
 
 
-def _clear_up(output: Path) -> None:
+def _remove_work(output: Path) -> None:
     shutil.rmtree(output / _WORK, ignore_errors=True)
     (output / _SETTINGS).unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""The prepare task: what ``fluxtrain prepare cc12m`` and ``coco`` do, as one pod that can be watched.
+"""The prepare task: ``fluxtrain prepare cc12m`` or ``coco`` as a pod that reports its progress.
 
-It may be killed at any moment; the next attempt goes on from the tars that are done.
+It may be killed at any time; the next attempt resumes after the tars that are complete.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from fluxtrain.prepare.download.hub import PREFIX
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.signals import handled
 
-Make = Callable[..., Any]
+Prepare = Callable[..., dict[str, Any]]
+"""``prepare_cc12m`` or ``prepare_coco`` with its input bound; returns the report."""
 _SECTION = "spec.run.prepare"
 _FIELDS = {"--problematic": f"{_SECTION}.problematic", "--samples": f"{_SECTION}.samples"}
 
 
 def prepare(config: RunConfig, paths: RunPaths, world: World) -> None:
-    """Make the data set that ``config.prepare`` asks for, on rank 0 alone.
+    """Make the data set of ``config.prepare`` on rank 0.
 
-    Raises StoppedError when it was asked to stop, and what ``prepare_cc12m`` and ``prepare_coco`` raise.
+    Raises StoppedError after SIGTERM or SIGINT, and what ``prepare_cc12m`` and ``prepare_coco`` raise.
     """
     with ExitStack() as stack:
         endpoint = Endpoint(config, paths, world)
@@ -46,66 +47,64 @@ def prepare(config: RunConfig, paths: RunPaths, world: World) -> None:
         stack.enter_context(handled(_stop, signal.SIGTERM, signal.SIGINT))
         endpoint.enter(RUNNING)
 
-        def follow(done: int, total: int) -> None:
+        def on_progress(done: int, total: int) -> None:
             endpoint.metrics.step.set(done)
             endpoint.stepped(step=done, steps=total)
 
-        with _as_fields():
-            report = open_task(config, paths)(follow=follow)
-        if "step" not in endpoint.progress.read():  # everything was there already
-            made = report["kept" if config.prepare.dataset == "cc12m" else "samples"]
-            follow(made, made)
+        with _flags_as_fields():
+            report = open_task(config, paths)(on_progress=on_progress)
+        if "step" not in endpoint.progress.read():  # the data set was complete already
+            total = report["kept" if config.prepare.dataset == "cc12m" else "samples"]
+            on_progress(total, total)
         endpoint.progress.update(status="success")
         endpoint.enter(COMPLETE)
 
 
-def open_task(config: RunConfig, paths: RunPaths) -> Make:
-    """Return what makes the data set; raises ConfigError with the field where its input is not there."""
-    with _as_fields():
+def open_task(config: RunConfig, paths: RunPaths) -> Prepare:
+    """Return the function that makes the data set; ConfigError, naming the field, if its input is missing."""
+    with _flags_as_fields():
         return _cc12m(config, paths) if config.prepare.dataset == "cc12m" else _coco(config, paths)
 
 
-def _cc12m(config: RunConfig, paths: RunPaths) -> Make:
-    asked, given = config.prepare, config.prepare.input
-    listed = asked.problematic
-    source = open_source(given if _is_remote(given) else str(paths.data / given))
+def _cc12m(config: RunConfig, paths: RunPaths) -> Prepare:
+    settings = config.prepare
+    is_remote = settings.input.startswith(PREFIX) or is_url(settings.input)
+    source = open_source(settings.input if is_remote else str(paths.data / settings.input))
     source.names()
+    listed = settings.problematic
     return partial(
         prepare_cc12m,
         source,
         paths.data / config.data.train,
-        cc12m.NUM_SAMPLES if asked.samples is None else asked.samples or None,
+        cc12m.NUM_SAMPLES if settings.samples is None else settings.samples or None,
         read_problematic(paths.data / listed) if listed else frozenset(),
-        asked.workers,
+        settings.workers,
     )
 
 
-def _coco(config: RunConfig, paths: RunPaths) -> Make:
-    asked, folder = config.prepare, paths.data / config.prepare.input
+def _coco(config: RunConfig, paths: RunPaths) -> Prepare:
+    settings, folder = config.prepare, paths.data / config.prepare.input
     images, captions = folder / "val2014", folder / "annotations" / "captions_val2014.json"
     for path in (images, captions):
         if not path.exists():
-            raise ConfigError(f"{_SECTION}.input", str(folder), f"{path} is not there")
+            raise ConfigError(f"{_SECTION}.input", str(folder), f"{path} is missing")
     output = paths.data / config.data.validation
-    samples = coco_subset.NUM_SAMPLES if asked.samples is None else asked.samples
-    return partial(prepare_coco, images, captions, output, samples, asked.workers)
-
-
-def _is_remote(given: str) -> bool:
-    return given.startswith(PREFIX) or is_url(given)
+    samples = coco_subset.NUM_SAMPLES if settings.samples is None else settings.samples
+    return partial(prepare_coco, images, captions, output, samples, settings.workers)
 
 
 @contextmanager
-def _as_fields() -> Iterator[None]:
-    """Name the fields of the file in place of the flags of ``fluxtrain prepare``."""
+def _flags_as_fields() -> Iterator[None]:
+    """Replace the flags of ``fluxtrain prepare`` in a ConfigError by the fields of the file."""
     try:
         yield
     except ConfigError as error:
-        path = _FIELDS.get(error.path, f"{_SECTION}.input")
-        known = error.path.startswith(_SECTION)
-        raise error if known else ConfigError(path, error.given, error.allowed) from None
+        if error.path.startswith(_SECTION):
+            raise
+        field = _FIELDS.get(error.path, f"{_SECTION}.input")
+        raise ConfigError(field, error.given, error.allowed) from None
 
 
 def _stop(signum: int, frame: FrameType | None) -> NoReturn:
-    """Stop at once: a tar takes longer than a pod's time to leave."""
-    raise StoppedError("stopped; the tars so far are kept, the same command goes on")
+    """Stop at once: a tar takes longer than a pod's termination grace period."""
+    raise StoppedError("stopped; complete tars are kept and the same command resumes")

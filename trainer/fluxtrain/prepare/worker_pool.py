@@ -1,6 +1,7 @@
-"""Worker processes: results in the order of their tasks, and no process outlives the one that asked.
+"""Worker processes: results come in the order of the tasks, and no worker outlives the parent process.
 
-``fork`` is not used: a parent with threads would hand locks to its children that nobody releases.
+Why not ``ProcessPoolExecutor``: docs/decisions/0008. The start method is ``forkserver``, because ``fork``
+copies locks that the parent's other threads hold.
 """
 
 from __future__ import annotations
@@ -19,137 +20,139 @@ from fluxtrain.errors import FluxtrainError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+Outcome = tuple[Any, FluxtrainError | None]
+"""The result of a task, or the error that it raised."""
 _TASKS_AHEAD = 2
-"""Tasks begun per worker before the first of them is asked for: bounds what waits in memory."""
+"""Tasks started per worker beyond the last result taken: bounds the results held in memory."""
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def map_in_order(
-    work: Callable[[Task], Result], tasks: Iterable[Task], num_workers: int
+    function: Callable[[Task], Result], tasks: Iterable[Task], num_workers: int
 ) -> Generator[Result]:
-    """Yield ``work(task)`` of every task, in their order; ``work`` is a module's function or its partial.
+    """Yield ``function(task)`` for every task, in order; ``function`` is a module's function or its partial.
 
-    Closing the iterator ends the workers at once. Raises what ``work`` raised where that is a
-    FluxtrainError, and FluxtrainError where a worker ended in any other way.
+    Closing the generator kills the workers. Raises a FluxtrainError that ``function`` raised as it is, and
+    FluxtrainError, naming the task, if a worker died.
     """
-    following = iter(enumerate(tasks))
-    done, given, wanted = dict[int, tuple[Any, FluxtrainError | None]](), 0, 0
+    remaining = iter(enumerate(tasks))
+    outcomes, num_started, num_yielded = dict[int, Outcome](), 0, 0
     workers = list[_Worker[Task, Result]]()
     try:
         for _ in range(num_workers):
-            workers.append(_Worker(work))
+            workers.append(_Worker(function))
             workers[-1].start()
         while True:
             for worker in workers:
-                if worker.number is None and given < wanted + _TASKS_AHEAD * num_workers:
-                    given += worker.begin(next(following, None))
-            if wanted in done:
-                result, error = done.pop(wanted)
+                limit = num_yielded + _TASKS_AHEAD * num_workers
+                if worker.index is None and num_started < limit:
+                    num_started += worker.submit(next(remaining, None))
+            if num_yielded in outcomes:
+                result, error = outcomes.pop(num_yielded)
                 if error is not None:
                     raise error
                 yield result
-                wanted += 1
-            elif wanted == given:
+                num_yielded += 1
+            elif num_yielded == num_started:
                 return
             else:
-                for worker in _finished(workers):
-                    number, outcome = worker.outcome()
-                    done[number] = outcome
+                outcomes.update(worker.receive() for worker in _wait_for_any(workers))
     finally:
         for worker in workers:
-            worker.end()
+            worker.kill()
 
 
 class _Worker(Generic[Task, Result]):
-    """One process and the pipe to it; ``number`` is that of the task it is at."""
+    """One process and the pipe to it; ``index`` is that of its current task, None if it is idle."""
 
-    def __init__(self, work: Callable[[Task], Result]) -> None:
+    def __init__(self, function: Callable[[Task], Result]) -> None:
         context = multiprocessing.get_context("forkserver")
-        function = work.func if isinstance(work, partial) else work
-        context.set_forkserver_preload([function.__module__])  # imported once, then inherited
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, work))
-        self._theirs = theirs
-        self.number: int | None = None
+        imported = function.func if isinstance(function, partial) else function
+        context.set_forkserver_preload([imported.__module__])  # imported once, then inherited
+        self.connection, self._child_connection = context.Pipe()
+        self._process = context.Process(target=_serve, args=(self._child_connection, function))
+        self.index: int | None = None
         self._task: Task | None = None
 
     def start(self) -> None:
-        """Start the process; whatever interrupts this, ``end`` ends it."""
+        """Start the process; if this is interrupted, ``kill`` still ends it."""
         self._process.start()
-        self._theirs.close()
+        self._child_connection.close()
 
-    def begin(self, numbered: tuple[int, Task] | None) -> int:
-        """Begin a task, if there is one; return how many were begun."""
-        if numbered is None:
+    def submit(self, indexed_task: tuple[int, Task] | None) -> int:
+        """Send the task, if there is one; return how many were sent."""
+        if indexed_task is None:
             return 0
-        self.number, self._task = numbered
+        self.index, self._task = indexed_task
         try:
             self.connection.send(self._task)
         except OSError:
-            raise self._lost() from None
+            raise self._died() from None
         return 1
 
-    def outcome(self) -> tuple[int, tuple[Any, FluxtrainError | None]]:
-        """Return the number of the task, and what came of it: a result or an error."""
-        assert self.number is not None
+    def receive(self) -> tuple[int, Outcome]:
+        """Return the index of the current task and its outcome; the worker is idle afterwards."""
+        assert self.index is not None
         try:
             outcome = self.connection.recv()
         except (EOFError, OSError):
-            raise self._lost() from None
-        number, self.number = self.number, None
-        return number, outcome
+            raise self._died() from None
+        index, self.index = self.index, None
+        return index, outcome
 
-    def end(self) -> None:
-        """End the process whatever it does, if it began."""
+    def kill(self) -> None:
+        """Kill the process if it was started, and close the pipe."""
         if self._process.pid is not None:
             self._process.kill()
             self._process.join()
-        self._theirs.close()
+        self._child_connection.close()
         self.connection.close()
 
-    def _lost(self) -> FluxtrainError:
+    def _died(self) -> FluxtrainError:
         self._process.join()
         code = self._process.exitcode or 0
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         hint = "; out of memory? fewer --workers need less" if -code == signal.SIGKILL else ""
-        return FluxtrainError(f"a worker process ended with {how} at {self._task}{hint}")
+        return FluxtrainError(f"a worker process ended with {cause} at {self._task}{hint}")
 
 
-def _finished(workers: list[_Worker[Any, Result]]) -> list[_Worker[Any, Result]]:
-    """Wait until a busy worker has something to say; return those that have."""
+def _wait_for_any(workers: list[_Worker[Any, Result]]) -> list[_Worker[Any, Result]]:
+    """Wait until a busy worker has sent its outcome or died; return all that have."""
     busy: dict[Any, _Worker[Any, Result]] = {
-        worker.connection: worker for worker in workers if worker.number is not None
+        worker.connection: worker for worker in workers if worker.index is not None
     }
     return [busy[connection] for connection in wait(list(busy))]
 
 
-def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:
-    """Do what comes through the pipe until its other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    warnings.simplefilter("ignore")  # of Pillow, about files that we judge ourselves
+def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
+    """Run tasks from the pipe until its other end is closed."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches all processes; the parent handles it
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    warnings.simplefilter("ignore")  # Pillow's, about files that are validated here
     while True:
         try:
             task = connection.recv()
         except EOFError:
             return
-        connection.send(_attempt(work, task))
+        connection.send(_run(function, task))
 
 
-def _end_with_parent() -> None:
-    """Leave as soon as the parent is gone, even by SIGKILL: nobody waits for the result."""
+def _exit_with_parent() -> None:
+    """Exit as soon as the parent process has ended, even by SIGKILL."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
 
 
-def _attempt(work: Callable[[Any], Any], task: Any) -> tuple[Any, FluxtrainError | None]:
+def _run(function: Callable[[Any], Any], task: Any) -> Outcome:
     try:
-        return work(task), None
+        return function(task), None
     except FluxtrainError as error:
         return None, error

@@ -1,4 +1,4 @@
-"""Euler steps from noise to latents, and latents' images as 8-bit RGB.
+"""Sampling by Euler steps from noise to latents, and conversion of images to 8-bit RGB.
 
 Axes: b batch, l text tokens, d text width, v pooled width, ch h w latent image, H W image.
 """
@@ -23,7 +23,7 @@ Latents = Float[Tensor, "b ch h w"]
 
 
 def initial_noise(seed: int, count: int, shape: tuple[int, int, int]) -> Latents:
-    """Return the noise that picture 0 ... ``count`` - 1 starts from: the same at every step of a run."""
+    """Return the noise of images 0 ... ``count`` - 1; it depends on ``seed`` and index only."""
     noise = [
         draws.generator(seed, draws.SAMPLING, index).standard_normal(shape, dtype=np.float32)
         for index in range(count)
@@ -38,34 +38,34 @@ def denoise(
     prompts: tuple[Tensor, Tensor],
     empty: tuple[Tensor, Tensor],
     sampling: SamplingConfig,
-    tick: Callable[[], object] = lambda: None,
+    on_step: Callable[[], object] = lambda: None,
 ) -> Latents:
-    """Return latents as the autoencoder knows them, walked from ``noise`` (t=1) to t=0.
+    """Return the autoencoder's latents, integrated from ``noise`` at t=1 to t=0.
 
     ``prompts`` and ``empty`` are text tokens "b l d" and pooled vectors "b v". With a ``cfg_scale`` other
-    than 1 each step extrapolates from the empty prompt's velocity (classifier-free guidance). ``tick`` is
-    called after each step.
+    than 1 each step extrapolates from the empty prompt's velocity (classifier-free guidance). ``on_step``
+    is called after each step.
     """
     cfg_scale = sampling.cfg_scale
     txt, vec = prompts
-    if guided := cfg_scale != 1:
+    if uses_cfg := cfg_scale != 1:
         txt, vec = torch.cat([txt, empty[0]]), torch.cat([vec, empty[1]])
     image_tokens = noise.shape[-2] * noise.shape[-1] // 4
     times = flow.sampling_times(sampling.num_steps, image_tokens, sampling.time_shift)
     x = noise
-    for t, following in pairwise(times.to(noise.device)):
-        both = torch.cat([x, x]) if guided else x
-        velocity = flow_loss.predict(both, txt, vec, t.expand(len(both))).float()
-        if guided:
-            with_prompt, without = velocity.chunk(2)
-            velocity = without + cfg_scale * (with_prompt - without)
-        x = x + (following - t) * velocity
-        tick()
+    for t, next_t in pairwise(times.to(noise.device)):
+        batch = torch.cat([x, x]) if uses_cfg else x
+        velocity = flow_loss.predict(batch, txt, vec, t.expand(len(batch))).float()
+        if uses_cfg:
+            conditional, unconditional = velocity.chunk(2)
+            velocity = unconditional + cfg_scale * (conditional - unconditional)
+        x = x + (next_t - t) * velocity
+        on_step()
     encoders = flow_loss.config.encoders
     return x / encoders.latent_scale + encoders.latent_shift
 
 
 def to_pil_images(images: Float[Tensor, "b 3 H W"]) -> list[Image.Image]:
-    """Return images in [-1, 1] as 8-bit RGB pictures."""
+    """Return images in [-1, 1] as 8-bit RGB."""
     pixels = ((images.float().clamp(-1, 1) + 1) * 127.5).round().byte().cpu()
     return [Image.fromarray(rearrange(image, "c h w -> h w c").numpy()) for image in pixels]

@@ -1,4 +1,4 @@
-"""The grid of sample images that a run draws while it trains."""
+"""Samples the same grid of images several times during training."""
 
 from __future__ import annotations
 
@@ -28,70 +28,71 @@ from fluxtrain.sample.image_grid import Column, save_grid
 
 @dataclass(frozen=True)
 class GridContents:
-    """What is drawn: chosen prompts first, then validation prompts with their originals."""
+    """Encoded prompts: those of ``sampling.prompts``, then validation captions with their images."""
 
     captions: list[str]
     txt: Float[Tensor, "n l d"]
     vec: Float[Tensor, "n v"]
     empty: tuple[Float[Tensor, "n l d"], Float[Tensor, "n v"]]
     originals: Latents
+    """Latents of the validation images."""
     shape: tuple[int, int, int]
     attribution: str
 
 
 class GridSampler:
-    """Draws the same pictures at every step of a run; every rank takes part, rank 0 writes."""
+    """Samples the grid on all ranks; rank 0 writes it."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, world: World, sources: Sources) -> None:
-        """Load no encoder before the first grid is asked for."""
+        """Load nothing; the encoders are loaded for the first grid."""
         self.config, self.paths, self.world, self.sources = config, paths, world, sources
-        self._samples: GridContents | None = None
+        self._contents: GridContents | None = None
 
     def write(
         self, flow_loss: FlowLoss, path: Path, step: int, alive: Callable[[], object] = lambda: None
     ) -> None:
-        """Write the grid to ``path``; every rank must call this. ``alive`` is called after each part."""
+        """Write the grid to ``path``; every rank must call this. ``alive`` is called after each step."""
         sampling, device = self.config.sampling, self.world.device
-        samples = self._samples = self._samples or self._compose()
+        contents = self._contents = self._contents or self._load_contents()
         alive()
-        noise = initial_noise(self.config.seed, len(samples.captions), samples.shape).to(device)
+        noise = initial_noise(self.config.seed, len(contents.captions), contents.shape).to(device)
         flow_loss.model.eval()
         latents = denoise(
             flow_loss,
             noise,
-            (samples.txt.to(device), samples.vec.to(device)),
-            (samples.empty[0].to(device), samples.empty[1].to(device)),
+            (contents.txt.to(device), contents.vec.to(device)),
+            (contents.empty[0].to(device), contents.empty[1].to(device)),
             sampling,
             alive,
         )
         flow_loss.model.train()
         if self.world.is_main:
-            self._save(samples, path, latents, step)
+            self._save(contents, path, latents, step)
 
-    def _compose(self) -> GridContents:
+    def _load_contents(self) -> GridContents:
         source = self.sources.validation
         count = min(self.config.sampling.num_prompts, len(source))
         indices = np.linspace(0, len(source) - 1, count).round().astype(np.int64)
-        rows, empty = self._read(source, indices)
-        chosen = list(self.config.sampling.prompts)
-        txt, vec = self._encode(chosen)
-        captions = chosen + [source.caption(int(index)) for index in indices]
+        rows, empty = self._read_samples(source, indices)
+        prompts = list(self.config.sampling.prompts)
+        txt, vec = self._encode(prompts)
+        captions = prompts + [source.caption(int(index)) for index in indices]
         total = len(captions)
         return GridContents(
             captions,
-            torch.cat([txt, rows.txt.float()]) if chosen else rows.txt.float(),
-            torch.cat([vec, rows.vec.float()]) if chosen else rows.vec.float(),
+            torch.cat([txt, rows.txt.float()]) if prompts else rows.txt.float(),
+            torch.cat([vec, rows.vec.float()]) if prompts else rows.vec.float(),
             (empty[0].float().expand(total, -1, -1), empty[1].float().expand(total, -1)),
             rows.mean.float(),
             self.config.latent_shape,
             source.attribution,
         )
 
-    def _read(self, source: Source, indices: Array) -> tuple[Rows, EmptyText]:
+    def _read_samples(self, source: Source, indices: Array) -> tuple[Rows, EmptyText]:
         """Return the encodings of the samples at ``indices`` and those of the empty prompt."""
         if isinstance(source, ImageSet):
             encoders = load_encoders(self.config, self.paths.models, self.world.device)
-            return encoders.read(source, indices), encoders.empty_text()
+            return encoders.encode_at(source, indices), encoders.empty_text()
         rows = Rows.empty(len(indices), source.shape)
         source.read(indices, rows, np.zeros(len(indices), dtype=bool))
         assert self.sources.empty_text is not None
@@ -115,17 +116,21 @@ class GridSampler:
         )
         return encoder.encode(prompts)
 
-    def _save(self, samples: GridContents, path: Path, latents: Latents, step: int) -> None:
+    def _save(self, contents: GridContents, path: Path, latents: Latents, step: int) -> None:
         decode = load_decoder(self.config.encoders, self.paths.models, self.world.device)
         generated = to_pil_images(decode(latents))
-        originals = to_pil_images(decode(samples.originals.to(latents.device)))
-        chosen = len(samples.captions) - len(originals)
+        originals = to_pil_images(decode(contents.originals.to(latents.device)))
+        num_prompts = len(contents.captions) - len(originals)
         columns: list[Column] = [
-            (caption, [picture])
-            for caption, picture in zip(samples.captions[:chosen], generated[:chosen], strict=True)
+            (caption, [image])
+            for caption, image in zip(
+                contents.captions[:num_prompts], generated[:num_prompts], strict=True
+            )
         ]
-        pairs = zip(samples.captions[chosen:], originals, generated[chosen:], strict=True)
-        columns += [(caption, [original, picture]) for caption, original, picture in pairs]
-        parts = ["chosen prompts (sampling.prompts)"] * bool(chosen)
+        pairs = zip(
+            contents.captions[num_prompts:], originals, generated[num_prompts:], strict=True
+        )
+        columns += [(caption, [original, image]) for caption, original, image in pairs]
+        parts = ["chosen prompts (sampling.prompts)"] * bool(num_prompts)
         parts += ["validation prompts, the originals above the model's"] * bool(originals)
-        save_grid(path, columns, f"step {step}: {'; then '.join(parts)}", samples.attribution)
+        save_grid(path, columns, f"step {step}: {'; then '.join(parts)}", contents.attribution)

@@ -1,7 +1,7 @@
-"""The sample task: one picture for each prompt, the prompts divided over the ranks.
+"""The sample task: one image for each prompt, with the prompts divided among the ranks.
 
-A picture depends on weights, prompt, its place in the list and the seed, not on the number of ranks. Each
-PNG carries in its text fields what made it. Images that are there already are kept.
+An image depends on weights, prompt, index and seed, not on the number of ranks. The PNG's text fields hold
+the settings. Existing images are kept.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from fluxtrain.sample.denoise import denoise, initial_noise, to_pil_images
 from fluxtrain.weights.reader import published_weights
 
 _POLL_SECONDS = 0.5
-Text = tuple[Tensor, Tensor]  # tokens "1 l d", pooled vector "1 v"
+TextEncoding = tuple[Tensor, Tensor]  # tokens "1 l d", pooled vector "1 v"
 
 
 def check_sample_task(config: RunConfig, paths: RunPaths) -> None:
-    """Raise for what would only be found out after the model is loaded."""
+    """Raise ConfigError or DataError if prompts, weights or encoders are missing; nothing is loaded."""
     if not config.sampling.prompts:
-        raise ConfigError("spec.run.sampling.prompts", UNSET, "must name what to draw")
+        raise ConfigError("spec.run.sampling.prompts", UNSET, "must hold at least one prompt")
     if published_weights(config, paths.models) is None:
-        text = "must name the weights to draw with"
+        text = "must name the weights to sample with"
         raise ConfigError("spec.run.initial_weights", UNSET, text)
     check_files(config.encoders, paths.models)
 
 
 def sample_prompts(config: RunConfig, paths: RunPaths, world: World) -> None:
-    """Draw this rank's prompts into ``samples/``, and be watched until this node's are all there.
+    """Sample this rank's prompts into ``samples/``, then wait for the other ranks of the node.
 
     Every rank holds the whole model.
     """
@@ -58,13 +58,9 @@ def sample_prompts(config: RunConfig, paths: RunPaths, world: World) -> None:
         if world.local_rank == 0:
             endpoint.open(stack)
         image_paths = _image_paths(config, paths)
-        own = [
-            i
-            for i in range(world.rank, len(image_paths), world.size)
-            if not image_paths[i].exists()
-        ]
-        if own:
-            _draw(config, paths, world, own, endpoint)
+        own = range(world.rank, len(image_paths), world.size)
+        if missing := [index for index in own if not image_paths[index].exists()]:
+            _sample(config, paths, world, missing, endpoint)
         endpoint.enter(FINISHING)
         if world.local_rank == 0:
             _wait_for_node(image_paths, world, endpoint)
@@ -78,41 +74,43 @@ def _image_paths(config: RunConfig, paths: RunPaths) -> list[Path]:
 
 
 def _wait_for_node(image_paths: list[Path], world: World, endpoint: Endpoint) -> None:
-    """Wait until the ranks of this node have drawn their prompts; each picture is a sign of progress."""
+    """Wait for the images of all ranks of this node; each new one counts as progress."""
     first = world.rank - world.local_rank
     ranks = range(first, first + world.local_size)
-    wanted = [path for i, path in enumerate(image_paths) if i % world.size in ranks]
-    there = sum(path.exists() for path in wanted)
-    while there < len(wanted):
+    expected = [path for i, path in enumerate(image_paths) if i % world.size in ranks]
+    num_done = sum(path.exists() for path in expected)
+    while num_done < len(expected):
         time.sleep(_POLL_SECONDS)
-        before, there = there, sum(path.exists() for path in wanted)
-        if there > before:
+        before, num_done = num_done, sum(path.exists() for path in expected)
+        if num_done > before:
             endpoint.alive()
 
 
-def _draw(
-    config: RunConfig, paths: RunPaths, world: World, own: list[int], endpoint: Endpoint
+def _sample(
+    config: RunConfig, paths: RunPaths, world: World, indices: list[int], endpoint: Endpoint
 ) -> None:
     image_paths = _image_paths(config, paths)
-    texts = _encode(config, paths, world, [config.sampling.prompts[index] for index in own])
+    texts = _encode(config, paths, world, [config.sampling.prompts[index] for index in indices])
     empty = texts[-1]
     endpoint.alive()
-    model = _load(config, paths, world, endpoint.alive)
-    painter = FlowLoss(model, config, DTYPES[config.precision.compute])
+    model = _load_model(config, paths, world, endpoint.alive)
+    flow_loss = FlowLoss(model, config, DTYPES[config.precision.compute])
     decode = load_decoder(config.encoders, paths.models, world.device)
-    noise = initial_noise(config.seed, max(own) + 1, config.latent_shape).to(world.device)
-    endpoint.progress.update(steps=len(own))
+    noise = initial_noise(config.seed, max(indices) + 1, config.latent_shape).to(world.device)
+    endpoint.progress.update(steps=len(indices))
     endpoint.enter(SAMPLING)
-    for done, (index, text) in enumerate(zip(own, texts, strict=False), 1):
+    for done, (index, text) in enumerate(zip(indices, texts, strict=False), 1):
         start = noise[index : index + 1]
-        latents = denoise(painter, start, text, empty, config.sampling, endpoint.alive)
-        (picture,) = to_pil_images(decode(latents))
-        _save(image_paths[index], picture, _facts(config, index))
+        latents = denoise(flow_loss, start, text, empty, config.sampling, endpoint.alive)
+        (image,) = to_pil_images(decode(latents))
+        _save(image_paths[index], image, _text_fields(config, index))
         endpoint.stepped(step=done)
         print(f"{image_paths[index]}: {config.sampling.prompts[index]}", flush=True)
 
 
-def _load(config: RunConfig, paths: RunPaths, world: World, alive: Callable[[], None]) -> Flux:
+def _load_model(
+    config: RunConfig, paths: RunPaths, world: World, alive: Callable[[], None]
+) -> Flux:
     weights = published_weights(config, paths.models)
     assert weights is not None
     with torch.device("meta"):
@@ -121,8 +119,10 @@ def _load(config: RunConfig, paths: RunPaths, world: World, alive: Callable[[], 
     return model.eval()
 
 
-def _encode(config: RunConfig, paths: RunPaths, world: World, prompts: list[str]) -> list[Text]:
-    """Return the encodings of ``prompts`` and, last, of the empty one; the encoder is freed again."""
+def _encode(
+    config: RunConfig, paths: RunPaths, world: World, prompts: list[str]
+) -> list[TextEncoding]:
+    """Return the encodings of ``prompts`` and, last, of the empty prompt; the encoder is freed."""
     encoder = load_text_encoder(
         config.encoders,
         config.data.text_length,
@@ -133,9 +133,9 @@ def _encode(config: RunConfig, paths: RunPaths, world: World, prompts: list[str]
     return [encoder.encode([prompt]) for prompt in [*prompts, ""]]
 
 
-def _facts(config: RunConfig, index: int) -> dict[str, str]:
+def _text_fields(config: RunConfig, index: int) -> dict[str, str]:
     sampling = config.sampling
-    facts = {
+    fields = {
         "prompt": sampling.prompts[index],
         "seed": str(config.seed),
         "index": str(index),
@@ -146,17 +146,17 @@ def _facts(config: RunConfig, index: int) -> dict[str, str]:
         "Software": f"fluxtrain {__version__}",
     }
     if config.model.guidance_embed:
-        facts["guidance"] = str(sampling.guidance)
-    return facts
+        fields["guidance"] = str(sampling.guidance)
+    return fields
 
 
-def _save(path: Path, picture: Image.Image, facts: dict[str, str]) -> None:
+def _save(path: Path, image: Image.Image, fields: dict[str, str]) -> None:
     info = PngInfo()
-    for key, text in facts.items():
+    for key, text in fields.items():
         info.add_itxt(key, text)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as partial:
-            picture.save(partial, format="png", pnginfo=info)
+            image.save(partial, format="png", pnginfo=info)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror})") from None

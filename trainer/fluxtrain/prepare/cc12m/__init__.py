@@ -1,1 +1,1 @@
-"""CC12M for MLPerf, cleaned as the reference cleans it."""
+"""CC12M for MLPerf, cleaned like the reference's."""

@@ -1,12 +1,12 @@
 """CC12M for MLPerf: raw ``cc12m-wds`` tars in, cleaned tars out, as the reference cleans them.
 
-In the order of the raw set: unreadable samples and those with a side below 256 pixels are left out, and the
-first 1,099,776 of the others make the set. Tars are cleaned in parallel and independently; what is cleaned
-outlives SIGKILL; the choice of the first samples comes last, so the result does not depend on the workers.
+Unreadable samples and those with a side below 256 pixels are dropped; the first 1,099,776 of the others, in
+the order of the raw set, are the data set. Tars are cleaned in parallel and independently, and survive
+SIGKILL; the first samples are selected at the end, so the result does not depend on the number of workers.
 
-    OUTPUT/cc12m-train-0000.tar …   as data/tars.py reads them, with their indices
-    OUTPUT/dropped.jsonl            every sample that was left out, and why
-    OUTPUT/report.json              how many, by reason and by tar
+    OUTPUT/cc12m-train-0000.tar …   as data/tar reads them, with their indices
+    OUTPUT/dropped.jsonl            every dropped sample and the reason
+    OUTPUT/report.json              counts, by reason and by tar
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ import PIL
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.files import atomic_write
 from fluxtrain.prepare.cc12m.clean_tar import (
-    Record,
-    Summary,
+    CleanedTar,
+    CleanedTarCounts,
     clean_tar,
     keep_only,
-    read_record,
+    read_cleaned_tar,
     remove,
 )
 from fluxtrain.prepare.cc12m.image import UNREADABLE
 from fluxtrain.prepare.cc12m.source import Source
 from fluxtrain.prepare.image import PNG_LEVEL, SIZE
-from fluxtrain.prepare.openmoji.cached_build import Advance, Follow, progress
+from fluxtrain.prepare.progress import Advance, OnProgress, progress_bar
 from fluxtrain.prepare.staging_dir import Settings, StagingDir, finished_report, open_staging_dir
 from fluxtrain.prepare.worker_pool import available_cores, map_in_order
 
 NUM_SAMPLES = 1_099_776
 LISTED = "listed as problematic"
 _FORMAT = 1
-_MAX_LISTED_BYTES = 1 << 26
+_MAX_LIST_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one raw tar gives: of its samples, the kept ones before ``end`` that are not ``listed``.
+class TarSelection:
+    """The samples of one tar that are in the data set: kept ones before ``end`` that are not ``listed``.
 
-    ``first`` is its first sample's index in the raw set; ``end`` and ``listed`` are positions in the tar.
+    ``first`` is the index in the raw set of its first sample; ``end`` and ``listed`` are positions in the
+    tar.
     """
 
     tar: str
@@ -60,8 +61,8 @@ class Part:
     listed: frozenset[int]
     num_kept: int
 
-    def fits(self, position: int) -> bool:
-        """Return whether the sample there may stay."""
+    def includes(self, position: int) -> bool:
+        """Return whether the kept sample at ``position`` is in the data set."""
         return position < self.end and position not in self.listed
 
 
@@ -73,13 +74,13 @@ def prepare_cc12m(
     num_workers: int | None = None,
     force: bool = False,
     stream: TextIO = sys.stderr,
-    follow: Follow | None = None,
+    on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Make ``output`` of the tars in ``source``, or go on where it was left; return the report.
+    """Make ``output`` from the tars in ``source``, resuming an unfinished one; return the report.
 
-    ``num_samples`` None takes all; ``problematic`` are indices that are left out whatever they hold;
-    ``follow`` hears how many samples are done of how many, or tars where all samples are taken.
-    Raises DataError where a tar is not whole or too few samples are fit, StorageError where the disk fails.
+    ``num_samples`` None takes all; samples at the indices ``problematic`` are always dropped.
+    ``on_progress`` gets samples, or tars if all samples are taken. Raises DataError if a tar is incomplete
+    or there are too few usable samples, StorageError if the output cannot be written.
     """
     cleaning: Settings = {
         "format": _FORMAT,
@@ -91,134 +92,146 @@ def prepare_cc12m(
     report = None if force else finished_report(output, settings)
     if report is None:
         names = source.names()
-        with open_staging_dir(output, cleaning, force) as draft:
-            clean = partial(clean_tar, source=source, draft=draft)
+        with open_staging_dir(output, cleaning, force) as staging:
+            clean = partial(clean_tar, source=source, staging=staging)
+            total = num_samples or len(names)
             with (
-                progress("clean", num_samples or len(names), stream, follow) as advance,
-                closing(map_in_order(clean, names, num_workers or available_cores())) as cleaned,
+                progress_bar("clean", total, stream, on_progress) as advance,
+                closing(map_in_order(clean, names, num_workers or available_cores())) as counts,
             ):
-                parts = list(_chosen(cleaned, draft, num_samples, problematic, advance))
-            _require(parts, num_samples)
-            report = {"settings": settings, **_finished(draft, parts, bool(problematic))}
-            draft.finish(report)
-    print(f"{output}: {told(report)}", file=stream, flush=True)
+                selections = list(_select(counts, staging, num_samples, problematic, advance))
+            _require_enough(selections, num_samples)
+            report = {"settings": settings, **_assemble(staging, selections, bool(problematic))}
+            staging.finish(report)
+    print(f"{output}: {summarize(report)}", file=stream, flush=True)
     return report
 
 
 def read_problematic(path: Path) -> frozenset[int]:
-    """Return the indices in ``path``, one a line, as the reference's list has them; ConfigError otherwise."""
+    """Return the indices in ``path``, one per line as in the reference's list; ConfigError if malformed."""
     try:
         with path.open("rb") as file:
-            words = file.read(_MAX_LISTED_BYTES).decode("ascii").split()
-        return frozenset(map(_index, words))
+            lines = file.read(_MAX_LIST_BYTES).decode("ascii").split()
+        return frozenset(map(_parse_index, lines))
     except OSError as error:
         raise ConfigError("--problematic", str(path), str(error.strerror)) from None
     except ValueError as error:
         raise ConfigError("--problematic", str(path), f"not one index a line: {error}") from None
 
 
-def told(report: dict[str, Any]) -> str:
+def summarize(report: dict[str, Any]) -> str:
     """Return the report in one sentence."""
     reasons = [f"{count:,} {reason}" for reason, count in report["dropped"].items()]
-    return f"{report['kept']:,} of {report['read']:,} samples kept; left out: " + (
+    return f"{report['kept']:,} of {report['read']:,} samples kept; dropped: " + (
         ", ".join(reasons) or "none"
     )
 
 
-def _chosen(
-    summaries: Iterator[Summary],
-    draft: StagingDir,
+def _select(
+    tars: Iterator[CleanedTarCounts],
+    staging: StagingDir,
     num_samples: int | None,
     problematic: frozenset[int],
     advance: Advance,
-) -> Iterator[Part]:
-    """Yield the parts of the set until it has ``num_samples``; nothing after that is cleaned."""
-    first = kept = 0
-    for summary in summaries:
-        left = None if num_samples is None else num_samples - kept
-        part = _part(summary, first, draft, problematic, left)
-        first, kept = first + summary.num_samples, kept + part.num_kept
-        advance(1 if num_samples is None else part.num_kept)
-        yield part
-        if kept == num_samples:
+) -> Iterator[TarSelection]:
+    """Yield a selection for each tar until there are ``num_samples``; no further tar is cleaned."""
+    first = num_kept = 0
+    for tar in tars:
+        missing = None if num_samples is None else num_samples - num_kept
+        selection = _select_from(tar, first, staging, problematic, missing)
+        first, num_kept = first + tar.num_samples, num_kept + selection.num_kept
+        advance(1 if num_samples is None else selection.num_kept)
+        yield selection
+        if num_kept == num_samples:
             return
 
 
-def _part(
-    summary: Summary, first: int, draft: StagingDir, problematic: frozenset[int], left: int | None
-) -> Part:
-    """Return what the cleaned tar of ``summary`` gives where ``left`` samples are still wanted."""
-    after = first + summary.num_samples
+def _select_from(
+    tar: CleanedTarCounts,
+    first: int,
+    staging: StagingDir,
+    problematic: frozenset[int],
+    missing: int | None,
+) -> TarSelection:
+    """Return the selection of at most ``missing`` samples from ``tar``, which begins at index ``first``."""
+    after = first + tar.num_samples
     listed = frozenset(index - first for index in problematic if first <= index < after)
-    if not listed and (left is None or summary.num_kept < left):
-        return Part(summary.tar, first, summary.num_samples, listed, summary.num_kept)
-    kept = [at for at in _record(draft, summary.tar).kept if at not in listed]
-    if left is None or len(kept) < left:
-        return Part(summary.tar, first, summary.num_samples, listed, len(kept))
-    return Part(summary.tar, first, kept[left - 1] + 1, listed, left)
+    if not listed and (missing is None or tar.num_kept < missing):
+        return TarSelection(tar.tar, first, tar.num_samples, listed, tar.num_kept)
+    kept = [at for at in _require_cleaned(staging, tar.tar).kept if at not in listed]
+    if missing is None or len(kept) < missing:
+        return TarSelection(tar.tar, first, tar.num_samples, listed, len(kept))
+    return TarSelection(tar.tar, first, kept[missing - 1] + 1, listed, missing)
 
 
-def _require(parts: list[Part], num_samples: int | None) -> None:
-    kept = sum(part.num_kept for part in parts)
-    if num_samples is not None and kept < num_samples:
-        read = parts[-1].first + parts[-1].end
+def _require_enough(selections: list[TarSelection], num_samples: int | None) -> None:
+    num_kept = sum(selection.num_kept for selection in selections)
+    if num_samples is not None and num_kept < num_samples:
+        num_read = selections[-1].first + selections[-1].end
         raise DataError(
-            f"only {kept:,} of {read:,} samples are fit and {num_samples:,} are wanted: tars are missing, "
-            "or --samples all takes what there is; what is cleaned is kept"
+            f"only {num_kept:,} of {num_read:,} samples are usable, {num_samples:,} are needed: tars are "
+            "missing, or use --samples all; the cleaned tars are kept"
         )
-    if not kept:
-        raise DataError("none of the samples is fit")
+    if not num_kept:
+        raise DataError("none of the samples is usable")
 
 
-def _finished(draft: StagingDir, parts: list[Part], is_listed: bool) -> dict[str, Any]:
-    """Leave in ``draft`` exactly the samples of ``parts``, and return the report on them."""
-    wanted = {part.tar for part in parts}
-    for path in sorted(draft.folder.glob("*.tar")):
-        if path.name not in wanted:
-            remove(path.name, draft)
-    reasons, unlisted, rows = Counter[str](), 0, list[dict[str, Any]]()
-    with atomic_write(draft.folder / "dropped.jsonl") as growing, growing.open("w") as file:
-        for part in parts:
-            record = _record(draft, part.tar)
-            dropped = list(_dropped(part, record))
-            file.writelines(f"{json.dumps(row)}\n" for row in dropped)
-            reasons.update(row["reason"] for row in dropped)
-            unlisted += sum(row["reason"] == UNREADABLE for row in dropped)
-            rows.append({"tar": part.tar, "read": part.end, "kept": part.num_kept})
-    for part in parts:
-        keep_only(part.tar, draft, _record(draft, part.tar), part.fits)
+def _assemble(
+    staging: StagingDir, selections: list[TarSelection], has_list: bool
+) -> dict[str, Any]:
+    """Reduce the tars in ``staging`` to ``selections``, write dropped.jsonl, and return the report."""
+    selected = {selection.tar for selection in selections}
+    for path in sorted(staging.path.glob("*.tar")):
+        if path.name not in selected:
+            remove(path.name, staging)
+    reasons, num_unlisted = Counter[str](), 0
+    with atomic_write(staging.path / "dropped.jsonl") as partial, partial.open("w") as file:
+        for selection in selections:
+            rows = list(_dropped_rows(selection, _require_cleaned(staging, selection.tar)))
+            file.writelines(f"{json.dumps(row)}\n" for row in rows)
+            reasons.update(row["reason"] for row in rows)
+            num_unlisted += sum(row["reason"] == UNREADABLE for row in rows)
+    for selection in selections:
+        cleaned = _require_cleaned(staging, selection.tar)
+        keep_only(selection.tar, staging, cleaned, selection.includes)
     report = {
-        "kept": sum(part.num_kept for part in parts),
-        "read": sum(part.end for part in parts),
+        "kept": sum(selection.num_kept for selection in selections),
+        "read": sum(selection.end for selection in selections),
         "dropped": dict(sorted(reasons.items())),
-        "tars": rows,
+        "tars": [{"tar": s.tar, "read": s.end, "kept": s.num_kept} for s in selections],
     }
-    return report | ({"unreadable_but_not_listed": unlisted} if is_listed else {})
+    return report | ({"unreadable_but_not_listed": num_unlisted} if has_list else {})
 
 
-def _dropped(part: Part, record: Record) -> Iterator[dict[str, Any]]:
-    """Yield the samples before the end of ``part`` that are left out, in order."""
-    rows = [(row.position, row.key, row.reason, row.detail) for row in record.dropped]
-    readable = set(record.kept)
-    rows = [(at, key, LISTED if at in part.listed else why, more) for at, key, why, more in rows]
-    rows += [(at, "", LISTED, "it could be read") for at in part.listed & readable]
+def _dropped_rows(selection: TarSelection, cleaned: CleanedTar) -> Iterator[dict[str, Any]]:
+    """Yield the dropped samples before the end of ``selection``, in order."""
+    rows = [
+        (
+            row.position,
+            row.key,
+            LISTED if row.position in selection.listed else row.reason,
+            row.detail,
+        )
+        for row in cleaned.dropped
+    ]
+    rows += [(at, "", LISTED, "it could be read") for at in selection.listed & set(cleaned.kept)]
     for position, key, reason, detail in sorted(rows):
-        if position < part.end:
-            row = {"index": part.first + position, "tar": part.tar, "key": key}
+        if position < selection.end:
+            row = {"index": selection.first + position, "tar": selection.tar, "key": key}
             yield {**row, "reason": reason, "detail": detail}
 
 
-def _record(draft: StagingDir, name: str) -> Record:
-    record = read_record(draft, name)
-    if record is None:
-        raise DataError(f"{draft.work}: the record of {name} has vanished")
-    return record
+def _require_cleaned(staging: StagingDir, name: str) -> CleanedTar:
+    cleaned = read_cleaned_tar(staging, name)
+    if cleaned is None:
+        raise DataError(f"{staging.work}: the record of {name} has disappeared")
+    return cleaned
 
 
-def _index(word: str) -> int:
-    if not word.isdigit() or len(word) > 18:
-        raise ValueError(word[:50])
-    return int(word)
+def _parse_index(text: str) -> int:
+    if not text.isdigit() or len(text) > 18:
+        raise ValueError(text[:50])
+    return int(text)
 
 
 def _digest(problematic: frozenset[int]) -> str | None:

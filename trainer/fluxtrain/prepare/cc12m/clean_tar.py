@@ -1,7 +1,7 @@
-"""One raw CC12M tar made into a cleaned one of the same name, with a record of what was left out.
+"""Cleans one raw CC12M tar into a tar of the same name, and records which samples were dropped.
 
-NAME.tar              the samples that are fit, in their order; appears whole
-work/NAME.tar.json    the record, written after it: without it the tar counts as not made
+NAME.tar              the usable samples, in their order; renamed into place when complete
+work/NAME.tar.json    the record, written last: without it the tar is cleaned again
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOT_UTF8, UNWRITABLE = "caption not UTF-8", "key or caption that a tar cannot ho
 
 @dataclass(frozen=True)
 class Dropped:
-    """A sample that was left out; ``position`` counts from the start of its raw tar."""
+    """A dropped sample; ``position`` counts from the start of its raw tar."""
 
     position: int
     key: str
@@ -37,8 +37,8 @@ class Dropped:
 
 
 @dataclass
-class Record:
-    """What became of the samples of one raw tar; ``kept`` are positions, as in the cleaned tar."""
+class CleanedTar:
+    """The record of one raw tar; ``kept`` are the positions of the samples in the cleaned tar."""
 
     tar: str
     stamp: Any
@@ -48,115 +48,111 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What the one who asked must know of a cleaned tar."""
+class CleanedTarCounts:
+    """What the parent process needs of a cleaned tar."""
 
     tar: str
     num_samples: int
     num_kept: int
 
 
-def clean_tar(name: str, source: Source, draft: StagingDir) -> Summary:
-    """Clean the raw tar ``name`` into ``draft``, unless that is done.
+def clean_tar(name: str, source: Source, staging: StagingDir) -> CleanedTarCounts:
+    """Clean the raw tar ``name`` into ``staging``, unless that was done before.
 
-    Raises DataError where the tar is not whole, StorageError where the draft cannot be written.
+    Raises DataError if the tar is incomplete, StorageError if ``staging`` cannot be written.
     """
     stamp = source.stamp(name)
-    record = read_record(draft, name)
+    record = read_cleaned_tar(staging, name)
     if record is None or record.stamp != stamp:
-        with storage_errors(draft.folder), source.open(name, draft.work) as raw:
-            record = _clean(name, stamp, raw, draft)
-    return Summary(name, record.num_samples, len(record.kept))
+        with storage_errors(staging.path), source.open(name, staging.work) as raw:
+            record = _clean(name, stamp, raw, staging)
+    return CleanedTarCounts(name, record.num_samples, len(record.kept))
 
 
-def read_record(draft: StagingDir, name: str) -> Record | None:
-    """Return the record of the tar ``name``, or None where it has not been cleaned."""
-    content = read_json(_record_path(draft, name))
+def read_cleaned_tar(staging: StagingDir, name: str) -> CleanedTar | None:
+    """Return the record of the tar ``name``, or None if it has not been cleaned."""
+    content = read_json(_record_path(staging, name))
     if content is None:
         return None
     content["dropped"] = [Dropped(*row) for row in content["dropped"]]
-    record = Record(**content)
-    return record if not record.kept or (draft.folder / name).exists() else None
+    record = CleanedTar(**content)
+    return record if not record.kept or (staging.path / name).exists() else None
 
 
-def keep_only(name: str, draft: StagingDir, record: Record, fits: Callable[[int], bool]) -> None:
-    """Drop the samples from the cleaned tar ``name`` whose positions do not fit; no record is left."""
-    keep = [fits(position) for position in record.kept]
+def keep_only(
+    name: str, staging: StagingDir, record: CleanedTar, includes: Callable[[int], bool]
+) -> None:
+    """Rewrite the cleaned tar ``name`` with only the samples whose positions are included.
+
+    The record is removed first: without it the tar is cleaned again if this is interrupted.
+    """
+    keep = [includes(position) for position in record.kept]
     if all(keep):
         return
-    forget(name, draft)
-    tar = draft.folder / name
-    with RawTar(tar) as cleaned, _writing(name, draft) as writer:
+    _record_path(staging, name).unlink(missing_ok=True)
+    tar = staging.path / name
+    with RawTar(tar) as cleaned, _writing(name, staging) as writer:
         for sample, kept in zip(cleaned.samples(), keep, strict=True):
             if kept and sample.image and sample.caption:
                 caption = cleaned.read(sample.caption).decode()
                 writer.add(sample.key, cleaned.read(sample.image), "png", caption)
 
 
-def forget(name: str, draft: StagingDir) -> None:
-    """Remove the record of ``name``: its tar is to be made anew if this is interrupted."""
-    _record_path(draft, name).unlink(missing_ok=True)
+def remove(name: str, staging: StagingDir) -> None:
+    """Remove the cleaned tar ``name``, its record and its index."""
+    _record_path(staging, name).unlink(missing_ok=True)
+    (staging.path / name).unlink(missing_ok=True)
+    (staging.path / f"{name}{SIDECAR}").unlink(missing_ok=True)
 
 
-def remove(name: str, draft: StagingDir) -> None:
-    """Remove the cleaned tar ``name`` and what belongs to it."""
-    forget(name, draft)
-    (draft.folder / name).unlink(missing_ok=True)
-    (draft.folder / f"{name}{SIDECAR}").unlink(missing_ok=True)
-
-
-def _clean(name: str, stamp: Any, raw: Path, draft: StagingDir) -> Record:
-    record = Record(name, stamp)
-    with RawTar(raw) as tar, _writing(name, draft) as writer:
+def _clean(name: str, stamp: Any, raw: Path, staging: StagingDir) -> CleanedTar:
+    record = CleanedTar(name, stamp)
+    with RawTar(raw) as tar, _writing(name, staging) as writer:
         for sample in tar.samples():
             record.num_samples += 1
             try:
                 _add(writer, tar, sample)
                 record.kept.append(sample.position)
-            except RejectedError as why:
-                dropped = Dropped(sample.position, sample.key, why.reason, why.detail)
+            except RejectedError as error:
+                dropped = Dropped(sample.position, sample.key, error.reason, error.detail)
                 record.dropped.append(dropped)
     content = asdict(record) | {"dropped": [list(asdict(d).values()) for d in record.dropped]}
-    write_json(_record_path(draft, name), content)
+    write_json(_record_path(staging, name), content)
     return record
 
 
 def _add(writer: TarWriter, tar: RawTar, sample: RawSample) -> None:
-    """Append the cleaned ``sample``; RejectedError where it has a fault."""
+    """Append the cleaned ``sample``; RejectedError if it cannot be used."""
     if sample.image is None or sample.caption is None:
         raise RejectedError(sample.fault or "", sample.detail)
     try:
         caption = tar.read(sample.caption).decode("utf-8")
     except UnicodeDecodeError:
         raise RejectedError(NOT_UTF8) from None
-    picture = clean(tar.read(sample.image))
+    image = clean(tar.read(sample.image))
     try:
-        writer.add(sample.key, picture, "png", caption)
+        writer.add(sample.key, image, "png", caption)
     except DataError as error:
         raise RejectedError(UNWRITABLE, str(error)) from None
 
 
 @contextmanager
-def _writing(name: str, draft: StagingDir) -> Iterator[TarWriter]:
-    """Yield a writer of the cleaned tar ``name``; with no sample in it, there is none afterwards."""
-    making, tar = draft.work / f"{name}.{os.getpid()}", draft.folder / name
-    shutil.rmtree(making, ignore_errors=True)
-    with TarWriter(making, shard_size=sys.maxsize) as writer:
+def _writing(name: str, staging: StagingDir) -> Iterator[TarWriter]:
+    """Yield a writer of the cleaned tar ``name``; an empty tar is removed."""
+    scratch, tar = staging.work / f"{name}.{os.getpid()}", staging.path / name
+    shutil.rmtree(scratch, ignore_errors=True)
+    with TarWriter(scratch, shard_size=sys.maxsize) as writer:
         yield writer
-    made = list(making.glob("*.tar"))
-    if made:
-        _to_disk(made[0])
-        made[0].replace(tar)
+    written = list(scratch.glob("*.tar"))
+    if written:
+        with written[0].open("rb") as file:
+            os.fsync(file.fileno())
+        written[0].replace(tar)
         open_index(tar)
     else:
-        remove(name, draft)
-    making.rmdir()
+        remove(name, staging)
+    scratch.rmdir()
 
 
-def _to_disk(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _record_path(draft: StagingDir, name: str) -> Path:
-    return draft.work / f"{name}.json"
+def _record_path(staging: StagingDir, name: str) -> Path:
+    return staging.work / f"{name}.json"

@@ -1,6 +1,6 @@
-"""The samples of a raw ``cc12m-wds`` tar, in its order: every one has a position, whole or not.
+"""Reads the samples of a raw ``cc12m-wds`` tar in order; incomplete samples count too.
 
-Members that follow one another and share a key are a sample, as for WebDataset and ``datasets``.
+Consecutive members with the same key are one sample, as in WebDataset and ``datasets``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fluxtrain.errors import DataError
 NO_IMAGE, NO_CAPTION, TWICE = "no image", "no caption", "two images or two captions"
 UNUSABLE = "unusable member"
 _MOST_MEMBERS = 16
-"""Read of one sample; the rest are passed over."""
+"""Members read of one sample; more are ignored."""
 
 
 @dataclass(frozen=True)
 class RawSample:
-    """Where one sample's parts lie; ``fault`` says why it cannot be used, and ``detail`` more."""
+    """The members of one sample, or the ``fault``, with ``detail``, for which it cannot be used."""
 
     position: int
     key: str
@@ -35,10 +35,10 @@ class RawSample:
 
 
 class RawTar:
-    """A tar of raw samples; what is read of it is there, or DataError names the tar."""
+    """An open tar of samples; DataError, naming the tar, if it is not complete."""
 
     def __init__(self, path: Path) -> None:
-        """Open ``path``; DataError where it is missing."""
+        """Open ``path``; DataError if it is missing."""
         self._path = path
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -59,7 +59,7 @@ class RawTar:
         os.close(self._file)
 
     def samples(self) -> Iterator[RawSample]:
-        """Yield the samples; DataError where it is not a whole tar."""
+        """Yield the samples; DataError if the tar is incomplete."""
         grouped = groupby(self._members(), key=lambda member: split_name(member.name)[0])
         for position, (key, group) in enumerate(grouped):
             yield _sample(position, key, list(islice(group, _MOST_MEMBERS)))
@@ -68,19 +68,19 @@ class RawTar:
         """Return the content of ``member``."""
         content = b""
         try:
-            # A network file system may return less than there is.
+            # A network file system may return less than asked for.
             while len(content) < member.size:
                 left = member.size - len(content)
                 more = os.pread(self._file, left, member.offset + len(content))
                 if not more:
-                    raise DataError(f"{self._path}: cut off while it was read")
+                    raise DataError(f"{self._path}: truncated while it was read")
                 content += more
         except OSError as error:
             raise DataError(f"{self._path}: {error.strerror}") from None
         return content
 
     def _members(self) -> Iterator[Member]:
-        """Yield the members that are parts of samples; DataError where one reaches beyond the tar's end."""
+        """Yield the members that are parts of samples; DataError if one extends beyond the tar's end."""
         end = os.fstat(self._file).st_size
         for member in read_members(self._path):
             if member.offset + member.size > end:
@@ -91,7 +91,7 @@ class RawTar:
 
 
 def _is_part(name: str) -> bool:
-    """Return whether ``datasets`` takes the member for a part of a sample: it counts as we do."""
+    """Return whether ``datasets`` counts the member as part of a sample; positions must agree with it."""
     return all(split_name(name)) and not name.rpartition("/")[2].startswith("__")
 
 

@@ -1,4 +1,4 @@
-"""Where the raw CC12M tars are: a folder, a manifest's server or the Hub; each is brought in its turn."""
+"""Sources of raw CC12M tars: a folder, the server of a manifest, or the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _FLAG = "--input"
 
 
 class Source(Protocol):
-    """Raw tars by name; sent to worker processes."""
+    """Raw tars by name; pickled to worker processes."""
 
     def names(self) -> list[str]:
-        """Return the names of the tars, in the order of the set."""
+        """Return the names of the tars, sorted; ConfigError if there are none."""
         ...
 
     def stamp(self, name: str) -> Any:
-        """Return, as JSON, what tells this version of the tar ``name`` from others."""
+        """Return the version of the tar ``name`` as JSON: it changes with the content."""
         ...
 
-    def open(self, name: str, spool: Path) -> AbstractContextManager[Path]:
-        """Lend the tar ``name``, brought to the folder ``spool`` where it is not at hand."""
+    def open(self, name: str, download_dir: Path) -> AbstractContextManager[Path]:
+        """Yield the path of the tar ``name``; a remote one is downloaded to ``download_dir`` and removed."""
         ...
 
 
 @dataclass(frozen=True)
 class FolderSource:
-    """Tars in a folder, a mounted volume for instance; they are left there."""
+    """Tars in a folder, such as a mounted volume."""
 
     folder: Path
 
     def names(self) -> list[str]:
-        """Return the names, sorted; ConfigError where the folder is none or holds no tar."""
+        """Return the sorted names; ConfigError if the folder cannot be read or has no tar."""
         try:
             names = sorted(path.name for path in self.folder.iterdir() if path.suffix == ".tar")
         except OSError as error:
@@ -51,7 +51,7 @@ class FolderSource:
         return names
 
     def stamp(self, name: str) -> Any:
-        """Return size and time of change."""
+        """Return size and modification time."""
         try:
             status = (self.folder / name).stat()
         except OSError as error:
@@ -59,20 +59,20 @@ class FolderSource:
         return [status.st_size, status.st_mtime_ns]
 
     @contextmanager
-    def open(self, name: str, spool: Path) -> Iterator[Path]:
-        """Lend the tar itself."""
+    def open(self, name: str, download_dir: Path) -> Iterator[Path]:
+        """Yield the path of the tar itself."""
         yield self.folder / name
 
 
 @dataclass(frozen=True)
 class ManifestSource:
-    """Tars that a manifest names; each is downloaded, verified, and removed after use."""
+    """Tars of a manifest, downloaded and verified."""
 
     entries: dict[str, Entry]
-    link: HttpClient = field(default_factory=HttpClient)
+    client: HttpClient = field(default_factory=HttpClient)
 
     def names(self) -> list[str]:
-        """Return the names, sorted."""
+        """Return the sorted names."""
         return sorted(self.entries)
 
     def stamp(self, name: str) -> Any:
@@ -80,23 +80,23 @@ class ManifestSource:
         return self.entries[name].md5
 
     @contextmanager
-    def open(self, name: str, spool: Path) -> Iterator[Path]:
-        """Lend the tar while it lies in ``spool``."""
+    def open(self, name: str, download_dir: Path) -> Iterator[Path]:
+        """Download the tar, yield its path, and remove it."""
         entry = self.entries[name]
-        path = fetch(Entry(f"{name}.raw", entry.url, entry.md5), spool, self.link)
+        path = fetch(Entry(f"{name}.raw", entry.url, entry.md5), download_dir, self.client)
         yield path
         path.unlink()
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """Tars of a data set on the Hub; each is brought by its client, and removed after use."""
+    """Tars of a data set on the Hub, downloaded by its client."""
 
     dataset: HubDataset
     files: dict[str, str]
 
     def names(self) -> list[str]:
-        """Return the names, sorted."""
+        """Return the sorted names."""
         return sorted(self.files)
 
     def stamp(self, name: str) -> Any:
@@ -104,35 +104,35 @@ class HubSource:
         return self.dataset.commit
 
     @contextmanager
-    def open(self, name: str, spool: Path) -> Iterator[Path]:
-        """Lend the tar while it lies in ``spool``."""
-        path = self.dataset.fetch(self.files[name], spool / "hub")
+    def open(self, name: str, download_dir: Path) -> Iterator[Path]:
+        """Download the tar, yield its path, and remove it."""
+        path = self.dataset.fetch(self.files[name], download_dir / "hub")
         yield path
         path.unlink()
 
 
-def open_source(given: str, link: HttpClient | None = None) -> Source:
+def open_source(given: str, client: HttpClient | None = None) -> Source:
     """Return the source ``given``: a folder, the URL of a manifest, or ``hf://datasets/ORG/NAME[@REVISION]``.
 
-    Raises ConfigError where it is none of these or holds no tar.
+    Raises ConfigError if it is none of these or has no tar.
     """
     if given.startswith(PREFIX):
         name, _, revision = given.removeprefix(PREFIX).partition("@")
         dataset = open_hub(name, revision or "main")
         return HubSource(dataset, _by_name(given, {path: path for path in dataset.files("*.tar")}))
     if is_url(given):
-        link = link or HttpClient()
-        entries = {entry.path: entry for entry in read_manifest(given, None, link)}
-        return ManifestSource(_by_name(given, entries), link)
+        client = client or HttpClient()
+        entries = {entry.path: entry for entry in read_manifest(given, None, client)}
+        return ManifestSource(_by_name(given, entries), client)
     return FolderSource(Path(given))
 
 
 def _by_name(given: str, by_path: dict[str, Value]) -> dict[str, Value]:
-    """Return the tars of ``by_path`` by their last part alone, which must tell them apart."""
+    """Return the tars of ``by_path`` by file name; DataError if two have the same one."""
     tars = {path: value for path, value in by_path.items() if path.endswith(".tar")}
-    named = {PurePosixPath(path).name: value for path, value in tars.items()}
-    if not named:
+    by_name = {PurePosixPath(path).name: value for path, value in tars.items()}
+    if not by_name:
         raise ConfigError(_FLAG, given, "it names no .tar")
-    if len(named) < len(tars):
+    if len(by_name) < len(tars):
         raise DataError(f"{given}: two of its tars have the same name")
-    return named
+    return by_name

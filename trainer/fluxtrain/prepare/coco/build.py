@@ -1,10 +1,10 @@
-"""COCO-2014 for MLPerf: the validation subset, its pictures resized to 256 x 256, in tars with its timesteps.
+"""COCO-2014 for MLPerf: the validation subset in tars, images resized to 256 x 256, with its timesteps.
 
-    OUTPUT/shard_00000.tar …    image_id as key; .png, .txt and .json, which holds the timestep
+    OUTPUT/shard_00000.tar …    key image_id; .png, .txt and .json, which holds the timestep
     OUTPUT/val2014_30k.tsv      image_id, id, caption, timestep
     OUTPUT/report.json
 
-An image that cannot be read ends the preparation: the reference would leave it out and evaluate on fewer.
+An unreadable image is an error: the reference would skip it and evaluate on fewer samples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fluxtrain.errors import DataError
 from fluxtrain.files import atomic_write
 from fluxtrain.prepare.coco.subset import NUM_SAMPLES, Row, read_annotations, subset, tsv
 from fluxtrain.prepare.image import PNG_LEVEL, SIZE, encode, error_summary
-from fluxtrain.prepare.openmoji.cached_build import Advance, Follow, progress
+from fluxtrain.prepare.progress import Advance, OnProgress, progress_bar
 from fluxtrain.prepare.staging_dir import (
     Settings,
     StagingDir,
@@ -43,20 +43,20 @@ SHARD_SIZE = 1000
 TSV = "val2014_30k.tsv"
 _FORMAT = 1
 _MAX_PIXELS = 1 << 26
-_MOST_SHOWN = 10
+_MAX_FAULTS_SHOWN = 10
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Consecutive samples that make one tar."""
+    """The consecutive samples of one tar."""
 
-    number: int
+    index: int
     rows: list[Row]
 
     @property
     def name(self) -> str:
-        """Return the tar's name, as the reference gives it."""
-        return f"shard_{self.number:05d}.tar"
+        """Return the name that the reference gives the tar."""
+        return f"shard_{self.index:05d}.tar"
 
 
 def prepare_coco(
@@ -68,12 +68,11 @@ def prepare_coco(
     force: bool = False,
     shard_size: int = SHARD_SIZE,
     stream: TextIO = sys.stderr,
-    follow: Follow | None = None,
+    on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Make ``output`` of the pictures in ``images``, or go on where it was left; return the report.
+    """Make ``output`` from the folder ``images``, resuming an unfinished one; return the report.
 
-    ``follow`` hears how many pictures are done of how many.
-    Raises DataError where ``captions`` is malformed, or an image is missing or unreadable.
+    Raises DataError if ``captions`` is malformed, or an image is missing or unreadable.
     """
     rows = subset(read_annotations(captions), num_samples)
     table = tsv(rows)
@@ -87,91 +86,86 @@ def prepare_coco(
     }
     report = None if force else finished_report(output, settings)
     if report is None:
-        _refuse([fault for row in rows if (fault := _missing(images, row))], len(rows))
-        with open_staging_dir(output, settings, force) as draft:
+        paths = [image_path(images, row) for row in rows]
+        _raise_for([f"{path}: missing" for path in paths if not path.is_file()], len(rows))
+        with open_staging_dir(output, settings, force) as staging:
             starts = range(0, len(rows), shard_size)
             shards = [Shard(i, rows[at : at + shard_size]) for i, at in enumerate(starts)]
-            with progress("resize", len(rows), stream, follow) as advance:
-                _write_shards(images, shards, draft, num_workers or available_cores(), advance)
-            with atomic_write(draft.folder / TSV) as partial:
+            with progress_bar("resize", len(rows), stream, on_progress) as advance:
+                _write_shards(images, shards, staging, num_workers or available_cores(), advance)
+            with atomic_write(staging.path / TSV) as partial:
                 partial.write_text(table, encoding="utf-8")
             report = {"settings": settings, "samples": len(rows)}
-            draft.finish(report)
+            staging.finish(report)
     print(f"{output}: {report['samples']:,} samples", file=stream, flush=True)
     return report
 
 
 def image_path(images: Path, row: Row) -> Path:
-    """Return where COCO's archive has the picture of ``row``."""
+    """Return the path of the image of ``row`` in COCO's archive."""
     return images / f"COCO_val2014_{row.image_id:012}.jpg"
 
 
 def resize(content: bytes) -> bytes:
-    """Return the image file ``content`` as PNG of 256 x 256 pixels, whatever its shape was."""
+    """Return the image file ``content`` as a PNG of 256 x 256 pixels; the aspect ratio is not kept."""
     with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
         if image.width * image.height > _MAX_PIXELS:
             raise ValueError(f"{image.width} x {image.height} pixels")
         return encode(image.resize((SIZE, SIZE), Image.Resampling.BICUBIC))
 
 
-def write_shard(shard: Shard, images: Path, draft: StagingDir) -> list[str]:
-    """Write the tar of ``shard`` into ``draft``, unless it is there; return what is wrong with images.
+def write_shard(shard: Shard, images: Path, staging: StagingDir) -> list[str]:
+    """Write the tar of ``shard`` to ``staging`` unless it exists; return a line for each unreadable image.
 
-    With anything wrong there is no tar.
+    If there are any, no tar is written.
     """
-    tar, making = draft.folder / shard.name, draft.work / f"{shard.name}.{os.getpid()}"
+    tar, scratch = staging.path / shard.name, staging.work / f"{shard.name}.{os.getpid()}"
     if tar.exists():
         return []
     faults = list[str]()
-    with storage_errors(draft.folder), TarWriter(making, shard_size=sys.maxsize) as writer:
+    with storage_errors(staging.path), TarWriter(scratch, shard_size=sys.maxsize) as writer:
         for row in shard.rows:
             try:
-                picture = resize(image_path(images, row).read_bytes())
-            except Exception as error:  # a decoder of hostile bytes may raise anything
+                image = resize(image_path(images, row).read_bytes())
+            except Exception as error:  # on malformed bytes a decoder may raise anything
                 faults.append(f"{image_path(images, row)}: {error_summary(error)}")
                 continue
-            writer.add(f"{row.image_id:012}", picture, "png", row.caption, _metadata(row))
-    with storage_errors(draft.folder):
-        for made in [] if faults else making.glob("*.tar"):
-            made.replace(tar)
+            writer.add(f"{row.image_id:012}", image, "png", row.caption, _metadata(row))
+    with storage_errors(staging.path):
+        for written in [] if faults else scratch.glob("*.tar"):
+            written.replace(tar)
             open_index(tar)
-        shutil.rmtree(making)
+        shutil.rmtree(scratch)
     return faults
 
 
 def _write_shards(
-    images: Path, shards: list[Shard], draft: StagingDir, num_workers: int, advance: Advance
+    images: Path, shards: list[Shard], staging: StagingDir, num_workers: int, advance: Advance
 ) -> None:
-    total = sum(len(shard.rows) for shard in shards)
-    write = partial(write_shard, images=images, draft=draft)
+    write = partial(write_shard, images=images, staging=staging)
     faults = list[str]()
-    with closing(map_in_order(write, shards, num_workers)) as written:
-        for shard, found in zip(shards, written, strict=True):
-            faults += found
+    with closing(map_in_order(write, shards, num_workers)) as faults_by_shard:
+        for shard, shard_faults in zip(shards, faults_by_shard, strict=True):
+            faults += shard_faults
             advance(len(shard.rows))
-    _refuse(faults, total)
+    _raise_for(faults, sum(len(shard.rows) for shard in shards))
 
 
 def _metadata(row: Row) -> dict[str, Any]:
-    filename = f"COCO_val2014_{row.image_id:012}.png"
     return {
         "id": str(row.image_id),
         "caption": row.caption,
-        "filename": filename,
+        "filename": f"COCO_val2014_{row.image_id:012}.png",
         "timestep": row.timestep,
     }
 
 
-def _missing(images: Path, row: Row) -> str | None:
-    path = image_path(images, row)
-    return None if path.is_file() else f"{path}: missing"
-
-
-def _refuse(faults: list[str], total: int) -> None:
+def _raise_for(faults: list[str], total: int) -> None:
+    """Raise DataError with the first of ``faults``, if there are any."""
     if not faults:
         return
-    lines = [f"{len(faults):,} of {total:,} images cannot be read; none is left out in silence"]
-    lines += faults[:_MOST_SHOWN]
-    if len(faults) > _MOST_SHOWN:
-        lines.append(f"... and {len(faults) - _MOST_SHOWN:,} more")
+    lines = [f"{len(faults):,} of {total:,} images cannot be read; none may be skipped"]
+    lines += faults[:_MAX_FAULTS_SHOWN]
+    if len(faults) > _MAX_FAULTS_SHOWN:
+        lines.append(f"... and {len(faults) - _MAX_FAULTS_SHOWN:,} more")
     raise DataError("\n".join(lines))

@@ -1,1 +1,1 @@
-"""Downloads: resumable, verified, bounded."""
+"""Downloads that resume, are verified, and have bounds on size and time."""

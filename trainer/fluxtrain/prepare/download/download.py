@@ -1,15 +1,15 @@
-"""Downloads what a manifest names: in parallel, resumable, every file verified before it gets its name.
+"""Downloads the files of a manifest in parallel; each is resumable, and verified before it gets its name.
 
-OUTPUT/path/of/file            whole and verified
-OUTPUT/path/of/file.partial    on its way
-OUTPUT/.verified               what has been verified, so that it is not read again
+OUTPUT/path/of/file            complete and verified
+OUTPUT/path/of/file.partial    incomplete
+OUTPUT/.verified               which files were verified, so that they are not read again
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Lock
@@ -20,10 +20,10 @@ from tqdm import tqdm
 from fluxtrain.prepare.download.file import fetch
 from fluxtrain.prepare.download.http import DownloadError, HttpClient
 from fluxtrain.prepare.download.manifest import VERIFIED, Entry, read_manifest
+from fluxtrain.prepare.progress import Advance
 from fluxtrain.prepare.staging_dir import exclusive_lock, storage_errors
 
-_MOST_SHOWN = 10
-Advance = Callable[[int], None]
+_MAX_FAILURES_SHOWN = 10
 
 
 def download(
@@ -31,63 +31,64 @@ def download(
     output: Path,
     base: str | None = None,
     connections: int = 8,
-    link: HttpClient | None = None,
+    client: HttpClient | None = None,
     verify: bool = False,
     stream: TextIO = sys.stderr,
 ) -> int:
-    """Bring the files of ``manifest`` to ``output``; return how many were not there and verified.
+    """Download the files of ``manifest`` to ``output``; return how many were not verified before.
 
-    With ``verify`` files that were verified before are read again. Raises DownloadError where a file
-    cannot be had, after all the others, ConfigError and DataError where the manifest is bad.
+    With ``verify`` all files are read again. If a file cannot be downloaded, DownloadError is raised after
+    all others are. Raises ConfigError or DataError if the manifest is malformed.
     """
-    link = link or HttpClient()
-    entries = read_manifest(manifest, base, link)
+    client = client or HttpClient()
+    entries = read_manifest(manifest, base, client)
     with storage_errors(output):
         output.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(output), storage_errors(output):
-        ledger = _Ledger(output)
-        wanted = [entry for entry in entries if verify or not ledger.holds(entry)]
-        failed = _fetch_all(wanted, output, connections, link, ledger, stream)
-    print(f"{output}: {len(entries) - len(failed)} of {len(entries)} files verified", file=stream)
-    if failed:
-        raise DownloadError(_told(failed, len(entries)))
-    return len(wanted)
+        verified = _VerifiedFiles(output)
+        missing = [entry for entry in entries if verify or not verified.contains(entry)]
+        failures = _fetch_all(missing, output, connections, client, verified, stream)
+    num_verified = len(entries) - len(failures)
+    print(f"{output}: {num_verified} of {len(entries)} files verified", file=stream)
+    if failures:
+        raise DownloadError(_failure_message(failures, len(entries)))
+    return len(missing)
 
 
 def _fetch_all(
     entries: list[Entry],
     output: Path,
     connections: int,
-    link: HttpClient,
-    ledger: _Ledger,
+    client: HttpClient,
+    verified: _VerifiedFiles,
     stream: TextIO,
 ) -> list[str]:
-    """Fetch ``entries``, enter them into ``ledger``, and return why some could not be had."""
-    failed, stop = list[str](), Event()
+    """Download ``entries``, add them to ``verified``, and return the error messages of those that failed."""
+    failures, stop = list[str](), Event()
     pool = ThreadPoolExecutor(connections)
     with _bytes_bar(stream, stop) as advance:
         try:
-            begun: dict[Future[Path], Entry] = {
-                pool.submit(fetch, entry, output, link, advance): entry for entry in entries
+            futures = {
+                pool.submit(fetch, entry, output, client, advance): entry for entry in entries
             }
-            for future in as_completed(begun):
+            for future in as_completed(futures):
                 try:
                     future.result()
-                    ledger.enter(begun[future])
+                    verified.add(futures[future])
                 except DownloadError as error:
-                    failed.append(str(error))
-        finally:  # on Ctrl-C or a full disk: begin no others, and leave those that are begun
+                    failures.append(str(error))
+        finally:  # on Ctrl-C or a full disk: start no more, and stop the running ones
             stop.set()
             pool.shutdown(cancel_futures=True)
-    return failed
+    return failures
 
 
 class _StoppedError(Exception):
-    """Nobody waits for the file any more; what has come of it stays."""
+    """Ends a download thread; the partial file is kept."""
 
 
-class _Ledger:
-    """Lines of MD5, size, time of change and path: what was verified and is as it was then."""
+class _VerifiedFiles:
+    """The file ``.verified``: a line of MD5, size, modification time and path for each verified file."""
 
     def __init__(self, output: Path) -> None:
         self._output, self._path = output, output / VERIFIED
@@ -95,11 +96,12 @@ class _Ledger:
             set(self._path.read_text("utf-8").splitlines()) if self._path.exists() else set()
         )
 
-    def holds(self, entry: Entry) -> bool:
+    def contains(self, entry: Entry) -> bool:
+        """Return whether the file was verified and has not changed since."""
         line = self._line(entry)
         return line is not None and line in self._lines
 
-    def enter(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"{self._line(entry)}\n")
 
@@ -113,9 +115,9 @@ class _Ledger:
 
 @contextmanager
 def _bytes_bar(stream: TextIO, stop: Event) -> Iterator[Advance]:
-    """Yield what threads call with the bytes that came: a bar on a terminal, silence elsewhere.
+    """Yield a function that threads call with the number of bytes received; it advances a bar on a terminal.
 
-    Once ``stop`` is set it ends the thread that calls it.
+    Once ``stop`` is set it raises in the calling thread.
     """
     lock = Lock()
     with tqdm(
@@ -136,9 +138,9 @@ def _bytes_bar(stream: TextIO, stop: Event) -> Iterator[Advance]:
         yield advance
 
 
-def _told(failed: list[str], total: int) -> str:
-    lines = [f"{len(failed)} of {total} files could not be had; the same command tries again"]
-    lines += sorted(failed)[:_MOST_SHOWN]
-    if len(failed) > _MOST_SHOWN:
-        lines.append(f"... and {len(failed) - _MOST_SHOWN} more")
+def _failure_message(failures: list[str], total: int) -> str:
+    lines = [f"{len(failures)} of {total} files could not be downloaded; the same command retries"]
+    lines += sorted(failures)[:_MAX_FAILURES_SHOWN]
+    if len(failures) > _MAX_FAILURES_SHOWN:
+        lines.append(f"... and {len(failures) - _MAX_FAILURES_SHOWN} more")
     return "\n".join(lines)

@@ -1,6 +1,7 @@
-"""Reading over HTTP from a given byte on: time limits, few redirects, never from https to http.
+"""HTTP downloads that resume at a byte offset: time limits, few redirects, never from https to http.
 
-A folder can stand for a server: a mounted volume is read in the same way.
+Why no HTTP library: docs/decisions/0009. A path on a file system can be read in place of a URL, so that a
+mounted volume works like a server.
 """
 
 from __future__ import annotations
@@ -14,56 +15,55 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from email.message import Message
 from pathlib import Path
 from typing import IO, Any, Protocol
 from urllib.parse import urlsplit
 
 from fluxtrain.errors import FluxtrainError
 
-_BLOCK = 1 << 20
+MAX_SMALL_BYTES = 1 << 26
+_BLOCK_BYTES = 1 << 20
 _MAX_REDIRECTS = 5
-_MAX_SMALL = 1 << 26
 _PERMANENT = range(400, 500)
-_TRY_AGAIN = (408, 425, 429)
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_RETRYABLE = (408, 425, 429)
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 class DownloadError(FluxtrainError):
-    """A file could not be had, or not whole; the same command goes on where it stopped."""
+    """A file could not be downloaded completely; the same command resumes."""
 
 
 class RetryableError(Exception):
-    """One attempt failed; another may do better."""
+    """One attempt failed; another may succeed."""
 
 
 class CannotResumeError(RetryableError):
-    """The server cannot send the rest of what is here; from the start it may."""
+    """The server cannot send the rest of a partial file; the download must start over."""
 
 
-class Readable(Protocol):
-    """What a transfer needs of a response or a file."""
+class SupportsRead1(Protocol):
+    """A response or a file."""
 
     def read1(self, size: int, /) -> bytes:
-        """Return what is there, at most ``size`` bytes; nothing at the end."""
+        """Return at most ``size`` bytes; none at the end."""
         ...
 
 
 @dataclass(frozen=True)
 class ByteStream:
-    """An open source: its bytes from ``start`` on; ``total`` is its whole size where it says so."""
+    """A response's bytes from ``start`` on; ``total`` is the size of the whole file if it is known."""
 
-    reader: Readable
+    source: SupportsRead1
     start: int
     total: int | None
 
     def blocks(self, timeout: float, min_rate: float) -> Iterator[bytes]:
-        """Yield blocks; RetryableError where fewer than ``min_rate`` bytes/s come over ``timeout`` seconds.
+        """Yield blocks; RetryableError if fewer than ``min_rate`` bytes/s arrive over ``timeout`` seconds.
 
-        A socket's own time limit is renewed by every byte, so a slow drip would never end.
+        A socket's own timeout restarts with every byte, so it does not end a very slow response.
         """
         begin, received = time.monotonic(), 0
-        while block := self._block():
+        while block := self._read_block():
             yield block
             received += len(block)
             if time.monotonic() - begin > timeout:
@@ -71,16 +71,21 @@ class ByteStream:
                     raise RetryableError(f"only {received} bytes in {timeout:g} s")
                 begin, received = time.monotonic(), 0
 
-    def _block(self) -> bytes:
+    def require_total(self, received: int) -> None:
+        """Raise RetryableError if ``received`` bytes are not the whole file."""
+        if self.total is not None and received != self.total:
+            raise RetryableError(f"truncated: {received} of {self.total} bytes")
+
+    def _read_block(self) -> bytes:
         try:
-            return self.reader.read1(_BLOCK)
+            return self.source.read1(_BLOCK_BYTES)
         except (OSError, http.client.HTTPException) as error:
-            raise RetryableError(_reason(error)) from None
+            raise RetryableError(_message(error)) from None
 
 
 @dataclass(frozen=True)
 class HttpClient:
-    """How to reach servers: seconds without an answer, and how often to try."""
+    """Timeouts and retries; ``timeout`` is in seconds, ``min_rate`` in bytes per second."""
 
     timeout: float = 60.0
     attempts: int = 5
@@ -88,28 +93,28 @@ class HttpClient:
     """Seconds before the second attempt; doubled before each later one."""
     min_rate: float = 1024.0
 
-    def pause(self, attempt: int) -> None:
-        """Wait before attempt ``attempt``, counted from 1."""
+    def wait_before_retry(self, attempt: int) -> None:
+        """Sleep after the failed attempt number ``attempt``, counted from 1."""
         time.sleep(min(60.0, self.backoff * 2 ** (attempt - 1)))
 
     def read_small(self, url: str) -> bytes:
-        """Return the content of ``url``, at most 64 MiB; DownloadError where it cannot be had."""
-        why = ""
+        """Return the content of ``url``, at most 64 MiB; DownloadError if it cannot be downloaded."""
+        message = ""
         for attempt in range(1, self.attempts + 1):
             try:
-                with self.open(url, 0) as transfer:
-                    return _bounded(transfer, self)
+                with self.open(url, 0) as stream:
+                    return self._read_all(stream)
             except RetryableError as error:
-                why = str(error)
+                message = str(error)
             if attempt < self.attempts:
-                self.pause(attempt)
-        raise DownloadError(f"{url}: {why}; tried {self.attempts} times")
+                self.wait_before_retry(attempt)
+        raise DownloadError(f"{url}: {message}; tried {self.attempts} times")
 
     @contextmanager
     def open(self, url: str, offset: int) -> Iterator[ByteStream]:
-        """Yield what comes of ``url`` from byte ``offset``, or from its start if the server wills it.
+        """Yield the bytes of ``url`` from ``offset`` on, or from 0 if the server ignores the range.
 
-        Raises DownloadError where asking again cannot help, RetryableError where it can.
+        Raises DownloadError if a retry cannot help, RetryableError if it can.
         """
         if not is_url(url):
             with _open_file(url) as file:
@@ -117,7 +122,16 @@ class HttpClient:
                 yield ByteStream(file, file.seek(offset if offset <= size else 0), size)
             return
         with _request(url, offset, self.timeout) as response:
-            yield _transfer(response, offset)
+            yield _byte_stream(response, offset)
+
+    def _read_all(self, stream: ByteStream) -> bytes:
+        content = b""
+        for block in stream.blocks(self.timeout, self.min_rate):
+            content += block
+            if len(content) > MAX_SMALL_BYTES:
+                raise RetryableError(f"more than {MAX_SMALL_BYTES} bytes")
+        stream.require_total(len(content))
+        return content
 
 
 def is_url(text: str) -> bool:
@@ -126,7 +140,7 @@ def is_url(text: str) -> bool:
     return parts is not None and bool(parts.hostname)
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
+class _RedirectHandler(urllib.request.HTTPRedirectHandler):
     max_redirections = _MAX_REDIRECTS
 
     def redirect_request(
@@ -138,11 +152,11 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         headers: Any,
         newurl: str,
     ) -> urllib.request.Request | None:
-        """Follow to http or https only, and never from https to http."""
+        """Follow redirects to http and https only, and never from https to http."""
         if not is_url(newurl) or (req.type == "https" and not newurl.startswith("https:")):
             fp.close()
             raise DownloadError(
-                f"{req.full_url}: it sends to {newurl[:200]!r}, which is not followed"
+                f"{req.full_url}: redirects to {newurl[:200]!r}, which is not followed"
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -151,46 +165,44 @@ def _request(url: str, offset: int, timeout: float) -> http.client.HTTPResponse:
     headers = {"Accept-Encoding": "identity", "User-Agent": "fluxtrain"}
     if offset:
         headers["Range"] = f"bytes={offset}-"
-    opener = urllib.request.build_opener(_Redirects)
+    opener = urllib.request.build_opener(_RedirectHandler)
     try:
         response = opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
         with error:
-            raise _refusal(url, error.code, str(error.reason)) from None
+            raise _status_error(url, error.code, str(error.reason)) from None
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a malformed URL
-        raise RetryableError(_reason(error)) from None
+        raise RetryableError(_message(error)) from None
     assert isinstance(response, http.client.HTTPResponse)
     return response
 
 
-def _refusal(url: str, code: int, reason: str) -> Exception:
+def _status_error(url: str, code: int, reason: str) -> Exception:
     if code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-        return CannotResumeError("it has fewer bytes than are here already")
-    if code in _PERMANENT and code not in _TRY_AGAIN:
+        return CannotResumeError("the file is shorter than the partial download")
+    if code in _PERMANENT and code not in _RETRYABLE:
         return DownloadError(f"{url}: {code} {reason[:100]}")
     return RetryableError(f"{code} {reason[:100]}")
 
 
-def _reason(error: Exception) -> str:
+def _message(error: Exception) -> str:
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     text = str(cause)[:200]
     return text if text and text.isprintable() else type(cause).__name__
 
 
-def _transfer(response: http.client.HTTPResponse, offset: int) -> ByteStream:
-    headers: Message = response.headers
-    length = headers.get("Content-Length", "")
+def _byte_stream(response: http.client.HTTPResponse, offset: int) -> ByteStream:
+    length = response.headers.get("Content-Length", "")
     size = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else None
     if response.status == http.HTTPStatus.OK:
         return ByteStream(response, 0, size)
     if response.status != http.HTTPStatus.PARTIAL_CONTENT:
-        raise RetryableError(f"answered {response.status}")
-    found = _RANGE.fullmatch(headers.get("Content-Range", "")[:100])
-    if not found or int(found[1]) != offset:
-        raise CannotResumeError(
-            f"asked for byte {offset} on, it sends {headers.get('Content-Range')!r}"
-        )
-    return ByteStream(response, offset, int(found[2]) + 1)
+        raise RetryableError(f"unexpected status {response.status}")
+    content_range = response.headers.get("Content-Range")
+    match = _CONTENT_RANGE.fullmatch((content_range or "")[:100])
+    if not match or int(match[1]) != offset:
+        raise CannotResumeError(f"requested byte {offset} on, got {content_range!r}")
+    return ByteStream(response, offset, int(match[2]) + 1)
 
 
 def _open_file(path: str) -> Any:
@@ -198,14 +210,3 @@ def _open_file(path: str) -> Any:
         return Path(path).open("rb")
     except OSError as error:
         raise DownloadError(f"{path}: {error.strerror}") from None
-
-
-def _bounded(transfer: ByteStream, link: HttpClient) -> bytes:
-    content = b""
-    for block in transfer.blocks(link.timeout, link.min_rate):
-        content += block
-        if len(content) > _MAX_SMALL:
-            raise RetryableError(f"more than {_MAX_SMALL} bytes")
-    if transfer.total is not None and len(content) != transfer.total:
-        raise RetryableError(f"cut off: {len(content)} of {transfer.total} bytes")
-    return content

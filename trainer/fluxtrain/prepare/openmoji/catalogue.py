@@ -1,7 +1,8 @@
-"""Which emoji there are, what they are called, and which side of the split each stands on.
+"""The catalogue of emoji: their captions, and their split into training and validation.
 
-An emoji's key is the name of its SVG: its code points, ``1F44B-1F3FD``. Its base is the key without
-skin tone, hair and gender: variants of one base are near-duplicates, so a base never stands on both sides.
+An emoji's key is the stem of its SVG: its code points, ``1F44B-1F3FD``. Its base is the key without skin
+tone, hair and gender: variants of one base are near-duplicates, so all of them are on the same side of the
+split.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _QUOTES = str.maketrans({"\u201c": None, "\u201d": None, "\u2019": "'", "_": " "
 
 @dataclass(frozen=True)
 class Emoji:
-    """One picture and its name."""
+    """One image and its caption."""
 
     key: str
     caption: str
@@ -35,21 +36,20 @@ class Emoji:
 
     @property
     def has_skin_tone(self) -> bool:
-        """Return whether it is one of five skin tones of another emoji."""
+        """Return whether it is a skin tone variant of another emoji."""
         return not _SKIN_TONES.isdisjoint(self.key.split("-"))
 
 
 def read_catalogue(folder: Path) -> list[Emoji]:
-    """Return the emoji of ``folder`` that have a name, by key; DataError where it holds no SVG."""
+    """Return the emoji of ``folder`` that have a name, sorted by key; DataError if there is no SVG."""
     keys = sorted(path.stem for path in folder.glob("*.svg"))
     if not keys:
-        raise DataError(f"{folder}: no SVG pictures are here")
-    named = [(key, name) for key in keys if (name := caption(key)) is not None]
-    return [Emoji(key, name, base(key)) for key, name in named]
+        raise DataError(f"{folder}: there are no SVG files")
+    return [Emoji(key, name, base(key)) for key in keys if (name := caption(key)) is not None]
 
 
 def caption(key: str) -> str | None:
-    """Return the name of ``key`` in plain lower-case words, from CLDR, then Unicode; None without one."""
+    """Return the name of ``key`` in lower case, from CLDR or else Unicode; None if it has none."""
     points = [int(part, 16) for part in key.split("-")]
     text = "".join(map(chr, points))
     name = _cldr_name(text) or (unicodedata.name(text, None) if len(text) == 1 else None)
@@ -61,10 +61,10 @@ def caption(key: str) -> str | None:
 
 
 def base(key: str) -> str:
-    """Return ``key`` without skin tone, hair, gender and the marks that join or style them."""
+    """Return ``key`` without skin tone, hair, gender joiners and style marks."""
     dropped = _SKIN_TONES | _HAIR | {_EMOJI_STYLE}
     parts = [part for part in key.split("-") if part not in dropped]
-    if len(parts) > 1:  # alone, the signs are pictures of their own
+    if len(parts) > 1:  # alone, the signs are emoji themselves
         parts = [part for part in parts if part not in _GENDER_SIGNS]
     parts = [_PERSON if part in _MAN_OR_WOMAN else part for part in parts]
     while parts and parts[-1] == _JOINER:
@@ -75,36 +75,33 @@ def base(key: str) -> str:
 def split(
     emoji: Iterable[Emoji], num_validation_bases: int, num_skin_tones: int
 ) -> tuple[list[Emoji], list[Emoji]]:
-    """Return training and validation emoji; of each base at most ``num_skin_tones`` toned variants.
+    """Return training and validation emoji, with at most ``num_skin_tones`` toned variants of each base.
 
-    Thinned out because skin tones are half of all pictures and rare objects must be seen too.
+    All variants would be half of the images, and rare objects would be seen too seldom.
     """
     by_base = {
-        name: list(group) for name, group in groupby(sorted(emoji, key=_order), key=_base_of)
+        name: list(group)
+        for name, group in groupby(sorted(emoji, key=_sort_key), key=lambda one: one.base)
     }
-    held_out = set(sorted(by_base, key=_shuffled)[:num_validation_bases])
+    held_out = set(sorted(by_base, key=_shuffle_key)[:num_validation_bases])
     sides: tuple[list[Emoji], list[Emoji]] = ([], [])
     for name, variants in by_base.items():
-        sides[name in held_out].extend(_thinned(variants, num_skin_tones))
+        sides[name in held_out].extend(_limit_skin_tones(variants, num_skin_tones))
     return sides
 
 
-def _thinned(variants: list[Emoji], num_skin_tones: int) -> list[Emoji]:
+def _limit_skin_tones(variants: list[Emoji], num_skin_tones: int) -> list[Emoji]:
     plain = [emoji for emoji in variants if not emoji.has_skin_tone]
     toned = [emoji for emoji in variants if emoji.has_skin_tone]
-    return plain + sorted(toned, key=lambda emoji: _shuffled(emoji.key))[:num_skin_tones]
+    return plain + sorted(toned, key=lambda emoji: _shuffle_key(emoji.key))[:num_skin_tones]
 
 
-def _base_of(emoji: Emoji) -> str:
-    return emoji.base
-
-
-def _order(emoji: Emoji) -> tuple[str, str]:
+def _sort_key(emoji: Emoji) -> tuple[str, str]:
     return emoji.base, emoji.key
 
 
-def _shuffled(name: str) -> bytes:
-    """Return a sort key without meaning that is the same on every machine."""
+def _shuffle_key(name: str) -> bytes:
+    """Return a sort key that shuffles, the same on every machine."""
     return hashlib.sha256(name.encode()).digest()
 
 

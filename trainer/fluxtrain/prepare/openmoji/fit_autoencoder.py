@@ -1,4 +1,4 @@
-"""Fits the patch autoencoder to a set of pictures in seconds: principal components first, then AdamW.
+"""Fits the patch autoencoder to a set of images in seconds: principal components first, then AdamW.
 
 Axes: n images, b batch, H W image, p patches, f values of one patch, ch latent channels.
 """
@@ -23,24 +23,24 @@ Images = Float[Tensor, "b 3 H W"]
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How the autoencoder is fitted; every value was chosen by measurement (docs/log.md)."""
+    """Hyperparameters of the fit, chosen by measurement (docs/log.md)."""
 
     steps: int = 450
     batch_size: int = 32
     learning_rate: float = 2e-3
     latent_noise: float = 0.1
-    """Standard deviation of noise on the latents: the decoder must bear what a model gets wrong."""
+    """Standard deviation of the noise on the latents: makes the decoder robust to a model's errors."""
     absolute_weight: float = 0.5
-    """Weight of the absolute error beside the squared one: crisper lines."""
+    """Weight of the absolute error, added to the squared one: sharper lines."""
     seed: int = 0
 
 
 def fit_patch_autoencoder(
     pixels: Pixels, settings: FitSettings, advance: Callable[[int], None] = lambda steps: None
 ) -> PatchAutoencoder:
-    """Return an autoencoder of ``pixels``; its latents have mean 0 and variance 1 over them."""
+    """Return an autoencoder fitted to ``pixels``, whose latents have mean 0 and variance 1."""
     rng = torch.Generator().manual_seed(settings.seed)
-    torch.manual_seed(settings.seed)  # the layers' own initial weights
+    torch.manual_seed(settings.seed)  # the layers' initial weights
     autoencoder = PatchAutoencoder().to(memory_format=torch.channels_last)
     init_from_principal_components(autoencoder, pixels)
     optimizer = torch.optim.AdamW(
@@ -52,9 +52,9 @@ def fit_patch_autoencoder(
     )
     for step in range(settings.steps):
         for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * _schedule(step / settings.steps)
-        images = _augmented(pixels, settings.batch_size, rng)
-        _step(autoencoder, optimizer, images, settings, rng)
+            group["lr"] = settings.learning_rate * _learning_rate_factor(step / settings.steps)
+        images = _random_batch(pixels, settings.batch_size, rng)
+        _train_step(autoencoder, optimizer, images, settings, rng)
         advance(1)
     standardize_latents(autoencoder, pixels)
     nn.init.constant_(autoencoder.logvar, 2 * math.log(settings.latent_noise))
@@ -68,45 +68,51 @@ def to_images(pixels: Pixels) -> Images:
 
 @torch.no_grad()
 def init_from_principal_components(autoencoder: PatchAutoencoder, pixels: Pixels) -> None:
-    """Set the linear half to the patches' principal components, and let the other half be zero_init."""
-    into, out = cast(nn.Conv2d, autoencoder.analysis[1]), cast(nn.Conv2d, autoencoder.synthesis[0])
+    """Set the linear half to the patches' principal components and the convolutional half to zero."""
+    analysis, synthesis = (
+        cast(nn.Conv2d, autoencoder.analysis[1]),
+        cast(nn.Conv2d, autoencoder.synthesis[0]),
+    )
     patches = nn.functional.pixel_unshuffle(to_images(pixels), PATCH)
     patches = rearrange(patches, "n f h w -> (n h w) f")
     mean = patches.mean(0)
     variances, axes = torch.linalg.eigh(torch.cov(patches.T))
-    variances, axes = variances.flip(0)[: into.out_channels], axes.flip(1)[:, : into.out_channels]
-    # Between equal variances and the pictures' own: large strokes matter more, but details must
-    # not drown in the noise. One scalar then makes the mean variance 1.
+    variances, axes = (
+        variances.flip(0)[: analysis.out_channels],
+        axes.flip(1)[:, : analysis.out_channels],
+    )
+    # A compromise between equal variances and the images' own: large shapes matter more, but details
+    # must exceed the noise. One scalar then makes the mean variance 1.
     scale = variances.clamp_min(1e-6) ** -0.25
     scale /= (variances * scale.square()).mean().sqrt()
-    into.weight.copy_(rearrange(axes * scale, "f ch -> ch f 1 1"))
-    cast(Tensor, into.bias).copy_(-(mean @ axes) * scale)
-    out.weight.copy_(rearrange(axes / scale, "f ch -> f ch 1 1"))
-    cast(Tensor, out.bias).copy_(mean)
+    analysis.weight.copy_(rearrange(axes * scale, "f ch -> ch f 1 1"))
+    cast(Tensor, analysis.bias).copy_(-(mean @ axes) * scale)
+    synthesis.weight.copy_(rearrange(axes / scale, "f ch -> f ch 1 1"))
+    cast(Tensor, synthesis.bias).copy_(mean)
     zero_init(cast(nn.Conv2d, autoencoder.encoder[-1]))
     zero_init(cast(nn.Conv2d, autoencoder.decoder[-2]))
 
 
 @torch.no_grad()
 def standardize_latents(autoencoder: PatchAutoencoder, pixels: Pixels) -> None:
-    """Let :meth:`PatchAutoencoder.encode` give mean 0 per channel and variance 1 over all of ``pixels``."""
+    """Set the buffers so that ``encode`` returns mean 0 per channel and variance 1 over all of ``pixels``."""
     chunks = torch.split(to_images(pixels), 256)
     latents = torch.cat([autoencoder.encode(chunk)[0] for chunk in chunks])
     autoencoder.latent_mean.copy_(latents.mean((0, 2, 3), keepdim=True))
     autoencoder.latent_std.fill_((latents - autoencoder.latent_mean).std().item())
 
 
-def _schedule(progress: float) -> float:
-    """Warm up over the first twentieth, then fall to zero in a straight line."""
+def _learning_rate_factor(progress: float) -> float:
+    """Return the learning rate's factor: warm-up over the first 5 %, then linear decay to zero."""
     return min(1.0, 20 * progress + 0.02) * (1 - progress)
 
 
-def _augmented(pixels: Pixels, batch_size: int, rng: torch.Generator) -> Images:
-    """Return random pictures, moved by up to 6 pixels, mirrored or recoloured: codes know no names."""
-    picked = torch.randint(len(pixels), (batch_size,), generator=rng)
-    down, right = torch.randint(-6, 7, (2,), generator=rng).tolist()
+def _random_batch(pixels: Pixels, batch_size: int, rng: torch.Generator) -> Images:
+    """Return random images, shifted by up to 6 pixels, sometimes mirrored or with permuted colours."""
+    indices = torch.randint(len(pixels), (batch_size,), generator=rng)
+    shift_down, shift_right = torch.randint(-6, 7, (2,), generator=rng).tolist()
     mirror, recolour = (torch.rand(2, generator=rng) < torch.tensor([0.5, 0.3])).tolist()
-    images = to_images(pixels[picked]).roll((down, right), (2, 3))
+    images = to_images(pixels[indices]).roll((shift_down, shift_right), (2, 3))
     if mirror:
         images = images.flip(3)
     if recolour:
@@ -114,7 +120,7 @@ def _augmented(pixels: Pixels, batch_size: int, rng: torch.Generator) -> Images:
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def _step(
+def _train_step(
     autoencoder: PatchAutoencoder,
     optimizer: torch.optim.AdamW,
     images: Images,
@@ -124,7 +130,7 @@ def _step(
     latents, _ = autoencoder.encode(images)
     noise = settings.latent_noise * torch.randn(latents.shape, generator=rng)
     error = autoencoder.decode(latents + noise) - images
-    # Latents are held near variance 1, or they would grow until the noise no longer matters.
+    # Keeps latents near variance 1: otherwise they grow until the noise has no effect.
     loss = error.square().mean() + settings.absolute_weight * error.abs().mean()
     loss = loss + 1e-3 * latents.square().mean()
     optimizer.zero_grad()

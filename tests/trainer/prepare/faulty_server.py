@@ -1,4 +1,4 @@
-"""A local server that can be told to stall, truncate, redirect and lie, path by path."""
+"""A local HTTP server whose responses can stall, be truncated, redirect or be wrong, path by path."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Answer = Callable[["Handler", bytes], None]
+Respond = Callable[["Handler", bytes], None]
 
 
 class Server(ThreadingHTTPServer):
-    """Serves files by their path; how it answers a path can be told, once or for ever."""
+    """Serves ``files``; ``responses`` of a path are used in turn, and the last one for ever."""
 
     daemon_threads = True
 
     def __init__(self, files: dict[str, bytes]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.files = {f"/{name}": content for name, content in files.items()}
-        self.answers: dict[str, list[Answer]] = {}
-        self.asked = Counter[str]()
+        self.responses: dict[str, list[Respond]] = {}
+        self.num_requests = Counter[str]()
         self.ranges: list[str | None] = []
 
     @property
@@ -31,7 +31,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that went away."""
+        """Log nothing when a client disconnects."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -39,16 +39,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        self.server.asked[path] += 1
+        self.server.num_requests[path] += 1
         self.server.ranges.append(self.headers.get("Range"))
         if path not in self.server.files:
             self.send_error(404)
             return
-        answers = self.server.answers.get(path, [])
-        answer = (answers.pop(0) if len(answers) > 1 else answers[0]) if answers else honest
-        answer(self, self.server.files[path])
+        responses = self.server.responses.get(path, [correct])
+        respond = responses.pop(0) if len(responses) > 1 else responses[0]
+        respond(self, self.server.files[path])
 
-    do_HEAD = do_GET  # noqa: N815  (as the library spells it)
+    do_HEAD = do_GET  # noqa: N815  (the library's name)
 
     def start(self, code: int, length: int | None, **headers: str) -> None:
         self.send_response(code)
@@ -58,24 +58,26 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
 
+    def start_from_offset(self, content: bytes, **headers: str) -> bytes:
+        """Send the headers of the requested range; return its bytes."""
+        offset = self.offset()
+        if offset:
+            headers["Content_Range"] = f"bytes {offset}-{len(content) - 1}/{len(content)}"
+        self.start(206 if offset else 200, len(content) - offset, **headers)
+        return content[offset:]
+
     def offset(self) -> int:
         return int((self.headers.get("Range") or "bytes=0-")[6:-1])
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
-def honest(handler: Handler, content: bytes) -> None:
-    offset = handler.offset()
-    if offset and offset >= len(content):
+def correct(handler: Handler, content: bytes) -> None:
+    if handler.offset() and handler.offset() >= len(content):
         handler.start(416, 0)
-    elif offset:
-        span = f"bytes {offset}-{len(content) - 1}/{len(content)}"
-        handler.start(206, len(content) - offset, Content_Range=span)
-        handler.wfile.write(content[offset:])
     else:
-        handler.start(200, len(content))
-        handler.wfile.write(content)
+        handler.wfile.write(handler.start_from_offset(content))
 
 
 def without_ranges(handler: Handler, content: bytes) -> None:
@@ -83,29 +85,29 @@ def without_ranges(handler: Handler, content: bytes) -> None:
     handler.wfile.write(content)
 
 
-def cut_off(handler: Handler, content: bytes) -> None:
+def truncated(handler: Handler, content: bytes) -> None:
     handler.start(200, len(content))
     handler.wfile.write(content[: len(content) // 2])
 
 
-def cut_off_unsaid(handler: Handler, content: bytes) -> None:
+def truncated_without_length(handler: Handler, content: bytes) -> None:
     handler.start(200, None)
     handler.wfile.write(content[: len(content) // 2])
 
 
-def stalls(handler: Handler, content: bytes) -> None:
+def stalled(handler: Handler, content: bytes) -> None:
     handler.start(200, len(content))
     handler.wfile.write(content[:1000])
     handler.wfile.flush()
     time.sleep(1.5)
 
 
-def never_answers(handler: Handler, content: bytes) -> None:
+def no_response(handler: Handler, content: bytes) -> None:
     time.sleep(1.5)
 
 
-def drips(handler: Handler, content: bytes) -> None:
-    """Send a byte now and then: no single wait is long."""
+def trickling(handler: Handler, content: bytes) -> None:
+    """Send a byte every 0.05 s, so that no single read times out."""
     handler.start(200, len(content))
     for byte in content[:40]:
         handler.wfile.write(bytes([byte]))
@@ -113,11 +115,11 @@ def drips(handler: Handler, content: bytes) -> None:
         time.sleep(0.05)
 
 
-def hangs_up(handler: Handler, content: bytes) -> None:
+def closed_connection(handler: Handler, content: bytes) -> None:
     handler.connection.close()
 
 
-def busy(handler: Handler, content: bytes) -> None:
+def unavailable(handler: Handler, content: bytes) -> None:
     handler.start(503, 0)
 
 
@@ -135,42 +137,35 @@ def too_many_bytes(handler: Handler, content: bytes) -> None:
     handler.wfile.write(content + b"more")
 
 
-def other_range(handler: Handler, content: bytes) -> None:
+def wrong_range(handler: Handler, content: bytes) -> None:
     if not handler.offset():
-        return cut_off(handler, content)
+        return truncated(handler, content)
     span = f"bytes 7-{len(content) - 1}/{len(content)}"
     handler.start(206, len(content) - 7, Content_Range=span)
     handler.wfile.write(content[7:])
 
 
-def nonsense(handler: Handler, content: bytes) -> None:
+def not_http(handler: Handler, content: bytes) -> None:
     handler.wfile.write(b"\0\xff 12 \r\n\r\n")
 
 
-def slowly(handler: Handler, content: bytes) -> None:
-    """Answer as an honest server with a thin line, so that there is time to be killed."""
-    offset = handler.offset()
-    length = len(content) - offset
-    span = f"bytes {offset}-{len(content) - 1}/{len(content)}"
-    handler.start(206 if offset else 200, length, **({"Content_Range": span} if offset else {}))
-    for start in range(offset, len(content), 8192):
-        handler.wfile.write(content[start : min(start + 8192, len(content))])
+def slow(handler: Handler, content: bytes) -> None:
+    """Respond correctly, but slowly enough for the client to be killed meanwhile."""
+    rest = handler.start_from_offset(content)
+    for start in range(0, len(rest), 8192):
+        handler.wfile.write(rest[start : start + 8192])
         handler.wfile.flush()
         time.sleep(0.02)
 
 
-def as_the_hub(handler: Handler, content: bytes) -> None:
-    offset = handler.offset()
-    span = {"Content_Range": f"bytes {offset}-{len(content) - 1}/{len(content)}"} if offset else {}
+def like_the_hub(handler: Handler, content: bytes) -> None:
     etag = f'"{hashlib.sha1(content).hexdigest()}"'
-    handler.start(
-        206 if offset else 200, len(content) - offset, ETag=etag, X_Repo_Commit="c" * 40, **span
-    )
+    rest = handler.start_from_offset(content, ETag=etag, X_Repo_Commit="c" * 40)
     if handler.command == "GET":
-        handler.wfile.write(content[offset:])
+        handler.wfile.write(rest)
 
 
-def redirect(to: str) -> Answer:
+def redirect(to: str) -> Respond:
     return lambda handler, content: handler.start(302, 0, Location=to)
 
 

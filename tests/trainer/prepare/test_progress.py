@@ -1,0 +1,24 @@
+"""Progress without a terminal."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from fluxtrain.prepare import progress
+from fluxtrain.prepare.progress import progress_bar
+
+
+def test_without_a_terminal_a_line_is_logged_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([0.0, 1.0, 11.0, 11.0, 12.0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    stream, reported = io.StringIO(), list[tuple[int, int]]()
+    with progress_bar("clean", 2000, stream, lambda *counts: reported.append(counts)) as advance:
+        for _ in range(3):
+            advance(500)
+    assert stream.getvalue() == "clean: 1,000 of 2,000\n"
+    assert reported == [(500, 2000), (1000, 2000), (1500, 2000)]
