@@ -36,8 +36,6 @@ class GridContents:
     empty: tuple[Float[Tensor, "n l d"], Float[Tensor, "n v"]]
     originals: Latents
     """Latents of the validation images."""
-    shape: tuple[int, int, int]
-    attribution: str
 
 
 class GridSampler:
@@ -55,7 +53,9 @@ class GridSampler:
         sampling, device = self.config.sampling, self.world.device
         contents = self._contents = self._contents or self._load_contents()
         alive()
-        noise = initial_noise(self.config.seed, len(contents.captions), contents.shape).to(device)
+        noise = initial_noise(
+            self.config.seed, len(contents.captions), self.config.latent_shape
+        ).to(device)
         flow_loss.model.eval()
         latents = denoise(
             flow_loss,
@@ -84,8 +84,6 @@ class GridSampler:
             torch.cat([vec, rows.vec.float()]) if prompts else rows.vec.float(),
             (empty[0].float().expand(total, -1, -1), empty[1].float().expand(total, -1)),
             rows.mean.float(),
-            self.config.latent_shape,
-            source.attribution,
         )
 
     def _read_samples(self, source: Source, indices: Array) -> tuple[Rows, EmptyText]:
@@ -133,4 +131,9 @@ class GridSampler:
         columns += [(caption, [original, image]) for caption, original, image in pairs]
         parts = ["chosen prompts (sampling.prompts)"] * bool(num_prompts)
         parts += ["validation prompts, the originals above the model's"] * bool(originals)
-        save_grid(path, columns, f"step {step}: {'; then '.join(parts)}", contents.attribution)
+        save_grid(
+            path,
+            columns,
+            f"step {step}: {'; then '.join(parts)}",
+            self.sources.validation.attribution,
+        )

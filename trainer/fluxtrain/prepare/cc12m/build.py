@@ -28,7 +28,6 @@ from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.files import atomic_write
 from fluxtrain.prepare.cc12m.clean_tar import (
     CleanedTar,
-    CleanedTarCounts,
     clean_tar,
     keep_only,
     read_cleaned_tar,
@@ -97,9 +96,9 @@ def prepare_cc12m(
             total = num_samples or len(names)
             with (
                 progress_bar("clean", total, stream, on_progress) as advance,
-                closing(map_in_order(clean, names, num_workers or available_cores())) as counts,
+                closing(map_in_order(clean, names, num_workers or available_cores())) as tars,
             ):
-                selections = list(_select(counts, staging, num_samples, problematic, advance))
+                selections = list(_select(tars, num_samples, problematic, advance))
             _require_enough(selections, num_samples)
             report = {"settings": settings, **_assemble(staging, selections, bool(problematic))}
             staging.finish(report)
@@ -128,8 +127,7 @@ def summarize(report: dict[str, Any]) -> str:
 
 
 def _select(
-    tars: Iterator[CleanedTarCounts],
-    staging: StagingDir,
+    tars: Iterator[CleanedTar],
     num_samples: int | None,
     problematic: frozenset[int],
     advance: Advance,
@@ -138,7 +136,7 @@ def _select(
     first = num_kept = 0
     for tar in tars:
         missing = None if num_samples is None else num_samples - num_kept
-        selection = _select_from(tar, first, staging, problematic, missing)
+        selection = _select_from(tar, first, problematic, missing)
         first, num_kept = first + tar.num_samples, num_kept + selection.num_kept
         advance(1 if num_samples is None else selection.num_kept)
         yield selection
@@ -147,18 +145,12 @@ def _select(
 
 
 def _select_from(
-    tar: CleanedTarCounts,
-    first: int,
-    staging: StagingDir,
-    problematic: frozenset[int],
-    missing: int | None,
+    tar: CleanedTar, first: int, problematic: frozenset[int], missing: int | None
 ) -> TarSelection:
     """Return the selection of at most ``missing`` samples from ``tar``, which begins at index ``first``."""
     after = first + tar.num_samples
     listed = frozenset(index - first for index in problematic if first <= index < after)
-    if not listed and (missing is None or tar.num_kept < missing):
-        return TarSelection(tar.tar, first, tar.num_samples, listed, tar.num_kept)
-    kept = [at for at in _require_cleaned(staging, tar.tar).kept if at not in listed]
+    kept = [position for position in tar.kept if position not in listed]
     if missing is None or len(kept) < missing:
         return TarSelection(tar.tar, first, tar.num_samples, listed, len(kept))
     return TarSelection(tar.tar, first, kept[missing - 1] + 1, listed, missing)

@@ -19,7 +19,7 @@ from fluxtrain.data.tar.index import SIDECAR, open_index
 from fluxtrain.data.tar.writer import TarWriter
 from fluxtrain.errors import DataError
 from fluxtrain.prepare.cc12m.image import RejectedError, clean
-from fluxtrain.prepare.cc12m.raw_tar import RawSample, RawTar
+from fluxtrain.prepare.cc12m.raw_tar import RawSample, RawTar, open_raw_tar
 from fluxtrain.prepare.cc12m.source import Source
 from fluxtrain.prepare.staging_dir import StagingDir, read_json, storage_errors, write_json
 
@@ -47,17 +47,8 @@ class CleanedTar:
     dropped: list[Dropped] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class CleanedTarCounts:
-    """What the parent process needs of a cleaned tar."""
-
-    tar: str
-    num_samples: int
-    num_kept: int
-
-
-def clean_tar(name: str, source: Source, staging: StagingDir) -> CleanedTarCounts:
-    """Clean the raw tar ``name`` into ``staging``, unless that was done before.
+def clean_tar(name: str, source: Source, staging: StagingDir) -> CleanedTar:
+    """Clean the raw tar ``name`` into ``staging``, unless that was done before; return its record.
 
     Raises DataError if the tar is incomplete, StorageError if ``staging`` cannot be written.
     """
@@ -66,7 +57,7 @@ def clean_tar(name: str, source: Source, staging: StagingDir) -> CleanedTarCount
     if record is None or record.stamp != stamp:
         with storage_errors(staging.path), source.open(name, staging.work) as raw:
             record = _clean(name, stamp, raw, staging)
-    return CleanedTarCounts(name, record.num_samples, len(record.kept))
+    return record
 
 
 def read_cleaned_tar(staging: StagingDir, name: str) -> CleanedTar | None:
@@ -91,7 +82,7 @@ def keep_only(
         return
     _record_path(staging, name).unlink(missing_ok=True)
     tar = staging.path / name
-    with RawTar(tar) as cleaned, _writing(name, staging) as writer:
+    with open_raw_tar(tar) as cleaned, _writing(name, staging) as writer:
         for sample, kept in zip(cleaned.samples(), keep, strict=True):
             if kept and sample.image and sample.caption:
                 caption = cleaned.read(sample.caption).decode()
@@ -107,7 +98,7 @@ def remove(name: str, staging: StagingDir) -> None:
 
 def _clean(name: str, stamp: Any, raw: Path, staging: StagingDir) -> CleanedTar:
     record = CleanedTar(name, stamp)
-    with RawTar(raw) as tar, _writing(name, staging) as writer:
+    with open_raw_tar(raw) as tar, _writing(name, staging) as writer:
         for sample in tar.samples():
             record.num_samples += 1
             try:

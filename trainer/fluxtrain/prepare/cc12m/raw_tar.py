@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
-from types import TracebackType
 
 from fluxtrain.data.tar.index import IMAGE_SUFFIXES, split_name
 from fluxtrain.data.tar.members import Member, read_members, shown
@@ -34,29 +34,25 @@ class RawSample:
     detail: str = ""
 
 
+@contextmanager
+def open_raw_tar(path: Path) -> Iterator[RawTar]:
+    """Yield the tar ``path``; DataError if it is missing."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    try:
+        yield RawTar(path, file)
+    finally:
+        os.close(file)
+
+
 class RawTar:
     """An open tar of samples; DataError, naming the tar, if it is not complete."""
 
-    def __init__(self, path: Path) -> None:
-        """Open ``path``; DataError if it is missing."""
-        self._path = path
-        try:
-            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError as error:
-            raise DataError(f"{path}: {error.strerror}") from None
-
-    def __enter__(self) -> RawTar:
-        """Return the open tar."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        os.close(self._file)
+    def __init__(self, path: Path, file: int) -> None:
+        """Take the path and its open file descriptor."""
+        self._path, self._file = path, file
 
     def samples(self) -> Iterator[RawSample]:
         """Yield the samples; DataError if the tar is incomplete."""

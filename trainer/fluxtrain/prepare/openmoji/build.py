@@ -6,7 +6,6 @@
     data/openmoji/empty.safetensors                 the empty prompt's encodings
 
 The images are OpenMoji's (https://openmoji.org), CC BY-SA 4.0, and so are derivatives of them.
-Axes: n images, H W pixels.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from jaxtyping import UInt8
-from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
@@ -78,14 +75,8 @@ def prepare_openmoji(data_root: Path, models_root: Path, force: bool = False) ->
     total = sum(map(len, parts.values()))
     draw = partial(_draw, parts=parts, size=config.data.image_size)
     build_cached(f"draw {total} images", images, image_settings, total, draw, force)
-    build_cached(
-        "fit the autoencoder",
-        autoencoder,
-        autoencoder_settings,
-        FitSettings().steps,
-        partial(_fit, images),
-        force,
-    )
+    steps, fit = FitSettings().steps, partial(_fit, images)
+    build_cached("fit the autoencoder", autoencoder, autoencoder_settings, steps, fit, force)
     text = _text_encoder(config)
     for name, emoji in parts.items():
         encode = partial(_encode, images / name, autoencoder, text)
@@ -128,12 +119,9 @@ def _draw(output: Path, advance: Advance, parts: dict[str, list[Emoji]], size: i
 
 
 def _fit(images: Path, output: Path, advance: Advance) -> None:
-    pixels = _pixels(TarImages(images / "train"))
+    dataset = TarImages(images / "train")
+    pixels = torch.stack([dataset.image(index) for index in range(len(dataset))])
     save_patch_autoencoder(output, fit_patch_autoencoder(pixels, FitSettings(), advance))
-
-
-def _pixels(dataset: TarImages) -> UInt8[Tensor, "n 3 H W"]:
-    return torch.stack([dataset.image(index) for index in range(len(dataset))])
 
 
 def _encode(
@@ -151,17 +139,9 @@ def _encode(
             txt, vec = text.encode(captions)
             mean, logvar = autoencoder.encode(to_images(pixels))
             for row, index in enumerate(indices):
-                writer.add(
-                    Sample(
-                        dataset.key(index),
-                        captions[row],
-                        txt[row],
-                        vec[row],
-                        mean[row],
-                        logvar[row],
-                        index % _NUM_TIMESTEPS,
-                    )
-                )
+                encodings = txt[row], vec[row], mean[row], logvar[row]
+                timestep = index % _NUM_TIMESTEPS
+                writer.add(Sample(dataset.key(index), captions[row], *encodings, timestep))
             advance(len(indices))
 
 
