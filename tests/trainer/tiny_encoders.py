@@ -56,7 +56,7 @@ def png(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def write_pictures(
+def write_images(
     folder: Path, count: int, timesteps: bool = False, first: int = 0, shard_size: int = 20
 ) -> Path:
     """Write ``count`` images and captions from index ``first`` on to tars, like a prepared data set."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float
+from PIL.Image import Image
 from torch import Tensor
 
 from fluxtrain.contract.launch import RunPaths
@@ -53,9 +54,8 @@ class GridSampler:
         sampling, device = self.config.sampling, self.world.device
         contents = self._contents = self._contents or self._load_contents()
         alive()
-        noise = initial_noise(
-            self.config.seed, len(contents.captions), self.config.latent_shape
-        ).to(device)
+        count, shape = len(contents.captions), self.config.latent_shape
+        noise = initial_noise(self.config.seed, count, shape).to(device)
         flow_loss.model.eval()
         latents = denoise(
             flow_loss,
@@ -119,21 +119,12 @@ class GridSampler:
         generated = to_pil_images(decode(latents))
         originals = to_pil_images(decode(contents.originals.to(latents.device)))
         num_prompts = len(contents.captions) - len(originals)
+        above = [list[Image]()] * num_prompts + [[original] for original in originals]
         columns: list[Column] = [
-            (caption, [image])
-            for caption, image in zip(
-                contents.captions[:num_prompts], generated[:num_prompts], strict=True
-            )
+            (caption, [*images, image])
+            for caption, images, image in zip(contents.captions, above, generated, strict=True)
         ]
-        pairs = zip(
-            contents.captions[num_prompts:], originals, generated[num_prompts:], strict=True
-        )
-        columns += [(caption, [original, image]) for caption, original, image in pairs]
         parts = ["chosen prompts (sampling.prompts)"] * bool(num_prompts)
         parts += ["validation prompts, the originals above the model's"] * bool(originals)
-        save_grid(
-            path,
-            columns,
-            f"step {step}: {'; then '.join(parts)}",
-            self.sources.validation.attribution,
-        )
+        title = f"step {step}: {'; then '.join(parts)}"
+        save_grid(path, columns, title, self.sources.validation.attribution)

@@ -61,7 +61,7 @@ def caption(key: str) -> str | None:
 
 
 def base(key: str) -> str:
-    """Return ``key`` without skin tone, hair, gender joiners and style marks."""
+    """Return ``key`` without skin tone, hair, gender, joiners and style marks."""
     dropped = _SKIN_TONES | _HAIR | {_EMOJI_STYLE}
     parts = [part for part in key.split("-") if part not in dropped]
     if len(parts) > 1:  # alone, the signs are emoji themselves
