@@ -24,8 +24,8 @@ from tests.trainer.tiny_encoders import (
     TOKENS,
     caption,
     config,
-    picture,
     png,
+    small_image,
     write_encoders,
     write_images,
 )
@@ -92,7 +92,7 @@ def expected(models: Path, index: int) -> dict[str, torch.Tensor]:
     clip_ids = AutoTokenizer.from_pretrained(models / "clip")(
         caption(index), max_length=77, **options
     )
-    pixels = torch.from_numpy(np.array(picture(index))).permute(2, 0, 1)[None] / 127.5 - 1
+    pixels = torch.from_numpy(np.array(small_image(index))).permute(2, 0, 1)[None] / 127.5 - 1
     mean, logvar = load_autoencoder(models / "autoencoder/ae.safetensors").encode(pixels)
     txt = T5EncoderModel.from_pretrained(models / "t5")(t5_ids.input_ids).last_hidden_state
     vec = CLIPTextModel.from_pretrained(models / "clip")(clip_ids.input_ids).pooler_output
@@ -280,7 +280,7 @@ def test_a_file_runs_it_under_torchrun_once(
 def write_some_broken(folder: Path, count: int, broken: set[int]) -> None:
     with TarWriter(folder) as writer:
         for index in range(count):
-            content = png(picture(index))
+            content = png(small_image(index))
             content = content[: len(content) // 2] if index in broken else content
             writer.add(f"{index:09d}", content, "png", caption(index))
 
@@ -324,8 +324,8 @@ def test_too_many_unreadable_samples_end_it(
 
 def test_a_picture_of_another_size_is_brought_to_size(tmp_path: Path, models: Path) -> None:
     with TarWriter(tmp_path / "train") as writer:
-        writer.add("wide", png(picture(0, 40).resize((80, 40))), "png", "wide")
-        writer.add("small", png(picture(1, SIDE - 1)), "png", "small")
+        writer.add("wide", png(small_image(0, 40).resize((80, 40))), "png", "wide")
+        writer.add("small", png(small_image(1, SIDE - 1)), "png", "small")
     run = config(task="preprocess", preprocess={"validation": None})
     assert finish(run, RunPaths(tmp_path, tmp_path, models)) == [0]
     notes = json.loads((tmp_path / "preprocessed/train/shard_000000.json").read_text())
