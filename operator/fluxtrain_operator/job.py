@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from fluxtrain.contract.describe import section_of
+from fluxtrain.contract.describe import model_of
 from fluxtrain.contract.launch import METRICS_PORT
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, Spec
-from fluxtrain.contract.resource.status import Status, read
+from fluxtrain.contract.resource.status import Status, read_status
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.replicas import require_replicas
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.contract.section import Section
+from fluxtrain.contract.strict_model import StrictModel
 from fluxtrain.contract.validation import validate
 from fluxtrain_operator.bounds import require_bounded
 from fluxtrain_operator.names import MANAGED_BY
@@ -59,7 +59,7 @@ class Job:
         written = {key: value for key, value in manifest.items() if key != "status"}
         unknown: list[str] = []
         training = validate(FluxTraining, _known(FluxTraining, written, "", unknown), "")
-        training = training.model_copy(update={"status": read(manifest.get("status"))})
+        training = training.model_copy(update={"status": read_status(manifest.get("status"))})
         metadata = manifest["metadata"]
         config = resolve(training.spec.run)
         if config.task == "train":
@@ -142,7 +142,7 @@ class Job:
         return digest({**written, "podTemplate": self.spec.pod_template.written})
 
 
-def _known(model: type[Section], values: Any, at: str, unknown: list[str]) -> Any:
+def _known(model: type[StrictModel], values: Any, at: str, unknown: list[str]) -> Any:
     """Return ``values`` without the fields that ``model`` refuses as it does not know them.
 
     Their paths go to ``unknown``.
@@ -163,10 +163,10 @@ def _known(model: type[Section], values: Any, at: str, unknown: list[str]) -> An
 
 
 @cache
-def _sections(model: type[Section]) -> dict[str, type[Section] | None]:
+def _sections(model: type[StrictModel]) -> dict[str, type[StrictModel] | None]:
     """Return the fields of ``model`` as the file writes them, with the section that each is or lists."""
     fields = model.model_fields.items()
-    return {field.alias or name: section_of(field.annotation) for name, field in fields}
+    return {field.alias or name: model_of(field.annotation) for name, field in fields}
 
 
 def _require_bounded(manifest: Mapping[str, Any]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import LABEL_JOB as _LABEL_JOB
-from fluxtrain.contract.resource.part import GROUP
 
 Key = tuple[str, str]
 """Namespace and name of a FluxTraining."""

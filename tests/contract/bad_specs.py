@@ -6,7 +6,7 @@ import copy
 from typing import Any, NamedTuple
 
 from fluxtrain.contract.resource.fluxtraining import FluxTraining
-from fluxtrain.contract.run.resolve import ANYTHING, NOT_YET, resolve
+from fluxtrain.contract.run.resolve import ANY_VALUE, NOT_IMPLEMENTED, resolve
 from fluxtrain.contract.validation import validate
 
 Manifest = dict[str, Any]
@@ -18,25 +18,25 @@ class _Missing:
 
 
 MISSING = _Missing()
-"""Stands for a field that is taken away."""
+"""Value of a field that is removed."""
 
 
 class Bad(NamedTuple):
-    """One change of a good job, and what the API server says about it."""
+    """A change of a valid job, and the API server's error."""
 
     path: str
-    """The field that is changed, and named where ``at`` is empty."""
+    """Path of the changed field, and of the error if ``at`` is empty."""
     value: Any
     says: str
-    """What is allowed, in the words of the API server."""
+    """Text in the API server's error."""
     at: str = ""
-    """The field that is wrong, where it is another one."""
+    """Path of the error, if another one."""
     here: str = ""
-    """What ``fluxtrain run`` names instead, where its words differ; see the remark at the row."""
+    """Path in the error of ``fluxtrain run``, if it differs; see the comment of the row."""
 
     @property
     def named(self) -> str:
-        """Return the field that is wrong."""
+        """Return the path of the API server's error."""
         return self.at or self.path
 
 
@@ -65,7 +65,7 @@ def changed(base: Manifest, path: str, value: Any) -> Manifest:
 
 
 def check(manifest: Manifest) -> None:
-    """Do what ``fluxtrain run`` and the operator do with a job; ConfigError for a bad one."""
+    """Validate a job as ``fluxtrain run`` and the operator do; raise ConfigError for a bad one."""
     resolve(validate(FluxTraining, manifest, "").spec.run)
 
 
@@ -136,13 +136,13 @@ RUN = [
     Bad("spec.run.preset", ["micro"], "must be of type string"),
     Bad("spec.run.task", "infer", 'supported values: "train"'),
     Bad("spec.run", {"preset": "micro", "task": "preprocess", "data": {"source": "encoded"}},
-        "must be images where task is preprocess", "spec.run.data.source"),
+        "must be images if task is preprocess", "spec.run.data.source"),
     Bad("spec.run", {"preset": "micro", "task": "prepare", "data": {"source": "encoded"}},
-        "must be images where task is prepare", "spec.run.data.source"),
+        "must be images if task is prepare", "spec.run.data.source"),
     Bad("spec", {"nodes": {"min": 1, "max": 2}, "run": PREPARE},
-        "must be 1 where run.task is prepare", "spec.nodes.max"),
+        "must be 1 if run.task is prepare", "spec.nodes.max"),
     Bad("spec", {"gpusPerNode": 8, "run": PREPARE},
-        "must be 0 where run.task is prepare", "spec.gpusPerNode"),
+        "must be 0 if run.task is prepare", "spec.gpusPerNode"),
     Bad("spec.run.seed", -1, "greater than or equal to 0"),
     Bad("spec.run.seed", 2**60, "less than or equal to 9007199254740991"),
     Bad("spec.run.seed", 1.5, "must be of type integer"),
@@ -150,8 +150,8 @@ RUN = [
     Bad("spec.run.initial_weights", "a\nb", MATCH),
     Bad("spec.run.optimizer", {}, UNKNOWN),
     *(
-        Bad(f"spec.run.{path}", {"rank": 8} if value is ANYTHING else value, "not yet: ")
-        for path, value in NOT_YET
+        Bad(f"spec.run.{path}", {"rank": 8} if value is ANY_VALUE else value, "not yet: ")
+        for path, value in NOT_IMPLEMENTED
     ),
 ]  # fmt: skip
 MODEL = [
@@ -169,7 +169,7 @@ MODEL = [
     Bad("spec.run.model", {"hidden_size": 32, "num_heads": 5}, "must be a multiple of num_heads",
         "spec.run.model.hidden_size"),
     Bad("spec.run.model", {"hidden_size": 32, "num_heads": 2, "axes_dim": [4, 6, 8]},
-        "must add up to the width of one head", "spec.run.model.axes_dim"),
+        "must sum to the head dimension", "spec.run.model.axes_dim"),
     Bad("spec.run.model.heads", 2, UNKNOWN),
 ]  # fmt: skip
 DATA = [
@@ -187,7 +187,7 @@ DATA = [
     Bad("spec.run.data.verify_checksums", "yes", "must be of type boolean"),
     Bad("spec.run.data.synthetic.classes", 0, "greater than or equal to 1"),
     Bad("spec.run.data", {"source": "images", "image_size": 256, "latent_size": 16},
-        "must be image_size / 8 where source is images", "spec.run.data.latent_size"),
+        "must be image_size / 8 if source is images", "spec.run.data.latent_size"),
     Bad("spec.run.data.path", "train", UNKNOWN),
 ]  # fmt: skip
 ENCODERS = [
@@ -195,12 +195,8 @@ ENCODERS = [
     Bad("spec.run.encoders.autoencoder_kind", "vae", 'supported values: "flux", "patch"'),
     Bad("spec.run.encoders.latent_scale", 0, "greater than 0"),
     Bad("spec.run.encoders.latent_shift", "0.1", "must be of type number"),
-    Bad(
-        "spec.run.encoders.t5", "t5xxl_fp16.safetensors", "only where t5_tokenizer names the folder"
-    ),
-    Bad(
-        "spec.run.encoders.clip", "clip_l.safetensors", "only where clip_tokenizer names the folder"
-    ),
+    Bad("spec.run.encoders.t5", "t5xxl_fp16.safetensors", "only if t5_tokenizer names the folder"),
+    Bad("spec.run.encoders.clip", "clip_l.safetensors", "only if clip_tokenizer names the folder"),
     Bad("spec.run.encoders.precision", "float16", 'supported values: "bfloat16", "float32"'),
     Bad("spec.run.prepare.dataset", "laion", 'supported values: "cc12m", "coco"'),
     Bad("spec.run.prepare.samples", -1, "greater than or equal to 0"),
@@ -208,13 +204,13 @@ ENCODERS = [
     Bad(
         "spec.run.prepare",
         {"dataset": "coco", "samples": 0},
-        "must be 1 or more where dataset is coco",
+        "must be 1 or more if dataset is coco",
         "spec.run.prepare.samples",
     ),
     Bad(
         "spec.run.prepare",
         {"dataset": "coco", "problematic": "listed.txt"},
-        "must be left out where dataset is coco",
+        "must be left out if dataset is coco",
         "spec.run.prepare.problematic",
     ),
     Bad("spec.run.preprocess.shard_size", 0, "greater than or equal to 1"),
@@ -293,7 +289,7 @@ STORAGE = [
         "must be of type boolean", "spec.storage.data.persistentVolumeClaim.readOnly"),
     Bad("spec.storage.data.hostPath", {}, "Required value", "spec.storage.data.hostPath.path"),
     Bad("spec.storage.data.hostPath.path", "relative", "should match '^/'"),
-    Bad("spec.storage.data.hostPath.path", "/mnt/../etc", "must not go back by .."),
+    Bad("spec.storage.data.hostPath.path", "/mnt/../etc", "must not contain .."),
     Bad("spec.storage.output.emptyDir.sizeLimit", "10 GB", MATCH),
     Bad("spec.storage.output.emptyDir.sizeLimit", "-1Gi", MATCH),
     Bad("spec.storage.output.emptyDir.sizeLimit", 10, "must be of type string"),
@@ -318,7 +314,7 @@ LIFECYCLE = [
     Bad("spec.lifecycle.startAfter", ["A B"], MATCH, "spec.lifecycle.startAfter[0]"),
     Bad("spec.lifecycle.startAfter", ["j"] * 17, "at most 16 items"),
     Bad("spec.lifecycle.startAfter", "other", "must be of type array"),
-    Bad("spec.lifecycle.startAfter", ["other", "job"], "must not name the job itself"),
+    Bad("spec.lifecycle.startAfter", ["other", "job"], "must not contain the job itself"),
     Bad("spec.lifecycle.activeDeadlineSeconds", 0, "greater than or equal to 1"),
     Bad("spec.lifecycle.activeDeadlineSeconds", "1h", "must be of type integer"),
     Bad("spec.lifecycle.ttlSecondsAfterFinished", -1, "greater than or equal to 0"),
@@ -341,12 +337,12 @@ SCHEDULING = [
     Bad("spec.scheduling.nodeSelector", {f"k{n}": "" for n in range(33)}, "at most 32 items"),
     Bad(_TOLERATION, [{"key": "x", "operator": "Maybe"}], 'supported values: "Exists", "Equal"',
         f"{_TOLERATION}[0].operator"),
-    Bad(_TOLERATION, [{"value": "x"}], "must be Exists where no key is given",
+    Bad(_TOLERATION, [{"value": "x"}], "must be Exists if no key is given",
         f"{_TOLERATION}[0].operator"),
     Bad(_TOLERATION, [{"key": "x", "operator": "Exists", "value": "y"}],
-        "must be left out where operator is Exists", f"{_TOLERATION}[0].value"),
+        "must be left out if operator is Exists", f"{_TOLERATION}[0].value"),
     Bad(_TOLERATION, [{"key": "x", "effect": "NoSchedule", "tolerationSeconds": 5}],
-        "must be left out where effect is not NoExecute", f"{_TOLERATION}[0].tolerationSeconds"),
+        "must be left out if effect is not NoExecute", f"{_TOLERATION}[0].tolerationSeconds"),
     Bad(_TOLERATION, [{"operator": "Exists"}, {"key": "x", "effect": "Never"}],
         'supported values: "NoSchedule"', f"{_TOLERATION}[1].effect"),
     Bad(_TOLERATION, [{"key": "a b"}], MATCH, f"{_TOLERATION}[0].key"),
@@ -356,9 +352,9 @@ SCHEDULING = [
 NETWORK = [
     Bad("spec.network.mode", "bridge", 'supported values: "pod", "host"'),
     Bad("spec.network.rdmaResource", "hca", MATCH),
-    Bad("spec.network.rdmaResource", "rdma/hca", "must be left out where there are no GPUs"),
+    Bad("spec.network.rdmaResource", "rdma/hca", "must be left out without GPUs"),
     Bad("spec", {"run": {"preset": "micro"}, "gpusPerNode": 8, "network": {"rdmaResource": "amd.com/gpu"}},
-        "must be another resource than the GPUs'", "spec.network.rdmaResource"),
+        "must differ from the resource of the GPUs", "spec.network.rdmaResource"),
     Bad("spec.network.env", "A=1", "must be of type array"),
     Bad("spec.network.env", _variable(name="A-B"), MATCH, "spec.network.env[0].name"),
     Bad("spec.network.env", _variable(value=3), "must be of type string", "spec.network.env[0].value"),
@@ -367,7 +363,7 @@ NETWORK = [
         "spec.network.env[0].name"),
     Bad("spec.network.env", _variable(name="FLUXTRAIN_DATA"), "must not begin with PET_ or FLUXTRAIN_",
         "spec.network.env[0].name"),
-    Bad("spec.network.env", _variable() * 2, "must not name a variable twice"),
+    Bad("spec.network.env", _variable() * 2, "must not contain a name twice"),
     Bad("spec.network.env", [{"name": f"A{n}", "value": ""} for n in range(65)], "at most 64 items"),
     Bad("spec.network.env", _variable(valueFrom={}), UNKNOWN, "spec.network.env[0].valueFrom"),
     Bad("spec.network.hca", "bnxt_re0", UNKNOWN),
@@ -383,8 +379,8 @@ POD_TEMPLATE = [
     Bad(f"{_TEMPLATE}.metadata.labels", {"a b": "x"}, "every key must be text"),
     Bad(f"{_TEMPLATE}.metadata.labels", {"a": "b c"}, MATCH, f"{_TEMPLATE}.metadata.labels.a"),
     Bad(f"{_TEMPLATE}.metadata.annotations", {"fluxtrain.dev/nodes": "1:1"}, "must have no keys that"),
-    Bad(f"{_TEMPLATE}.spec.hostname", "x", "must be left out: peers find the pod by it"),
-    Bad(f"{_TEMPLATE}.spec.subdomain", "x", "must be left out: peers find the pod by it"),
+    Bad(f"{_TEMPLATE}.spec.hostname", "x", "must be left out: the other pods resolve it"),
+    Bad(f"{_TEMPLATE}.spec.subdomain", "x", "must be left out: the other pods resolve it"),
     Bad(f"{_TEMPLATE}.spec.restartPolicy", "Always", "must be left out: the operator decides"),
     Bad(f"{_TEMPLATE}.spec.hostNetwork", True, "must be left out: set spec.network.mode"),
     Bad(f"{_TEMPLATE}.spec.nodeName", "node-0", "left out: set spec.scheduling.nodeSelector"),
@@ -415,11 +411,11 @@ POD_TEMPLATE = [
     Bad(_CONTAINERS, [{"image": "x"}], "Required value", f"{_CONTAINERS}[0].name"),
     Bad(_CONTAINERS, [{"name": "trainr"}], "must be trainer, or the container must have an image",
         f"{_CONTAINERS}[0].name"),
-    Bad(_CONTAINERS, _container(image="x"), "must be left out where name is trainer: set spec.image",
+    Bad(_CONTAINERS, _container(image="x"), "must be left out if name is trainer: set spec.image",
         f"{_CONTAINERS}[0].image"),
-    Bad(_CONTAINERS, _container(command=["x"]), "the operator starts the launcher",
+    Bad(_CONTAINERS, _container(command=["x"]), "the operator sets the command",
         f"{_CONTAINERS}[0].command"),
-    Bad(_CONTAINERS, _container(args=["x"]), "the operator starts the launcher", f"{_CONTAINERS}[0].args"),
+    Bad(_CONTAINERS, _container(args=["x"]), "the operator sets the command", f"{_CONTAINERS}[0].args"),
     Bad(_CONTAINERS, _container(env="A=b"), "must be of type array", f"{_CONTAINERS}[0].env"),
     Bad(_CONTAINERS, _container(env=_variable(name="PET_NNODES")), "must not begin with PET_",
         f"{_CONTAINERS}[0].env[0].name"),
@@ -432,10 +428,13 @@ BAD_SPECS = [
 ]  # fmt: skip
 
 ONLY_HERE: list[tuple[str, Any, str]] = [
-    ("spec.gpusPerNode", 8.0, "a number without a fraction is whole for the API server"),
     ("spec.gpusPerNode", None, "the API server takes null for a field that is left out"),
     ("spec.run.optim", None, "the same"),
-    ("spec.run.model.num_heads", 5, "wrong beside the preset's values, which it does not know"),
+    (
+        "spec.run.model.num_heads",
+        5,
+        "wrong with the preset's values, which the API server does not have",
+    ),
     ("spec.run.model.axes_dim", [4, 6, 8], "the same"),
     ("spec.run.schedule.min_learning_rate", 1.0, "the same"),
     ("spec.run.task", "preprocess", "the same"),

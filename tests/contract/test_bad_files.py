@@ -1,4 +1,4 @@
-"""Files and flags that are wrong: one line with the field's path, what was given and what is allowed."""
+"""Wrong files and options: one line with the field's path, the given value and the allowed ones."""
 
 from __future__ import annotations
 
@@ -8,17 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.contract.bad_specs import GOOD, MISSING, changed
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_USAGE
-
-GOOD: dict[str, Any] = {
-    "apiVersion": "fluxtrain.dev/v1alpha1",
-    "kind": "FluxTraining",
-    "metadata": {"name": "job"},
-    "spec": {"run": {"preset": "micro"}},
-}
-MISSING = object()
 
 # (path of the change, value, the line on stderr that names it)
 BAD_FIELDS: list[tuple[str, Any, str]] = [
@@ -98,7 +91,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("spec.run.preset", ["micro"], "spec.run.preset: got ['micro']; must be one of"),
     ("spec.run.preset", "dev-lora", "spec.run.preset: got 'dev-lora'; not yet"),
     ("spec.run.task", "infer", "spec.run.task: got 'infer'; must be one of train, prepare, preprocess"),
-    ("spec.run.task", "preprocess", "spec.run.data.source: got 'synthetic'; must be images where task is"),
+    ("spec.run.task", "preprocess", "spec.run.data.source: got 'synthetic'; must be images if task is"),
     ("spec.run.adapter", {"rank": 8}, "spec.run.adapter: got {'rank': 8}; not yet"),
     ("spec.run.seed", -1, "spec.run.seed: got -1; must be a whole number from 0 to"),
     ("spec.run.seed", 2**60, "must be a whole number from 0 to 9007199254740991"),
@@ -121,7 +114,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
         "spec.run.schedule.min_learning_rate: got 1.0; must be at most optim.learning_rate",
     ),
     ("spec.run.model.num_heads", 5, "spec.run.model.hidden_size: got 32; must be a multiple of num_heads"),
-    ("spec.run.model.axes_dim", [4, 6, 8], "spec.run.model.axes_dim: got (4, 6, 8); must add up"),
+    ("spec.run.model.axes_dim", [4, 6, 8], "spec.run.model.axes_dim: got (4, 6, 8); must sum to"),
     ("spec.run.model.axes_dim", [4, 12], "spec.run.model.axes_dim[2]: must be given"),
     ("spec.run.model.axes_dim", [5, 5, 6], "axes_dim[0]: got 5; must be a whole number"),
     ("spec.run.model.in_channels", 6, "got 6; must be a whole number from 4 to 4096, a multiple of 4"),
@@ -142,15 +135,15 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
 BAD_TEXTS: list[tuple[str, str, str]] = [
     ("empty", "", "got None; must be one FluxTraining, a mapping with apiVersion and kind"),
     ("a list", "- a", "got ['a']; must be one FluxTraining"),
-    ("a tab", "a:\n\t- b", "line 2, column 1: not YAML that can be read: found character a tab"),
-    ("an open bracket", "a: [1", "not YAML that can be read"),
-    ("two documents", "---\na: 1\n---\nb: 2", "more than one document; give each job a file of its own"),
-    ("a key twice", "a: 1\na: 2", "line 2, column 1: not YAML that can be read: the key 'a' stands twice"),
-    ("a list as a key", "spec: {[1]: 2}", "line 1, column 8: not YAML that can be read: a key must be"),
-    ("a mapping as a key", "? {a: 1}\n: 2", "a key must be a word or a number"),
+    ("a tab", "a:\n\t- b", "line 2, column 1: invalid YAML: found character a tab"),
+    ("an open bracket", "a: [1", "invalid YAML"),
+    ("two documents", "---\na: 1\n---\nb: 2", "more than one document; use one file per job"),
+    ("a key twice", "a: 1\na: 2", "line 2, column 1: invalid YAML: duplicate key 'a'"),
+    ("a list as a key", "spec: {[1]: 2}", "line 1, column 8: invalid YAML: a key must be"),
+    ("a mapping as a key", "? {a: 1}\n: 2", "a key must be a string or a number"),
     ("an alias", "a: &x [1]\nb: *x", "aliases are not read"),
-    ("a Python object", "a: !!python/object/apply:os.system [ls]", "not YAML that can be read"),
-    ("deeper than anyone writes", "[" * 5000, "not YAML that can be read"),
+    ("a Python object", "a: !!python/object/apply:os.system [ls]", "invalid YAML"),
+    ("too deep", "[" * 5000, "invalid YAML"),
     ("too large", "#" * (2 << 20), "got '2097152 bytes'; at most 1048576 are read"),
 ]  # fmt: skip
 
@@ -164,73 +157,59 @@ BAD_FLAGS: list[tuple[list[str], str]] = [
     (["--seed"], "--seed: needs a value: --seed=VALUE"),
     (["--seed", "--task=train"], "--seed: needs a value"),
     (["stray"], "arguments: got 'stray'; fields are set as --section.field=value"),
-    (["--seed=[1"], "--seed line 1, column 3: not YAML that can be read"),
+    (["--seed=[1"], "--seed line 1, column 3: invalid YAML"),
     (["--seed=1.5"], "spec.run.seed: got 1.5; must be a whole number"),
     (["--flow=3", "--flow.shift=1"], "--flow.shift: got 1; --flow was already set as a whole"),
     (["--processes=0"], "--processes: got 0; must be between 1 and 1024"),
 ]
 
 
-def write(path: Path, text: str) -> Path:
+def job_file(folder: Path, text: str) -> Path:
+    path = folder / "job.yaml"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def changed(path: str, value: Any) -> str:
-    """Return the good file as text with the field at ``path`` set to ``value`` or left out."""
-    job = copy.deepcopy(GOOD)
-    *above, last = path.split(".")
-    place = job
-    for part in above:
-        place = place.setdefault(part, {})
-    if value is MISSING:
-        del place[last]
-    else:
-        place[last] = value
-    return yaml.safe_dump(job)
-
-
 def refused(file: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what ``fluxtrain run`` says about ``file``; nothing may have been written."""
+    """Return the errors of ``fluxtrain run``; nothing may have been written."""
     output = file.parent / "run"
     code = main(["run", str(file), "--output", str(output), *flags])
-    said = capsys.readouterr().err
-    assert code == EXIT_USAGE, said
-    assert "Traceback" not in said
+    stderr = capsys.readouterr().err
+    assert code == EXIT_USAGE, stderr
+    assert "Traceback" not in stderr
     assert not output.exists()
-    return said
+    return stderr
 
 
 @pytest.mark.parametrize(("path", "value", "line"), BAD_FIELDS)
-def test_a_bad_field_is_named_with_what_was_given_and_what_is_allowed(
+def test_a_bad_field_is_reported_with_given_and_allowed_values(
     path: str, value: Any, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(write(tmp_path / "job.yaml", changed(path, value)), [], capsys)
-    assert line in said
-    assert len(said.splitlines()) <= 2
+    stderr = refused(job_file(tmp_path, yaml.safe_dump(changed(GOOD, path, value))), [], capsys)
+    assert line in stderr
+    assert len(stderr.splitlines()) <= 2
 
 
 @pytest.mark.parametrize(
     ("text", "line"), [row[1:] for row in BAD_TEXTS], ids=[row[0] for row in BAD_TEXTS]
 )
-def test_a_file_that_is_no_job_is_named_with_the_line(
+def test_an_invalid_file_is_reported_with_its_line(
     text: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(write(tmp_path / "job.yaml", text), [], capsys)
-    assert str(tmp_path / "job.yaml") in said
-    assert line in said
-    assert len(said.splitlines()) == 1
+    stderr = refused(job_file(tmp_path, text), [], capsys)
+    assert str(tmp_path / "job.yaml") in stderr
+    assert line in stderr
+    assert len(stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("flags", "line"), BAD_FLAGS)
-def test_a_bad_flag_is_named(
+def test_a_bad_option_is_reported(
     flags: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = write(tmp_path / "job.yaml", yaml.safe_dump(GOOD))
-    assert line in refused(file, flags, capsys)
+    assert line in refused(job_file(tmp_path, yaml.safe_dump(GOOD)), flags, capsys)
 
 
-def test_a_missing_file_and_one_that_is_no_text_are_named(
+def test_a_missing_file_and_a_binary_file_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "cannot be read (No such file" in refused(tmp_path / "job.yaml", [], capsys)
@@ -238,13 +217,13 @@ def test_a_missing_file_and_one_that_is_no_text_are_named(
     assert "not UTF-8 text (byte 0)" in refused(tmp_path / "job.yaml", [], capsys)
 
 
-def test_several_mistakes_are_named_at_once(
+def test_all_errors_are_reported_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = copy.deepcopy(GOOD)
     job["spec"]["run"] |= {"seed": "x", "schedule": {"steps": 0}, "optim": {"lr": 3}}
-    said = refused(write(tmp_path / "job.yaml", yaml.safe_dump(job)), [], capsys)
-    assert [line.split(": got")[0] for line in said.splitlines()] == [
+    stderr = refused(job_file(tmp_path, yaml.safe_dump(job)), [], capsys)
+    assert [line.split(": got")[0] for line in stderr.splitlines()] == [
         "fluxtrain: error: spec.run.seed",
         "spec.run.optim.lr: no such field; did you mean learning_rate?",
         "spec.run.schedule.steps",

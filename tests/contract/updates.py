@@ -1,4 +1,4 @@
-"""What may change in a job that lives, and what may not: one table for the API server and the contract."""
+"""Allowed and forbidden updates of an existing job, for the API server and the models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LIVING: Manifest = {
         "managedBy": "example.com/another",
     },
 }
-"""A job with something in every section; suspended, and another operator's, so that nothing starts."""
+"""A job with a value in every section; suspended and of another operator, so that nothing starts."""
 
 FORBIDDEN: list[tuple[str, Any]] = [
     ("spec.gpusPerNode", 4),

@@ -22,7 +22,7 @@ from tests.trainer.prepare.raw_coco import write_raw_coco
 from tests.trainer.ranks import made_in
 from tests.trainer.tiny_encoders import TOKENS, write_encoders
 
-from fluxtrain.contract.run.presets import PRESET_VALUES
+from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.mlperf import check
 
@@ -37,14 +37,14 @@ SMALL: dict[str, dict[str, Any]] = {
     "mlperf-cc12m": {"prepare": {"input": "cc12m_raw", "samples": 0, "workers": 2}},
     "mlperf-coco": {"prepare": {"samples": 24, "workers": 2}},
     "mlperf-preprocess": {
-        "model": PRESET_VALUES["micro"]["model"],
+        "model": PRESETS["micro"]["model"],
         "data": {"text_length": TOKENS, "num_workers": 0},
         "encoders": {"precision": "float32"},
         "preprocess": {"shard_size": 4, "batch_size": 4},
     },
     "mlperf-train": {
         "seed": 7,
-        "model": PRESET_VALUES["micro"]["model"],
+        "model": PRESETS["micro"]["model"],
         "data": {"text_length": TOKENS, "num_workers": 0},
         "precision": {"compute": "float32"},
         "parallel": {"compile": False, "micro_batch_size": 4},

@@ -39,15 +39,15 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a finished closed-division run of the micro model."""
     folder = tmp_path_factory.mktemp("closed")
     command = [sys.executable, "-m", "fluxtrain.cli", "run", str(MICRO), "--output", str(folder)]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, *flags(CLOSED)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(":::MLLOG"), "stdout is the MLPerf log"
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.startswith(":::MLLOG"), "stdout is the MLPerf log"
     return folder
 
 
@@ -56,12 +56,12 @@ def test_mlcommons_accepts_a_closed_division_run(
     output: Path, ruleset: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["mlperf", "check", str(output / "mlperf.log"), "--ruleset", ruleset])
-    said = capsys.readouterr().out
-    assert code == 0, said
-    assert "SUCCESS" in said
+    stdout = capsys.readouterr().out
+    assert code == 0, stdout
+    assert "SUCCESS" in stdout
 
 
-def test_the_log_says_what_happened(output: Path) -> None:
+def test_the_log_has_the_values_of_the_run(output: Path) -> None:
     lines = (output / "mlperf.log").read_text().splitlines()
     events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
     by_key = {event["key"]: event for event in events}

@@ -37,7 +37,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.fixed_fields import FIXED_PATHS, value_at
+from fluxtrain.contract.run.immutable_fields import IMMUTABLE_PATHS, value_at
 from fluxtrain.errors import ConfigError, DataError, StorageError
 from fluxtrain.files import folder_size
 
@@ -108,7 +108,7 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
 def check_same_run(config: RunConfig, checkpoint: Path) -> None:
     """Raise ConfigError where ``config`` would train something else than ``checkpoint`` holds."""
     saved, current = read_config(checkpoint), config.model_dump(mode="json")
-    for path in FIXED_PATHS:
+    for path in IMMUTABLE_PATHS:
         before, now = value_at(saved, path), value_at(current, path)
         if before != now:
             raise ConfigError(

@@ -1,58 +1,58 @@
-"""Every error that a person can cause or cure, and the exit code that it ends with.
+"""Errors that the user can fix, and the exit code of each.
 
 * FluxtrainError
   * ConfigError      a field, a flag or a file of the job is wrong
-    * JoinedConfigError   several are
+    * JoinedConfigError   several of them
   * DataError        the data set, or a weights file, is missing or unusable
   * StorageError     the output cannot be written or read
   * DivergedError    the loss or its gradient is no longer finite
-  * StoppedError     the run was asked to stop, and left a checkpoint
+  * StoppedError     the run was asked to stop and saved a checkpoint
 """
 
 EXIT_OK = 0
 """The run reached its target or its last step. Written by the trainer, read by the operator."""
 EXIT_ERROR = 1
-"""The program failed; a restart counts against the job's budget."""
+"""The program failed; a restart counts against restart.maxRestarts."""
 EXIT_USAGE = 2
-"""The job's own file, flags or data are wrong; no restart helps."""
+"""The job's file, flags or data are wrong; a restart does not help."""
 EXIT_DIVERGED = 3
 """The loss or its gradient is NaN or infinite; a restart from the last checkpoint would diverge again."""
 EXIT_STORAGE = 74
-"""The output could not be written (EX_IOERR): full or read-only; what was saved is whole."""
+"""The output could not be written (EX_IOERR): full or read-only; saved checkpoints are complete."""
 EXIT_STOPPED = 75
 """Asked to stop (SIGTERM, SIGINT), checkpoint saved (EX_TEMPFAIL): the same command resumes."""
 
 
 UNSET = object()
-"""Stands for a value that the rule names itself."""
+"""Given value of a ConfigError whose text names the values itself."""
 
 
 class FluxtrainError(Exception):
-    """Something a person can cure; its text is the whole message, no traceback is shown."""
+    """An error that the user can fix: its text is printed without a traceback."""
 
     exit_code = EXIT_ERROR
 
 
 class ConfigError(FluxtrainError):
-    """A field, a flag or a file of the job is wrong: says where, what was given, what is allowed."""
+    """A field, a flag or a file of the job is wrong; names its path, the given value and the allowed ones."""
 
     exit_code = EXIT_USAGE
 
     def __init__(self, path: str, given: object, allowed: str) -> None:
-        """Take the field's ``path`` (``spec.run.optim.learning_rate``), the value and the rule.
+        """Name the field's ``path`` (``spec.run.optim.learning_rate``), its value and the allowed values.
 
-        Where the rule is about several fields and names their values, ``given`` is UNSET.
+        ``given`` is UNSET if ``allowed`` names the values itself.
         """
         self.path, self.given, self.allowed = path, given, allowed
-        said = "" if given is UNSET else f"got {_brief(given)}; "
-        super().__init__(f"{path}: {said}{allowed}")
+        got = "" if given is UNSET else f"got {_brief(given)}; "
+        super().__init__(f"{path}: {got}{allowed}")
 
 
 class JoinedConfigError(ConfigError):
-    """Several fields are wrong: one line each."""
+    """Several fields are wrong; one line for each."""
 
     def __init__(self, errors: list[ConfigError], most: int = 10) -> None:
-        """Join ``errors``, the first ``most`` of them in full."""
+        """Join ``errors``; only the first ``most`` are written out."""
         super().__init__(errors[0].path, errors[0].given, errors[0].allowed)
         lines = [str(error) for error in errors[:most]]
         if len(errors) > most:
@@ -79,7 +79,7 @@ class DivergedError(FluxtrainError):
 
 
 class StoppedError(FluxtrainError):
-    """The run was asked to stop and left a checkpoint behind."""
+    """The run was asked to stop and saved a checkpoint."""
 
     exit_code = EXIT_STOPPED
 

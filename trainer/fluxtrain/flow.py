@@ -12,6 +12,8 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from fluxtrain.draws import resolution_mu
+
 Latents = Float[Tensor, "b ch h w"]
 PerSample = Float[Tensor, " b"]
 
@@ -38,13 +40,12 @@ def sampling_times(num_steps: int, image_tokens: int, time_shift: str) -> Float[
     """Return the ``num_steps`` + 1 times from noise (1) to clean (0) that Euler's method stops at.
 
     ``none``: equal steps, schnell's. ``dev``: FLUX.1 dev's, which stay longer near the noise the more
-    tokens there are: exp(mu) t / (1 + (exp(mu) - 1) t), mu linear from 0.5 at 256 tokens to 1.15 at 4096.
+    tokens there are: exp(mu) t / (1 + (exp(mu) - 1) t) with mu from :func:`resolution_mu`.
     """
     times = torch.linspace(1, 0, num_steps + 1)
     if time_shift == "none":
         return times
-    mu = 0.5 + (image_tokens - 256) * (1.15 - 0.5) / (4096 - 256)
-    factor = math.exp(mu)
+    factor = math.exp(resolution_mu(image_tokens))
     return factor * times / (1 + (factor - 1) * times)
 
 

@@ -12,8 +12,8 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
+from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import KIND, PLURAL, VERSION
-from fluxtrain.contract.resource.part import GROUP
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Applied
 from fluxtrain_operator.errors import ApiError

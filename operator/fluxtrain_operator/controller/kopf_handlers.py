@@ -7,8 +7,8 @@ from typing import Any
 
 import kopf
 
+from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import PLURAL, VERSION
-from fluxtrain.contract.resource.part import GROUP
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.metrics import Metrics

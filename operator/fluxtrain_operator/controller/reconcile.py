@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any
 
 from fluxtrain.contract.resource.fluxtraining import KIND
-from fluxtrain.contract.resource.status import Status, keep_unknown, read
+from fluxtrain.contract.resource.status import Status, preserve_unknown_fields, read_status
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.api_client import KINDS, SUPPORT, KubernetesApi
@@ -133,7 +133,7 @@ class Reconciler:
         self, key: Key, manifest: Mapping[str, Any], error: ConfigError
     ) -> float | None:
         decided = refuse(manifest, error, time.time())
-        if decided.status != read(manifest.get("status")):
+        if decided.status != read_status(manifest.get("status")):
             await self._write_status(manifest, decided.status)
         self.metrics.is_in(key, decided.status.phase)
         for what in decided.delete:
@@ -222,7 +222,7 @@ class Reconciler:
 
     async def _write_status(self, manifest: Mapping[str, Any], after: Status) -> None:
         known = after.model_dump(mode="json", by_alias=True, exclude_none=True)
-        status = keep_unknown(manifest.get("status"), known)
+        status = preserve_unknown_fields(manifest.get("status"), known)
         try:
             self.store.set_job(await self.cluster.write_status(manifest, status))
         except ApiError as error:

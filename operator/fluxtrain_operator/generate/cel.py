@@ -1,6 +1,6 @@
 """The CEL rules of the resource: what must fit together, and what may not change while a job lives.
 
-They follow from the models: ``rules`` of a section and its ``FIXED`` fields, so that ``fluxtrain run``
+They follow from the models: ``rules`` of a section and its ``IMMUTABLE`` fields, so that ``fluxtrain run``
 and the API server refuse the same things in the same words.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from fluxtrain.contract.describe import is_list, section_of, walk
+from fluxtrain.contract.describe import is_list, iter_fields, model_of
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, Spec
 from fluxtrain.contract.run import closed_division
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.resolve import ANYTHING, NOT_YET
-from fluxtrain.contract.section import Rule, Section
+from fluxtrain.contract.run.resolve import ANY_VALUE, NOT_IMPLEMENTED
+from fluxtrain.contract.strict_model import Rule, StrictModel
 
 Validation = dict[str, str]
 """One entry of ``x-kubernetes-validations``."""
@@ -47,11 +47,11 @@ def of_updates() -> Rules:
     return {"spec": [*_transitions(Spec)], "spec.run": [*_transitions(RunConfig)]}
 
 
-def _sections(model: type[Section], path: str = "") -> Iterator[tuple[str, type[Section]]]:
+def _sections(model: type[StrictModel], path: str = "") -> Iterator[tuple[str, type[StrictModel]]]:
     """Yield ``model`` and every section below it with the path of its schema."""
     yield path, model
     for name, field in model.model_fields.items():
-        below = section_of(field.annotation)
+        below = model_of(field.annotation)
         if below is not None:
             listed = ".items" if is_list(field) else ""
             yield from _sections(below, f"{path}.{field.alias or name}{listed}".strip("."))
@@ -60,7 +60,7 @@ def _sections(model: type[Section], path: str = "") -> Iterator[tuple[str, type[
 def _validation(rule: Rule) -> Validation:
     guards = [_given(path) for path in (rule.field, *rule.others) if path]
     checked = f"!({' && '.join(guards)}) || {rule.cel}" if guards else rule.cel
-    message = f"{rule.field} {rule.sentence}".strip()
+    message = f"{rule.field} {rule.message}".strip()
     return _refusal(checked, message, rule.field)
 
 
@@ -75,13 +75,13 @@ def _given(path: str, root: str = "self") -> str:
     return " && ".join(f"has({root}.{'.'.join(parts[: n + 1])})" for n in range(len(parts)))
 
 
-def _transitions(model: type[Section]) -> Iterator[Validation]:
-    """Yield a rule per fixed field.
+def _transitions(model: type[StrictModel]) -> Iterator[Validation]:
+    """Yield a rule per immutable field.
 
     Whole sections, and optionals of text, have no size that the server could bound the cost by.
     """
-    for facts in walk(model):
-        if facts.fixed:
+    for facts in iter_fields(model):
+        if facts.immutable:
             now, before = _given(facts.path), _given(facts.path, "oldSelf")
             equal = f"self.{facts.path} == oldSelf.{facts.path}"
             yield _refusal(
@@ -105,7 +105,7 @@ def _closed_division() -> Iterator[Validation]:
             "" if allowed is None else f" || self.{path} == {_cel(allowed)}"
         )
         yield _refusal(
-            f"!({closed}) || {kept}", f"{path}: {closed_division.sentence(allowed)}", path
+            f"!({closed}) || {kept}", f"{path}: {closed_division.message(allowed)}", path
         )
 
 
@@ -115,8 +115,8 @@ def _unless_given(path: str, value: str) -> str:
 
 def _not_yet() -> Iterator[Validation]:
     """Yield a rule per value that the schema knows and this version refuses."""
-    for (path, value), feature in NOT_YET.items():
-        anything = value is ANYTHING
+    for (path, value), feature in NOT_IMPLEMENTED.items():
+        anything = value is ANY_VALUE
         others = "false" if anything else f"self.{path} != {_cel(value)}"
         yield _refusal(
             f"!({_given(path)}) || {others}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import (
     KIND,
     PLURAL,
@@ -12,7 +13,6 @@ from fluxtrain.contract.resource.fluxtraining import (
     VERSION,
     FluxTraining,
 )
-from fluxtrain.contract.resource.part import GROUP
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain_operator.generate.cel import rules
 from fluxtrain_operator.generate.schema import Schema, structural

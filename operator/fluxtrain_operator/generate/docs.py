@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from fluxtrain.contract.run.closed_division import FIXED_VALUES
-from fluxtrain.contract.run.config import PRESETS, RunConfig
-from fluxtrain.contract.run.fixed_fields import value_at
-from fluxtrain.contract.run.presets import PRESET_VALUES
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.immutable_fields import value_at
+from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain_operator.generate.cel import Validation, between_fields, of_updates
 from fluxtrain_operator.generate.crd import resource_schema
 from fluxtrain_operator.generate.schema import Schema, structural
@@ -93,7 +93,7 @@ def _section(
 
 
 def _config_row(path: tuple[str, ...], field: Schema) -> str:
-    values = {name: value_at(PRESET_VALUES[name], ".".join(path)) for name in PRESETS}
+    values = {name: value_at(PRESETS[name], ".".join(path)) for name in PRESETS}
     differ = ", ".join(
         f"{name} {_code(value)}" for name, value in values.items() if value is not None
     )

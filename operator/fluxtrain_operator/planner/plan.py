@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fluxtrain.contract.resource.fluxtraining import KIND
-from fluxtrain.contract.resource.status import Status, read
+from fluxtrain.contract.resource.status import Status, read_status
 from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job, Manifest
@@ -110,7 +110,7 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
 
 def refuse(manifest: Mapping[str, Any], error: ConfigError, now: float) -> Plan:
     """Return what to do for a job that ``load`` refused with ``error``: tell, and delete it in time."""
-    metadata, before = manifest["metadata"], read(manifest.get("status"))
+    metadata, before = manifest["metadata"], read_status(manifest.get("status"))
     status = refused(before, metadata.get("generation", 1), error, now)
     life = manifest.get("spec", {}).get("lifecycle")
     keep = life.get("ttlSecondsAfterFinished") if isinstance(life, dict) else None

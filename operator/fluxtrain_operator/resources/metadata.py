@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import KIND, VERSION
-from fluxtrain.contract.resource.part import GROUP
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest, digest
 

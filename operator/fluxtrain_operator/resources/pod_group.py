@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import KIND
-from fluxtrain.contract.resource.part import GROUP
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.metadata import metadata, stamped

@@ -14,7 +14,7 @@ import yaml
 from tests.paths import ROOT
 
 from fluxtrain.contract.run.closed_division import FIXED_VALUES
-from fluxtrain.contract.run.fixed_fields import FIXED_PATHS
+from fluxtrain.contract.run.immutable_fields import IMMUTABLE_PATHS
 from fluxtrain_operator.generate.crd import custom_resource_definition, resource_schema
 
 CRD = custom_resource_definition()
@@ -98,7 +98,7 @@ def test_subresources_columns_and_names() -> None:
 def test_every_field_of_the_trajectory_is_immutable() -> None:
     rules = SCHEMA["properties"]["spec"]["properties"]["run"]["x-kubernetes-validations"]
     guarded = {rule["fieldPath"] for rule in rules if "oldSelf" in rule["rule"]}
-    assert guarded == {f".{path}" for path in FIXED_PATHS}
+    assert guarded == {f".{path}" for path in IMMUTABLE_PATHS}
 
 
 def test_every_value_of_the_closed_division_is_guarded() -> None:

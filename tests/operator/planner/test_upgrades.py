@@ -13,9 +13,9 @@ from tests.operator.controller.test_ownership import Scene, run
 from tests.operator.controller.test_reconcile import make_job
 
 from fluxtrain.contract.resource import fluxtraining as resource
+from fluxtrain.contract.resource.api_model import ApiModel
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, Network, Spec
-from fluxtrain.contract.resource.part import Part
-from fluxtrain.contract.resource.status import Status, keep_unknown, read
+from fluxtrain.contract.resource.status import Status, preserve_unknown_fields, read_status
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import job as job_module
 from fluxtrain_operator import names
@@ -111,7 +111,7 @@ class NewNetwork(Network):
     """A field that is new in a section."""
 
 
-class Profile(Part):
+class Profile(ApiModel):
     """A section that is new."""
 
     steps: Annotated[int, Field(ge=0, le=100)] = 3
@@ -272,19 +272,19 @@ def test_a_status_of_a_newer_operator_is_read_acted_on_and_kept() -> None:
     ],
 )
 def test_a_status_that_is_not_understood_stops_nobody(status: Any) -> None:
-    found = read(status)
+    found = read_status(status)
     assert isinstance(found, Status)
     assert make({"run": {"preset": "micro"}}).status == Status()
 
 
 def test_a_job_whose_attempt_is_not_understood_takes_that_of_its_pods() -> None:
-    assert read({"phase": "Running", "attempt": "two"}).phase is None
-    kept = read({"phase": "Running", "attempt": 2, "exitCode": 1000})
+    assert read_status({"phase": "Running", "attempt": "two"}).phase is None
+    kept = read_status({"phase": "Running", "attempt": 2, "exitCode": 1000})
     assert (kept.phase, kept.attempt, kept.exit_code) == ("Running", 2, None)
 
 
 def test_known_fields_are_never_taken_from_the_status_before() -> None:
     before = {"lastError": "gone", "exitCode": 1, "progress": {"step": 1, "evalLoss": 2.0}}
-    assert keep_unknown(before, {"progress": {"step": 2}}) == {"progress": {"step": 2}}
-    assert digest(keep_unknown(None, {"attempt": 1})) == digest({"attempt": 1})
+    assert preserve_unknown_fields(before, {"progress": {"step": 2}}) == {"progress": {"step": 2}}
+    assert digest(preserve_unknown_fields(None, {"attempt": 1})) == digest({"attempt": 1})
     assert resource.FluxTraining is FluxTraining

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 from tests.paths import ROOT
 
-from fluxtrain.contract.run.config import PRESETS
-from fluxtrain.contract.run.resolve import NOT_YET, merge
+from fluxtrain.contract.run.presets import PRESETS
+from fluxtrain.contract.run.resolve import NOT_IMPLEMENTED, merge
 
 Manifest = dict[str, Any]
 
@@ -67,7 +67,7 @@ def _elastic(**scheduling: Any) -> Variant:
     return Variant({"nodes": {"min": 2, "max": 4}, "scheduling": scheduling}, like="elastic")
 
 
-_RESOLVING = [name for name in PRESETS if ("preset", name) not in NOT_YET and name != BASE]
+_RESOLVING = [name for name in PRESETS if ("preset", name) not in NOT_IMPLEMENTED and name != BASE]
 _CAREFUL = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _RDMA = {"rdmaResource": "rdma/hca", "env": [{"name": "NCCL_IB_HCA", "value": "bnxt_re0"}]}
 _SECRET = {"valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}

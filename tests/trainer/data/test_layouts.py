@@ -925,10 +925,10 @@ def test_who_trains_from_parquet_is_told_to_convert(
 
 
 def test_a_run_on_pictures_needs_latents_of_their_size() -> None:
-    with pytest.raises(ConfigError, match="must be image_size / 8 where source is images"):
+    with pytest.raises(ConfigError, match="must be image_size / 8 if source is images"):
         config(data={"latent_size": 8})
 
 
 def test_the_preprocess_task_needs_pictures() -> None:
-    with pytest.raises(ConfigError, match=r"data\.source.*must be images where task is preprocess"):
+    with pytest.raises(ConfigError, match=r"data\.source.*must be images if task is preprocess"):
         resolve({"preset": "mlperf-schnell", "task": "preprocess"})

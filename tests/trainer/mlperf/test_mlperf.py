@@ -1,4 +1,4 @@
-"""The MLPerf log against MLCommons' own checker: whole runs, killed runs, and what is said of bad ones."""
+"""The MLPerf log against MLCommons' checker: complete and killed runs, and explanations of bad logs."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ GBS = 1024
 STEPS, EVERY, LOGGED, SAVED = 1024, 256, 96, 128  # evaluated, logged and saved every so many steps
 NEWEST = RULESETS[-1]
 
-# The removal test of the three rulesets: what fails in all of them, what fails since 6.1.0, what is free.
+# Keys that are mandatory in all rulesets, since 6.1.0, and optional ones.
 MANDATORY = [
     *("cache_clear", "init_start", "init_stop", "run_start", "run_stop"),
     *("submission_benchmark", "submission_org", "submission_division", "submission_platform"),
@@ -35,11 +35,18 @@ MANDATORY_SINCE_6_1 = [
     *(f"{axis}_parallelism" for axis in ("tensor", "pipeline", "context", "expert")),
     *("micro_batch_size", "config_filename"),
 ]
-FREE = ["submission_status", "target_accuracy", "seed", "tracked_stats", "eval_start", "eval_stop"]
+OPTIONAL = [
+    "submission_status",
+    "target_accuracy",
+    "seed",
+    "tracked_stats",
+    "eval_start",
+    "eval_stop",
+]
 
 
 class Clock:
-    """Unix time that goes on by a second with each look at it."""
+    """Unix time that advances by a second with each call."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self.time = start
@@ -47,6 +54,11 @@ class Clock:
     def __call__(self) -> float:
         self.time += 1.0
         return self.time
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "mlperf.log"
 
 
 def make_config(**changes: Any) -> RunConfig:
@@ -64,7 +76,7 @@ def open_log(path: Path | None, samples: int, clock: Clock, **changes: Any) -> M
 
 
 def steps(log: MLPerfLog, first: int, loss: float = 0.55) -> Iterator[int]:
-    """Do what the trainer does from step ``first`` on; yield the samples of each saved checkpoint."""
+    """Log like the trainer from step ``first`` on; yield the samples at each saved checkpoint."""
     log.ready()
     for step in range(first + 1, STEPS + 1):
         samples = step * GBS
@@ -90,7 +102,7 @@ def write_run(path: Path, loss: float = 0.55, **changes: Any) -> Path:
 
 
 def accepted(log: Path, ruleset: str = NEWEST) -> bool:
-    """Ask the checker in this process: ten times faster than its command line, the same code."""
+    """Run the checker in this process, which is ten times faster than its command line."""
     logging.disable(logging.CRITICAL)
     try:
         checker = mlp_compliance.make_checker("training", ruleset, quiet=True, werror=False)
@@ -122,41 +134,44 @@ def set_value(key: str, value: object) -> Callable[[list[dict[str, Any]]], None]
 
 
 def require_order(log: Path) -> None:
-    """Check what the checker does not: one beginning, pairs that match, time and samples that only grow."""
-    found = events(log)
-    names = [event["key"] for event in found]
+    """Check what the checker does not: one start, matching pairs, ascending times and samples."""
+    logged = events(log)
+    names = [event["key"] for event in logged]
     for once in ("init_start", "init_stop", "run_start", "run_stop"):
         assert names.count(once) == 1
     pairs = [n for n in names if n in ("block_start", "block_stop", "eval_start", "eval_stop")]
     assert pairs == ["block_start", "block_stop", "eval_start", "eval_stop"] * (len(pairs) // 4)
-    samples = [event["metadata"].get("samples_count", 0) for event in found]
+    samples = [event["metadata"].get("samples_count", 0) for event in logged]
     assert all(a <= b for a, b in pairwise(samples) if b)
-    times = [event["time_ms"] for event in found]
+    times = [event["time_ms"] for event in logged]
     assert times == sorted(times)
 
 
 @pytest.mark.parametrize("ruleset", RULESETS)
-def test_a_whole_run_passes_the_checker_as_mlcommons_ship_it(tmp_path: Path, ruleset: str) -> None:
-    log = write_run(tmp_path / "mlperf.log")
-    verdict = check(log, ruleset)
-    assert verdict.success
-    assert verdict.explanations == []
-    assert "SUCCESS" in render(verdict)
-    assert list(tmp_path.iterdir()) == [log]  # the checker leaves nothing behind
+def test_a_complete_run_passes_the_checker(log: Path, tmp_path: Path, ruleset: str) -> None:
+    write_run(log)
+    result = check(log, ruleset)
+    assert result.success
+    assert result.explanations == []
+    assert "SUCCESS" in render(result)
+    assert list(tmp_path.iterdir()) == [log]  # the checker writes no file
     require_order(log)
 
 
-def test_a_run_of_the_open_division_passes(tmp_path: Path) -> None:
+def test_a_run_of_the_open_division_passes(log: Path) -> None:
     mlperf = {"logging": {"mlperf": {"division": "open", "status": "research"}}}
-    log = write_run(tmp_path / "mlperf.log", **mlperf)
+    write_run(log, **mlperf)
     assert [r for r in RULESETS if not accepted(log, r)] == []
 
 
-@pytest.mark.parametrize("key", MANDATORY + MANDATORY_SINCE_6_1 + FREE)
-def test_without_a_key_the_checker_says_what_the_rules_say(tmp_path: Path, key: str) -> None:
-    log = write_run(tmp_path / "mlperf.log")
+@pytest.mark.parametrize("key", MANDATORY + MANDATORY_SINCE_6_1 + OPTIONAL)
+def test_a_missing_key_fails_as_the_rules_require(log: Path, key: str) -> None:
+    write_run(log)
     assert key in {event["key"] for event in events(log)}
-    edited(log, lambda found: found.__setitem__(slice(None), [e for e in found if e["key"] != key]))
+    edited(
+        log,
+        lambda logged: logged.__setitem__(slice(None), [e for e in logged if e["key"] != key]),
+    )
     passes = [ruleset for ruleset in RULESETS if accepted(log, ruleset)]
     if key in MANDATORY:
         assert passes == []
@@ -164,13 +179,13 @@ def test_without_a_key_the_checker_says_what_the_rules_say(tmp_path: Path, key: 
         assert passes == list(RULESETS[:2] if key in MANDATORY_SINCE_6_1 else RULESETS)
 
 
-def test_the_log_says_what_really_happened(tmp_path: Path) -> None:
+def test_the_log_has_the_actual_values(log: Path, tmp_path: Path) -> None:
     config = make_config(
         seed=7, optim={"learning_rate": 2.5e-4}, precision={"compute": "float32"}, evaluation={}
     )
     facts = RunFacts(config, BatchShares(GBS, 64, 4), 5000, 320, started=100.0)
     MLPerfLog.open(tmp_path / "mlperf.log", 0, False, facts).close()
-    found = {event["key"]: event for event in events(tmp_path / "mlperf.log")}
+    logged = {event["key"]: event for event in events(tmp_path / "mlperf.log")}
     expected = {
         "seed": 7,
         "train_samples": 5000,
@@ -185,15 +200,15 @@ def test_the_log_says_what_really_happened(tmp_path: Path) -> None:
         "lowest_numerical_precision_in_comm": "fp32",
         "config_filename": "config.json",
     }
-    assert {key: found[key]["value"] for key in expected} == expected
-    assert found["init_start"]["time_ms"] == 100_000  # the launcher's start, not the trainer's
-    assert found["seed"]["metadata"]["file"] == "fluxtrain/mlperf/log.py"
+    assert {key: logged[key]["value"] for key in expected} == expected
+    assert logged["init_start"]["time_ms"] == 100_000  # the launcher's start, not the trainer's
+    assert logged["seed"]["metadata"]["file"] == "fluxtrain/mlperf/log.py"
 
 
 def test_a_batch_that_does_not_divide_the_interval_satisfies_only_the_newest_ruleset(
-    tmp_path: Path,
+    log: Path,
 ) -> None:
-    log = write_run(tmp_path / "mlperf.log", schedule={"global_batch_size": 2304})
+    write_run(log, schedule={"global_batch_size": 2304})
     frequency = [e["value"] for e in events(log) if e["key"] == "evaluation_frequency"]
     assert frequency == [262_656]
     assert [ruleset for ruleset in RULESETS if accepted(log, ruleset)] == ["6.1.0"]
@@ -201,12 +216,11 @@ def test_a_batch_that_does_not_divide_the_interval_satisfies_only_the_newest_rul
     assert "262656; ruleset 5.1.0 allows 262144 only" in text
 
 
-def test_a_run_killed_at_any_line_goes_on_as_one_log(tmp_path: Path) -> None:
+def test_a_run_killed_at_any_line_resumes_its_log(log: Path, tmp_path: Path) -> None:
     whole, saves = tmp_path / "whole.log", [(0, 0)]
     for samples in steps(open_log(whole, 0, Clock()), 0):
         saves.append((len(whole.read_text().splitlines()), samples))
     lines = whole.read_text().splitlines()
-    log = tmp_path / "mlperf.log"
     for cut in range(len(lines)):
         saved = max(samples for written, samples in saves if written <= cut)
         torn = lines[cut][: len(lines[cut]) * 2 // 3]
@@ -218,8 +232,7 @@ def test_a_run_killed_at_any_line_goes_on_as_one_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3, 4])
-def test_lines_lost_with_the_machine_leave_no_half_evaluation(tmp_path: Path, lost: int) -> None:
-    log = tmp_path / "mlperf.log"
+def test_lost_lines_leave_no_incomplete_evaluation(log: Path, lost: int) -> None:
     run = steps(open_log(log, 0, Clock()), 0)
     assert [next(run), next(run)] == [SAVED * GBS, EVERY * GBS]  # saved right after the evaluation
     lines = log.read_text().splitlines(keepends=True)
@@ -232,8 +245,7 @@ def test_lines_lost_with_the_machine_leave_no_half_evaluation(tmp_path: Path, lo
     assert accepted(log)
 
 
-def test_two_resumes_leave_one_log_that_tells_of_both(tmp_path: Path) -> None:
-    log = tmp_path / "mlperf.log"
+def test_two_resumes_are_logged(log: Path) -> None:
     for attempt, first in enumerate((0, 2 * SAVED, 4 * SAVED)):
         run = steps(open_log(log, first * GBS, Clock(1_700_000_000.0 + 1e5 * attempt)), first)
         for _ in zip(range(3), run, strict=False):  # the third checkpoint is lost with the process
@@ -246,10 +258,9 @@ def test_two_resumes_leave_one_log_that_tells_of_both(tmp_path: Path) -> None:
     assert check(log).success
 
 
-def test_stdout_of_the_last_process_is_the_whole_log(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_stdout_of_the_last_process_is_the_complete_log(
+    log: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    log = tmp_path / "mlperf.log"
     facts = make_facts()
     first = steps(MLPerfLog.open(log, 0, True, facts, Clock()), 0)
     saved = next(first)
@@ -261,8 +272,8 @@ def test_stdout_of_the_last_process_is_the_whole_log(
     assert accepted(tmp_path / "stdout.txt")
 
 
-def test_a_finished_log_is_left_alone(tmp_path: Path) -> None:
-    log = write_run(tmp_path / "mlperf.log")
+def test_a_finished_log_is_not_changed(log: Path) -> None:
+    write_run(log)
     before = log.read_bytes()
     again = open_log(log, STEPS * GBS, Clock())
     again.ready()
@@ -272,8 +283,8 @@ def test_a_finished_log_is_left_alone(tmp_path: Path) -> None:
     assert log.read_bytes() == before
 
 
-def test_a_run_that_is_given_more_steps_takes_its_end_back(tmp_path: Path) -> None:
-    log = write_run(tmp_path / "mlperf.log", loss=0.7)
+def test_more_steps_remove_the_run_stop(log: Path) -> None:
+    write_run(log, loss=0.7)
     more = open_log(log, STEPS * GBS, Clock(1_700_050_000.0), schedule={"steps": STEPS + EVERY})
     end = (STEPS + EVERY) * GBS
     more.block_start(STEPS * GBS)
@@ -287,8 +298,7 @@ def test_a_run_that_is_given_more_steps_takes_its_end_back(tmp_path: Path) -> No
     assert accepted(log)
 
 
-def test_a_run_that_died_before_its_clock_started_begins_anew(tmp_path: Path) -> None:
-    log = tmp_path / "mlperf.log"
+def test_a_run_killed_before_run_start_starts_over(log: Path) -> None:
     open_log(log, 0, Clock()).close()
     for _ in steps(open_log(log, 0, Clock(1_700_050_000.0)), 0):
         pass
@@ -297,14 +307,13 @@ def test_a_run_that_died_before_its_clock_started_begins_anew(tmp_path: Path) ->
     assert accepted(log)
 
 
-def test_a_lost_beginning_is_not_invented(tmp_path: Path) -> None:
-    log = tmp_path / "mlperf.log"
+def test_a_lost_beginning_is_not_recreated(log: Path) -> None:
     for _ in steps(open_log(log, SAVED * GBS, Clock()), SAVED):
         pass
     assert "run_start" not in {event["key"] for event in events(log)}
-    verdict = check(log)
-    assert not verdict.success
-    assert any("lost before the run resumed" in text for text in verdict.explanations)
+    result = check(log)
+    assert not result.success
+    assert any("lost before the run resumed" in text for text in result.explanations)
 
 
 def test_a_silent_log_writes_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -316,12 +325,12 @@ def test_a_silent_log_writes_nowhere(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert capfd.readouterr().out == ""
 
 
-def test_a_log_that_cannot_be_written_is_an_error_of_storage(tmp_path: Path) -> None:
+def test_an_unwritable_log_raises_storage_error(log: Path, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"missing/mlperf\.log: cannot be written"):
         MLPerfLog(tmp_path / "missing" / "mlperf.log", stdout=False)
 
 
-def test_a_reader_of_stdout_who_leaves_does_not_stop_the_run(tmp_path: Path) -> None:
+def test_a_closed_stdout_does_not_stop_the_run(log: Path) -> None:
     import subprocess
     import sys
 
@@ -330,7 +339,6 @@ def test_a_reader_of_stdout_who_leaves_does_not_stop_the_run(tmp_path: Path) -> 
         "read, write = os.pipe(); os.dup2(write, 1); os.close(write); os.close(read)\n"
         "log = MLPerfLog(Path(sys.argv[1]), stdout=True); log.block_start(0); log.block_stop(1)"
     )
-    log = tmp_path / "mlperf.log"
     subprocess.run([sys.executable, "-c", script, str(log)], check=True, timeout=60)
     assert [event["key"] for event in events(log)] == ["block_start", "block_stop"]
 
@@ -351,56 +359,56 @@ EXPLAINED: list[tuple[str, object, str]] = [
     ("eval_accuracy", "0.5", "is '0.5', not a number; the checker crashed on it"),
     ("submission_division", "ajar", "is 'ajar'; allowed: closed or open"),
     ("submission_benchmark", "sd", "is 'sd'; allowed: flux1"),
-    ("submission_division", "../../tmp/x", "a path; the checker was not asked"),
+    ("submission_division", "../../tmp/x", "a path; the checker was not run"),
     ("global_batch_size", 0, "global_batch_size (line"),
 ]
 
 
 @pytest.mark.parametrize(("key", "value", "text"), EXPLAINED)
-def test_a_wrong_value_is_explained(tmp_path: Path, key: str, value: object, text: str) -> None:
-    log = edited(write_run(tmp_path / "mlperf.log"), set_value(key, value))
-    verdict = check(log)
-    assert not verdict.success
-    assert text in "\n".join(verdict.explanations)
-    assert f"{key} (line " in render(verdict) or "target was not reached" in render(verdict)
+def test_a_wrong_value_is_explained(log: Path, key: str, value: object, text: str) -> None:
+    edited(write_run(log), set_value(key, value))
+    result = check(log)
+    assert not result.success
+    assert text in "\n".join(result.explanations)
+    assert f"{key} (line " in render(result) or "target was not reached" in render(result)
 
 
-def without_metadata(found: list[dict[str, Any]]) -> None:
-    del found[10]["metadata"]
+def without_metadata(logged: list[dict[str, Any]]) -> None:
+    del logged[10]["metadata"]
 
 
-def slow_init(found: list[dict[str, Any]]) -> None:
-    found[1]["time_ms"] -= 31 * 60_000
+def slow_init(logged: list[dict[str, Any]]) -> None:
+    logged[1]["time_ms"] -= 31 * 60_000
 
 
-def division_late(found: list[dict[str, Any]]) -> None:
-    index = next(i for i, e in enumerate(found) if e["key"] == "submission_division")
-    found.append(found.pop(index))
+def division_late(logged: list[dict[str, Any]]) -> None:
+    index = next(i for i, e in enumerate(logged) if e["key"] == "submission_division")
+    logged.append(logged.pop(index))
 
 
-def frequency_first(found: list[dict[str, Any]]) -> None:
-    index = next(i for i, e in enumerate(found) if e["key"] == "evaluation_frequency")
-    found.insert(0, found.pop(index))
+def frequency_first(logged: list[dict[str, Any]]) -> None:
+    index = next(i for i, e in enumerate(logged) if e["key"] == "evaluation_frequency")
+    logged.insert(0, logged.pop(index))
 
 
-def two_runs(found: list[dict[str, Any]]) -> None:
-    found.extend(found[:])
+def two_runs(logged: list[dict[str, Any]]) -> None:
+    logged.extend(logged[:])
 
 
-def headless(found: list[dict[str, Any]]) -> None:
-    del found[:20]
+def headless(logged: list[dict[str, Any]]) -> None:
+    del logged[:20]
 
 
-def endless(found: list[dict[str, Any]]) -> None:
-    del found[-1]
+def endless(logged: list[dict[str, Any]]) -> None:
+    del logged[-1]
 
 
 MUTATIONS: list[tuple[Callable[[list[dict[str, Any]]], None], str]] = [
     (without_metadata, "line 11 cannot be read (no metadata)"),
     (slow_init, "the closed division allows less than 30"),
-    (division_late, "stands before submission_division, which sets its time limit"),
-    (frequency_first, "global_batch_size must stand before it"),
-    (two_runs, "stands after init_stop or run_start: two runs"),
+    (division_late, "is before submission_division, which sets its time limit"),
+    (frequency_first, "global_batch_size must come before it"),
+    (two_runs, "is after init_stop or run_start: the file contains two runs"),
     (headless, "keys are missing"),
     (endless, "run_stop is missing; the run is not over"),
 ]
@@ -408,23 +416,23 @@ MUTATIONS: list[tuple[Callable[[list[dict[str, Any]]], None], str]] = [
 
 @pytest.mark.parametrize(("change", "text"), MUTATIONS)
 def test_a_wrong_order_is_explained(
-    tmp_path: Path, change: Callable[[list[dict[str, Any]]], None], text: str
+    log: Path, change: Callable[[list[dict[str, Any]]], None], text: str
 ) -> None:
-    verdict = check(edited(write_run(tmp_path / "mlperf.log"), change))
-    assert not verdict.success
-    assert text in "\n".join(verdict.explanations)
+    result = check(edited(write_run(log), change))
+    assert not result.success
+    assert text in "\n".join(result.explanations)
 
 
-def test_text_after_the_json_is_explained(tmp_path: Path) -> None:
-    log = write_run(tmp_path / "mlperf.log")
+def test_text_after_the_json_is_explained(log: Path) -> None:
+    write_run(log)
     log.write_text(log.read_text().replace('"flux1", ', '"flux1", \x1b[31m', 1))
     (text, *_) = check(log).explanations
     assert text.startswith("line 3 cannot be read")
     assert "\x1b" not in text
 
 
-def test_other_text_around_the_lines_is_no_fault(tmp_path: Path) -> None:
-    log = write_run(tmp_path / "mlperf.log")
+def test_other_text_around_the_lines_is_ignored(log: Path) -> None:
+    write_run(log)
     lines = log.read_text().splitlines()
     log.write_text("".join(f"chatter\n[default0]: {line}\r\n" for line in lines))
     assert check(log).success
@@ -434,17 +442,16 @@ def test_other_text_around_the_lines_is_no_fault(tmp_path: Path) -> None:
     ("content", "text"),
     [(None, "no such file"), (b"", "the file is empty"), (b"\x7fELF\0\0", "not a text file")],
 )
-def test_a_file_that_is_no_log_is_a_mistake_of_the_caller(
-    tmp_path: Path, content: bytes | None, text: str
+def test_an_unreadable_file_raises_config_error(
+    log: Path, content: bytes | None, text: str
 ) -> None:
-    log = tmp_path / "mlperf.log"
     if content is not None:
         log.write_bytes(content)
     with pytest.raises(ConfigError, match=f"LOG: got .*{text}"):
         check(log)
 
 
-def test_a_folder_a_huge_file_and_an_unknown_ruleset_are_refused(tmp_path: Path) -> None:
+def test_a_folder_a_huge_file_and_an_unknown_ruleset_are_refused(log: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a file"):
         check(tmp_path)
     huge = tmp_path / "huge.log"
@@ -456,8 +463,8 @@ def test_a_folder_a_huge_file_and_an_unknown_ruleset_are_refused(tmp_path: Path)
         check(huge, "4.1.0")
 
 
-def test_a_text_that_is_no_log_says_so(tmp_path: Path) -> None:
+def test_a_text_without_log_lines_is_explained(log: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello\n")
-    verdict = check(tmp_path / "notes.txt")
-    assert not verdict.success
-    assert "this is not an MLPerf log" in verdict.explanations[0]
+    result = check(tmp_path / "notes.txt")
+    assert not result.success
+    assert "this is not an MLPerf log" in result.explanations[0]

@@ -1,4 +1,4 @@
-"""The arithmetic of reference convergence points, against MLCommons' own checker."""
+"""The computation of reference convergence points against MLCommons' checker."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mlperf_logging.rcp_checker import rcp_checker
 
 from fluxtrain.mlperf import RULESETS
 from fluxtrain.mlperf.rcp import (
+    compare_with_reference,
     compatible_batch_sizes,
-    expectation,
+    describe_targets,
     explain,
-    judge,
     reference_point,
     reference_points,
 )
@@ -36,15 +36,15 @@ def write_log(path: Path, size: int, samples: int | None) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def checker_says(
+def checker_result(
     folder: Path, ruleset: str, size: int, samples: list[int | None]
 ) -> tuple[bool, str, float]:
     for index, count in enumerate(samples):
         write_log(folder / f"result_{index}.txt", size, count)
-    found: tuple[bool, str, float] = rcp_checker.check_directory(
+    result: tuple[bool, str, float] = rcp_checker.check_directory(
         str(folder), "training", ruleset, False, False, rcp_pass="pruned_rcps"
     )
-    return found
+    return result
 
 
 def around(mean: float) -> list[int | None]:
@@ -56,30 +56,28 @@ def around(mean: float) -> list[int | None]:
 @pytest.mark.parametrize("ruleset", RULESETS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("speed", [0.93, 0.985, 1.05])
-def test_the_verdict_is_the_checkers(
+def test_the_result_is_that_of_the_checker(
     ruleset: str, size: int, speed: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     point = reference_point(size, ruleset)
     samples = around((point.mean if point else 2e7) * speed)
-    passed, _, factor = checker_says(tmp_path, ruleset, size, samples)
-    ours = judge(samples, size, ruleset)
+    passed, _, factor = checker_result(tmp_path, ruleset, size, samples)
+    ours = compare_with_reference(samples, size, ruleset)
     assert ours.accepted == passed
     if passed:
         assert ours.scaling_factor == pytest.approx(factor, rel=1e-12)
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_one_run_that_did_not_converge_is_dropped_and_two_are_not(
-    lost: int, tmp_path: Path
-) -> None:
+def test_only_one_run_may_fail_to_converge(lost: int, tmp_path: Path) -> None:
     samples = [*around(8.5e6)[lost:], *[None] * lost]
-    passed, _, _ = checker_says(tmp_path, "6.1.0", 512, samples)
-    assert judge(samples, 512, "6.1.0").accepted == passed == (lost == 1)
+    passed, _, _ = checker_result(tmp_path, "6.1.0", 512, samples)
+    assert compare_with_reference(samples, 512, "6.1.0").accepted == passed == (lost == 1)
 
 
 @pytest.mark.parametrize("ruleset", RULESETS)
-def test_means_minima_and_the_kept_points_are_the_checkers(ruleset: str) -> None:
+def test_points_means_and_minima_are_those_of_the_checker(ruleset: str) -> None:
     checker = rcp_checker.RCP_Checker("training", ruleset, "flux1", False)
     kept = {record["BS"]: record for record in checker.pruned_rcp_data.values()}
     ours = {point.global_batch_size: point for point in reference_points(ruleset)}
@@ -95,7 +93,7 @@ def test_means_minima_and_the_kept_points_are_the_checkers(ruleset: str) -> None
         assert point.minimum == pytest.approx(between["Min Epochs"], abs=0.001)
 
 
-def test_every_verdict_is_told_in_words() -> None:
+def test_every_result_is_explained() -> None:
     cases = {
         (512, 0.93): "refused: mean of 8 runs",
         (512, 0.99): "the score is multiplied by",
@@ -104,13 +102,13 @@ def test_every_verdict_is_told_in_words() -> None:
         (1024, 1.05): "interpolated for global batch size 1024",
         (8192, 1.0): "no reference above global batch size 4096",
     }
-    for (size, speed), words in cases.items():
+    for (size, speed), text in cases.items():
         point = reference_point(size, "6.1.0")
         mean = (point.mean if point else 2e7) * speed
-        verdict = judge([mean] * 10, size, "6.1.0")
-        assert words in explain(verdict, size, "6.1.0")
-    nobody = judge([None] * 10, 512, "6.1.0")
-    assert "did not converge" in explain(nobody, 512, "6.1.0")
+        result = compare_with_reference([mean] * 10, size, "6.1.0")
+        assert text in explain(result, size, "6.1.0")
+    none_converged = compare_with_reference([None] * 10, 512, "6.1.0")
+    assert "did not converge" in explain(none_converged, 512, "6.1.0")
 
 
 def test_only_divisors_of_the_evaluation_interval_satisfy_all_rulesets() -> None:
@@ -119,9 +117,11 @@ def test_only_divisors_of_the_evaluation_interval_satisfy_all_rulesets() -> None
     )
 
 
-def test_a_closed_run_is_told_what_it_has_to_reach() -> None:
-    (old, _, new) = expectation(512, RULESETS)
+def test_the_targets_of_a_closed_run_are_described() -> None:
+    (old, _, new) = describe_targets(512, RULESETS)
     assert old.startswith("5.1.0: the reference needs 8,170,155 samples, 31 evaluations")
     assert new.endswith("accepted from a mean of 7,112,400")
-    assert "no one log at global batch size 2304" in expectation(2304, RULESETS)[-1]
-    assert expectation(8192, ["6.1.0"])[0] == "6.1.0: no reference above global batch size 4096"
+    assert "no single log at global batch size 2304" in describe_targets(2304, RULESETS)[-1]
+    assert (
+        describe_targets(8192, ["6.1.0"])[0] == "6.1.0: no reference above global batch size 4096"
+    )

@@ -1,4 +1,4 @@
-"""From ten logs to a package that all of MLCommons' tools accept, and what keeps it from being made."""
+"""Ten logs become a package that all of MLCommons' tools accept; wrong runs and answers are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONVERGED = (27, 28, 28, 28, 28, 28, 29, 29, 29, 29)  # evaluations; the referen
 
 
 class Clock:
-    """Unix time that goes on by ten minutes with each look at it once the run has started."""
+    """Unix time that advances by ten minutes with each call once the run has started."""
 
     def __init__(self) -> None:
         self.now, self.step = 1_700_000_000.0, 1.0
@@ -69,7 +69,7 @@ def ten_runs(folder: Path, counts: tuple[int, ...] = CONVERGED, **run: Any) -> l
 
 
 def answers(folder: Path, **changed: Any) -> Path:
-    """Write a whole system description."""
+    """Write a complete system description."""
     path = folder / "system.yaml"
     texts: dict[str, Any] = {name: f"a {name}" for name in FIELDS}
     texts |= {"submitter": "example-org", "division": "closed", "system_name": "8xMI300X"}
@@ -83,6 +83,13 @@ def answers(folder: Path, **changed: Any) -> Path:
     return path
 
 
+@pytest.fixture
+def runs(tmp_path: Path) -> list[str]:
+    """Return ten closed runs, beside a complete system description."""
+    answers(tmp_path)
+    return ten_runs(tmp_path / "runs")
+
+
 def package(runs: list[str], folder: Path, *more: str) -> int:
     output = ["--output", str(folder / "package"), "--system", str(folder / "system.yaml")]
     return main(["mlperf", "package", *runs, *output, *more])
@@ -90,14 +97,12 @@ def package(runs: list[str], folder: Path, *more: str) -> int:
 
 @pytest.mark.parametrize("ruleset", ["6.0.0", "6.1.0"])
 def test_ten_runs_become_a_package_that_every_tool_accepts(
-    ruleset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ruleset: str, runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = ten_runs(tmp_path / "runs")
-    answers(tmp_path)
     code = package(runs, tmp_path, "--ruleset", ruleset)
-    said = capsys.readouterr().out
-    assert code == EXIT_OK, said
-    verdicts = [line.split()[:2] for line in said.splitlines()[1:6]]
+    output = capsys.readouterr().out
+    assert code == EXIT_OK, output
+    verdicts = [line.split()[:2] for line in output.splitlines()[1:6]]
     assert verdicts == [
         ["system_desc_checker", "passed"],
         ["package_checker", "passed"],
@@ -105,7 +110,7 @@ def test_ten_runs_become_a_package_that_every_tool_accepts(
         ["result_summarizer", "passed"],
         ["repo_checker", "passed"],
     ]
-    assert "accepted: mean of 8 runs 7,438,336 samples" in said
+    assert "accepted: mean of 8 runs 7,438,336 samples" in output
     organisation = tmp_path / "package" / "example-org"
     results = organisation / "results" / "8xMI300X" / "flux1"
     assert len(list(results.glob("result_*.txt"))) == 10
@@ -115,15 +120,13 @@ def test_ten_runs_become_a_package_that_every_tool_accepts(
     assert resolve(json.loads((implementation / "job_3.json").read_text())["spec"]["run"])
 
 
-def test_the_older_ruleset_refuses_what_is_faster_than_its_reference(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_older_ruleset_refuses_faster_convergence(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = ten_runs(tmp_path / "runs")
-    answers(tmp_path)
     assert package(runs, tmp_path, "--ruleset", "5.1.0") == EXIT_ERROR
-    said = capsys.readouterr().out
-    assert "RCP Test Failed" in said
-    assert "refused: mean of 8 runs 7,438,336 samples, 548,282 below the accepted minimum" in said
+    output = capsys.readouterr().out
+    assert "RCP Test Failed" in output
+    assert "refused: mean of 8 runs 7,438,336 samples, 548,282 below the accepted minimum" in output
 
 
 def test_a_score_faster_than_the_reference_is_scaled(
@@ -132,8 +135,8 @@ def test_a_score_faster_than_the_reference_is_scaled(
     runs = ten_runs(tmp_path / "runs", (27, 27, 27, 27, 27, 27, 27, 28, 28, 28))
     answers(tmp_path)
     assert package(runs, tmp_path) == EXIT_OK
-    said = capsys.readouterr().out
-    factor = float(said.rpartition("multiplied by ")[2])
+    output = capsys.readouterr().out
+    factor = float(output.rpartition("multiplied by ")[2])
     written = tmp_path / "package/example-org/results/8xMI300X/flux1/scaling.json"
     assert json.loads(written.read_text())["scaling_factor"] == pytest.approx(factor, abs=1e-4)
 
@@ -148,7 +151,7 @@ def test_the_open_division_is_packaged_without_a_reference(
     assert "rcp_checker" not in capsys.readouterr().out
 
 
-def test_what_the_nodes_cannot_tell_is_asked_for(
+def test_a_missing_system_description_is_created_as_a_template(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = ten_runs(tmp_path / "runs")
@@ -161,8 +164,8 @@ def test_what_the_nodes_cannot_tell_is_asked_for(
     assert asked["framework"].startswith("PyTorch")
     assert asked["cooling"] is None
     assert package(runs, tmp_path) == EXIT_USAGE
-    said = capsys.readouterr().err
-    assert "cooling: not answered: air or liquid" in said
+    output = capsys.readouterr().err
+    assert "cooling: missing: air or liquid" in output
     assert not (tmp_path / "package").exists(), "nothing is written of an incomplete submission"
     path.write_text(path.read_text().replace(": null", ': "told"'))
     assert package(runs, tmp_path) == EXIT_OK
@@ -193,63 +196,69 @@ def _lose(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
+    ("change", "message"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
 )
-def test_runs_that_are_no_result_are_refused_before_anything_is_written(
-    change: Change, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_runs_that_are_not_one_result_are_refused(
+    change: Change,
+    message: str,
+    runs: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    runs = ten_runs(tmp_path / "runs")
-    answers(tmp_path)
     change(tmp_path / "runs")
     assert package(runs, tmp_path) == EXIT_USAGE
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "package").exists()
 
 
-def test_nine_runs_are_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = ten_runs(tmp_path / "runs")
-    answers(tmp_path)
+def test_nine_runs_are_refused(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert package(runs[:9], tmp_path) == EXIT_USAGE
     assert "must be 10 runs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
         ("status", "soon", "must be one of Available on-premise"),
         ("system_name", "../../etc", "names a folder"),
         ("submitter", "two words", "names a folder"),
         ("number_of_nodes", "eight", "must be a whole number"),
         ("framework", "", "must not be empty"),
-        ("framework", ["a"], "must be one text"),
+        ("framework", ["a"], "must be a string"),
         ("colour", "red", "no field of a system description"),
     ],
 )
 def test_a_wrong_answer_is_refused(
-    field: str, value: Any, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: list[str],
+    field: str,
+    value: Any,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    runs = ten_runs(tmp_path / "runs")
     answers(tmp_path, **{field: value})
     assert package(runs, tmp_path) == EXIT_USAGE
-    said = capsys.readouterr().err
-    assert field in said
-    assert told in said
+    output = capsys.readouterr().err
+    assert field in output
+    assert message in output
     assert not (tmp_path / "package").exists()
 
 
-def test_a_package_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = ten_runs(tmp_path / "runs")
-    answers(tmp_path)
+def test_a_package_is_not_overwritten(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert package(runs, tmp_path) == EXIT_OK
     assert package(runs, tmp_path) == EXIT_USAGE
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
-def test_this_machine_is_described_as_lscpu_does() -> None:
+def test_the_machine_facts_are_those_of_lscpu() -> None:
     facts = machine_facts(16, 8)
     assert facts["number_of_nodes"] == "2"
-    told = subprocess.run(["lscpu", "--json"], capture_output=True, text=True, check=True).stdout
-    rows = {row["field"].rstrip(":"): row["data"] for row in json.loads(told)["lscpu"]}
+    output = subprocess.run(["lscpu", "--json"], capture_output=True, text=True, check=True).stdout
+    rows = {row["field"].rstrip(":"): row["data"] for row in json.loads(output)["lscpu"]}
     assert facts["host_processor_vcpu_count"] == rows["CPU(s)"]
     if "Model name" in rows:
         assert facts["host_processor_model_name"] == rows["Model name"]

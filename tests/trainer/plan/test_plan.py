@@ -1,4 +1,4 @@
-"""The plan against published figures, the model itself, and what forward passes really allocate."""
+"""The plan against published figures, the model itself, and the memory that forward passes allocate."""
 
 import json
 from collections.abc import Callable
@@ -31,11 +31,11 @@ from fluxtrain.model.parameters import count_parameters
 from fluxtrain.parallelize import blocks, recompute_activations
 from fluxtrain.plan import make_plan, render
 from fluxtrain.plan.estimate import USABLE
-from fluxtrain.plan.memory import communication_bytes, layout, memory
+from fluxtrain.plan.memory import communication_bytes, make_sharding, memory
 
 GIB = 2**30
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-# Partitions a graph into what is kept and what is recomputed just as inductor does, without compiling.
+# Partitions a graph into saved and recomputed tensors as inductor does, without compiling.
 PARTITIONER = "aot_eager_decomp_partition"
 
 
@@ -74,19 +74,19 @@ def loss_of(model: nn.Module, config: RunConfig, batch: int) -> Tensor:
 def saved_bytes(forward: Callable[[], object], model: nn.Module) -> int:
     """Return the bytes of all storages that autograd saves in ``forward``, parameters left out."""
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    found: dict[int, int] = {}
+    storages: dict[int, int] = {}
     alive: list[Tensor] = []  # so that no address is used twice
 
     def pack(tensor: Tensor) -> Tensor:
         alive.append(tensor)
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in parameters:
-            found[storage.data_ptr()] = storage.nbytes()
+            storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         forward()
-    return sum(found.values())
+    return sum(storages.values())
 
 
 def compile_all(modules: list[nn.Module]) -> None:
@@ -103,7 +103,7 @@ def compile_all(modules: list[nn.Module]) -> None:
         ("micro", {"mlp_ratio": 3.5}),
     ],
 )
-def test_parameters_are_counted_as_the_model_has_them(preset: str, model: dict[str, Any]) -> None:
+def test_parameter_counts_are_those_of_the_model(preset: str, model: dict[str, Any]) -> None:
     config = make_config(preset, model=model)
     flux, counts = on_meta(config), count_parameters(config.model)
     assert counts.total == sum(p.numel() for p in flux.parameters())
@@ -111,7 +111,7 @@ def test_parameters_are_counted_as_the_model_has_them(preset: str, model: dict[s
     assert counts.single_block == sum(p.numel() for p in flux.single_blocks[0].parameters())
 
 
-def test_schnell_is_what_the_reference_sheet_says() -> None:
+def test_schnell_matches_the_reference_sheet() -> None:
     plan = make_plan(make_config(), 1, 8, "MI300X", 0.5)
     assert plan.parameters == plan.trainable_parameters == 11_891_178_560
     assert plan.flops_per_sample == pytest.approx(20.4137e12, rel=1e-5)
@@ -120,15 +120,15 @@ def test_schnell_is_what_the_reference_sheet_says() -> None:
     assert plan.seconds == pytest.approx(30_000 * 512 / (8 * 32.0), rel=1e-3)
 
 
-def test_a_large_picture_costs_what_the_reference_sheet_says() -> None:
+def test_the_flops_of_a_large_image_match_the_reference_sheet() -> None:
     plan = make_plan(at_size(128, 512, compiled=False), 1, 8)
     assert plan.flops_per_sample == pytest.approx(223.139e12, rel=1e-5)
 
 
-def test_the_state_takes_sixteen_bytes_per_parameter_and_is_divided_over_the_ranks() -> None:
+def test_the_state_has_sixteen_bytes_per_parameter_and_is_sharded() -> None:
     config = make_config()
     counts = count_parameters(config.model)
-    alone, eighth = (memory(config, counts, layout(config, n), 1) for n in (1, 8))
+    alone, eighth = (memory(config, counts, make_sharding(config, n), 1) for n in (1, 8))
     assert alone.weights + alone.gradients + alone.optimizer == pytest.approx(190.3e9, rel=1e-3)
     for part in ("weights", "gradients", "optimizer"):
         assert getattr(eighth, part) == pytest.approx(getattr(alone, part) / 8, rel=1e-6)
@@ -136,7 +136,7 @@ def test_the_state_takes_sixteen_bytes_per_parameter_and_is_divided_over_the_ran
     assert eighth.total == sum(eighth.model_dump().values()) - eighth.total
 
 
-def test_replicas_hold_the_state_once_per_group() -> None:
+def test_each_replica_has_the_whole_state() -> None:
     config = make_config(parallel={"dp_replicate": 4})
     plan = make_plan(config, 4, 8)
     assert (plan.dp_replicate, plan.dp_shard) == (4, 8)
@@ -144,11 +144,11 @@ def test_replicas_hold_the_state_once_per_group() -> None:
     assert plan.memory_bytes_per_gpu.weights == alone.weights
 
 
-def test_without_resharding_the_whole_model_lies_gathered() -> None:
+def test_without_resharding_the_whole_model_is_gathered() -> None:
     config = make_config(parallel={"reshard_after_forward": False})
     counts = count_parameters(config.model)
-    more = memory(config, counts, layout(config, 8), 1).gathered
-    less = memory(make_config(), counts, layout(config, 8), 1).gathered
+    more = memory(config, counts, make_sharding(config, 8), 1).gathered
+    less = memory(make_config(), counts, make_sharding(config, 8), 1).gathered
     assert more - less == 2 * (counts.total - counts.rest - counts.largest_pair)
     assert more > 23.8e9
 
@@ -157,21 +157,21 @@ def test_without_resharding_the_whole_model_lies_gathered() -> None:
     ("reshard", "reduce", "gigabytes"),
     [(True, "float32", 95.1), (False, "float32", 71.3), (False, "bfloat16", 47.6)],
 )
-def test_traffic_is_what_the_reference_sheet_says(
+def test_communication_matches_the_reference_sheet(
     reshard: bool, reduce: str, gigabytes: float
 ) -> None:
     config = make_config(parallel={"reshard_after_forward": reshard}, precision={"reduce": reduce})
-    counts, where = count_parameters(config.model), layout(config, 8)
-    sent = communication_bytes(config, counts, where, accumulation=1)
+    counts, sharding = count_parameters(config.model), make_sharding(config, 8)
+    sent = communication_bytes(config, counts, sharding, accumulation=1)
     assert sent == pytest.approx(gigabytes * 1e9 * 7 / 8, rel=2e-3)
-    assert communication_bytes(config, counts, where, accumulation=3) == pytest.approx(3 * sent)
+    assert communication_bytes(config, counts, sharding, accumulation=3) == pytest.approx(3 * sent)
 
 
-def test_replicas_sum_their_shards_on_top() -> None:
+def test_replicas_also_all_reduce_their_shards() -> None:
     one, two = make_config(), make_config(parallel={"dp_replicate": 2})
     counts = count_parameters(one.model)
-    within = communication_bytes(one, counts, layout(one, 8), 1)
-    both = communication_bytes(two, counts, layout(two, 16), 1)
+    within = communication_bytes(one, counts, make_sharding(one, 8), 1)
+    both = communication_bytes(two, counts, make_sharding(two, 16), 1)
     assert both - within == pytest.approx(5.95e9, rel=1e-3)
 
 
@@ -190,7 +190,7 @@ def test_a_single_rank_sends_nothing() -> None:
         (128, 512, True, 28.9),
     ],
 )
-def test_activations_are_near_those_of_the_reference_sheet(
+def test_activations_match_the_reference_sheet(
     latent_size: int, text: int, compiled: bool, gib: float
 ) -> None:
     kept, live = activation_bytes(at_size(latent_size, text, compiled))
@@ -199,7 +199,7 @@ def test_activations_are_near_those_of_the_reference_sheet(
 
 
 @pytest.mark.parametrize(("latent_size", "text", "gib"), [(32, 256, 0.17), (128, 512, 1.5)])
-def test_full_recomputation_keeps_the_blocks_inputs(
+def test_full_recomputation_saves_the_inputs_of_the_blocks(
     latent_size: int, text: int, gib: float
 ) -> None:
     kept, live = activation_bytes(at_size(latent_size, text, compiled=True, recompute=1))
@@ -226,7 +226,7 @@ def test_activations_are_those_that_autograd_saves(
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
-def test_compiled_blocks_that_recompute_keep_what_the_formula_says(fraction: float) -> None:
+def test_compiled_recomputing_blocks_save_as_estimated(fraction: float) -> None:
     config = make_config(
         "openmoji", parallel={"compile": True, "activation_checkpointing": fraction}
     )
@@ -240,7 +240,7 @@ def test_compiled_blocks_that_recompute_keep_what_the_formula_says(fraction: flo
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("kind", ["double", "single"])
-def test_a_block_of_true_width_keeps_what_the_formula_says(kind: str, compiled: bool) -> None:
+def test_a_full_size_block_saves_as_estimated(kind: str, compiled: bool) -> None:
     config = make_config(parallel={"compile": compiled})
     hidden, heads, tokens = config.model.hidden_size, config.model.num_heads, 64
     make = DoubleStreamBlock if kind == "double" else SingleStreamBlock
@@ -260,7 +260,7 @@ def test_a_block_of_true_width_keeps_what_the_formula_says(kind: str, compiled: 
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.5, 0.9, 1.0])
-def test_as_many_blocks_recompute_as_the_formula_says(fraction: float) -> None:
+def test_as_many_blocks_recompute_as_estimated(fraction: float) -> None:
     config = make_config("openmoji", model={"depth": 3, "depth_single_blocks": 7})
     model = on_meta(config)
     recompute_activations(model, fraction)
@@ -270,7 +270,7 @@ def test_as_many_blocks_recompute_as_the_formula_says(fraction: float) -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
-def test_recomputing_blocks_leaves_as_much_memory_in_use_as_the_formula_says(
+def test_recomputing_blocks_use_as_much_memory_as_estimated(
     fraction: float,
 ) -> None:
     config = make_config("openmoji", parallel={"activation_checkpointing": fraction})
@@ -286,17 +286,17 @@ def test_recomputing_blocks_leaves_as_much_memory_in_use_as_the_formula_says(
 def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
     config = make_config()
     plan = make_plan(config, 1, 8, "MI300X")
-    counts, where = count_parameters(config.model), layout(config, 8)
+    counts, sharding = count_parameters(config.model), make_sharding(config, 8)
     assert plan.largest_micro_batch is not None
     room = USABLE * GPUS["MI300X"].memory_bytes
     last, next_one = (
-        memory(config, counts, where, plan.largest_micro_batch + more).total for more in (0, 1)
+        memory(config, counts, sharding, plan.largest_micro_batch + more).total for more in (0, 1)
     )
     assert last <= room < next_one
     assert plan.fits is (plan.micro_batch_size <= plan.largest_micro_batch)
 
 
-def test_a_model_that_does_not_fit_says_so() -> None:
+def test_a_model_that_does_not_fit_is_reported() -> None:
     plan = make_plan(make_config(schedule={"global_batch_size": 32}), 1, 1, "H100")
     assert plan.largest_micro_batch == 0
     assert plan.fits is False
@@ -323,7 +323,7 @@ def test_the_micro_batch_is_the_one_that_training_would_use() -> None:
         (1, 1, 32, 1, 1, 7),
     ],
 )
-def test_shares_that_are_not_equal_are_filled_up_by_as_little_as_the_micro_batches_allow(
+def test_unequal_shares_are_padded_as_little_as_possible(
     batch: int, nodes: int, largest: int, micro: int, accumulation: int, padded: int
 ) -> None:
     config = make_config(
@@ -342,7 +342,7 @@ def test_shares_that_are_not_equal_are_filled_up_by_as_little_as_the_micro_batch
     assert plan.samples_per_second == pytest.approx(whole * batch / computed)
 
 
-def test_the_plan_of_seven_nodes_says_what_their_padding_costs(
+def test_the_plan_reports_the_cost_of_padding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = EXAMPLES / "mlperf-schnell.yaml"
@@ -351,8 +351,8 @@ def test_the_plan_of_seven_nodes_says_what_their_padding_costs(
     assert "nodes: {min: 4, max: 8}" in text
     file.write_text(text.replace("nodes: {min: 4, max: 8}", "nodes: {min: 4, max: 7}"))
     assert main(["plan", str(file)]) == EXIT_OK
-    said = capsys.readouterr().out
-    assert "10  of 9.143 needed: 48 samples, 8.6 % of the work, are padding" in said
+    output = capsys.readouterr().out
+    assert "10  of 9.143 needed: 48 samples, 8.6 % of the work, are padding" in output
     assert main(["plan", str(file), "--json"]) == EXIT_OK
     values = json.loads(capsys.readouterr().out)
     assert (values["samples_per_rank"], values["padded_samples"]) == (10, 48)
@@ -371,11 +371,13 @@ def test_replicas_must_fit_one_size_of_the_job(
     file.write_text(example.read_text().replace("min: 4, max: 8", f"min: {nodes}"))
     assert main(["plan", str(file), f"--parallel.dp_replicate={replicate}"]) == code
     if code:
-        said = capsys.readouterr().err
-        assert "spec.run.parallel.dp_replicate: got 16; must divide the number of ranks, 24" in said
+        output = capsys.readouterr().err
+        assert (
+            "spec.run.parallel.dp_replicate: got 16; must divide the number of ranks, 24" in output
+        )
 
 
-def test_mistakes_are_named() -> None:
+def test_wrong_arguments_are_refused() -> None:
     config = make_config()
     with pytest.raises(ConfigError, match=r"--gpu: got 'MI300A'; known: MI250X, MI300X, MI325X"):
         make_plan(config, 1, 8, "MI300A")
@@ -383,7 +385,7 @@ def test_mistakes_are_named() -> None:
         make_plan(config, 1, 8, "h200", 40)
 
 
-def test_the_json_holds_plain_numbers() -> None:
+def test_the_json_has_plain_numbers() -> None:
     values = json.loads(json.dumps(make_plan(make_config(), 2, 8).model_dump()))
     parts = values.pop("memory_bytes_per_gpu")
     assert set(parts) == {
@@ -395,7 +397,7 @@ def test_the_json_holds_plain_numbers() -> None:
     assert isinstance(values["seconds"], float)
 
 
-def test_the_table_has_units_and_names_what_is_assumed() -> None:
+def test_the_table_has_units_and_assumptions() -> None:
     text = render(make_plan(make_config(), 1, 8))
     for part in (
         "11,891,178,560",
@@ -429,13 +431,11 @@ def test_cpus_have_no_known_speed() -> None:
         ("", None),
     ],
 )
-def test_peaks_are_found_by_the_names_that_torch_gives(
-    device_name: str, peak: float | None
-) -> None:
+def test_peaks_are_found_by_the_device_names_of_torch(device_name: str, peak: float | None) -> None:
     assert peak_flops(device_name) == peak
 
 
-def test_only_trainings_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_train_task_has_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     examples = EXAMPLES / "mlperf-from-raw"
     for path in sorted(examples.glob("[123]-*.yaml")):
         assert main(["plan", str(path)]) == EXIT_USAGE

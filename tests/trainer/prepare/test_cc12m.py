@@ -298,7 +298,7 @@ def test_ctrl_c_ends_it_with_one_line_and_the_same_command_resumes(
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert errors == "fluxtrain: error: stopped; the same command goes on from here\n"
+    assert errors == "fluxtrain: error: stopped; the same command resumes\n"
     subprocess.run(program, check=True)
     assert made_in(tmp_path / "set") == expected
 

@@ -62,14 +62,14 @@ def convert(source: Path, output: Path, layout: Any, **more: Any) -> Path:
 
 
 @pytest.mark.parametrize("model", SHAPES.values(), ids=SHAPES)
-def test_the_table_names_every_tensor_of_the_model(model: ModelConfig) -> None:
+def test_entries_are_the_tensors_of_the_model(model: ModelConfig) -> None:
     ours = {name: tuple(p.shape) for name, p in Flux(model).state_dict().items()}
     assert {entry.name: entry.shape for entry in entries(model)} == ours
 
 
 @pytest.mark.parametrize("shard_bytes", [10**9, 100_000], ids=["one file", "sharded"])
 @pytest.mark.parametrize("model", SHAPES.values(), ids=SHAPES)
-def test_diffusers_loads_what_we_write_and_says_the_same(
+def test_diffusers_computes_the_same_with_exported_weights(
     model: ModelConfig, shard_bytes: int, tmp_path: Path
 ) -> None:
     state = random_state(model)
@@ -83,7 +83,7 @@ def test_diffusers_loads_what_we_write_and_says_the_same(
     img, txt = torch.randn(2, 24, 16), torch.randn(2, 7, 48)
     vec, t, guidance = torch.randn(2, 40), torch.rand(2), 4 * torch.rand(2)
     with torch.no_grad():
-        given = theirs(
+        expected = theirs(
             hidden_states=img,
             encoder_hidden_states=txt,
             pooled_projections=vec,
@@ -93,7 +93,7 @@ def test_diffusers_loads_what_we_write_and_says_the_same(
             guidance=guidance if model.guidance_embed else None,
             return_dict=False,
         )[0]
-        said = ours(
+        prediction = ours(
             img,
             image_ids(8, 12),
             txt,
@@ -102,14 +102,16 @@ def test_diffusers_loads_what_we_write_and_says_the_same(
             vec,
             guidance if model.guidance_embed else None,
         )
-    torch.testing.assert_close(said, given, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(prediction, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("model", SHAPES.values(), ids=SHAPES)
-def test_what_diffusers_writes_comes_back_bit_for_bit(model: ModelConfig, tmp_path: Path) -> None:
+def test_weights_from_diffusers_are_bit_equal(model: ModelConfig, tmp_path: Path) -> None:
     state = random_state(model)
-    there = convert(bfl_file(tmp_path / "a.safetensors", state), tmp_path / "there", "diffusers")
-    theirs = FluxTransformer2DModel.from_pretrained(there)
+    folder = convert(
+        bfl_file(tmp_path / "a.safetensors", state), tmp_path / "diffusers", "diffusers"
+    )
+    theirs = FluxTransformer2DModel.from_pretrained(folder)
     theirs.save_pretrained(tmp_path / "pipeline" / "transformer", max_shard_size="100KB")
     back = load_file(convert(tmp_path / "pipeline", tmp_path / "back.safetensors", "bfl"))
     assert back.keys() == state.keys()
@@ -117,7 +119,7 @@ def test_what_diffusers_writes_comes_back_bit_for_bit(model: ModelConfig, tmp_pa
         assert torch.equal(back[name], tensor), name
 
 
-def test_a_prefix_and_other_names_of_the_norms_are_understood(tmp_path: Path) -> None:
+def test_prefixes_and_other_norm_names_are_read(tmp_path: Path) -> None:
     state = random_state(SMALL)
     renamed = {
         "model.diffusion_model." + name.replace("norm.scale", "norm.weight"): tensor
@@ -129,13 +131,13 @@ def test_a_prefix_and_other_names_of_the_norms_are_understood(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_weights_are_rounded_once_to_the_dtype_asked_for(dtype: str, tmp_path: Path) -> None:
+def test_weights_are_rounded_once_to_the_dtype(dtype: str, tmp_path: Path) -> None:
     state = random_state(SMALL)
     source = bfl_file(tmp_path / "a.safetensors", state)
     output = tmp_path / "b.safetensors"
     assert main(["export", str(source), "--output", str(output), "--dtype", dtype]) == EXIT_OK
-    found = load_file(output)
-    assert all(torch.equal(found[n], t.to(getattr(torch, dtype))) for n, t in state.items())
+    exported = load_file(output)
+    assert all(torch.equal(exported[n], t.to(getattr(torch, dtype))) for n, t in state.items())
 
 
 def run_micro(output: Path, *more: str) -> None:
@@ -175,7 +177,7 @@ def break_shape(state: dict[str, Tensor]) -> None:
 MISTAKES: list[tuple[str, Any, str]] = [
     ("missing", lambda s: s.pop("txt_in.bias"), "txt_in.bias is missing"),
     ("extra", lambda s: s.update(other=torch.zeros(1)), "other is not a tensor of this model"),
-    ("shape", break_shape, r"img_in.bias has shape \[3\] where the model has \[64\]"),
+    ("shape", break_shape, r"img_in.bias has shape \[3\] but the model has \[64\]"),
     ("not finite", lambda s: s["txt_in.bias"].fill_(torch.nan), "txt_in.bias is not finite"),
     ("another model", lambda s: s.pop("img_in.weight"), "neither BFL's nor diffusers'"),
     ("no norms", lambda s: [s.pop(n) for n in list(s) if "norm" in n], "not the weights of a FLUX"),
@@ -183,13 +185,13 @@ MISTAKES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("change", "told"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
+    ("change", "message"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
 )
-def test_weights_that_are_not_whole_are_refused(change: Any, told: str, tmp_path: Path) -> None:
+def test_incomplete_weights_are_refused(change: Any, message: str, tmp_path: Path) -> None:
     state = random_state(SMALL)
     change(state)
     source = bfl_file(tmp_path / "bad.safetensors", state)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         convert(source, tmp_path / "out.safetensors", "bfl")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.safetensors"]
 
@@ -200,13 +202,13 @@ def test_pickles_and_empty_folders_are_refused(
     (tmp_path / "empty").mkdir()
     (tmp_path / "dcp").mkdir()
     (tmp_path / "dcp" / ".metadata").write_bytes(b"\x80\x04.")
-    for name, told in (("empty", "no *.safetensors"), ("dcp", "a pickle"), ("none", "missing")):
+    for name, message in (("empty", "no *.safetensors"), ("dcp", "a pickle"), ("none", "missing")):
         code = main(["import", str(tmp_path / name), "--output", str(tmp_path / "out")])
         assert code == EXIT_USAGE
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
-def test_what_is_there_is_not_written_over(
+def test_an_existing_file_is_not_overwritten(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = bfl_file(tmp_path / "a.safetensors", random_state(SMALL))
@@ -216,7 +218,7 @@ def test_what_is_there_is_not_written_over(
     assert source.read_bytes() == before
 
 
-def test_an_export_killed_at_any_moment_leaves_nothing_and_its_repetition_is_whole(
+def test_a_killed_export_leaves_nothing_and_can_be_repeated(
     tmp_path: Path,
 ) -> None:
     model = SMALL.model_copy(update={"hidden_size": 256, "num_heads": 8})
@@ -238,13 +240,13 @@ def test_an_export_killed_at_any_moment_leaves_nothing_and_its_repetition_is_who
         if output.exists():
             assert {p.name: p.read_bytes() for p in output.iterdir()} == expected
             shutil.rmtree(output)
-    assert met, "some kills met it at work"
+    assert met, "some kills interrupted an export"
     convert(source, output, "diffusers", shard_bytes=10**7)
     assert {path.name: path.read_bytes() for path in output.iterdir()} == expected
-    assert not list(tmp_path.glob(".*")), "nothing half-written is left"
+    assert not list(tmp_path.glob(".*")), "no partial file is left"
 
 
-def test_memory_stays_far_below_the_models_size(tmp_path: Path) -> None:
+def test_memory_is_far_below_the_size_of_the_model(tmp_path: Path) -> None:
     model = SMALL.model_copy(
         update={"hidden_size": 1024, "num_heads": 32, "depth_single_blocks": 6}
     )

@@ -1,4 +1,4 @@
-"""``fluxtrain``: the commands that a person types."""
+"""``fluxtrain``: the command line interface."""
 
 from __future__ import annotations
 
@@ -12,9 +12,22 @@ from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command in ``arguments`` (default: this process's); return its exit code."""
-    if os.getpid() == 1:  # a container's first process: the kernel drops what it has no handler for
+    """Run the command in ``arguments`` (default: sys.argv) and return its exit code."""
+    if (
+        os.getpid() == 1
+    ):  # the kernel drops signals without a handler for a container's first process
         signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(EXIT_STOPPED))
+    try:
+        parsed, rest = _parser().parse_known_args(arguments)
+        return int(parsed.action(parsed, rest))
+    except FluxtrainError as error:
+        print(f"fluxtrain: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     from fluxtrain.cli import (
         agent,
         convert,
@@ -33,15 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # in the order of a run's life; the operator's own commands last
+    # in the order of use; the commands that the operator runs come last
     user = (run, prepare, convert, plan, sample, export, import_weights, mlperf_check)
     for module in (*user, agent, rendezvous):
         module.add(commands)
-    known, rest = parser.parse_known_args(arguments)
-    try:
-        return int(known.action(known, rest))
-    except FluxtrainError as error:
-        print(f"fluxtrain: error: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        return 0
+    return parser

@@ -1,4 +1,4 @@
-"""What several commands share: the FILE argument, the roots, and the way from a file to its config."""
+"""Arguments shared by several commands, and loading a job file with overrides from the command line."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 from fluxtrain.cli import reference_environment
-from fluxtrain.contract.resource.document import load
-from fluxtrain.contract.resource.fluxtraining import FluxTraining, local_meaning
+from fluxtrain.cli.field_help import add_field_help
+from fluxtrain.contract.resource.document import load_job
+from fluxtrain.contract.resource.fluxtraining import FluxTraining, cluster_only_fields
 from fluxtrain.contract.run.closed_division import is_closed
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
@@ -17,52 +18,61 @@ from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import ConfigError
 
 
+def path(text: str) -> Path:
+    """Return ``text`` as a path; the type of every path argument."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return Path(text)
+
+
 def add_file(parser: argparse.ArgumentParser) -> None:
-    """Add the FILE argument and the note on overrides."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="a FluxTraining, as YAML")
-    parser.epilog = (
-        "Any field of spec.run can be set: --optim.learning_rate=2e-4; see docs/config.md."
-    )
+    """Add the FILE argument and the help on overrides."""
+    parser.add_argument("file", type=path, metavar="FILE", help="a FluxTraining, as YAML")
+    add_field_help(parser)
 
 
 def add_paths(parser: argparse.ArgumentParser) -> None:
-    """Add the roots of relative paths."""
+    """Add ``--data`` and ``--models``."""
     for name, variables in reference_environment.ROOTS.items():
-        chosen = reference_environment.root(name, os.environ)
-        known = " or ".join(f"${variable}" for variable in variables)
-        text = f"root of relative {name} paths (default: {known}, else {chosen.value})"
-        parser.add_argument(f"--{name}", type=Path, default=Path(chosen.value), help=text)
+        default = reference_environment.root(name, os.environ).value
+        names = " or ".join(f"${variable}" for variable in variables)
+        text = f"root of relative {name} paths (default: {names}, else {default})"
+        parser.add_argument(f"--{name}", type=path, default=Path(default), help=text)
 
 
-def configured(
-    file: Path, overrides: list[str], loud: bool = False
+def load_config(
+    file: Path, overrides: list[str], verbose: bool = False
 ) -> tuple[FluxTraining, RunConfig]:
-    """Return the job in ``file`` and its resolved config, changed by ``--section.field=value`` words.
+    """Return the job in ``file`` and its resolved config, with ``--section.field=value`` overrides.
 
-    With ``loud`` stderr gets the fields that only a cluster reads, and what a closed run has to reach.
+    ``verbose`` prints the ignored cluster fields and the targets of a closed run to stderr.
     """
-    job = load(file)
+    job = load_job(file)
     run = merge(job.spec.run, parse_overrides(overrides))
     seed = reference_environment.seed(run, os.environ)
     config = resolve({**run, "seed": int(seed.value)} if seed else run)
-    if loud and (ignored := local_meaning(job)):
-        print(
-            f"ignored on this machine, where there is no cluster: {', '.join(ignored)}",
-            file=sys.stderr,
-        )
-    if loud and seed:
-        print(f"seed {seed}", file=sys.stderr)
-    if loud and is_closed(config):
-        from fluxtrain.mlperf import RULESETS
-        from fluxtrain.mlperf.rcp import expectation
-
-        print("closed division of MLPerf Training, flux1", file=sys.stderr)
-        for line in expectation(config.schedule.global_batch_size, RULESETS):
-            print(f"  {line}", file=sys.stderr)
+    if verbose:
+        _print_notes(job, config, seed)
     return job, config
 
 
-def require_no_more(rest: list[str]) -> None:
-    """Raise ConfigError for arguments that no option of the command takes."""
+def _print_notes(
+    job: FluxTraining, config: RunConfig, seed: reference_environment.Setting | None
+) -> None:
+    if ignored := cluster_only_fields(job):
+        print(f"ignored outside a cluster: {', '.join(ignored)}", file=sys.stderr)
+    if seed:
+        print(f"seed {seed}", file=sys.stderr)
+    if is_closed(config):
+        from fluxtrain.mlperf import RULESETS
+        from fluxtrain.mlperf.rcp import describe_targets
+
+        print("closed division of MLPerf Training, flux1", file=sys.stderr)
+        for line in describe_targets(config.schedule.global_batch_size, RULESETS):
+            print(f"  {line}", file=sys.stderr)
+
+
+def reject_unknown(rest: list[str]) -> None:
+    """Raise ConfigError if ``rest``, the arguments that the parser left over, is not empty."""
     if rest:
         raise ConfigError("arguments", " ".join(rest), "no such option")

@@ -1,13 +1,12 @@
-"""``fluxtrain convert SOURCE TARGET --to LAYOUT``: encoded samples from one layout to another, verified."""
+"""``fluxtrain convert SOURCE TARGET --to LAYOUT``: convert encoded samples to another layout."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import get_args
 
-from fluxtrain.cli.arguments import require_no_more
+from fluxtrain.cli.arguments import path, reject_unknown
 from fluxtrain.contract.run.config import Layout
 from fluxtrain.errors import EXIT_OK, ConfigError
 
@@ -17,17 +16,19 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "convert",
         allow_abbrev=False,
-        help="encoded samples to another layout",
+        help="convert encoded samples to another layout",
         description=__doc__,
-        epilog="arrow, parquet and webdataset keep no captions: only the layout shards does.",
+        epilog="Only the layout shards keeps captions; arrow, parquet and webdataset drop them.",
     )
     layouts = get_args(Layout)
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="folder of encoded samples")
+    parser.add_argument("source", type=path, metavar="SOURCE", help="folder of encoded samples")
     parser.add_argument(
-        "target", type=Path, metavar="TARGET", help="folder to write, not yet there"
+        "target", type=path, metavar="TARGET", help="folder to write; must not exist"
     )
-    parser.add_argument("--from", dest="layout", choices=layouts, help="default: found out")
-    parser.add_argument("--to", required=True, choices=layouts, help="what to write")
+    parser.add_argument(
+        "--from", dest="layout", choices=layouts, help="layout of SOURCE (default: detected)"
+    )
+    parser.add_argument("--to", required=True, choices=layouts, help="layout of TARGET (required)")
     parser.add_argument(
         "--shard-size", type=int, default=1024, help="samples per file (default: 1024)"
     )
@@ -35,8 +36,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def action(arguments: argparse.Namespace, rest: list[str]) -> int:
-    """Convert, compare, and say what is there now."""
-    require_no_more(rest)
+    """Convert, verify and print the number of samples."""
+    reject_unknown(rest)
     if not 1 <= arguments.shard_size <= 1_000_000:
         raise ConfigError("--shard-size", arguments.shard_size, "must be between 1 and 1000000")
     from tqdm import tqdm

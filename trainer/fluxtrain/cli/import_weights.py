@@ -1,10 +1,10 @@
-"""``fluxtrain import``: write published weights as the one file that a run starts from."""
+"""``fluxtrain import``: convert published weights to the single file that a run starts from."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from fluxtrain.cli.arguments import path
 from fluxtrain.cli.export import add_output
 
 
@@ -14,10 +14,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "import",
         allow_abbrev=False,
         help="convert published weights for training",
-        description="Write published weights as the one file that spec.run.initial_weights names.",
+        description="Convert published weights to the single file that spec.run.initial_weights names.",
     )
     parser.add_argument(
-        "source", type=Path, metavar="SOURCE", help="BFL's file or diffusers' folder"
+        "source", type=path, metavar="SOURCE", help="BFL's file or a diffusers folder"
     )
     parser.set_defaults(to="bfl")
     add_output(parser)

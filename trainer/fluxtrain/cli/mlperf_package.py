@@ -1,4 +1,4 @@
-"""``fluxtrain mlperf package RUN ...``: make what is submitted to MLCommons from ten finished runs."""
+"""``fluxtrain mlperf package RUN ...``: create an MLCommons submission from ten finished runs."""
 
 from __future__ import annotations
 
@@ -8,29 +8,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fluxtrain.cli.arguments import require_no_more
+from fluxtrain.cli.arguments import path, reject_unknown
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
     from fluxtrain.mlperf.submission import FinishedRun
 
 
-def add(below: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command's parser below ``fluxtrain mlperf``."""
-    package = below.add_parser(
-        "package", help="make and check a submission from ten runs", description=__doc__
+def add(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser to ``fluxtrain mlperf``."""
+    package = subcommands.add_parser(
+        "package", help="create and check a submission from ten runs", description=__doc__
     )
-    package.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="output folder of a run")
+    package.add_argument("runs", type=path, nargs="*", metavar="RUN", help="output folder of a run")
     package.add_argument(
         "--selector",
-        help="take the Complete FluxTrainings with these labels instead (uses kubectl): app=x",
+        help="use the Complete FluxTrainings with these labels instead (needs kubectl), such as app=x",
     )
     package.add_argument("--namespace", help="namespace of the FluxTrainings (default: kubectl's)")
     package.add_argument(
-        "--system", type=Path, default=Path("system.yaml"), metavar="FILE",
-        help="what the nodes cannot tell of themselves; written as questions where it is missing",
+        "--system", type=path, default=Path("system.yaml"), metavar="FILE",
+        help="system description (default: system.yaml); created as a template if missing",
     )  # fmt: skip
-    package.add_argument("--output", type=Path, default=Path("submission"), help="folder to write")
+    package.add_argument(
+        "--output",
+        type=path,
+        default=Path("submission"),
+        help="folder to write (default: submission)",
+    )
     package.add_argument(
         "--ruleset", default="6.1.0", help="5.1.0, 6.0.0 or 6.1.0 (default: 6.1.0)"
     )
@@ -38,10 +43,10 @@ def add(below: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def action(arguments: argparse.Namespace, rest: list[str]) -> int:
-    """Write the package and print each tool's verdict; 0 only where all of them pass."""
+    """Write the package and print the result of each tool; return 0 only if all of them pass."""
     from fluxtrain.mlperf import RULESETS
 
-    require_no_more(rest)
+    reject_unknown(rest)
     if arguments.ruleset not in RULESETS:
         raise ConfigError("--ruleset", arguments.ruleset, f"allowed: {', '.join(RULESETS)}")
     if bool(arguments.runs) == (arguments.selector is not None):
@@ -51,8 +56,7 @@ def action(arguments: argparse.Namespace, rest: list[str]) -> int:
     from fluxtrain.mlperf.finished_jobs import collect
 
     with tempfile.TemporaryDirectory() as folder:
-        found = collect(arguments.selector, arguments.namespace, Path(folder))
-        return _package(arguments, found)
+        return _package(arguments, collect(arguments.selector, arguments.namespace, Path(folder)))
 
 
 def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
@@ -60,26 +64,28 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
 
     runs = [submission.FinishedRun.read(folder) for folder in folders]
     submission.require_one_result(runs)
-    known = submission.known_facts(runs)
+    known = submission.known_fields(runs)
     if not arguments.system.exists():
-        arguments.system.write_text(system.questionnaire(known))
-        raise ConfigError("--system", str(arguments.system), "written now: answer its nulls")
+        arguments.system.write_text(system.template(known))
+        raise ConfigError(
+            "--system", str(arguments.system), "created as a template: replace its nulls"
+        )
     description = system.describe(known, system.read_answers(arguments.system))
     organisation, name = submission.write_package(runs, description, arguments.output)
     print(f"package: {organisation}")
     closed = runs[0].closed
     passed = True
-    for finding in tools.check_package(organisation, name, arguments.ruleset, closed):
-        print(f"  {finding.tool:<20} {'passed' if finding.passed else 'FAILED'}", flush=True)
-        for message in finding.messages:
+    for result in tools.check_package(organisation, name, arguments.ruleset, closed):
+        print(f"  {result.tool:<20} {'passed' if result.passed else 'FAILED'}", flush=True)
+        for message in result.messages:
             print(f"    {message}")
-        passed &= finding.passed
+        passed &= result.passed
     if closed:
-        print(_verdict(runs, arguments.ruleset))
+        print(_convergence(runs, arguments.ruleset))
     return EXIT_OK if passed else EXIT_ERROR
 
 
-def _verdict(runs: Sequence[FinishedRun], ruleset: str) -> str:
+def _convergence(runs: Sequence[FinishedRun], ruleset: str) -> str:
     from fluxtrain.mlperf import submission
     from fluxtrain.mlperf.rcp import explain
 

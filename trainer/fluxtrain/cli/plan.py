@@ -1,11 +1,11 @@
-"""``fluxtrain plan FILE``: what a job will need and take, before any GPU is asked for."""
+"""``fluxtrain plan FILE``: estimate the memory, FLOPs, time and disk space of a job."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
-from fluxtrain.cli.arguments import add_file, configured
+from fluxtrain.cli.arguments import add_file, load_config
 from fluxtrain.contract.run.replicas import require_replicas
 from fluxtrain.errors import EXIT_OK, ConfigError
 
@@ -13,12 +13,17 @@ from fluxtrain.errors import EXIT_OK, ConfigError
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command's parser."""
     parser = commands.add_parser(
-        "plan", allow_abbrev=False, help="memory, FLOPs, time and disk", description=__doc__
+        "plan",
+        allow_abbrev=False,
+        help="estimate memory, FLOPs, time and disk space",
+        description=__doc__,
     )
     add_file(parser)
-    parser.add_argument("--gpu", help="GPU model, such as MI300X (default: MI300X)")
-    parser.add_argument("--mfu", type=float, help="fraction of the dense peak to assume")
-    parser.add_argument("--json", action="store_true", help="plain numbers for programs")
+    parser.add_argument("--gpu", help="GPU model (default: MI300X)")
+    parser.add_argument(
+        "--mfu", type=float, help="assumed fraction of the dense peak (default: 0.3)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
     parser.set_defaults(action=action)
 
 
@@ -26,11 +31,9 @@ def action(arguments: argparse.Namespace, rest: list[str]) -> int:
     """Print the plan."""
     from fluxtrain.plan import make_plan, render
 
-    job, config = configured(arguments.file, rest)
+    job, config = load_config(arguments.file, rest)
     if config.task != "train":
-        raise ConfigError(
-            "spec.run.task", config.task, "must be train: it is trainings that are planned"
-        )
+        raise ConfigError("spec.run.task", config.task, "must be train: other tasks have no plan")
     require_replicas(config, job.spec.rank_counts)
     plan = make_plan(
         config, job.spec.nodes.max, job.spec.gpus_per_node, arguments.gpu, arguments.mfu

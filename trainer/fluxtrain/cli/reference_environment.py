@@ -1,7 +1,7 @@
-"""The variables that MLPerf's reference scripts read, understood where no field or flag says otherwise.
+"""Environment variables of MLPerf's reference scripts, used unless a field or option overrides them.
 
-``DATAROOT`` and ``MODELROOT`` are roots of relative paths, ``LOGDIR`` holds the runs' outputs, ``SEED`` is
-``spec.run.seed``, and ``HF_CACHE`` stands for ``~/.cache``.
+``DATAROOT`` and ``MODELROOT`` are roots of relative paths, ``LOGDIR`` is the parent of the runs' output,
+``SEED`` is ``spec.run.seed``, and ``HF_CACHE`` replaces ``~/.cache``.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ _DEFAULT_ROOT, _DEFAULT_OUTPUT = "data", "runs"
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A value and who said so."""
+class Setting:
+    """A value and its source."""
 
     value: str
-    by: str
+    source: str
 
     def __str__(self) -> str:
-        """Return both, for a person."""
-        return f"{self.value} ({self.by})"
+        """Return both, for display."""
+        return f"{self.value} ({self.source})"
 
 
-def root(kind: str, environment: Mapping[str, str]) -> Chosen:
-    """Return the root of relative "data" or "models" paths: ours, else the reference's, else ./data."""
+def root(kind: str, environment: Mapping[str, str]) -> Setting:
+    """Return the root of relative "data" or "models" paths: our variable, the reference's, or ./data."""
     for name in ROOTS[kind]:
         if environment.get(name):
-            return Chosen(environment[name], f"${name}")
-    return Chosen(_DEFAULT_ROOT, "default")
+            return Setting(environment[name], f"${name}")
+    return Setting(_DEFAULT_ROOT, "default")
 
 
-def output(job: str, environment: Mapping[str, str]) -> Chosen:
-    """Return the folder of the run called ``job``: below LOGDIR, else below ./runs."""
+def output(job: str, environment: Mapping[str, str]) -> Setting:
+    """Return the output folder of the run ``job``, below LOGDIR or ./runs."""
     if environment.get("LOGDIR"):
-        return Chosen(str(Path(environment["LOGDIR"]) / job), "$LOGDIR")
-    return Chosen(str(Path(_DEFAULT_OUTPUT) / job), "default")
+        return Setting(str(Path(environment["LOGDIR"]) / job), "$LOGDIR")
+    return Setting(str(Path(_DEFAULT_OUTPUT) / job), "default")
 
 
-def seed(run: Mapping[str, Any], environment: Mapping[str, str]) -> Chosen | None:
-    """Return SEED where ``run`` has no seed of its own; ConfigError where it is no seed."""
+def seed(run: Mapping[str, Any], environment: Mapping[str, str]) -> Setting | None:
+    """Return SEED unless ``run`` has a seed; raise ConfigError if it is invalid."""
     text = environment.get("SEED")
     if "seed" in run or not text:
         return None
     if not (text.isascii() and text.isdecimal() and int(text) <= LARGEST_SEED):
         raise ConfigError("$SEED", text, f"must be a whole number from 0 to {LARGEST_SEED}")
-    return Chosen(text, "$SEED")
+    return Setting(text, "$SEED")
 
 
 def hugging_face(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what Hugging Face's libraries are to read where HF_CACHE is set and HF_HOME is not."""
+    """Return the variables for Hugging Face's libraries: HF_HOME, if HF_CACHE is set and HF_HOME is not."""
     if environment.get("HF_CACHE") and not environment.get("HF_HOME"):
         return {"HF_HOME": str(Path(environment["HF_CACHE"]) / "huggingface")}
     return {}

@@ -1,10 +1,10 @@
-"""``fluxtrain rendezvous``: serve the rendezvous store of one job; the operator's pods run it."""
+"""``fluxtrain rendezvous``: serve the rendezvous store of a job; the command of the rendezvous pod."""
 
 from __future__ import annotations
 
 import argparse
 
-from fluxtrain.cli.arguments import require_no_more
+from fluxtrain.cli.arguments import reject_unknown
 from fluxtrain.contract.launch import RENDEZVOUS_PORT
 from fluxtrain.errors import EXIT_OK
 
@@ -19,9 +19,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def action(arguments: argparse.Namespace, rest: list[str]) -> int:
-    """Serve the rendezvous store until a signal asks to stop."""
+    """Serve the rendezvous store until SIGTERM or SIGINT."""
     from fluxtrain.launch.rendezvous import hold_store
 
-    require_no_more(rest)
+    reject_unknown(rest)
     hold_store(arguments.port)
     return EXIT_OK

@@ -1,4 +1,4 @@
-"""``fluxtrain run FILE``: train on this machine, or go on where the same command stopped."""
+"""``fluxtrain run FILE``: train on this machine; the same command resumes a stopped run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from fluxtrain.cli import reference_environment
-from fluxtrain.cli.arguments import add_file, add_paths, configured
+from fluxtrain.cli.arguments import add_file, add_paths, load_config, path
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.resource.fluxtraining import FluxTraining
 from fluxtrain.contract.run.config import RunConfig
@@ -23,7 +23,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_file(parser)
     add_paths(parser)
     parser.add_argument(
-        "--output", type=Path, help="folder of the run (default: $LOGDIR/NAME, else runs/NAME)"
+        "--output", type=path, help="folder of the run (default: $LOGDIR/NAME, else runs/NAME)"
     )
     parser.add_argument(
         "--processes", type=int, help="trainer processes (default: the GPUs, or one)"
@@ -32,62 +32,61 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def action(arguments: argparse.Namespace, rest: list[str]) -> int:
-    """Check everything that can be checked, then run; return the exit code."""
-    job, config = configured(arguments.file, rest, loud=True)
-    from fluxtrain.cli.summary import say_where_to_look
-    from fluxtrain.launch import (
-        torchrun as runner,  # imports torch: only once the file is known to be good
-    )
+    """Validate the job, run it and return its exit code."""
+    job, config = load_config(arguments.file, rest, verbose=True)
+    from fluxtrain.cli.summary import print_summary
+    from fluxtrain.launch import torchrun  # imports torch: only once the file is validated
 
     processes = arguments.processes
     if processes is not None and not 1 <= processes <= 1024:
         raise ConfigError("--processes", processes, "must be between 1 and 1024")
-    processes = processes or runner.default_processes()
-    _say_if_without_gpus(job)
+    processes = processes or torchrun.default_processes()
+    _warn_without_gpus(job)
     paths = _paths(arguments, job.metadata.name)
-    if (words := _over(config, paths)) is not None:
-        print(words)
+    if (message := _finished_message(config, paths)) is not None:
+        print(message)
     else:
-        code, message = runner.run(config, paths, processes)
+        code, message = torchrun.run(config, paths, processes)
         if code != EXIT_OK:
             print(f"fluxtrain: {message}", file=sys.stderr)
             return code
     if config.task == "train":
-        say_where_to_look(paths.output, config)
+        print_summary(paths.output, config)
     return EXIT_OK
 
 
-def _say_if_without_gpus(job: FluxTraining) -> None:
+def _warn_without_gpus(job: FluxTraining) -> None:
     from fluxtrain.gpus import num_visible
 
-    wanted = job.spec.gpus_per_node
-    if wanted and not num_visible():
-        text = f"spec.gpusPerNode is {wanted}, but torch sees no GPU here: this runs on the CPU"
+    requested = job.spec.gpus_per_node
+    if requested and not num_visible():
+        text = f"spec.gpusPerNode is {requested}, but torch sees no GPU here: this runs on the CPU"
         print(f"fluxtrain: {text}", file=sys.stderr)
 
 
 def _paths(arguments: argparse.Namespace, job: str) -> RunPaths:
-    """Return where the run reads and writes, and say so: variables of the environment have a part in it."""
-    chosen = {kind: reference_environment.root(kind, os.environ) for kind in ("data", "models")}
-    chosen["output"] = reference_environment.output(job, os.environ)
-    for kind, default in chosen.items():
+    """Return the run's folders and print each with its source: option, environment or default."""
+    settings = {kind: reference_environment.root(kind, os.environ) for kind in ("data", "models")}
+    settings["output"] = reference_environment.output(job, os.environ)
+    for kind, default in settings.items():
         given = getattr(arguments, kind)
         if given is not None and str(given) != default.value:
-            chosen[kind] = reference_environment.Chosen(str(given), f"--{kind}")
+            settings[kind] = reference_environment.Setting(str(given), f"--{kind}")
     os.environ.update(reference_environment.hugging_face(os.environ))
-    print(" · ".join(f"{kind} {value}" for kind, value in chosen.items()), file=sys.stderr)
-    where = {kind: Path(value.value).resolve() for kind, value in chosen.items()}
-    return RunPaths(output=where["output"], data=where["data"], models=where["models"])
+    print(" · ".join(f"{kind} {setting}" for kind, setting in settings.items()), file=sys.stderr)
+    folders = {kind: Path(setting.value).resolve() for kind, setting in settings.items()}
+    return RunPaths(folders["output"], folders["data"], folders["models"])
 
 
-def _over(config: RunConfig, paths: RunPaths) -> str | None:
-    """Return what to say of a run that has nothing left to do, None of one that has."""
-    from fluxtrain.launch import torchrun as runner
+def _finished_message(config: RunConfig, paths: RunPaths) -> str | None:
+    """Return the message for a run that is already complete, None for one that is not."""
+    from fluxtrain.launch import torchrun
     from fluxtrain.precompute import open_targets
 
     if config.task == "preprocess":
-        made = all(t.is_finished for t in open_targets(config, paths.data, paths.models))
-        return "preprocess: everything is there already" if made else None
-    if (state := runner.finished(config, paths.output)) is None:
+        targets = open_targets(config, paths.data, paths.models)
+        finished = all(target.is_finished for target in targets)
+        return "preprocess: everything is there already" if finished else None
+    if (state := torchrun.finished(config, paths.output)) is None:
         return None
     return f"{paths.output}: this run is over ({state.status} at step {state.step})."

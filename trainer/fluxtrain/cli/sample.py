@@ -1,4 +1,4 @@
-"""``fluxtrain sample WEIGHTS``: draw prompts with a run's weights, a published file or a folder."""
+"""``fluxtrain sample WEIGHTS``: generate images of prompts with a run's or published weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.cli.arguments import add_paths
+from fluxtrain.cli.arguments import add_paths, path
+from fluxtrain.cli.field_help import add_field_help
 from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, resolve
@@ -17,28 +18,34 @@ from fluxtrain.errors import EXIT_OK, ConfigError
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command's parser."""
     parser = commands.add_parser(
-        "sample", allow_abbrev=False, help="draw pictures of prompts", description=__doc__
+        "sample", allow_abbrev=False, help="generate images of prompts", description=__doc__
     )
     parser.add_argument(
-        "weights", type=Path, metavar="WEIGHTS", help="run, checkpoint, file or folder"
+        "weights",
+        type=path,
+        metavar="WEIGHTS",
+        help="run, checkpoint, weights file or diffusers folder",
     )
     parser.add_argument(
-        "--prompt", action="append", default=[], help="what to draw; may be repeated"
+        "--prompt", action="append", default=[], help="prompt of an image; may be repeated"
     )
     parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="a file with a prompt per line"
+        "--prompts", type=path, metavar="FILE", help="file with one prompt per line"
     )
-    parser.add_argument("--output", type=Path, required=True, help="folder to write")
-    parser.add_argument("--preset", help="settings to start from (default: by the kind of model)")
+    parser.add_argument("--output", type=path, required=True, help="folder to write (required)")
+    parser.add_argument(
+        "--preset",
+        help="preset to start from (default: dev-finetune or mlperf-schnell, by the model)",
+    )
     parser.add_argument("--processes", type=int, help="processes (default: the GPUs, or one)")
     add_paths(parser)
-    parser.epilog = "Any field of spec.run can be set: --sampling.num_steps=8; see docs/config.md."
+    add_field_help(parser)
     parser.set_defaults(action=action)
 
 
 def action(arguments: argparse.Namespace, rest: list[str]) -> int:
-    """Draw; the pictures are those that the same task draws in pods."""
-    from fluxtrain.launch import torchrun as runner
+    """Run the sample task, which is the same in a cluster."""
+    from fluxtrain.launch import torchrun
     from fluxtrain.weights import open_weights
 
     prompts = [*arguments.prompt, *_lines(arguments.prompts)]
@@ -60,19 +67,19 @@ def action(arguments: argparse.Namespace, rest: list[str]) -> int:
         data=arguments.data.resolve(),
         models=arguments.models.resolve(),
     )
-    processes = arguments.processes or runner.default_processes()
-    code, message = runner.run(config, paths, processes)
+    processes = arguments.processes or torchrun.default_processes()
+    code, message = torchrun.run(config, paths, processes)
     if code != EXIT_OK:
         print(f"fluxtrain: {message}", file=sys.stderr)
         return code
-    print(f"{len(prompts)} pictures in {paths.output / SAMPLES_FOLDER}")
+    print(f"{len(prompts)} images in {paths.output / SAMPLES_FOLDER}")
     return EXIT_OK
 
 
-def _lines(path: Path | None) -> list[str]:
-    if path is None:
+def _lines(file: Path | None) -> list[str]:
+    if file is None:
         return []
     try:
-        return [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        return [line.strip() for line in file.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("--prompts", str(path), f"cannot be read ({error})") from None
+        raise ConfigError("--prompts", str(file), f"cannot be read ({error})") from None

@@ -1,4 +1,4 @@
-"""What ``fluxtrain run`` says at the end: what came out, and where to look."""
+"""The summary that ``fluxtrain run`` prints at the end: the result and the output files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fluxtrain.mlperf import RULESETS, check
 from fluxtrain.report.records import read_records
 
 
-def say_where_to_look(output: Path, config: RunConfig) -> None:
-    """Print the run's result and its files on stdout's own lines."""
+def print_summary(output: Path, config: RunConfig) -> None:
+    """Print the evaluation losses, the output files and the result of the compliance check."""
     records = read_records(output / METRICS_FILE)
     evaluations = [record for record in records if "eval_loss" in record]
     if evaluations:
@@ -27,26 +27,22 @@ def say_where_to_look(output: Path, config: RunConfig) -> None:
             f"evaluation loss {first['eval_loss']:.4f} (step {first['step']}) → "
             f"{last['eval_loss']:.4f} (step {last['step']})"
         )
-    shown = _shortened(output)
+    folder = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
     rows = [("resolved config", CONFIG_FILE), ("every logged step", METRICS_FILE)]
     rows += [("loss curve", LOSS_FILE)] if (output / LOSS_FILE).exists() else []
-    pictures = sorted((output / SAMPLES_FOLDER).glob("step_*.png"))
-    rows += [("pictures", f"{SAMPLES_FOLDER}/{pictures[-1].name}")] if pictures else []
+    images = sorted((output / SAMPLES_FOLDER).glob("step_*.png"))
+    rows += [("images", f"{SAMPLES_FOLDER}/{images[-1].name}")] if images else []
     rows += [("checkpoints", f"{CHECKPOINTS_FOLDER}/"), ("MLPerf log", MLPERF_FILE)]
     for title, name in rows:
-        print(f"  {title:<18} {shown}/{name}")
-    print(f"  {'MLCommons says':<18} {_verdict(output / MLPERF_FILE)}")
+        print(f"  {title:<18} {folder}/{name}")
+    print(f"  {'MLPerf check':<18} {_check_result(output / MLPERF_FILE)}")
 
 
-def _verdict(log: Path) -> str:
-    """Return one line: accepted by which ruleset, or the first reason why not."""
+def _check_result(log: Path) -> str:
+    """Return the result of the compliance checker in one line, with its first finding."""
     ruleset = RULESETS[-1]
-    verdict = check(log, ruleset)
-    if verdict.success:
+    result = check(log, ruleset)
+    if result.success:
         return f"SUCCESS (compliance checker, ruleset {ruleset})"
-    reason = verdict.explanations[0] if verdict.explanations else "see fluxtrain mlperf check"
+    reason = result.explanations[0] if result.explanations else "see fluxtrain mlperf check"
     return f"not accepted under ruleset {ruleset}: {reason}"
-
-
-def _shortened(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,4 +1,4 @@
-"""What a field may hold, in words: the same words in errors, in ``--help`` and in the reference pages."""
+"""Descriptions of fields and of their allowed values, for errors, ``--help-fields`` and the API server."""
 
 from __future__ import annotations
 
@@ -10,76 +10,80 @@ from typing import Annotated, Any, get_args
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from fluxtrain.contract.section import Fixed, Section
+from fluxtrain.contract.strict_model import Immutable, StrictModel
 
 Schema = dict[str, Any]
-_WHOLE = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
+_TYPES = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is known of one field that is not itself a group of fields."""
+class FieldDoc:
+    """Documentation of one field that is not a model itself."""
 
     path: str
-    """Names from the top, as the file writes them: ``optim.learning_rate``."""
+    """Path in the file, such as ``optim.learning_rate``."""
     allowed: str
-    """What it may hold."""
+    """The allowed values, in words."""
     default: Any
-    """The schema's default; pydantic's PydanticUndefined where there is none."""
-    sentence: str
+    """The default; pydantic's PydanticUndefined if the field is required."""
+    description: str
     """The docstring under the field."""
-    fixed: bool
-    """Whether it stays as it was created."""
+    immutable: bool
+    """Whether it cannot change while the job exists."""
 
 
-def walk(model: type[Section], path: str = "", fixed: bool = False) -> Iterator[Facts]:
-    """Yield the facts of every field of ``model`` and of the sections below it, in order."""
+def iter_fields(
+    model: type[StrictModel], path: str = "", immutable: bool = False
+) -> Iterator[FieldDoc]:
+    """Yield the documentation of every field of ``model`` and of the models below it, in order."""
     for name, field in model.model_fields.items():
         at = f"{path}{field.alias or name}"
-        stays = fixed or is_fixed(field)
-        below = section_of(field.annotation)
+        fixed = immutable or is_immutable(field)
+        below = model_of(field.annotation)
         if below is not None:
             listed = "[]" if is_list(field) else ""
-            yield from walk(below, f"{at}{listed}.", stays)
+            yield from iter_fields(below, f"{at}{listed}.", fixed)
         else:
-            sentence = " ".join((field.description or "").split())
-            yield Facts(at, allowed(leaf_schema(field)), field.get_default(), sentence, stays)
+            description = " ".join((field.description or "").split())
+            yield FieldDoc(
+                at, allowed(field_schema(field)), field.get_default(), description, fixed
+            )
 
 
-def is_fixed(field: FieldInfo) -> bool:
-    """Return whether ``field`` is marked FIXED."""
-    return any(isinstance(mark, Fixed) for mark in field.metadata)
+def is_immutable(field: FieldInfo) -> bool:
+    """Return whether ``field`` is marked IMMUTABLE."""
+    return any(isinstance(mark, Immutable) for mark in field.metadata)
 
 
-def section_of(annotation: Any) -> type[Section] | None:
-    """Return the section that ``annotation`` is, may be (``X | None``) or lists; None for a plain field."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+def model_of(annotation: Any) -> type[StrictModel] | None:
+    """Return the model in ``annotation``: ``X``, ``X | None`` or ``list[X]``; None if there is none."""
+    if isinstance(annotation, type) and issubclass(annotation, StrictModel):
         return annotation
-    found = (section_of(argument) for argument in get_args(annotation))
-    return next((section for section in found if section is not None), None)
+    models = (model_of(argument) for argument in get_args(annotation))
+    return next((model for model in models if model is not None), None)
 
 
-def leaf_schema(field: FieldInfo) -> Schema:
+def field_schema(field: FieldInfo) -> Schema:
     """Return the JSON schema of ``field`` alone, with its bounds."""
     kind: Any = Annotated[(field.annotation, None, *field.metadata)]
-    section = section_of(field.annotation) is not None  # a section brings its own settings
-    adapter = TypeAdapter(kind) if section else TypeAdapter(kind, config=ConfigDict(strict=True))
+    nested = model_of(field.annotation) is not None  # TypeAdapter takes no config for a model
+    adapter = TypeAdapter(kind) if nested else TypeAdapter(kind, config=ConfigDict(strict=True))
     return {**adapter.json_schema(), **({"title": field.title} if field.title else {})}
 
 
 def is_list(field: FieldInfo) -> bool:
-    """Return whether ``field`` holds a list, or may hold none."""
-    return given(leaf_schema(field)).get("type") == "array"
+    """Return whether ``field`` is a list or an optional list."""
+    return non_null(field_schema(field)).get("type") == "array"
 
 
-def given(schema: Schema) -> Schema:
-    """Return what ``schema`` admits beside null, where that is one thing."""
+def non_null(schema: Schema) -> Schema:
+    """Return the one alternative of ``schema`` beside null, or ``schema`` if there is no single one."""
     options = [option for option in schema.get("anyOf", []) if option.get("type") != "null"]
     return options[0] if len(options) == 1 else schema
 
 
 def allowed(schema: Schema) -> str:
-    """Return in words what ``schema`` admits, such as "a whole number from 1 to 64"."""
+    """Return the values that ``schema`` allows, in words, such as "a whole number from 1 to 64"."""
     if "anyOf" in schema:
         return " or ".join(allowed(option) for option in schema["anyOf"])
     if "enum" in schema:
@@ -94,11 +98,11 @@ def allowed(schema: Schema) -> str:
         return f"a list{_between(schema, 'Items', ' entries')}, each {allowed(items)}"
     if kind == "object":
         return _mapping(schema)
-    return f"{_WHOLE.get(kind, kind)}{_range(schema)}"
+    return f"{_TYPES.get(kind, kind)}{_range(schema)}"
 
 
 def value_schema(schema: Schema) -> Schema | None:
-    """Return the schema of the values of a mapping, None where they may be anything."""
+    """Return the schema of the values of a mapping, None if they are not restricted."""
     patterns = iter(schema.get("patternProperties", {}).values())
     values = schema.get("additionalProperties") or next(patterns, None)
     return values if isinstance(values, dict) else None
@@ -107,8 +111,8 @@ def value_schema(schema: Schema) -> Schema | None:
 def key_schema(schema: Schema) -> Schema:
     """Return the schema of the keys of a mapping."""
     pattern = next(iter(schema.get("patternProperties", {})), None)
-    found = {"type": "string", **schema.get("propertyNames", {})}
-    return found if pattern is None else {**found, "pattern": pattern}
+    keys = {"type": "string", **schema.get("propertyNames", {})}
+    return keys if pattern is None else {**keys, "pattern": pattern}
 
 
 def _text(schema: Schema) -> str:

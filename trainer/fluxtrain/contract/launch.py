@@ -1,4 +1,4 @@
-"""What the launcher and the trainer agree on: environment, ports, mount paths, file names."""
+"""Environment variables, ports, mount paths and file names shared by launcher, trainer and operator."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ENV_CONFIG = "FLUXTRAIN_CONFIG"
-"""The resolved RunConfig, a JSON file. From ``fluxtrain run`` or the config map, read by the trainer."""
+"""JSON file with the resolved RunConfig. Set by ``fluxtrain run`` or the pod, read by the trainer."""
 ENV_OUTPUT = "FLUXTRAIN_OUTPUT"
-"""Folder of the run's output. Set by ``fluxtrain run`` or the pod, read by the trainer."""
+"""Output folder of the run. Set by ``fluxtrain run`` or the pod, read by the trainer."""
 ENV_DATA = "FLUXTRAIN_DATA"
 """Root of relative data paths. Set by ``fluxtrain run`` or the pod, read by the trainer."""
 ENV_MODELS = "FLUXTRAIN_MODELS"
 """Root of relative model paths. Set by ``fluxtrain run`` or the pod, read by the trainer."""
 ENV_ADDRESS = "FLUXTRAIN_METRICS_ADDRESS"
-"""Address that /metrics listens on: 127.0.0.1 on a laptop, the pod's own in a cluster."""
+"""Address that /metrics listens on: 127.0.0.1 for ``fluxtrain run``, the pod's IP in a cluster."""
 ENV_STARTED = "FLUXTRAIN_STARTED"
-"""Unix time at which the launcher began. Set by the launcher, read by the trainer for the MLPerf log."""
+"""Unix time at which the launcher started. Set by the launcher, read by the trainer for the MLPerf log."""
 
 ENV_PROCESS_RESTARTS = "FLUXTRAIN_PROCESS_RESTARTS"
-"""Process restarts of the job before this pod. Set by the operator; the trainer adds torchrun's own
-(``TORCHELASTIC_RESTART_COUNT``) and tells the sum as ``processRestarts`` in /progress."""
+"""Process restarts of the job before this pod. Set by the operator; the trainer adds torchrun's
+(``TORCHELASTIC_RESTART_COUNT``) and reports the sum as ``processRestarts`` in /progress."""
 
 ENV_GPUS = "FLUXTRAIN_GPUS"
-"""GPUs that the pod asked for (``spec.gpusPerNode``), left out for none. Set by the operator; the agent
+"""GPUs that the pod requests (``spec.gpusPerNode``); unset without GPUs. Set by the operator; the agent
 refuses to train on fewer."""
 
 ENV_FATAL_ERROR = "FLUXTRAIN_VERDICT"
-"""File for the exit code and message of a trainer that no restart in place can help; it then calls its
-agent with SIGUSR1. Set by the agent, read by the trainer."""
+"""File for the exit code and message of a trainer whose error a process restart does not fix; the trainer
+then sends SIGUSR1 to its agent. Set by the agent, read by the trainer."""
 ENV_TERMINATION_MESSAGE = "FLUXTRAIN_LAST_WORDS"
-"""File for the progress of a trainer that ends. Set by the agent, read by local rank 0."""
+"""File for the final progress of a trainer that exits. Set by the agent, read by local rank 0."""
 TERMINATION_LOG = "/dev/termination-log"
-"""What kubelet puts into the pod's status, as JSON: the keys of /progress, and ``message``. Written by the
-agent, read by the operator."""
+"""File that the kubelet copies to the pod's status: JSON with the keys of /progress, and ``message``.
+Written by the agent, read by the operator."""
 
 METRICS_PORT = 9464
 """Port of /metrics and /progress, on local rank 0 of each node. Read by Prometheus and the operator."""
 RENDEZVOUS_PORT = 29500
-"""Port of the rendezvous store; torchrun's own default. Held by its pod, dialled by every agent."""
+"""Port of the rendezvous store, torchrun's default."""
 
 DATA_PATH = "/data"
 MODELS_PATH = "/models"
@@ -54,25 +54,24 @@ SAMPLES_FOLDER = "samples"
 LEDGER_FOLDER = "ledger"
 CHECKPOINTS_FOLDER = "checkpoints"
 
-
 _RESTARTS = (ENV_PROCESS_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
 
 
 @dataclass(frozen=True)
 class RunPaths:
-    """Where a run reads and writes."""
+    """Input and output folders of a run, and how it was started."""
 
     output: Path
     data: Path
     models: Path
     metrics_address: str = "127.0.0.1"
     started: float | None = None
-    """Unix time at which the launcher began; the MLPerf log's init starts then."""
+    """Unix time at which the launcher started; start of the MLPerf log's init."""
     process_restarts: int = 0
-    """How often processes were started anew inside pods that lived on."""
+    """Restarts of the processes inside running pods."""
 
     def environment(self) -> dict[str, str]:
-        """Return the environment that tells a trainer these places."""
+        """Return the environment variables of these settings for a trainer."""
         return {
             ENV_OUTPUT: str(self.output),
             ENV_DATA: str(self.data),
@@ -83,7 +82,7 @@ class RunPaths:
 
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> RunPaths:
-        """Return the places that :meth:`environment` described; a pod's mounts where nothing is set."""
+        """Return the settings from :meth:`environment`; the defaults are a pod's mount paths."""
         return RunPaths(
             output=Path(environment.get(ENV_OUTPUT, OUTPUT_PATH)),
             data=Path(environment.get(ENV_DATA, DATA_PATH)),

@@ -1,17 +1,16 @@
-"""What a trainer says at /progress, on local rank 0 of every node, and as its last words.
+"""Phases of a trainer, as reported at /progress by local rank 0 of every node and in the termination log.
 
-Beside the numbers of the run it tells, from the moment that it can be asked:
+Besides the numbers of the run, the report always has:
 
 | key | value |
 |---|---|
-| ``rank`` | its rank in the run |
-| ``numNodes`` | nodes of the run as it is now |
+| ``rank`` | rank of the process |
+| ``numNodes`` | current number of nodes of the run |
 | ``phase`` | one of the phases below |
-| ``aliveTime`` | Unix time of the newest sign of progress, of whatever kind |
+| ``aliveTime`` | Unix time of the last progress of any kind |
 
-A sign of progress is something that got done: a weight loaded, a batch read, a step given to the device, a
-batch evaluated, an Euler step or a picture drawn, bytes of a checkpoint or a shard written, a phase begun.
-That the process lives is none.
+Progress is: a weight loaded, a batch read, a step launched on the device, a batch evaluated, an Euler step or
+an image completed, bytes of a checkpoint or a shard written, a new phase. A running process alone is not.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from __future__ import annotations
 from typing import Literal
 
 Phase = Literal["loading", "running", "evaluating", "saving", "sampling", "finishing", "complete"]
-"""What a trainer is at. Written by the trainer, read by the operator."""
+"""Phase of a trainer. Written by the trainer, read by the operator."""
 
 LOADING: Phase = "loading"
-"""Encoders, weights or a checkpoint are read, or other ranks are waited for that do."""
+"""Loading encoders, weights or a checkpoint, or waiting for other ranks that do."""
 RUNNING: Phase = "running"
-"""The task itself: steps of a training, shards of a preprocessing, tars of a preparation."""
+"""The task itself: training steps, shards of the preprocess task, tars of the prepare task."""
 EVALUATING: Phase = "evaluating"
-"""The validation set is gone through."""
+"""Evaluating the validation set."""
 SAVING: Phase = "saving"
-"""A checkpoint is waited for; one that is written beside the steps is no phase."""
+"""Waiting for a checkpoint; one that is written asynchronously is not a phase."""
 SAMPLING: Phase = "sampling"
-"""Images are drawn."""
+"""Sampling images."""
 FINISHING: Phase = "finishing"
-"""Its own part is done: last files are written, other ranks are waited for."""
+"""Writing the last files, or waiting for other ranks."""
 COMPLETE: Phase = "complete"
-"""Everything is done and written; it leaves as soon as all ranks are here."""
+"""Everything is written; the process exits once all ranks are here."""

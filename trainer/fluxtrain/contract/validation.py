@@ -1,9 +1,11 @@
-"""Check values against a model, and say for each wrong field where it is, what was given, what may be."""
+"""Validate values against a model; errors name the field's path, the given value and the allowed ones."""
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable, Iterator
+from functools import reduce
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -12,114 +14,128 @@ from pydantic_core import ErrorDetails
 from fluxtrain.contract.describe import (
     Schema,
     allowed,
-    given,
+    field_schema,
     is_list,
     key_schema,
-    leaf_schema,
-    section_of,
+    model_of,
+    non_null,
     value_schema,
 )
-from fluxtrain.contract.section import BrokenRulesError, Section
+from fluxtrain.contract.strict_model import BrokenRulesError, StrictModel
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError
 
-Model = TypeVar("Model", bound=Section)
+Model = TypeVar("Model", bound=StrictModel)
 
 
 def validate(model: type[Model], values: object, at: str) -> Model:
-    """Return ``values`` as ``model``; raise ConfigError naming every wrong field below ``at``."""
+    """Return ``values`` as ``model``; raise ConfigError naming every wrong field below ``at``.
+
+    A float with an integral value, such as 1e3, is accepted for an integer.
+    """
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        found = [line for detail in error.errors() for line in _explain(model, detail, at)]
-    raise join(found)
+        details = error.errors()
+    if integral := [detail["loc"] for detail in details if _is_integral(detail)]:
+        return validate(model, _with_integers(values, integral), at)
+    raise join_errors(error for detail in details for error in _explain(model, detail, at))
 
 
-def join(errors: Iterable[ConfigError]) -> ConfigError:
-    """Return one error for all of ``errors``, a line each; one line for one field."""
+def join_errors(errors: Iterable[ConfigError]) -> ConfigError:
+    """Return one error for all of ``errors``: the first of each path, one line each."""
     by_path = {error.path: error for error in reversed(list(errors))}
     kept = list(reversed(by_path.values()))
     return kept[0] if len(kept) == 1 else JoinedConfigError(kept)
 
 
 def did_you_mean(given: str, names: Iterable[str]) -> str:
-    """Return "; did you mean X?" for the name that ``given`` most likely stands for, or the choice."""
+    """Return "; did you mean X?" for the name closest to ``given``, or the list of all names."""
     names = list(names)
-    plain = {_plain(name): name for name in names} | {_initials(name): name for name in names}
-    found = [plain[_plain(given)]] if _plain(given) in plain else []
-    found += difflib.get_close_matches(given, names, n=1, cutoff=0.6)
-    return f"; did you mean {found[0]}?" if found else f"; there are {', '.join(names)}"
+    normalized = {_normalize(name): name for name in names} | {_initials(n): n for n in names}
+    matches = [normalized[_normalize(given)]] if _normalize(given) in normalized else []
+    matches += difflib.get_close_matches(given, names, n=1, cutoff=0.6)
+    return f"; did you mean {matches[0]}?" if matches else f"; there are {', '.join(names)}"
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return name.replace("_", "").replace("-", "").lower()
 
 
 def _initials(name: str) -> str:
-    return "".join(word[0] for word in name.split("_") if word) if "_" in name else _plain(name)
+    return "".join(word[0] for word in name.split("_") if word) if "_" in name else _normalize(name)
 
 
-def _explain(model: type[Section], detail: ErrorDetails, at: str) -> Iterator[ConfigError]:
-    place, path = _place(model, detail["loc"], at)
+def _is_integral(detail: ErrorDetails) -> bool:
+    value = detail["input"]
+    return detail["type"] == "int_type" and isinstance(value, float) and value.is_integer()
+
+
+def _with_integers(values: Any, locations: list[tuple[int | str, ...]]) -> Any:
+    """Return a copy of ``values`` with the floats at ``locations`` as integers."""
+    values = copy.deepcopy(values)
+    for *above, last in locations:
+        container = reduce(lambda value, key: value[key], above, values)
+        container[last] = int(container[last])
+    return values
+
+
+def _explain(model: type[StrictModel], detail: ErrorDetails, at: str) -> Iterator[ConfigError]:
+    node, path = _resolve(model, detail["loc"], at)
     kind = detail["type"]
     if kind == "value_error":
         error = detail["ctx"]["error"]
-        assert isinstance(error, BrokenRulesError), "sections state rules, nothing else raises"
+        assert isinstance(error, BrokenRulesError), "models have rules, nothing else raises"
         for rule in error.broken:
-            given = error.section.look_up(rule.field) if rule.field else UNSET
-            where = f"{path}.{rule.field}".strip(".")
-            yield ConfigError(where, given, rule.explain(error.section))
+            value = error.model.look_up(rule.field) if rule.field else UNSET
+            yield ConfigError(f"{path}.{rule.field}".strip("."), value, rule.explain(error.model))
     elif kind == "extra_forbidden":
         *above, name = detail["loc"]
-        names = section.file_names() if (section := _section(model, above)) else []
+        parent, _ = _resolve(model, above, "")
+        names = parent.file_names() if isinstance(parent, type) else []
         yield ConfigError(path, UNSET, f"no such field{did_you_mean(str(name), names)}")
     elif kind == "missing":
-        yield ConfigError(path, UNSET, f"must be given: {_words(place)}")
+        yield ConfigError(path, UNSET, f"must be given: {_allowed(node)}")
     else:
-        yield ConfigError(path, detail["input"], f"must be {_words(place)}")
+        yield ConfigError(path, detail["input"], f"must be {_allowed(node)}")
 
 
-Place = type[Section] | Schema
+Node = type[StrictModel] | Schema
 
 
-def _place(model: type[Section], location: Iterable[int | str], at: str) -> tuple[Place, str]:
-    """Return what stands at ``location`` below ``model``, and its path as a person writes it."""
-    place: Place = model
+def _resolve(model: type[StrictModel], location: Iterable[int | str], at: str) -> tuple[Node, str]:
+    """Return the model or schema at pydantic's ``location`` below ``model``, and its path in the file."""
+    node: Node = model
     mapping: Schema = {}
     key: int | str = ""
     path = at
     for part in location:
-        if part == "[key]":  # the key itself is wrong: its name is what was given, not a place
+        if part == "[key]":  # the key itself is wrong: the error names the mapping
             return key_schema(mapping), path.removesuffix(f".{key}")
-        if isinstance(place, type):
-            field = place.model_fields.get(_attribute(place, part))
+        if isinstance(node, type):
+            field = node.model_fields.get(_attribute(node, part))
             path = f"{path}.{part}".strip(".")
             if field is None:
                 break
-            below = section_of(field.annotation)
-            place = below if below and not is_list(field) else leaf_schema(field)
+            below = model_of(field.annotation)
+            node = below if below and not is_list(field) else field_schema(field)
             item = below
         elif isinstance(part, int):
             path = f"{path}[{part}]"
-            listed = given(place)
+            listed = non_null(node)
             items = listed.get("items") or listed.get("prefixItems", [{}])[0]
-            place = item if item is not None else items
-        elif given(place).get("type") == "object":
+            node = item if item is not None else items
+        elif non_null(node).get("type") == "object":
             path = f"{path}.{part}"
-            mapping, key = given(place), part
-            place = value_schema(mapping) or mapping
-    return place, path
+            mapping, key = non_null(node), part
+            node = value_schema(mapping) or mapping
+    return node, path
 
 
-def _attribute(section: type[Section], name: Any) -> str:
-    return section.attribute(name) if name in section.file_names() else ""
+def _attribute(model: type[StrictModel], name: Any) -> str:
+    return model.attribute(name) if name in model.file_names() else ""
 
 
-def _section(model: type[Section], location: Iterable[int | str]) -> type[Section] | None:
-    place, _ = _place(model, location, "")
-    return place if isinstance(place, type) else None
-
-
-def _words(place: Place) -> str:
-    if isinstance(place, type):
-        return f"a mapping with some of {', '.join(place.file_names())}"
-    return allowed(place)
+def _allowed(node: Node) -> str:
+    if isinstance(node, type):
+        return f"a mapping with some of {', '.join(node.file_names())}"
+    return allowed(node)

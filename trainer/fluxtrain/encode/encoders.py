@@ -116,7 +116,7 @@ def check_files(encoders: EncodersConfig, models_root: Path) -> None:
     """Raise DataError if a file of the encoders is missing; nothing is loaded."""
     files = [encoders.autoencoder]
     if encoders.text == "t5-clip":
-        for weights, tokenizer in encoders.text_places():
+        for weights, tokenizer in encoders.text_encoder_paths():
             files.append(weights if is_single_file(weights) else f"{weights}/config.json")
             if tokenizer is not None:
                 files.append(f"{tokenizer}/tokenizer_config.json")

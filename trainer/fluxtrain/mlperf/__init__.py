@@ -1,7 +1,7 @@
-"""The MLPerf log: writing it, going on with it after a restart, and asking MLCommons' checker about it."""
+"""The MLPerf log: writing it, resuming it after a restart, and checking it with MLCommons' checker."""
 
-from fluxtrain.mlperf.compliance import RULESETS, Verdict, check, render
+from fluxtrain.mlperf.compliance import RULESETS, CheckResult, check, render
 from fluxtrain.mlperf.facts import RunFacts
 from fluxtrain.mlperf.log import MLPerfLog
 
-__all__ = ["RULESETS", "MLPerfLog", "RunFacts", "Verdict", "check", "render"]
+__all__ = ["RULESETS", "CheckResult", "MLPerfLog", "RunFacts", "check", "render"]

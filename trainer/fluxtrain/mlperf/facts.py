@@ -1,4 +1,4 @@
-"""What the MLPerf log states about a run before it starts: MLCommons' keys, with what really holds."""
+"""The events of the MLPerf log before a run starts: MLCommons' keys and their actual values."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.encoders import Precision
 from fluxtrain.data.order import BatchShares
 
-Statement = tuple[str, object]  # key, value
+Event = tuple[str, object]  # key, value
 
 SYSTEM_KEY = "fluxtrain_system"
-"""Our own key for what a node tells of itself: `kubectl logs` is then all that a package needs."""
+"""Our own key for the hardware and software of a node; `fluxtrain mlperf package` reads it from the log."""
 
 _PRECISION_NAMES: dict[Precision, str] = {"bfloat16": "bfloat16", "float32": "fp32"}
-"""The checker's words for our number formats."""
+"""The checker's names of our data types."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the log says beyond the config: how the work is divided, how large the data sets really are."""
+    """Values of the log that are not in the config: division of the work, size of the data sets, hardware."""
 
     config: RunConfig
-    shares: BatchShares  # the micro batch in use, not the config's upper bound
+    shares: BatchShares  # with the actual micro batch, not the config's maximum
     train_samples: int  # of one epoch
     eval_samples: int  # of the whole validation set
-    started: float  # Unix time at which the launcher began
+    started: float  # Unix time at which the launcher started
     machine: Mapping[str, str] = field(default_factory=dict)  # see machine.py
-    caches_cleared: bool = False  # nothing here drops the hosts' page caches; who did may say so
+    caches_cleared: bool = False  # fluxtrain does not drop the page caches
 
     @property
-    def is_whole(self) -> bool:
-        """Return whether every evaluation is over the whole validation set, or ends the run."""
+    def evaluates_all(self) -> bool:
+        """Return whether every evaluation covers the whole validation set or ends the run."""
         return claims_closed(self.config)
 
     @property
     def evaluation_frequency(self) -> int:
-        """Return the samples between two evaluations as they are really done; 0 for none on the way."""
+        """Return the actual number of samples between two evaluations; 0 if there are none."""
         return self.config.evaluation_steps * self.config.schedule.global_batch_size
 
 
-def statements(facts: RunFacts) -> Iterator[Statement]:
-    """Yield what is logged between ``init_start`` and ``init_stop``, in an order that all rulesets accept.
+def init_events(facts: RunFacts) -> Iterator[Event]:
+    """Yield the events between ``init_start`` and ``init_stop``, in an order that all rulesets accept.
 
-    The division must stand before ``init_stop`` (it sets the limit on the initialisation) and, since
+    The division must come before ``init_stop`` (it sets the time limit of the initialisation) and, since
     6.1.0, the global batch size before the evaluation frequency (which is checked against it).
     """
     yield from _submission(facts.config)
@@ -58,7 +58,7 @@ def statements(facts: RunFacts) -> Iterator[Statement]:
         yield SYSTEM_KEY, dict(facts.machine)
 
 
-def _submission(config: RunConfig) -> Iterator[Statement]:
+def _submission(config: RunConfig) -> Iterator[Event]:
     submitter = config.logging.mlperf
     yield "submission_benchmark", "flux1"
     yield "submission_org", submitter.organization
@@ -67,17 +67,17 @@ def _submission(config: RunConfig) -> Iterator[Statement]:
     yield "submission_platform", submitter.platform
 
 
-def _work(facts: RunFacts) -> Iterator[Statement]:
+def _work(facts: RunFacts) -> Iterator[Event]:
     yield "global_batch_size", facts.config.schedule.global_batch_size
     yield "gradient_accumulation_steps", facts.shares.accumulation_steps
     yield "train_samples", facts.train_samples
-    if facts.is_whole:  # else the first evaluation tells how many it used
+    if facts.evaluates_all:  # otherwise logged with the first evaluation
         yield "eval_samples", facts.eval_samples
     yield "evaluation_frequency", facts.evaluation_frequency
     yield "target_accuracy", facts.config.evaluation.target_loss
 
 
-def _optimizer(config: RunConfig) -> Iterator[Statement]:
+def _optimizer(config: RunConfig) -> Iterator[Event]:
     optim, schedule = config.optim, config.schedule
     yield "opt_name", "adamw"
     yield "opt_adamw_beta_1", optim.beta1
@@ -91,11 +91,11 @@ def _optimizer(config: RunConfig) -> Iterator[Statement]:
     yield "opt_gradient_clip_norm", optim.max_grad_norm
 
 
-def _disclosure(facts: RunFacts) -> Iterator[Statement]:
-    """Yield what is mandatory since 6.1.0: precision, parallelism, where the config lies."""
+def _disclosure(facts: RunFacts) -> Iterator[Event]:
+    """Yield the keys that are mandatory since 6.1.0: precision, parallelism, config file."""
     precision = facts.config.precision
     compute = _PRECISION_NAMES[precision.compute]
-    # Weights are gathered in the compute dtype, gradients reduced in their own: the lower one counts.
+    # weights are gathered in the compute dtype, gradients reduced in the reduce dtype: the lower one
     both = {_PRECISION_NAMES[precision.compute], _PRECISION_NAMES[precision.reduce]}
     yield "lowest_numerical_precision_in_linear", compute
     yield "lowest_numerical_precision_in_attn", compute

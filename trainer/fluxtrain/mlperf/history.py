@@ -1,4 +1,4 @@
-"""The lines of an earlier log that a resumed run keeps: everything up to its checkpoint, and nothing torn."""
+"""The lines of an earlier log that a resumed run keeps: complete lines up to its checkpoint."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from fluxtrain.mlperf.lines import LogLine, read_lines
 
 @dataclass
 class LogState:
-    """Which intervals of a log are open."""
+    """The open intervals of a log."""
 
     begun: bool = False
     run_started: bool = False
     finished: bool = False
     eval_samples_stated: bool = False
     block_open: bool = False
-    eval_without_stop: int | None = None  # samples of an evaluation whose loss is known
+    eval_without_stop: int | None = (
+        None  # samples at an evaluation that has its loss but no eval_stop
+    )
 
-    def note(self, key: str, samples: int | None = None) -> None:
-        """Take one more event into account."""
+    def update(self, key: str, samples: int | None = None) -> None:
+        """Update the state with the next event."""
         if key in ("block_start", "block_stop"):
             self.block_open = key == "block_start"
         elif key in ("eval_accuracy", "eval_stop"):
@@ -35,22 +37,22 @@ class LogState:
         self.finished |= key == "run_stop"
 
 
-def kept_lines(path: Path, samples: int, config: RunConfig) -> list[LogLine]:
-    """Return the lines of the log at ``path`` that stay true for a run that resumes at ``samples``.
+def lines_until(path: Path, samples: int, config: RunConfig) -> list[LogLine]:
+    """Return the lines of the log at ``path`` that a run resuming at ``samples`` keeps.
 
-    None at all where the run has no checkpoint and its clock never started: it begins anew.
+    No lines if the run has no checkpoint and never logged run_start: it starts over.
     """
-    whole = [line for line in read_lines(path) if not line.fault] if path.exists() else []
-    lines = list(takewhile(lambda line: (line.samples or 0) <= samples, whole))
+    valid = [line for line in read_lines(path) if not line.fault] if path.exists() else []
+    lines = list(takewhile(lambda line: (line.samples or 0) <= samples, valid))
     if samples == 0 and not any(line.key == "run_start" for line in lines):
         return []
-    if _goes_on(lines, samples, config):
+    if _has_more_steps(lines, samples, config):
         lines = [line for line in lines if line.key != "run_stop"]
     return _without_open_evaluation(lines)
 
 
 def rewrite(path: Path, lines: Iterable[LogLine]) -> None:
-    """Replace the file by ``lines``, atomically, where it holds anything else."""
+    """Replace the file by ``lines`` atomically, unless it is equal already."""
     content = "".join(f"{line.text}\n" for line in lines).encode("latin-1")
     if path.exists() and path.read_bytes() == content:
         return
@@ -62,8 +64,8 @@ def rewrite(path: Path, lines: Iterable[LogLine]) -> None:
     partial.replace(path)
 
 
-def _goes_on(lines: list[LogLine], samples: int, config: RunConfig) -> bool:
-    """Return whether a run that had ended was given more steps: then its ``run_stop`` is taken back."""
+def _has_more_steps(lines: list[LogLine], samples: int, config: RunConfig) -> bool:
+    """Return whether a run that had ended was given more steps, so that its ``run_stop`` is removed."""
     target = config.evaluation.target_loss
     losses = [line.value for line in lines if line.key == "eval_accuracy"]
     if target is not None and losses and isinstance(losses[-1], float) and losses[-1] <= target:
@@ -72,7 +74,7 @@ def _goes_on(lines: list[LogLine], samples: int, config: RunConfig) -> bool:
 
 
 def _without_open_evaluation(lines: list[LogLine]) -> list[LogLine]:
-    """Drop an ``eval_start`` whose loss was never written; it can only be the last one."""
+    """Remove an ``eval_start`` without a loss; only the last one can be."""
     starts = [i for i, line in enumerate(lines) if line.key == "eval_start"]
     if starts and not any(line.key == "eval_accuracy" for line in lines[starts[-1] :]):
         del lines[starts[-1]]

@@ -1,4 +1,4 @@
-"""The ``:::MLLOG`` lines of a file, read the way MLCommons' parser reads them."""
+"""Parse the ``:::MLLOG`` lines of a file as MLCommons' parser does."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _FIELDS = ("time_ms", "key", "value", "metadata")
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line that carries the token; ``fault`` says why it is no event, and is empty where it is one."""
+    """A line with the token; ``fault`` is the parse error, empty if the line is a valid event."""
 
-    number: int  # of the physical line in the file, from 1
+    number: int  # of the line in the file, from 1
     text: str  # from the token on
     fields: dict[str, Any]
     fault: str = ""
 
     @property
     def key(self) -> str:
-        """Return the event's name, the empty string where there is none."""
+        """Return the event's key, the empty string if it has none."""
         return str(self.fields.get("key", ""))
 
     @property
@@ -33,16 +33,16 @@ class LogLine:
 
     @property
     def samples(self) -> int | None:
-        """Return the training samples at the event, None where it does not say."""
+        """Return the event's samples_count, None if it has none."""
         metadata = self.fields.get("metadata")
         samples = metadata.get("samples_count") if isinstance(metadata, dict) else None
         return samples if isinstance(samples, int) else None
 
 
 def read_lines(path: Path) -> Iterator[LogLine]:
-    """Yield the token's lines in order: text before the last token is cut, torn lines have a fault.
+    """Yield the lines with the token; text before the last token of a line is removed.
 
-    Latin-1 as in MLCommons' parser: no byte is refused. Raises OSError where the file cannot be read.
+    Latin-1 as in MLCommons' parser, which accepts every byte. Raises OSError if the file cannot be read.
     """
     with path.open(encoding="latin-1") as file:
         for number, line in enumerate(file, 1):
@@ -51,7 +51,7 @@ def read_lines(path: Path) -> Iterator[LogLine]:
 
 
 def parse(number: int, text: str) -> LogLine:
-    """Return the line ``text``, which starts with the token."""
+    """Return the parsed line ``text``, which starts with the token."""
     try:
         fields = json.loads(text.removeprefix(TOKEN))
     except (ValueError, RecursionError) as error:

@@ -1,8 +1,7 @@
-"""The MLPerf log of one run: MLCommons' ``mllog`` makes the lines, each is written whole and at once.
+"""The MLPerf log of a run: MLCommons' ``mllog`` formats the lines, and each is written with one call.
 
-One whole log goes to the file and to stdout, whatever restarts lie between: a resumed run first repeats
-the earlier lines on its own stdout, then both go on. Only rank 0 opens one; ``MLPerfLog(None, False)`` is
-silent.
+File and stdout both have the complete log also after a restart: a resumed run first repeats the earlier lines
+on stdout. Only rank 0 opens one; ``MLPerfLog(None, False)`` writes nothing.
 """
 
 from __future__ import annotations
@@ -18,28 +17,30 @@ from pathlib import Path
 from mlperf_logging.mllog.mllog import MLLogger
 
 from fluxtrain.errors import StorageError
-from fluxtrain.mlperf.facts import RunFacts, statements
-from fluxtrain.mlperf.history import LogState, kept_lines, rewrite
+from fluxtrain.mlperf.facts import RunFacts, init_events
+from fluxtrain.mlperf.history import LogState, lines_until, rewrite
 
-_SOURCES = str(Path(__file__).parents[2])  # cut from metadata.file: no machine's paths in the log
+_SOURCES = str(
+    Path(__file__).parents[2]
+)  # removed from metadata.file, so that paths in the log are relative
 _STDOUT = 1
 
 
 class MLPerfLog:
-    """Writes one method's worth of lines for each thing that happens in a run."""
+    """Writes the MLPerf log; one method per event of a run."""
 
     def __init__(
         self, path: Path | None, stdout: bool, now: Callable[[], float] = time.time
     ) -> None:
-        """Write to ``path`` and to stdout, as far as they are wanted; ``now`` gives Unix time."""
+        """Write to ``path`` (if not None) and to ``stdout`` (if true); ``now`` returns Unix time."""
         self._path, self._stdout, self._now = path, stdout, now
         self._state = LogState()
         self._open_division, self._eval_samples = False, 0
-        self._lines = _Lines()
+        self._lines = _LineCapture()
         logger = logging.Logger("fluxtrain.mlperf")
         logger.addHandler(self._lines)
         self._mllog = MLLogger(logger, root_dir=re.escape(_SOURCES))
-        self._file = _opened(path)
+        self._file = _open(path)
 
     @classmethod
     def open(
@@ -50,14 +51,14 @@ class MLPerfLog:
         facts: RunFacts,
         now: Callable[[], float] = time.time,
     ) -> MLPerfLog:
-        """Begin the log of a run, or go on with the one at ``path`` after ``samples``.
+        """Start the log of a run, or resume the one at ``path`` after ``samples``.
 
-        Later events and torn lines are cut off the file. Where the run's earlier lines are lost, no new
-        beginning is invented: the log goes on without one and the checker will refuse it. Raises
-        StorageError where the file cannot be read or written.
+        Later events and incomplete lines are removed from the file. If the run's earlier lines are lost they
+        are not recreated, and the checker will refuse the log. Raises StorageError if the file cannot be read
+        or written.
         """
         try:
-            kept = [] if path is None else kept_lines(path, samples, facts.config)
+            kept = [] if path is None else lines_until(path, samples, facts.config)
             if path is not None:
                 rewrite(path, kept)
         except OSError as error:
@@ -66,43 +67,43 @@ class MLPerfLog:
         log._open_division = facts.config.logging.mlperf.division == "open"
         log._eval_samples = facts.eval_samples
         for line in kept:
-            log._state.note(line.key, line.samples)
-            log._say(line.text)
+            log._state.update(line.key, line.samples)
+            log._print(line.text)
         if log._state.run_started or samples:
-            log._go_on(samples, facts)
+            log._resume(samples, facts)
         else:
-            log._begin(facts)
+            log._start(facts)
         return log
 
     def ready(self) -> None:
-        """Everything is built: the initialisation ends and the run's clock starts, once in a run."""
+        """Log the end of the initialisation and the start of the run, once per run."""
         if self._state.begun and not self._state.run_started:
             self._write(self._mllog.end, "init_stop")
             self._write(self._mllog.start, "run_start")
 
     def block_start(self, samples: int) -> None:
-        """Training goes on after ``samples``; says nothing where a block is open already."""
+        """Log that training continues after ``samples``, unless a block is open."""
         if not self._state.block_open:
             self._write(self._mllog.start, "block_start", samples=samples)
 
     def block_stop(self, samples: int) -> None:
-        """Training pauses or ends after ``samples``; says nothing where no block is open."""
+        """Log that training pauses or ends after ``samples``, if a block is open."""
         if self._state.block_open:
             self._write(self._mllog.end, "block_stop", samples=samples)
 
     def tracked_stats(self, samples: int, stats: Mapping[str, float]) -> None:
-        """Numbers of a logged step: throughput in samples/s, loss, lr."""
+        """Log the values of a step: throughput in samples/s, loss, lr."""
         values = {name: float(value) for name, value in stats.items()}
         self._write(self._mllog.event, "tracked_stats", values, samples=samples)
 
     def eval_start(self, samples: int) -> None:
-        """An evaluation begins."""
+        """Log the start of an evaluation."""
         self._write(self._mllog.start, "eval_start", samples=samples)
 
     def eval_accuracy(self, samples: int, loss: float, used: int | None = None) -> None:
-        """The evaluation loss after ``samples``; the open division has a second name for it.
+        """Log the evaluation loss after ``samples``, in the open division under a second key too.
 
-        ``used`` are the validation samples that it is the mean of, None for the whole set.
+        ``used`` is the number of validation samples in the mean, None for the whole set.
         """
         used = self._eval_samples if used is None else used
         if not self._state.eval_samples_stated:
@@ -114,11 +115,11 @@ class MLPerfLog:
             self._write(self._mllog.event, "averaged_validation_loss", float(loss), samples=samples)
 
     def eval_stop(self, samples: int) -> None:
-        """The evaluation is over."""
+        """Log the end of an evaluation."""
         self._write(self._mllog.end, "eval_stop", samples=samples)
 
     def run_stop(self, status: str, samples: int) -> None:
-        """The run is over, ``success`` or ``aborted``: its clock stops, and nothing is written any more."""
+        """Log the end of the run, ``success`` or ``aborted``; later events are not written."""
         self._write(self._mllog.end, "run_stop", samples=samples, status=status)
 
     def close(self) -> None:
@@ -127,24 +128,24 @@ class MLPerfLog:
             os.close(self._file)
             self._file = None
 
-    def _begin(self, facts: RunFacts) -> None:
+    def _start(self, facts: RunFacts) -> None:
         self._write(self._mllog.event, "cache_clear", facts.caches_cleared, at=facts.started)
         self._write(self._mllog.start, "init_start", at=facts.started)
-        for key, value in statements(facts):
+        for key, value in init_events(facts):
             self._write(self._mllog.event, key, value)
 
-    def _go_on(self, samples: int, facts: RunFacts) -> None:
-        """Close what a kill left open, and tell of the resume: who reads the log shall know of it."""
+    def _resume(self, samples: int, facts: RunFacts) -> None:
+        """Log the eval_stop that a killed run did not log, and the resume."""
         if self._state.finished:
             return
         if (evaluated := self._state.eval_without_stop) is not None:
             self._write(self._mllog.end, "eval_stop", samples=evaluated)
-        division = {
+        ranks = {
             "num_ranks": facts.shares.num_ranks,
             "micro_batch_size": facts.shares.micro_batch_size,
             "gradient_accumulation_steps": facts.shares.accumulation_steps,
         }
-        self._write(self._mllog.event, "run_resumed", division, samples=samples)
+        self._write(self._mllog.event, "run_resumed", ranks, samples=samples)
 
     def _write(
         self,
@@ -156,20 +157,20 @@ class MLPerfLog:
         eval_samples: int | None = None,
         at: float | None = None,
     ) -> None:
-        """Write one event; the calling method's line goes into its metadata."""
+        """Write one event; stack_offset puts the line of the calling method into its metadata."""
         if self._state.finished:
             return
-        facts = {"status": status, "samples_count": samples, "eval_samples": eval_samples}
-        metadata = {name: fact for name, fact in facts.items() if fact is not None}
+        fields = {"status": status, "samples_count": samples, "eval_samples": eval_samples}
+        metadata = {name: value for name, value in fields.items() if value is not None}
         time_ms = int((self._now() if at is None else at) * 1000)
         kind(key, value, metadata=metadata, time_ms=time_ms, stack_offset=2)
-        self._state.note(key, samples)
+        self._state.update(key, samples)
         line = self._lines.take()
         self._save(line, durable=kind == self._mllog.end)
-        self._say(line)
+        self._print(line)
 
     def _save(self, line: str, durable: bool) -> None:
-        """Append ``line`` to the file; the ends of intervals also reach the disk before the run goes on."""
+        """Append ``line`` to the file; ``durable`` also waits until it is on the disk."""
         if self._file is None:
             return
         try:
@@ -179,8 +180,8 @@ class MLPerfLog:
         except OSError as error:
             raise StorageError(f"{self._path}: cannot be written ({error.strerror})") from None
 
-    def _say(self, line: str) -> None:
-        """Write ``line`` to stdout in one piece; a reader who left is no reason to stop training."""
+    def _print(self, line: str) -> None:
+        """Write ``line`` to stdout; a closed stdout does not stop the training."""
         if not self._stdout:
             return
         try:
@@ -190,26 +191,26 @@ class MLPerfLog:
             self._stdout = False
 
 
-class _Lines(logging.Handler):
-    """Catches the lines that mllog makes: it would write text and newline apart, we write both at once."""
+class _LineCapture(logging.Handler):
+    """Captures mllog's lines: mllog writes text and newline separately, we write both with one call."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._caught: list[str] = []
+        self._captured: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the line."""
-        self._caught.append(record.getMessage())
+        """Capture the line."""
+        self._captured.append(record.getMessage())
 
     def take(self) -> str:
-        """Return the one line made since the last call."""
-        (line,) = self._caught
-        assert line.startswith(":::MLLOG {"), line  # else mllog could not encode a value of ours
-        self._caught.clear()
+        """Return the one line captured since the last call."""
+        (line,) = self._captured
+        assert line.startswith(":::MLLOG {"), line  # otherwise mllog could not encode a value
+        self._captured.clear()
         return line
 
 
-def _opened(path: Path | None) -> int | None:
+def _open(path: Path | None) -> int | None:
     if path is None:
         return None
     try:
@@ -219,7 +220,7 @@ def _opened(path: Path | None) -> int | None:
 
 
 def _write_whole(file: int, line: str) -> None:
-    """Write ``line`` and its newline with one call: no other writer's text can come between."""
+    """Write ``line`` and its newline with one call, so that other output cannot come between."""
     rest = f"{line}\n".encode("latin-1")  # mllog's lines are ASCII
     while rest:
         rest = rest[os.write(file, rest) :]

@@ -1,7 +1,7 @@
-"""What this machine tells of itself, in the words of MLCommons' system description.
+"""Hardware and software of this node, as fields of MLCommons' system description.
 
-Read from Linux' own files and from torch; nothing is run and nothing is guessed: what a machine does not
-say (cooling, networks, interconnects) is asked of the submitter when a package is made.
+Read from /proc, /sys and torch. The submitter adds the other fields (cooling, networks, interconnects) when
+the package is created.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
-Facts = dict[str, str]  # the names of MLCommons' system description; values are texts always
+Facts = dict[str, str]  # by the names of MLCommons' system description; all values are strings
 
 _PACKAGES = ("fluxtrain", "torch", "transformers", "safetensors", "numpy", "mlperf-logging")
 
 
 def machine_facts(num_ranks: int, ranks_per_node: int, root: Path = Path("/")) -> Facts:
-    """Return the facts of this node, taken as one of equals; ``root`` is where /proc and /sys lie."""
+    """Return the facts of this node, assuming equal nodes; ``root`` is the parent of /proc and /sys."""
     return {
         "number_of_nodes": str(-(-num_ranks // ranks_per_node)),
         **_processors(root),
@@ -34,7 +34,7 @@ def machine_facts(num_ranks: int, ranks_per_node: int, root: Path = Path("/")) -
 
 
 def _processors(root: Path) -> Facts:
-    """Return sockets, cores, threads, frequency and caches, as far as the kernel tells them."""
+    """Return sockets, cores, threads, frequency and caches, as far as the kernel reports them."""
     records = [_pairs(text) for text in _read(root / "proc/cpuinfo").split("\n\n") if text.strip()]
     sockets = {record.get("physical id", "0") for record in records}
     cores = {(r.get("physical id", "0"), r.get("core id", str(i))) for i, r in enumerate(records)}
@@ -61,8 +61,8 @@ def _caches(root: Path) -> Iterable[str]:
 
 
 def _memory(root: Path) -> Facts:
-    found = re.search(r"MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo"))
-    return {"host_memory_capacity": f"{int(found[1]) / 2**20:.0f} GiB"} if found else {}
+    match = re.search(r"MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo"))
+    return {"host_memory_capacity": f"{int(match[1]) / 2**20:.0f} GiB"} if match else {}
 
 
 def _accelerators(ranks_per_node: int) -> Facts:
@@ -91,7 +91,7 @@ def _software() -> Iterable[str]:
     for name in _PACKAGES:
         try:
             yield f"{name} {version(name)}"
-        except PackageNotFoundError:  # a base image may bring it without metadata
+        except PackageNotFoundError:  # a base image may have it without metadata
             continue
 
 

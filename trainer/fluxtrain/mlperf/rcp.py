@@ -1,9 +1,9 @@
-"""MLCommons' reference convergence points (RCPs): how many samples a run must need, in the rules' arithmetic.
+"""MLCommons' reference convergence points (RCPs): the number of samples that a submission must need.
 
-A submission's ten counts are averaged without the lowest and the highest ("olympic mean") and compared
-with twenty reference runs of the same global batch size by a one-sided t-test. Faster than the reference
-never pays: within the test's margin the score is multiplied by reference mean / submission mean, below it
-the submission is refused. The points are read from the ``mlperf-logging`` wheel, whose checker is the judge.
+The mean of a submission's ten sample counts without the lowest and the highest ("olympic mean") is compared
+with twenty reference runs of the same global batch size by a one-sided t-test. A submission that converges
+faster is scaled by reference mean / submission mean within the test's margin, and refused below it. The
+points are read from the ``mlperf-logging`` wheel; its checker decides.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from importlib.resources import files
 from math import inf, sqrt
 from typing import Literal
 
+from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES
+
 NUM_RUNS = 10
-"""Logs of one result."""
+"""Runs of one result."""
 _COUNTED_RUNS = NUM_RUNS - 2
 _REFERENCE_RUNS = 2 * NUM_RUNS
-_EVALUATION_SAMPLES = 262_144
 
 _MEASURED_MARGIN = 1.7108820799094282 * sqrt(1 / (_REFERENCE_RUNS - 2) + 1 / _COUNTED_RUNS)
 """Standard deviations below the mean that pass: Student's t at 95 %, 18 + 8 - 2 degrees of freedom."""
@@ -32,7 +33,7 @@ Source = Literal["measured", "interpolated", "smallest", "missing"]
 
 @dataclass(frozen=True)
 class ReferencePoint:
-    """What the reference needs at one global batch size; all counts are training samples."""
+    """Convergence of the reference at one global batch size, in training samples."""
 
     global_batch_size: int
     mean: float
@@ -41,23 +42,23 @@ class ReferencePoint:
 
     @property
     def minimum(self) -> float:
-        """Return the smallest mean of a submission that is accepted."""
+        """Return the smallest accepted mean of a submission."""
         margin = _INTERPOLATED_MARGIN if self.source == "interpolated" else _MEASURED_MARGIN
         return self.mean - margin * self.deviation
 
     @property
     def num_evaluations(self) -> int:
         """Return the evaluation at which an average reference run reaches the target."""
-        return round(self.mean / _EVALUATION_SAMPLES)
+        return round(self.mean / MLPERF_EVALUATION_SAMPLES)
 
 
 @dataclass(frozen=True)
 class Convergence:
-    """The verdict on ten runs: their olympic mean against the reference."""
+    """Comparison of the olympic mean of ten runs with the reference."""
 
     accepted: bool
-    mean: float  # samples; infinite where two runs or more did not converge
-    point: ReferencePoint | None  # None where no reference holds for this batch size
+    mean: float  # samples; infinite if two or more runs did not converge
+    point: ReferencePoint | None  # None if there is no reference for this batch size
     scaling_factor: float
 
     @property
@@ -67,17 +68,17 @@ class Convergence:
 
 
 def compatible_batch_sizes(up_to: int = 4096) -> tuple[int, ...]:
-    """Return the global batch sizes that can satisfy every ruleset with one log.
+    """Return the global batch sizes with which one log can satisfy every ruleset.
 
-    5.1.0 and 6.0.0 ask for an evaluation every 262,144 samples exactly, 6.1.0 for the next whole batch:
-    only divisors of 262,144 are both.
+    5.1.0 and 6.0.0 require an evaluation every 262,144 samples exactly, 6.1.0 rounds up to a whole batch:
+    only divisors of 262,144 satisfy both.
     """
     return tuple(size for n in range(13) if (size := 2**n) <= up_to)
 
 
 @cache
 def reference_points(ruleset: str) -> tuple[ReferencePoint, ...]:
-    """Return the measured points of ``ruleset`` that its checker keeps, by rising global batch size."""
+    """Return the measured points of ``ruleset`` that its checker uses, by ascending global batch size."""
     name = f"rcp_checker/training_{ruleset}/rcps_flux1.json"
     records = json.loads(files("mlperf_logging").joinpath(name).read_text())
     points = [_measured(r["BS"], r["samples to converge"]) for r in records.values()]
@@ -85,9 +86,9 @@ def reference_points(ruleset: str) -> tuple[ReferencePoint, ...]:
 
 
 def reference_point(global_batch_size: int, ruleset: str) -> ReferencePoint | None:
-    """Return the point that a run is compared with; None above the largest measured batch size.
+    """Return the point that a run is compared with, None above the largest measured batch size.
 
-    Below the smallest measured one it is that one: slower convergence at a smaller batch passes.
+    Below the smallest measured batch size it is the smallest point.
     """
     points = reference_points(ruleset)
     for point in points:
@@ -102,8 +103,10 @@ def reference_point(global_batch_size: int, ruleset: str) -> ReferencePoint | No
     return _between(lower[-1], upper[0], global_batch_size)
 
 
-def judge(samples: Sequence[float | None], global_batch_size: int, ruleset: str) -> Convergence:
-    """Return the verdict on the runs' ``samples`` to convergence; None marks a run without."""
+def compare_with_reference(
+    samples: Sequence[float | None], global_batch_size: int, ruleset: str
+) -> Convergence:
+    """Compare the runs' ``samples`` to convergence with the reference; None: did not converge."""
     counts = sorted(inf if count is None else count for count in samples)
     mean = sum(counts[1:-1]) / (len(counts) - 2)
     point = reference_point(global_batch_size, ruleset)
@@ -112,8 +115,8 @@ def judge(samples: Sequence[float | None], global_batch_size: int, ruleset: str)
     return Convergence(mean >= point.minimum, mean, point, max(1.0, point.mean / mean))
 
 
-def expectation(global_batch_size: int, rulesets: Sequence[str]) -> list[str]:
-    """Return what a closed run at this global batch size has to reach, a line for each ruleset."""
+def describe_targets(global_batch_size: int, rulesets: Sequence[str]) -> list[str]:
+    """Return the convergence that a closed run at this global batch size needs, one line per ruleset."""
     lines = []
     for ruleset in rulesets:
         point = reference_point(global_batch_size, ruleset)
@@ -128,17 +131,17 @@ def expectation(global_batch_size: int, rulesets: Sequence[str]) -> list[str]:
     if global_batch_size not in (sizes := compatible_batch_sizes()):
         listed = ", ".join(str(size) for size in sizes if size >= 512)
         lines.append(
-            f"no one log at global batch size {global_batch_size} satisfies all rulesets, as it does not "
-            f"divide {_EVALUATION_SAMPLES:,}; {listed} and smaller powers of two do"
+            f"no single log at global batch size {global_batch_size} satisfies all rulesets, as it does not "
+            f"divide {MLPERF_EVALUATION_SAMPLES:,}; {listed} and smaller powers of two do"
         )
     return lines
 
 
-def explain(verdict: Convergence, global_batch_size: int, ruleset: str) -> str:
-    """Return the verdict in words: the mean, the accepted minimum, the margin, the scaling factor."""
-    point = verdict.point
-    if verdict.mean == inf:
-        return "refused: two runs or more did not converge; one at most may be dropped"
+def explain(result: Convergence, global_batch_size: int, ruleset: str) -> str:
+    """Describe the comparison: the mean, the accepted minimum, the margin, the scaling factor."""
+    point = result.point
+    if result.mean == inf:
+        return "refused: two or more runs did not converge; at most one may be dropped"
     if point is None:
         largest = reference_points(ruleset)[-1].global_batch_size
         return (
@@ -146,18 +149,18 @@ def explain(verdict: Convergence, global_batch_size: int, ruleset: str) -> str:
             f"{global_batch_size} needs twenty reference runs of your own"
         )
     against = f"{point.mean:,.0f} samples ({_origin(point)}, ruleset {ruleset})"
-    mean = f"mean of {_COUNTED_RUNS} runs {verdict.mean:,.0f} samples"
-    if not verdict.accepted:
+    mean = f"mean of {_COUNTED_RUNS} runs {result.mean:,.0f} samples"
+    if not result.accepted:
         return (
-            f"refused: {mean}, {-verdict.margin:,.0f} below the accepted minimum of "
-            f"{point.minimum:,.0f}; the reference needs {against}. Converging faster than the reference "
-            "means that something differs from it: learning rate, data order, evaluation"
+            f"refused: {mean}, {-result.margin:,.0f} below the accepted minimum of "
+            f"{point.minimum:,.0f}; the reference needs {against}. Faster convergence than the reference's "
+            "indicates a difference from it: learning rate, data order, evaluation"
         )
-    if verdict.scaling_factor > 1:
+    if result.scaling_factor > 1:
         return (
-            f"accepted: {mean}, {verdict.margin:,.0f} above the accepted minimum of {point.minimum:,.0f}; "
+            f"accepted: {mean}, {result.margin:,.0f} above the accepted minimum of {point.minimum:,.0f}; "
             f"faster than the reference's {against}, so the score is multiplied by "
-            f"{verdict.scaling_factor:.4f}"
+            f"{result.scaling_factor:.4f}"
         )
     return f"accepted: {mean}, not faster than the reference's {against}; no scaling"
 
@@ -173,7 +176,7 @@ def _origin(point: ReferencePoint) -> str:
 
 
 def _measured(global_batch_size: int, samples: Sequence[float]) -> ReferencePoint:
-    """Return mean without the extremes, and the population deviation of all: as the checker does."""
+    """Return the mean without the extremes and the population deviation of all, as the checker does."""
     ordered = sorted(samples)
     mean = sum(ordered[1:-1]) / (len(ordered) - 2)
     whole = sum(ordered) / len(ordered)
@@ -189,14 +192,14 @@ def _between(low: ReferencePoint, high: ReferencePoint, size: int) -> ReferenceP
 
 
 def _pruned(points: list[ReferencePoint]) -> list[ReferencePoint]:
-    """Drop points below the fastest one's batch size, then those above the line of their neighbours."""
+    """Remove points below the fastest one's batch size, then those above the line of their neighbours."""
     fastest = min(points, key=lambda point: point.mean).global_batch_size
     kept = [point for point in points if point.global_batch_size >= fastest]
     i = 1
     while i < len(kept) - 1:
         chord = _between(kept[i - 1], kept[i + 1], kept[i].global_batch_size)
         if kept[i].mean > chord.mean:
-            del kept[i]  # the checker does not go back to the points before
+            del kept[i]  # the checker does not check earlier points again
         else:
             i += 1
     return kept

@@ -1,4 +1,4 @@
-"""From ten finished runs to the folder that MLCommons takes: logs, system, code and configurations.
+"""Create the folder of an MLCommons submission from ten finished runs: logs, system, code, configurations.
 
 ORGANISATION/
   systems/SYSTEM.json
@@ -23,35 +23,35 @@ from fluxtrain.contract.launch import CONFIG_FILE, MLPERF_FILE
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, StorageError
 from fluxtrain.mlperf.facts import SYSTEM_KEY
 from fluxtrain.mlperf.lines import LogLine, read_lines
-from fluxtrain.mlperf.rcp import NUM_RUNS, Convergence, judge
+from fluxtrain.mlperf.rcp import NUM_RUNS, Convergence, compare_with_reference
 from fluxtrain.mlperf.system import STATUSES
 
 _SOURCE = Path(__file__).parents[1]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_SAME = (
+_EQUAL_KEYS = (
     "submission_org",
     "submission_platform",
     "submission_division",
     "submission_status",
     "global_batch_size",
 )
-"""Keys whose values must be one and the same in all logs."""
+"""Keys whose values must be equal in all logs."""
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """One run as it is submitted: its log and its configuration."""
+    """A finished run: its log and its configuration."""
 
     name: str
     log: Path
     config: Path
     values: Mapping[str, Any]  # the first value of each key
-    samples: int | None  # to convergence; None where the run did not reach its target
+    samples: int | None  # to convergence; None if the run did not reach its target
     ended: bool
 
     @staticmethod
     def read(folder: Path) -> FinishedRun:
-        """Return the run whose output is ``folder``; ConfigError where it has no log or no config."""
+        """Return the run whose output is ``folder``; raise ConfigError if it has no log or config."""
         log, config = folder / MLPERF_FILE, folder / CONFIG_FILE
         for path in (log, config):
             if not path.is_file():
@@ -68,12 +68,12 @@ class FinishedRun:
 
     @property
     def closed(self) -> bool:
-        """Return whether the log belongs to the closed division."""
+        """Return whether the log is of the closed division."""
         return bool(self.values.get("submission_division") == "closed")
 
 
 def require_one_result(runs: Sequence[FinishedRun]) -> None:
-    """Raise ConfigError with all that keeps ``runs`` from being one result."""
+    """Raise ConfigError naming every reason why ``runs`` are not one result."""
     errors = []
     if len(runs) != NUM_RUNS:
         errors.append(ConfigError("RUN ...", len(runs), f"must be {NUM_RUNS} runs"))
@@ -86,10 +86,10 @@ def require_one_result(runs: Sequence[FinishedRun]) -> None:
     if len(lost) > 1:
         text = f"did not reach the target: {', '.join(lost)}; one run at most may be dropped"
         errors.append(ConfigError("RUN ...", UNSET, text))
-    for key in _SAME:
-        found = sorted({str(run.values.get(key)) for run in runs})
-        if len(found) > 1:
-            errors.append(ConfigError(key, ", ".join(found), "must be the same in all runs"))
+    for key in _EQUAL_KEYS:
+        values = sorted({str(run.values.get(key)) for run in runs})
+        if len(values) > 1:
+            errors.append(ConfigError(key, ", ".join(values), "must be the same in all runs"))
     seeds = Counter(run.values.get("seed") for run in runs)
     if repeated := [seed for seed, count in seeds.items() if count > 1]:
         errors.append(ConfigError("seed", repeated[0], "must differ from run to run"))
@@ -97,8 +97,8 @@ def require_one_result(runs: Sequence[FinishedRun]) -> None:
         raise errors[0] if len(errors) == 1 else JoinedConfigError(errors)
 
 
-def known_facts(runs: Sequence[FinishedRun]) -> dict[str, str]:
-    """Return what the logs tell of submitter and system; a fact that differs between runs is left out."""
+def known_fields(runs: Sequence[FinishedRun]) -> dict[str, str]:
+    """Return the submitter's and system's fields in the logs, without those that differ between runs."""
     values = runs[0].values
     known = {
         "submitter": str(values.get("submission_org", "")),
@@ -107,32 +107,32 @@ def known_facts(runs: Sequence[FinishedRun]) -> dict[str, str]:
     }
     if (status := STATUSES.get(str(values.get("submission_status")))) is not None:
         known["status"] = status
-    told = [run.values.get(SYSTEM_KEY) or {} for run in runs]
-    for name, fact in told[0].items():
-        if all(isinstance(facts, dict) and facts.get(name) == fact for facts in told):
-            known[str(name)] = str(fact)
-    return {name: fact for name, fact in known.items() if fact}
+    systems = [run.values.get(SYSTEM_KEY) or {} for run in runs]
+    for name, value in systems[0].items():
+        if all(isinstance(system, dict) and system.get(name) == value for system in systems):
+            known[str(name)] = str(value)
+    return {name: value for name, value in known.items() if value}
 
 
 def convergence(runs: Sequence[FinishedRun], ruleset: str) -> Convergence:
-    """Return the verdict of ``ruleset`` on the runs' samples to convergence."""
+    """Compare the runs' samples to convergence with the reference of ``ruleset``."""
     size = int(runs[0].values.get("global_batch_size", 0))
-    return judge([run.samples for run in runs], size, ruleset)
+    return compare_with_reference([run.samples for run in runs], size, ruleset)
 
 
 def write_package(
     runs: Sequence[FinishedRun], description: Mapping[str, str], output: Path
 ) -> tuple[Path, str]:
-    """Write the tree of one result below ``output``; return the organisation's folder and the system.
+    """Write the tree of one result below ``output``; return the organisation's folder and the system's name.
 
-    Raises ConfigError where a name is no name of a folder or the result is there already, StorageError
-    where the disk says no. What is written appears whole or not at all.
+    Raises ConfigError if a name is not a valid folder name or the result exists, StorageError if it cannot be
+    written. The result is written completely or not at all.
     """
     organisation = output / _folder_name("submitter", description["submitter"])
     system = _folder_name("system_name", description["system_name"])
     result = organisation / "results" / system / "flux1"
     if result.exists():
-        raise ConfigError("--output", str(output), f"{result} is there already; remove it first")
+        raise ConfigError("--output", str(output), f"{result} exists already; remove it first")
     partial = output / f".{system}.partial"
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -156,7 +156,7 @@ def write_package(
 
 
 def _samples(lines: Sequence[LogLine], stop: LogLine | None) -> int | None:
-    """Return the samples at the last evaluation of a run that ended with success."""
+    """Return the samples at the last evaluation of a successful run, None for other runs."""
     if stop is None or stop.fields["metadata"].get("status") != "success":
         return None
     counted = [line.samples for line in lines if line.key == "eval_accuracy"]
@@ -165,7 +165,7 @@ def _samples(lines: Sequence[LogLine], stop: LogLine | None) -> int | None:
 
 def _folder_name(field: str, name: str) -> str:
     if not _NAME.fullmatch(name):
-        text = "names a folder: letters, digits, '.', '_' and '-' only, and no blank"
+        text = "names a folder: letters, digits, '.', '_' and '-' only"
         raise ConfigError(field, name, text)
     return name
 
@@ -179,7 +179,7 @@ def _write_results(runs: Sequence[FinishedRun], folder: Path) -> None:
 def _write_implementation(
     runs: Sequence[FinishedRun], description: Mapping[str, str], folder: Path
 ) -> None:
-    """Write what a reader needs to see and to repeat the runs: code, packages, configurations."""
+    """Write what is needed to reproduce the runs: code, packages, configurations."""
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
     shutil.copytree(_SOURCE, folder / "fluxtrain", ignore=ignored)
     for index, run in enumerate(runs):
@@ -192,7 +192,7 @@ def _write_implementation(
             "spec": {"run": config},
         }
         _write_json(folder / f"job_{index}.json", job)
-    packages = {f"{found.name}=={found.version}" for found in distributions() if found.name}
+    packages = {f"{package.name}=={package.version}" for package in distributions() if package.name}
     (folder / "requirements.txt").write_text("\n".join(sorted(packages)) + "\n")
     (folder / "README.md").write_text(_readme(runs, description))
 
@@ -213,9 +213,9 @@ def _readme(runs: Sequence[FinishedRun], description: Mapping[str, str]) -> str:
             "",
             f"{description['number_of_nodes']} nodes, {description['accelerators_per_node']} x "
             f"{description['accelerator_model_name']} each, {description['framework']}. "
-            "`fluxtrain/` is the code, `requirements.txt` the packages beside it.",
+            "`fluxtrain/` is the code, `requirements.txt` lists the installed packages.",
             "",
-            "To repeat result N: prepare the data (`fluxtrain prepare --help`), then",
+            "To reproduce result N: prepare the data (`fluxtrain prepare --help`), then",
             "`fluxtrain run job_N.json --output OUTPUT`; or `kubectl apply -f job_N.json` after adding nodes",
             "and storage.",
             "",

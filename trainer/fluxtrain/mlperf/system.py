@@ -1,4 +1,4 @@
-"""The system description of a submission: what the nodes said themselves, and what only people know."""
+"""The system description of a submission, from the nodes' logs and the submitter's file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FIELDS: dict[str, str] = {
     "operating_system": "name and version",
     "sw_notes": "anything else; may be empty",
 }
-"""The 33 fields that MLCommons' checker demands, each with what is asked for."""
+"""The 33 fields that MLCommons' checker requires, each with its description."""
 
 STATUSES = {
     "onprem": "Available on-premise",
@@ -53,74 +53,77 @@ STATUSES = {
     "research": "Research, Development, or Internal (RDI)",
     "preview": "Preview",
 }
-"""Our ``logging.mlperf.status`` and the words that the checker accepts."""
+"""The values of ``logging.mlperf.status``, each with the one that the checker accepts."""
 _NUMBERS = (
     "number_of_nodes",
     "host_processors_per_node",
     "host_processor_core_count",
     "accelerators_per_node",
 )
-"""Texts of digits only: MLCommons' summarizer multiplies some of them, and crashes on anything else."""
-_MAY_BE_EMPTY = {name for name, question in FIELDS.items() if "may be empty" in question}
+"""Strings of digits: MLCommons' summarizer multiplies some of them, and crashes on other strings."""
+_MAY_BE_EMPTY = {name for name, description in FIELDS.items() if "may be empty" in description}
 
 
 def describe(known: Mapping[str, str], answers: Mapping[str, object]) -> dict[str, str]:
-    """Return the whole description: ``answers`` win over what is ``known``.
+    """Return the complete description; ``answers`` override the ``known`` fields.
 
-    Raises ConfigError naming every field that is unanswered (null), no text, unknown or not allowed.
+    Raises ConfigError naming every field that is missing (null), unknown or has a wrong value.
     """
     errors = [
         ConfigError(name, UNSET, "no field of a system description")
         for name in answers
         if name not in FIELDS
     ]
-    found: dict[str, str] = {}
+    description: dict[str, str] = {}
     for name in FIELDS:
         given = answers.get(name)
         value = known.get(name) if given is None else given
-        if error := _wrong(name, value):
+        if error := _error(name, value):
             errors.append(error)
         else:
-            found[name] = str(value)
+            description[name] = str(value)
     if errors:
         raise errors[0] if len(errors) == 1 else JoinedConfigError(errors, most=len(FIELDS))
-    return found
+    return description
 
 
 def read_answers(path: Path) -> dict[str, object]:
-    """Return the fields in the YAML or JSON file at ``path``; null stands for no answer."""
+    """Return the fields in the YAML or JSON file at ``path``; null is a missing value."""
     try:
-        found = yaml.safe_load(path.read_text())
+        answers = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError("--system", str(path), f"cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         raise ConfigError("--system", str(path), "must be a YAML mapping of fields") from None
-    if not isinstance(found, dict):
+    if not isinstance(answers, dict):
         raise ConfigError("--system", str(path), "must be a YAML mapping of fields")
-    return {str(name): value for name, value in found.items()}
+    return {str(name): value for name, value in answers.items()}
 
 
-def questionnaire(known: Mapping[str, str]) -> str:
-    """Return a YAML file with every field: what is known is filled in, the rest is null and asked for."""
+def template(known: Mapping[str, str]) -> str:
+    """Return a YAML file with every field and its description; fields that are not ``known`` are null."""
     lines = [
-        "# The system description of an MLPerf submission. What the nodes said themselves is filled in;",
-        '# answer each null; "" says that there is nothing to say, where a field may be empty.',
+        "# The system description of an MLPerf submission. Fields logged by the nodes are filled in;",
+        '# replace each null; "" is allowed if a field may be empty.',
     ]
-    for name, question in FIELDS.items():
+    for name in FIELDS:
         value = json.dumps(known[name]) if name in known else "null"
-        lines.append(f"{name}: {value} # {question.format(statuses=' | '.join(STATUSES.values()))}")
+        lines.append(f"{name}: {value} # {_description(name)}")
     return "\n".join(lines) + "\n"
 
 
-def _wrong(name: str, value: object) -> ConfigError | None:
-    question = FIELDS[name].format(statuses=" | ".join(STATUSES.values()))
+def _description(name: str) -> str:
+    return FIELDS[name].format(statuses=" | ".join(STATUSES.values()))
+
+
+def _error(name: str, value: object) -> ConfigError | None:
     if value is None:
-        return ConfigError(name, UNSET, f"not answered: {question}")
+        return ConfigError(name, UNSET, f"missing: {_description(name)}")
     if not isinstance(value, str) and not (isinstance(value, int) and name != "system_name"):
-        return ConfigError(name, value, "must be one text")
+        return ConfigError(name, value, "must be a string")
     text = str(value)
     if not text.strip() and name not in _MAY_BE_EMPTY:
-        return ConfigError(name, text, f"must not be empty: {question}")
+        return ConfigError(name, text, f"must not be empty: {_description(name)}")
     if name in _NUMBERS and not text.isdecimal():
         return ConfigError(name, text, "must be a whole number")
     if name == "status" and text not in STATUSES.values():

@@ -1,7 +1,7 @@
-"""MLCommons' tools over a whole package, in the order that their side effects ask for.
+"""Run MLCommons' tools on a package, in the order that their side effects require.
 
-Several of them exit with 0 whatever they find, so each is judged by its own success line. The package
-checker comes before the summarizer, which applies the scaling factor that it finds when it starts.
+Several of them always exit with 0, so success is determined from the output. The package checker runs before
+the summarizer, which applies the scaling factor that the checker wrote.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _LEVELS = ("ERROR - ", "WARNING - ")
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One tool's verdict and the errors in its own words."""
+class ToolResult:
+    """Result of one tool, with its error messages."""
 
     tool: str
     passed: bool
@@ -30,14 +30,16 @@ class Finding:
 class _Tool:
     name: str
     arguments: tuple[str, ...]
-    success: tuple[str, ...]  # all of them must be said
+    success: tuple[str, ...]  # all of them must be in the output
 
 
-def check_package(organisation: Path, system: str, ruleset: str, closed: bool) -> Iterator[Finding]:
-    """Yield the verdict of each tool on the package in ``organisation``, as it is known.
+def check_package(
+    organisation: Path, system: str, ruleset: str, closed: bool
+) -> Iterator[ToolResult]:
+    """Yield the result of each tool for the package in ``organisation``, as soon as it has run.
 
     The package checker also runs the compliance checker on every log, the seed check and, in the closed
-    division, the test against the reference convergence points.
+    division, the comparison with the reference convergence points.
     """
     for tool in _tools(organisation, system, ruleset, closed):
         yield _run(tool)
@@ -47,9 +49,11 @@ def _tools(organisation: Path, system: str, ruleset: str, closed: bool) -> Itera
     package, usage = str(organisation), ("training", ruleset)
     description = organisation / "systems" / f"{system}.json"
     yield _Tool("system_desc_checker", (str(description), *usage), ("checker passed",))
-    # A result folder that it does not know is skipped, and the package still declared a success.
-    seen = ("Running compliance on file", "RCP Test Passed") if closed else ("Running compliance",)
-    yield _Tool("package_checker", (package, *usage), ("FOUND NO ERRORS, SUCCESS", *seen))
+    # The checker skips unknown result folders and still reports success.
+    checked = (
+        ("Running compliance on file", "RCP Test Passed") if closed else ("Running compliance",)
+    )
+    yield _Tool("package_checker", (package, *usage), ("FOUND NO ERRORS, SUCCESS", *checked))
     if closed:
         results = str(organisation / "results" / system / "flux1")
         yield _Tool("rcp_checker", (results, "--rcp_version", ruleset), ("RCP test PASSED",))
@@ -57,12 +61,12 @@ def _tools(organisation: Path, system: str, ruleset: str, closed: bool) -> Itera
     yield _Tool("repo_checker", (package, *usage), ("ALL CHECKS PASSED",))
 
 
-def _run(tool: _Tool) -> Finding:
-    # -P: the working directory is no place to import from. The tools drop logs where they stand.
+def _run(tool: _Tool) -> ToolResult:
+    # -P: do not import from the working directory, into which the tools write logs.
     command = [sys.executable, "-P", "-m", f"mlperf_logging.{tool.name}", *tool.arguments]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 command,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -71,15 +75,15 @@ def _run(tool: _Tool) -> Finding:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return Finding(tool.name, False, [f"not done after {_TIMEOUT_SECONDS:.0f} seconds"])
+            return ToolResult(tool.name, False, [f"timed out after {_TIMEOUT_SECONDS:.0f} seconds"])
         written = "".join(path.read_text() for path in sorted(Path(folder).glob("*.csv")))
-    said = (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace")
-    passed = done.returncode == 0 and all(words in said + written for words in tool.success)
-    return Finding(tool.name, passed, [] if passed else _errors(said))
+    output = (completed.stdout + b"\n" + completed.stderr).decode("utf-8", "replace")
+    passed = completed.returncode == 0 and all(text in output + written for text in tool.success)
+    return ToolResult(tool.name, passed, [] if passed else _errors(output))
 
 
-def _errors(said: str) -> list[str]:
-    """Return the errors and warnings, or the end of what was said where there is none."""
-    lines = said.splitlines()
-    found = [line.split(" - ", 1)[1].strip() for line in lines if line.startswith(_LEVELS)]
-    return list(dict.fromkeys(found)) or [line for line in lines if line.strip()][-3:]
+def _errors(output: str) -> list[str]:
+    """Return the errors and warnings, or the last lines of the output if there are none."""
+    lines = output.splitlines()
+    messages = [line.split(" - ", 1)[1].strip() for line in lines if line.startswith(_LEVELS)]
+    return list(dict.fromkeys(messages)) or [line for line in lines if line.strip()][-3:]

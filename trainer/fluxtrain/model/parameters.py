@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.embed import TIMESTEP_DIM
+from fluxtrain.model.tensor_names import entries
 
 
 @dataclass(frozen=True)
@@ -46,43 +48,9 @@ class ParameterCounts:
 
 def count_parameters(config: ModelConfig) -> ParameterCounts:
     """Return the parameter counts of ``config``'s model."""
-    hidden, mlp = config.hidden_size, int(config.hidden_size * config.mlp_ratio)
-    norms = 2 * (hidden // config.num_heads)  # one scale each for queries and keys
-    stream = (
-        _linear(hidden, 6 * hidden)  # two modulations
-        + _linear(hidden, 3 * hidden)
-        + norms
-        + _linear(hidden, hidden)
-        + _linear(hidden, mlp)
-        + _linear(mlp, hidden)
-    )
-    single = (
-        _linear(hidden, 3 * hidden)  # one modulation
-        + _linear(hidden, 3 * hidden + mlp)
-        + norms
-        + _linear(hidden + mlp, hidden)
-    )
-    return ParameterCounts(
-        2 * stream, single, _rest(config), config.depth, config.depth_single_blocks
-    )
-
-
-def _rest(config: ModelConfig) -> int:
-    hidden = config.hidden_size
-    times = 2 if config.guidance_embed else 1
-    return (
-        _linear(config.in_channels, hidden)
-        + _linear(config.context_in_dim, hidden)
-        + times * _embedder(TIMESTEP_DIM, hidden)
-        + _embedder(config.vec_in_dim, hidden)
-        + _linear(hidden, 2 * hidden)
-        + _linear(hidden, config.in_channels)
-    )
-
-
-def _embedder(in_dim: int, hidden: int) -> int:
-    return _linear(in_dim, hidden) + _linear(hidden, hidden)
-
-
-def _linear(in_dim: int, out_dim: int) -> int:
-    return in_dim * out_dim + out_dim
+    one_of_each = config.model_copy(update={"depth": 1, "depth_single_blocks": 1})
+    counts = Counter[str]()
+    for entry in entries(one_of_each):
+        counts[entry.name.partition(".")[0]] += prod(entry.shape)
+    double, single = counts.pop("double_blocks"), counts.pop("single_blocks")
+    return ParameterCounts(double, single, counts.total(), config.depth, config.depth_single_blocks)

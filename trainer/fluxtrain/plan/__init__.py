@@ -1,4 +1,4 @@
-"""What a job will need and take, worked out before any GPU is asked for."""
+"""Estimate the memory, time and disk space of a job."""
 
 from fluxtrain.plan.estimate import Plan, make_plan
 from fluxtrain.plan.table import render

@@ -1,4 +1,4 @@
-"""From a config and a number of GPUs to memory, FLOPs, traffic, time and disk."""
+"""Estimate memory, FLOPs, communication, time and disk space from a config and a number of GPUs."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ from fluxtrain.errors import ConfigError
 from fluxtrain.gpus import Gpu, find_gpu
 from fluxtrain.model.flops import training_flops
 from fluxtrain.model.parameters import ParameterCounts, count_parameters
-from fluxtrain.plan.memory import STATE_BYTES, Layout, Memory, communication_bytes, layout, memory
+from fluxtrain.plan.memory import (
+    STATE_BYTES,
+    Memory,
+    Sharding,
+    communication_bytes,
+    make_sharding,
+    memory,
+)
 
 DEFAULT_GPU = "MI300X"
 DEFAULT_MFU = 0.3
-"""Assumed where nothing is given: published FLUX trainers reach 0.16 to 0.22 of the dense peak in
-bfloat16, a very good one 0.38 to 0.45."""
+"""Default fraction of the dense bfloat16 peak: published FLUX trainers reach 0.16 to 0.22, a very good
+one 0.38 to 0.45."""
 USABLE = 0.9
-"""Part of a GPU's memory that a plan may fill: contexts, collectives and fragmentation take the rest."""
+"""Usable fraction of a GPU's memory: contexts, collectives and fragmentation need the rest."""
 
 
 class Plan(BaseModel):
-    """What a job needs and takes; bytes, seconds and counts as plain numbers, None where unknown."""
+    """Estimates for a job, in bytes, seconds and counts; None if unknown."""
 
     model_config = ConfigDict(frozen=True)
 
     gpu: str | None
-    """The GPU that was assumed, None for CPUs."""
+    """Assumed GPU model, None for CPUs."""
     gpu_memory_bytes: int | None
     """Memory of one GPU."""
     num_ranks: int
@@ -42,41 +49,41 @@ class Plan(BaseModel):
     accumulation_steps: int
     """Forward passes of one rank in one optimizer step."""
     samples_per_rank: int
-    """Samples of one rank in one optimizer step, those that only fill up included."""
+    """Samples of one rank in one optimizer step, including padding."""
     padded_samples: int
-    """Samples of all ranks in one optimizer step that only fill up: equal work for ranks with less to do."""
+    """Padding samples of all ranks in one optimizer step, so that all ranks have equal work."""
     padding_percent: float
-    """Their part of the work."""
+    """Percentage of padding samples."""
     largest_micro_batch: int | None
-    """The most samples whose activations fit beside the state; 0 where the state itself does not."""
+    """Largest micro batch whose activations fit; 0 if the state alone does not fit."""
     fits: bool | None
-    """Whether the micro batch above fits."""
+    """Whether ``micro_batch_size`` fits."""
     parameters: int
     """Parameters of the model."""
     trainable_parameters: int
-    """Those that the optimizer changes."""
+    """Parameters that are trained."""
     flops_per_sample: int
-    """FLOPs of forward and backward, recomputation not counted."""
+    """FLOPs of forward and backward, without recomputation."""
     memory_bytes_per_gpu: Memory
     """Peak memory of one rank."""
     communication_bytes_per_step: int
     """Bytes that one GPU sends in one optimizer step."""
     checkpoint_bytes: int
-    """One checkpoint: weights and optimizer state in float32."""
+    """Size of a checkpoint: weights and optimizer state in float32."""
     host_bytes_per_rank: int
-    """The copy in the host's memory that a checkpoint is written from."""
+    """Copy of one rank's checkpoint in host memory, from which it is written."""
     disk_bytes: int
-    """The checkpoints that are kept, and the one being written."""
+    """Size of the kept checkpoints and of the one being written."""
     data_bytes_per_sample: int
-    """One encoded sample in bfloat16: text tokens, pooled vector, the latents' mean and log-variance."""
+    """Encoded sample in bfloat16: text tokens, pooled vector, mean and log-variance of the latents."""
     mfu: float | None
-    """The part of the dense peak that was assumed."""
+    """Assumed fraction of the dense peak (model FLOPs utilization)."""
     samples_per_second: float | None
     """Training throughput of all GPUs at that ``mfu``."""
     steps: int
-    """Optimizer steps, if the run is not over earlier."""
+    """Maximum number of optimizer steps."""
     seconds: float | None
-    """Time to train them; start-up, evaluation, pictures and waits for checkpoints not counted."""
+    """Time of these steps, without start-up, evaluation, sampling and waiting for checkpoints."""
 
 
 def make_plan(
@@ -86,20 +93,20 @@ def make_plan(
     gpu: str | None = None,
     mfu: float | None = None,
 ) -> Plan:
-    """Return what ``config`` needs on ``nodes`` nodes; ``gpus_per_node`` 0 means one CPU process each.
+    """Return the plan of ``config`` on ``nodes`` nodes; ``gpus_per_node`` 0 means one CPU process each.
 
-    Raises ConfigError for an unknown ``gpu`` and an ``mfu`` outside (0, 1].
+    Raises ConfigError if ``gpu`` is unknown or ``mfu`` is outside (0, 1].
     """
     device = _device(gpu, gpus_per_node)
     _require_mfu(mfu)
     num_ranks = nodes * max(gpus_per_node, 1)
     shares = BatchShares.of(config, num_ranks)
     micro_batch, accumulation = shares.micro_batch_size, shares.accumulation_steps
-    counts, where = count_parameters(config.model), layout(config, num_ranks)
+    counts, sharding = count_parameters(config.model), make_sharding(config, num_ranks)
     batch = config.schedule.global_batch_size
     computed = batch + shares.padding
-    needed = memory(config, counts, where, micro_batch)
-    largest = _largest_micro_batch(config, counts, where, device)
+    peak = memory(config, counts, sharding, micro_batch)
+    largest = _largest_micro_batch(config, counts, sharding, device)
     flops = training_flops(config.model, config.image_tokens, config.data.text_length)
     rate = _rate(device, mfu, num_ranks, flops * computed / batch)
     checkpoint = STATE_BYTES * counts.total
@@ -107,8 +114,8 @@ def make_plan(
         gpu=device.name if device else None,
         gpu_memory_bytes=device.memory_bytes if device else None,
         num_ranks=num_ranks,
-        dp_replicate=where.dp_replicate,
-        dp_shard=where.dp_shard,
+        dp_replicate=sharding.dp_replicate,
+        dp_shard=sharding.dp_shard,
         global_batch_size=batch,
         micro_batch_size=micro_batch,
         accumulation_steps=accumulation,
@@ -120,10 +127,10 @@ def make_plan(
         parameters=counts.total,
         trainable_parameters=counts.total,
         flops_per_sample=flops,
-        memory_bytes_per_gpu=needed,
-        communication_bytes_per_step=communication_bytes(config, counts, where, accumulation),
+        memory_bytes_per_gpu=peak,
+        communication_bytes_per_step=communication_bytes(config, counts, sharding, accumulation),
         checkpoint_bytes=checkpoint,
-        host_bytes_per_rank=checkpoint // where.dp_shard,
+        host_bytes_per_rank=checkpoint // sharding.dp_shard,
         disk_bytes=checkpoint * (config.checkpoint.keep + 1),
         data_bytes_per_sample=_sample_bytes(config),
         mfu=(mfu or DEFAULT_MFU) if device else None,
@@ -145,19 +152,19 @@ def _require_mfu(mfu: float | None) -> None:
 
 
 def _rate(device: Gpu | None, mfu: float | None, num_ranks: int, flops: float) -> float | None:
-    """Return samples per second of all ranks, None where nothing is known of the device."""
+    """Return samples per second of all ranks, None without a device."""
     if device is None:
         return None
     return num_ranks * device.peak_flops * (mfu or DEFAULT_MFU) / flops
 
 
 def _largest_micro_batch(
-    config: RunConfig, counts: ParameterCounts, where: Layout, device: Gpu | None
+    config: RunConfig, counts: ParameterCounts, sharding: Sharding, device: Gpu | None
 ) -> int | None:
     if device is None:
         return None
-    state = memory(config, counts, where, 0).total
-    per_sample = memory(config, counts, where, 1).total - state
+    state = memory(config, counts, sharding, 0).total
+    per_sample = memory(config, counts, sharding, 1).total - state
     return max(0, int(USABLE * device.memory_bytes - state) // per_sample)
 
 

@@ -1,4 +1,4 @@
-"""Memory of one rank and bytes it sends, for FSDP2 over all ranks or in replicated groups (HSDP)."""
+"""Memory and communication of one rank with FSDP2 or HSDP."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fluxtrain.model.activations import BYTES, activation_bytes
 from fluxtrain.model.parameters import ParameterCounts
 
 _FLOAT32 = 4
-_MOMENTS = 2  # AdamW's running means of gradients and of their squares
+_MOMENTS = 2  # AdamW's running means of gradients and of squared gradients
 STATE_BYTES = _FLOAT32 * (1 + _MOMENTS)
-"""Bytes of one parameter in a checkpoint: itself and its moments in float32."""
+"""Bytes of one parameter in a checkpoint: weight and moments in float32."""
 
 
 class Memory(BaseModel):
-    """Bytes on one GPU at the peak of a step."""
+    """Peak memory of one GPU in a step, in bytes."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -29,42 +29,44 @@ class Memory(BaseModel):
     optimizer: int
     """This rank's shard of Adam's two moments, float32."""
     gathered: int
-    """Whole blocks on their way: weights in the compute dtype, and one block's gradients being reduced."""
+    """Gathered blocks: weights in the compute dtype, and one block's gradients during their reduction."""
     activations: int
-    """What forward keeps for backward, for one micro batch."""
+    """Activations of one micro batch, kept for the backward pass."""
     total: int
-    """The sum."""
+    """Sum of the above."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the parameters lie over the ranks."""
+class Sharding:
+    """Distribution of the parameters over the ranks."""
 
     num_ranks: int
     dp_replicate: int
-    sharded: bool  # a single rank in float32 needs no FSDP2 at all
+    sharded: bool  # a single rank in float32 does not use FSDP2
 
     @property
     def dp_shard(self) -> int:
-        """Return the ranks that share one copy of the state."""
+        """Return the number of ranks that share one replica of the state."""
         return self.num_ranks // self.dp_replicate
 
 
-def layout(config: RunConfig, num_ranks: int) -> Layout:
-    """Return the layout that parallelize.build_model gives ``num_ranks`` ranks."""
-    sharded = num_ranks > 1 or config.precision.compute != "float32"
-    return Layout(num_ranks, replicas(config, num_ranks), sharded)
+def make_sharding(config: RunConfig, num_ranks: int) -> Sharding:
+    """Return the sharding that parallelize.build_model applies on ``num_ranks`` ranks."""
+    is_sharded = num_ranks > 1 or config.precision.compute != "float32"
+    return Sharding(num_ranks, replicas(config, num_ranks), is_sharded)
 
 
-def memory(config: RunConfig, counts: ParameterCounts, where: Layout, micro_batch: int) -> Memory:
+def memory(
+    config: RunConfig, counts: ParameterCounts, sharding: Sharding, micro_batch: int
+) -> Memory:
     """Return the memory of one rank at micro batches of ``micro_batch`` samples."""
-    shard = -(-counts.total * _FLOAT32 // where.dp_shard)  # rounded up: shards are padded
+    shard = -(-counts.total * _FLOAT32 // sharding.dp_shard)  # rounded up: shards are padded
     kept, live = activation_bytes(config)
     parts = {
         "weights": shard,
         "gradients": shard,
         "optimizer": _MOMENTS * shard,
-        "gathered": _gathered(config, counts) if where.sharded else 0,
+        "gathered": _gathered(config, counts) if sharding.sharded else 0,
         "activations": micro_batch * (kept + live),
     }
     return Memory(**parts, total=sum(parts.values()))
@@ -74,22 +76,24 @@ def _gathered(config: RunConfig, counts: ParameterCounts) -> int:
     compute, reduce = BYTES[config.precision.compute], BYTES[config.precision.reduce]
     blocks = counts.total - counts.rest
     if config.parallel.reshard_after_forward:
-        blocks = counts.largest_pair  # the one at work, and the next one on its way
+        blocks = counts.largest_pair  # the current one, and the next one, which is prefetched
     return compute * (blocks + counts.rest) + (compute + reduce) * counts.largest_block
 
 
 def communication_bytes(
-    config: RunConfig, counts: ParameterCounts, where: Layout, accumulation: int
+    config: RunConfig, counts: ParameterCounts, sharding: Sharding, accumulation: int
 ) -> int:
     """Return the bytes that one GPU sends in one optimizer step, with ring collectives.
 
-    Each micro batch gathers every block for forward, and again for backward where it was freed, and
-    scatters its gradients; between replicas the shards are summed.
+    Each micro batch all-gathers every block for forward, and again for backward if it was resharded, and
+    reduce-scatters its gradients; the shards are all-reduced between replicas.
     """
     compute, reduce = BYTES[config.precision.compute], BYTES[config.precision.reduce]
     blocks = counts.total - counts.rest
     gathers = blocks * (2 if config.parallel.reshard_after_forward else 1) + counts.rest
-    within = (gathers * compute + counts.total * reduce) * (where.dp_shard - 1) / where.dp_shard
-    replicas = where.dp_replicate
-    between = 2 * counts.total / where.dp_shard * reduce * (replicas - 1) / replicas
+    within = (
+        (gathers * compute + counts.total * reduce) * (sharding.dp_shard - 1) / sharding.dp_shard
+    )
+    replicas = sharding.dp_replicate
+    between = 2 * counts.total / sharding.dp_shard * reduce * (replicas - 1) / replicas
     return round(accumulation * (within + between))

@@ -1,4 +1,4 @@
-"""A plan as a table for a terminal: numbers with units, and which of them are assumptions."""
+"""Format a plan as a table for a terminal, with units and assumptions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
 
 def render(plan: Plan) -> str:
-    """Return ``plan`` as aligned rows under headings, and what it takes for granted below them."""
+    """Return ``plan`` as aligned rows under headings, followed by its assumptions."""
     sections = [
         ("model", _model(plan)),
         ("one step", _step(plan)),
@@ -30,7 +30,7 @@ def render(plan: Plan) -> str:
 
 def _model(plan: Plan) -> list[Row]:
     return [
-        ("parameters", f"{plan.parameters:,}", "all of them trained"),
+        ("parameters", f"{plan.parameters:,}", "all trained"),
         ("FLOPs per sample", _si(plan.flops_per_sample, "FLOP"), "forward and backward"),
     ]
 
@@ -63,7 +63,7 @@ def _memory(plan: Plan) -> list[Row]:
         ("weights", _gib(parts.weights), "float32, this rank's shard"),
         ("gradients", _gib(parts.gradients), "float32, this rank's shard"),
         ("optimizer", _gib(parts.optimizer), "two moments, float32, this rank's shard"),
-        ("gathered blocks", _gib(parts.gathered), "whole blocks at work and on their way"),
+        ("gathered blocks", _gib(parts.gathered), "current and prefetched blocks"),
         ("activations", _gib(parts.activations), f"{plan.micro_batch_size} samples"),
         ("total", _gib(parts.total), _fit(plan)),
     ]
@@ -77,7 +77,7 @@ def _fit(plan: Plan) -> str:
         return f"{of}: fits; the largest micro batch is about {plan.largest_micro_batch}"
     if plan.largest_micro_batch:
         return f"{of}: DOES NOT FIT; the largest micro batch is about {plan.largest_micro_batch}"
-    return f"{of}: DOES NOT FIT at any micro batch; take more GPUs, or dp_replicate 1"
+    return f"{of}: DOES NOT FIT at any micro batch; use more GPUs, or dp_replicate 1"
 
 
 def _time(plan: Plan) -> list[Row]:
@@ -98,10 +98,10 @@ def _disk(plan: Plan) -> list[Row]:
         (
             "its copy per rank",
             _gib(plan.host_bytes_per_rank),
-            "in the host's memory, to write from",
+            "in host memory, while it is written",
         ),
         ("checkpoints", _gib(plan.disk_bytes), f"{kept} kept, one being written"),
-        ("one encoded sample", _si(plan.data_bytes_per_sample, "B"), "times the samples you have"),
+        ("one encoded sample", _si(plan.data_bytes_per_sample, "B"), "times the number of samples"),
     ]
 
 
@@ -114,9 +114,9 @@ def _assumptions(plan: Plan) -> list[str]:
             "--gpu and --mfu change it."
         )
         lines.append(
-            f"Assumed: a micro batch fits where the total stays below {USABLE:.0%} of the memory."
+            f"Assumed: a micro batch fits if the total is below {USABLE:.0%} of the memory."
         )
-    lines.append("Not counted: start-up, evaluation, pictures, waits for data and checkpoints.")
+    lines.append("Not counted: start-up, evaluation, sampling, waiting for data and checkpoints.")
     return lines
 
 

@@ -167,7 +167,7 @@ def _weights(config: RunConfig, models_root: Path) -> str:
     encoders, found = config.encoders, [models_root / config.encoders.autoencoder]
     if encoders.text == "t5-clip":
         for place in {
-            models_root / name for pair in encoders.text_places() for name in pair if name
+            models_root / name for pair in encoders.text_encoder_paths() for name in pair if name
         }:
             found += [
                 path

@@ -1,4 +1,4 @@
-"""Published weights of the transformer: BFL's single files, diffusers' folders, our own checkpoints."""
+"""Read and write weights of the transformer: BFL's files, diffusers' folders, our own checkpoints."""
 
 from fluxtrain.weights.reader import Weights, open_weights
 from fluxtrain.weights.writer import LAYOUTS, write_weights

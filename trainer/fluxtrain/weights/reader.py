@@ -1,4 +1,4 @@
-"""Weights from outside, whatever their layout, as BFL's tensors: looked over whole, then read one by one.
+"""Read weights of any supported layout under BFL's tensor names: all shapes first, then single tensors.
 
 | given                                                    | layout               |
 |----------------------------------------------------------|----------------------|
@@ -7,8 +7,8 @@
 | a folder with transformer/ in it (a whole pipeline)      | diffusers'           |
 | checkpoints/step_N, or the output folder of a run        | our own              |
 
-A torchtitan run writes such a folder with its own option for safetensors; its native checkpoints begin
-with a pickled index, and no pickle is read.
+torchtitan can write such a folder in safetensors; its native checkpoints have a pickled index, and pickles
+are not read.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from fluxtrain.safetensors_file import Span, read_header
 
 _PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "model.")
 AXES_KEY = "axes_dims_rope"
-"""RoPE channels of the axes, as JSON: in diffusers' config.json, and in the metadata of files of ours."""
-_GROUP_BYTES = 1 << 30  # of a checkpoint read at once: its shards are opened anew each time
+"""Key of the RoPE dimensions of the axes in diffusers' config.json, and in the metadata of our files."""
+_GROUP_BYTES = 1 << 30  # read at once from a checkpoint, whose shards are reopened for each read
 
 
 class Weights(Protocol):
-    """Tensors under BFL's names; shapes are known at once, the values are read on demand."""
+    """Tensors under BFL's names; values are read on demand."""
 
     path: Path
     model: ModelConfig
@@ -53,7 +53,7 @@ class Weights(Protocol):
 
 
 def open_weights(path: Path) -> Weights:
-    """Return the weights at ``path``; DataError where nothing of the table above is there."""
+    """Return the weights at ``path``; raise DataError if its layout is not in the table above."""
     if path.is_dir():
         newest = checkpoint.latest(path / CHECKPOINTS_FOLDER)
         if newest or (path / "DONE").exists():
@@ -61,41 +61,39 @@ def open_weights(path: Path) -> Weights:
         if (path / "transformer").is_dir():
             return open_weights(path / "transformer")
         if (path / ".metadata").exists():
-            text = (
-                "a native checkpoint of torch.distributed begins with a pickle, which is not read"
-            )
+            text = "a native checkpoint of torch.distributed has a pickled index, which is not read"
             raise DataError(f"{path}: {text}; let torchtitan write safetensors instead")
         files = sorted(path.glob("*.safetensors"))
         if not files:
-            raise DataError(f"{path}: no *.safetensors file and no finished checkpoint is here")
-        return _recognised(path, files)
+            raise DataError(f"{path}: no *.safetensors file and no complete checkpoint is here")
+        return _open_files(path, files)
     if not path.is_file():
         raise DataError(f"{path}: missing")
-    return _recognised(path, [path])
+    return _open_files(path, [path])
 
 
 def published_weights(config: RunConfig, models_root: Path) -> Iterator[tuple[str, Tensor]] | None:
-    """Return the tensors that ``config`` starts from, None where it starts from random ones.
+    """Return the initial weights of ``config``, None if the initialization is random.
 
-    Raises DataError where they are missing or not of the model that ``config`` describes.
+    Raises DataError if they are missing or of another model.
     """
     if config.initial_weights is None:
         return None
     weights = open_weights(models_root / config.initial_weights)
-    require_whole(weights, config.model)
+    require_complete(weights, config.model)
     return weights.read(list(weights.shapes))
 
 
-def require_whole(weights: Weights, model: ModelConfig) -> None:
-    """Raise DataError naming the first tensors that ``model`` needs and ``weights`` lack, or the reverse."""
-    wanted = {entry.name: entry.shape for entry in entries(model)}
-    found = weights.shapes
-    faults = [f"{name} is missing" for name in wanted if name not in found]
-    faults += [f"{name} is not a tensor of this model" for name in found if name not in wanted]
+def require_complete(weights: Weights, model: ModelConfig) -> None:
+    """Raise DataError naming the first missing, unknown or misshapen tensors of ``weights``."""
+    expected = {entry.name: entry.shape for entry in entries(model)}
+    shapes = weights.shapes
+    faults = [f"{name} is missing" for name in expected if name not in shapes]
+    faults += [f"{name} is not a tensor of this model" for name in shapes if name not in expected]
     faults += [
-        f"{name} has shape {list(found[name])} where the model has {list(shape)}"
-        for name, shape in wanted.items()
-        if name in found and found[name] != shape
+        f"{name} has shape {list(shapes[name])} but the model has {list(shape)}"
+        for name, shape in expected.items()
+        if name in shapes and shapes[name] != shape
     ]
     if faults:
         more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
@@ -103,58 +101,56 @@ def require_whole(weights: Weights, model: ModelConfig) -> None:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Location:
     file: Path
     span: Span
 
 
 class _FileWeights:
-    """BFL's layout in one or several safetensors files."""
+    """Weights in BFL's layout, in one or several safetensors files."""
 
-    def __init__(self, path: Path, places: dict[str, _Place]) -> None:
-        self.path, self._places = path, places
-        self.model = _guessed(
-            path, {name: place.span.shape for name, place in places.items()}, _BFL
-        )
-        self.shapes = {name: place.span.shape for name, place in places.items()}
+    def __init__(self, path: Path, locations: dict[str, _Location]) -> None:
+        self.path, self._locations = path, locations
+        self.shapes = {name: location.span.shape for name, location in locations.items()}
+        self.model = _infer_model(path, self.shapes, _BFL)
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors."""
         for name in names:
-            yield name, _read(self._places[name])
+            yield name, _read(self._locations[name])
 
 
 class _DiffusersWeights:
-    """diffusers' layout: rows are put together and halves swapped back while reading."""
+    """Weights in diffusers' layout; reading concatenates the parts of a tensor and swaps its halves back."""
 
-    def __init__(self, path: Path, places: dict[str, _Place]) -> None:
-        self.path, self._places = path, places
-        shapes = {name: place.span.shape for name, place in places.items()}
-        self.model = _guessed(path, shapes, _DIFFUSERS)
-        known = {entry.name: entry for entry in entries(self.model)}
+    def __init__(self, path: Path, locations: dict[str, _Location]) -> None:
+        self.path, self._locations = path, locations
+        shapes = {name: location.span.shape for name, location in locations.items()}
+        self.model = _infer_model(path, shapes, _DIFFUSERS)
+        named = {entry.name: entry for entry in entries(self.model)}
         self._entries = {
             name: entry
-            for name, entry in known.items()
-            if all(part in places for part, _ in entry.parts)
+            for name, entry in named.items()
+            if all(part in locations for part, _ in entry.parts)
         }
         used = {part for entry in self._entries.values() for part, _ in entry.parts}
         self.shapes = {name: self._shape(entry) for name, entry in self._entries.items()}
-        self.shapes |= {name: places[name].span.shape for name in places if name not in used}
+        self.shapes |= {name: locations[name].span.shape for name in locations if name not in used}
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors."""
         for name in names:
             entry = self._entries[name]
-            rows = torch.cat([_read(self._places[part]) for part, _ in entry.parts])
+            rows = torch.cat([_read(self._locations[part]) for part, _ in entry.parts])
             yield name, torch.cat(rows.chunk(2)[::-1]) if entry.swapped else rows
 
     def _shape(self, entry: Entry) -> Shape:
-        shapes = [self._places[part].span.shape for part, _ in entry.parts]
+        shapes = [self._locations[part].span.shape for part, _ in entry.parts]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
 class _CheckpointWeights:
-    """The model's part of one of our checkpoints, in as many shards as there were ranks."""
+    """The model's weights of one of our checkpoints."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -163,39 +159,39 @@ class _CheckpointWeights:
         self.shapes = {entry.name: entry.shape for entry in entries(self.model)}
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors, a gigabyte of them read together."""
+        """Yield the tensors, reading a gigabyte of them at once."""
         for group in _groups(names, self.shapes):
             state = {f"model.{name}": torch.empty(self.shapes[name]) for name in group}
             checkpoint.load(self.path, state)
             yield from ((name, state[f"model.{name}"]) for name in group)
 
 
-def _recognised(path: Path, files: list[Path]) -> Weights:
-    places: dict[str, _Place] = {}
+def _open_files(path: Path, files: list[Path]) -> Weights:
+    locations: dict[str, _Location] = {}
     for file in files:
         for name, span in read_header(file).items():
-            if name in places:
+            if name in locations:
                 raise DataError(f"{file}: {name} is in another file of {path} as well")
-            places[name] = _Place(file, span)
-    places = _without_prefix(places)
-    if "img_in.weight" in places:
-        named = {_scale_name(name): place for name, place in places.items()}
+            locations[name] = _Location(file, span)
+    locations = _without_prefix(locations)
+    if "img_in.weight" in locations:
+        named = {_scale_name(name): location for name, location in locations.items()}
         return _FileWeights(path, named)
-    if "x_embedder.weight" in places:
-        return _DiffusersWeights(path, places)
-    names = ", ".join(sorted(places)[:3])
+    if "x_embedder.weight" in locations:
+        return _DiffusersWeights(path, locations)
+    names = ", ".join(sorted(locations)[:3])
     raise DataError(f"{path}: neither BFL's nor diffusers' FLUX transformer (it has {names} ...)")
 
 
-def _without_prefix(places: dict[str, _Place]) -> dict[str, _Place]:
+def _without_prefix(locations: dict[str, _Location]) -> dict[str, _Location]:
     for prefix in _PREFIXES:
-        if any(name.startswith(prefix) for name in places):
-            return {name.removeprefix(prefix): place for name, place in places.items()}
-    return places
+        if any(name.startswith(prefix) for name in locations):
+            return {name.removeprefix(prefix): location for name, location in locations.items()}
+    return locations
 
 
 def _scale_name(name: str) -> str:
-    """Return BFL's name: some tools write ``.weight`` in place of the QK norms' ``.scale``."""
+    """Return BFL's name: some tools write ``.weight`` instead of the QK norms' ``.scale``."""
     for norm in ("query_norm", "key_norm"):
         if name.endswith(f"{norm}.weight"):
             return name.removesuffix("weight") + "scale"
@@ -203,8 +199,8 @@ def _scale_name(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Landmarks:
-    """Tensors of a layout whose shapes tell those of the model; the MLP's is of a double or single block."""
+class _ShapeKeys:
+    """Names of the tensors of a layout from whose shapes the model is inferred."""
 
     img: str
     txt: str
@@ -215,10 +211,10 @@ class _Landmarks:
     single_mlp: str
     double_blocks: str
     single_blocks: str
-    fused: int  # times hidden, the rows that stand before the MLP's in ``single_mlp``
+    fused: int  # rows of ``single_mlp`` before those of the MLP, in units of the hidden size
 
 
-_BFL = _Landmarks(
+_BFL = _ShapeKeys(
     "img_in.weight",
     "txt_in.weight",
     "vector_in.in_layer.weight",
@@ -230,7 +226,7 @@ _BFL = _Landmarks(
     "single_blocks",
     fused=3,
 )
-_DIFFUSERS = _Landmarks(
+_DIFFUSERS = _ShapeKeys(
     "x_embedder.weight",
     "context_embedder.weight",
     "time_text_embed.text_embedder.linear_1.weight",
@@ -244,28 +240,28 @@ _DIFFUSERS = _Landmarks(
 )
 
 
-def _guessed(path: Path, shapes: dict[str, Shape], marks: _Landmarks) -> ModelConfig:
-    """Return the model that tensors of these shapes make; DataError where that is no FLUX transformer."""
+def _infer_model(path: Path, shapes: dict[str, Shape], keys: _ShapeKeys) -> ModelConfig:
+    """Return the model with tensors of these shapes; raise DataError if they are not a FLUX transformer's."""
 
     def ending(name: str) -> Shape | None:
-        return next((shape for known, shape in shapes.items() if known.endswith(name)), None)
+        return next((shape for key, shape in shapes.items() if key.endswith(name)), None)
 
     try:
-        hidden, in_channels = shapes[marks.img]
-        head = (ending(marks.head) or (0,))[0]
-        double, single = ending(marks.double_mlp), ending(marks.single_mlp)
-        mlp = double[0] if double else (single or (0,))[0] - marks.fused * hidden
+        hidden, in_channels = shapes[keys.img]
+        head = (ending(keys.head) or (0,))[0]
+        double, single = ending(keys.double_mlp), ending(keys.single_mlp)
+        mlp = double[0] if double else (single or (0,))[0] - keys.fused * hidden
         values = {
             "in_channels": in_channels,
-            "vec_in_dim": shapes[marks.vec][1],
-            "context_in_dim": shapes[marks.txt][1],
+            "vec_in_dim": shapes[keys.vec][1],
+            "context_in_dim": shapes[keys.txt][1],
             "hidden_size": hidden,
             "num_heads": hidden // head,
             "mlp_ratio": mlp / hidden,
-            "depth": _count(shapes, marks.double_blocks),
-            "depth_single_blocks": _count(shapes, marks.single_blocks),
+            "depth": _count(shapes, keys.double_blocks),
+            "depth_single_blocks": _count(shapes, keys.single_blocks),
             "axes_dim": _axes(path, head),
-            "guidance_embed": marks.guidance in shapes,
+            "guidance_embed": keys.guidance in shapes,
         }
         return validate(ModelConfig, values, "model")
     except (KeyError, ValueError, IndexError, ArithmeticError, ConfigError) as error:
@@ -277,31 +273,31 @@ def _count(shapes: dict[str, Shape], blocks: str) -> int:
 
 
 def _axes(path: Path, head: int) -> tuple[int, int, int]:
-    """Return the RoPE channels of the axes: as the file or a config.json beside says, else FLUX's."""
+    """Return the RoPE dimensions of the axes from the file or the folder's config.json, by default FLUX's."""
     try:
         if path.is_dir():
-            stated = json.loads((path / "config.json").read_text())["axes_dims_rope"]
+            axes = json.loads((path / "config.json").read_text())[AXES_KEY]
         else:
             with safe_open(path, framework="pt") as file:
-                stated = json.loads((file.metadata() or {})[AXES_KEY])
-        first, second, third = map(int, stated)
+                axes = json.loads((file.metadata() or {})[AXES_KEY])
+        first, second, third = map(int, axes)
         return first, second, third
     except (OSError, ValueError, KeyError, TypeError, SafetensorError):
         return head // 8, head // 16 * 7, head // 16 * 7
 
 
-def _read(place: _Place) -> Tensor:
-    """Return one tensor; DataError where the file was cut off since it was looked over."""
-    span = place.span
+def _read(location: _Location) -> Tensor:
+    """Return one tensor; raise DataError if the file was truncated since its header was read."""
+    span = location.span
     size = prod(span.shape) * span.dtype.itemsize
     try:
-        with place.file.open("rb") as file:
+        with location.file.open("rb") as file:
             file.seek(span.offset)
             content = bytearray(size)
             if file.readinto(content) != size:
-                raise DataError(f"{place.file}: cut off")
+                raise DataError(f"{location.file}: truncated")
     except OSError as error:
-        raise DataError(f"{place.file}: {error.strerror}") from None
+        raise DataError(f"{location.file}: {error.strerror}") from None
     flat = torch.frombuffer(content, dtype=span.dtype) if size else torch.empty(0, dtype=span.dtype)
     return flat.view(span.shape)
 

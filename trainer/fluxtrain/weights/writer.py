@@ -1,6 +1,6 @@
-"""Weights for others: streamed into BFL's single file or diffusers' folder, then read again and compared.
+"""Write weights as BFL's single file or diffusers' folder, and verify them by checksum.
 
-At most one fused tensor is in memory at a time. What is written appears whole or not at all.
+At most one tensor of the model is in memory. The output is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import ConfigError, DataError, StorageError
 from fluxtrain.model.tensor_names import Entry, Shape, entries
 from fluxtrain.safetensors_file import read_header
-from fluxtrain.weights.reader import AXES_KEY, Weights, require_whole
+from fluxtrain.weights.reader import AXES_KEY, Weights, require_complete
 
 Layout = Literal["bfl", "diffusers"]
 LAYOUTS: tuple[Layout, ...] = ("bfl", "diffusers")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 _CODES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16"}
 _STEM = "diffusion_pytorch_model"
-_SHARD_BYTES = 10 * 10**9  # diffusers' own limit
+_SHARD_BYTES = 10 * 10**9  # diffusers' default
 _CHUNK_BYTES = 1 << 24
 
 
 @dataclass
 class _File:
-    """One safetensors file in the making: which tensors, in which order, with which checksums."""
+    """A safetensors file: its tensors in order, and their checksums."""
 
     path: Path
     dtype: torch.dtype
@@ -67,15 +67,19 @@ class _File:
         file.write(content)
 
     def verify(self) -> None:
-        """Raise StorageError where the disk does not hold what was written."""
+        """Raise StorageError if the file on the disk differs from what was written."""
         spans = read_header(self.path)
         if {name: span.shape for name, span in spans.items()} != self.shapes:
-            raise StorageError(f"{self.path}: other tensors are on the disk than were written")
+            raise StorageError(
+                f"{self.path}: the tensors on the disk are not those that were written"
+            )
         with self.path.open("rb") as file:
             for name, span in spans.items():
                 file.seek(span.offset)
                 if _crc(file, prod(span.shape) * span.dtype.itemsize) != self.checksums[name]:
-                    raise StorageError(f"{self.path}: {name} is not on the disk as it was written")
+                    raise StorageError(
+                        f"{self.path}: {name} on the disk differs from what was written"
+                    )
 
 
 def write_weights(
@@ -84,16 +88,16 @@ def write_weights(
     layout: Layout,
     dtype: torch.dtype,
     shard_bytes: int = _SHARD_BYTES,
-    tick: Callable[[int], object] = lambda num_bytes: None,
+    report_bytes: Callable[[int], object] = lambda num_bytes: None,
 ) -> int:
     """Write ``weights`` to ``output`` (a file for bfl, a folder for diffusers); return the bytes written.
 
-    ``tick`` hears of the bytes as they are written. Raises DataError where the weights are not whole,
-    ConfigError where the layout cannot say this model or ``output`` exists, StorageError where the disk
-    says no.
+    ``report_bytes`` is called with the number of bytes of each write. Raises DataError if tensors are missing
+    or not finite, ConfigError if the layout does not support the model or ``output`` exists, StorageError if
+    it cannot be written.
     """
     model = weights.model
-    require_whole(weights, model)
+    require_complete(weights, model)
     if output.exists():
         raise ConfigError("--output", str(output), "exists already; remove it or name another")
     partial = output.with_name(f".{output.name}.partial")
@@ -107,8 +111,8 @@ def write_weights(
             config = _diffusers_config(model)
             partial.mkdir()
             files = _shards(partial, model, dtype, shard_bytes)
-            _write_side_files(partial, config, files)
-        _stream(weights, list(entries(model)), files, layout, tick)
+            _write_config_and_index(partial, config, files)
+        _stream(weights, list(entries(model)), files, layout, report_bytes)
         for file in files:
             file.verify()
         partial.replace(output)
@@ -121,15 +125,15 @@ def write_weights(
 
 def _stream(
     weights: Weights,
-    wanted: Sequence[Entry],
+    model_entries: Sequence[Entry],
     files: Sequence[_File],
     layout: Layout,
-    tick: Callable[[int], object],
+    report_bytes: Callable[[int], object],
 ) -> None:
-    """Write each tensor as it is read; ``files`` hold them in the same order."""
-    left = iter(files)
-    current = next(left)
-    by_name = {entry.name: entry for entry in wanted}
+    """Write each tensor when it is read; ``files`` have them in the same order."""
+    remaining = iter(files)
+    current = next(remaining)
+    by_name = {entry.name: entry for entry in model_entries}
     handle = current.path.open("wb")
     try:
         current.write_header(handle)
@@ -139,11 +143,11 @@ def _stream(
             for part, rows in _parts(by_name[name], tensor, layout):
                 if part not in current.shapes:
                     handle.close()
-                    current = next(left)
+                    current = next(remaining)
                     handle = current.path.open("wb")
                     current.write_header(handle)
                 current.write(handle, part, rows)
-                tick(rows.numel() * current.dtype.itemsize)
+                report_bytes(rows.numel() * current.dtype.itemsize)
     finally:
         handle.close()
 
@@ -158,7 +162,7 @@ def _parts(entry: Entry, tensor: Tensor, layout: Layout) -> Iterator[tuple[str, 
 
 
 def _shards(folder: Path, model: ModelConfig, dtype: torch.dtype, shard_bytes: int) -> list[_File]:
-    """Return diffusers' files: one, or numbered ones of at most ``shard_bytes`` each."""
+    """Return diffusers' files: a single one, or numbered ones of at most ``shard_bytes``."""
     groups: list[dict[str, Shape]] = [{}]
     used = 0
     for entry in entries(model):
@@ -178,7 +182,9 @@ def _shards(folder: Path, model: ModelConfig, dtype: torch.dtype, shard_bytes: i
     ]
 
 
-def _write_side_files(folder: Path, config: dict[str, object], files: Sequence[_File]) -> None:
+def _write_config_and_index(
+    folder: Path, config: dict[str, object], files: Sequence[_File]
+) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if len(files) > 1:
         index = {
@@ -190,9 +196,9 @@ def _write_side_files(folder: Path, config: dict[str, object], files: Sequence[_
 
 
 def _diffusers_config(model: ModelConfig) -> dict[str, object]:
-    """Return diffusers' words for the model; ConfigError for what its transformer fixes otherwise."""
+    """Return diffusers' config of the model; raise ConfigError if diffusers does not support the model."""
     if (model.mlp_ratio, model.theta) != (4.0, 10_000):
-        text = "diffusers knows mlp_ratio 4 and theta 10000 only; export to bfl"
+        text = "diffusers supports mlp_ratio 4 and theta 10000 only; export to bfl"
         raise ConfigError("--to", "diffusers", text)
     return {
         "_class_name": "FluxTransformer2DModel",

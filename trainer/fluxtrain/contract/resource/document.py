@@ -1,4 +1,4 @@
-"""Read a FluxTraining from a file that anyone may have written."""
+"""Read and validate a FluxTraining file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOAT = re.compile(
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as Kubernetes reads it: 1e-4 is a number, no key stands twice; and no aliases."""
+    """YAML as Kubernetes reads it: 1e-4 is a number, duplicate keys are refused; so are aliases."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -33,10 +33,10 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key_node, yaml.ScalarNode):
-                message = "a key must be a word or a number"
+                message = "a key must be a string or a number"
                 raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
             if key in seen:
-                message = f"the key {key!r} stands twice"
+                message = f"duplicate key {key!r}"
                 raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
@@ -51,9 +51,9 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load(path: Path) -> FluxTraining:
-    """Return the job in ``path``; ConfigError with line or field for everything that is wrong."""
-    values = parse(_read(path), str(path))
+def load_job(path: Path) -> FluxTraining:
+    """Return the job in ``path``; raise ConfigError naming the line or every wrong field."""
+    values = parse_yaml(_read(path), str(path))
     if not isinstance(values, dict):
         raise ConfigError(
             str(path), values, "must be one FluxTraining, a mapping with apiVersion and kind"
@@ -61,24 +61,24 @@ def load(path: Path) -> FluxTraining:
     return validate(FluxTraining, values, "")
 
 
-def parse(text: str, source: str) -> Any:
+def parse_yaml(text: str, source: str) -> Any:
     """Return the one YAML document in ``text``; ``source`` names it in errors."""
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"{source} line {mark.line + 1}, column {mark.column + 1}" if mark else source
-        raise ConfigError(where, UNSET, f"not YAML that can be read: {_problem(error)}") from None
+        at = f"{source} line {mark.line + 1}, column {mark.column + 1}" if mark else source
+        raise ConfigError(at, UNSET, f"invalid YAML: {_problem(error)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(source, UNSET, f"not YAML that can be read: {reason}") from None
+        raise ConfigError(source, UNSET, f"invalid YAML: {reason}") from None
 
 
 def _problem(error: yaml.MarkedYAMLError) -> str:
     problem = error.problem or "malformed"
     if "expected a single document" in str(error):
-        return "more than one document; give each job a file of its own"
-    return problem.replace("'\\t'", "a tab, where only spaces indent")
+        return "more than one document; use one file per job"
+    return problem.replace("'\\t'", "a tab (indent with spaces)")
 
 
 def _read(path: Path) -> str:

@@ -1,7 +1,6 @@
-"""FluxTraining: the one resource, read by the cluster and by ``fluxtrain run`` alike (design D1).
+"""FluxTraining: the one resource, used by the operator and by ``fluxtrain run``.
 
-``spec.run`` is what the trainer needs (RunConfig); everything else is what a cluster needs. Outside
-``run`` the fields are camelCase, as everywhere in Kubernetes.
+``spec.run`` is the trainer's RunConfig; the other fields are for a cluster and have camelCase names.
 """
 
 from __future__ import annotations
@@ -10,31 +9,31 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from fluxtrain.contract.resource.part import (
+from fluxtrain.contract.resource.api_model import (
     GROUP,
+    ApiModel,
     Image,
     LabelKey,
     LabelValue,
     Name,
-    Part,
     ResourceName,
     Seconds,
     Subdomain,
 )
-from fluxtrain.contract.resource.pod_template import NOT_OURS, PodTemplate, VariableName
+from fluxtrain.contract.resource.pod_template import RESERVED_NAMES, PodTemplate, VariableName
 from fluxtrain.contract.resource.status import Status
 from fluxtrain.contract.resource.storage import Storage
-from fluxtrain.contract.section import FIXED, Rule
+from fluxtrain.contract.strict_model import IMMUTABLE, Rule
 
 VERSION, KIND = "v1alpha1", "FluxTraining"
 PLURAL, SINGULAR, SHORT_NAME = "fluxtrainings", "fluxtraining", "ft"
 LABEL_JOB = f"{GROUP}/job"
-"""Name of the job, on every object of it. Written by the operator; read by the pods' watch, services,
+"""Name of the job, on all of its objects. Set by the operator; used by the watches, services, network
 policies, dashboards and ``fluxtrain mlperf package``."""
 
 
-class Metadata(Part):
-    """The object's metadata; what Kubernetes knows beside the name is left alone."""
+class Metadata(ApiModel):
+    """The object's metadata; other fields than these are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -44,8 +43,8 @@ class Metadata(Part):
     """Namespace of the job."""
 
 
-class Nodes(Part):
-    """How many nodes train: one pod with one torchrun agent on each; elastic where min < max."""
+class Nodes(ApiModel):
+    """Number of nodes, with one pod and one torchrun agent each; elastic if min < max."""
 
     rules: ClassVar = (
         Rule(
@@ -58,225 +57,225 @@ class Nodes(Part):
     )
 
     min: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Training starts, and goes on, with at least this many."""
+    """Minimum number of nodes; training pauses below it."""
     max: Annotated[int, Field(ge=1, le=4096)] = 1
-    """At most this many are used; ``kubectl scale`` sets it."""
+    """Maximum number of nodes; set by ``kubectl scale``."""
 
 
-class Restart(Part):
-    """When a failure is cured by starting again, and when it is final (design D5, D6)."""
+class Restart(ApiModel):
+    """Which failures restart the job, and when it fails for good."""
 
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 10
-    """Restarts for the program's own errors; node loss, eviction and preemption do not count."""
+    """Maximum restarts after errors of the program; node loss, eviction and preemption do not count."""
     no_progress_seconds: Annotated[int, Field(ge=30, le=86_400)] | None = None
-    """Restart a job that tells of no newer step; none: learned from its own step times. Other phases, such as
-    loading or saving, have half an hour from their last sign of progress, or this where it is longer."""
+    """Restart a job that reports no newer step for this long; if unset, derived from its step times. Other
+    phases, such as loading or saving, have half an hour since their last progress, or this if longer."""
     on_exit_codes: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(max_length=32)] = [
         1,
         74,
     ]
-    """Exit codes of the trainer that are worth a restart."""
+    """Exit codes of the trainer that restart the job."""
     force_delete_on_lost_node: bool = False
-    """Whether pods of a lost node are deleted by force; only safe where storage fences old writers."""
+    """Force-delete the pods of a lost node; only safe if the storage fences old writers."""
 
 
-class Lifecycle(Part):
-    """From creation to clean-up."""
+class Lifecycle(ApiModel):
+    """Suspension, dependencies, deadlines and clean-up."""
 
     suspend: bool = False
-    """True stops the job after a checkpoint and keeps no pods; false goes on."""
+    """Save a checkpoint and delete the pods; setting it to false resumes the job."""
     start_after: Annotated[list[Name], Field(max_length=16)] = []
-    """Jobs of the same namespace that must be complete first."""
+    """FluxTrainings of the same namespace that must complete first."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """Fail the job when it has been active this long."""
+    """Fail the job after it has been active for this long."""
     ttl_seconds_after_finished: Seconds | None = None
-    """Delete the job this long after its end."""
+    """Delete the job this long after it has completed or failed."""
     clean_pods: Literal["None", "Running", "All"] = "Running"
-    """Which pods are deleted when the job ends: their logs go with them."""
+    """Which pods are deleted, with their logs, when the job completes or fails."""
 
 
-class Toleration(Part):
-    """A taint that the pods tolerate."""
+class Toleration(ApiModel):
+    """A toleration of the pods."""
 
     rules: ClassVar = (
         Rule(
             "operator",
             (),
-            "must be Exists where no key is given",
+            "must be Exists if no key is given",
             lambda taint: taint.key is not None or taint.operator == "Exists",
             "has(self.key) || self.operator == 'Exists'",
         ),
         Rule(
             "value",
             ("operator",),
-            "must be left out where operator is Exists",
+            "must be left out if operator is Exists",
             lambda taint: taint.operator != "Exists" or not taint.value,
             "self.operator != 'Exists' || self.value == ''",
         ),
         Rule(
             "tolerationSeconds",
             (),
-            "must be left out where effect is not NoExecute",
+            "must be left out if effect is not NoExecute",
             lambda taint: taint.toleration_seconds is None or taint.effect == "NoExecute",
             "has(self.effect) && self.effect == 'NoExecute'",
         ),
     )
 
     key: LabelKey | None = None
-    """Key of the taint; none matches all."""
+    """Key of the taint; if unset, all keys match."""
     operator: Literal["Exists", "Equal"] = "Equal"
-    """How the value is compared."""
+    """Exists matches any value; Equal compares it."""
     value: LabelValue | None = None
     """Value of the taint."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Effect of the taint; none matches all."""
+    """Effect of the taint; if unset, all effects match."""
     toleration_seconds: Seconds | None = None
-    """How long NoExecute is tolerated."""
+    """How long a NoExecute taint is tolerated; if unset, forever."""
 
 
-class Scheduling(Part):
-    """Where and when the pods run."""
+class Scheduling(ApiModel):
+    """Queue, gang scheduling and placement of the pods."""
 
     queue_name: Name | None = None
-    """Kueue's local queue."""
-    gang: Annotated[Literal["none", "coscheduling", "volcano", "native"], FIXED] = "none"
-    """Which scheduler's pod groups admit all pods together."""
+    """Name of a Kueue LocalQueue."""
+    gang: Annotated[Literal["none", "coscheduling", "volcano", "native"], IMMUTABLE] = "none"
+    """Gang scheduler whose pod group admits all pods together."""
     priority_class_name: Subdomain | None = None
     """Priority class of the pods."""
     node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = {}
-    """Labels that the nodes must have."""
+    """Labels that a node must have."""
     tolerations: Annotated[list[Toleration], Field(max_length=32)] = []
-    """Taints that are tolerated."""
+    """Tolerations of the pods."""
     topology: LabelKey | None = None
-    """Node label, such as a rack's, within which the pods are kept together where possible."""
+    """Node label, such as a rack's, by which the pods are kept together if possible."""
 
 
-class EnvironmentVariable(Part):
-    """One variable of the trainer's environment."""
+class EnvironmentVariable(ApiModel):
+    """An environment variable of the trainer."""
 
-    rules: ClassVar = (NOT_OURS,)
+    rules: ClassVar = (RESERVED_NAMES,)
 
     name: VariableName
-    """Name; PET_* and FLUXTRAIN_* belong to the operator."""
+    """Name; PET_* and FLUXTRAIN_* are reserved for the operator."""
     value: Annotated[str, Field(max_length=4096)]
-    """Value."""
+    """Value of the variable."""
 
 
-class Network(Part):
-    """How the ranks talk to each other."""
+class Network(ApiModel):
+    """Network of the ranks."""
 
     rules: ClassVar = (
         Rule(
             "env",
             (),
-            "must not name a variable twice",
+            "must not contain a name twice",
             lambda network: len({variable.name for variable in network.env}) == len(network.env),
             "self.env.all(one, self.env.exists_one(other, other.name == one.name))",
         ),
     )
 
     mode: Literal["pod", "host"] = "pod"
-    """``host`` uses the node's network, as most RDMA set-ups need."""
+    """``host`` uses the host network, which most RDMA set-ups need."""
     rdma_resource: ResourceName | None = None
-    """Extended resource of the RDMA devices, one per GPU."""
+    """Extended resource of the RDMA devices; one is requested per GPU."""
     env: Annotated[list[EnvironmentVariable], Field(max_length=64)] = []
-    """Variables for RCCL/NCCL, added to the defaults and winning over them."""
+    """Environment variables for RCCL/NCCL; they override the defaults."""
 
 
-class Spec(Part):
-    """What is wanted."""
+class Spec(ApiModel):
+    """Desired state of the job."""
 
     rules: ClassVar = (
         Rule(
             "network.rdmaResource",
             ("gpusPerNode",),
-            "must be left out where there are no GPUs: each brings one device",
+            "must be left out without GPUs: one device is requested per GPU",
             lambda spec: spec.network.rdma_resource is None or spec.gpus_per_node > 0,
             "self.gpusPerNode > 0",
         ),
         Rule(
             "network.rdmaResource",
             ("gpuResource",),
-            "must be another resource than the GPUs'",
+            "must differ from the resource of the GPUs",
             lambda spec: spec.network.rdma_resource != spec.gpu_resource,
             "self.network.rdmaResource != self.gpuResource",
         ),
         Rule(
             "nodes.max",
             (),
-            "must be 1 where run.task is prepare",
+            "must be 1 if run.task is prepare",
             lambda spec: spec.nodes.max == 1 or spec.run.get("task") != "prepare",
             "self.nodes.max == 1 || !has(self.run.task) || self.run.task != 'prepare'",
         ),
         Rule(
             "gpusPerNode",
             (),
-            "must be 0 where run.task is prepare: it decodes pictures, and would hold GPUs idle",
+            "must be 0 if run.task is prepare: the task does not use GPUs",
             lambda spec: spec.gpus_per_node == 0 or spec.run.get("task") != "prepare",
             "self.gpusPerNode == 0 || !has(self.run.task) || self.run.task != 'prepare'",
         ),
     )
 
     image: Image | None = None
-    """Trainer image; none: the operator's default."""
+    """Trainer image; if unset, the operator's default."""
     nodes: Nodes = Nodes()
-    """Size of the job."""
-    gpus_per_node: Annotated[int, Field(ge=0, le=64), FIXED] = 0
-    """GPUs of each node, one rank each; 0 trains on the CPU."""
-    gpu_resource: Annotated[ResourceName, FIXED] = "amd.com/gpu"
-    """Extended resource of the GPUs, partitions such as amd.com/cpx_nps4 included."""
+    """Number of nodes."""
+    gpus_per_node: Annotated[int, Field(ge=0, le=64), IMMUTABLE] = 0
+    """GPUs per node, with one rank each; 0 trains on the CPU."""
+    gpu_resource: Annotated[ResourceName, IMMUTABLE] = "amd.com/gpu"
+    """Extended resource of the GPUs or of their partitions, such as amd.com/cpx_nps4."""
     run: dict[str, Any]
-    """The training itself: a preset and what is changed in it."""
-    storage: Annotated[Storage, FIXED] = Storage()
-    """Volumes."""
+    """Configuration of the training: a preset and the fields that differ from it."""
+    storage: Annotated[Storage, IMMUTABLE] = Storage()
+    """Volumes for data, models and output."""
     restart: Restart = Restart()
-    """Recovery."""
+    """Restart policy."""
     lifecycle: Lifecycle = Lifecycle()
-    """From creation to clean-up."""
+    """Suspension, dependencies, deadlines and clean-up."""
     scheduling: Scheduling = Scheduling()
-    """Where and when."""
+    """Queue, gang scheduling and placement of the pods."""
     network: Network = Network()
-    """Between the ranks."""
-    managed_by: Annotated[str, Field(min_length=1, max_length=253), FIXED] = (
+    """Network of the ranks."""
+    managed_by: Annotated[str, Field(min_length=1, max_length=253), IMMUTABLE] = (
         "fluxtrain.dev/operator"
     )
-    """Who reconciles this job; another value makes our operator leave it alone."""
+    """Controller that reconciles the job; this operator ignores jobs with another value."""
     pod_template: PodTemplate = PodTemplate()
-    """Strategic overrides of the pods, applied last, for what the fields above do not name."""
+    """Strategic merge patch for the pods, applied last, for what the other fields do not cover."""
 
     @property
     def rank_counts(self) -> range:
-        """Return every number of ranks that the job may train with."""
+        """Return every number of ranks that the job may train on."""
         per_node = max(self.gpus_per_node, 1)
         return range(self.nodes.min * per_node, self.nodes.max * per_node + 1, per_node)
 
 
-class FluxTraining(Part):
-    """One training job."""
+class FluxTraining(ApiModel):
+    """A training job."""
 
     rules: ClassVar = (
         Rule(
             "spec.lifecycle.startAfter",
             ("metadata.name",),
-            "must not name the job itself",
+            "must not contain the job itself",
             lambda job: job.metadata.name not in job.spec.lifecycle.start_after,
             "!(self.metadata.name in self.spec.lifecycle.startAfter)",
         ),
     )
 
     api_version: Literal["fluxtrain.dev/v1alpha1"]
-    """API version."""
+    """API version of the object."""
     kind: Literal["FluxTraining"]
-    """Kind."""
+    """Kind of the object."""
     metadata: Metadata
     """Name, namespace, labels."""
     spec: Spec
-    """What is wanted."""
+    """Desired state of the job."""
     status: Status | None = None
-    """What is."""
+    """Observed state of the job."""
 
 
-def local_meaning(job: FluxTraining) -> list[str]:
-    """Return the fields of ``job`` that only a cluster reads and that the file sets."""
-    given = job.spec.model_fields_set - {"run"}
-    return sorted(f"spec.{Spec.model_fields[name].alias}" for name in given)
+def cluster_only_fields(job: FluxTraining) -> list[str]:
+    """Return the fields that ``job`` sets and that have an effect on a cluster only."""
+    names = job.spec.model_fields_set - {"run"}
+    return sorted(f"spec.{Spec.model_fields[name].alias}" for name in names)

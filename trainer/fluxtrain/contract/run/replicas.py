@@ -1,4 +1,4 @@
-"""How many replicas of the shards a number of ranks holds: fewer at times in an elastic job."""
+"""The number of HSDP replicas on a number of ranks; an elastic job may have fewer than configured."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from fluxtrain.errors import ConfigError
 
 
 def replicas(config: RunConfig, num_ranks: int) -> int:
-    """Return the replicas on ``num_ranks`` ranks: as many as asked for, or what divides both numbers."""
+    """Return the replicas on ``num_ranks`` ranks: the gcd of ``num_ranks`` and dp_replicate."""
     return gcd(config.parallel.dp_replicate, num_ranks)
 
 
 def require_replicas(config: RunConfig, rank_counts: Sequence[int]) -> None:
-    """Raise ConfigError where none of ``rank_counts``, ascending, can hold the replicas asked for."""
-    asked = config.parallel.dp_replicate
-    if all(count % asked for count in rank_counts):
+    """Raise ConfigError if dp_replicate divides none of ``rank_counts``, which are ascending."""
+    requested = config.parallel.dp_replicate
+    if all(count % requested for count in rank_counts):
         first, last = rank_counts[0], rank_counts[-1]
         counts = f"{first}" if first == last else f"{first} to {last}"
         raise ConfigError(
-            "spec.run.parallel.dp_replicate", asked, f"must divide the number of ranks, {counts}"
+            "spec.run.parallel.dp_replicate",
+            requested,
+            f"must divide the number of ranks, {counts}",
         )

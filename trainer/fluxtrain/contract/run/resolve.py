@@ -1,4 +1,4 @@
-"""From a partial ``spec.run`` to the one RunConfig that runs, or errors that name the fields."""
+"""Resolve ``spec.run``, a preset and overrides, to a complete RunConfig."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from typing import Any
 
 from fluxtrain.contract.run import closed_division
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.fixed_fields import value_at
-from fluxtrain.contract.run.presets import PRESET_VALUES
+from fluxtrain.contract.run.immutable_fields import value_at
+from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.contract.validation import validate
 from fluxtrain.errors import ConfigError
 
-ANYTHING = object()
-"""Stands for every value of a field but none."""
-NOT_YET: dict[tuple[str, object], str] = {
+ANY_VALUE = object()
+"""Matches every value of a field except null."""
+NOT_IMPLEMENTED: dict[tuple[str, object], str] = {
     ("preset", "dev-lora"): "training LoRA adapters",
     ("preset", "benchmark"): "the benchmark task",
     ("task", "benchmark"): "the benchmark task",
     ("task", "evaluate"): "the evaluate task",
-    ("adapter", ANYTHING): "training LoRA adapters",
+    ("adapter", ANY_VALUE): "training LoRA adapters",
 }
-"""Values that the schema knows and this version refuses, each with the feature that it waits for."""
+"""Values that the schema has but this version refuses, each with the missing feature."""
 
 
 def resolve(run: Mapping[str, Any], at: str = "spec.run") -> RunConfig:
-    """Return the complete configuration of ``run``: its preset, changed by its own fields.
+    """Return the preset of ``run``, overridden by its other fields.
 
-    Raises ConfigError with the paths, below ``at``, of all that is wrong or not yet built.
+    Raises ConfigError with the paths, below ``at``, of all fields that are wrong or not implemented.
     """
-    _refuse_not_yet(run, at)
+    _refuse_not_implemented(run, at)
     preset = run.get("preset")
-    base = PRESET_VALUES.get(preset, {}) if isinstance(preset, str) else {}
+    base = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
     config = validate(RunConfig, merge(base, run), at)
     closed_division.require_allowed(config, at)
     return config
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the values of ``over``; sections are merged, all else is replaced."""
+    """Return ``base`` overridden by ``over``; mappings are merged, other values replaced."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -49,8 +49,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _refuse_not_yet(run: Mapping[str, Any], at: str) -> None:
-    for (path, refused), feature in NOT_YET.items():
+def _refuse_not_implemented(run: Mapping[str, Any], at: str) -> None:
+    for (path, refused), feature in NOT_IMPLEMENTED.items():
         given = value_at(run, path)
-        if given is not None and refused in (given, ANYTHING):
+        if given is not None and refused in (given, ANY_VALUE):
             raise ConfigError(f"{at}.{path}", given, f"not yet: {feature} comes in a later version")

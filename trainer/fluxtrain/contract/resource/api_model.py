@@ -1,4 +1,4 @@
-"""What the groups of fields outside ``spec.run`` share: camelCase names, and Kubernetes' kinds of text."""
+"""The base of the models outside ``spec.run``, with camelCase names, and Kubernetes' string types."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from fluxtrain.contract.section import Section
+from fluxtrain.contract.strict_model import StrictModel
 
 GROUP = "fluxtrain.dev"
-"""API group of the resource; labels and annotations of ours begin with it."""
+"""API group of the resource, and prefix of its labels and annotations."""
 
 Name = Annotated[
     str,
@@ -74,7 +74,7 @@ Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Number = Annotated[float, Field()]
 
 
-class Part(Section):
-    """A group of fields that are written in camelCase."""
+class ApiModel(StrictModel):
+    """A model whose fields have camelCase names in the file."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=False)
