@@ -18,10 +18,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from benchmarks import crowd
+from benchmarks.fake_api_server import FakeApiServer, serving
 from benchmarks.operator_turn import cpu_seconds, peak_bytes
 from benchmarks.table import print_table
-from tests.operator.controller import crowd
-from tests.operator.controller.fake_api_server import FakeApiServer, serving
 
 PARTS = 8
 SETTLE_SECONDS, IDLE_SECONDS = 60, 60

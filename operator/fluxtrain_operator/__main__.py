@@ -1,4 +1,4 @@
-"""``python -m fluxtrain_operator``: heed a stop from the start, then operate."""
+"""``python -m fluxtrain_operator``: run the operator, stoppable from the first moment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import sys
 
 
 def main() -> int:
-    """Operate as the command line says; return the exit code."""
-    if os.getpid() == 1:  # a container's first process: the kernel drops what it has no handler for
+    """Run the operator; return the exit code."""
+    if (
+        os.getpid() == 1
+    ):  # in a container: the kernel ignores signals without a handler for process 1
         signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(0))
-    from fluxtrain_operator import operate  # takes seconds
-    from fluxtrain_operator.bounds import DECODED_DEPTH
+    from fluxtrain_operator import operate  # imports for seconds
+    from fluxtrain_operator.bounds import RECURSION_LIMIT
 
-    sys.setrecursionlimit(DECODED_DEPTH)
+    sys.setrecursionlimit(RECURSION_LIMIT)
     return asyncio.run(operate.main())
 
 

@@ -1,9 +1,9 @@
-"""The operator's own errors; what a person wrote wrongly is a ConfigError of the contract.
+"""The operator's errors; an invalid resource is a ConfigError of the contract.
 
 * ConfigError (fluxtrain.errors)
-  * TemplateError   a part of spec.podTemplate has a form that no pod has
-  * UnreadableError the operator stumbles over a job, for whatever reason
-* ApiError          the API server refused a request, or could not be reached
+  * TemplateError   a part of spec.podTemplate has the wrong structure
+  * UnreadableError reading a job failed with an unexpected error
+* ApiError          the API server refused a request or could not be reached
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from fluxtrain.errors import ConfigError
 
 
 class TemplateError(ConfigError):
-    """A part of ``spec.podTemplate`` has a form that no pod has, such as text where a list must be."""
+    """A part of ``spec.podTemplate`` has the wrong structure, such as a string instead of a list."""
 
 
 class UnreadableError(ConfigError):
-    """The operator stumbles over a job; another version of it, or a moment later, it may not."""
+    """Reading a job failed with an unexpected error; another operator version, or a retry, may succeed."""
 
 
 class ApiError(Exception):
-    """The API server refused a request (``status`` is its HTTP code), or could not be reached (0)."""
+    """The API server refused a request (``status`` is the HTTP code), or could not be reached (0)."""
 
-    def __init__(self, status: int, message: str, reason: str = "", said: str = "") -> None:
-        """Keep the HTTP ``status``; ``reason`` and ``said`` are the API server's own."""
-        self.status, self.reason, self.said = status, reason, said
+    def __init__(
+        self, status: int, message: str, reason: str = "", server_message: str = ""
+    ) -> None:
+        """Keep the HTTP ``status``, and ``reason`` and message of the response."""
+        self.status, self.reason, self.server_message = status, reason, server_message
         super().__init__(message)

@@ -1,9 +1,10 @@
-"""The operator's own metrics; base units, and no job's name in a label."""
+"""The operator's metrics, in base units and without a label per job."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -20,92 +21,82 @@ _SLOW = (1.0, 3.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 @dataclass
 class Metrics:
-    """Counters and clocks, in a registry that is passed in."""
+    """The metrics of ``registry``, and the state that they are computed from."""
 
     registry: CollectorRegistry
     _phases: dict[Key, str] = field(default_factory=dict)
-    _heard: dict[str, float] = field(default_factory=dict)
+    _last_event: dict[str, float] = field(default_factory=dict)
+    """Unix time of the last watch event by kind."""
 
     def __post_init__(self) -> None:
-        """Make the metrics."""
-        prefix, registry = "fluxtrain_operator", self.registry
+        """Register the metrics."""
+        options: dict[str, Any] = {"namespace": "fluxtrain_operator", "registry": self.registry}
         self.reconcile_seconds = Histogram(
-            f"{prefix}_reconcile_seconds",
-            "Time of one reconcile.",
-            buckets=_FAST,
-            registry=registry,
+            "reconcile_seconds", "Duration of a reconcile.", buckets=_FAST, **options
         )
         self.reconcile_errors = Counter(
-            f"{prefix}_reconcile_errors",
-            "Reconciles that failed and come again.",
-            registry=registry,
+            "reconcile_errors", "Reconciles that failed and are retried.", **options
         )
-        self.queue_length = Gauge(
-            f"{prefix}_queue_length", "Jobs that wait for a reconcile.", registry=registry
-        )
-        self.jobs = Gauge(f"{prefix}_jobs", "Jobs by phase.", ["phase"], registry=registry)
-        self.api_requests = Counter(
-            f"{prefix}_api_requests",
-            "Requests to the API server, those of watches and of the election left out.",
-            ["method", "resource"],
-            registry=registry,
-        )
-        self.pods_created = Counter(f"{prefix}_pods_created", "Pods asked for.", registry=registry)
-        self.first_step_seconds = Histogram(
-            f"{prefix}_time_to_first_step_seconds",
-            "From a job's creation to the end of its first step.",
-            buckets=_SLOW,
-            registry=registry,
-        )
-        self.recovery_seconds = Histogram(
-            f"{prefix}_recovery_seconds",
-            "From the last known step of a job's processes to the first one of those that follow them.",
-            buckets=_SLOW,
-            registry=registry,
-        )
+        self.queue_length = Gauge("queue_length", "Jobs in the work queue.", **options)
+        self.jobs = Gauge("jobs", "Jobs by phase.", ["phase"], **options)
         for phase in PHASES:
             self.jobs.labels(phase).set(0)
+        self.api_requests = Counter(
+            "api_requests",
+            "Requests to the API server, without watches and leader election.",
+            ["method", "resource"],
+            **options,
+        )
+        self.pods_created = Counter("pods_created", "Pods whose creation was requested.", **options)
+        self.first_step_seconds = Histogram(
+            "time_to_first_step_seconds",
+            "From a job's creation to the end of its first step.",
+            buckets=_SLOW,
+            **options,
+        )
+        self.recovery_seconds = Histogram(
+            "recovery_seconds",
+            "From the last step before a restart to the first step after it.",
+            buckets=_SLOW,
+            **options,
+        )
         self.watch_age = Gauge(
-            f"{prefix}_watch_age_seconds",
-            "Seconds since a watch last brought something.",
-            ["kind"],
-            registry=registry,
+            "watch_age_seconds", "Seconds since the last event of a watch.", ["kind"], **options
         )
-        self.leader = Gauge(
-            f"{prefix}_leader", "1 where this replica reconciles.", registry=registry
-        )
+        self.leader = Gauge("leader", "1 if this replica is the leader.", **options)
 
-    def asked(self, method: str, resource: str) -> None:
-        """Note a request to the API server."""
+    def count_request(self, method: str, resource: str) -> None:
+        """Count a request to the API server."""
         self.api_requests.labels(method, resource).inc()
 
-    def heard(self, kind: str) -> None:
-        """Note that the watch of ``kind`` brought something."""
-        if kind not in self._heard:
-            self.watch_age.labels(kind).set_function(lambda: time.time() - self._heard[kind])
-        self._heard[kind] = time.time()
+    def record_watch_event(self, kind: str) -> None:
+        """Record the time of an event from the watch of ``kind``."""
+        if kind not in self._last_event:
+            self.watch_age.labels(kind).set_function(lambda: time.time() - self._last_event[kind])
+        self._last_event[kind] = time.time()
 
-    def observe(self, key: Key, job: Job, decided: Plan) -> None:
-        """Note what became of a job."""
-        self.pods_created.inc(sum(wanted["kind"] == "Pod" for wanted in decided.create))
-        self._note_first_step(job, decided.status.progress)
-        self.is_in(key, decided.status.phase)
+    def record_plan(self, key: Key, job: Job, plan: Plan) -> None:
+        """Record a plan for ``job`` that has been executed."""
+        self.pods_created.inc(sum(desired["kind"] == "Pod" for desired in plan.create))
+        self._observe_first_step(job, plan.status.progress)
+        self.set_phase(key, plan.status.phase)
 
-    def is_in(self, key: Key, phase: str | None) -> None:
-        """Note the phase of a job."""
+    def set_phase(self, key: Key, phase: str | None) -> None:
+        """Count a job in its new phase."""
         if self._phases.get(key) != phase:
             self._count(self._phases.get(key), -1)
             self._phases[key] = phase or ""
             self._count(phase, 1)
 
-    def forget(self, key: Key) -> None:
-        """Drop a job that is no more."""
+    def remove_job(self, key: Key) -> None:
+        """Stop counting a job."""
         self._count(self._phases.pop(key, None), -1)
 
-    def _note_first_step(self, job: Job, progress: ProgressStatus | None) -> None:
-        """Note how long a job took to its first step ever, or processes to theirs after others' last one.
+    def _observe_first_step(self, job: Job, progress: ProgressStatus | None) -> None:
+        """Observe the time to a job's first step, or from the last step before a restart to the next one.
 
-        A status is written once, so nothing is counted twice, whoever leads. A pause is no recovery.
+        Each status is written once, so nothing is counted twice across leaders. A suspension is not a
+        recovery.
         """
         before = job.status.progress
         first = seconds(progress.first_step_time) if progress else None

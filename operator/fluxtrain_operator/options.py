@@ -1,4 +1,4 @@
-"""Options: what the operator's command line and environment say."""
+"""The operator's options, from command line and environment."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import socket
 from dataclasses import dataclass
 
-_LARGEST_GROUP = 2**31 - 1  # as Kubernetes has them
+_MAX_GROUP_ID = 2**31 - 1  # the limit of Kubernetes
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says."""
+    """Parsed options."""
 
     image: str
     namespaces: tuple[str, ...]
@@ -25,19 +25,21 @@ class Options:
 
 
 def parse(arguments: list[str] | None) -> Options:
-    """Return the options; every one can also be set by an environment variable."""
+    """Return the options in ``arguments``, or of the process; environment variables give the defaults."""
     get = os.environ.get
     parser = argparse.ArgumentParser(
         prog="fluxtrain_operator",
         allow_abbrev=False,
-        description="Reconcile FluxTrainings: win the election, watch, act.",
+        description="Reconcile FluxTrainings while holding the leader election's Lease.",
     )
     parser.add_argument("--image", default=get("FLUXTRAIN_IMAGE", ""), help="default trainer image")
     parser.add_argument(
         "--namespace",
         action="append",
-        default=_words(get("FLUXTRAIN_NAMESPACES", "")),
-        help="watch only this one; may be given several times (default: all)",
+        dest="namespaces",
+        metavar="NAMESPACE",
+        default=_split(get("FLUXTRAIN_NAMESPACES", "")),
+        help="namespace to watch; may be given several times (default: all)",
     )
     parser.add_argument("--lease-namespace", default=get("POD_NAMESPACE", "default"))
     parser.add_argument("--lease-name", default="fluxtrain-operator")
@@ -47,33 +49,28 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument(
         "--supplemental-group",
         action="append",
-        default=_words(get("FLUXTRAIN_SUPPLEMENTAL_GROUPS", "")),
+        dest="supplemental_groups",
+        metavar="SUPPLEMENTAL_GROUP",
+        default=_split(get("FLUXTRAIN_SUPPLEMENTAL_GROUPS", "")),
         help="group id of training pods with GPUs, such as the nodes' render; may be given several times",
     )
-    found = parser.parse_args(arguments)
-    if not found.image:
+    values = vars(parser.parse_args(arguments))
+    if not values["image"]:
         parser.error("--image or FLUXTRAIN_IMAGE must name the default trainer image")
-    wrong = [text for text in found.supplemental_group if not _is_group(text)]
-    if wrong:
+    groups = values.pop("supplemental_groups")
+    invalid = next((text for text in groups if not _is_group_id(text)), None)
+    if invalid is not None:
         parser.error(
-            f"--supplemental-group or FLUXTRAIN_SUPPLEMENTAL_GROUPS: {wrong[0]!r} is no group id "
-            f"from 0 to {_LARGEST_GROUP}"
+            f"--supplemental-group or FLUXTRAIN_SUPPLEMENTAL_GROUPS: {invalid!r} is not a group id "
+            f"from 0 to {_MAX_GROUP_ID}"
         )
-    return Options(
-        found.image,
-        tuple(found.namespace),
-        found.lease_namespace,
-        found.lease_name,
-        found.identity,
-        found.address,
-        found.port,
-        tuple(map(int, found.supplemental_group)),
-    )
+    namespaces = tuple(values.pop("namespaces"))
+    return Options(namespaces=namespaces, supplemental_groups=tuple(map(int, groups)), **values)
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
+def _split(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
 
 
-def _is_group(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and int(text) <= _LARGEST_GROUP
+def _is_group_id(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and int(text) <= _MAX_GROUP_ID

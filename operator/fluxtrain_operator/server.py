@@ -1,4 +1,4 @@
-"""/metrics, /healthz and /readyz of the operator."""
+"""The operator's HTTP server: /metrics, /healthz and /readyz."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 STUCK_SECONDS = 300.0
-"""A reconcile that takes longer is stuck: the replica is not healthy and kubelet restarts it."""
+"""A reconcile that takes longer is stuck: the liveness probe fails and kubelet restarts the replica."""
 SILENT_SECONDS = 10.0
-"""A replica that has not heard from the API server for so long could not lead: it is not ready."""
+"""A replica without a response from the API server for so long could not lead: it is not ready."""
 
 
 class Health:
-    """Whether this replica lives and does its work."""
+    """What the liveness and readiness probes report."""
 
     def __init__(self) -> None:
-        """Start unready: nothing has been heard from the API server yet."""
-        self._heard = float("-inf")
-        self._begun: dict[object, float] = {}
+        """Start unready, as the API server has not responded yet."""
+        self._last_response = float("-inf")
+        self._started: dict[object, float] = {}
 
-    def hear(self) -> None:
-        """Note that the API server has answered."""
-        self._heard = time.monotonic()
+    def record_response(self) -> None:
+        """Record a response of the API server."""
+        self._last_response = time.monotonic()
 
-    def begin(self, work: object) -> None:
-        """Note that ``work`` begins."""
-        self._begun[work] = time.monotonic()
+    def start_work(self, work: object) -> None:
+        """Record the start of ``work``."""
+        self._started[work] = time.monotonic()
 
-    def end(self, work: object) -> None:
-        """Note that ``work`` is done."""
-        self._begun.pop(work, None)
+    def finish_work(self, work: object) -> None:
+        """Record the end of ``work``."""
+        self._started.pop(work, None)
 
     @property
     def ready(self) -> bool:
-        """Return whether this replica leads or would take over: the election has had an answer lately."""
-        return time.monotonic() - self._heard < SILENT_SECONDS
+        """Return whether this replica leads or could take over: the API server has responded recently."""
+        return time.monotonic() - self._last_response < SILENT_SECONDS
 
     @property
     def alive(self) -> bool:
-        """Return whether no work has been under way for too long."""
+        """Return whether no work is stuck."""
         now = time.monotonic()
-        return all(now - begun < STUCK_SECONDS for begun in self._begun.values())
+        return all(now - started < STUCK_SECONDS for started in self._started.values())
 
 
 async def serve(
@@ -55,10 +55,10 @@ async def serve(
         return web.Response(body=generate_latest(registry), content_type="text/plain")
 
     async def healthz(request: web.Request) -> web.Response:
-        return _answer(health.alive, "a reconcile is stuck")
+        return _probe(health.alive, "a reconcile is stuck")
 
     async def readyz(request: web.Request) -> web.Response:
-        return _answer(health.ready, "no answer from the API server")
+        return _probe(health.ready, "no response from the API server")
 
     app = web.Application()
     app.add_routes(
@@ -70,5 +70,5 @@ async def serve(
     return runner.cleanup
 
 
-def _answer(good: bool, why_not: str) -> web.Response:
-    return web.Response(text="ok\n") if good else web.Response(text=f"{why_not}\n", status=503)
+def _probe(passed: bool, failure: str) -> web.Response:
+    return web.Response(text="ok\n") if passed else web.Response(text=f"{failure}\n", status=503)

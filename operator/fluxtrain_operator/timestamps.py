@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 
 def stamp(seconds: float) -> str:
-    """Return Unix ``seconds`` as Kubernetes writes them, to the second."""
+    """Return Unix ``seconds`` as a timestamp, truncated to seconds."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds(text: object) -> float | None:
-    """Return the Unix seconds of a timestamp; None for what is none."""
+    """Return the Unix seconds of a timestamp; None if ``text`` is not one."""
     if not isinstance(text, str):
         return None
     try:

@@ -42,8 +42,8 @@ def operator_metrics() -> list[Metric]:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = OperatorMetrics(registry)
-    metrics.heard("node")
-    metrics.asked("GET", "pods")
+    metrics.record_watch_event("node")
+    metrics.count_request("GET", "pods")
     for phase in PHASES:
         metrics.jobs.labels(phase).set(1)
     return list(registry.collect())

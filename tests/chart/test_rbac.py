@@ -19,7 +19,7 @@ from fluxtrain_operator.controller import kopf_handlers as handlers
 from fluxtrain_operator.controller.api_client import KubernetesApi
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.informers import Informers
-from fluxtrain_operator.controller.leader_election import Election
+from fluxtrain_operator.controller.leader_election import LeaderElector
 from fluxtrain_operator.controller.reconcile import Reconciler
 from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.job import Job
@@ -142,7 +142,7 @@ async def ask_for_everything() -> set[tuple[str, str]]:
             for manifest in JOBS:
                 await reconcile(KubernetesApi(api, http), manifest)
             await watch_everything(api, recorder)
-            election = Election(api, "team", "lease", "me").lead(lambda: asyncio.sleep(0))
+            election = LeaderElector(api, "team", "lease", "me").run(lambda: asyncio.sleep(0))
             await asyncio.wait_for(election, 30)
     finally:
         await running.cleanup()
@@ -150,23 +150,23 @@ async def ask_for_everything() -> set[tuple[str, str]]:
 
 
 async def reconcile(cluster: KubernetesApi, manifest: Manifest) -> None:
-    store = Cache()
-    store.set_job(manifest)
+    cache = Cache()
+    cache.set_job(manifest)
     if manifest["spec"].get("lifecycle", {}).get("suspend"):
         pod = training_pod(Job.from_object(manifest, "trainer"), Slot(0), "none")
         pod["metadata"] |= {"uid": "pod", "resourceVersion": "2"}
-        store.set_pod(pod)
+        cache.set_pod(pod)
     metrics = Metrics(CollectorRegistry())
-    await Reconciler(store, cluster, metrics, "trainer").reconcile(("team", "job"))
+    await Reconciler(cache, cluster, metrics, "trainer").reconcile(("team", "job"))
 
 
 async def watch_everything(api: ApiClient, recorder: Recorder) -> None:
-    """Fill a store of a namespace, and go on until everything is watched that is not kopf's."""
-    feeds = Informers(api, Cache(), Metrics(CollectorRegistry()), lambda key: None, ["team"])
-    running = asyncio.create_task(feeds.run())
+    """Fill a cache of a namespace, and go on until everything is watched that is not kopf's."""
+    informers = Informers(api, Cache(), Metrics(CollectorRegistry()), lambda key: None, ["team"])
+    running = asyncio.create_task(informers.run())
     try:
         async with asyncio.timeout(30):
-            await feeds.filled()
+            await informers.wait_for_sync()
             while sum(verb == "watch" for _, verb in recorder.seen) < 2:
                 await asyncio.sleep(0.01)
     finally:
@@ -178,7 +178,7 @@ def watched() -> set[tuple[str, str]]:
     """Return the rights that kopf needs for its watch."""
     metrics = Metrics(CollectorRegistry())
     queue = WorkQueue(lambda key, error: None)
-    registry = handlers.registry_of(Cache(), queue, metrics)
+    registry = handlers.make_registry(Cache(), queue, metrics)
     selectors = [handler.selector for handler in registry._watching.get_all_handlers()]
     found = set()
     for selector in selectors:

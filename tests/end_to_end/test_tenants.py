@@ -15,7 +15,7 @@ from cluster.kubectl import Kubectl, Manifest
 from tests.end_to_end.empty_api_server import empty_api_server
 from tests.end_to_end.stage import ROOT, Operator, condition, wait_for
 
-from fluxtrain_operator.bounds import MOST_BYTES
+from fluxtrain_operator.bounds import MAX_BYTES
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's programs"),
@@ -254,7 +254,7 @@ LARGE = {"a": [{"b": "c" * 20, "d": n} for n in range(10_000)]}
     ("affinity", "says"),
     [
         (DEEP, "must be nested at most 32 deep"),
-        (json.dumps(LARGE), f"must be at most {MOST_BYTES['spec'] >> 10} KiB"),
+        (json.dumps(LARGE), f"must be at most {MAX_BYTES['spec'] >> 10} KiB"),
     ],
     ids=["deep", "large"],
 )

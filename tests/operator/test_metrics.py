@@ -1,4 +1,4 @@
-"""The operator's metrics: each says what its help text says, whoever leads and whatever comes twice."""
+"""The operator's metrics count what their help texts state, across leaders and repeated statuses."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ KEY = ("team", "job")
 
 
 def progress(first: float | None, last: float) -> ProgressStatus:
-    """Return progress of processes whose first and last steps were so long after the job's creation."""
-    began = None if first is None else stamp(CREATED + first)
-    return ProgressStatus(step=7, firstStepTime=began, lastStepTime=stamp(CREATED + last))
+    """Return progress with first and last step so many seconds after the job's creation."""
+    first_time = None if first is None else stamp(CREATED + first)
+    return ProgressStatus(step=7, firstStepTime=first_time, lastStepTime=stamp(CREATED + last))
 
 
 def suspension(status: Any, at: float) -> Condition:
@@ -27,8 +27,8 @@ def suspension(status: Any, at: float) -> Condition:
     return Condition(type="Suspended", status=status, reason="Why", lastTransitionTime=time)
 
 
-def told(metrics: Metrics, *statuses: Status) -> dict[str, float]:
-    """Return count and sum of both histograms once the job went through ``statuses``."""
+def record(metrics: Metrics, *statuses: Status) -> dict[str, float]:
+    """Return the samples without labels after the job had ``statuses``."""
     before: dict[str, Any] = {}
     for status in statuses:
         manifest = {
@@ -38,28 +38,33 @@ def told(metrics: Metrics, *statuses: Status) -> dict[str, float]:
             "spec": {"run": {"preset": "micro"}},
             "status": before,
         }
-        metrics.observe(KEY, load(manifest, "trainer:1"), Plan(status))
+        metrics.record_plan(KEY, load(manifest, "trainer:1"), Plan(status))
         before = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     return values(metrics)
 
 
 def values(metrics: Metrics) -> dict[str, float]:
-    found = {s.name: s.value for m in metrics.registry.collect() for s in m.samples if not s.labels}
-    return {name.removeprefix("fluxtrain_operator_"): value for name, value in found.items()}
+    samples = (s for m in metrics.registry.collect() for s in m.samples if not s.labels)
+    return {s.name.removeprefix("fluxtrain_operator_"): s.value for s in samples}
 
 
 RUNS: list[tuple[str, list[Status], float, float]] = [
-    ("nothing was heard", [Status(), Status(phase="Starting")], 0, 0),
-    ("first words", [Status(), Status(progress=progress(30, 38))], 30, 0),
-    ("heard again", [Status(progress=progress(30, 38)), Status(progress=progress(30, 48))], 30, 0),
+    ("no progress", [Status(), Status(phase="Starting")], 0, 0),
+    ("first progress", [Status(), Status(progress=progress(30, 38))], 30, 0),
     (
-        "other processes go on",
+        "more progress",
+        [Status(progress=progress(30, 38)), Status(progress=progress(30, 48))],
+        30,
+        0,
+    ),
+    (
+        "progress after a restart",
         [Status(progress=progress(30, 38)), Status(progress=progress(50, 55))],
         30,
         12,
     ),
     (
-        "other processes came, and are silent so far",
+        "a restart without progress at first",
         [
             Status(progress=progress(30, 38)),
             Status(progress=progress(30, 38), phase="Restarting"),
@@ -70,7 +75,7 @@ RUNS: list[tuple[str, list[Status], float, float]] = [
         13,
     ),
     (
-        "a pause lies between",
+        "a suspension in between",
         [
             Status(progress=progress(30, 38), conditions=[suspension("True", 45)]),
             Status(progress=progress(30, 38), conditions=[suspension("False", 600)]),
@@ -81,7 +86,7 @@ RUNS: list[tuple[str, list[Status], float, float]] = [
         15,
     ),
     (
-        "a status of before there were first steps in it",
+        "a status of an operator that did not record the first step",
         [Status(progress=progress(None, 38)), Status(progress=progress(30, 48))],
         0,
         0,
@@ -89,41 +94,43 @@ RUNS: list[tuple[str, list[Status], float, float]] = [
 ]
 
 
-@pytest.mark.parametrize(("statuses", "start", "recovery"), [run[1:] for run in RUNS])
-def test_starts_and_recoveries_are_told_by_the_trainers_own_times(
+@pytest.mark.parametrize(
+    ("statuses", "start", "recovery"), [run[1:] for run in RUNS], ids=[run[0] for run in RUNS]
+)
+def test_starts_and_recoveries_are_measured_by_the_trainers_times(
     statuses: list[Status], start: float, recovery: float
 ) -> None:
-    found = told(Metrics(CollectorRegistry()), *statuses)
-    assert found["time_to_first_step_seconds_sum"] == start
-    assert found["time_to_first_step_seconds_count"] == (start > 0)
-    assert found["recovery_seconds_sum"] == recovery
-    assert found["recovery_seconds_count"] == (recovery > 0)
+    observed = record(Metrics(CollectorRegistry()), *statuses)
+    assert observed["time_to_first_step_seconds_sum"] == start
+    assert observed["time_to_first_step_seconds_count"] == (start > 0)
+    assert observed["recovery_seconds_sum"] == recovery
+    assert observed["recovery_seconds_count"] == (recovery > 0)
 
 
 def jobs(metrics: Metrics) -> dict[str, float]:
-    found = next(m for m in metrics.registry.collect() if m.name == "fluxtrain_operator_jobs")
-    return {s.labels["phase"]: s.value for s in found.samples if s.value}
+    gauge = next(m for m in metrics.registry.collect() if m.name == "fluxtrain_operator_jobs")
+    return {s.labels["phase"]: s.value for s in gauge.samples if s.value}
 
 
-def test_jobs_are_counted_by_their_phase_until_they_are_gone() -> None:
+def test_jobs_are_counted_by_phase_until_they_are_deleted() -> None:
     metrics = Metrics(CollectorRegistry())
     for number, phase in enumerate([*PHASES, "Failed"]):
-        metrics.is_in(("team", str(number)), phase)
+        metrics.set_phase(("team", str(number)), phase)
     assert jobs(metrics) == {**dict.fromkeys(PHASES, 1), "Failed": 2}
-    metrics.is_in(("team", "0"), "Running")
-    metrics.forget(("team", str(len(PHASES))))
-    metrics.forget(("team", "never seen"))
+    metrics.set_phase(("team", "0"), "Running")
+    metrics.remove_job(("team", str(len(PHASES))))
+    metrics.remove_job(("team", "unknown"))
     assert jobs(metrics) == {**dict.fromkeys(PHASES[1:], 1), "Running": 2}
 
 
-def test_a_watch_has_an_age_once_it_spoke() -> None:
+def test_a_watch_has_an_age_after_its_first_event() -> None:
     metrics = Metrics(CollectorRegistry())
-    metrics.heard("pod")
+    metrics.record_watch_event("pod")
     ages = [s for m in metrics.registry.collect() for s in m.samples if "watch_age" in s.name]
     assert [(s.labels, s.value < 60) for s in ages] == [({"kind": "pod"}, True)]
 
 
-def test_units_are_base_units_and_no_label_names_a_job() -> None:
+def test_units_are_base_units_and_no_label_is_per_job() -> None:
     for metric in Metrics(CollectorRegistry()).registry.collect():
         assert metric.name.startswith("fluxtrain_operator_")
         assert metric.documentation.endswith(".")

@@ -1,4 +1,4 @@
-"""Names: within 63 characters, distinct, and what Kubernetes accepts for their kind."""
+"""Object names have at most 63 characters, are distinct, and valid for their kind."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MAKERS = (
 @pytest.mark.parametrize(
     "job", ["a", "1", "mlperf", "a-b", LONG, "a" * 54 + "-" + "b" * 8, "0" * 63]
 )
-def test_every_name_is_one_that_kubernetes_accepts(job: str) -> None:
+def test_every_name_is_valid(job: str) -> None:
     for make in MAKERS:
         name = make(job)
         assert len(name) <= 63
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name), name
-    assert names.service(job)[0].isalpha(), "a service is a DNS label of the older kind"
+    assert names.service(job)[0].isalpha(), "the name of a service starts with a letter"
 
 
 def test_short_names_are_readable() -> None:
@@ -47,8 +47,8 @@ def test_long_jobs_that_differ_at_the_end_have_different_names() -> None:
         assert make(one) != make(other)
 
 
-def test_the_training_pods_selector_leaves_the_rendezvous_pod_out() -> None:
-    everyone, trainers = names.selector("job"), names.trainer_selector("job")
-    assert everyone.items() <= trainers.items()
-    assert everyone.items() <= names.labels("job", names.RENDEZVOUS).items()
+def test_the_training_pods_selector_excludes_the_rendezvous_pod() -> None:
+    all_pods, trainers = names.selector("job"), names.trainer_selector("job")
+    assert all_pods.items() <= trainers.items()
+    assert all_pods.items() <= names.labels("job", names.RENDEZVOUS).items()
     assert not trainers.items() <= names.labels("job", names.RENDEZVOUS).items()

@@ -1,4 +1,4 @@
-"""Options of the operator: from the command line, from the environment, and bad ones refused."""
+"""The operator's options come from command line and environment, and are validated."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def test_groups_come_from_the_environment(
 
 def test_groups_come_from_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(GROUPS, raising=False)
-    words = [IMAGE, "--supplemental-group=44", "--supplemental-group", "109"]
-    assert parse(words).supplemental_groups == (44, 109)
+    arguments = [IMAGE, "--supplemental-group=44", "--supplemental-group", "109"]
+    assert parse(arguments).supplemental_groups == (44, 109)
 
 
 @pytest.mark.parametrize("text", ["render", "-1", "4.5", "2147483648", "44,,x"])
-def test_what_is_no_group_is_refused(
+def test_an_invalid_group_id_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     monkeypatch.setenv(GROUPS, text)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as error:
         parse([IMAGE])
-    assert ended.value.code == 2
-    assert "is no group id" in capsys.readouterr().err
+    assert error.value.code == 2
+    assert "is not a group id" in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""The controller: watches, cache, work queue, reconcile, and the only code that sends requests."""
+"""The controller: informers, cache, work queue, reconcile; the only code that sends requests."""

@@ -1,4 +1,4 @@
-"""Requests to the API server, those of watches and of the election left out, and to trainers."""
+"""Requests to the API server, other than watches and leader election, and to the trainers' /progress."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ KINDS: dict[str, str] = {
     "PodDisruptionBudget": "policy/v1",
     KIND: f"{GROUP}/{VERSION}",
 }
-"""API version of each kind that every cluster has; those of pod groups depend on the scheduler."""
-SUPPORT = {
+"""API version of each kind in every cluster; those of pod groups depend on the scheduler."""
+SUPPORT_KINDS = {
     kind: KINDS[kind] for kind in ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
 }
-"""Of these, what is around the pods of a job."""
+"""Those of a job's supporting objects."""
 _PLURALS = {"NetworkPolicy": "networkpolicies", KIND: PLURAL}
 _TIMEOUT_SECONDS = 30.0
-_PROGRESS_SECONDS = 2.0
-_MOST_PROGRESS_BYTES = 1 << 16
-_LONGEST_NOTE = 1000
+_PROGRESS_TIMEOUT_SECONDS = 2.0
+_MAX_PROGRESS_BYTES = 1 << 16
+_MAX_NOTE_LENGTH = 1000
 
 
 class KubernetesApi:
-    """Reads and writes of one API server."""
+    """Reads from and writes to one API server."""
 
     def __init__(
         self,
         api: ApiClient,
         http: aiohttp.ClientSession,
-        asked: Callable[[str, str], None] = lambda method, resource: None,
+        on_request: Callable[[str, str], None] = lambda method, resource: None,
     ) -> None:
-        """Send API requests through ``api`` and ask trainers for their progress through ``http``.
+        """Send API requests through ``api``, those for progress through ``http``.
 
-        ``asked`` is told of each API request: the HTTP method, and the resource as roles name it.
+        ``on_request`` is called with the HTTP method and the resource, as in a role, of each API request.
         """
-        self._api, self._http, self._asked = api, http, asked
+        self._api, self._http, self._on_request = api, http, on_request
 
     async def create(self, manifest: Manifest) -> Manifest | None:
-        """Create an object; return None where one of its name is there already."""
+        """Create an object; return None if one of that name exists."""
         try:
             return await self._request("POST", _path(manifest), manifest)
         except ApiError as error:
@@ -68,38 +68,41 @@ class KubernetesApi:
                 return None
             raise
 
-    async def find(self, manifest: Manifest) -> Manifest | None:
-        """Return what has the kind and name of ``manifest``; None where nothing has.
+    async def get(self, manifest: Manifest) -> Manifest | None:
+        """Return the object with the kind and name of ``manifest``, or None if there is none.
 
-        It is listed, as that is a right which the operator has anyway.
+        Sends a list with a field selector: the operator's role allows no ``get``.
         """
         selector = quote(f"metadata.name={manifest['metadata']['name']}")
-        found = await self._request("GET", f"{_path(manifest)}?fieldSelector={selector}")
-        return next(iter(found.get("items", [])), None)
+        objects = await self._request("GET", f"{_path(manifest)}?fieldSelector={selector}")
+        return next(iter(objects.get("items", [])), None)
 
     async def apply(self, manifest: Manifest, uid: str) -> Manifest | None:
-        """Change the object of that ``uid`` by server-side apply: fields that are not ours are left alone.
+        """Change the object with ``uid`` by server-side apply, which keeps the fields of other managers.
 
-        None where it is gone, or another has its name: that one is not touched.
+        Returns None, and changes nothing, if it is gone or another object has its name.
         """
         body = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
         name = manifest["metadata"]["name"]
         path = f"{_path(manifest)}/{quote(name)}?fieldManager={names.FIELD_MANAGER}&force=true"
         try:
             return await self._request("PATCH", path, body, "application/apply-patch+yaml")
-        except ApiError as error:  # the server's words for one that is gone, and for another one
-            if error.status == HTTPStatus.CONFLICT or "metadata.uid: Invalid" in error.said:
+        except ApiError as error:  # the responses for an object that is gone, and for another uid
+            if (
+                error.status == HTTPStatus.CONFLICT
+                or "metadata.uid: Invalid" in error.server_message
+            ):
                 return None
             raise
 
-    async def delete(self, namespace: str, what: Delete, version: str) -> Manifest | None:
-        """Delete an object; return it as it is now, None where it, or the one of that uid, is gone."""
+    async def delete(self, namespace: str, deletion: Delete, version: str) -> Manifest | None:
+        """Delete an object; return its last state, or None if it, or the one with that uid, is gone."""
         options: Manifest = {"propagationPolicy": "Background"}
-        if what.uid:
-            options["preconditions"] = {"uid": what.uid}
-        if what.grace_seconds is not None:
-            options["gracePeriodSeconds"] = what.grace_seconds
-        path = f"{collection(version, namespace, what.kind)}/{quote(what.name)}"
+        if deletion.uid:
+            options["preconditions"] = {"uid": deletion.uid}
+        if deletion.grace_seconds is not None:
+            options["gracePeriodSeconds"] = deletion.grace_seconds
+        path = f"{collection(version, namespace, deletion.kind)}/{quote(deletion.name)}"
         try:
             return await self._request("DELETE", path, options)
         except ApiError as error:
@@ -108,35 +111,26 @@ class KubernetesApi:
             raise
 
     async def write_status(self, manifest: Mapping[str, Any], status: Manifest) -> Manifest:
-        """Replace the status of a job, only over the version that ``manifest`` is.
-
-        The API server keeps the spec that it has, so none is sent.
-        """
+        """Replace the status of a job, if ``manifest`` is its current version; no spec is sent."""
         metadata = manifest["metadata"]
         jobs = collection(KINDS[KIND], metadata["namespace"], KIND)
         path = f"{jobs}/{quote(metadata['name'])}/status"
-        kept = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
-        body = {
-            "apiVersion": KINDS[KIND],
-            "kind": KIND,
-            "metadata": kept,
-            "status": status,
-        }
+        identity = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
+        body = {"apiVersion": KINDS[KIND], "kind": KIND, "metadata": identity, "status": status}
         return await self._request("PUT", f"{path}?fieldManager={names.FIELD_MANAGER}", body)
 
-    async def applied(self, job: Job, kinds: Mapping[str, str]) -> dict[tuple[str, str], Applied]:
-        """Return the job's own objects of ``kinds`` (kind to API version), by kind and name."""
-        found: dict[tuple[str, str], Applied] = {}
-        for kind, version in kinds.items():
-            for item in (await self._list(job, kind, version)).get("items", []):
-                if is_of(item, job.uid):
-                    found[kind, item["metadata"]["name"]] = Applied.of(item)
-        return found
-
-    async def _list(self, job: Job, kind: str, version: str) -> Manifest:
+    async def list_applied(
+        self, job: Job, kinds: Mapping[str, str]
+    ) -> dict[tuple[str, str], Applied]:
+        """Return the objects of ``kinds`` (API version by kind) that the job controls, by kind and name."""
         selector = quote(f"{names.LABEL_JOB}={job.name}")
-        path = f"{collection(version, job.namespace, kind)}?labelSelector={selector}"
-        return await self._request("GET", path)
+        applied: dict[tuple[str, str], Applied] = {}
+        for kind, version in kinds.items():
+            path = f"{collection(version, job.namespace, kind)}?labelSelector={selector}"
+            for item in (await self._request("GET", path)).get("items", []):
+                if is_of(item, job.uid):
+                    applied[kind, item["metadata"]["name"]] = Applied.from_object(item)
+        return applied
 
     async def serves(self, version: str) -> bool:
         """Return whether the API server serves the API ``version``."""
@@ -148,15 +142,9 @@ class KubernetesApi:
             raise
         return True
 
-    async def post_event(self, job: Job, event: Event, now: float) -> None:
-        """Post an event about ``job``, as ``kubectl describe`` shows it."""
-        about = {
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "kind": KIND,
-            "name": job.name,
-            "namespace": job.namespace,
-            "uid": job.uid,
-        }
+    async def create_event(self, job: Job, event: Event, now: float) -> None:
+        """Create an event about ``job``, which ``kubectl describe`` shows."""
+        identity = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
         body = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
@@ -167,54 +155,50 @@ class KubernetesApi:
             "action": event.reason,
             "reason": event.reason,
             "type": event.type,
-            "note": event.message[:_LONGEST_NOTE],
-            "regarding": about,
+            "note": event.message[:_MAX_NOTE_LENGTH],
+            "regarding": {"apiVersion": KINDS[KIND], "kind": KIND, **identity},
         }
         await self._request("POST", collection("events.k8s.io/v1", job.namespace, "Event"), body)
 
-    async def progress(self, address: str, port: int) -> Progress | None:
-        """Return what the trainer at ``address`` says of itself; None where nobody says its rank."""
+    async def fetch_progress(self, address: str, port: int) -> Progress | None:
+        """Return the progress from the trainer at ``address``; None without a response that has a rank."""
         host = f"[{address}]" if ":" in address else address
-        timeout = aiohttp.ClientTimeout(total=_PROGRESS_SECONDS)
+        url = f"http://{host}:{port}/progress"
+        timeout = aiohttp.ClientTimeout(total=_PROGRESS_TIMEOUT_SECONDS)
         try:
-            url = f"http://{host}:{port}/progress"
-            async with self._http.get(url, timeout=timeout, allow_redirects=False) as answer:
-                text = await answer.content.read(_MOST_PROGRESS_BYTES)
-            values = json.loads(text)
+            async with self._http.get(url, timeout=timeout, allow_redirects=False) as response:
+                values = json.loads(await response.content.read(_MAX_PROGRESS_BYTES))
         except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
-            return None  # not up yet, or no longer: the watchdog judges that, not this
-        return (
-            Progress.from_json(values)
-            if isinstance(values, dict) and type(values.get("rank")) is int
-            else None
-        )
+            return None  # not started yet, or stopped: the watchdog decides about that
+        has_rank = isinstance(values, dict) and type(values.get("rank")) is int
+        return Progress.from_json(values) if has_rank else None
 
     async def _request(
         self, method: str, path: str, body: Any = None, content: str = "application/json"
     ) -> Manifest:
-        self._asked(method, resource_of(path))
+        self._on_request(method, resource_of(path))
         headers = {"Accept": "application/json", "Content-Type": content}
-        # The body goes past param_serialize, which would copy it part by part: a third of the CPU time.
+        # The body is not passed to param_serialize, which copies it recursively: a third of the CPU time.
         _, url, headers, *_ = await self._api.param_serialize(
             method, path, header_params=headers, auth_settings=["BearerToken"]
         )
         try:
-            answer = await self._api.call_api(
+            response = await self._api.call_api(
                 method, url, headers, body, _request_timeout=_TIMEOUT_SECONDS
             )
-            text = await answer.read()
+            text = await response.read()
         except (TimeoutError, aiohttp.ClientError, ApiException) as error:
             raise ApiError(0, f"{method} {path}: {error or type(error).__name__}") from error
-        values = _read(text)
-        if answer.status >= HTTPStatus.BAD_REQUEST:
-            said = str(values.get("message") or answer.reason)
+        values = _json_object(text)
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            message = str(values.get("message") or response.reason)
             reason = str(values.get("reason") or "")
-            raise ApiError(answer.status, f"{method} {path}: {said}", reason, said)
+            raise ApiError(response.status, f"{method} {path}: {message}", reason, message)
         return values
 
 
-def _read(text: bytes) -> Manifest:
-    """Return the JSON object in ``text``; nothing where a proxy, say, answers with something else."""
+def _json_object(text: bytes) -> Manifest:
+    """Return the JSON object in ``text``; an empty one for anything else, such as a proxy's page."""
     try:
         values = json.loads(text or b"{}")
     except ValueError:
@@ -223,9 +207,9 @@ def _read(text: bytes) -> Manifest:
 
 
 def resource_of(path: str) -> str:
-    """Return what a ``path`` below a namespace is about, such as pods or fluxtrainings/status.
+    """Return the resource of a ``path`` in a namespace, such as pods or fluxtrainings/status.
 
-    Empty where it asks which APIs there are.
+    Empty for a discovery path.
     """
     parts = path.partition("?")[0].strip("/").split("/")
     _, _, plural, _, subresource, *_ = [*parts[2 if parts[0] == "api" else 3 :], *[""] * 5]
@@ -233,13 +217,13 @@ def resource_of(path: str) -> str:
 
 
 def _path(manifest: Manifest) -> str:
-    """Return the path of the collection that ``manifest`` belongs to."""
+    """Return the path of the collection of the object in ``manifest``."""
     return collection(manifest["apiVersion"], manifest["metadata"]["namespace"], manifest["kind"])
 
 
 def collection(version: str, namespace: str, kind: str) -> str:
-    """Return the path of all objects of ``kind`` in ``namespace``, empty for all namespaces."""
+    """Return the path of the objects of ``kind`` in ``namespace``, or in all if it is empty."""
     root = "/apis" if "/" in version else "/api"
     plural = _PLURALS.get(kind, f"{kind.lower()}s")
-    place = f"namespaces/{quote(namespace)}/" if namespace else ""
-    return f"{root}/{version}/{place}{plural}"
+    scope = f"namespaces/{quote(namespace)}/" if namespace else ""
+    return f"{root}/{version}/{scope}{plural}"

@@ -1,8 +1,8 @@
-"""What kopf tells of jobs: it only fills the store and puts keys on the queue. Only this file knows kopf."""
+"""The kopf watch of jobs, which only updates the cache and the work queue; no other module imports kopf."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import kopf
@@ -14,64 +14,71 @@ from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.metrics import Metrics
 
 
-def registry_of(store: Cache, queue: WorkQueue, metrics: Metrics) -> kopf.OperatorRegistry:
-    """Return kopf's registry of one watch, that of jobs."""
+def make_registry(cache: Cache, queue: WorkQueue, metrics: Metrics) -> kopf.OperatorRegistry:
+    """Return kopf's registry with one watch, that of jobs."""
     registry = kopf.OperatorRegistry()
 
-    async def job_changed(event: Any, **_: Any) -> None:
-        metrics.heard("fluxtraining")
-        echo = event["type"] == "MODIFIED" and store.knows(event["object"])
-        key = store.set_job(event["object"], gone=event["type"] == "DELETED")
-        if not echo:  # of our own write, which has been acted on
+    async def on_job(event: Any, **_: Any) -> None:
+        metrics.record_watch_event("fluxtraining")
+        is_own_write = event["type"] == "MODIFIED" and cache.has_version(event["object"])
+        key = cache.set_job(event["object"], deleted=event["type"] == "DELETED")
+        if not is_own_write:
             queue.add(key)
-        for waiting in store.waiting_for(key):
-            queue.add(waiting)
+        for dependent in cache.jobs_after(key):
+            queue.add(dependent)
 
-    def login(**facts: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**facts) or kopf.login_with_kubeconfig(**facts)
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
     kopf.on.login(registry=registry)(login)
-    kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(job_changed)
+    kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(on_job)
     return registry
 
 
-def end_with(registry: kopf.OperatorRegistry, rest: Callable[[], Awaitable[None]]) -> None:
-    """Have ``rest`` end, when kopf ends, all tasks begun meanwhile.
+def add_cleanup(registry: kopf.OperatorRegistry, stop: Callable[[], Awaitable[None]]) -> None:
+    """Call ``stop``, which ends our tasks, when kopf stops.
 
-    It would take them for its own, and wait five seconds for them, while another replica waits for the Lease.
+    kopf would otherwise wait five seconds for them, and another replica as long for the Lease.
     """
 
-    async def over(**_: Any) -> None:
-        await rest()
+    async def cleanup(**_: Any) -> None:
+        await stop()
 
-    kopf.on.cleanup(registry=registry)(over)
+    kopf.on.cleanup(registry=registry)(cleanup)
+
+
+def run(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...]) -> Coroutine[Any, Any, None]:
+    """Return a coroutine that watches the jobs of ``namespaces``, or of all, until a signal or cancelled."""
+    operator: Coroutine[Any, Any, None] = kopf.operator(
+        registry=registry,
+        settings=_settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+    )
+    return operator
 
 
 class _NoDiffs(kopf.DiffBaseStorage):  # type: ignore[misc]  # kopf's types are not followed
-    """Spares each event several copies of its object: kopf compares old and new for handlers of changes."""
+    """Stores no last-handled state: kopf would copy each object several times to compare with it."""
 
-    def build(self, **_: Any) -> None:
-        """Return nothing to compare."""
+    def build(self, **_: Any) -> None: ...
 
-    def fetch(self, **_: Any) -> None:
-        """Return nothing to compare with."""
+    def fetch(self, **_: Any) -> None: ...
 
-    def store(self, **_: Any) -> None:
-        """Store nothing."""
+    def store(self, **_: Any) -> None: ...
 
 
-def settings() -> kopf.OperatorSettings:
-    """Return kopf's settings: no events from log lines, nothing that could pause us."""
-    found = kopf.OperatorSettings()
-    found.watching.server_timeout = 600
-    found.watching.client_timeout = 660
-    found.networking.request_timeout = 30
-    found.posting.enabled = False
-    found.peering.standalone = True
-    found.scanning.disabled = (
-        True  # the resource is there before we are: no right to list definitions
-    )
-    found.persistence.finalizer = f"{GROUP}/unused"
-    found.persistence.diffbase_storage = _NoDiffs()
-    found.process.ultimate_exiting_timeout = 25
-    return found
+def _settings() -> kopf.OperatorSettings:
+    """Return kopf's settings: no events from log records, no peering, no finalizer."""
+    settings = kopf.OperatorSettings()
+    settings.watching.server_timeout = 600
+    settings.watching.client_timeout = 660
+    settings.networking.request_timeout = 30
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True  # the CRD exists already, and we may not list CRDs
+    settings.persistence.finalizer = f"{GROUP}/unused"
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.process.ultimate_exiting_timeout = 25
+    return settings

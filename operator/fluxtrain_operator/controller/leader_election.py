@@ -1,4 +1,4 @@
-"""Election by Lease: of several replicas one reconciles, the others stand by."""
+"""Leader election by Lease: of several replicas one reconciles, the others stand by."""
 
 from __future__ import annotations
 
@@ -25,37 +25,34 @@ _NEVER = float("-inf")
 
 
 @dataclass(frozen=True)
-class Terms:
-    """How long a Lease holds, in seconds: the values of Kubernetes' own controllers.
+class LeaseTiming:
+    """The durations of the election in seconds, by default those of Kubernetes' own controllers."""
 
-    They outlast an API server that restarts, and no training waits for the operator meanwhile.
-    """
-
-    lease: int = 15
-    """A Lease that has not changed for so long is anybody's."""
-    renew: float = 10.0
-    """Its holder stops so long after the last renewal, well before anybody else may begin."""
-    retry: float = 2.0
-    """Between two renewals, and between two looks of those who stand by."""
-    request: float = 5.0
-    """An API server that takes longer is asked anew."""
+    lease_duration: int = 15
+    """A Lease that has not changed for so long may be taken by another replica."""
+    renew_deadline: float = 10.0
+    """The leader stops so long after its last renewal, before another replica may start."""
+    retry_period: float = 2.0
+    """Interval of renewals, and of the reads of replicas that stand by."""
+    request_timeout: float = 5.0
+    """Timeout of one request."""
 
 
-TERMS = Terms()
-# Linux counts the time asleep only in the former, macOS in the latter.
-_UPTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+DEFAULT_TIMING = LeaseTiming()
+# CLOCK_MONOTONIC includes the time of a suspended machine on macOS, but not on Linux.
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-def uptime() -> float:
-    """Return the seconds since the machine started, those included in which it or we stood still."""
-    return time.clock_gettime(_UPTIME)
+def boot_time() -> float:
+    """Return the seconds since the machine booted, including the time for which it was suspended."""
+    return time.clock_gettime(_BOOT_CLOCK)
 
 
-class Election:
+class LeaderElector:
     """One replica's part in the election.
 
-    What it holds it holds by its own clock, counted from before the renewal was sent. So a replica that was
-    frozen, or cut off from the API server, knows that it does not lead any more without asking anybody.
+    Leadership ends by the local clock, counted from before the renewal was sent. A replica that was
+    frozen, or is cut off from the API server, therefore stops without any request.
     """
 
     def __init__(
@@ -65,171 +62,175 @@ class Election:
         name: str,
         identity: str,
         *,
-        terms: Terms = TERMS,
-        clock: Callable[[], float] = uptime,
-        heard: Callable[[], None] = lambda: None,
+        timing: LeaseTiming = DEFAULT_TIMING,
+        clock: Callable[[], float] = boot_time,
+        on_response: Callable[[], None] = lambda: None,
     ) -> None:
-        """Stand for the Lease ``name``; ``heard`` is called whenever the API server has answered.
+        """Compete for the Lease ``name``; call ``on_response`` with every response of the API server.
 
-        ``api`` should carry nothing else: a renewal must not wait for a connection.
+        ``api`` must be used for nothing else: a renewal must not wait for a connection.
         """
-        self.identity = f"{identity}_{uuid.uuid4().hex[:8]}"  # no two processes are ever the same
+        self.identity = f"{identity}_{uuid.uuid4().hex[:8]}"  # unique to this process
         self._leases = CoordinationV1Api(api)
         self._namespace, self._name = namespace, name
-        self._terms, self._clock, self._heard = terms, clock, heard
-        self._until = _NEVER
-        self._known: Any = None
-        self._known_since = _NEVER
-        self._complaint = ""
+        self._timing, self._clock, self._on_response = timing, clock, on_response
+        self._leads_until = _NEVER
+        self._observed: Any = None
+        self._observed_at = _NEVER
+        self._last_warning = ""
 
     @property
-    def holds(self) -> bool:
-        """Return whether this replica leads, and no other can."""
-        return self._clock() < self._until
+    def is_leader(self) -> bool:
+        """Return whether this replica is the leader, so that no other can be."""
+        return self._clock() < self._leads_until
 
-    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Wait for the Lease, then do ``work`` until it ends or the Lease is lost; let go of it at last."""
-        while not await self._attempt():
-            await asyncio.sleep(self._terms.retry)
+    async def run(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Acquire the Lease, then run ``work`` until it ends or the Lease is lost; release the Lease."""
+        while not await self._try_acquire_or_renew():
+            await asyncio.sleep(self._timing.retry_period)
         working = asyncio.ensure_future(work())
-        keeping = asyncio.create_task(self._keep())
+        renewing = asyncio.create_task(self._renew())
         try:
-            await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 await working
         finally:
-            for task in (working, keeping):  # the Lease is kept until the work has come to its end
+            for task in (working, renewing):  # in this order: renew until the work has ended
                 task.cancel()
                 with suppress(asyncio.CancelledError, Exception):
                     await task
-            await self._let_go()
+            await self._release()
 
-    async def _keep(self) -> None:
-        """Renew the Lease until it is lost, or may be."""
+    async def _renew(self) -> None:
+        """Renew the Lease until it is lost or the renew deadline has passed."""
         while True:
-            await asyncio.sleep(min(self._terms.retry, max(0.0, self._until - self._clock())))
-            if not self.holds:
-                LOG.error("%s leads no longer: its Lease was not renewed in time", self.identity)
+            left = max(0.0, self._leads_until - self._clock())
+            await asyncio.sleep(min(self._timing.retry_period, left))
+            if not self.is_leader:
+                LOG.error("%s lost the Lease: not renewed in time", self.identity)
                 return
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._until - self._clock()):
-                    await self._attempt()
+                async with asyncio.timeout(self._leads_until - self._clock()):
+                    await self._try_acquire_or_renew()
 
-    async def _attempt(self) -> bool:
-        """Take or renew the Lease where that is ours to do; return whether we hold it now."""
-        begun = self._clock()
+    async def _try_acquire_or_renew(self) -> bool:
+        """Write the Lease if it is ours or available; return whether this replica is the leader now."""
+        started = self._clock()
         try:
-            mine = self.holds and self._known is not None and await self._write(self._known)
-            if not mine:  # not held, or somebody else has written
+            renewed = (
+                self.is_leader and self._observed is not None and await self._write(self._observed)
+            )
+            if not renewed:  # not the leader, or another client has written the Lease
                 lease = await self._read()
-                mine = self._is_free(lease) and await self._write(lease)
-                if not mine:
-                    self._until = _NEVER
+                renewed = self._is_available(lease) and await self._write(lease)
+                if not renewed:
+                    self._leads_until = _NEVER
         except _FAILURES as error:
-            self._complain(f"{type(error).__name__}: {_reason(error)}")
+            self._warn_once(f"{type(error).__name__}: {_reason(error)}")
             return False
-        if mine:
-            self._until = begun + self._terms.renew
-        self._complain("")
-        return mine
+        if renewed:
+            self._leads_until = started + self._timing.renew_deadline
+        self._last_warning = ""
+        return renewed
 
-    def _is_free(self, lease: Any) -> bool:
-        """Return whether ``lease`` is not there, ours, let go of, or has not changed for too long."""
+    def _is_available(self, lease: Any) -> bool:
+        """Return whether ``lease`` is missing, ours, released, or unchanged for its duration."""
         if lease is None:
             return True
-        spec, known = lease.spec, self._known and self._known.spec
-        if known is None or (spec.holder_identity, spec.renew_time) != (
-            known.holder_identity,
-            known.renew_time,
+        spec, observed = lease.spec, self._observed and self._observed.spec
+        if observed is None or (spec.holder_identity, spec.renew_time) != (
+            observed.holder_identity,
+            observed.renew_time,
         ):
-            self._known_since = self._clock()
-        self._known = lease
+            self._observed_at = self._clock()
+        self._observed = lease
         if spec.holder_identity in (None, "", self.identity):
             return True
-        holders_own = spec.lease_duration_seconds or self._terms.lease
-        return self._clock() - self._known_since >= holders_own
+        duration = spec.lease_duration_seconds or self._timing.lease_duration
+        return self._clock() - self._observed_at >= duration
 
     async def _read(self) -> Any:
-        """Return the Lease, None where there is none."""
+        """Return the Lease, or None if there is none."""
         try:
             lease = await self._leases.read_namespaced_lease(
-                self._name, self._namespace, _request_timeout=self._terms.request
+                self._name, self._namespace, _request_timeout=self._timing.request_timeout
             )
         except ApiException as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
             lease = None
-        self._heard()
+        self._on_response()
         return lease
 
     async def _write(self, before: Any, *, holder: str | None = None) -> bool:
-        """Put our name, or ``holder``, in the place of ``before``; False where somebody else was first."""
-        self._known = None
-        name, was = self.identity if holder is None else holder, before and before.spec
+        """Replace ``before`` with a Lease held by us, or by ``holder``; return False on a conflict."""
+        self._observed = None
+        name, old = self.identity if holder is None else holder, before and before.spec
         now = datetime.now(UTC).isoformat(timespec="microseconds")
-        taken = was is None or was.holder_identity != self.identity
+        acquired = old is None or old.holder_identity != self.identity
         spec = V1LeaseSpec(
             holder_identity=name,
-            lease_duration_seconds=self._terms.lease if name else 1,
-            acquire_time=now if taken else was.acquire_time,
+            lease_duration_seconds=self._timing.lease_duration if name else 1,
+            acquire_time=now if acquired else old.acquire_time,
             renew_time=now,
-            lease_transitions=0 if was is None else (was.lease_transitions or 0) + taken,
+            lease_transitions=0 if old is None else (old.lease_transitions or 0) + acquired,
         )
         metadata = before.metadata if before else V1ObjectMeta(name=self._name)
-        return await self._send(V1Lease(metadata=metadata, spec=spec), new=before is None)
+        return await self._send(V1Lease(metadata=metadata, spec=spec), is_new=before is None)
 
-    async def _send(self, lease: V1Lease, *, new: bool) -> bool:
-        where = (self._namespace,) if new else (self._name, self._namespace)
-        send = (
-            self._leases.create_namespaced_lease if new else self._leases.replace_namespaced_lease
-        )
+    async def _send(self, lease: V1Lease, *, is_new: bool) -> bool:
+        leases = self._leases
+        send = leases.create_namespaced_lease if is_new else leases.replace_namespaced_lease
+        names = (self._namespace,) if is_new else (self._name, self._namespace)
         try:
-            self._known = await send(*where, lease, _request_timeout=self._terms.request)
+            self._observed = await send(
+                *names, lease, _request_timeout=self._timing.request_timeout
+            )
         except ApiException as error:
             if error.status not in (HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND):
                 raise
-        self._heard()
-        return self._known is not None
+        self._on_response()
+        return self._observed is not None
 
-    async def _let_go(self) -> None:
-        """Take our name off the Lease, so that the next leader need not wait for it to expire.
+    async def _release(self) -> None:
+        """Clear the holder, so that the next leader need not wait until the Lease expires.
 
-        A renewal that was cut off may have been heard, or is still on its way: look, and look again.
+        A cancelled renewal may still be processed by the API server: on a conflict, try once more.
         """
-        if not self.holds:
+        if not self.is_leader:
             return
-        self._until = _NEVER
-        with suppress(*_FAILURES):  # it expires by itself
+        self._leads_until = _NEVER
+        with suppress(*_FAILURES):  # otherwise it expires
             for _ in range(2):
                 lease = await self._read()
-                ours = lease is not None and lease.spec.holder_identity == self.identity
-                if not ours or await self._write(lease, holder=""):
+                is_ours = lease is not None and lease.spec.holder_identity == self.identity
+                if not is_ours or await self._write(lease, holder=""):
                     return
 
-    def _complain(self, text: str) -> None:
-        """Log what is wrong, once for as long as it is."""
-        if text and text != self._complaint:
+    def _warn_once(self, text: str) -> None:
+        """Log a warning, unless the last one was the same and no request has succeeded since."""
+        if text != self._last_warning:
             LOG.warning("Lease %s/%s: %s", self._namespace, self._name, text)
-        self._complaint = text
+        self._last_warning = text
 
 
 class FencedClient(ApiClient):  # type: ignore[misc]  # the client has no types
-    """A client that sends no change unless ``election`` is held; reads are free.
+    """A client that sends writes only while ``elector`` is the leader; it always sends reads.
 
-    What was sent before the Lease was lost may still arrive after it: the versions and uids that
-    changes name are the fence for that.
+    A write that was sent before the Lease was lost may arrive after it: resource versions and uids in
+    the writes protect against that.
     """
 
-    def __init__(self, election: Election) -> None:
+    def __init__(self, elector: LeaderElector) -> None:
         """Use the default configuration."""
         super().__init__()
-        self._election = election
+        self._elector = elector
 
-    async def call_api(self, method: str, url: str, *rest: Any, **options: Any) -> Any:
-        """Send a request; ApiError where it would change something and we do not lead."""
-        if method != "GET" and not self._election.holds:
-            raise ApiError(0, f"{method} {url}: not sent, as this replica does not lead any more")
-        return await super().call_api(method, url, *rest, **options)
+    async def call_api(self, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
+        """Send a request; raise ApiError for a write if this replica is not the leader."""
+        if method != "GET" and not self._elector.is_leader:
+            raise ApiError(0, f"{method} {url}: not sent, this replica is not the leader")
+        return await super().call_api(method, url, *args, **kwargs)
 
 
 def _reason(error: BaseException) -> str:

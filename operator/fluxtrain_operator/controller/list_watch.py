@@ -1,4 +1,4 @@
-"""List and watch of one resource: everything that there is, then every change, for ever."""
+"""List and watch of one resource, in the manner of client-go's reflector."""
 
 from __future__ import annotations
 
@@ -22,145 +22,156 @@ LOG = logging.getLogger(__name__)
 Manifest = Mapping[str, Any]
 
 RELIST_SECONDS = 600.0
-"""How often everything is listed anew, though no watch was lost."""
+"""Interval of full lists, even if no watch was lost."""
 PAGE = 500
-"""Objects of one answer: so many are in memory as JSON at a time."""
-_ANSWER_SECONDS = 30.0
-_SILENCE_SECONDS = 70.0
-"""A watch that brings nothing for so long, not even a bookmark, is begun anew from where it was."""
-_FIRST_PAUSE_SECONDS = 0.1
-_LAST_PAUSE_SECONDS = 10.0
-_WHOLE = "application/json"
+"""Objects per page of a list: as many are decoded in memory at a time."""
+FAILURES = (ApiError, ApiException, aiohttp.ClientError, TimeoutError, ValueError)
+"""Errors of a list or watch that are retried."""
+_LIST_TIMEOUT_SECONDS = 30.0
+_IDLE_TIMEOUT_SECONDS = 70.0
+"""A watch without any event for so long, not even a bookmark, is restarted from its last version."""
+_FIRST_BACKOFF_SECONDS = 0.1
+_MAX_BACKOFF_SECONDS = 10.0
+_FULL = "application/json"
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-_FAILURES = (ApiError, ApiException, aiohttp.ClientError, TimeoutError, ValueError)
 
 
 class ExpiredError(ApiError):
-    """The API server does not remember the version from which it was to go on."""
+    """The API server no longer has the resource version from which to continue."""
 
 
-class Feed(Protocol):
-    """What is told of the objects of one resource."""
+class EventHandler(Protocol):
+    """Receives the objects of one resource."""
 
-    def there(self, manifest: Manifest) -> None:
-        """Take in an object that is there: listed, new or changed."""
+    def on_upsert(self, manifest: Manifest) -> None:
+        """Handle a listed, new or changed object."""
 
-    def gone(self, manifest: Manifest) -> None:
-        """Take in that an object was deleted."""
+    def on_delete(self, manifest: Manifest) -> None:
+        """Handle a deleted object."""
 
-    def only(self, uids: set[str], version: int) -> None:
-        """Take in that objects of ``uids`` were all that there were at ``version``."""
+    def on_replace(self, uids: set[str], version: int) -> None:
+        """Handle the end of a list: ``uids`` are all objects that existed at ``version``."""
 
-    def heard(self) -> None:
-        """Take in that the watch lives."""
+    def on_activity(self) -> None:
+        """Handle the sign of a working watch: an event, a bookmark or the end of a list."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """The objects at ``path`` that have the labels of ``selector``."""
+class ListWatch:
+    """The list and watch requests for the objects at ``path`` that match ``selector``."""
 
     api: ApiClient
     path: str
     selector: str = ""
 
     async def pages(self, *, metadata_only: bool = False) -> AsyncIterator[tuple[list[Any], int]]:
-        """Yield the objects, a page at a time, each with the version at which they were all.
+        """Yield the objects of each page with the resource version of the list.
 
-        Raises ApiError; ExpiredError where the listing took longer than the API server remembers.
+        Raises ApiError; ExpiredError if the API server has dropped that version meanwhile.
         """
         token = ""
         while True:
-            values = await self._page(token, _METADATA_ONLY if metadata_only else _WHOLE)
-            metadata = values["metadata"]
-            yield values.get("items") or [], int(metadata["resourceVersion"])
+            page = await self._page(token, _METADATA_ONLY if metadata_only else _FULL)
+            metadata = page["metadata"]
+            yield page.get("items") or [], int(metadata["resourceVersion"])
             token = metadata.get("continue", "")
             if not token:
                 return
 
-    async def events(self, version: str, seconds: float) -> AsyncIterator[tuple[str, Manifest]]:
-        """Yield type and object of every change after ``version``, for ``seconds`` at most.
+    async def watch(self, version: str, seconds: float) -> AsyncIterator[tuple[str, Manifest]]:
+        """Yield type and object of every event after ``version``, for ``seconds`` at most.
 
-        Raises ApiError; ExpiredError where the API server does not remember ``version``.
+        Raises ApiError; ExpiredError if the API server no longer has ``version``.
         """
-        wanted = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
-        limit = {"timeoutSeconds": max(1, int(seconds))}
-        timeout = aiohttp.ClientTimeout(sock_connect=_ANSWER_SECONDS, sock_read=_SILENCE_SECONDS)
-        answer = await self._get({**wanted, **limit}, _WHOLE, timeout)
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": max(1, int(seconds)),
+        }
+        timeout = aiohttp.ClientTimeout(
+            sock_connect=_LIST_TIMEOUT_SECONDS, sock_read=_IDLE_TIMEOUT_SECONDS
+        )
+        response = await self._get(query, _FULL, timeout)
         try:
-            async for line in _lines(answer.response.content):
-                kind, manifest = _event(line, self.path)
-                if kind == "ERROR":
+            async for line in _lines(response.response.content):
+                event_type, manifest = _event(line, self.path)
+                if event_type == "ERROR":
                     raise _error(int(manifest.get("code", 0)), self.path, manifest)
-                yield kind, manifest
+                yield event_type, manifest
         finally:
-            answer.response.close()
+            response.response.close()
 
     async def _page(self, token: str, accept: str) -> Any:
         query = {"limit": PAGE, **({"continue": token} if token else {})}
-        answer = await self._get(query, accept, aiohttp.ClientTimeout(total=_ANSWER_SECONDS))
-        return json.loads(await answer.read())
+        timeout = aiohttp.ClientTimeout(total=_LIST_TIMEOUT_SECONDS)
+        response = await self._get(query, accept, timeout)
+        return json.loads(await response.read())
 
     async def _get(
         self, query: Mapping[str, Any], accept: str, timeout: aiohttp.ClientTimeout
     ) -> Any:
-        chosen = {"labelSelector": self.selector} if self.selector else {}
-        path = f"{self.path}?{urlencode({**query, **chosen})}"
+        selector = {"labelSelector": self.selector} if self.selector else {}
+        path = f"{self.path}?{urlencode({**query, **selector})}"
         _, url, headers, *_ = await self.api.param_serialize(
             "GET", path, header_params={"Accept": accept}, auth_settings=["BearerToken"]
         )
-        answer = await self.api.call_api("GET", url, headers, _request_timeout=timeout)
-        if answer.status >= HTTPStatus.BAD_REQUEST:
-            text = await answer.read()
-            raise _error(answer.status, self.path, text.decode(errors="replace")[:500])
-        return answer
+        response = await self.api.call_api("GET", url, headers, _request_timeout=timeout)
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            text = await response.read()
+            raise _error(response.status, self.path, text.decode(errors="replace")[:500])
+        return response
 
 
-async def follow(source: Source, feed: Feed, relist_seconds: float = RELIST_SECONDS) -> None:
-    """Keep ``feed`` told of all objects of ``source`` until cancelled; failures only delay it."""
-    version, relist_at, pause, complaint = "", 0.0, 0.0, ""
+async def list_and_watch(
+    source: ListWatch, handler: EventHandler, relist_seconds: float = RELIST_SECONDS
+) -> None:
+    """Pass all objects of ``source`` and their changes to ``handler`` until cancelled; retry failures."""
+    version, relist_at, backoff, last_warning = "", 0.0, 0.0, ""
     while True:
-        began = time.monotonic()
+        started = time.monotonic()
         try:
-            if not version or began >= relist_at:
-                version = await _list(source, feed)
-                relist_at = began + relist_seconds
-            async for kind, manifest in source.events(version, relist_at - time.monotonic()):
-                feed.heard()
+            if not version or started >= relist_at:
+                version = await _list(source, handler)
+                relist_at = started + relist_seconds
+            async for event_type, manifest in source.watch(version, relist_at - time.monotonic()):
+                handler.on_activity()
                 version = manifest["metadata"]["resourceVersion"]
-                if kind == "DELETED":
-                    feed.gone(manifest)
-                elif kind != "BOOKMARK":
-                    feed.there(manifest)
-            complaint = ""
+                if event_type == "DELETED":
+                    handler.on_delete(manifest)
+                elif event_type != "BOOKMARK":
+                    handler.on_upsert(manifest)
+            last_warning = ""
         except ExpiredError:
             version = ""
         except aiohttp.SocketTimeoutError:
-            LOG.debug("%s: silent", source.path)
-        except _FAILURES as error:
-            text = f"{type(error).__name__}: {error}"
-            if text != complaint:
-                LOG.warning("%s: %s", source.path, text)
-            complaint = text
-        lasted = time.monotonic() - began
-        pause = _FIRST_PAUSE_SECONDS if lasted > pause else min(2 * pause, _LAST_PAUSE_SECONDS)
-        await asyncio.sleep(pause)
+            LOG.debug("%s: no event, watch restarted", source.path)
+        except FAILURES as error:
+            warning = f"{type(error).__name__}: {error}"
+            if warning != last_warning:
+                LOG.warning("%s: %s", source.path, warning)
+            last_warning = warning
+        lasted = time.monotonic() - started
+        slower = min(2 * backoff, _MAX_BACKOFF_SECONDS)
+        backoff = _FIRST_BACKOFF_SECONDS if lasted > backoff else slower
+        await asyncio.sleep(backoff)
 
 
-async def _list(source: Source, feed: Feed) -> str:
-    """Tell ``feed`` of all that there is; return the version from which to watch."""
+async def _list(source: ListWatch, handler: EventHandler) -> str:
+    """Pass all objects to ``handler``; return the resource version from which to watch."""
     uids, last = set[str](), 0
     async for items, version in source.pages():
         for item in items:
             uids.add(str(item["metadata"].get("uid", "")))
-            feed.there(item)
+            handler.on_upsert(item)
         last = version
-    feed.heard()
-    feed.only(uids, last)
+    handler.on_activity()
+    handler.on_replace(uids, last)
     return str(last)
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the lines of ``content``, however long: its own ``readline`` refuses large objects."""
+    """Yield the lines of ``content`` of any length: aiohttp's ``readline`` limits them."""
     parts: list[bytes] = []
     async for chunk in content.iter_any():
         *ends, rest = chunk.split(b"\n")
@@ -174,13 +185,13 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _event(line: bytes, path: str) -> tuple[str, Manifest]:
-    """Return type and object of an event; ApiError for what is none, as somebody in between may say."""
+    """Return type and object of a watch event; raise ApiError for anything else, such as a proxy's text."""
     event = json.loads(line)
     if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
-        raise ApiError(0, f"{path}: no event: {line[:200]!r}")
+        raise ApiError(0, f"{path}: not a watch event: {line[:200]!r}")
     return str(event.get("type")), event["object"]
 
 
 def _error(status: int, path: str, details: object) -> ApiError:
-    kind = ExpiredError if status == HTTPStatus.GONE else ApiError
-    return kind(status, f"{path}: {status}: {details}")
+    error = ExpiredError if status == HTTPStatus.GONE else ApiError
+    return error(status, f"{path}: {status}: {details}")

@@ -1,7 +1,4 @@
-"""What trainers last said of themselves: asked every few seconds, beside the reconciles and not in them.
-
-A pod that does not answer costs its own two seconds, and no other job's.
-"""
+"""Polls the /progress of training pods, independently of reconciles: a pod that hangs delays no job."""
 
 from __future__ import annotations
 
@@ -16,157 +13,156 @@ from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.progress import Progress
 
-_WAITING = (FINISHING, COMPLETE)
-"""Phases in which rank 0 is done, and other ranks may not be."""
 PROGRESS_SECONDS = 10.0
-"""How often a job that trains is asked for its progress."""
-_PODS_AT_A_TIME = 256  # each costs an open file as long as it does not answer
-_JOBS_AT_A_TIME = 64
-_SILENT_PER_SECOND = 25.0
-"""Pods, of all jobs where nobody answered, that are asked in a second: each costs a millisecond."""
+"""Polling interval of a job."""
+_DONE = (FINISHING, COMPLETE)
+"""Phases in which rank 0 is done while other ranks may still work."""
+_MAX_REQUESTS = 256  # each needs an open file until its timeout
+_MAX_JOBS = 64
+_MAX_SILENT_PER_SECOND = 25.0
+"""Requests per second to the pods of all jobs without a response: each costs a millisecond."""
 
-Ask = Callable[[str, int], Awaitable[Progress | None]]
-"""Returns what the trainer at an address and port says, None where it says nothing."""
+FetchProgress = Callable[[str, int], Awaitable[Progress | None]]
+"""Returns the progress at an address and port, or None if there is no response."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a trainer said, and the pod that it was in."""
+class PodProgress:
+    """The progress that the pod with ``uid`` reported."""
 
     uid: str
     progress: Progress
 
 
 @dataclass
-class Asking:
-    """A job whose trainers are asked: where, of which pods, and with what answer."""
-
+class _PolledJob:
     port: int
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     pods: frozenset[str] = frozenset()
-    answer: Answer | None = None
+    """Uids of the running pods at the last poll."""
+    latest: PodProgress | None = None
     task: asyncio.Task[None] | None = None
 
 
 class ProgressPoller:
-    """The last answer of each job that is followed."""
+    """The latest progress of each polled job."""
 
     def __init__(
         self,
-        store: Cache,
-        ask: Ask,
-        news: Callable[[Key], None],
-        seconds: float = PROGRESS_SECONDS,
+        cache: Cache,
+        fetch: FetchProgress,
+        on_change: Callable[[Key], None],
+        interval_seconds: float = PROGRESS_SECONDS,
     ) -> None:
-        """Ask the running pods in ``store`` every ``seconds``; tell ``news`` when an answer differs."""
-        self._store, self._ask, self._news, self._seconds = store, ask, news, seconds
-        self._jobs: dict[Key, Asking] = {}
-        self._places = asyncio.Semaphore(_PODS_AT_A_TIME)
-        self._turns = asyncio.Semaphore(_JOBS_AT_A_TIME)
-        self._silent: dict[Key, int] = {}  # number of pods of the jobs where nobody answered
+        """Poll the running pods in ``cache``; call ``on_change`` with jobs whose progress changed."""
+        self._cache, self._fetch, self._on_change = cache, fetch, on_change
+        self._interval_seconds = interval_seconds
+        self._jobs: dict[Key, _PolledJob] = {}
+        self._request_slots = asyncio.Semaphore(_MAX_REQUESTS)
+        self._job_slots = asyncio.Semaphore(_MAX_JOBS)
+        self._silent: dict[Key, int] = {}  # number of pods of each job without any response
         self._num_silent = 0
 
     def __len__(self) -> int:
-        """Return the number of jobs that are followed."""
+        """Return the number of polled jobs."""
         return len(self._jobs)
 
-    def follow(self, key: Key, port: int) -> None:
-        """Ask the job's pods from now on; at once where pods came or went while it trained."""
-        asking = self._jobs.setdefault(key, Asking(port))
-        asking.port = port
-        if asking.task is None or asking.task.done():
-            asking.task = asyncio.create_task(self._go_on(key, asking))
-        elif asking.answer is not None and asking.pods != self._running(key).keys():
-            asking.wake.set()
+    def start(self, key: Key, port: int) -> None:
+        """Poll the job's pods from now on; poll at once if pods of a job with progress came or went."""
+        job = self._jobs.setdefault(key, _PolledJob(port))
+        job.port = port
+        if job.task is None or job.task.done():
+            job.task = asyncio.create_task(self._poll(key, job))
+        elif job.latest is not None and job.pods != self._addresses(key).keys():
+            job.wake.set()
 
-    def leave(self, key: Key) -> None:
-        """Ask no more, and forget the answer."""
-        asking = self._jobs.pop(key, None)
-        self._note_silent(key, 0)
-        if asking is not None and asking.task is not None:
-            asking.task.cancel()
+    def stop(self, key: Key) -> None:
+        """Stop polling the job and drop its progress."""
+        job = self._jobs.pop(key, None)
+        self._set_silent(key, 0)
+        if job is not None and job.task is not None:
+            job.task.cancel()
 
-    def last(self, key: Key) -> Progress | None:
-        """Return what rank 0 said last; None where it did not answer, or its pod runs no more."""
-        said = self.witness(key)
-        return said if said is not None and said.rank == 0 else None
+    def rank_0(self, key: Key) -> Progress | None:
+        """Return the latest progress of rank 0; None without a response, or if its pod has stopped."""
+        progress = self.lowest_rank(key)
+        return progress if progress is not None and progress.rank == 0 else None
 
-    def witness(self, key: Key) -> Progress | None:
-        """Return what rank 0 said last, or another rank where only that one answered."""
-        answer = asking.answer if (asking := self._jobs.get(key)) else None
-        return answer.progress if answer and answer.uid in self._running(key) else None
+    def lowest_rank(self, key: Key) -> Progress | None:
+        """Return the latest progress of rank 0, or of the lowest rank that responded instead of it."""
+        latest = job.latest if (job := self._jobs.get(key)) else None
+        return latest.progress if latest and latest.uid in self._addresses(key) else None
 
     async def close(self) -> None:
-        """Ask nobody any more."""
-        tasks = [asking.task for asking in self._jobs.values() if asking.task is not None]
+        """Stop polling all jobs."""
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for key in list(self._jobs):
-            self.leave(key)
+            self.stop(key)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _go_on(self, key: Key, asking: Asking) -> None:
+    async def _poll(self, key: Key, job: _PolledJob) -> None:
         while True:
-            asking.wake.clear()
-            asking.pods = frozenset(self._running(key))
-            async with self._turns:
-                before, asking.answer = asking.answer, await self._find(key, asking)
-            self._note_silent(key, 0 if asking.answer else len(asking.pods))
-            if asking.answer != before:
-                self._news(key)
+            job.wake.clear()
+            job.pods = frozenset(self._addresses(key))
+            async with self._job_slots:
+                before, job.latest = job.latest, await self._fetch_job(key, job)
+            self._set_silent(key, 0 if job.latest else len(job.pods))
+            if job.latest != before:
+                self._on_change(key)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._pause(asking)):
-                    await asking.wake.wait()
+                async with asyncio.timeout(self._interval(job)):
+                    await job.wake.wait()
 
-    def _pause(self, asking: Asking) -> float:
-        """Return the seconds to the next round; where very many do not answer, they are asked less often."""
-        share = 0.0 if asking.answer else self._num_silent / _SILENT_PER_SECOND
-        return max(self._seconds, share)
+    def _interval(self, job: _PolledJob) -> float:
+        """Return the seconds until the next poll: longer if very many pods do not respond."""
+        seconds = 0.0 if job.latest else self._num_silent / _MAX_SILENT_PER_SECOND
+        return max(self._interval_seconds, seconds)
 
-    def _note_silent(self, key: Key, num_pods: int) -> None:
+    def _set_silent(self, key: Key, num_pods: int) -> None:
         self._num_silent += num_pods - self._silent.pop(key, 0)
         if num_pods:
             self._silent[key] = num_pods
 
-    async def _find(self, key: Key, asking: Asking) -> Answer | None:
-        """Return the answer of rank 0: of the pod where it was before, else of any other.
+    async def _fetch_job(self, key: Key, job: _PolledJob) -> PodProgress | None:
+        """Return the progress of rank 0: from the pod that had it before, otherwise from any other.
 
-        Where rank 0 does not answer, the lowest rank that does tells whether the job lives.
+        If rank 0 does not respond, the lowest rank that does shows whether the job makes progress.
         """
-        pods, known, port = self._running(key), asking.answer, asking.port
-        if known is not None and known.progress.rank == 0 and known.uid in pods:
-            progress = await self._ask_one(pods.pop(known.uid), port)
+        pods, latest, port = self._addresses(key), job.latest, job.port
+        if latest is not None and latest.progress.rank == 0 and latest.uid in pods:
+            progress = await self._fetch_pod(pods.pop(latest.uid), port)
             if progress is not None and progress.rank == 0:
-                others = await self._ask_all(pods, port) if progress.phase in _WAITING else []
-                return Answer(known.uid, _with_signs_of(progress, others))
-        return min(
-            await self._ask_all(pods, port), key=lambda answer: answer.progress.rank, default=None
+                others = await self._fetch_pods(pods, port) if progress.phase in _DONE else []
+                return PodProgress(latest.uid, _with_newest_alive(progress, others))
+        reports = await self._fetch_pods(pods, port)
+        return min(reports, key=lambda report: report.progress.rank, default=None)
+
+    async def _fetch_pods(self, pods: Mapping[str, str], port: int) -> list[PodProgress]:
+        """Return the progress of those of ``pods``, addresses by uid, that respond."""
+        reports = await asyncio.gather(
+            *(self._fetch_pod(address, port) for address in pods.values())
         )
+        return [PodProgress(u, p) for u, p in zip(pods, reports, strict=True) if p is not None]
 
-    async def _ask_all(self, pods: Mapping[str, str], port: int) -> list[Answer]:
-        """Return what those of ``pods``, addresses by uid, say that answer."""
-        found = await asyncio.gather(*(self._ask_one(address, port) for address in pods.values()))
-        said = zip(pods, found, strict=True)
-        return [Answer(uid, progress) for uid, progress in said if progress is not None]
+    async def _fetch_pod(self, address: str, port: int) -> Progress | None:
+        async with self._request_slots:
+            return await self._fetch(address, port)
 
-    async def _ask_one(self, address: str, port: int) -> Progress | None:
-        async with self._places:
-            return await self._ask(address, port)
-
-    def _running(self, key: Key) -> dict[str, str]:
-        """Return the addresses of the pods that run, by uid."""
+    def _addresses(self, key: Key) -> dict[str, str]:
+        """Return the addresses of the running pods by uid."""
         return {
             str(pod["metadata"].get("uid", "")): str(pod["status"]["podIP"])
-            for pod in self._store.pods(key)
-            if _runs(pod)
+            for pod in self._cache.pods(key)
+            if _has_address(pod)
         }
 
 
-def _with_signs_of(progress: Progress, others: list[Answer]) -> Progress:
-    """Return ``progress`` with the newest sign of progress of all: rank 0 waits for the others here."""
-    signs = (progress.alive, *(answer.progress.alive for answer in others))
-    newest = max((sign for sign in signs if sign is not None), default=None)
-    return replace(progress, alive=newest)
+def _with_newest_alive(progress: Progress, others: list[PodProgress]) -> Progress:
+    """Return ``progress`` with the newest alive time of all ranks, as rank 0 waits for the others."""
+    times = (progress.alive, *(report.progress.alive for report in others))
+    return replace(progress, alive=max((t for t in times if t is not None), default=None))
 
 
-def _runs(pod: Mapping[str, Any]) -> bool:
+def _has_address(pod: Mapping[str, Any]) -> bool:
     status = pod.get("status") or {}
     return status.get("phase") == "Running" and bool(status.get("podIP"))

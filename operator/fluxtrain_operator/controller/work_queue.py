@@ -1,4 +1,4 @@
-"""A queue of keys: each at most once, none worked on twice at a time, failures later and later."""
+"""A work queue of job keys, in the manner of client-go: deduplicated, with delayed requeue and backoff."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from collections.abc import Awaitable, Callable
 from fluxtrain_operator.names import Key
 
 Work = Callable[[Key], Awaitable[float | None]]
-"""Does what is due for a key; returns the seconds after which to look again, or None."""
+"""Processes a key; returns the seconds after which to requeue it, or None."""
 
-_FIRST_RETRY_SECONDS = 1.0
-_LAST_RETRY_SECONDS = 60.0
+_FIRST_BACKOFF_SECONDS = 1.0
+_MAX_BACKOFF_SECONDS = 60.0
 
 
 class WorkQueue:
-    """Keys that wait for work. Events only add keys; what to do is found out when a key's turn comes."""
+    """Keys to process, each queued at most once and never processed by two workers at a time."""
 
     def __init__(
-        self, failed: Callable[[Key, Exception], None], min_interval_seconds: float = 0.0
+        self, on_error: Callable[[Key, Exception], None], min_interval_seconds: float = 0.0
     ) -> None:
-        """Tell ``failed`` of every exception; the key comes back with a growing delay.
+        """Call ``on_error`` with every exception; the key is requeued with exponential backoff.
 
-        A key that had its turn has no other within ``min_interval_seconds``: what happens meanwhile is worked
-        on together.
+        A processed key is not processed again within ``min_interval_seconds``, so that the events of that
+        time are handled together.
         """
-        self._failed, self._min_interval_seconds = failed, min_interval_seconds
-        self._ready: asyncio.Queue[Key] = asyncio.Queue()
-        self._waiting: set[Key] = set()
-        self._busy: set[Key] = set()
-        self._again: set[Key] = set()
+        self._on_error, self._min_interval_seconds = on_error, min_interval_seconds
+        self._queue: asyncio.Queue[Key] = asyncio.Queue()
+        self._queued: set[Key] = set()
+        self._processing: set[Key] = set()
+        self._dirty: set[Key] = set()  # added while being processed
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
 
     def __len__(self) -> int:
-        """Return the number of keys whose turn has come."""
-        return len(self._waiting)
+        """Return the number of queued keys."""
+        return len(self._queued)
 
     def add(self, key: Key) -> None:
-        """Let ``key`` have its turn as soon as may be; at once again if it is being worked on."""
-        if key in self._busy:
-            self._again.add(key)
-        elif key not in self._waiting:
-            self._waiting.add(key)
-            self._ready.put_nowait(key)
+        """Queue ``key``; one that is being processed is queued as soon as that is done."""
+        if key in self._processing:
+            self._dirty.add(key)
+        elif key not in self._queued:
+            self._queued.add(key)
+            self._queue.put_nowait(key)
 
-    def reorder(self, rank: Callable[[Key], int]) -> None:
-        """Let the keys that wait have their turns in the order of ``rank``, those of equal rank as before."""
-        waiting = sorted((self._ready.get_nowait() for _ in range(self._ready.qsize())), key=rank)
-        for key in waiting:
-            self._ready.put_nowait(key)
+    def sort(self, priority: Callable[[Key], int]) -> None:
+        """Sort the queued keys by ``priority``, lowest first; equal ones keep their order."""
+        keys = sorted((self._queue.get_nowait() for _ in range(self._queue.qsize())), key=priority)
+        for key in keys:
+            self._queue.put_nowait(key)
 
     async def run(self, work: Work, num_workers: int) -> None:
-        """Work on keys until cancelled, ``num_workers`` at a time."""
+        """Process keys with ``num_workers`` workers until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(num_workers):
                 group.create_task(self._worker(work))
@@ -60,38 +60,38 @@ class WorkQueue:
     async def _worker(self, work: Work) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            key = await self._ready.get()
-            self._waiting.discard(key)
-            self._busy.add(key)
+            key = await self._queue.get()
+            self._queued.discard(key)
+            self._processing.add(key)
             try:
-                again = await work(key)
+                delay = await work(key)
                 self._failures.pop(key, None)
             except Exception as error:
-                again = self._delay(key)
-                self._failed(key, error)
+                delay = self._backoff(key)
+                self._on_error(key, error)
             finally:
-                loop.call_later(self._min_interval_seconds, self._rested, key)
-            self._look_again(key, again)
+                loop.call_later(self._min_interval_seconds, self._done, key)
+            self._add_after(key, delay)
 
-    def _rested(self, key: Key) -> None:
-        self._busy.discard(key)
-        if key in self._again:
-            self._again.discard(key)
+    def _done(self, key: Key) -> None:
+        self._processing.discard(key)
+        if key in self._dirty:
+            self._dirty.discard(key)
             self.add(key)
 
-    def _look_again(self, key: Key, seconds: float | None) -> None:
-        """Let ``key`` have its turn in ``seconds``; None: not by itself. What was said before is void."""
+    def _add_after(self, key: Key, seconds: float | None) -> None:
+        """Queue ``key`` after ``seconds``, instead of at the time set before; None only cancels that."""
         if (timer := self._timers.pop(key, None)) is not None:
             timer.cancel()
         if seconds is not None:
             loop = asyncio.get_running_loop()
-            self._timers[key] = loop.call_later(seconds, self._due, key)
+            self._timers[key] = loop.call_later(seconds, self._on_timer, key)
 
-    def _delay(self, key: Key) -> float:
-        times = self._failures.get(key, 0)
-        self._failures[key] = times + 1
-        return float(min(_LAST_RETRY_SECONDS, _FIRST_RETRY_SECONDS * 2**times))
-
-    def _due(self, key: Key) -> None:
+    def _on_timer(self, key: Key) -> None:
         self._timers.pop(key, None)
         self.add(key)
+
+    def _backoff(self, key: Key) -> float:
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        return float(min(_MAX_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2**failures))

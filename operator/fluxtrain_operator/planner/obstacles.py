@@ -66,15 +66,15 @@ class Blocker:
 
 def is_refusal(error: ApiError) -> bool:
     """Return whether the API server understood a request and will not do it; all else is worth a retry."""
-    return error.status in _REFUSALS or any(word in error.said for word in _WEBHOOK)
+    return error.status in _REFUSALS or any(word in error.server_message for word in _WEBHOOK)
 
 
 def refused(manifest: Mapping[str, Any], error: ApiError) -> Blocker:
     """Return the obstacle that the API server is to the object in ``manifest``."""
     kind, metadata = manifest["kind"], manifest["metadata"]
     other = "PodsRefused" if kind == "Pod" else f"{kind}Refused"
-    reason = next((r for word, r in _REASONS.items() if word in error.said), other)
-    message = f"{kind} {metadata['name']}: {error.said or error}"
+    reason = next((r for word, r in _REASONS.items() if word in error.server_message), other)
+    message = f"{kind} {metadata['name']}: {error.server_message or error}"
     return Blocker(kind, metadata["name"], reason, message).of(manifest)
 
 

@@ -1,4 +1,4 @@
-"""What is asked of the API server, as it is counted."""
+"""The resource label of the metric that counts API requests."""
 
 from __future__ import annotations
 

@@ -1,248 +1,253 @@
-"""What the operator knows of pods and nodes: everything at the start, every change, nothing that is gone."""
+"""Informers: the cache has every pod and node after the sync, every change, and no deleted object."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.fake_api_server import FakeApiServer, serving
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
-from tests.operator.controller.fake_api_server import FakeApiServer, serving
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.informers import Informers
-from fluxtrain_operator.controller.list_watch import PAGE, Source, follow
+from fluxtrain_operator.controller.list_watch import PAGE, ListWatch, list_and_watch
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
 
 KEY = ("ns", "job")
+OWNED = {
+    "labels": {names.LABEL_JOB: "job", names.LABEL_MANAGED_BY: names.FIELD_MANAGER},
+    "ownerReferences": [{"uid": "u", "controller": True}],
+}
 
 
-def pod(name: str, job: str = "job", namespace: str = "ns", **metadata: Any) -> dict[str, Any]:
-    labels = {names.LABEL_JOB: job, names.LABEL_MANAGED_BY: names.FIELD_MANAGER}
-    common: dict[str, Any] = {"name": name, "namespace": namespace, "labels": labels}
-    common["ownerReferences"] = [{"uid": "u", "controller": True}]
-    return {"metadata": {**common, **metadata}, "spec": {"nodeName": "n1"}}
+def make_pod(name: str, namespace: str = "ns", **metadata: Any) -> dict[str, Any]:
+    common = {"name": name, "namespace": namespace, **OWNED, **metadata}
+    return {"metadata": common, "spec": {"nodeName": "n1"}}
 
 
-def node(name: str, ready: bool = True) -> dict[str, Any]:
+def make_node(name: str, ready: bool = True) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": str(ready)}]
     return {"metadata": {"name": name}, "status": {"conditions": conditions}}
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def cancelled_at_end(work: Awaitable[None]) -> AsyncIterator[asyncio.Future[None]]:
+    task = asyncio.ensure_future(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def host_of(kubeconfig: Path) -> str:
+    return str(json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
+
+
 @dataclass
-class Scene:
-    """An API server, and an operator's store that follows it."""
+class Synced:
+    """A cache in sync with an API server, and the jobs that were enqueued."""
 
-    server: FakeApiServer
-    store: Cache
-    news: list[Key]
+    cache: Cache
+    enqueued: list[Key]
 
-    def names(self, key: Key = KEY) -> set[str]:
-        return {p["metadata"]["name"] for p in self.store.pods(key)}
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not holds():
-                await asyncio.sleep(0.01)
+    def names(self, namespace: str = "ns") -> set[str]:
+        return {pod["metadata"]["name"] for pod in self.cache.pods((namespace, "job"))}
 
 
-def play(
+def run(
     folder: Path,
     server: FakeApiServer,
-    scenario: Callable[[Scene], Awaitable[None]],
+    scenario: Callable[[Synced], Awaitable[None]],
     namespaces: tuple[str, ...] = (),
 ) -> None:
-    """Fill a store from ``server``, then play ``scenario`` while it follows."""
+    """Run ``scenario`` with a synced cache while the informers run."""
 
     async def main() -> None:
-        async with serving(server, folder) as kubeconfig:
-            host = kubeconfig.read_text().split('"server": "')[1].split('"')[0]
-            async with ApiClient(Configuration(host=host)) as api:
-                scene = Scene(server, Cache(), [])
-                for namespace in ("ns", "one", "two", "three"):
-                    metadata = {"name": "job", "namespace": namespace, "uid": "u"}
-                    scene.store.set_job({"metadata": metadata})
-                metrics = Metrics(CollectorRegistry())
-                feeds = Informers(api, scene.store, metrics, scene.news.append, namespaces)
-                running = asyncio.create_task(feeds.run())
-                try:
-                    async with asyncio.timeout(20):
-                        await feeds.filled()
-                    await scenario(scene)
-                finally:
-                    running.cancel()
-                    await asyncio.gather(running, return_exceptions=True)
+        synced = Synced(Cache(), [])
+        for namespace in ("ns", "one", "two", "three"):
+            synced.cache.set_job({"metadata": {"name": "job", "namespace": namespace, "uid": "u"}})
+        metrics = Metrics(CollectorRegistry())
+        async with (
+            serving(server, folder) as kubeconfig,
+            ApiClient(Configuration(host=host_of(kubeconfig))) as api,
+        ):
+            informers = Informers(api, synced.cache, metrics, synced.enqueued.append, namespaces)
+            async with cancelled_at_end(informers.run()):
+                async with asyncio.timeout(20):
+                    await informers.wait_for_sync()
+                await scenario(synced)
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("count", [0, 1, PAGE, 2 * PAGE + 1])
-def test_all_pages_are_listed_before_anything_is_decided(tmp_path: Path, count: int) -> None:
+def test_the_sync_waits_for_all_pages(tmp_path: Path, count: int) -> None:
     server = FakeApiServer()
     for index in range(count):
-        server.put("pods", pod(f"job-{index}"))
-    server.put("nodes", node("n1", ready=False))
+        server.put("pods", make_pod(f"job-{index}"))
+    server.put("nodes", make_node("n1", ready=False))
 
-    async def scenario(scene: Scene) -> None:
-        assert len(scene.names()) == count
-        assert not scene.store.nodes["n1"].ready
+    async def scenario(synced: Synced) -> None:
+        assert len(synced.names()) == count
+        assert not synced.cache.nodes["n1"].ready
 
-    play(tmp_path, server, scenario)
+    run(tmp_path, server, scenario)
 
 
-def test_only_our_pods_in_our_namespaces_are_known(tmp_path: Path) -> None:
+def test_only_labelled_pods_in_the_watched_namespaces_are_cached(tmp_path: Path) -> None:
     server = FakeApiServer()
-    server.put("pods", pod("a", namespace="one"))
-    server.put("pods", pod("b", namespace="two"))
-    server.put("pods", pod("c", namespace="three"))
-    server.put("pods", pod("d", namespace="one", labels={names.LABEL_JOB: "job"}))
+    for name, namespace in (("a", "one"), ("b", "two"), ("c", "three")):
+        server.put("pods", make_pod(name, namespace))
+    server.put("pods", make_pod("d", "one", labels={names.LABEL_JOB: "job"}))
 
-    async def scenario(scene: Scene) -> None:
-        known = {name: scene.names((name, "job")) for name in ("one", "two", "three")}
-        assert known == {"one": {"a"}, "two": {"b"}, "three": set()}
-        server.put("pods", pod("e", namespace="three"))
-        server.put("pods", pod("f", namespace="two"))
-        await scene.until(lambda: scene.names(("two", "job")) == {"b", "f"})
-        assert scene.names(("three", "job")) == set()
+    async def scenario(synced: Synced) -> None:
+        cached = {name: synced.names(name) for name in ("one", "two", "three")}
+        assert cached == {"one": {"a"}, "two": {"b"}, "three": set()}
+        server.put("pods", make_pod("e", "three"))
+        server.put("pods", make_pod("f", "two"))
+        await until(lambda: synced.names("two") == {"b", "f"})
+        assert synced.names("three") == set()
 
-    play(tmp_path, server, scenario, ("one", "two"))
+    run(tmp_path, server, scenario, ("one", "two"))
 
 
-def test_every_change_is_told_of_in_its_order(tmp_path: Path) -> None:
+def test_every_change_is_handled_in_order(tmp_path: Path) -> None:
     server = FakeApiServer()
-    server.put("nodes", node("n1"))
+    server.put("nodes", make_node("n1"))
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(synced: Synced) -> None:
         for index in range(100):
-            server.put("pods", pod(f"job-{index}"))
+            server.put("pods", make_pod(f"job-{index}"))
         for index in range(0, 100, 2):
             server.remove("pods", "ns", f"job-{index}")
-        await scene.until(lambda: len(scene.names()) == 50 and "job-99" in scene.names())
-        scene.news.clear()
-        server.put("nodes", node("n1", ready=False))
-        await scene.until(lambda: scene.news == [KEY])
+        await until(lambda: len(synced.names()) == 50 and "job-99" in synced.names())
+        synced.enqueued.clear()
+        server.put("nodes", make_node("n1", ready=False))
+        await until(lambda: synced.enqueued == [KEY])
         server.remove("nodes", "", "n1")
-        server.put("pods", pod("last"))
-        await scene.until(lambda: "last" in scene.names())
-        assert not scene.store.nodes["n1"].ready, "pods are on it"
+        server.put("pods", make_pod("last"))
+        await until(lambda: "last" in synced.names())
+        assert not synced.cache.nodes["n1"].ready, "pods are on it"
 
-    play(tmp_path, server, scenario)
-
-
-def test_an_object_as_large_as_they_get_comes_through(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        scene.server.put("pods", pod("large", annotations={"a": "x" * 1_400_000}))
-        scene.server.put("pods", pod("after"))
-        await scene.until(lambda: scene.names() == {"large", "after"})
-
-    play(tmp_path, FakeApiServer(), scenario)
+    run(tmp_path, server, scenario)
 
 
-def test_what_went_and_came_while_nobody_could_watch_is_known_afterwards(tmp_path: Path) -> None:
-    """The versions from before are too old then: all is listed anew."""
+def test_an_event_of_the_maximum_object_size_is_read(tmp_path: Path) -> None:
+    server = FakeApiServer()
+
+    async def scenario(synced: Synced) -> None:
+        server.put("pods", make_pod("large", annotations={"a": "x" * 1_400_000}))
+        server.put("pods", make_pod("after"))
+        await until(lambda: synced.names() == {"large", "after"})
+
+    run(tmp_path, server, scenario)
+
+
+def test_changes_during_an_interrupted_watch_are_in_the_next_list(tmp_path: Path) -> None:
+    """The resource versions from before have expired, so everything is listed again."""
     server = FakeApiServer()
     for name in ("stays", "goes"):
-        server.put("pods", pod(name))
+        server.put("pods", make_pod(name))
     for name in ("n1", "n2", "n3"):
-        server.put("nodes", node(name))
+        server.put("nodes", make_node(name))
 
-    async def scenario(scene: Scene) -> None:
+    async def scenario(synced: Synced) -> None:
         server.hide("pods")
         server.remove("pods", "ns", "goes")
-        server.put("pods", pod("comes"))
+        server.put("pods", make_pod("comes"))
         server.show()
-        await scene.until(lambda: scene.names() == {"stays", "comes"})
+        await until(lambda: synced.names() == {"stays", "comes"})
         server.hide("nodes")
-        server.remove("nodes", "", "n1")
-        server.remove("nodes", "", "n2")
-        server.remove("nodes", "", "n3")
-        server.put("nodes", node("n3", ready=False))
-        scene.news.clear()
+        for name in ("n1", "n2", "n3"):
+            server.remove("nodes", "", name)
+        server.put("nodes", make_node("n3", ready=False))
+        synced.enqueued.clear()
         server.show()
-        await scene.until(lambda: "n2" not in scene.store.nodes)
-        assert not scene.store.nodes["n1"].ready, "pods are on it"
-        assert KEY in scene.news
-        await scene.until(lambda: not scene.store.nodes["n3"].ready)
+        await until(lambda: "n2" not in synced.cache.nodes)
+        assert not synced.cache.nodes["n1"].ready, "pods are on it"
+        assert KEY in synced.enqueued
+        await until(lambda: not synced.cache.nodes["n3"].ready)
 
-    play(tmp_path, server, scenario)
+    run(tmp_path, server, scenario)
 
 
-def test_a_watch_that_ends_goes_on_from_where_it_was(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        for round_ in range(3):
+def test_a_watch_that_ends_is_restarted_from_its_last_version(tmp_path: Path) -> None:
+    server = FakeApiServer()
+
+    async def scenario(synced: Synced) -> None:
+        for index in range(3):
             for task in list(server.watching):
                 task.cancel()
-            server.put("pods", pod(f"round-{round_}"))
-            await scene.until(lambda name=f"round-{round_}": name in scene.names())
+            server.put("pods", make_pod(f"pod-{index}"))
+            await until(lambda name=f"pod-{index}": name in synced.names())
         lists = [r for r in server.requests if r.path.endswith("/pods") and not r.watch]
         assert len(lists) == 1
 
-    server = FakeApiServer()
-    play(tmp_path, server, scenario)
+    run(tmp_path, server, scenario)
 
 
-def test_an_api_server_that_fails_for_a_while_is_asked_again(
+def test_an_unreachable_api_server_is_retried_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Feed:
+    class Handler:
         def __init__(self) -> None:
             self.names: list[str] = []
 
-        def there(self, manifest: Any) -> None:
+        def on_upsert(self, manifest: Any) -> None:
             self.names.append(manifest["metadata"]["name"])
 
-        def gone(self, manifest: Any) -> None: ...
+        def on_delete(self, manifest: Any) -> None: ...
 
-        def only(self, uids: set[str], version: int) -> None: ...
+        def on_replace(self, uids: set[str], version: int) -> None: ...
 
-        def heard(self) -> None: ...
+        def on_activity(self) -> None: ...
 
     async def main() -> None:
-        server, feed = FakeApiServer(), Feed()
+        server, handler = FakeApiServer(), Handler()
+        server.put("pods", make_pod("a"))
         async with ApiClient(Configuration(host="http://127.0.0.1:1")) as api:
-            following = asyncio.create_task(follow(Source(api, "/api/v1/pods"), feed))
-            await asyncio.sleep(0.5)
-            assert not following.done()
-            async with serving(server, tmp_path) as kubeconfig:
-                host = kubeconfig.read_text().split('"server": "')[1].split('"')[0]
-                server.put("pods", pod("at-last"))
-                api.configuration.host = host
-                async with asyncio.timeout(20):
-                    while feed.names != ["at-last"]:
-                        await asyncio.sleep(0.01)
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
+            source = ListWatch(api, "/api/v1/pods")
+            async with cancelled_at_end(list_and_watch(source, handler)) as watching:
+                await asyncio.sleep(0.5)
+                assert not watching.done()
+                async with serving(server, tmp_path) as kubeconfig:
+                    api.configuration.host = host_of(kubeconfig)
+                    await until(lambda: handler.names == ["a"])
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
-    told = [r for r in caplog.records if "/api/v1/pods" in r.getMessage()]
-    assert len(told) == 1, "once for as long as it is so"
+    assert len([r for r in caplog.records if "/api/v1/pods" in r.getMessage()]) == 1
 
 
-def test_what_is_around_pods_is_listed_for_all_jobs_together(tmp_path: Path) -> None:
-    server = FakeApiServer()
-    labels = {names.LABEL_JOB: "job", names.LABEL_MANAGED_BY: names.FIELD_MANAGER}
-    owner = {"uid": "u", "controller": True}
+def test_supporting_objects_are_listed_for_all_jobs_together(tmp_path: Path) -> None:
+    server, annotations = FakeApiServer(), {names.ANNOTATION_APPLIED: "hash"}
     for plural in ("configmaps", "services", "networkpolicies", "poddisruptionbudgets"):
         for index in range(300):
-            metadata = {"name": f"{plural}-{index}", "namespace": "ns", "labels": labels}
-            notes = {names.ANNOTATION_APPLIED: "hash"}
-            server.put(
-                plural,
-                {"metadata": {**metadata, "annotations": notes, "ownerReferences": [owner]}},
-            )
+            server.put(plural, make_pod(f"{plural}-{index}", annotations=annotations))
 
-    async def scenario(scene: Scene) -> None:
-        found = scene.store.support.of("ns", "u")
-        assert len(found) == 1200
-        assert {applied.hashed for applied in found.values()} == {"hash"}
+    async def scenario(synced: Synced) -> None:
+        objects = synced.cache.support.of("ns", "u")
+        assert len(objects) == 1200
+        assert {applied.applied_hash for applied in objects.values()} == {"hash"}
         assert len(server.requests) < 10
 
-    play(tmp_path, server, scenario)
+    run(tmp_path, server, scenario)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import pytest
 from pydantic import Field
-from tests.operator.controller.test_ownership import Scene, run
-from tests.operator.controller.test_reconcile import make_job
+from tests.operator.jobs import make_job
+from tests.operator.object_store import Harness, run
 
 from fluxtrain.contract.resource import fluxtraining as resource
 from fluxtrain.contract.resource.api_model import ApiModel
@@ -246,9 +246,9 @@ NEWER = {
 
 
 def test_a_status_of_a_newer_operator_is_read_acted_on_and_kept() -> None:
-    scene = Scene(status=NEWER)
-    run(scene, 1)
-    written = scene.cluster.status
+    harness = Harness(status=NEWER)
+    run(harness, 1)
+    written = harness.cluster.status
     assert written["mood"] == NEWER["mood"]
     assert written["restarts"] == NEWER["restarts"]
     assert written["nodes"]["asleep"] == 1

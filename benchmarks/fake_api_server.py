@@ -1,6 +1,6 @@
-"""An API server that only keeps objects: lists in pages, watches, creates, applies; runs no pod.
+"""A fake API server in memory: paged lists, watches, writes; it runs no pod.
 
-For what concerns many objects, or what a real one does rarely: versions that are too old, watches that end.
+For very many objects, and for rare events: expired resource versions, watches that end.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ DISCOVERY: dict[str, Manifest] = {
         "resources": [_resource("CustomResourceDefinition", "customresourcedefinitions", False)]
     },
 }
-"""What kopf asks before it watches."""
+"""The discovery requests of kopf."""
 
 
 class Request(NamedTuple):
-    """One request, when it came."""
+    """A request and the monotonic time of its arrival."""
 
     at: float
     method: str
@@ -57,8 +57,8 @@ class Request(NamedTuple):
     continued: bool
 
 
-class Place(NamedTuple):
-    """What a path below a group's version is about."""
+class ResourcePath(NamedTuple):
+    """The parts of a path after its API version."""
 
     plural: str
     namespace: str = ""
@@ -68,174 +68,174 @@ class Place(NamedTuple):
 
 @dataclass
 class Collection:
-    """All objects of one resource, what became of them, and who watches."""
+    """The objects of one resource, their events, and the watches to wake."""
 
     objects: dict[tuple[str, str], Manifest] = field(default_factory=dict)
     history: list[tuple[int, str, Manifest]] = field(default_factory=list)
-    news: set[asyncio.Event] = field(default_factory=set)
+    watches: set[asyncio.Event] = field(default_factory=set)
 
 
 class FakeApiServer:
-    """Objects by resource, and notes of the requests."""
+    """Objects by resource, and a record of the requests."""
 
     def __init__(self) -> None:
         self.collections: dict[str, Collection] = {}
         self.version, self.oldest = 1, 0
         self.requests: list[Request] = []
         self.hidden = ""
-        """A resource that nobody can list and watch for now."""
+        """A resource whose lists and watches wait."""
         self.watching: dict[asyncio.Task[Any], str] = {}
 
     def of(self, plural: str) -> Collection:
         return self.collections.setdefault(plural, Collection())
 
     def put(self, plural: str, manifest: Manifest) -> Manifest:
-        """Create or replace an object."""
+        """Create or replace an object; return it with uid and resource version."""
         key = _key(manifest)
         collection = self.of(plural)
         kind = "MODIFIED" if key in collection.objects else "ADDED"
         self.version += 1
         metadata = {"uid": f"uid-{self.version}", **manifest["metadata"]}
         metadata["resourceVersion"] = str(self.version)
-        made = {**manifest, "metadata": metadata}
-        collection.objects[key] = made
-        self._tell(collection, kind, made)
-        return made
+        stored = {**manifest, "metadata": metadata}
+        collection.objects[key] = stored
+        self._notify(collection, kind, stored)
+        return stored
 
     def remove(self, plural: str, namespace: str, name: str) -> Manifest:
         """Delete an object."""
         collection = self.of(plural)
-        gone = collection.objects.pop((namespace, name))
+        removed = collection.objects.pop((namespace, name))
         self.version += 1
-        last = {**gone["metadata"], "resourceVersion": str(self.version)}
-        self._tell(collection, "DELETED", {**gone, "metadata": last})
-        return gone
+        metadata = {**removed["metadata"], "resourceVersion": str(self.version)}
+        self._notify(collection, "DELETED", {**removed, "metadata": metadata})
+        return removed
 
     def hide(self, plural: str) -> None:
-        """End the watches of a resource, and let nobody list and watch it until `show`."""
+        """End the watches of a resource; its lists and watches wait until `show`."""
         self.hidden = plural
         for task, watched in self.watching.items():
             if watched == plural:
                 task.cancel()
 
     def show(self) -> None:
-        """Let everybody watch again, but from no version of before."""
+        """Continue lists and watches; the resource versions so far have expired."""
         self.hidden, self.oldest = "", self.version
 
-    def _tell(self, collection: Collection, kind: str, manifest: Manifest) -> None:
+    def _notify(self, collection: Collection, kind: str, manifest: Manifest) -> None:
         collection.history.append((self.version, kind, manifest))
-        for event in collection.news:
+        for event in collection.watches:
             event.set()
 
-    # --- what is asked
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def respond(self, request: web.Request) -> web.StreamResponse:
         watch = request.query.get("watch", "") in ("true", "1")
         continued = "continue" in request.query
         self.requests.append(
             Request(time.monotonic(), request.method, request.path, watch, continued)
         )
-        if (found := DISCOVERY.get(request.path)) is not None:
-            return web.json_response(found)
-        place = _place(request.path)
-        if place is None:
-            return _refused(404)
-        while request.method == "GET" and self.hidden == place.plural:
+        if (discovery := DISCOVERY.get(request.path)) is not None:
+            return web.json_response(discovery)
+        path = _parse_path(request.path)
+        if path is None:
+            return _error(404)
+        while request.method == "GET" and self.hidden == path.plural:
             await asyncio.sleep(0.02)
         if watch:
-            return await self._watch(request, place)
+            return await self._watch(request, path)
         body = await request.json() if request.can_read_body else {}
-        return self._do(request, place, body)
+        return self._handle(request, path, body)
 
-    def _do(self, request: web.Request, place: Place, body: Manifest) -> web.Response:
-        objects, key = self.of(place.plural).objects, (place.namespace, place.name)
+    def _handle(self, request: web.Request, path: ResourcePath, body: Manifest) -> web.Response:
+        objects, key = self.of(path.plural).objects, (path.namespace, path.name)
         if request.method == "GET":
-            if not place.name:
-                return self._list(request, place)
-            return _found(objects.get(key))
+            if not path.name:
+                return self._list(request, path)
+            return _response(objects.get(key))
         if request.method == "POST":
-            body["metadata"].setdefault("namespace", place.namespace)
-            body["metadata"].setdefault("name", f"{place.plural}-{self.version}")
-            there = _key(body) in objects
-            return _refused(409) if there else _found(self.put(place.plural, body))
+            body["metadata"].setdefault("namespace", path.namespace)
+            body["metadata"].setdefault("name", f"{path.plural}-{self.version}")
+            exists = _key(body) in objects
+            return _error(409) if exists else _response(self.put(path.plural, body))
         if request.method == "DELETE":
-            return _found(self.remove(place.plural, *key) if key in objects else None)
+            return _response(self.remove(path.plural, *key) if key in objects else None)
         if request.method == "PATCH":
-            body["metadata"]["namespace"] = place.namespace
-            return _found(self.put(place.plural, body))
-        known = objects.get(key)
-        if known is None:
-            return _refused(404)
-        if known["metadata"]["resourceVersion"] != body["metadata"].get("resourceVersion"):
-            return _refused(409)
-        changed = {**known, **({"status": body["status"]} if place.subresource else body)}
-        return _found(self.put(place.plural, changed))
+            body["metadata"]["namespace"] = path.namespace
+            return _response(self.put(path.plural, body))
+        stored = objects.get(key)
+        if stored is None:
+            return _error(404)
+        if stored["metadata"]["resourceVersion"] != body["metadata"].get("resourceVersion"):
+            return _error(409)
+        changed = {**stored, **({"status": body["status"]} if path.subresource else body)}
+        return _response(self.put(path.plural, changed))
 
-    def _list(self, request: web.Request, place: Place) -> web.Response:
-        wanted = request.query.get("labelSelector", "")
-        named = request.query.get("fieldSelector", "").removeprefix("metadata.name=")
-        found = [
+    def _list(self, request: web.Request, path: ResourcePath) -> web.Response:
+        selector = request.query.get("labelSelector", "")
+        name = request.query.get("fieldSelector", "").removeprefix("metadata.name=")
+        matches = [
             manifest
-            for (namespace, _), manifest in self.of(place.plural).objects.items()
-            if place.namespace in ("", namespace)
-            and _matches(manifest, wanted)
-            and named in ("", manifest["metadata"]["name"])
+            for (namespace, _), manifest in self.of(path.plural).objects.items()
+            if path.namespace in ("", namespace)
+            and _matches(manifest, selector)
+            and name in ("", manifest["metadata"]["name"])
         ]
         start = int(request.query.get("continue") or 0)
-        limit = int(request.query.get("limit") or len(found) or 1)
-        page = found[start : start + limit]
-        left = len(found) - start - len(page)
+        limit = int(request.query.get("limit") or len(matches) or 1)
+        page = matches[start : start + limit]
+        remaining = len(matches) - start - len(page)
         metadata: Manifest = {"resourceVersion": str(self.version)}
-        if left > 0:
-            metadata |= {"continue": str(start + limit), "remainingItemCount": left}
+        if remaining > 0:
+            metadata |= {"continue": str(start + limit), "remainingItemCount": remaining}
         partial = "PartialObjectMetadata" in request.headers.get("Accept", "")
         items = [{"metadata": m["metadata"]} for m in page] if partial else page
         return web.json_response({"kind": "List", "metadata": metadata, "items": items})
 
-    async def _watch(self, request: web.Request, place: Place) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, path: ResourcePath) -> web.StreamResponse:
         version = int(request.query.get("resourceVersion") or 0)
-        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await answer.prepare(request)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
         if version < self.oldest:
-            await answer.write(_line("ERROR", TOO_OLD))
-            return answer
+            await response.write(_line("ERROR", TOO_OLD))
+            return response
         task = asyncio.current_task()
         assert task is not None
-        self.watching[task] = place.plural
+        self.watching[task] = path.plural
         try:
-            async for line in self._events(place, version, request.query.get("labelSelector", "")):
-                await answer.write(line)
+            async for line in self._events(path, version, request.query.get("labelSelector", "")):
+                await response.write(line)
         finally:
             del self.watching[task]
-        return answer
+        return response
 
-    async def _events(self, place: Place, version: int, wanted: str) -> AsyncIterator[bytes]:
-        collection, event = self.of(place.plural), asyncio.Event()
+    async def _events(
+        self, path: ResourcePath, version: int, selector: str
+    ) -> AsyncIterator[bytes]:
+        collection, event = self.of(path.plural), asyncio.Event()
         history = collection.history
         start = next((i for i, (v, _, _) in enumerate(history) if v > version), len(history))
-        collection.news.add(event)
+        collection.watches.add(event)
         try:
             while True:
                 event.clear()
                 for _, kind, manifest in islice(history, start, None):
                     start += 1
-                    here = place.namespace in ("", manifest["metadata"].get("namespace", ""))
-                    if here and _matches(manifest, wanted):
+                    in_scope = path.namespace in ("", manifest["metadata"].get("namespace", ""))
+                    if in_scope and _matches(manifest, selector):
                         yield _line(kind, manifest)
                 await event.wait()
         finally:
-            collection.news.discard(event)
+            collection.watches.discard(event)
 
 
 def _line(kind: str, manifest: Manifest) -> bytes:
     return json.dumps({"type": kind, "object": manifest}).encode() + b"\n"
 
 
-def _found(manifest: Manifest | None) -> web.Response:
-    return _refused(404) if manifest is None else web.json_response(manifest)
+def _response(manifest: Manifest | None) -> web.Response:
+    return _error(404) if manifest is None else web.json_response(manifest)
 
 
-def _refused(status: int) -> web.Response:
+def _error(status: int) -> web.Response:
     reason = {404: "NotFound", 409: "AlreadyExists"}[status]
     return web.json_response({"message": "refused", "reason": reason}, status=status)
 
@@ -246,11 +246,11 @@ def _key(manifest: Manifest) -> tuple[str, str]:
 
 def _matches(manifest: Manifest, selector: str) -> bool:
     labels = manifest["metadata"].get("labels") or {}
-    wanted = (term.partition("=") for term in filter(None, selector.split(",")))
-    return all(labels.get(key) == value for key, _, value in wanted)
+    terms = (term.partition("=") for term in filter(None, selector.split(",")))
+    return all(labels.get(key) == value for key, _, value in terms)
 
 
-def _place(path: str) -> Place | None:
+def _parse_path(path: str) -> ResourcePath | None:
     parts = path.strip("/").split("/")
     parts = parts[2 if parts[0] == "api" else 3 :]
     if not parts:
@@ -259,14 +259,14 @@ def _place(path: str) -> Place | None:
         _, namespace, *rest = parts
     else:
         namespace, rest = "", parts
-    return Place(rest[0], namespace, *rest[1:3])
+    return ResourcePath(rest[0], namespace, *rest[1:3])
 
 
 @asynccontextmanager
 async def serving(server: FakeApiServer, folder: Path) -> AsyncIterator[Path]:
-    """Serve on loopback; yield the kubeconfig of who comes."""
+    """Serve on loopback; yield the path of a kubeconfig."""
     app = web.Application(client_max_size=1 << 26)
-    app.router.add_route("*", "/{path:.*}", server.answer)
+    app.router.add_route("*", "/{path:.*}", server.respond)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -1,11 +1,11 @@
-"""Many jobs that run as they should: what an API server holds of them, made by the planner itself."""
+"""Many healthy, running jobs in a fake API server, with the objects that the planner creates for them."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from tests.operator.controller.fake_api_server import FakeApiServer
+from benchmarks.fake_api_server import FakeApiServer
 
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest
@@ -24,39 +24,39 @@ PLURALS = {
 
 
 def fill(server: FakeApiServer, num_jobs: int, num_pods: int, num_nodes: int) -> None:
-    """Put ``num_jobs`` jobs of ``num_pods`` training pods each on ``num_nodes`` nodes."""
+    """Add ``num_nodes`` nodes, and on them ``num_jobs`` jobs of ``num_pods`` training pods each."""
     for index in range(num_nodes):
         server.put("nodes", node(f"node-{index}"))
     for index in range(num_jobs):
-        _settle(server, f"job-{index}", num_pods, first_node=index * num_pods, num_nodes=num_nodes)
+        _add_job(server, f"job-{index}", num_pods, first_node=index * num_pods, num_nodes=num_nodes)
 
 
-def _settle(
+def _add_job(
     server: FakeApiServer, name: str, num_pods: int, first_node: int, num_nodes: int
 ) -> None:
-    """Put a job, its pods that run, and all that is around them; nothing is left to do."""
+    """Add a job with its supporting objects and running pods; a reconcile has nothing to do."""
     now = time.time()
     manifest = server.put("fluxtrainings", job(name, num_pods))
-    decided = plan(load(manifest, IMAGE), Observed(), now)
+    planned = plan(load(manifest, IMAGE), Observed(), now)
     applied, pods = {}, []
-    for number, wanted in enumerate(decided.create):
-        wanted["metadata"]["managedFields"] = _MANAGED_FIELDS
-        if wanted["kind"] == "Pod":
+    for number, desired in enumerate(planned.create):
+        desired["metadata"]["managedFields"] = _MANAGED_FIELDS
+        if desired["kind"] == "Pod":
             node_name = f"node-{(first_node + number) % num_nodes}"
-            pods.append(server.put("pods", running(wanted, node_name)))
+            pods.append(server.put("pods", running(desired, node_name)))
         else:
-            server.put(PLURALS[wanted["kind"]], wanted)
-            key = wanted["kind"], wanted["metadata"]["name"]
-            applied[key] = wanted["metadata"]["annotations"][names.ANNOTATION_APPLIED]
+            server.put(PLURALS[desired["kind"]], desired)
+            key = desired["kind"], desired["metadata"]["name"]
+            applied[key] = desired["metadata"]["annotations"][names.ANNOTATION_APPLIED]
     for _ in range(3):
         observed = Observed.from_objects(pods, applied=applied)
         status = plan(load(manifest, IMAGE), observed, now).status
-        text = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        manifest = server.put("fluxtrainings", {**manifest, "status": text})
+        values = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        manifest = server.put("fluxtrainings", {**manifest, "status": values})
 
 
 def job(name: str, num_pods: int) -> Manifest:
-    """Return a job as a person creates it."""
+    """Return a job as a user creates it."""
     return {
         "apiVersion": "fluxtrain.dev/v1alpha1",
         "kind": "FluxTraining",
@@ -76,18 +76,18 @@ def job(name: str, num_pods: int) -> Manifest:
 
 
 def running(pod: Manifest, node_name: str) -> Manifest:
-    """Return ``pod`` as the API server, the scheduler and a kubelet leave it."""
-    began = stamp(time.time())
+    """Return ``pod`` as scheduled to a node, running and ready."""
+    started = stamp(time.time())
     conditions = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady")
     status: dict[str, Any] = {
         "phase": "Running",
         "hostIP": "192.0.2.1",
-        "podIP": "127.0.0.1",  # nobody listens
+        "podIP": "127.0.0.1",  # without a server
         "podIPs": [{"ip": "127.0.0.1"}],
         "qosClass": "Burstable",
-        "startTime": began,
+        "startTime": started,
         "conditions": [
-            {"type": name, "status": "True", "lastProbeTime": None, "lastTransitionTime": began}
+            {"type": name, "status": "True", "lastProbeTime": None, "lastTransitionTime": started}
             for name in (*conditions, "PodScheduled")
         ],
         "containerStatuses": [
@@ -100,12 +100,12 @@ def running(pod: Manifest, node_name: str) -> Manifest:
                 "started": True,
                 "restartCount": 0,
                 "lastState": {},
-                "state": {"running": {"startedAt": began}},
+                "state": {"running": {"startedAt": started}},
             }
             for container in pod["spec"]["containers"]
         ],
     }
-    metadata = {**pod["metadata"], "creationTimestamp": began}
+    metadata = {**pod["metadata"], "creationTimestamp": started}
     return {
         **pod,
         "metadata": metadata,
@@ -115,7 +115,7 @@ def running(pod: Manifest, node_name: str) -> Manifest:
 
 
 def node(name: str) -> Manifest:
-    """Return a node that is ready, with labels and images as nodes have them."""
+    """Return a ready node with a realistic number of labels and images."""
     pressures = ("MemoryPressure", "DiskPressure", "PIDPressure")
     images = [
         {"names": [f"example.org/image-{index}@sha256:{'0' * 64}"], "sizeBytes": 10**9}
@@ -157,4 +157,4 @@ _MANAGED_FIELDS = [
     }
     for manager in ("fluxtrain", "kubelet")
 ]
-"""Who wrote which field: the longest part of most objects."""
+"""The longest part of most objects."""

@@ -1,0 +1,190 @@
+"""Carries out a plan: writes the status, deletes, creates, posts events; keeps a job's state in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from typing import Any
+
+from fluxtrain.contract.resource.fluxtraining import KIND
+from fluxtrain.contract.resource.status import Status, preserve_unknown_fields
+from fluxtrain_operator.controller.api_client import KINDS, KubernetesApi
+from fluxtrain_operator.controller.cache import Applied, Cache
+from fluxtrain_operator.errors import ApiError
+from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.planner.obstacles import Blocker, is_refusal, refused, taken
+from fluxtrain_operator.planner.owners import is_of
+from fluxtrain_operator.planner.plan import Delete, Plan
+from fluxtrain_operator.resources.pod_group import APIS
+
+NEVER = float("-inf")
+STATUS_SECONDS = 3.0
+"""Minimum interval of two status writes that differ only in the number of ready nodes."""
+_POD_BATCH = 16
+"""Pods of a job that are created concurrently; other jobs' requests are sent between batches."""
+
+ObjectName = tuple[str, str]
+"""Kind and name of an object in the job's namespace."""
+
+
+@dataclass
+class JobState:
+    """In-memory state of a job; times are monotonic."""
+
+    uid: str
+    written: float = NEVER
+    """Time of the last status write."""
+    listed: float | None = None
+    """Time of the last list of the supporting objects."""
+    applied: dict[ObjectName, Applied] = field(default_factory=dict)
+    """Supporting objects that exist."""
+    obstacles: dict[ObjectName, Blocker] = field(default_factory=dict)
+    """Why objects could not be created at the last try."""
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Writes statuses and objects, and stores the responses in the cache."""
+
+    cache: Cache
+    api: KubernetesApi
+
+    async def execute(
+        self, manifest: Mapping[str, Any], job: Job, plan: Plan, state: JobState
+    ) -> None:
+        """Write the status, delete, create, post events: in this order, so that counts are never lost.
+
+        With anything to delete or create, an unchanged status is written too: if the job has changed
+        meanwhile, the API server refuses it and the outdated plan is dropped.
+        """
+        if plan.status != job.status or plan.delete or plan.create:
+            await self.write_status(manifest, plan.status)
+            state.written = time.monotonic()
+        await _gather(self._delete(job, deletion, state) for deletion in plan.delete)
+        pods = [desired for desired in plan.create if desired["kind"] == "Pod"]
+        support = [desired for desired in plan.create if desired["kind"] != "Pod"]
+        await _gather(self._ensure(job, desired, state) for desired in support)
+        if not any(_name(desired) in state.obstacles for desired in support):
+            await self._create_pods(job, pods, state)  # which mount the config map
+        for event in plan.events:
+            await self.api.create_event(job, event, time.time())
+
+    async def write_status(self, manifest: Mapping[str, Any], after: Status) -> None:
+        """Write the status ``after`` of the job in ``manifest``, keeping fields of newer operators."""
+        known_fields = after.model_dump(mode="json", by_alias=True, exclude_none=True)
+        status = preserve_unknown_fields(manifest.get("status"), known_fields)
+        try:
+            self.cache.set_job(await self.api.write_status(manifest, status))
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:  # deleted between two watches
+                self.cache.set_job(manifest, deleted=True)
+            raise
+
+    async def _delete(self, job: Job, deletion: Delete, state: JobState) -> None:
+        """Delete an object, if it still has the uid under which it is known."""
+        if deletion.kind not in ("Pod", KIND):
+            uid = state.applied.pop((deletion.kind, deletion.name)).uid
+            deletion = replace(deletion, uid=uid)
+        version = KINDS.get(deletion.kind) or APIS[job.spec.scheduling.gang]
+        remaining = await self.api.delete(job.namespace, deletion, version)
+        key = job.namespace, job.name
+        if deletion.kind == "Pod" and remaining is None:
+            self.cache.remove_pod(key, deletion.uid)
+        elif remaining is not None and remaining.get("kind") == "Pod":
+            self.cache.update_pod(key, remaining)
+
+    async def _create_pods(self, job: Job, pods: list[Manifest], state: JobState) -> None:
+        """Create ``pods`` in batches; after a refusal the others are not tried."""
+        for start in range(0, len(pods), _POD_BATCH):
+            batch = pods[start : start + _POD_BATCH]
+            await _gather(self._ensure(job, pod, state) for pod in batch)
+            obstacles = (state.obstacles.get(_name(pod)) for pod in batch)
+            refusal = next((o for o in obstacles if o is not None and not o.is_taken), None)
+            if refusal is not None:
+                rest = pods[start + _POD_BATCH :]
+                state.obstacles |= {_name(pod): refusal.of(pod) for pod in rest}
+                return
+
+    async def _ensure(self, job: Job, desired: Manifest, state: JobState) -> None:
+        """Create or change an object; record the obstacle if that is impossible."""
+        name = _name(desired)
+        before = state.obstacles.pop(name, None)
+        try:
+            obstacle = await self._create_or_apply(job, desired, state)
+        except ApiError as error:
+            if not is_refusal(error):
+                raise
+            obstacle = refused(desired, error)
+        if obstacle is not None:
+            state.obstacles[name] = obstacle.after(before, time.time())
+
+    async def _create_or_apply(
+        self, job: Job, desired: Manifest, state: JobState
+    ) -> Blocker | None:
+        """Create or change an object; return the obstacle if another owner's object has its name.
+
+        A known object is changed only if its uid is unchanged; any other is created. Another owner's
+        object is therefore never overwritten, and a pod is never changed.
+        """
+        applied = state.applied.get(_name(desired))
+        if applied is not None:
+            self._record(await self.api.apply(desired, applied.uid), desired, state)
+            return None
+        existing = await self.api.create(desired)
+        if existing is None:
+            existing = await self.api.get(desired)
+            if existing is not None and not is_of(existing, job.uid):
+                return taken(desired["kind"], existing, job.name)
+        self._record(existing, desired, state)
+        return None
+
+    def _record(self, existing: Manifest | None, desired: Manifest, state: JobState) -> None:
+        """Store the response to a request for ``desired``; raise ApiError if the object is gone."""
+        name = _name(desired)
+        if existing is None:
+            state.applied.pop(name, None)
+            raise ApiError(HTTPStatus.CONFLICT, f"{' '.join(name)} was deleted or replaced")
+        if desired["kind"] == "Pod":
+            self.cache.set_pod(existing)
+        else:
+            state.applied[name] = Applied.from_object(existing)
+
+
+async def _gather(requests: Iterable[Awaitable[None]]) -> None:
+    """Wait for all ``requests``, sent concurrently; then raise the first error."""
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    for error in results:
+        if error is not None:
+            raise error
+
+
+def _name(manifest: Mapping[str, Any]) -> ObjectName:
+    """Return kind and name of the object in ``manifest``."""
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def status_delay(before: Status, plan: Plan, state: JobState, now: float) -> float | None:
+    """Return the seconds to delay the write of a status that only counts more pods; None: write it now.
+
+    One write then reports several pods that start one after the other.
+    """
+    delay = state.written + STATUS_SECONDS - now
+    has_actions = plan.delete or plan.create or plan.events
+    if delay <= 0 or has_actions or plan.status == before:
+        return None
+    return delay if _differs_in_ready_nodes(before, plan.status) else None
+
+
+def _differs_in_ready_nodes(before: Status, after: Status) -> bool:
+    """Return whether two statuses differ only in the number of ready nodes and in conditions' messages."""
+    unchanged = {"nodes": before.nodes, "conditions": before.conditions}
+    conditions = [[(c.type, c.status) for c in status.conditions] for status in (before, after)]
+    desired = [status.nodes and status.nodes.desired for status in (before, after)]
+    return (
+        conditions[0] == conditions[1]
+        and desired[0] == desired[1]
+        and after.model_copy(update=unchanged) == before
+    )

@@ -1,0 +1,168 @@
+"""An API server that keeps objects in memory, and one job with its reconciler on top of it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from tests.operator.jobs import KEY, make_job
+
+from fluxtrain_operator.controller.cache import Applied, Cache
+from fluxtrain_operator.controller.reconcile import Reconciler
+from fluxtrain_operator.errors import ApiError
+from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.metrics import Metrics
+from fluxtrain_operator.planner.changes import Delete
+from fluxtrain_operator.planner.owners import is_of
+from fluxtrain_operator.planner.plan import Event
+from fluxtrain_operator.progress import Progress
+
+
+class ObjectStore:
+    """A KubernetesApi on objects in memory; it refuses to create the kinds in ``refuse``."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], Manifest] = {}
+        self.refuse: dict[str, ApiError] = {}
+        self.events: list[Event] = []
+        self.status: Manifest = {}
+        self.num_tried = 0
+        self._versions = count(1000)
+
+    def put(self, kind: str, name: str, owner: Manifest | None = None, **metadata: Any) -> Manifest:
+        """Add an object of another owner."""
+        owners = [owner] if owner else []
+        common = {"name": name, "namespace": "ns", "ownerReferences": owners, **metadata}
+        manifest = {
+            "kind": kind,
+            "metadata": {"uid": f"of-{kind}-{name}", **common},
+            "data": "theirs",
+        }
+        self.objects[kind, name] = manifest
+        return manifest
+
+    async def create(self, manifest: Manifest) -> Manifest | None:
+        await asyncio.sleep(0)
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        self.num_tried += 1
+        if kind in self.refuse:
+            raise self.refuse[kind]
+        if (kind, name) in self.objects:
+            return None
+        created = copy.deepcopy(manifest)
+        version = str(next(self._versions))
+        created["metadata"] |= {"uid": f"uid-{version}", "resourceVersion": version}
+        self.objects[kind, name] = created
+        return created
+
+    async def get(self, manifest: Manifest) -> Manifest | None:
+        return self.objects.get((manifest["kind"], manifest["metadata"]["name"]))
+
+    async def apply(self, manifest: Manifest, uid: str) -> Manifest | None:
+        existing = await self.get(manifest)
+        if existing is None or existing["metadata"]["uid"] != uid:
+            return None
+        existing |= copy.deepcopy({k: v for k, v in manifest.items() if k != "metadata"})
+        existing["metadata"] |= copy.deepcopy(manifest["metadata"])
+        return existing
+
+    async def delete(self, namespace: str, deletion: Delete, version: str) -> Manifest | None:
+        assert deletion.uid, "never by name alone"
+        existing = self.objects.get((deletion.kind, deletion.name))
+        if existing is not None and existing["metadata"]["uid"] == deletion.uid:
+            del self.objects[deletion.kind, deletion.name]
+        return None
+
+    async def write_status(self, manifest: Mapping[str, Any], status: Manifest) -> Manifest:
+        self.status = status
+        metadata = {**manifest["metadata"], "resourceVersion": str(next(self._versions))}
+        return {**manifest, "metadata": metadata, "status": status}
+
+    async def list_applied(
+        self, job: Job, kinds: Mapping[str, str]
+    ) -> dict[tuple[str, str], Applied]:
+        own = {at: m for at, m in self.objects.items() if at[0] in kinds and is_of(m, job.uid)}
+        return {at: Applied.from_object(manifest) for at, manifest in own.items()}
+
+    async def serves(self, version: str) -> bool:
+        return False
+
+    async def create_event(self, job: Job, event: Event, now: float) -> None:
+        self.events.append(event)
+
+    async def fetch_progress(self, address: str, port: int) -> Progress | None:
+        return None
+
+    def condition(self, kind: str) -> tuple[str, str, str]:
+        """Return status, reason and message of a condition."""
+        (condition,) = (c for c in self.status["conditions"] if c["type"] == kind)
+        return condition["status"], condition["reason"], condition.get("message", "")
+
+    def warnings(self) -> list[str]:
+        return [event.reason for event in self.events if event.type == "Warning"]
+
+    def own(self, kind: str, uid: str = "uid-job") -> list[str]:
+        """Return the names of the objects of ``kind`` that the job with ``uid`` controls."""
+        return sorted(n for (k, n), m in self.objects.items() if k == kind and is_of(m, uid))
+
+
+class Harness:
+    """One job, its reconciler, and the API server."""
+
+    def __init__(self, cluster: ObjectStore | None = None, **changes: Any) -> None:
+        self.cluster = cluster or ObjectStore()
+        metrics = Metrics(CollectorRegistry())
+        self.reconciler = Reconciler(
+            Cache(),
+            self.cluster,  # type: ignore[arg-type]
+            metrics,
+            "trainer:1",
+        )
+        self.cache = self.reconciler.cache
+        self.cache.set_job({**make_job(), **changes})
+
+    def set_job(self, manifest: Manifest, version: str = "5000") -> None:
+        """Replace the cached job."""
+        manifest["metadata"]["resourceVersion"] = version
+        self.cache.set_job(manifest)
+
+    def sync_pods(self) -> None:
+        """Cache all pods, as a watch would."""
+        for (kind, _), manifest in self.cluster.objects.items():
+            if kind == "Pod":
+                self.cache.set_pod(manifest)
+
+    def delete(self, kind: str, name: str) -> None:
+        """Delete an object; a pod from the cache as well."""
+        manifest = self.cluster.objects.pop((kind, name))
+        if kind == "Pod":
+            self.cache.set_pod(manifest, deleted=True)
+
+    async def reconcile(self, times: int = 1) -> None:
+        """Reconcile with all retries due, and again so that the status reports the result."""
+        for _ in range(times):
+            if (state := self.reconciler._states.get(KEY)) is not None:
+                for name, obstacle in dict(state.obstacles).items():
+                    state.obstacles[name] = replace(obstacle, due=0.0)
+            await self.reconciler.reconcile(KEY)
+            await self.reconciler.reconcile(KEY)
+
+
+def run(harness: Harness, *steps: Any) -> None:
+    """Take ``steps``: callables, or numbers of reconciles."""
+
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            for step in steps:
+                if isinstance(step, int):
+                    await harness.reconcile(step)
+                else:
+                    step()
+        await harness.reconciler.poller.close()
+
+    asyncio.run(main())
