@@ -1,4 +1,4 @@
-"""Job: one FluxTraining as the planner and the resources see it, checked and resolved once."""
+"""Job: a validated FluxTraining with its resolved config, as the planner and the resources read it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fluxtrain_operator.timestamps import seconds
 Manifest = dict[str, Any]
 """A Kubernetes object as JSON."""
 
-_NOT_OF_PODS = {"nodes", "restart", "lifecycle", "scheduling", "managed_by", "pod_template"}
+_NOT_HASHED = {"nodes", "restart", "lifecycle", "scheduling", "managed_by", "pod_template"}
 _HASH_VERSION = "v2-"
-_OF_PODS_ONCE = {"image", "gpus_per_node", "gpu_resource", "run", "storage", "network"}
+_LEGACY_HASHED = {"image", "gpus_per_node", "gpu_resource", "run", "storage", "network"}
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,21 @@ class Job:
     image: str
     deleting: bool = False
     device_groups: tuple[int, ...] = ()
-    """Groups of the nodes' GPU device files: the operator's own setting, so none of the hash."""
-    unknown: tuple[str, ...] = ()
-    """Fields of the spec that a newer definition has, and this operator leaves out."""
+    """Groups of the nodes' GPU device files: a setting of the operator, which is not hashed."""
+    unknown_fields: tuple[str, ...] = ()
+    """Fields of the spec that only a newer definition has; this operator ignores them."""
 
     @staticmethod
     def from_object(manifest: Mapping[str, Any], default_image: str) -> Job:
-        """Return the job in ``manifest``, as the API server gives it.
+        """Return the job in ``manifest``. Raises ConfigError, with the paths, for an invalid spec.
 
-        Raises ConfigError, with the paths, for a spec that no trainer would accept.
-
-        The definition may be newer than this operator, and fills in its defaults in every job: fields that
-        it alone knows are left out. Not so those of ``spec.run``, which only a person writes.
+        A definition that is newer than this operator adds its defaults to every job, so unknown fields are
+        ignored; except in ``spec.run``, which has no defaults.
         """
         _require_bounded(manifest)
-        written = {key: value for key, value in manifest.items() if key != "status"}
+        spec = {key: value for key, value in manifest.items() if key != "status"}
         unknown: list[str] = []
-        training = validate(FluxTraining, _known(FluxTraining, written, "", unknown), "")
+        training = validate(FluxTraining, _known_fields(FluxTraining, spec, "", unknown), "")
         training = training.model_copy(update={"status": read_status(manifest.get("status"))})
         metadata = manifest["metadata"]
         config = resolve(training.spec.run)
@@ -72,32 +70,32 @@ class Job:
             created=seconds(metadata.get("creationTimestamp")) or 0.0,
             image=training.spec.image or default_image,
             deleting="deletionTimestamp" in metadata,
-            unknown=tuple(unknown),
+            unknown_fields=tuple(unknown),
         )
 
     @property
     def name(self) -> str:
-        """Return the job's name."""
+        """Return metadata.name."""
         return self.training.metadata.name
 
     @property
     def namespace(self) -> str:
-        """Return the job's namespace."""
+        """Return metadata.namespace."""
         return self.training.metadata.namespace or "default"
 
     @property
     def spec(self) -> Spec:
-        """Return what is wanted."""
+        """Return the spec."""
         return self.training.spec
 
     @property
     def status(self) -> Status:
-        """Return what the operator wrote last."""
+        """Return the status that was written last."""
         return self.training.status or Status()
 
     @property
-    def is_ours(self) -> bool:
-        """Return whether this operator reconciles the job."""
+    def is_managed(self) -> bool:
+        """Return whether ``managedBy`` names this operator."""
         return self.spec.managed_by == MANAGED_BY
 
     @property
@@ -112,71 +110,67 @@ class Job:
 
     @cached_property
     def spec_hash(self) -> str:
-        """Return a hash of what the person wrote of the pods.
+        """Return a hash of the fields that determine the pods.
 
-        Nothing that the operator adds is in it, nor a field at its default, whoever filled that in: so
-        neither an upgrade of the operator nor one of the definition restarts a pod. It is why a default
-        never changes.
+        Fields at their defaults, and what the operator adds, are left out: so no upgrade of the operator or
+        of the definition restarts a pod. Therefore a default must never change.
         """
-        written = self.spec.model_dump(
-            mode="json", by_alias=True, exclude=_NOT_OF_PODS, exclude_defaults=True
+        fields = self.spec.model_dump(
+            mode="json", by_alias=True, exclude=_NOT_HASHED, exclude_defaults=True
         )
         template = self.spec.pod_template.model_dump(
             mode="json", by_alias=True, exclude_none=True, exclude_defaults=True
         )
-        return _HASH_VERSION + digest({**written, "podTemplate": template})
+        return _HASH_VERSION + digest({**fields, "podTemplate": template})
 
-    def is_made_for(self, spec_hash: str) -> bool:
-        """Return whether a pod, or a config map, with ``spec_hash`` is of this spec."""
+    def matches_hash(self, spec_hash: str) -> bool:
+        """Return whether a pod or config map with ``spec_hash`` was created for this spec."""
         if spec_hash and not spec_hash.startswith(_HASH_VERSION):
-            return spec_hash == self.first_spec_hash
+            return spec_hash == self.legacy_spec_hash
         return spec_hash in ("", self.spec_hash)
 
     @cached_property
-    def first_spec_hash(self) -> str:
-        """Return the hash with all defaults in it, which pods of 0.1.0's first operators carry.
+    def legacy_spec_hash(self) -> str:
+        """Return the hash with all defaults, which the first operators of 0.1.0 wrote.
 
-        Goes when no job is left that one of those started.
+        To be removed once no job is left that one of those started.
         """
-        written = self.spec.model_dump(mode="json", by_alias=True, include=_OF_PODS_ONCE)
-        return digest({**written, "podTemplate": self.spec.pod_template.written})
+        fields = self.spec.model_dump(mode="json", by_alias=True, include=_LEGACY_HASHED)
+        return digest({**fields, "podTemplate": self.spec.pod_template.written})
 
 
-def _known(model: type[StrictModel], values: Any, at: str, unknown: list[str]) -> Any:
-    """Return ``values`` without the fields that ``model`` refuses as it does not know them.
-
-    Their paths go to ``unknown``.
-    """
+def _known_fields(model: type[StrictModel], values: Any, at: str, unknown: list[str]) -> Any:
+    """Return ``values`` without the unknown fields that ``model`` forbids; add their paths to ``unknown``."""
     if isinstance(values, list):
-        return [_known(model, item, f"{at}[{n}]", unknown) for n, item in enumerate(values)]
+        return [_known_fields(model, item, f"{at}[{n}]", unknown) for n, item in enumerate(values)]
     if not isinstance(values, Mapping):
         return values
-    kept, sections = {}, _sections(model)
+    known, sections = {}, _sections(model)
     for name, value in values.items():
         path = f"{at}.{name}".strip(".")
         if name not in sections and model.model_config.get("extra") == "forbid":
             unknown.append(path)
             continue
-        below = sections.get(name)
-        kept[name] = value if below is None else _known(below, value, path, unknown)
-    return kept
+        section = sections.get(name)
+        known[name] = value if section is None else _known_fields(section, value, path, unknown)
+    return known
 
 
 @cache
 def _sections(model: type[StrictModel]) -> dict[str, type[StrictModel] | None]:
-    """Return the fields of ``model`` as the file writes them, with the section that each is or lists."""
+    """Return the fields of ``model`` by alias, each with its section, or that of its items."""
     fields = model.model_fields.items()
     return {field.alias or name: model_of(field.annotation) for name, field in fields}
 
 
 def _require_bounded(manifest: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a spec that is too much for one job among many, before anything walks it."""
+    """Raise ConfigError for a spec that is too deep or too large to be processed."""
     spec = manifest.get("spec")
     require_bounded(spec, "spec")
     require_bounded(spec.get("podTemplate") if isinstance(spec, dict) else None, "spec.podTemplate")
 
 
 def digest(value: object) -> str:
-    """Return a short hash of ``value``, a tree of JSON."""
+    """Return a short hash of the JSON ``value``."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Every name, label and annotation that the operator writes or reads, one constant each."""
+"""The names, labels and annotations that the operator writes or reads."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from fluxtrain.contract.resource.fluxtraining import LABEL_JOB as _LABEL_JOB
 Key = tuple[str, str]
 """Namespace and name of a FluxTraining."""
 
-LABEL_JOB = _LABEL_JOB  # in the contract because ``fluxtrain mlperf package`` selects by it too
+LABEL_JOB = _LABEL_JOB  # in the contract, as ``fluxtrain mlperf package`` selects by it too
 
 FIELD_MANAGER = "fluxtrain-operator"
-"""Owner of the fields that server-side apply writes; whoever else changes them is overruled."""
+"""Field manager of server-side apply; conflicts are forced."""
 MANAGED_BY = "fluxtrain.dev/operator"
-"""The value of ``spec.managedBy`` that is ours; other jobs are left alone."""
+"""The value of ``spec.managedBy`` of the jobs that this operator reconciles."""
 
 LABEL_INDEX = f"{GROUP}/node-index"
 """Index of a training pod: the number at the end of its name. Read by the planner."""
 LABEL_ATTEMPT = f"{GROUP}/attempt"
-"""Life of the gang that a pod belongs to, counted from 1. Pods of an earlier one are replaced."""
+"""Attempt that a pod belongs to, counted from 1. Pods of earlier attempts are replaced."""
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_INSTANCE = "app.kubernetes.io/instance"
 LABEL_COMPONENT = "app.kubernetes.io/component"
@@ -30,13 +30,13 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 """Always ``fluxtrain-operator``: the label selector of the operator's watches."""
 
 ANNOTATION_SPEC = f"{GROUP}/spec-hash"
-"""Hash of the fields that shape pods, as they were when the pod was made. Read by the planner."""
+"""Hash of the spec for which a pod was created. Read by the planner."""
 ANNOTATION_NODES = f"{GROUP}/nodes"
-"""``min:max`` as torchrun in this pod knows it. Read by the planner when the job is scaled."""
+"""``min:max`` of torchrun in this pod. Read by the planner when the job is scaled."""
 ANNOTATION_REPLACEMENT = f"{GROUP}/replacement"
-"""Number of the replacement that a pod is, 0 for a first one; the largest is ``restarts.pod``."""
+"""Replacement number of a pod, 0 for an initial one; the largest is ``restarts.pod``."""
 ANNOTATION_APPLIED = f"{GROUP}/applied-hash"
-"""Hash of an object as the operator last wanted it; an equal one is not applied again."""
+"""Hash of an object as it was applied last; it is applied again only if the hash changes."""
 ANNOTATION_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 TRAINER, RENDEZVOUS = "trainer", "rendezvous"
@@ -50,27 +50,27 @@ KUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
 KUEUE_ROLE = "kueue.x-k8s.io/role-hash"
 COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
-"""Labels and annotations of the schedulers; ours to write, theirs to read."""
+"""Labels and annotations that Kueue and the schedulers read."""
 KUEUE_GATE = "kueue.x-k8s.io/admission"
 KUEUE_FINALIZER = "kueue.x-k8s.io/managed"
-"""Kueue's marks on the pods of a group: theirs to set and to remove, read by the planner."""
+"""Gate and finalizer that Kueue sets on the pods of a group. Read by the planner."""
 
 HOSTNAME = "kubernetes.io/hostname"
 
-_LONGEST = 63
+_MAX_LENGTH = 63
 
 
 def bounded(base: str, suffix: str = "") -> str:
-    """Return ``base`` + ``suffix`` within 63 characters: a long base ends in a hash instead."""
-    if len(base) + len(suffix) <= _LONGEST:
+    """Return ``base`` + ``suffix`` within 63 characters; a long base is cut, and ends in its hash."""
+    if len(base) + len(suffix) <= _MAX_LENGTH:
         return base + suffix
     digest = hashlib.sha256(base.encode()).hexdigest()[:8]
-    kept = base[: _LONGEST - len(suffix) - len(digest) - 1].rstrip("-")
+    kept = base[: _MAX_LENGTH - len(suffix) - len(digest) - 1].rstrip("-")
     return f"{kept}-{digest}{suffix}"
 
 
 def pod(job: str, index: int) -> str:
-    """Return the name, and host name, of the training pod ``index``; the same in every life."""
+    """Return the name, and host name, of the training pod ``index``; the same in all attempts."""
     return bounded(job, f"-{index}")
 
 
@@ -80,7 +80,7 @@ def rendezvous(job: str) -> str:
 
 
 def service(job: str) -> str:
-    """Return the headless service's name; Kubernetes wants a letter first there."""
+    """Return the name of the headless service, which must start with a letter."""
     return job if job[0].isalpha() else bounded(f"ft-{job}")
 
 
@@ -100,27 +100,27 @@ def disruption_budget(job: str) -> str:
 
 
 def pod_group(job: str) -> str:
-    """Return the name of the pod group of coscheduling and Volcano, whose size may change."""
+    """Return the name of the pod group of coscheduling and Volcano."""
     return bounded(job, "-gang")
 
 
 def native_group(job: str, minimum: int) -> str:
-    """Return the name of Kubernetes' own pod group; it cannot change, so its size is in its name."""
+    """Return the name of Kubernetes' own pod group; it is immutable, so its name contains its size."""
     return bounded(job, f"-gang-{minimum}")
 
 
-def queue_group(job: str, attempt: int) -> str:
-    """Return Kueue's name for the pods of one life of the gang."""
+def kueue_group(job: str, attempt: int) -> str:
+    """Return the name of Kueue's pod group of one attempt."""
     return bounded(job, f"-{attempt}")
 
 
 def selector(job: str) -> dict[str, str]:
-    """Return the labels that every pod of ``job`` carries and no other."""
+    """Return the labels that select all pods of ``job``."""
     return {LABEL_JOB: job}
 
 
 def trainer_selector(job: str) -> dict[str, str]:
-    """Return the labels that the training pods of ``job`` carry and no other."""
+    """Return the labels that select the training pods of ``job``."""
     return {LABEL_JOB: job, LABEL_COMPONENT: TRAINER}
 
 

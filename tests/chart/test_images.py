@@ -1,4 +1,4 @@
-"""The Dockerfiles: what they copy exists, what they install is what pyproject says, torch is not in it."""
+"""The Dockerfiles: their inputs exist, and they install what pyproject lists, but torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Instruction = tuple[str, str]
 
 
 def instructions(path: Path) -> list[Instruction]:
-    """Return the instructions, with continued lines joined and remarks dropped."""
+    """Return the instructions, with continued lines joined and without comments."""
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     split = (line.split(maxsplit=1) for line in joined.splitlines() if line.strip())
@@ -30,50 +30,39 @@ def instructions(path: Path) -> list[Instruction]:
 
 
 def values(path: Path, word: str) -> list[str]:
-    return [rest for found, rest in instructions(path) if found == word]
+    return [rest for name, rest in instructions(path) if name == word]
 
 
 def normal(requirement: str) -> str:
-    found = NAME.match(requirement)
-    assert found is not None, requirement
-    return found[0].lower().replace("_", "-").replace(".", "-")
+    match = NAME.match(requirement)
+    assert match is not None, requirement
+    return match[0].lower().replace("_", "-").replace(".", "-")
 
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.name)
-def test_a_dockerfile_has_only_instructions_that_buildah_knows(path: Path) -> None:
-    known = {
-        "ARG",
-        "FROM",
-        "USER",
-        "COPY",
-        "RUN",
-        "LABEL",
-        "ENV",
-        "WORKDIR",
-        "EXPOSE",
-        "ENTRYPOINT",
-    }
-    found = [word for word, _ in instructions(path)]
-    assert set(found) <= known
-    assert found[:2] == ["ARG", "FROM"]
+def test_a_dockerfile_has_only_instructions_of_buildah(path: Path) -> None:
+    known = "ARG FROM USER COPY RUN LABEL ENV WORKDIR EXPOSE ENTRYPOINT"
+    words = [word for word, _ in instructions(path)]
+    assert set(words) <= set(known.split())
+    assert words[:2] == ["ARG", "FROM"]
     assert all(rest.split()[0] == "${BASE}" for rest in values(path, "FROM"))
 
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.name)
-def test_everything_that_is_copied_is_in_the_context(path: Path) -> None:
+def test_all_copied_files_are_in_the_context(path: Path) -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
-    let_in = [line[1:] for line in ignored if line.startswith("!")]
+    allowed = [line[1:] for line in ignored if line.startswith("!")]
     for rest in values(path, "COPY"):
         words = shlex.split(rest)
         if words[0].startswith("--from="):
             continue
         for source in words[:-1]:
-            assert any(fnmatch(source, f"{pattern}*") for pattern in let_in), source
+            assert any(fnmatch(source, f"{pattern}*") for pattern in allowed), source
             assert source == WHEEL or (ROOT / source).exists()
 
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.name)
-def test_an_image_ends_as_an_ordinary_user_and_says_what_it_is(path: Path) -> None:
+def test_an_image_runs_as_an_ordinary_user_and_has_labels(path: Path) -> None:
     assert values(path, "USER")[-1] == "1000:1000"
     labels = " ".join(values(path, "LABEL"))
     for key in ("title", "version", "revision"):
@@ -95,17 +84,17 @@ def listed(image: str) -> set[str]:
 
 
 @pytest.mark.parametrize("image", ["operator", "trainer"])
-def test_an_image_gets_what_pyproject_asks_for_but_torch(image: str) -> None:
-    wanted = {*PROJECT["dependencies"], *PROJECT["optional-dependencies"][image]}
-    assert listed(image) == {line for line in wanted if normal(line) != "torch"}
+def test_an_image_installs_what_pyproject_requires_but_torch(image: str) -> None:
+    required = {*PROJECT["dependencies"], *PROJECT["optional-dependencies"][image]}
+    assert listed(image) == {line for line in required if normal(line) != "torch"}
     path = ROOT / "images" / f"{image}.Dockerfile"
     assert f"images/{image}-requirements.txt" in " ".join(values(path, "COPY"))
     assert f"/tmp/{image}-requirements.txt" in " ".join(values(path, "RUN"))
 
 
 @pytest.mark.parametrize("image", ["operator", "trainer"])
-def test_nothing_that_an_image_gets_asks_for_torch(image: str) -> None:
-    """Otherwise pip could replace the base's torch for AMD GPUs by another one."""
+def test_no_installed_package_requires_torch(image: str) -> None:
+    """Otherwise pip could replace the base image's torch for AMD GPUs."""
     waiting, seen = deque(map(normal, listed(image))), set[str]()
     while waiting:
         name = waiting.popleft()
@@ -113,15 +102,15 @@ def test_nothing_that_an_image_gets_asks_for_torch(image: str) -> None:
             continue
         seen.add(name)
         try:
-            needed = requires(name) or []
+            requirements = requires(name) or []
         except PackageNotFoundError:  # for another platform or Python
             continue
-        waiting.extend(normal(line) for line in needed if "extra ==" not in line)
+        waiting.extend(normal(line) for line in requirements if "extra ==" not in line)
     assert len(seen) > len(listed(image))
     assert not {name for name in seen if name.startswith(("torch", "triton", "nvidia"))}
 
 
-def test_the_operators_packages_are_those_that_the_tests_ran_with() -> None:
+def test_the_operator_image_installs_the_pinned_packages() -> None:
     pinned = {normal(line) for line in (ROOT / "constraints.txt").read_text().split()}
     assert {normal(line) for line in listed("operator")} <= pinned
     installed = values(ROOT / "images" / "operator.Dockerfile", "RUN")[0]

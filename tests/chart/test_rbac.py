@@ -1,10 +1,10 @@
-"""The operator's rights: what it asks for, what the chart grants and what the docs explain are the same."""
+"""RBAC: the operator's requests need exactly the permissions that the chart grants and the docs explain."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
+from tests.chart.objects import Manifest, Template, one
 from tests.paths import ROOT
 
 from fluxtrain_operator import names
@@ -26,10 +27,8 @@ from fluxtrain_operator.job import Job
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.resources import Slot, training_pod
 
-Manifest = dict[str, Any]
-Right = tuple[str, str, str]
-"""Resource as ``plural[/subresource][.group]``, verb, and where: watched, cluster or own."""
-Template = Callable[..., list[Manifest]]
+Permission = tuple[str, str, str]
+"""Resource as ``plural[/subresource][.group]``, verb, and scope: watched, cluster or own."""
 
 LONG_AGO = "2020-01-01T00:00:00Z"
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -39,16 +38,16 @@ PATH = re.compile(
 )
 
 
-def rights_of(method: str, path: str, watch: bool) -> Iterator[tuple[str, str]]:
-    """Yield what the API server asks its authorizer for a request."""
-    found = PATH.fullmatch(path)
-    if found is None:
-        return  # discovery, open to everyone with a token
-    resource = found["plural"] + (f"/{found['sub']}" if found["sub"] else "")
-    resource += f".{found['group']}" if found["group"] else ""
+def permissions_of(method: str, path: str, watch: bool) -> Iterator[tuple[str, str]]:
+    """Yield the permissions that the API server checks for a request."""
+    match = PATH.fullmatch(path)
+    if match is None:
+        return  # discovery is allowed to every authenticated user
+    resource = match["plural"] + (f"/{match['sub']}" if match["sub"] else "")
+    resource += f".{match['group']}" if match["group"] else ""
     if method == "PATCH":
         yield resource, "create"  # an apply may create
-    reading = "watch" if watch else "get" if found["name"] else "list"
+    reading = "watch" if watch else "get" if match["name"] else "list"
     yield resource, VERBS.get(method, reading)
 
 
@@ -66,11 +65,11 @@ OLD = (
     names.pod_group("job"),
     names.native_group("job", 1),
 )
-"""Names of which each kind has one that is wanted, but not as it is, and others that are not."""
+"""Names such that each kind has an outdated object and undesired ones."""
 
 
 class Recorder:
-    """An API server that agrees to everything, has old objects of the job's own, and takes notes."""
+    """An API server that accepts every request, returns old objects of the job, and records permissions."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[str, str]] = set()
@@ -78,7 +77,7 @@ class Recorder:
 
     async def answer(self, request: web.Request) -> web.Response:
         watch = "watch" in request.query
-        self.seen |= set(rights_of(request.method, request.path, watch))
+        self.seen |= set(permissions_of(request.method, request.path, watch))
         if watch:
             return web.Response(text="")
         body = await request.json() if request.can_read_body else {}
@@ -100,7 +99,7 @@ class Recorder:
 
 
 def make_job(gang: str = "none", phase: str | None = None, **spec: Any) -> Manifest:
-    status: Manifest = {"phase": "Pending", "attempt": 1}  # for a new one nothing is listed
+    status: Manifest = {"phase": "Pending", "attempt": 1}  # a new job's objects are not listed
     if phase is not None:
         condition = {"type": phase, "status": "True", "reason": "Over", "message": ""}
         times = {"lastTransitionTime": LONG_AGO, "observedGeneration": 1}
@@ -125,8 +124,8 @@ JOBS = [
 ]
 
 
-async def ask_for_everything() -> set[tuple[str, str]]:
-    """Return the rights that a reconcile of each of JOBS, and an election, ask for."""
+async def used_permissions() -> set[tuple[str, str]]:
+    """Return the permissions that reconciling JOBS, the watches and the leader election need."""
     recorder, app = Recorder(), web.Application()
     app.router.add_route("*", "/{path:.*}", recorder.answer)
     running = web.AppRunner(app, access_log=None)
@@ -153,7 +152,7 @@ async def reconcile(cluster: KubernetesApi, manifest: Manifest) -> None:
     cache = Cache()
     cache.set_job(manifest)
     if manifest["spec"].get("lifecycle", {}).get("suspend"):
-        pod = training_pod(Job.from_object(manifest, "trainer"), Slot(0), "none")
+        pod = training_pod(Job.from_object(manifest, "trainer"), Slot(0))
         pod["metadata"] |= {"uid": "pod", "resourceVersion": "2"}
         cache.set_pod(pod)
     metrics = Metrics(CollectorRegistry())
@@ -161,7 +160,7 @@ async def reconcile(cluster: KubernetesApi, manifest: Manifest) -> None:
 
 
 async def watch_everything(api: ApiClient, recorder: Recorder) -> None:
-    """Fill a cache of a namespace, and go on until everything is watched that is not kopf's."""
+    """Run the informers of a namespace until all of their watches are open."""
     informers = Informers(api, Cache(), Metrics(CollectorRegistry()), lambda key: None, ["team"])
     running = asyncio.create_task(informers.run())
     try:
@@ -175,34 +174,34 @@ async def watch_everything(api: ApiClient, recorder: Recorder) -> None:
 
 
 def watched() -> set[tuple[str, str]]:
-    """Return the rights that kopf needs for its watch."""
+    """Return the permissions that kopf needs for its watch."""
     metrics = Metrics(CollectorRegistry())
     queue = WorkQueue(lambda key, error: None)
     registry = handlers.make_registry(Cache(), queue, metrics)
     selectors = [handler.selector for handler in registry._watching.get_all_handlers()]
-    found = set()
+    result = set()
     for selector in selectors:
         plural = selector.plural or selector.any_name
         group = "" if selector.group in ("", None) else f".{selector.group}"
-        found |= {(f"{plural}{group}", verb) for verb in ("list", "watch")}
-    return found
+        result |= {(f"{plural}{group}", verb) for verb in ("list", "watch")}
+    return result
 
 
-def granted(rendered: list[Manifest]) -> set[Right]:
-    """Return what the chart's roles for the operator allow."""
-    found = set()
+def granted(rendered: list[Manifest]) -> set[Permission]:
+    """Return the permissions of the chart's bound roles."""
+    result = set()
     for role in rendered:
         if role["kind"] not in ("Role", "ClusterRole") or not bound(rendered, role):
             continue
-        where = "own" if role["metadata"]["name"].endswith("-election") else "watched"
-        where = "cluster" if role["metadata"]["name"].endswith("-nodes") else where
+        scope = "own" if role["metadata"]["name"].endswith("-election") else "watched"
+        scope = "cluster" if role["metadata"]["name"].endswith("-nodes") else scope
         for rule in role["rules"]:
             assert len(rule["apiGroups"]) == 1
             group = f".{rule['apiGroups'][0]}" if rule["apiGroups"][0] else ""
-            found |= {
-                (f"{r}{group}", verb, where) for r in rule["resources"] for verb in rule["verbs"]
+            result |= {
+                (f"{r}{group}", verb, scope) for r in rule["resources"] for verb in rule["verbs"]
             }
-    return found
+    return result
 
 
 def bound(rendered: list[Manifest], role: Manifest) -> bool:
@@ -210,24 +209,24 @@ def bound(rendered: list[Manifest], role: Manifest) -> bool:
     return any(m.get("roleRef", {}).get("name") == name for m in rendered)
 
 
-def explained() -> set[Right]:
+def explained() -> set[Permission]:
     """Return the rows of the table in docs/operator.md."""
-    found, resources = set(), list[str]()
+    result, resources = set(), list[str]()
     for line in (ROOT / "docs" / "operator.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 4 and cells[2] in ("watched", "cluster", "own"):
             resources = re.findall(r"`([^`]+)`", cells[0]) or resources
             assert cells[3], line
-            found |= {(resource, cells[1], cells[2]) for resource in resources}
-    return found
+            result |= {(resource, cells[1], cells[2]) for resource in resources}
+    return result
 
 
-def test_the_docs_explain_every_right_and_no_other(template: Template) -> None:
+def test_the_docs_explain_every_permission_and_no_other(template: Template) -> None:
     assert explained() == granted(template())
 
 
-def test_the_operator_uses_every_right_and_no_other(template: Template) -> None:
-    used = asyncio.run(ask_for_everything()) | watched()
+def test_the_operator_uses_every_permission_and_no_other(template: Template) -> None:
+    used = asyncio.run(used_permissions()) | watched()
     assert used == {(resource, verb) for resource, verb, _ in granted(template())}
 
 
@@ -238,7 +237,7 @@ def test_nothing_is_granted_by_wildcard_and_no_secret_is_readable(template: Temp
         assert resource not in ("pods/exec", "pods/attach", "pods/portforward")
 
 
-def test_watched_namespaces_get_a_role_each_and_the_cluster_none(template: Template) -> None:
+def test_watched_namespaces_have_a_role_each_and_the_cluster_none(template: Template) -> None:
     rendered = template('watchNamespaces=["a","b"]')
     jobs = [m for m in rendered if m["metadata"]["name"].endswith("-jobs")]
     assert sorted((m["kind"], m["metadata"]["namespace"]) for m in jobs) == [
@@ -258,7 +257,7 @@ def test_watched_namespaces_get_a_role_each_and_the_cluster_none(template: Templ
         ("native", "scheduling.k8s.io"),
     ],
 )
-def test_pod_groups_of_a_scheduler_can_be_left_out(
+def test_permissions_for_pod_groups_can_be_left_out(
     gang: str, group: str, template: Template
 ) -> None:
     missing = granted(template()) - granted(template(f"gangs.{gang}=false"))
@@ -268,7 +267,7 @@ def test_pod_groups_of_a_scheduler_can_be_left_out(
 
 def test_every_binding_is_for_the_operators_account_only(template: Template) -> None:
     rendered = template('watchNamespaces=["a"]')
-    account = next(m for m in rendered if m["kind"] == "ServiceAccount")["metadata"]
+    account = one(rendered, "ServiceAccount")["metadata"]
     for binding in (m for m in rendered if "roleRef" in m):
         (subject,) = binding["subjects"]
         assert (subject["name"], subject["namespace"]) == (account["name"], account["namespace"])

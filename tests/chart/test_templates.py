@@ -1,24 +1,19 @@
-"""What the chart renders: goldens, Kubernetes' own schemas, and what must not change with a version."""
+"""The rendered chart: goldens, validity for Kubernetes, and what must not change with a version."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
+from tests.chart.objects import CHART, Manifest, Program, Template, by_kind, one
 from tests.paths import ROOT
 
 from fluxtrain_operator import names
 
-Manifest = dict[str, Any]
-Template = Callable[..., list[Manifest]]
-
-CHART = ROOT / "charts" / "fluxtrain-operator"
 GOLDEN = Path(__file__).parent / "golden"
 MONITORING = ("monitoring.coreos.com/v1",)
 NEVER = tuple(
@@ -59,26 +54,16 @@ def key(manifest: Manifest) -> tuple[str, str, str]:
     return manifest["kind"], metadata.get("namespace", ""), metadata["name"]
 
 
-def by_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
-    return [manifest for manifest in manifests if manifest["kind"] == kind]
-
-
-def one(manifests: list[Manifest], kind: str) -> Manifest:
-    found = by_kind(manifests, kind)
-    assert len(found) == 1, [key(manifest) for manifest in manifests]
-    return found[0]
-
-
-def written_elsewhere(manifest: Manifest) -> bool:
-    """Return whether a file of the chart, with tests of its own, is all there is to see."""
+def is_file(manifest: Manifest) -> bool:
+    """Return whether ``manifest`` contains a file of the chart, which has its own tests."""
     dashboard = manifest["metadata"]["name"].startswith("fluxtrain-dashboard-")
     return dashboard or manifest["kind"] in ("CustomResourceDefinition", "PrometheusRule")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_chart_renders_as_its_golden_says(variant: str, template: Template) -> None:
+def test_the_chart_renders_as_its_golden(variant: str, template: Template) -> None:
     values, apis = VARIANTS[variant]
-    rendered = [m for m in template(*values, apis=apis) if not written_elsewhere(m)]
+    rendered = [m for m in template(*values, apis=apis) if not is_file(m)]
     text = yaml.safe_dump_all(sorted(rendered, key=key), sort_keys=False, width=110)
     golden = GOLDEN / f"{variant}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -88,7 +73,7 @@ def test_the_chart_renders_as_its_golden_says(variant: str, template: Template) 
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_kubernetes_accepts_every_object(variant: str, template: Template) -> None:
+def test_every_object_is_valid_for_kubernetes(variant: str, template: Template) -> None:
     values, apis = VARIANTS[variant]
     rendered = [m for m in template(*values, apis=apis) if m["apiVersion"] not in MONITORING]
     assert rendered
@@ -96,23 +81,23 @@ def test_kubernetes_accepts_every_object(variant: str, template: Template) -> No
         kubernetes_validate.validate(manifest, "1.34", strict=True)
 
 
-def test_monitoring_objects_come_where_the_cluster_knows_them_or_on_request(
+def test_monitoring_objects_are_rendered_if_the_cluster_serves_them_or_on_request(
     template: Template,
 ) -> None:
-    wanted = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
-    bare, served = template(), template(apis=MONITORING)
-    asked = template("serviceMonitor.enabled=true", "dashboards.enabled=true")
-    refused = template(*NEVER, apis=MONITORING)
-    assert not wanted & {m["kind"] for m in bare}
-    assert not by_kind(bare, "ConfigMap")
-    assert wanted <= {m["kind"] for m in served}
+    kinds = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
+    default, served = template(), template(apis=MONITORING)
+    enabled = template("serviceMonitor.enabled=true", "dashboards.enabled=true")
+    disabled = template(*NEVER, apis=MONITORING)
+    assert not kinds & {m["kind"] for m in default}
+    assert not by_kind(default, "ConfigMap")
+    assert kinds <= {m["kind"] for m in served}
     assert len(by_kind(served, "ConfigMap")) == 2
-    assert wanted & {m["kind"] for m in asked} == {"ServiceMonitor"}
-    assert len(by_kind(asked, "ConfigMap")) == 2
-    assert {key(m) for m in refused} == {key(m) for m in bare}
+    assert kinds & {m["kind"] for m in enabled} == {"ServiceMonitor"}
+    assert len(by_kind(enabled, "ConfigMap")) == 2
+    assert {key(m) for m in disabled} == {key(m) for m in default}
 
 
-def test_the_definition_is_the_generated_one_and_stays_when_the_release_goes(
+def test_the_definition_is_the_generated_one_and_is_kept_when_the_release_is_deleted(
     template: Template,
 ) -> None:
     definition = one(template(), "CustomResourceDefinition")
@@ -135,17 +120,21 @@ def test_the_dashboards_are_those_that_are_tested(template: Template) -> None:
         assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
+def newer_chart(folder: Path, *fields: str) -> Path:
+    """Return a copy of the chart in which ``fields`` are 9.9.9."""
+    chart = folder / "chart"
+    shutil.copytree(CHART, chart)
+    text = (chart / "Chart.yaml").read_text()
+    for field in fields:
+        text = text.replace(f"{field}: 0.1.0", f"{field}: 9.9.9")
+    (chart / "Chart.yaml").write_text(text)
+    return chart
+
+
 def test_a_new_version_of_the_chart_alone_restarts_no_pod(
     template: Template, tmp_path: Path
 ) -> None:
-    newer = tmp_path / "chart"
-    shutil.copytree(CHART, newer)
-    text = (newer / "Chart.yaml").read_text()
-    (newer / "Chart.yaml").write_text(
-        text.replace("version: 0.1.0", "version: 9.9.9").replace(
-            "appVersion: 0.1.0", "appVersion: 9.9.9"
-        )
-    )
+    newer = newer_chart(tmp_path, "version", "appVersion")
     pinned = ('image.tag="0.1.0"', 'trainerImage.tag="0.1.0"')
     before = one(template(*pinned), "Deployment")
     after = one(template(*pinned, chart=newer), "Deployment")
@@ -153,23 +142,20 @@ def test_a_new_version_of_the_chart_alone_restarts_no_pod(
     assert before["spec"] == after["spec"]
 
 
-def test_a_new_version_brings_both_images(template: Template, tmp_path: Path) -> None:
-    newer = tmp_path / "chart"
-    shutil.copytree(CHART, newer)
-    text = (newer / "Chart.yaml").read_text()
-    (newer / "Chart.yaml").write_text(text.replace("appVersion: 0.1.0", "appVersion: 9.9.9"))
-    container = pod_of(template(chart=newer))["containers"][0]
+def test_a_new_version_has_new_images(template: Template, tmp_path: Path) -> None:
+    rendered = template(chart=newer_chart(tmp_path, "appVersion"))
+    container = pod_of(rendered)["containers"][0]
     assert container["image"] == "fluxtrain/operator:9.9.9"
     assert {"name": "FLUXTRAIN_IMAGE", "value": "fluxtrain/trainer:9.9.9"} in container["env"]
 
 
-def test_the_operator_does_not_take_its_own_pods_for_those_of_a_job(template: Template) -> None:
+def test_the_operators_pods_have_no_labels_of_a_job(template: Template) -> None:
     labels = one(template(), "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert labels.get(names.LABEL_MANAGED_BY) != names.FIELD_MANAGER
     assert names.LABEL_JOB not in labels
 
 
-def test_selectors_find_the_operators_pods_and_no_test_pod(template: Template) -> None:
+def test_selectors_match_the_operators_pods_and_no_test_pod(template: Template) -> None:
     rendered = template(apis=MONITORING)
     labels = one(rendered, "Deployment")["spec"]["template"]["metadata"]["labels"]
     test_labels = one(rendered, "Pod")["metadata"]["labels"]
@@ -186,7 +172,7 @@ def test_selectors_find_the_operators_pods_and_no_test_pod(template: Template) -
     assert monitored.items() <= service["metadata"]["labels"].items()
 
 
-def test_the_pod_monitor_finds_trainers_by_the_labels_that_the_operator_writes(
+def test_the_pod_monitor_selects_trainers_by_the_operators_labels(
     template: Template,
 ) -> None:
     monitor = one(template(apis=MONITORING), "PodMonitor")["spec"]
@@ -202,7 +188,7 @@ def pod_of(rendered: list[Manifest]) -> Manifest:
     return spec
 
 
-def test_every_pod_is_as_restricted_as_pod_security_can_ask(template: Template) -> None:
+def test_every_pod_meets_the_restricted_pod_security_standard(template: Template) -> None:
     rendered = template()
     for spec in (pod_of(rendered), one(rendered, "Pod")["spec"]):
         assert spec["securityContext"]["runAsNonRoot"] is True
@@ -238,14 +224,14 @@ BAD_VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("value", "named"), BAD_VALUES)
-def test_a_bad_value_is_refused_by_name(value: str, named: str, helm: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("value", "field"), BAD_VALUES)
+def test_an_invalid_value_is_rejected_with_its_name(value: str, field: str, helm: Program) -> None:
     done = helm("template", "x", CHART, f"--set-json={value}", check=False)
     assert done.returncode != 0
-    assert named in done.stderr
+    assert field in done.stderr
 
 
-def test_every_value_has_a_sentence_and_a_place_in_the_schema() -> None:
+def test_every_value_has_a_comment_and_a_schema() -> None:
     text = (CHART / "values.yaml").read_text()
     values = yaml.safe_load(text)
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
@@ -254,8 +240,8 @@ def test_every_value_has_a_sentence_and_a_place_in_the_schema() -> None:
     for name in values:
         above = lines[lines.index(next(x for x in lines if x.startswith(f"{name}:"))) - 1]
         nested = isinstance(values[name], dict) and values[name]
-        assert above.startswith("#") or nested, f"{name} has no sentence above it"
+        assert above.startswith("#") or nested, f"{name} has no comment above it"
 
 
-def test_helm_finds_nothing_to_complain_about(helm: Callable[..., Any]) -> None:
+def test_helm_lint_has_no_complaints(helm: Program) -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", CHART).stdout

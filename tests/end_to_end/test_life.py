@@ -216,7 +216,7 @@ def test_a_job_waits_for_others_then_is_cleaned_up_and_deleted_as_its_lifecycle_
     scene.apply("broken", run=WRONG)
     scene.apply("second", lifecycle={"startAfter": ["broken", "first"]}, **NOWHERE)
     told = scene.wait_for_condition("second", "Admitted", "WaitingForFailedJobs")
-    assert "broken is Failed; create it anew, or take it out of spec.lifecycle.startAfter" in told
+    assert "broken is Failed; recreate it, or take it out of spec.lifecycle.startAfter" in told
     assert "first does not exist" in told
     scene.patch("second", lifecycle={"startAfter": ["first"]})
     assert "first does not exist" in scene.wait_for_condition(

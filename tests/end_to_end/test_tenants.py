@@ -124,7 +124,7 @@ def test_a_strangers_object_is_left_alone_and_the_job_waits_for_its_name(
     before = scene.get(kind, name)
     scene.apply("pay")
     message = scene.wait("pay", "Ready", "NameConflict")
-    assert f"{kind} {name} is in the way, and belongs to nobody" in message
+    assert f"{kind} {name} already exists and belongs to nobody" in message
     time.sleep(12)  # of retries
     assert scene.get(kind, name) == before
     assert scene.warnings("pay").count("NameConflict") == 1
@@ -147,7 +147,7 @@ def test_two_jobs_that_share_the_name_of_a_service_are_told_apart(scene: Scene) 
     scene.wait_for_pods("1", 2)
     scene.apply("ft-1")
     message = scene.wait("ft-1", "Ready", "NameConflict")
-    assert "Service ft-1 is in the way, and belongs to FluxTraining 1" in message
+    assert "Service ft-1 already exists and belongs to FluxTraining 1" in message
     scene.kubectl("delete", "ft", "1", IN)
     scene.kubectl("delete", "service", "ft-1", IN)
     scene.wait_for_pods("ft-1", 2)

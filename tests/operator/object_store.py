@@ -18,7 +18,7 @@ from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.planner.changes import Delete
-from fluxtrain_operator.planner.owners import is_of
+from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.planner.plan import Event
 from fluxtrain_operator.progress import Progress
 
@@ -86,7 +86,11 @@ class ObjectStore:
     async def list_applied(
         self, job: Job, kinds: Mapping[str, str]
     ) -> dict[tuple[str, str], Applied]:
-        own = {at: m for at, m in self.objects.items() if at[0] in kinds and is_of(m, job.uid)}
+        own = {
+            at: m
+            for at, m in self.objects.items()
+            if at[0] in kinds and is_controlled_by(m, job.uid)
+        }
         return {at: Applied.from_object(manifest) for at, manifest in own.items()}
 
     async def serves(self, version: str) -> bool:
@@ -108,7 +112,9 @@ class ObjectStore:
 
     def own(self, kind: str, uid: str = "uid-job") -> list[str]:
         """Return the names of the objects of ``kind`` that the job with ``uid`` controls."""
-        return sorted(n for (k, n), m in self.objects.items() if k == kind and is_of(m, uid))
+        return sorted(
+            n for (k, n), m in self.objects.items() if k == kind and is_controlled_by(m, uid)
+        )
 
 
 class Harness:
@@ -147,8 +153,8 @@ class Harness:
         """Reconcile with all retries due, and again so that the status reports the result."""
         for _ in range(times):
             if (state := self.reconciler._states.get(KEY)) is not None:
-                for name, obstacle in dict(state.obstacles).items():
-                    state.obstacles[name] = replace(obstacle, due=0.0)
+                for name, failure in dict(state.create_failures).items():
+                    state.create_failures[name] = replace(failure, retry_time=0.0)
             await self.reconciler.reconcile(KEY)
             await self.reconciler.reconcile(KEY)
 

@@ -19,7 +19,7 @@ MAKERS = (
     names.disruption_budget,
     names.pod_group,
     lambda job: names.native_group(job, 4096),
-    lambda job: names.queue_group(job, 12),
+    lambda job: names.kueue_group(job, 12),
 )
 
 

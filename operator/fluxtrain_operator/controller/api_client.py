@@ -19,7 +19,7 @@ from fluxtrain_operator.controller.cache import Applied
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.changes import Delete
-from fluxtrain_operator.planner.owners import is_of
+from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.planner.plan import Event
 from fluxtrain_operator.progress import Progress
 from fluxtrain_operator.timestamps import stamp
@@ -128,7 +128,7 @@ class KubernetesApi:
         for kind, version in kinds.items():
             path = f"{collection(version, job.namespace, kind)}?labelSelector={selector}"
             for item in (await self._request("GET", path)).get("items", []):
-                if is_of(item, job.uid):
+                if is_controlled_by(item, job.uid):
                     applied[kind, item["metadata"]["name"]] = Applied.from_object(item)
         return applied
 

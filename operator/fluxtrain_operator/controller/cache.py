@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fluxtrain_operator import names
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.planner.observed import NodeView
-from fluxtrain_operator.planner.owners import controller, is_of
+from fluxtrain_operator.planner.owner_references import controller_of, is_controlled_by
 
 Manifest = Mapping[str, Any]
 
@@ -55,7 +55,7 @@ class SupportObjects:
 
     def add(self, kind: str, manifest: Manifest) -> None:
         """Add an object of ``kind``, unless no job controls it."""
-        metadata, uid = manifest["metadata"], controller(manifest).get("uid")
+        metadata, uid = manifest["metadata"], controller_of(manifest).get("uid")
         job = (metadata.get("labels") or {}).get(names.LABEL_JOB)
         if job is None or not uid:
             return
@@ -96,12 +96,12 @@ class Cache:
     def pods(self, key: Key) -> list[Manifest]:
         """Return the pods that the job controls."""
         uid = self._uid(key)
-        return [pod for pod in self._labelled(key) if is_of(pod, uid)]
+        return [pod for pod in self._labelled(key) if is_controlled_by(pod, uid)]
 
     def foreign_pods(self, key: Key) -> list[Manifest]:
         """Return the pods with the job's label that it does not control, such as an earlier job's."""
         uid = self._uid(key)
-        return [pod for pod in self._labelled(key) if not is_of(pod, uid)]
+        return [pod for pod in self._labelled(key) if not is_controlled_by(pod, uid)]
 
     def _labelled(self, key: Key) -> list[Manifest]:
         return list(self._pods.get(key, {}).values())

@@ -15,10 +15,15 @@ from fluxtrain_operator.controller.api_client import KINDS, KubernetesApi
 from fluxtrain_operator.controller.cache import Applied, Cache
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.planner.obstacles import Blocker, is_refusal, refused, taken
-from fluxtrain_operator.planner.owners import is_of
+from fluxtrain_operator.planner.create_failures import (
+    CreateFailure,
+    is_rejection,
+    name_conflict,
+    rejected,
+)
+from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.planner.plan import Delete, Plan
-from fluxtrain_operator.resources.pod_group import APIS
+from fluxtrain_operator.resources.gang import gang_of
 
 NEVER = float("-inf")
 STATUS_SECONDS = 3.0
@@ -41,7 +46,7 @@ class JobState:
     """Time of the last list of the supporting objects."""
     applied: dict[ObjectName, Applied] = field(default_factory=dict)
     """Supporting objects that exist."""
-    obstacles: dict[ObjectName, Blocker] = field(default_factory=dict)
+    create_failures: dict[ObjectName, CreateFailure] = field(default_factory=dict)
     """Why objects could not be created at the last try."""
 
 
@@ -67,7 +72,7 @@ class Executor:
         pods = [desired for desired in plan.create if desired["kind"] == "Pod"]
         support = [desired for desired in plan.create if desired["kind"] != "Pod"]
         await _gather(self._ensure(job, desired, state) for desired in support)
-        if not any(_name(desired) in state.obstacles for desired in support):
+        if not any(_name(desired) in state.create_failures for desired in support):
             await self._create_pods(job, pods, state)  # which mount the config map
         for event in plan.events:
             await self.api.create_event(job, event, time.time())
@@ -88,7 +93,7 @@ class Executor:
         if deletion.kind not in ("Pod", KIND):
             uid = state.applied.pop((deletion.kind, deletion.name)).uid
             deletion = replace(deletion, uid=uid)
-        version = KINDS.get(deletion.kind) or APIS[job.spec.scheduling.gang]
+        version = KINDS.get(deletion.kind) or gang_of(job).api_version
         remaining = await self.api.delete(job.namespace, deletion, version)
         key = job.namespace, job.name
         if deletion.kind == "Pod" and remaining is None:
@@ -97,34 +102,36 @@ class Executor:
             self.cache.update_pod(key, remaining)
 
     async def _create_pods(self, job: Job, pods: list[Manifest], state: JobState) -> None:
-        """Create ``pods`` in batches; after a refusal the others are not tried."""
+        """Create ``pods`` in batches; after a rejection the others are not tried."""
         for start in range(0, len(pods), _POD_BATCH):
             batch = pods[start : start + _POD_BATCH]
             await _gather(self._ensure(job, pod, state) for pod in batch)
-            obstacles = (state.obstacles.get(_name(pod)) for pod in batch)
-            refusal = next((o for o in obstacles if o is not None and not o.is_taken), None)
-            if refusal is not None:
+            create_failures = (state.create_failures.get(_name(pod)) for pod in batch)
+            rejection = next(
+                (o for o in create_failures if o is not None and not o.is_name_conflict), None
+            )
+            if rejection is not None:
                 rest = pods[start + _POD_BATCH :]
-                state.obstacles |= {_name(pod): refusal.of(pod) for pod in rest}
+                state.create_failures |= {_name(pod): rejection.for_object(pod) for pod in rest}
                 return
 
     async def _ensure(self, job: Job, desired: Manifest, state: JobState) -> None:
-        """Create or change an object; record the obstacle if that is impossible."""
+        """Create or change an object; record the failure if that is impossible."""
         name = _name(desired)
-        before = state.obstacles.pop(name, None)
+        before = state.create_failures.pop(name, None)
         try:
-            obstacle = await self._create_or_apply(job, desired, state)
+            failure = await self._create_or_apply(job, desired, state)
         except ApiError as error:
-            if not is_refusal(error):
+            if not is_rejection(error):
                 raise
-            obstacle = refused(desired, error)
-        if obstacle is not None:
-            state.obstacles[name] = obstacle.after(before, time.time())
+            failure = rejected(desired, error)
+        if failure is not None:
+            state.create_failures[name] = failure.with_backoff(before, time.time())
 
     async def _create_or_apply(
         self, job: Job, desired: Manifest, state: JobState
-    ) -> Blocker | None:
-        """Create or change an object; return the obstacle if another owner's object has its name.
+    ) -> CreateFailure | None:
+        """Create or change an object; return the failure if another owner's object has its name.
 
         A known object is changed only if its uid is unchanged; any other is created. Another owner's
         object is therefore never overwritten, and a pod is never changed.
@@ -136,8 +143,8 @@ class Executor:
         existing = await self.api.create(desired)
         if existing is None:
             existing = await self.api.get(desired)
-            if existing is not None and not is_of(existing, job.uid):
-                return taken(desired["kind"], existing, job.name)
+            if existing is not None and not is_controlled_by(existing, job.uid):
+                return name_conflict(desired["kind"], existing, job.name)
         self._record(existing, desired, state)
         return None
 

@@ -159,8 +159,8 @@ class ProgressPoller:
 
 def _with_newest_alive(progress: Progress, others: list[PodProgress]) -> Progress:
     """Return ``progress`` with the newest alive time of all ranks, as rank 0 waits for the others."""
-    times = (progress.alive, *(report.progress.alive for report in others))
-    return replace(progress, alive=max((t for t in times if t is not None), default=None))
+    times = (progress.alive_time, *(report.progress.alive_time for report in others))
+    return replace(progress, alive_time=max((t for t in times if t is not None), default=None))
 
 
 def _has_address(pod: Mapping[str, Any]) -> bool:

@@ -19,17 +19,16 @@ from fluxtrain_operator.errors import ApiError, UnreadableError
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
+from fluxtrain_operator.planner.create_failures import name_conflict
 from fluxtrain_operator.planner.observed import Observed
-from fluxtrain_operator.planner.obstacles import taken
-from fluxtrain_operator.planner.plan import Plan, load, refuse
+from fluxtrain_operator.planner.plan import Plan, load, plan_invalid
 from fluxtrain_operator.planner.plan import plan as make_plan
 from fluxtrain_operator.planner.situation import earliest
 from fluxtrain_operator.planner.status import finished
-from fluxtrain_operator.resources.pod_group import APIS
+from fluxtrain_operator.resources.gang import gang_of
 
 RESYNC_SECONDS = 600.0
 """Maximum interval of a job's reconciles and of its lists: not everything is watched."""
-_GROUP_KINDS = {"native": ("Workload", "PodGroup")}
 
 
 @dataclass
@@ -74,14 +73,14 @@ class Reconciler:
         delay = status_delay(job.status, plan, state, time.monotonic())
         if delay is not None:
             return earliest([delay, plan.requeue_after])
-        obstacles = dict(state.obstacles)
+        create_failures = dict(state.create_failures)
         await self.executor.execute(manifest, job, plan, state)
         if plan.status.phase in ("Starting", "Running", "Restarting"):
             self.poller.start(key, job.metrics_port)
         else:
             self.poller.stop(key)
         self.metrics.record_plan(key, job, plan)
-        if state.obstacles != obstacles:
+        if state.create_failures != create_failures:
             return 0.0  # the status must report them
         return _requeue_after(plan)
 
@@ -101,7 +100,7 @@ class Reconciler:
         self, key: Key, manifest: Mapping[str, Any], error: ConfigError
     ) -> float | None:
         """Report an invalid spec; return the seconds after which to requeue the job, or None."""
-        plan = refuse(manifest, error, time.time())
+        plan = plan_invalid(manifest, error, time.time())
         if plan.status != read_status(manifest.get("status")):
             await self.executor.write_status(manifest, plan.status)
         self.metrics.set_phase(key, plan.status.phase)
@@ -116,27 +115,27 @@ class Reconciler:
         kinds = await self._support_kinds(job)
         missing_apis = frozenset(api for api, is_served in self._served.items() if not is_served)
         await self._refresh_applied(job, kinds, state)
-        foreign_pods = (taken("Pod", pod, job.name) for pod in self.cache.foreign_pods(key))
+        foreign_pods = (name_conflict("Pod", pod, job.name) for pod in self.cache.foreign_pods(key))
         return Observed.from_objects(
             self.cache.pods(key),
             progress=self.poller.rank_0(key),
-            witness=self.poller.lowest_rank(key),
+            any_progress=self.poller.lowest_rank(key),
             nodes=self.cache.nodes,
-            jobs_before=self._phases_of_predecessors(job),
+            predecessors=self._phases_of_predecessors(job),
             applied={name: applied.applied_hash for name, applied in state.applied.items()},
-            obstacles=(*state.obstacles.values(), *foreign_pods),
+            create_failures=(*state.create_failures.values(), *foreign_pods),
             missing_apis=missing_apis,
         )
 
     async def _support_kinds(self, job: Job) -> dict[str, str]:
         """Return the API versions, by kind, of the job's supporting objects and pod groups."""
         kinds = dict(SUPPORT_KINDS)
-        gang = job.spec.scheduling.gang
-        if (version := APIS.get(gang)) is not None:
+        gang = gang_of(job)
+        if version := gang.api_version:
             if version not in self._served:
                 self._served[version] = await self.api.serves(version)
             if self._served[version]:
-                kinds |= dict.fromkeys(_GROUP_KINDS.get(gang, ("PodGroup",)), version)
+                kinds |= dict.fromkeys(gang.kinds, version)
         return kinds
 
     async def _refresh_applied(self, job: Job, kinds: Mapping[str, str], state: JobState) -> None:

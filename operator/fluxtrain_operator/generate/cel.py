@@ -1,7 +1,7 @@
-"""The CEL rules of the resource: what must fit together, and what may not change while a job lives.
+"""The CEL validation rules of the resource: rules between fields, and immutable fields.
 
-They follow from the models: ``rules`` of a section and its ``IMMUTABLE`` fields, so that ``fluxtrain run``
-and the API server refuse the same things in the same words.
+They are generated from the sections' ``rules`` and ``IMMUTABLE`` fields, so that ``fluxtrain run`` and the
+API server reject the same values with the same messages.
 """
 
 from __future__ import annotations
@@ -19,58 +19,58 @@ from fluxtrain.contract.strict_model import Rule, StrictModel
 Validation = dict[str, str]
 """One entry of ``x-kubernetes-validations``."""
 Rules = dict[str, list[Validation]]
-"""Validations by the path, below the resource, of the schema that carries them."""
+"""Validations by the path of their schema within the resource."""
 
 
 def rules() -> Rules:
-    """Return everything that the API server evaluates."""
-    found = between_fields()
-    for path, listed in of_updates().items():
-        found.setdefault(path, []).extend(listed)
-    found["spec.run"] += _closed_division()
-    return found
+    """Return all rules that the API server evaluates."""
+    result = between_fields()
+    for path, validations in of_updates().items():
+        result.setdefault(path, []).extend(validations)
+    result["spec.run"] += _closed_division()
+    return result
 
 
 def between_fields() -> Rules:
-    """Return the rules of one job by itself, MLPerf's aside."""
-    found = {
+    """Return the rules between the fields of a job, without MLPerf's."""
+    result = {
         path: [_validation(rule) for rule in section.rules]
         for path, section in (*_sections(FluxTraining), *_sections(RunConfig, "spec.run"))
         if section.rules
     }
-    found["spec.run"] += [*_not_yet(), _ON_A_CLUSTER]
-    return found
+    result["spec.run"] += [*_not_yet(), _METRICS_PORT]
+    return result
 
 
 def of_updates() -> Rules:
-    """Return the rules of a job and what it was before."""
+    """Return the transition rules, which compare a job with its previous version."""
     return {"spec": [*_transitions(Spec)], "spec.run": [*_transitions(RunConfig)]}
 
 
 def _sections(model: type[StrictModel], path: str = "") -> Iterator[tuple[str, type[StrictModel]]]:
-    """Yield ``model`` and every section below it with the path of its schema."""
+    """Yield ``model`` and all nested sections with the paths of their schemas."""
     yield path, model
     for name, field in model.model_fields.items():
         below = model_of(field.annotation)
         if below is not None:
-            listed = ".items" if is_list(field) else ""
-            yield from _sections(below, f"{path}.{field.alias or name}{listed}".strip("."))
+            items = ".items" if is_list(field) else ""
+            yield from _sections(below, f"{path}.{field.alias or name}{items}".strip("."))
 
 
 def _validation(rule: Rule) -> Validation:
-    guards = [_given(path) for path in (rule.field, *rule.others) if path]
+    guards = [_has(path) for path in (rule.field, *rule.others) if path]
     checked = f"!({' && '.join(guards)}) || {rule.cel}" if guards else rule.cel
     message = f"{rule.field} {rule.message}".strip()
-    return _refusal(checked, message, rule.field)
+    return _validation_of(checked, message, rule.field)
 
 
-def _refusal(rule: str, message: str, field: str) -> Validation:
-    """Return the validation whose message names ``field``; the section itself where that is empty."""
+def _validation_of(rule: str, message: str, field: str) -> Validation:
+    """Return the validation of ``field``; of the whole section if it is empty."""
     return {"rule": rule, "message": message, **({"fieldPath": f".{field}"} if field else {})}
 
 
-def _given(path: str, root: str = "self") -> str:
-    """Return the CEL that says whether every part of ``path`` is there."""
+def _has(path: str, root: str = "self") -> str:
+    """Return the CEL expression that tests that every part of ``path`` is set."""
     parts = path.split(".")
     return " && ".join(f"has({root}.{'.'.join(parts[: n + 1])})" for n in range(len(parts)))
 
@@ -78,13 +78,13 @@ def _given(path: str, root: str = "self") -> str:
 def _transitions(model: type[StrictModel]) -> Iterator[Validation]:
     """Yield a rule per immutable field.
 
-    Whole sections, and optionals of text, have no size that the server could bound the cost by.
+    Rules of whole sections or optional text would exceed the API server's cost limit.
     """
     for facts in iter_fields(model):
         if facts.immutable:
-            now, before = _given(facts.path), _given(facts.path, "oldSelf")
+            now, before = _has(facts.path), _has(facts.path, "oldSelf")
             equal = f"self.{facts.path} == oldSelf.{facts.path}"
-            yield _refusal(
+            yield _validation_of(
                 f"({now} && {before}) ? {equal} : ({now}) == ({before})",
                 f"{facts.path} stays as it was created; another value is another job",
                 facts.path,
@@ -92,46 +92,46 @@ def _transitions(model: type[StrictModel]) -> Iterator[Validation]:
 
 
 def _closed_division() -> Iterator[Validation]:
-    """Yield a rule per field of a run that means to be MLPerf's, as the file writes it."""
+    """Yield a rule per field that MLPerf's closed division fixes."""
     closed = " && ".join(
         (
             f"self.preset.startsWith('{closed_division.PREFIX}')",
-            _unless_given("task", "train"),
-            _unless_given("logging.mlperf.division", "closed"),
+            _is_or_unset("task", "train"),
+            _is_or_unset("logging.mlperf.division", "closed"),
         )
     )
     for path, allowed in closed_division.FIXED_VALUES.items():
-        kept = f"!({_given(path)})" + (
+        fixed = f"!({_has(path)})" + (
             "" if allowed is None else f" || self.{path} == {_cel(allowed)}"
         )
-        yield _refusal(
-            f"!({closed}) || {kept}", f"{path}: {closed_division.message(allowed)}", path
+        yield _validation_of(
+            f"!({closed}) || {fixed}", f"{path}: {closed_division.message(allowed)}", path
         )
 
 
-def _unless_given(path: str, value: str) -> str:
-    return f"(!({_given(path)}) || self.{path} == '{value}')"
+def _is_or_unset(path: str, value: str) -> str:
+    return f"(!({_has(path)}) || self.{path} == '{value}')"
 
 
 def _not_yet() -> Iterator[Validation]:
-    """Yield a rule per value that the schema knows and this version refuses."""
+    """Yield a rule per value that the schema allows and this version does not support."""
     for (path, value), feature in NOT_IMPLEMENTED.items():
         anything = value is ANY_VALUE
         others = "false" if anything else f"self.{path} != {_cel(value)}"
-        yield _refusal(
-            f"!({_given(path)}) || {others}",
+        yield _validation_of(
+            f"!({_has(path)}) || {others}",
             f"{path if anything else f'{path} {value}'}: not yet: {feature} comes in a later version",
             path,
         )
 
 
 def _cel(value: object) -> str:
-    """Return ``value`` as CEL writes it, which is JSON."""
+    """Return ``value`` as a CEL literal, which is JSON."""
     return json.dumps(value)
 
 
-_ON_A_CLUSTER = _refusal(
-    f"!({_given('logging.metrics_port')}) || self.logging.metrics_port != 0",
+_METRICS_PORT = _validation_of(
+    f"!({_has('logging.metrics_port')}) || self.logging.metrics_port != 0",
     "logging.metrics_port must not be 0 on a cluster: the operator reads the progress there",
     "logging.metrics_port",
 )

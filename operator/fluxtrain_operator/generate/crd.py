@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, generated from the models of the contract (design D2)."""
+"""The CustomResourceDefinition, generated from the models of the contract."""
 
 from __future__ import annotations
 
@@ -75,10 +75,9 @@ def _version() -> Manifest:
 
 
 def resource_schema() -> Schema:
-    """Return the schema of the whole resource, its rules in place.
+    """Return the schema of the whole resource, with its validation rules.
 
-    Cluster fields carry defaults. Fields of ``spec.run`` carry none: the preset gives their values, and a
-    default filled in by the API server would win over it.
+    Fields of ``spec.run`` have no defaults: those of the API server would override the preset's values.
     """
     schema = structural(FluxTraining, defaults=True)
     properties = schema["properties"]
@@ -91,8 +90,8 @@ def resource_schema() -> Schema:
     text = spec["properties"]["run"].get("description", "")
     run = {**structural(RunConfig, defaults=False), "required": ["preset"], "description": text}
     spec["properties"]["run"] = run
-    for path, found in rules().items():
-        _at(schema, path).setdefault("x-kubernetes-validations", []).extend(found)
+    for path, validations in rules().items():
+        _at(schema, path).setdefault("x-kubernetes-validations", []).extend(validations)
     conditions = properties["status"]["properties"]["conditions"]
     conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     return schema

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-from pydantic import BaseModel
 
 from fluxtrain.contract.run.closed_division import FIXED_VALUES
 from fluxtrain.contract.run.config import RunConfig
@@ -36,14 +33,14 @@ def crd_page() -> str:
 
 
 def _rules() -> Iterator[str]:
-    """Yield the rules between fields; those that repeat one sentence as lists of fields."""
+    """Yield the rules between fields, and lists of the fields whose rules have equal messages."""
     yield "## Rules\n\nRefused by the API server, with this message:\n"
     yield "| field | message |\n|---|---|"
-    for path, listed in between_fields().items():
-        yield from (f"| `{_field(path, rule)}` | {rule['message']} |" for rule in listed)
+    for path, validations in between_fields().items():
+        yield from (f"| `{_field(path, rule)}` | {rule['message']} |" for rule in validations)
     yield "\n## What stays as it was created\n\nAnother value is another job:\n"
-    for path, listed in of_updates().items():
-        yield ", ".join(f"`{_field(path, rule)}`" for rule in listed) + ".\n"
+    for path, validations in of_updates().items():
+        yield ", ".join(f"`{_field(path, rule)}`" for rule in validations) + ".\n"
     yield (
         "## MLPerf's closed division\n\nA preset `mlperf-*` whose task is train allows only these "
         "values, unless `spec.run.logging.mlperf.division` is open:\n"
@@ -58,7 +55,7 @@ def _field(path: str, rule: Validation) -> str:
 
 
 def config_page() -> str:
-    """Return docs/config.md: every field of ``spec.run``, its bounds, and what each preset says."""
+    """Return docs/config.md: every field of ``spec.run``, its bounds, and the presets' values."""
     lines = [
         _HEADER,
         "# spec.run: the training\n",
@@ -68,18 +65,15 @@ def config_page() -> str:
         f"Presets: {', '.join(f'`{name}`' for name in PRESETS)}.\n",
     ]
     schema = structural(RunConfig, defaults=False)
-    plain = {n: f for n, f in schema["properties"].items() if f.get("type") != "object"}
-    lines += _section("run", plain, RunConfig, ())
-    for name, field in schema["properties"].items():
+    fields = schema["properties"]
+    lines += _section("run", {n: f for n, f in fields.items() if f.get("type") != "object"}, ())
+    for name, field in fields.items():
         if field.get("type") == "object":
-            annotation: Any = RunConfig.model_fields[name].annotation
-            lines += _section(name, field["properties"], annotation, (name,))
+            lines += _section(name, field["properties"], (name,))
     return "\n".join(lines) + "\n"
 
 
-def _section(
-    title: str, fields: dict[str, Schema], model: type[BaseModel], path: tuple[str, ...]
-) -> Iterator[str]:
+def _section(title: str, fields: dict[str, Schema], path: tuple[str, ...]) -> Iterator[str]:
     yield f"## {title}\n"
     yield "| field | type | meaning | presets that differ |"
     yield "|---|---|---|---|"
@@ -121,15 +115,12 @@ def _type(field: Schema) -> str:
     kind = str(field.get("type", ""))
     if kind == "array":
         kind = f"list of {field['items'].get('type', '')}"
-    bounds = [
-        f"{'>' if field.get('exclusiveMinimum') else '≥'} {field['minimum']:g}"
-        if "minimum" in field
-        else "",
-        f"{'<' if field.get('exclusiveMaximum') else '≤'} {_large(field['maximum'])}"
-        if "maximum" in field
-        else "",
-    ]
-    return " ".join([kind, *filter(None, bounds)])
+    bounds = []
+    if "minimum" in field:
+        bounds.append(f"{'>' if field.get('exclusiveMinimum') else '≥'} {field['minimum']:g}")
+    if "maximum" in field:
+        bounds.append(f"{'<' if field.get('exclusiveMaximum') else '≤'} {_large(field['maximum'])}")
+    return " ".join([kind, *bounds])
 
 
 def _large(number: float) -> str:

@@ -14,17 +14,16 @@ _KEPT = (
     "type", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems",
     "multipleOf", "description",
 )  # fmt: skip
-_ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+_ANY_OBJECT = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
 def structural(model: type[BaseModel], defaults: bool) -> Schema:
-    """Return the schema of ``model``: references resolved, nothing that Kubernetes refuses.
+    """Return the structural schema of ``model``, with references resolved.
 
-    Without ``defaults`` every field is optional and has none: the values come from elsewhere, and the
-    description names the model's own.
+    Without ``defaults`` all fields are optional, and their descriptions name the model's defaults.
     """
-    whole = model.model_json_schema(by_alias=True)
-    return _convert(whole, whole.get("$defs", {}), defaults)
+    schema = model.model_json_schema(by_alias=True)
+    return _convert(schema, schema.get("$defs", {}), defaults)
 
 
 def _convert(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
@@ -41,10 +40,10 @@ def _convert(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> 
     if schema.get("type") == "object":
         result |= _object(schema, definitions, defaults)
     if defaults and schema.get("default") is not None:
-        result["default"] = _stated(schema["default"])
+        result["default"] = _without_nulls(schema["default"])
     elif not defaults and "default" in schema and schema.get("type") != "object":
         result["description"] = (
-            f"{result.get('description', '')} Default: {_said(schema['default'])}.".strip()
+            f"{result.get('description', '')} Default: {_as_text(schema['default'])}.".strip()
         )
     return result
 
@@ -70,7 +69,7 @@ def _nullable(schema: Schema, definitions: dict[str, Schema], defaults: bool) ->
 
 def _bounds(schema: Schema, result: Schema) -> None:
     for bound, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-        if bound in schema:  # OpenAPI 3.0 has the bound and a flag
+        if bound in schema:  # a flag in OpenAPI 3.0
             result[inclusive], result[bound] = schema[bound], True
     if schema.get("type") == "integer":
         result["format"] = "int64"
@@ -86,7 +85,7 @@ def _object(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> S
         }
     }
     if schema.get("additionalProperties"):
-        result |= _ANYTHING
+        result |= _ANY_OBJECT
     if defaults and schema.get("required"):
         result["required"] = schema["required"]
     return result
@@ -95,12 +94,12 @@ def _object(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> S
 def _mapping(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
     values = value_schema(schema)
     if values is None:
-        return _ANYTHING
+        return _ANY_OBJECT
     result: Schema = {"additionalProperties": _convert(values, definitions, defaults)}
     if "maxProperties" in schema:
         result["maxProperties"] = schema["maxProperties"]
     keys = key_schema(schema)
-    if "pattern" in keys:  # OpenAPI has no patterns for keys
+    if "pattern" in keys:  # OpenAPI cannot constrain keys
         rule = (
             f"self.all(key, key.size() <= {keys['maxLength']} && key.matches('{keys['pattern']}'))"
         )
@@ -110,14 +109,14 @@ def _mapping(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> 
     return result
 
 
-def _stated(default: Any) -> Any:
-    """Return ``default`` without the fields whose value is none: the API server would store them."""
+def _without_nulls(default: Any) -> Any:
+    """Return ``default`` without null values, which the API server would store."""
     if not isinstance(default, dict):
         return default
-    return {key: _stated(value) for key, value in default.items() if value is not None}
+    return {key: _without_nulls(value) for key, value in default.items() if value is not None}
 
 
-def _said(value: object) -> str:
+def _as_text(value: object) -> str:
     return (
         "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )

@@ -1,4 +1,4 @@
-"""What a decision changes in the cluster: the objects that go, and those that come."""
+"""The objects that a decision deletes and creates."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from itertools import count
 
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest, digest
-from fluxtrain_operator.planner.failures import due_again
+from fluxtrain_operator.planner.create_failures import CreateFailure
+from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.observed import Pod
-from fluxtrain_operator.planner.obstacles import Blocker
 from fluxtrain_operator.planner.rules import Decision
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod
 
-MOST_PODS = 64
-"""Training pods that one plan creates; a large job gets its pods in several, and others theirs in between."""
+MAX_PODS_PER_PLAN = 64
+"""Training pods that one plan creates; more follow in further plans, so that other jobs are not delayed."""
 _PHASE_SECONDS = 30.0
-"""A pod that has no last phase so long after its main process ended has a sidecar that goes on."""
+"""If the pod's phase is not final this long after the main process exited, a sidecar still runs."""
 
 
 @dataclass(frozen=True)
@@ -29,136 +29,143 @@ class Delete:
     name: str
     uid: str = ""
     grace_seconds: int | None = None
-    """None: the object's own grace; 0: by force."""
+    """None: the object's own grace period; 0: force deletion."""
 
 
 def changes(situation: Situation, decision: Decision) -> tuple[list[Delete], list[Manifest]]:
-    """Return what ``decision`` deletes and creates; ``situation`` is in the attempt that it leads to."""
+    """Return what ``decision`` deletes and creates; ``situation`` is in the attempt that follows."""
     if decision.action in ("hold", "wait"):
         return [], []
     if decision.action == "suspend":
         return [*_stop(situation, situation.observed.pods)], []
     if decision.action in ("complete", "fail"):
         return [*clean_up(situation)], []
-    delete = [*_removals(situation, decision), *_stale_store(situation), *_unwanted(situation)]
-    return delete, [*_missing(situation, in_the_way(situation, decision))]
+    deletions = [
+        *_removed_pods(situation, decision),
+        *_removed_rendezvous(situation),
+        *_undesired(situation),
+    ]
+    return deletions, [*_missing(situation, blocking_failures(situation, decision))]
 
 
-def in_the_way(situation: Situation, decision: Decision) -> tuple[Blocker, ...]:
-    """Return what keeps the objects from being made that ``decision`` wants and that are not there."""
-    found = situation.observed.obstacles
-    if not found or decision.action not in ("run", "restart"):
+def blocking_failures(situation: Situation, decision: Decision) -> tuple[CreateFailure, ...]:
+    """Return the create failures of missing objects that ``decision`` needs."""
+    failures = situation.observed.create_failures
+    if not failures or decision.action not in ("run", "restart"):
         return ()
     job = situation.job
-    wanted = {_key(manifest) for manifest in situation.support}
-    wanted |= {("Pod", names.pod(job.name, index)) for index in _free_indices(situation)}
+    needed = {_key(manifest) for manifest in situation.supporting_objects}
+    needed |= {("Pod", names.pod(job.name, index)) for index in _free_indices(situation)}
     if situation.observed.rendezvous is None:
-        wanted.add(("Pod", names.rendezvous(job.name)))
-    return tuple(obstacle for obstacle in found if (obstacle.kind, obstacle.name) in wanted)
+        needed.add(("Pod", names.rendezvous(job.name)))
+    return tuple(failure for failure in failures if (failure.kind, failure.name) in needed)
 
 
-def _missing(situation: Situation, stuck: tuple[Blocker, ...]) -> Iterator[Manifest]:
-    """Yield what is to be made now. Pods mount some of the objects around them, so these come first.
+def _missing(situation: Situation, failures: tuple[CreateFailure, ...]) -> Iterator[Manifest]:
+    """Yield the objects to create now, the pods last as they mount others.
 
-    No pod begins where others, of an earlier job or of nobody, still have the names of some; and none is
-    tried where some were refused a moment ago.
+    Objects that failed are left out until their retry time. No pod is created while a supporting object
+    fails or the API server rejects pods, nor the first ones while another object has the name of one.
     """
-    blocked = [obstacle for obstacle in stuck if obstacle.due > situation.now]
-    held = {(obstacle.kind, obstacle.name) for obstacle in blocked}
-    yield from (manifest for manifest in _missing_support(situation) if _key(manifest) not in held)
+    waiting = [failure for failure in failures if failure.retry_time > situation.now]
+    held = {(failure.kind, failure.name) for failure in waiting}
+    yield from (m for m in _missing_supporting(situation) if _key(m) not in held)
     is_new = not situation.observed.pods
-    lacks_support = any(obstacle.kind != "Pod" for obstacle in stuck)
-    if not lacks_support and not any(is_new or not obstacle.is_taken for obstacle in blocked):
+    lacks_support = any(failure.kind != "Pod" for failure in failures)
+    if not lacks_support and not any(is_new or not f.is_name_conflict for f in waiting):
         yield from _missing_pods(situation, {name for _, name in held})
 
 
-def _removals(situation: Situation, decision: Decision) -> Iterator[Delete]:
-    """Yield the pods that are of another attempt, lost, failed, or too many."""
-    yield from _deletions(situation, situation.old, decision.grace_seconds)
-    spare = situation.kept[situation.job.spec.nodes.max :]
-    failed = [f.pod for f in situation.faults if due_again(f, 0) <= situation.now]
-    lost = [p for p in situation.current if _lost(situation, p)]
-    going = {pod.name: pod for pod in (*spare, *failed, *lost)}
-    yield from _deletions(situation, going.values())
+def _removed_pods(situation: Situation, decision: Decision) -> Iterator[Delete]:
+    """Yield the pods of earlier attempts, and those that failed, are lost, or exceed ``nodes.max``."""
+    yield from _deletions(situation, situation.previous, decision.grace_seconds)
+    excess = situation.active[situation.job.spec.nodes.max :]
+    failed = [f.pod for f in situation.failures if retry_time(f, 0) <= situation.now]
+    lost = [pod for pod in situation.current if _is_lost(situation, pod)]
+    removed = {pod.name: pod for pod in (*excess, *failed, *lost)}
+    yield from _deletions(situation, removed.values())
 
 
-def _lost(situation: Situation, pod: Pod) -> bool:
-    stuck = situation.out_of_reach(pod) and pod.deleting
-    return stuck or situation.unreachable(pod) or situation.condemned(pod)
+def _is_lost(situation: Situation, pod: Pod) -> bool:
+    stuck = situation.kubelet_unresponsive(pod) and pod.deleting
+    return stuck or situation.unreachable(pod) or situation.on_unhealthy_node(pod)
 
 
-def _stale_store(situation: Situation) -> Iterator[Delete]:
-    """Yield the rendezvous pod where it is lost, failed or made for another spec.
+def _removed_rendezvous(situation: Situation) -> Iterator[Delete]:
+    """Yield the rendezvous pod if it is lost, has failed or was created for another spec.
 
-    On a lost node it goes by force only where the pods out there are too few to train on their own.
+    On a lost node it is force deleted only if the pods on lost nodes cannot train on their own.
     """
-    store = situation.observed.rendezvous
-    if store is None:
+    pod = situation.observed.rendezvous
+    if pod is None:
         return
-    lost = situation.unreachable(store)
-    forced = lost and _cut_off_cannot_train(situation)
-    outdated = not situation.job.is_made_for(store.spec_hash)
-    if forced or ((lost or store.ended or outdated) and not store.deleting):
-        yield _delete(store, 0 if forced else None)
+    lost = situation.unreachable(pod)
+    forced = lost and not _lost_pods_can_train(situation)
+    outdated = not situation.job.matches_hash(pod.spec_hash)
+    if forced or ((lost or pod.ended or outdated) and not pod.deleting):
+        yield _delete(pod, 0 if forced else None)
 
 
-def _cut_off_cannot_train(situation: Situation) -> bool:
-    cut_off = sum(situation.unreachable(pod) for pod in situation.observed.pods)
+def _lost_pods_can_train(situation: Situation) -> bool:
+    num_lost = sum(situation.unreachable(pod) for pod in situation.observed.pods)
     restart, nodes = situation.job.spec.restart, situation.job.spec.nodes
-    return cut_off < nodes.min or restart.force_delete_on_lost_node
+    return num_lost >= nodes.min and not restart.force_delete_on_lost_node
 
 
-def _unwanted(situation: Situation) -> Iterator[Delete]:
-    wanted = {_key(manifest) for manifest in situation.support}
-    for kind, name in sorted(set(situation.observed.applied) - wanted):
+def _undesired(situation: Situation) -> Iterator[Delete]:
+    """Yield the supporting objects that the spec no longer asks for."""
+    desired = {_key(manifest) for manifest in situation.supporting_objects}
+    for kind, name in sorted(set(situation.observed.applied) - desired):
         yield Delete(kind, name)
 
 
 def _stop(situation: Situation, pods: tuple[Pod, ...]) -> Iterator[Delete]:
-    """Yield ``pods``, and the store when none of them runs any more: losing it would end them hard."""
+    """Yield ``pods``; the rendezvous pod only once all have exited, as its loss would abort them."""
     yield from _deletions(situation, pods)
-    store = situation.observed.rendezvous
-    if store is not None and not store.deleting and all(pod.ended for pod in pods):
-        yield _delete(store)
+    rendezvous = situation.observed.rendezvous
+    if rendezvous is not None and not rendezvous.deleting and all(pod.ended for pod in pods):
+        yield _delete(rendezvous)
 
 
 def clean_up(situation: Situation) -> Iterator[Delete]:
     """Yield the pods of a finished job that ``cleanPods`` does not keep."""
-    kept = situation.job.spec.lifecycle.clean_pods
+    clean_pods = situation.job.spec.lifecycle.clean_pods
     pods = situation.observed.pods
-    if kept == "None":
+    if clean_pods == "None":
         pods = ()
-    elif kept == "Running":
-        pods = tuple(pod for pod in pods if _outlives_job(pod, situation.now))
+    elif clean_pods == "Running":
+        pods = tuple(pod for pod in pods if _still_runs(pod, situation.now))
     yield from _stop(situation, pods)
 
 
-def clean_up_due(situation: Situation) -> Iterator[float]:
-    """Yield the Unix times at which pods that have ended count as running none the less."""
+def clean_up_times(situation: Situation) -> Iterator[float]:
+    """Yield the Unix times at which pods whose main process has exited count as running."""
     if situation.job.spec.lifecycle.clean_pods == "Running":
-        yield from (_settled_at(p) for p in situation.observed.pods if p.ended and not _is_over(p))
+        for pod in situation.observed.pods:
+            if pod.ended and not _has_final_phase(pod):
+                yield _phase_deadline(pod)
 
 
-def _outlives_job(pod: Pod, now: float) -> bool:
-    """Return whether a pod runs on; kubelet tells of the exit code first, and of the phase a moment later."""
-    return not _is_over(pod) and not (pod.ended and now < _settled_at(pod))
+def _still_runs(pod: Pod, now: float) -> bool:
+    """Return whether a container runs; kubelet reports the exit code before the pod's final phase."""
+    return not _has_final_phase(pod) and not (pod.ended and now < _phase_deadline(pod))
 
 
-def _is_over(pod: Pod) -> bool:
+def _has_final_phase(pod: Pod) -> bool:
     return pod.phase in ("Succeeded", "Failed")
 
 
-def _settled_at(pod: Pod) -> float:
+def _phase_deadline(pod: Pod) -> float:
     return (pod.finished or pod.created) + _PHASE_SECONDS
 
 
 def _deletions(
     situation: Situation, pods: Iterable[Pod], grace_seconds: int | None = None
 ) -> Iterator[Delete]:
-    """Yield ``pods`` that are not going yet; those out of reach by force where that is safe or allowed."""
+    """Yield the ``pods`` not being deleted yet; those with unresponsive kubelets by force, if allowed."""
     allowed = situation.job.spec.restart.force_delete_on_lost_node
     for pod in pods:
-        if situation.out_of_reach(pod) and (pod.ended or allowed):
+        if situation.kubelet_unresponsive(pod) and (pod.ended or allowed):
             if not pod.forced:
                 yield _delete(pod, 0)
         elif not pod.deleting:
@@ -169,32 +176,34 @@ def _delete(pod: Pod, grace_seconds: int | None = None) -> Delete:
     return Delete("Pod", pod.name, pod.uid, grace_seconds)
 
 
-def _missing_support(situation: Situation) -> Iterator[Manifest]:
-    for manifest in situation.support:
-        hashed = manifest["metadata"]["annotations"][names.ANNOTATION_APPLIED]
-        found = situation.observed.applied.get(_key(manifest))
-        if found != hashed and not _is_first_config(situation, manifest, found):
+def _missing_supporting(situation: Situation) -> Iterator[Manifest]:
+    """Yield the supporting objects that are missing or differ from those applied last."""
+    for manifest in situation.supporting_objects:
+        desired = manifest["metadata"]["annotations"][names.ANNOTATION_APPLIED]
+        applied = situation.observed.applied.get(_key(manifest))
+        if applied != desired and not _is_legacy_config(situation, manifest, applied):
             yield manifest
 
 
-def _is_first_config(situation: Situation, manifest: Manifest, found: str | None) -> bool:
-    """Return whether the first operators made the config map that there is, for this spec."""
-    return manifest["kind"] == "ConfigMap" and found == digest(situation.job.first_spec_hash)
+def _is_legacy_config(situation: Situation, manifest: Manifest, applied: str | None) -> bool:
+    """Return whether the first operators created the existing config map for this spec."""
+    return manifest["kind"] == "ConfigMap" and applied == digest(situation.job.legacy_spec_hash)
 
 
 def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manifest]:
-    """Yield the pods that are to be created now; those whose names are ``held`` are tried later."""
+    """Yield the pods to create now, except those with ``held`` names."""
     job = situation.job
     if situation.observed.rendezvous is None and names.rendezvous(job.name) not in held:
-        yield rendezvous_pod(job, situation.avoid)
-    free = [i for i in _free_indices(situation) if names.pod(job.name, i) not in held][:MOST_PODS]
-    for index, number in zip(free, _replacements(situation, len(free)), strict=True):
+        yield rendezvous_pod(job, situation.excluded_nodes)
+    indices = [i for i in _free_indices(situation) if names.pod(job.name, i) not in held]
+    indices = indices[:MAX_PODS_PER_PLAN]
+    for index, number in zip(indices, _replacements(situation, len(indices)), strict=True):
         slot = Slot(
             index=index,
             attempt=situation.attempt,
             replacement=number,
             process_restarts=situation.restarts.process,
-            avoid=situation.avoid,
+            excluded_nodes=situation.excluded_nodes,
         )
         yield training_pod(job, slot, situation.gang)
 
@@ -202,49 +211,55 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
 def _free_indices(situation: Situation) -> list[int]:
     """Return the indices at which a pod is to be created.
 
-    A pod that is going still has its name, so its index waits for it. One that cannot be reached may
-    never go, nor one that Kueue holds back in a group that goes on: the next index takes its place.
+    The index of a pod that is being deleted stays reserved until its name is free. That of an unreachable
+    pod, or of one whose object Kueue keeps in a group that goes on, is skipped, as that may take forever.
     """
-    kept = {pod.index for pod in situation.kept}
-    pods = situation.observed.pods
-    unreachable = {pod.index for pod in pods if situation.unreachable(pod)}
-    going_on = {situation.attempt, *(pod.attempt for pod in pods if situation.unreachable(pod))}
-    held_back = {pod.index for pod in pods if pod.held_back and pod.attempt in going_on}
-    taken = {pod.index for pod in pods}
-    need = situation.job.spec.nodes.max - len(kept) - len(situation.counted_by_queue)
-    places = (index for index in count() if index not in kept | unreachable | held_back)
-    return [index for _, index in zip(range(need), places, strict=False) if index not in taken]
+    job, pods, queueing = situation.job, situation.observed.pods, situation.queueing
+    active = {pod.index for pod in situation.active}
+    unreachable = [pod for pod in pods if situation.unreachable(pod)]
+    ongoing = {situation.attempt, *(pod.attempt for pod in unreachable)}
+    kept = {pod.index for pod in pods if queueing.keeps_name(pod) and pod.attempt in ongoing}
+    skipped = active | kept | {pod.index for pod in unreachable}
+    num_missing = job.spec.nodes.max - len(active) - len(situation.lost_members)
+    candidates = (index for index in count() if index not in skipped)
+    in_use = {pod.index for pod in pods}
+    return [i for _, i in zip(range(num_missing), candidates, strict=False) if i not in in_use]
 
 
 def _replacements(situation: Situation, num_created: int) -> list[int]:
-    """Return the number of the replacement that each new pod is, 0 for those never asked for before.
+    """Return the replacement number of each new pod, 0 for initial ones.
 
-    The count is in the pods: planning twice from the same picture makes the same pods.
+    The count is stored in the pods: planning twice from the same objects gives the same pods.
     """
-    num_first = max(0, situation.job.spec.nodes.max - _asked_before(situation))
-    num_replaced = max(0, num_created - num_first)
+    num_initial = max(0, situation.job.spec.nodes.max - _requested_before(situation))
+    num_replaced = max(0, num_created - num_initial)
     done = situation.restarts.pod
     return [*range(done + 1, done + 1 + num_replaced), *[0] * (num_created - num_replaced)]
 
 
-def _asked_before(situation: Situation) -> int:
-    """Return how many pods had been asked for in this attempt."""
+def _requested_before(situation: Situation) -> int:
+    """Return how many pods of this attempt were requested so far."""
     status = situation.job.status
     return status.nodes.desired if status.nodes and status.attempt == situation.attempt else 0
 
 
-def asked_for(situation: Situation, decision: Decision, created: list[Manifest]) -> int:
-    """Return how many pods have been asked for, these included; a first one is no replacement."""
+def num_requested_pods(situation: Situation, decision: Decision, created: list[Manifest]) -> int:
+    """Return how many pods of this attempt were requested, ``created`` included.
+
+    From it follows whether a later pod is initial or a replacement.
+    """
     if decision.action in ("suspend", "wait", "complete", "fail"):
         return 0
-    wanted, before = situation.job.spec.nodes.max, _asked_before(situation)
-    stuck = in_the_way(situation, decision)
-    if any(obstacle.kind != "Pod" for obstacle in stuck):
+    num_max, before = situation.job.spec.nodes.max, _requested_before(situation)
+    failures = blocking_failures(situation, decision)
+    if any(failure.kind != "Pod" for failure in failures):
         return min(before, len(situation.current))
-    retried = {obstacle.name for obstacle in stuck} | {names.rendezvous(situation.job.name)}
-    pods = sum(m["kind"] == "Pod" and m["metadata"]["name"] not in retried for m in created)
-    there = len(situation.current) + pods if decision.action != "hold" else before
-    return wanted if there >= wanted else min(before, wanted - sum(o.is_first for o in stuck))
+    retried = {failure.name for failure in failures} | {names.rendezvous(situation.job.name)}
+    num_new = sum(m["kind"] == "Pod" and m["metadata"]["name"] not in retried for m in created)
+    num_pods = len(situation.current) + num_new if decision.action != "hold" else before
+    if num_pods >= num_max:
+        return num_max
+    return min(before, num_max - sum(failure.is_initial for failure in failures))
 
 
 def _key(manifest: Manifest) -> tuple[str, str]:

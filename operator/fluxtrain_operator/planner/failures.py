@@ -1,4 +1,4 @@
-"""Why a pod ended, and whose fault it was: the infrastructure's, which is free, or the program's."""
+"""Why a pod failed, and whether that counts against the restart budget."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fluxtrain.errors import (
 )
 from fluxtrain_operator.planner.observed import Pod
 
-YOUNG_SECONDS = 60.0
-"""A pod that ended sooner than this may well do so again: its replacement waits."""
+SHORT_LIVED_SECONDS = 60.0
+"""A pod that failed sooner after its start is restarted with a delay."""
 _INFRASTRUCTURE_DELAY = 10.0
-_FIRST_DELAY, _LONGEST_DELAY = 10.0, 300.0
-_LONGEST_LINE = 1024
+_MIN_DELAY, _MAX_DELAY = 10.0, 300.0
+_MAX_LINE = 1024
 
-_FROM_OUTSIDE = {137: "SIGKILL", 143: "SIGTERM"}
+_SIGNALS = {137: "SIGKILL", 143: "SIGTERM"}
 _OUT_OF_MEMORY = "OOMKilled"
 _REASONS = {
     EXIT_ERROR: ("ProgramError", "the program failed"),
@@ -31,10 +31,11 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of one pod that did not end well."""
+    """The failure of one pod."""
 
     pod: Pod
     infrastructure: bool
+    """Whether the infrastructure failed, which costs no restart; else the program did."""
     reason: str
     """For machines, in CamelCase."""
     message: str
@@ -42,40 +43,43 @@ class Failure:
 
     @property
     def error_line(self) -> str:
-        """Return the last line that the container wrote before it ended."""
+        """Return the last line of the container's termination message."""
         lines = [line.strip() for line in self.pod.message.splitlines() if line.strip()]
-        return lines[-1][:_LONGEST_LINE] if lines else ""
+        return lines[-1][:_MAX_LINE] if lines else ""
 
 
 def failure_of(pod: Pod) -> Failure | None:
-    """Return why ``pod`` failed; None where it has not, or where it is being deleted anyway."""
+    """Return why ``pod`` failed; None if it has not failed, or is being deleted."""
     if not pod.ended or pod.succeeded or pod.deleting:
         return None
     if pod.disrupted:
         return _infrastructure(pod, "Disrupted", pod.reason or "evicted or preempted")
-    if pod.exit_code is None:  # kubelet never ran it, or lost it: rejected, evicted, node shut down
+    if pod.exit_code is None:  # kubelet rejected, evicted or lost it
         return _infrastructure(pod, pod.reason or "PodLost", pod.message or "never ran")
     if pod.reason == _OUT_OF_MEMORY:
         return _program(pod, _OUT_OF_MEMORY, "out of memory")
     if pod.exit_code == EXIT_STOPPED:
         return _infrastructure(pod, "Stopped", "asked to stop; it left a checkpoint")
-    if pod.exit_code in _FROM_OUTSIDE:
-        return _infrastructure(pod, "Killed", f"{_FROM_OUTSIDE[pod.exit_code]} from outside")
+    if pod.exit_code in _SIGNALS:
+        return _infrastructure(pod, "Killed", f"{_SIGNALS[pod.exit_code]} from outside")
     return _program(pod, *_REASONS.get(pod.exit_code, ("ProgramError", "the program failed")))
 
 
-def due_again(fault: Failure, used: int) -> float:
-    """Return the Unix time at which what failed may start again.
+def retry_time(failure: Failure, num_restarts: int) -> float:
+    """Return the Unix time at which the pod or the gang may be restarted.
 
-    At once after a long life, or for the program's first error; else later with each restart ``used``.
+    At once if the pod was not short-lived, or if this is the program's first failure; else after a delay
+    that doubles with ``num_restarts``.
     """
-    pod = fault.pod
+    pod = failure.pod
     ended = pod.finished or pod.created
-    if ended - (pod.started or ended) >= YOUNG_SECONDS:
+    if ended - (pod.started or ended) >= SHORT_LIVED_SECONDS:
         return ended
-    if fault.infrastructure:
+    if failure.infrastructure:
         return ended + _INFRASTRUCTURE_DELAY
-    return ended + (min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(used - 1, 10)) if used else 0.0)
+    if num_restarts == 0:
+        return ended
+    return ended + min(_MAX_DELAY, _MIN_DELAY * 2.0 ** min(num_restarts - 1, 10))
 
 
 def _infrastructure(pod: Pod, reason: str, text: str) -> Failure:
@@ -83,12 +87,13 @@ def _infrastructure(pod: Pod, reason: str, text: str) -> Failure:
 
 
 def _program(pod: Pod, reason: str, text: str) -> Failure:
-    fault = Failure(pod, False, _camel(reason), f"{pod.name}: exit code {pod.exit_code}, {text}")
-    line = fault.error_line
-    return Failure(pod, False, fault.reason, f"{fault.message}: {line}" if line else fault.message)
+    failure = Failure(pod, False, _camel(reason), f"{pod.name}: exit code {pod.exit_code}, {text}")
+    line = failure.error_line
+    message = f"{failure.message}: {line}" if line else failure.message
+    return Failure(pod, False, failure.reason, message)
 
 
 def _camel(reason: str) -> str:
-    """Return ``reason`` as a condition's reason may be; kubelet's are, and some are not."""
-    kept = "".join(c for c in reason if c.isascii() and c.isalnum())[:128]
-    return kept if kept[:1].isalpha() else f"Pod{kept}"
+    """Return ``reason`` as a valid reason of a condition."""
+    letters = "".join(c for c in reason if c.isascii() and c.isalnum())[:128]
+    return letters if letters[:1].isalpha() else f"Pod{letters}"

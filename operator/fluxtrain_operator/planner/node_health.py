@@ -1,4 +1,4 @@
-"""Which nodes are lost, and which only seem so because the control plane does not hear of them."""
+"""When nodes that report a fault are believed: not if most nodes report one at once."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Iterable
 from fluxtrain_operator.planner.observed import NodeView
 
 GRACE_SECONDS = 20.0
-"""How long a node may be not ready before it counts as lost where its trainers say nothing either way:
-heartbeats of a busy control plane come late for seconds."""
-_OUT_AT_ONCE_SECONDS = 3600.0
-"""A node that is out for longer tells nothing of the control plane."""
+"""How long a node may be not ready before it counts as lost, if its trainers do not report progress:
+heartbeats reach a busy control plane seconds late."""
+_RECENT_SECONDS = 3600.0
+"""A node that has been not ready for longer does not count towards an outage."""
 
 
-def cannot_see(nodes: Iterable[NodeView], now: float) -> str:
-    """Return why not-ready nodes are not believed to be lost; empty where they are.
+def control_plane_outage(nodes: Iterable[NodeView], now: float) -> str:
+    """Return why nodes that are not ready do not count as lost; empty if they do.
 
-    Where more of them are out at once than are ready, it is the control plane that does not hear of them.
+    If more nodes became not ready lately than are ready, the control plane has lost the connection.
     """
-    there = [node for node in nodes if not node.gone]
-    ready = sum(node.ready for node in there)
-    out = sum(not node.ready and now - node.since < _OUT_AT_ONCE_SECONDS for node in there)
-    if ready and out <= ready:
+    existing = [node for node in nodes if not node.gone]
+    num_ready = sum(node.ready for node in existing)
+    num_lately = sum(not node.ready and now - node.since < _RECENT_SECONDS for node in existing)
+    if num_ready and num_lately <= num_ready:
         return ""
-    return f"{len(there) - ready} of {len(there)} nodes are not ready"
+    return f"{len(existing) - num_ready} of {len(existing)} nodes are not ready"
 
 
-def cannot_tell_gpus(nodes: Iterable[NodeView]) -> str:
-    """Return why unhealthy GPUs are not believed to be so; empty where they are.
+def gpu_exporter_fault(nodes: Iterable[NodeView]) -> str:
+    """Return why GPUs that are reported as unhealthy count as healthy; empty if they do not.
 
-    Where more nodes have them than have not, it is the exporter that is wrong, and there is nowhere to go.
+    If most nodes have unhealthy GPUs, the exporter is wrong, and no node would be left to move to.
     """
-    with_gpus = [node for node in nodes if node.has_gpus or node.unhealthy]
-    bad = sum(bool(node.unhealthy) for node in with_gpus)
-    if bad <= len(with_gpus) - bad:
+    gpu_nodes = [node for node in nodes if node.has_gpus or node.unhealthy]
+    num_unhealthy = sum(bool(node.unhealthy) for node in gpu_nodes)
+    if num_unhealthy <= len(gpu_nodes) - num_unhealthy:
         return ""
-    return f"{bad} of {len(with_gpus)} nodes with GPUs say that theirs are unhealthy"
+    return f"{num_unhealthy} of {len(gpu_nodes)} nodes with GPUs say that theirs are unhealthy"

@@ -1,4 +1,4 @@
-"""Observed: a frozen picture of one job's pods, progress and nodes, read once from the API's objects."""
+"""Observed: an immutable snapshot of one job's pods, progress and nodes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fluxtrain_operator import names
-from fluxtrain_operator.planner.obstacles import Blocker
+from fluxtrain_operator.planner.create_failures import CreateFailure
 from fluxtrain_operator.progress import Progress, read_termination_message
 from fluxtrain_operator.timestamps import seconds
 
 _UNHEALTHY_GPU_TAINT = "amd-gpu-unhealthy"
 _GPU_RESOURCES = ("amd.com/", "nvidia.com/gpu")
-_GPU_STATE = ("metricsexporter.amd.com.gpu.", ".state")  # DME's label, the GPU's id between the two
+# The device metrics exporter labels a node with the state of each GPU, by id.
+_GPU_STATE = (
+    "metricsexporter.amd.com.gpu.",
+    ".state",
+)
 
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod of the job, as far as the planner looks at it."""
+    """One pod of the job: what the planner reads of it."""
 
     name: str
     uid: str
@@ -33,18 +37,17 @@ class Pod:
     deleting: bool = False
     deletion_deadline: float | None = None
     forced: bool = False
-    """Whether it was deleted by force already: if it is still there, somebody's finalizer holds it."""
+    """Whether it was force deleted; if it still exists, it has a finalizer."""
     gated: bool = False
     gates: tuple[str, ...] = ()
-    """Names of the scheduling gates that are left."""
-    queued: bool = False
-    """Whether Kueue holds it: the object stays, even deleted, until Kueue lets go."""
+    """Names of the remaining scheduling gates."""
+    finalizers: tuple[str, ...] = ()
     waiting: str = ""
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
-    last_words: Progress | None = None
-    """What rank 0, where it was in this pod, said of itself as it ended."""
+    final_progress: Progress | None = None
+    """Progress in the termination message, if rank 0 ran in this pod."""
     created: float = 0.0
     started: float | None = None
     finished: float | None = None
@@ -52,12 +55,12 @@ class Pod:
 
     @property
     def ended(self) -> bool:
-        """Return whether its main process is over, sidecars or not."""
+        """Return whether its main process has exited; sidecars may still run."""
         return self.exit_code is not None or self.phase in ("Succeeded", "Failed")
 
     @property
     def succeeded(self) -> bool:
-        """Return whether its main process ended with 0."""
+        """Return whether its main process exited with 0."""
         return self.exit_code == 0 or (self.exit_code is None and self.phase == "Succeeded")
 
     @property
@@ -65,19 +68,9 @@ class Pod:
         """Return whether its main process runs."""
         return self.phase == "Running" and self.started is not None and not self.ended
 
-    @property
-    def held_back(self) -> bool:
-        """Return whether it is over and yet has its name, until Kueue sees another pod in its stead."""
-        return self.queued and self.deleting and (self.ended or not self.node)
-
-    @property
-    def too_late(self) -> bool:
-        """Return whether it came into a group that was over: Kueue lets it go, and never through its gate."""
-        return names.KUEUE_GATE in self.gates and not self.queued
-
     @staticmethod
     def from_object(manifest: Mapping[str, Any]) -> Pod:
-        """Return the pod in ``manifest``; what is missing or malformed takes its default."""
+        """Return the pod in ``manifest``; missing or malformed fields have their defaults."""
         metadata, status = _mapping(manifest, "metadata"), _mapping(manifest, "status")
         spec = _mapping(manifest, "spec")
         labels, notes = _mapping(metadata, "labels"), _mapping(metadata, "annotations")
@@ -86,7 +79,7 @@ class Pod:
         state = _main_container(labels, status)
         waiting, running = _mapping(state, "waiting"), _mapping(state, "running")
         terminated = _mapping(state, "terminated")
-        message, last_words = read_termination_message(terminated.get("message"))
+        message, final_progress = read_termination_message(terminated.get("message"))
         return Pod(
             name=str(metadata.get("name", "")),
             uid=str(metadata.get("uid", "")),
@@ -103,12 +96,12 @@ class Pod:
             forced=metadata.get("deletionGracePeriodSeconds") == 0,
             gated=scheduled.get("reason") == "SchedulingGated",
             gates=tuple(str(gate.get("name")) for gate in _mappings(spec, "schedulingGates")),
-            queued=names.KUEUE_FINALIZER in _list(metadata, "finalizers"),
-            waiting=_why_waiting(scheduled, waiting),
+            finalizers=tuple(map(str, _list(metadata, "finalizers"))),
+            waiting=_waiting_reason(scheduled, waiting),
             exit_code=terminated.get("exitCode"),
             reason=str(status.get("reason") or terminated.get("reason") or ""),
             message=message or str(status.get("message") or ""),
-            last_words=last_words,
+            final_progress=final_progress,
             created=seconds(metadata.get("creationTimestamp")) or 0.0,
             started=seconds(running.get("startedAt") or terminated.get("startedAt")),
             finished=seconds(terminated.get("finishedAt")),
@@ -118,21 +111,21 @@ class Pod:
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node as far as it matters to the pods on it."""
+    """A node: what the planner reads of it."""
 
     name: str
     ready: bool = True
     unhealthy: str = ""
-    """Why its GPUs cannot be trusted; empty: they can."""
+    """Why its GPUs are unhealthy; empty if they are healthy."""
     since: float = 0.0
-    """Unix time from which ``ready`` has been what it is; 0 where nobody says."""
+    """Unix time of the last change of ``ready``; 0 if unknown."""
     has_gpus: bool = False
     gone: bool = False
-    """Whether the node was deleted while pods were on it."""
+    """Whether the node was deleted while it had pods."""
 
     @staticmethod
     def from_object(manifest: Mapping[str, Any]) -> NodeView:
-        """Return the node in ``manifest``; one without conditions, just registered, is not ready."""
+        """Return the node in ``manifest``; a new one without conditions is not ready."""
         metadata, status = _mapping(manifest, "metadata"), _mapping(manifest, "status")
         conditions = {c.get("type"): c for c in _mappings(status, "conditions")}
         ready = _mapping(conditions, "Ready")
@@ -147,42 +140,42 @@ class NodeView:
 
 @dataclass(frozen=True)
 class Observed:
-    """What there is of one job."""
+    """The observed state of one job."""
 
     pods: tuple[Pod, ...] = ()
     """Training pods, of all attempts."""
     rendezvous: Pod | None = None
     progress: Progress | None = None
-    """Answer of rank 0's /progress; None where it did not answer."""
-    witness: Progress | None = None
-    """Answer of any trainer of the job, rank 0's where it answered; None where nobody did."""
+    """Rank 0's answer at /progress; None if it did not answer."""
+    any_progress: Progress | None = None
+    """Answer of any rank, rank 0's if it answered; None if no trainer answered."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    """Nodes by name; a node that is not here is taken as healthy."""
-    jobs_before: Mapping[str, str] = field(default_factory=dict)
-    """Phases of those jobs of ``startAfter`` that exist; empty for one without a phase yet."""
+    """Nodes by name; a missing one counts as healthy."""
+    predecessors: Mapping[str, str] = field(default_factory=dict)
+    """Phases of the existing jobs of ``startAfter``; empty for a job without a phase."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """Applied-hash of the job's other objects, by kind and name."""
-    obstacles: tuple[Blocker, ...] = ()
-    """Why objects of the job cannot be made."""
+    """Applied hashes of the supporting objects, by kind and name."""
+    create_failures: tuple[CreateFailure, ...] = ()
+    """Why objects of the job cannot be created."""
     missing_apis: frozenset[str] = frozenset()
     """API versions that the cluster does not serve, such as ``scheduling.volcano.sh/v1beta1``."""
 
     @staticmethod
     def from_objects(pods: Iterable[Mapping[str, Any]], **others: Any) -> Observed:
-        """Return the picture with ``pods`` told apart by their component label."""
-        found: dict[str, list[Pod]] = {names.TRAINER: [], names.RENDEZVOUS: []}
+        """Return the snapshot with ``pods`` grouped by their component label."""
+        by_component: dict[str, list[Pod]] = {names.TRAINER: [], names.RENDEZVOUS: []}
         for manifest in pods:
             labels = _mapping(_mapping(manifest, "metadata"), "labels")
             component = labels.get(names.LABEL_COMPONENT)
-            if component in found:
-                found[component].append(Pod.from_object(manifest))
-        trainers = tuple(sorted(found[names.TRAINER], key=lambda pod: pod.index))
-        store = next(iter(found[names.RENDEZVOUS]), None)
-        return Observed(pods=trainers, rendezvous=store, **others)
+            if component in by_component:
+                by_component[component].append(Pod.from_object(manifest))
+        trainers = tuple(sorted(by_component[names.TRAINER], key=lambda pod: pod.index))
+        rendezvous = next(iter(by_component[names.RENDEZVOUS]), None)
+        return Observed(pods=trainers, rendezvous=rendezvous, **others)
 
 
 def _main_container(labels: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state of the main container, which is named for the pod's component."""
+    """Return the state of the main container, which has the name of the pod's component."""
     name = labels.get(names.LABEL_COMPONENT)
     for container in _mappings(status, "containerStatuses"):
         if container.get("name") == name:
@@ -190,9 +183,9 @@ def _main_container(labels: Mapping[str, Any], status: Mapping[str, Any]) -> Map
     return {}
 
 
-def _why_waiting(scheduled: Mapping[str, Any], waiting: Mapping[str, Any]) -> str:
-    found = scheduled if scheduled.get("status") == "False" else waiting
-    parts = [str(found.get(key)) for key in ("reason", "message") if found.get(key)]
+def _waiting_reason(scheduled: Mapping[str, Any], waiting: Mapping[str, Any]) -> str:
+    state = scheduled if scheduled.get("status") == "False" else waiting
+    parts = [str(state.get(key)) for key in ("reason", "message") if state.get(key)]
     return ": ".join(parts)
 
 
@@ -208,7 +201,7 @@ def _unhealthy(node: Mapping[str, Any]) -> str:
 
 
 def _is_gpu(item: tuple[object, object]) -> bool:
-    """Return whether a resource of a node's capacity is GPUs, and there are some."""
+    """Return whether an item of a node's capacity is a positive number of GPUs."""
     name, count = str(item[0]), str(item[1])
     return name.startswith(_GPU_RESOURCES) and count != "0"
 

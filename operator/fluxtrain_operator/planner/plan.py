@@ -1,4 +1,4 @@
-"""The planner: from a job, what there is of it, and the time, to what to do next. Pure."""
+"""The planner: returns what to do next for a job, given its observed objects and the time. Pure."""
 
 from __future__ import annotations
 
@@ -13,37 +13,43 @@ from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.changes import (
-    MOST_PODS,
+    MAX_PODS_PER_PLAN,
     Delete,
-    asked_for,
+    blocking_failures,
     changes,
     clean_up,
-    clean_up_due,
-    in_the_way,
+    clean_up_times,
+    num_requested_pods,
 )
-from fluxtrain_operator.planner.failures import due_again
+from fluxtrain_operator.planner.create_failures import LEAVING, CreateFailure
+from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.observed import Observed
-from fluxtrain_operator.planner.obstacles import LEAVING, Blocker
 from fluxtrain_operator.planner.rules import Decision, decide
-from fluxtrain_operator.planner.situation import Situation, earliest, since
-from fluxtrain_operator.planner.status import describe, finished, finished_at, refused
-from fluxtrain_operator.planner.watchdog import deadline, unheard_at
+from fluxtrain_operator.planner.situation import Situation, earliest, true_since
+from fluxtrain_operator.planner.status import (
+    finished,
+    finished_at,
+    invalid_spec_status,
+    next_status,
+)
+from fluxtrain_operator.planner.watchdog import no_answer_time, progress_deadline
 from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod
-from fluxtrain_operator.resources.template import check
+from fluxtrain_operator.resources.template import require_merge_keys
 
-__all__ = ["Delete", "Event", "Plan", "load", "plan", "refuse"]
+__all__ = ["Delete", "Event", "Plan", "load", "plan", "plan_invalid"]
 
 _STALE_SECONDS = 1.0
-_NOT_ACTED_ON = ("NoAnswer", "NodesUnknown", "UnhealthyGPUs")
-"""Reasons of conditions that a person should hear of, as the operator does nothing about them."""
-_SOONEST_SECONDS = 0.5
+_REPORTED_ONLY = ("NoAnswer", "NodesUnknown", "UnhealthyGPUs")
+"""Reasons of conditions that get an event, as the operator itself does nothing about them."""
+_MIN_REQUEUE_SECONDS = 0.5
+EventType = Literal["Normal", "Warning"]
 
 
 @dataclass(frozen=True)
 class Event:
-    """A transition worth telling."""
+    """A Kubernetes event to post."""
 
-    type: Literal["Normal", "Warning"]
+    type: EventType
     reason: str
     message: str
 
@@ -52,9 +58,9 @@ class Event:
 class Plan:
     """What to do, in this order: write the status, delete, create, post events.
 
-    The status goes first, and only over the version that was read, even an equal one where there is
-    anything to do: counters are then never lost, and what was planned from an old picture of the job, a
-    finished one's pods for example, is never done. All that follows can be repeated.
+    The status is written first, even an unchanged one if objects are deleted or created, and only over the
+    version that was read: so no count is lost, and nothing is done for an outdated job. All other steps can
+    be repeated.
     """
 
     status: Status
@@ -62,18 +68,19 @@ class Plan:
     create: tuple[Manifest, ...] = ()
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
-    """Seconds after which to plan again though nothing happened."""
+    """Seconds after which to plan again if nothing changes."""
 
 
 def load(manifest: Mapping[str, Any], default_image: str) -> Job:
-    """Return the job in ``manifest``; ConfigError for what could not be made into pods.
+    """Return the job in ``manifest``.
 
-    UnreadableError for any other error: one job is never the end of the others.
+    Raises ConfigError for a spec of which no pod can be made, and UnreadableError for any other error: no
+    job can stop the operator.
     """
     try:
         job = Job.from_object(manifest, default_image)
-        check(job.spec.pod_template.written)
-        training_pod(job, Slot(0), job.spec.scheduling.gang)
+        require_merge_keys(job.spec.pod_template.written)
+        training_pod(job, Slot(0))
         rendezvous_pod(job)
     except ConfigError:
         raise
@@ -84,37 +91,40 @@ def load(manifest: Mapping[str, Any], default_image: str) -> Job:
 
 
 def plan(job: Job, observed: Observed, now: float) -> Plan:
-    """Return what to do for ``job`` next."""
-    if job.deleting or not job.is_ours:
+    """Return what to do next for ``job``."""
+    if job.deleting or not job.is_managed:
         return Plan(job.status)
     if finished(job.status):
-        return _after_the_end(job, observed, now)
+        return _plan_finished(job, observed, now)
     before = Situation.of(job, observed, now)
     if before.stale:
         return Plan(job.status, requeue_after=_STALE_SECONDS)
     decision = decide(before)
-    after = before.at(_next_attempt(before, decision))
+    after = before.in_attempt(_next_attempt(before, decision))
     delete, create = changes(after, decision)
-    stuck = in_the_way(after, decision)
-    status = describe(after, decision, asked_for(after, decision, create), stuck)
+    failures = blocking_failures(after, decision)
+    status = next_status(after, decision, num_requested_pods(after, decision, create), failures)
     return Plan(
         status=status,
         delete=tuple(delete),
         create=tuple(create),
-        events=(*_events(before, decision, status, delete), *_obstructed(before, stuck)),
+        events=(
+            *_events(before, decision, status, delete),
+            *_create_failure_events(before, failures),
+        ),
         requeue_after=earliest(
-            [_next_look(before, decision, status), _retry(stuck, now), _go_on(create)]
+            [_requeue_after(before, decision, status), _retry(failures, now), _resume(create)]
         ),
     )
 
 
-def refuse(manifest: Mapping[str, Any], error: ConfigError, now: float) -> Plan:
-    """Return what to do for a job that ``load`` refused with ``error``: tell, and delete it in time."""
+def plan_invalid(manifest: Mapping[str, Any], error: ConfigError, now: float) -> Plan:
+    """Return the plan of a job that ``load`` rejected: report ``error``, and delete the job after its TTL."""
     metadata, before = manifest["metadata"], read_status(manifest.get("status"))
-    status = refused(before, metadata.get("generation", 1), error, now)
-    life = manifest.get("spec", {}).get("lifecycle")
-    keep = life.get("ttlSecondsAfterFinished") if isinstance(life, dict) else None
-    return _until_expired(metadata["name"], metadata.get("uid", ""), status, keep, now)
+    status = invalid_spec_status(before, metadata.get("generation", 1), error, now)
+    lifecycle = manifest.get("spec", {}).get("lifecycle")
+    ttl = lifecycle.get("ttlSecondsAfterFinished") if isinstance(lifecycle, dict) else None
+    return _plan_expiry(metadata["name"], metadata.get("uid", ""), status, ttl, now)
 
 
 def _next_attempt(situation: Situation, decision: Decision) -> int:
@@ -123,47 +133,48 @@ def _next_attempt(situation: Situation, decision: Decision) -> int:
     return max(1, situation.attempt) if decision.action == "run" else situation.attempt
 
 
-def _after_the_end(job: Job, observed: Observed, now: float) -> Plan:
-    """Clean up, and delete the job itself when its time has come; never create."""
-    keep = job.spec.lifecycle.ttl_seconds_after_finished
-    waiting = _until_expired(job.name, job.uid, job.status, keep, now)
-    if waiting.delete:
-        return waiting
+def _plan_finished(job: Job, observed: Observed, now: float) -> Plan:
+    """Return the plan of a finished job: clean up its pods, and delete it after its TTL."""
+    ttl = job.spec.lifecycle.ttl_seconds_after_finished
+    expiry = _plan_expiry(job.name, job.uid, job.status, ttl, now)
+    if expiry.delete:
+        return expiry
     situation = Situation(job, observed, now, job.status.attempt)
-    due = earliest(time - now for time in clean_up_due(situation) if time > now)
+    wait = earliest(time - now for time in clean_up_times(situation) if time > now)
     return replace(
-        waiting,
+        expiry,
         delete=tuple(clean_up(situation)),
-        requeue_after=earliest([waiting.requeue_after, due]),
+        requeue_after=earliest([expiry.requeue_after, wait]),
     )
 
 
-def _until_expired(name: str, uid: str, status: Status, keep: object, now: float) -> Plan:
-    """Return the plan that deletes a job ``keep`` seconds after its end, or waits for that."""
+def _plan_expiry(name: str, uid: str, status: Status, ttl: object, now: float) -> Plan:
+    """Return the plan that deletes a finished job ``ttl`` seconds after its end."""
     end = finished_at(status)
-    if end is None or not isinstance(keep, int):
+    if end is None or not isinstance(ttl, int):
         return Plan(status)
-    if now >= end + keep:
+    if now >= end + ttl:
         return Plan(status, delete=(Delete(KIND, name, uid),))
-    return Plan(status, requeue_after=max(_SOONEST_SECONDS, end + keep - now))
+    return Plan(status, requeue_after=max(_MIN_REQUEUE_SECONDS, end + ttl - now))
 
 
-def _next_look(situation: Situation, decision: Decision, status: Status) -> float | None:
-    """Return the seconds to the next moment at which time alone changes the plan."""
-    now, life = situation.now, situation.job.spec.lifecycle
-    times = [decision.due]
+def _requeue_after(situation: Situation, decision: Decision, status: Status) -> float | None:
+    """Return the seconds until time alone changes the plan."""
+    now, lifecycle = situation.now, situation.job.spec.lifecycle
+    times = [decision.requeue_time]
     if decision.action in ("run", "restart", "hold"):
-        times += [due_again(fault, situation.restarts.gang) for fault in situation.faults]
-        times += [deadline(situation), unheard_at(situation), situation.judged_at]
-        times += [*(situation.overdue_at(p) for p in situation.observed.pods)]
-        start = since(next((c for c in status.conditions if c.type == "Admitted"), None))
-        limit = life.active_deadline_seconds
+        times += [retry_time(f, situation.restarts.gang) for f in situation.failures]
+        times += [progress_deadline(situation), no_answer_time(situation)]
+        times += [situation.node_recheck_time]
+        times += [*(situation.deletion_timeout(p) for p in situation.observed.pods)]
+        start = true_since(next((c for c in status.conditions if c.type == "Admitted"), None))
+        limit = lifecycle.active_deadline_seconds
         times.append(start + limit if start is not None and limit is not None else None)
     if decision.action in ("complete", "fail"):
-        keep = life.ttl_seconds_after_finished
-        times += [None if keep is None else now + keep, *clean_up_due(situation)]
-    due = earliest(time for time in times if time is None or time > now)
-    return None if due is None else max(_SOONEST_SECONDS, due - now)
+        ttl = lifecycle.ttl_seconds_after_finished
+        times += [None if ttl is None else now + ttl, *clean_up_times(situation)]
+    next_time = earliest(time for time in times if time is None or time > now)
+    return None if next_time is None else max(_MIN_REQUEUE_SECONDS, next_time - now)
 
 
 def _events(
@@ -171,43 +182,44 @@ def _events(
 ) -> Iterator[Event]:
     before = situation.job.status
     if decision.action == "restart":
-        kind: Literal["Normal", "Warning"] = "Warning" if decision.charged else "Normal"
+        kind: EventType = "Warning" if decision.uses_restart else "Normal"
         yield Event(kind, decision.reason, f"attempt {status.attempt}: {decision.message}")
     elif status.phase != before.phase:
-        bad = status.phase in ("Failed", "Restarting")
-        text = decision.message or f"was {before.phase or 'new'}"
-        yield Event("Warning" if bad else "Normal", str(status.phase), text)
+        kind = "Warning" if status.phase in ("Failed", "Restarting") else "Normal"
+        yield Event(kind, str(status.phase), decision.message or f"was {before.phase or 'new'}")
     reasons = {condition.type: condition.reason for condition in before.conditions}
     for condition in status.conditions:
-        news = condition.reason != reasons.get(condition.type)
-        if news and condition.reason in _NOT_ACTED_ON:
+        changed = condition.reason != reasons.get(condition.type)
+        if changed and condition.reason in _REPORTED_ONLY:
             yield Event("Warning", condition.reason, condition.message)
-    going = {delete.uid for delete in deleted}
-    for fault in situation.faults:
-        if fault.infrastructure and fault.pod.uid in going and decision.action == "run":
-            yield Event("Warning", fault.reason, f"{fault.message}; replaced")
+    deleted_uids = {delete.uid for delete in deleted}
+    for failure in situation.failures:
+        replaced = failure.pod.uid in deleted_uids and decision.action == "run"
+        if failure.infrastructure and replaced:
+            yield Event("Warning", failure.reason, f"{failure.message}; replaced")
     for pod in situation.current:
-        if situation.unreachable(pod) and pod.uid in going and not pod.deleting:
+        if situation.unreachable(pod) and pod.uid in deleted_uids and not pod.deleting:
             yield Event("Warning", "NodeLost", f"{pod.name}: node {pod.node} is lost; replaced")
 
 
-def _obstructed(situation: Situation, stuck: tuple[Blocker, ...]) -> Iterator[Event]:
-    """Yield what people must know of, once: the conditions know what has been told."""
-    told = {condition.reason for condition in situation.job.status.conditions}
-    for obstacle in stuck[:1]:
-        if obstacle.reason not in told:
-            kind: Literal["Normal", "Warning"] = (
-                "Normal" if obstacle.reason == LEAVING else "Warning"
-            )
-            yield Event(kind, obstacle.reason, obstacle.message)
+def _create_failure_events(
+    situation: Situation, failures: tuple[CreateFailure, ...]
+) -> Iterator[Event]:
+    """Yield an event for the first failure, unless a condition has its reason already."""
+    reported = {condition.reason for condition in situation.job.status.conditions}
+    for failure in failures[:1]:
+        if failure.reason not in reported:
+            kind: EventType = "Normal" if failure.reason == LEAVING else "Warning"
+            yield Event(kind, failure.reason, failure.message)
 
 
-def _go_on(create: list[Manifest]) -> float | None:
-    """Return 0 where there may be more to create than one plan does."""
-    return 0.0 if sum(wanted["kind"] == "Pod" for wanted in create) >= MOST_PODS else None
+def _resume(create: list[Manifest]) -> float | None:
+    """Return 0 if there may be more pods to create than one plan does."""
+    num_pods = sum(manifest["kind"] == "Pod" for manifest in create)
+    return 0.0 if num_pods >= MAX_PODS_PER_PLAN else None
 
 
-def _retry(stuck: tuple[Blocker, ...], now: float) -> float | None:
-    """Return the seconds after which something that could not be made is tried again."""
-    due = earliest(o.due for o in stuck if now < o.due < math.inf)
-    return None if due is None else max(_SOONEST_SECONDS, due - now)
+def _retry(failures: tuple[CreateFailure, ...], now: float) -> float | None:
+    """Return the seconds until the next failed object is created again."""
+    time = earliest(f.retry_time for f in failures if now < f.retry_time < math.inf)
+    return None if time is None else max(_MIN_REQUEUE_SECONDS, time - now)

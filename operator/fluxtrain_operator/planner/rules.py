@@ -1,4 +1,4 @@
-"""What is to become of a job: an ordered list of rules, the first that applies decides."""
+"""The planner's rules in order: the first that applies decides what happens to the job."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fluxtrain.errors import EXIT_OK
-from fluxtrain_operator.planner.failures import Failure, due_again
+from fluxtrain_operator.planner.failures import Failure, retry_time
 from fluxtrain_operator.planner.observed import Pod
-from fluxtrain_operator.planner.situation import Situation, since
-from fluxtrain_operator.planner.watchdog import hangs
+from fluxtrain_operator.planner.situation import Situation, true_since
+from fluxtrain_operator.planner.watchdog import has_stalled
 from fluxtrain_operator.timestamps import stamp
 
-_COMPLETE, _FAILED = "Complete", "Failed"  # phases of the jobs that come before
-_LEAVING_SECONDS = 30.0  # trainers end well together; their agents wait 10 s for each other
-_HUNG_GRACE_SECONDS = 30  # processes that make no step leave no checkpoint either
+_COMPLETE, _FAILED = "Complete", "Failed"  # phases of the jobs in startAfter
+_FINISHING_SECONDS = 30.0  # agents wait 10 s for each other when their trainers exit
+_STALLED_GRACE_SECONDS = 30  # stalled processes write no checkpoint
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,19 @@ class Decision:
     """What happens to the job, and why."""
 
     action: Literal["run", "restart", "hold", "wait", "suspend", "complete", "fail"]
-    """``hold``: leave everything as it is; ``wait``: begin later; ``restart``: the whole gang."""
+    """``hold`` changes nothing, ``wait`` creates nothing yet, ``restart`` restarts the gang."""
     reason: str = ""
     """For machines, in CamelCase."""
     message: str = ""
     """For people."""
-    charged: bool = False
-    """Whether a restart counts against the budget."""
+    uses_restart: bool = False
+    """Whether a restart counts towards ``restart.maxRestarts``."""
     exit_code: int | None = None
     error_line: str = ""
     grace_seconds: int | None = None
-    """Grace of the pods that are deleted; None: their own."""
-    due: float | None = None
-    """Unix time at which to decide again."""
+    """Grace period of the deleted pods; None: that of their spec."""
+    requeue_time: float | None = None
+    """Unix time at which to plan again."""
 
 
 RUN = Decision("run")
@@ -43,172 +43,161 @@ Rule = Callable[[Situation], Decision | None]
 
 
 def decide(situation: Situation) -> Decision:
-    """Return what the first rule that applies says; to run, where none does."""
-    for rule in RULES:
-        decision = rule(situation)
-        if decision is not None:
-            return decision
-    return RUN
+    """Return the decision of the first rule that applies; RUN if none does."""
+    decisions = (rule(situation) for rule in RULES)
+    return next((decision for decision in decisions if decision is not None), RUN)
 
 
 def succeeded(situation: Situation) -> Decision | None:
-    """The job is complete when a pod ended well and none of the others failed.
+    """Complete the job once a pod has succeeded and no program has failed.
 
-    All ranks leave together, so the others are about to end, or are too late: replacements of the lost.
+    All ranks exit together: the other pods are about to exit, or are replacements that joined too late.
     """
     done = [pod for pod in situation.current if pod.succeeded and not pod.deleting]
-    if not done or _program_fault(situation) is not None:
+    if not done or _program_failure(situation) is not None:
         return None
-    last_wait = min(pod.finished or pod.created for pod in done) + _LEAVING_SECONDS
-    if situation.running and situation.now < last_wait:
-        return Decision("hold", "Finishing", "the other pods are about to end", due=last_wait)
+    deadline = min(pod.finished or pod.created for pod in done) + _FINISHING_SECONDS
+    if situation.running and situation.now < deadline:
+        message = "the other pods are about to end"
+        return Decision("hold", "Finishing", message, requeue_time=deadline)
     return Decision("complete", "Succeeded", "the run is over", exit_code=EXIT_OK)
 
 
 def suspended(situation: Situation) -> Decision | None:
-    """A suspended job keeps no pods; they leave a checkpoint as they go."""
+    """Suspend the job if its spec asks for it."""
     if not situation.job.spec.lifecycle.suspend:
         return None
     return Decision("suspend", "Suspended", "spec.lifecycle.suspend is true")
 
 
-def overdue(situation: Situation) -> Decision | None:
-    """A job that has been active for too long fails."""
+def deadline_exceeded(situation: Situation) -> Decision | None:
+    """Fail a job that has been active for longer than ``activeDeadlineSeconds``."""
     limit = situation.job.spec.lifecycle.active_deadline_seconds
-    start = since(situation.condition("Admitted"))
+    start = true_since(situation.condition("Admitted"))
     if limit is None or start is None or situation.now < start + limit:
         return None
     return Decision("fail", "DeadlineExceeded", f"active for more than {limit} s")
 
 
 def program_failed(situation: Situation) -> Decision | None:
-    """The program's own error restarts the gang while the budget lasts, if its exit code is worth it.
+    """Restart the gang after a program's failure, if its exit code and the budget allow it; else fail.
 
-    The gang, not the pod: an agent that gives up closes the rendezvous for all of them.
+    The whole gang: an agent that exits with an error closes the rendezvous for all.
     """
-    fault = _program_fault(situation)
-    if fault is None:
+    failure = _program_failure(situation)
+    if failure is None:
         return None
-    worth = fault.pod.exit_code in situation.job.spec.restart.on_exit_codes
-    if not worth:
-        return _with_traces(Decision("fail", fault.reason, fault.message), fault)
-    if exhausted := _exhausted(situation, fault.message):
-        return _with_traces(exhausted, fault)
-    due = due_again(fault, situation.restarts.gang)
-    if situation.now < due:
-        text = f"{fault.message}; starts again at {stamp(due)}"
-        return Decision("hold", fault.reason, text, error_line=fault.error_line, due=due)
-    line = fault.error_line
-    return Decision("restart", fault.reason, fault.message, charged=True, error_line=line)
+    if failure.pod.exit_code not in situation.job.spec.restart.on_exit_codes:
+        return _with_exit(Decision("fail", failure.reason, failure.message), failure)
+    if exhausted := _restarts_exhausted(situation, failure.message):
+        return _with_exit(exhausted, failure)
+    line, time = failure.error_line, retry_time(failure, situation.restarts.gang)
+    if situation.now < time:
+        message = f"{failure.message}; starts again at {stamp(time)}"
+        return Decision("hold", failure.reason, message, error_line=line, requeue_time=time)
+    return Decision("restart", failure.reason, failure.message, uses_restart=True, error_line=line)
 
 
-def waits_for_others(situation: Situation) -> Decision | None:
-    """A job that has not begun waits for the jobs that it comes after."""
+def waiting_for_jobs(situation: Situation) -> Decision | None:
+    """Wait with the first attempt until all jobs of ``startAfter`` are complete."""
     if situation.attempt > 0:
         return None
-    before = situation.observed.jobs_before
-    names = [
-        name for name in situation.job.spec.lifecycle.start_after if before.get(name) != _COMPLETE
-    ]
+    phases = situation.observed.predecessors
+    start_after = situation.job.spec.lifecycle.start_after
+    names = [name for name in start_after if phases.get(name) != _COMPLETE]
     if not names:
         return None
-    told = [_how_it_is(name, before.get(name)) for name in names]
-    failed = any(before.get(name) == _FAILED for name in names)
+    states = [_predecessor_state(name, phases.get(name)) for name in names]
+    failed = any(phases.get(name) == _FAILED for name in names)
     reason = "WaitingForFailedJobs" if failed else "WaitingForJobs"
-    return Decision("wait", reason, f"spec.lifecycle.startAfter: {'; '.join(told)}")
+    return Decision("wait", reason, f"spec.lifecycle.startAfter: {'; '.join(states)}")
 
 
 def resumed(situation: Situation) -> Decision | None:
-    """A job that was suspended goes on in a new attempt."""
+    """Start a new attempt of a job that was suspended."""
     if situation.job.status.phase != "Suspended" or situation.attempt == 0:
         return None
     return Decision("restart", "Resumed", "spec.lifecycle.suspend is false")
 
 
-def outdated(situation: Situation) -> Decision | None:
-    """Pods made for another spec are replaced together: agents must agree, and so must ranks."""
-    for pod in situation.kept:
-        if not situation.job.is_made_for(pod.spec_hash):
+def spec_changed(situation: Situation) -> Decision | None:
+    """Restart the gang if pods were created for another spec: all agents and ranks must agree."""
+    for pod in situation.active:
+        if not situation.job.matches_hash(pod.spec_hash):
             return Decision("restart", "SpecChanged", "the pods take over the changed spec")
         if not _fits(pod, situation):
             low, high = pod.nodes
-            text = f"the agents were started for {low} to {high} nodes"
-            return Decision("restart", "Scaled", text)
+            message = f"the agents were started for {low} to {high} nodes"
+            return Decision("restart", "Scaled", message)
     return None
 
 
-def out_of_its_group(situation: Situation) -> Decision | None:
-    """A job whose pods Kueue has sent away, or that are over, is queued anew: in another group.
+def group_ended(situation: Situation) -> Decision | None:
+    """Queue the pods again, as another group, if Kueue has evicted them or its group has ended.
 
-    Kueue ends a group with its last pod, and admits none that comes later. A group with lost pods goes on
-    as long as the others are enough.
+    Kueue ends a group with its last pod, and admits none after that.
     """
-    left = [pod for pod in situation.kept if not pod.too_late]
-    need = situation.job.spec.nodes.min if situation.counted_by_queue else 1
-    queued = situation.job.spec.scheduling.queue_name is not None
-    if not queued or not situation.current or len(left) >= need:
+    left = [pod for pod in situation.active if not situation.queueing.is_never_admitted(pod)]
+    need = situation.queueing.min_pods(situation.job, bool(situation.lost_members))
+    if not situation.current or len(left) >= need:
         return None
-    for fault in situation.faults:
-        if situation.now < (due := due_again(fault, 0)):
-            text = f"{fault.message}; queued again at {stamp(due)}"
-            return Decision("hold", fault.reason, text, due=due)
-    text = f"{len(left)} pods are left of Kueue's group; another is queued"
-    return Decision("restart", "GroupEnded", text)
+    for failure in situation.failures:
+        if situation.now < (time := retry_time(failure, 0)):
+            message = f"{failure.message}; queued again at {stamp(time)}"
+            return Decision("hold", failure.reason, message, requeue_time=time)
+    message = f"{len(left)} pods are left of Kueue's group; another is queued"
+    return Decision("restart", "GroupEnded", message)
 
 
-def makes_no_progress(situation: Situation) -> Decision | None:
-    """A job without a step for too long is restarted; that counts, or a hang would repeat for ever."""
-    if not hangs(situation):
+def no_progress(situation: Situation) -> Decision | None:
+    """Restart a job that has stalled; that uses a restart, as it may stall again."""
+    if not has_stalled(situation):
         return None
-    last = situation.last_step
-    text = "no step yet" if last is None else f"no step since {stamp(last)}"
-    if exhausted := _exhausted(situation, text):
+    last = situation.last_step_time
+    message = "no step yet" if last is None else f"no step since {stamp(last)}"
+    if exhausted := _restarts_exhausted(situation, message):
         return exhausted
-    return Decision("restart", "NoProgress", text, charged=True, grace_seconds=_HUNG_GRACE_SECONDS)
+    grace = _STALLED_GRACE_SECONDS
+    return Decision("restart", "NoProgress", message, uses_restart=True, grace_seconds=grace)
 
 
 RULES: tuple[Rule, ...] = (
     succeeded,
     suspended,
-    overdue,
+    deadline_exceeded,
     program_failed,
-    waits_for_others,
+    waiting_for_jobs,
     resumed,
-    outdated,
-    out_of_its_group,
-    makes_no_progress,
+    spec_changed,
+    group_ended,
+    no_progress,
 )
 
 
-def _how_it_is(name: str, phase: str | None) -> str:
+def _predecessor_state(name: str, phase: str | None) -> str:
     if phase is None:
         return f"{name} does not exist"
-    way_out = "; create it anew, or take it out of spec.lifecycle.startAfter"
-    return f"{name} is {phase or 'new'}{way_out if phase == _FAILED else ''}"
+    remedy = "; recreate it, or take it out of spec.lifecycle.startAfter"
+    return f"{name} is {phase or 'new'}{remedy if phase == _FAILED else ''}"
 
 
 def _fits(pod: Pod, situation: Situation) -> bool:
-    """Return whether the agent in ``pod`` can meet the others.
-
-    Agents with different maxima never agree on a complete rendezvous. One maximum that is too large for
-    all is fine: it is how a job shrinks. Kueue, though, counts the pods of a group.
-    """
+    """Return whether the agent in ``pod`` can train with newly created ones."""
     low, high = pod.nodes
     nodes = situation.job.spec.nodes
-    queued = situation.job.spec.scheduling.queue_name is not None
-    return low == nodes.min and (high == nodes.max if queued else high >= nodes.max)
+    return low == nodes.min and situation.queueing.fits(high, nodes.max)
 
 
-def _program_fault(situation: Situation) -> Failure | None:
-    return next((fault for fault in situation.faults if not fault.infrastructure), None)
+def _program_failure(situation: Situation) -> Failure | None:
+    return next((f for f in situation.failures if not f.infrastructure), None)
 
 
-def _exhausted(situation: Situation, text: str) -> Decision | None:
+def _restarts_exhausted(situation: Situation, message: str) -> Decision | None:
     limit = situation.job.spec.restart.max_restarts
     if situation.restarts.gang < limit:
         return None
-    return Decision("fail", "RestartsExhausted", f"{text}; {limit} restarts are used up")
+    return Decision("fail", "RestartsExhausted", f"{message}; {limit} restarts are used up")
 
 
-def _with_traces(decision: Decision, fault: Failure) -> Decision:
-    return replace(decision, exit_code=fault.pod.exit_code, error_line=fault.error_line)
+def _with_exit(decision: Decision, failure: Failure) -> Decision:
+    return replace(decision, exit_code=failure.pod.exit_code, error_line=failure.error_line)

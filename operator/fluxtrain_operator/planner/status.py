@@ -1,4 +1,4 @@
-"""From a situation and a decision to the status: phase for people, conditions for machines, counts."""
+"""The status: phase, conditions and counts, from a situation and a decision."""
 
 from __future__ import annotations
 
@@ -9,123 +9,127 @@ from fluxtrain.contract.resource.status import Condition, NodesStatus, Restarts,
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
 from fluxtrain_operator.errors import UnreadableError
-from fluxtrain_operator.planner.obstacles import LEAVING, Blocker
+from fluxtrain_operator.job import Job
+from fluxtrain_operator.planner.create_failures import LEAVING, CreateFailure
 from fluxtrain_operator.planner.rules import Decision
-from fluxtrain_operator.planner.situation import Situation, since
-from fluxtrain_operator.planner.watchdog import unheard
+from fluxtrain_operator.planner.situation import Situation, true_since
+from fluxtrain_operator.planner.watchdog import has_no_answer
 from fluxtrain_operator.timestamps import seconds, stamp
 
 Phase = Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed"]
 Kind = Literal["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
-_AS_WANTED, _DEGRADED = "AsWanted", "Degraded"
-_LONGEST_MESSAGE = 4096
+_HEALTHY, _DEGRADED = "AsWanted", "Degraded"
+_MAX_MESSAGE = 4096
+_VALUES: dict[bool | None, Literal["True", "False", "Unknown"]] = {
+    True: "True",
+    False: "False",
+    None: "Unknown",
+}
 
 
-class Fact(NamedTuple):
-    """What a condition says; None is unknown."""
+class ConditionUpdate(NamedTuple):
+    """The value of a condition; None is Unknown."""
 
-    kind: Kind
-    holds: bool | None
+    type: Kind
+    value: bool | None
     reason: str
     message: str = ""
 
 
-def describe(
-    situation: Situation, decision: Decision, asked_for: int, stuck: Sequence[Blocker] = ()
+def next_status(
+    situation: Situation,
+    decision: Decision,
+    num_requested: int,
+    failures: Sequence[CreateFailure] = (),
 ) -> Status:
-    """Return the status that follows from ``decision``, taken in ``situation``.
+    """Return the status after ``decision``.
 
-    ``situation`` is already in the attempt that the decision leads to; ``asked_for`` is how many of its
-    pods have been asked for, and ``stuck`` why others, or what they need, cannot be made.
+    ``situation`` is in the attempt that follows, ``num_requested`` pods of which were requested; ``failures``
+    are why others, or objects that they need, cannot be created.
     """
     job, before = situation.job, situation.job.status
     restarts = situation.restarts
-    if decision.charged:
+    if decision.uses_restart:
         restarts = Restarts(process=restarts.process, pod=restarts.pod, gang=restarts.gang + 1)
     phase = _phase(situation, decision)
-    facts = [
-        _admitted(situation, decision, stuck),
-        _ready(situation, decision, phase, stuck),
+    admitted = _admitted(situation, decision, failures)
+    updates = [
+        admitted,
+        _ready(situation, decision, phase, failures),
         _progressing(situation, decision, phase),
-        _unobstructed(_healthy(situation, decision, phase), stuck),
+        _healthy(situation, decision, phase, failures),
         _suspended(situation, decision),
-        Fact("Complete", phase == "Complete", *_end(decision, "complete")),
-        Fact("Failed", phase == "Failed", *_end(decision, "fail")),
+        ConditionUpdate("Complete", phase == "Complete", *_end_reason(decision, "complete")),
+        ConditionUpdate("Failed", phase == "Failed", *_end_reason(decision, "fail")),
     ]
-    words = situation.words
+    latest = situation.latest_progress
+    num_ready = sum(pod.ready for pod in situation.running)
     status = Status(
         phase=phase,
-        conditions=conditions(before.conditions, facts, job.generation, situation.now),
+        conditions=conditions(before.conditions, updates, job.generation, situation.now),
         observedGeneration=job.generation,
-        nodes=NodesStatus(ready=sum(pod.ready for pod in situation.running), desired=asked_for),
+        nodes=NodesStatus(ready=num_ready, desired=num_requested),
         selector=_selector(job.name),
         attempt=situation.attempt,
         restarts=restarts,
         progress=situation.progress,
-        checkpoint=(words.checkpoint if words else None) or before.checkpoint,
-        startTime=_start_time(situation, facts[0]),
+        checkpoint=(latest.checkpoint if latest else None) or before.checkpoint,
+        startTime=_start_time(situation, admitted),
         completionTime=stamp(situation.now) if decision.action in ("complete", "fail") else None,
         suspendedSeconds=_suspended_seconds(situation, decision),
         trainSecondsBefore=_train_seconds_before(situation),
         goodput=before.goodput,
         exitCode=decision.exit_code if phase in ("Complete", "Failed") else None,
-        lastError=decision.error_line[:_LONGEST_MESSAGE] or before.last_error,
+        lastError=decision.error_line[:_MAX_MESSAGE] or before.last_error,
     )
     return status.model_copy(update={"goodput": _goodput(status)})
 
 
-def refused(before: Status, generation: int, error: ConfigError, now: float) -> Status:
-    """Return the status of a job whose spec no trainer would accept.
+def invalid_spec_status(before: Status, generation: int, error: ConfigError, now: float) -> Status:
+    """Return the status of a job whose spec is rejected with ``error``.
 
-    A job that has pods keeps them and its phase, and says what is wrong; one that has none fails, where
-    that would not change with another operator.
+    A job with pods keeps them and its phase. One without fails, unless another operator may accept it.
     """
-    message = str(error)[:_LONGEST_MESSAGE]
     fails = before.attempt == 0 and not isinstance(error, UnreadableError)
-    fact = Fact("Failed" if fails else "Healthy", fails, "InvalidSpec", message)
-    found = conditions(before.conditions, [fact], generation, now)
-    changes: dict[str, Any] = {"conditions": found, "observed_generation": generation}
+    kind: Kind = "Failed" if fails else "Healthy"
+    update = ConditionUpdate(kind, fails, "InvalidSpec", str(error)[:_MAX_MESSAGE])
+    changes: dict[str, Any] = {
+        "conditions": conditions(before.conditions, [update], generation, now),
+        "observed_generation": generation,
+    }
     if fails:
         changes |= {"phase": "Failed", "completion_time": before.completion_time or stamp(now)}
     return before.model_copy(update=changes)
 
 
 def finished(status: Status) -> bool:
-    """Return whether the job is over, for good."""
+    """Return whether the job is complete or failed."""
     return any(c.type in ("Complete", "Failed") and c.status == "True" for c in status.conditions)
 
 
 def finished_at(status: Status) -> float | None:
-    """Return the Unix time at which the job was over."""
-    ends = [since(c) for c in status.conditions if c.type in ("Complete", "Failed")]
+    """Return the Unix time at which the job finished."""
+    ends = [true_since(c) for c in status.conditions if c.type in ("Complete", "Failed")]
     return next((end for end in ends if end is not None), None)
 
 
 def conditions(
-    before: Iterable[Condition], facts: Iterable[Fact], generation: int, now: float
+    before: Iterable[Condition], updates: Iterable[ConditionUpdate], generation: int, now: float
 ) -> list[Condition]:
-    """Return ``before`` with ``facts`` laid over it; a time changes only where a status does."""
-    known = {condition.type: condition for condition in before}
-    for fact in facts:
-        value = _STATUS[fact.holds]
-        old = known.get(fact.kind)
-        moved = old is None or old.status != value
-        known[fact.kind] = Condition(
-            type=fact.kind,
+    """Return ``before`` with ``updates``; a transition time changes only with the status."""
+    result = {condition.type: condition for condition in before}
+    for update in updates:
+        value, old = _VALUES[update.value], result.get(update.type)
+        changed = old is None or old.status != value
+        result[update.type] = Condition(
+            type=update.type,
             status=value,
-            reason=fact.reason,
-            message=fact.message[:_LONGEST_MESSAGE],
-            lastTransitionTime=stamp(now) if old is None or moved else old.last_transition_time,
+            reason=update.reason,
+            message=update.message[:_MAX_MESSAGE],
+            lastTransitionTime=stamp(now) if old is None or changed else old.last_transition_time,
             observedGeneration=generation,
         )
-    return list(known.values())
-
-
-_STATUS: dict[bool | None, Literal["True", "False", "Unknown"]] = {
-    True: "True",
-    False: "False",
-    None: "Unknown",
-}
+    return list(result.values())
 
 
 def _phase(situation: Situation, decision: Decision) -> Phase:
@@ -134,126 +138,140 @@ def _phase(situation: Situation, decision: Decision) -> Phase:
         return ends[decision.action]
     if decision.action == "hold" and decision.reason == "Finishing":
         return "Running"
-    if situation.stepping:
+    if situation.has_stepped:
         return "Running"
     restarts = situation.restarts
-    if situation.progress is not None or restarts.gang or restarts.pod or decision.charged:
+    if situation.progress is not None or restarts.gang or restarts.pod or decision.uses_restart:
         return "Restarting"
-    return "Starting" if situation.enough else "Pending"
+    return "Starting" if situation.has_min_nodes else "Pending"
 
 
-def _admitted(situation: Situation, decision: Decision, stuck: Sequence[Blocker]) -> Fact:
+def _admitted(
+    situation: Situation, decision: Decision, failures: Sequence[CreateFailure]
+) -> ConditionUpdate:
     if decision.action in ("wait", "suspend"):
-        return Fact("Admitted", False, decision.reason, decision.message)
-    if stuck and not situation.enough:
-        return Fact("Admitted", False, *_obstructed(stuck))
-    gated = [pod for pod in situation.kept if pod.gated]
-    if gated and not situation.enough:
+        return ConditionUpdate("Admitted", False, decision.reason, decision.message)
+    if failures and not situation.has_min_nodes:
+        return ConditionUpdate("Admitted", False, *_create_failure(failures))
+    gated = [pod for pod in situation.active if pod.gated]
+    if gated and not situation.has_min_nodes:
         gates = sorted({gate for pod in gated for gate in pod.gates})
-        text = f"{len(gated)} pods wait at a scheduling gate: {', '.join(gates)}"
-        return Fact("Admitted", False, "SchedulingGated", text)
-    if situation.gang != situation.job.spec.scheduling.gang:
-        return Fact("Admitted", True, "NoPodGroups", "the cluster has no API for scheduling.gang")
-    unknown = ", ".join(situation.job.unknown)
-    text = (
-        f"this operator is older than the definition, and leaves out {unknown}" if unknown else ""
-    )
-    return Fact("Admitted", True, "Admitted", text)
+        message = f"{len(gated)} pods wait at a scheduling gate: {', '.join(gates)}"
+        return ConditionUpdate("Admitted", False, "SchedulingGated", message)
+    reason, message = situation.gang.admission
+    return ConditionUpdate("Admitted", True, reason, message or _unknown_fields(situation.job))
 
 
-def _obstructed(stuck: Sequence[Blocker]) -> tuple[str, str]:
-    """Return the reason and the words of the first obstacle, and how many there are like it."""
-    first = stuck[0]
-    num_others = sum(obstacle.reason == first.reason for obstacle in stuck) - 1
+def _unknown_fields(job: Job) -> str:
+    if not job.unknown_fields:
+        return ""
+    fields = ", ".join(job.unknown_fields)
+    return f"this operator is older than the definition, and leaves out {fields}"
+
+
+def _create_failure(failures: Sequence[CreateFailure]) -> tuple[str, str]:
+    """Return reason and message of the first failure, and the number of those with the same reason."""
+    first = failures[0]
+    num_others = sum(failure.reason == first.reason for failure in failures) - 1
     others = f"; {num_others} more like it" if num_others else ""
-    return first.reason, f"{first.message[: _LONGEST_MESSAGE - len(others)]}{others}"
+    return first.reason, f"{first.message[: _MAX_MESSAGE - len(others)]}{others}"
 
 
 def _ready(
-    situation: Situation, decision: Decision, phase: Phase, stuck: Sequence[Blocker]
-) -> Fact:
+    situation: Situation, decision: Decision, phase: Phase, failures: Sequence[CreateFailure]
+) -> ConditionUpdate:
     if phase == "Running":
-        return Fact("Ready", True, "Training", f"{len(situation.running)} nodes train")
-    if stuck and not situation.enough:
-        return Fact("Ready", False, *_obstructed(stuck))
+        return ConditionUpdate("Ready", True, "Training", f"{len(situation.running)} nodes train")
+    if failures and not situation.has_min_nodes:
+        return ConditionUpdate("Ready", False, *_create_failure(failures))
     if decision.reason:
-        return Fact("Ready", False, decision.reason, decision.message)
-    if situation.enough:
-        return Fact("Ready", False, "Starting", "no step yet")
-    return Fact("Ready", False, *_why_pending(situation))
+        return ConditionUpdate("Ready", False, decision.reason, decision.message)
+    if situation.has_min_nodes:
+        return ConditionUpdate("Ready", False, "Starting", "no step yet")
+    return ConditionUpdate("Ready", False, *_pending_reason(situation))
 
 
-def _why_pending(situation: Situation) -> tuple[str, str]:
-    """Return the scheduler's or kubelet's own words about the first pod that waits."""
+def _pending_reason(situation: Situation) -> tuple[str, str]:
+    """Return the reason and message that the scheduler or kubelet reports of the first waiting pod."""
     need = situation.job.spec.nodes.min
     count = f"{len(situation.running)} of at least {need} nodes are up"
-    told = next((pod for pod in situation.kept if pod.waiting and not pod.running), None)
-    if told is None:
+    pod = next((p for p in situation.active if p.waiting and not p.running), None)
+    if pod is None:
         return "PodsPending", count
-    reason, _, text = told.waiting.partition(": ")
+    reason, _, message = pod.waiting.partition(": ")
     reason = reason if reason.isalnum() and reason[0].isalpha() else "PodsPending"
-    return reason, f"{count}; {told.name}: {text or reason}"
+    return reason, f"{count}; {pod.name}: {message or reason}"
 
 
-def _progressing(situation: Situation, decision: Decision, phase: Phase) -> Fact:
-    if decision.action == "run" and unheard(situation):
-        text = "no trainer answers at /progress, which is no fault: is the port reachable?"
-        return Fact("Progressing", None, "NoAnswer", text)
+def _progressing(situation: Situation, decision: Decision, phase: Phase) -> ConditionUpdate:
+    if decision.action == "run" and has_no_answer(situation):
+        message = "no trainer answers at /progress, which is no fault: is the port reachable?"
+        return ConditionUpdate("Progressing", None, "NoAnswer", message)
     if phase == "Running":
-        return Fact("Progressing", True, "Stepping")
+        return ConditionUpdate("Progressing", True, "Stepping")
     if decision.reason == "NoProgress" or phase in ("Complete", "Failed", "Suspended"):
-        return Fact("Progressing", False, decision.reason, decision.message)
-    return Fact("Progressing", None, "NotTraining")
+        return ConditionUpdate("Progressing", False, decision.reason, decision.message)
+    return ConditionUpdate("Progressing", None, "NotTraining")
 
 
-def _unobstructed(healthy: Fact, stuck: Sequence[Blocker]) -> Fact:
-    """Return ``healthy``, or why objects cannot be made where nothing worse is known."""
-    if not stuck or stuck[0].reason == LEAVING or healthy.reason not in (_AS_WANTED, _DEGRADED):
-        return healthy
-    return Fact("Healthy", False, *_obstructed(stuck))
+def _healthy(
+    situation: Situation, decision: Decision, phase: Phase, failures: Sequence[CreateFailure]
+) -> ConditionUpdate:
+    """Return the most severe problem; a create failure only if there is none."""
+    if decision.action == "fail" or decision.uses_restart:
+        problem: tuple[str, str] | None = decision.reason, decision.message
+    else:
+        problem = _node_problem(situation) or _pod_failure(situation)
+    if problem is None and failures and failures[0].reason != LEAVING:
+        problem = _create_failure(failures)
+    if problem is None:
+        problem = _degraded(situation, decision, phase)
+    if problem is None:
+        return ConditionUpdate("Healthy", True, _HEALTHY)
+    return ConditionUpdate("Healthy", False, *problem)
 
 
-def _healthy(situation: Situation, decision: Decision, phase: Phase) -> Fact:
-    if decision.action == "fail" or decision.charged:
-        return Fact("Healthy", False, decision.reason, decision.message)
-    if situation.suspects and situation.cannot_see:
-        text = (
-            f"{situation.cannot_see}: the control plane does not hear of them; nothing is replaced"
-        )
-        return Fact("Healthy", False, "NodesUnknown", text)
-    if situation.untold_gpus:
-        text = f"{situation.cannot_tell_gpus}: not believed; nothing is replaced"
-        return Fact("Healthy", False, "UnhealthyGPUs", text)
+def _node_problem(situation: Situation) -> tuple[str, str] | None:
+    if situation.on_not_ready_nodes and situation.control_plane_outage:
+        text = "the control plane does not hear of them; nothing is replaced"
+        return "NodesUnknown", f"{situation.control_plane_outage}: {text}"
+    if situation.ignores_unhealthy_gpus:
+        text = f"{situation.gpu_exporter_fault}: not believed; nothing is replaced"
+        return "UnhealthyGPUs", text
     for pod in situation.current:
         if situation.unreachable(pod):
-            return Fact("Healthy", False, "NodeLost", f"{pod.name}: node {pod.node} is lost")
-        if situation.condemned(pod):
-            why = situation.observed.nodes[pod.node].unhealthy
-            return Fact("Healthy", False, "UnhealthyGPU", f"{pod.name}: node {pod.node}: {why}")
-    if situation.suspects:
-        pod = situation.suspects[0]
-        text = (
-            f"{pod.name}: node {pod.node} is not ready; it is kept while training goes on with it"
-        )
-        return Fact("Healthy", False, "NodeNotReady", text)
-    if situation.faults:
-        return Fact("Healthy", False, situation.faults[0].reason, situation.faults[0].message)
-    wanted = situation.job.spec.nodes.max
-    if phase == "Running" and len(situation.running) < wanted and decision.action == "run":
-        return Fact("Healthy", False, _DEGRADED, f"{len(situation.running)} of {wanted} nodes")
-    return Fact("Healthy", True, _AS_WANTED)
+            return "NodeLost", f"{pod.name}: node {pod.node} is lost"
+        if situation.on_unhealthy_node(pod):
+            fault = situation.observed.nodes[pod.node].unhealthy
+            return "UnhealthyGPU", f"{pod.name}: node {pod.node}: {fault}"
+    for pod in situation.on_not_ready_nodes[:1]:
+        text = "is not ready; it is kept while training goes on with it"
+        return "NodeNotReady", f"{pod.name}: node {pod.node} {text}"
+    return None
 
 
-def _suspended(situation: Situation, decision: Decision) -> Fact:
+def _pod_failure(situation: Situation) -> tuple[str, str] | None:
+    return next(((f.reason, f.message) for f in situation.failures), None)
+
+
+def _degraded(situation: Situation, decision: Decision, phase: Phase) -> tuple[str, str] | None:
+    num_running, desired = len(situation.running), situation.job.spec.nodes.max
+    if phase == "Running" and num_running < desired and decision.action == "run":
+        return _DEGRADED, f"{num_running} of {desired} nodes"
+    return None
+
+
+def _suspended(situation: Situation, decision: Decision) -> ConditionUpdate:
     if decision.action != "suspend":
-        return Fact("Suspended", False, "NotSuspended")
-    left = len(situation.observed.pods)
-    if left:
-        return Fact("Suspended", False, "Stopping", f"{left} pods leave a checkpoint and go")
-    return Fact("Suspended", True, "Suspended")
+        return ConditionUpdate("Suspended", False, "NotSuspended")
+    num_left = len(situation.observed.pods)
+    if num_left:
+        message = f"{num_left} pods leave a checkpoint and go"
+        return ConditionUpdate("Suspended", False, "Stopping", message)
+    return ConditionUpdate("Suspended", True, "Suspended")
 
 
-def _end(decision: Decision, action: str) -> tuple[str, str]:
+def _end_reason(decision: Decision, action: str) -> tuple[str, str]:
     if decision.action == action:
         return decision.reason, decision.message
     return "NotYet", ""
@@ -263,35 +281,35 @@ def _selector(job: str) -> str:
     return ",".join(f"{key}={value}" for key, value in names.trainer_selector(job).items())
 
 
-def _start_time(situation: Situation, admitted: Fact) -> str | None:
-    """Return when a pod was first past all gates: waiting in a queue is no part of the job's time."""
+def _start_time(situation: Situation, admitted: ConditionUpdate) -> str | None:
+    """Return when a pod first passed all scheduling gates: time in a queue does not count."""
     before = situation.job.status.start_time
-    free = admitted.holds and any(not pod.gated for pod in situation.current)
-    return before or (stamp(situation.now) if free else None)
+    started = admitted.value and any(not pod.gated for pod in situation.current)
+    return before or (stamp(situation.now) if started else None)
 
 
 def _suspended_seconds(situation: Situation, decision: Decision) -> int | None:
-    """Return the length of all pauses that are over."""
-    before, began = situation.job.status, since(situation.condition("Suspended"))
+    """Return the total length of all suspensions that have ended."""
+    before, began = situation.job.status, true_since(situation.condition("Suspended"))
     if began is None or before.start_time is None or decision.action == "suspend":
         return before.suspended_seconds
     return (before.suspended_seconds or 0) + max(0, int(situation.now - began))
 
 
 def _train_seconds_before(situation: Situation) -> float | None:
-    """Return the training time of the run that is another job's, as the first words of this one had it."""
-    before, words = situation.job.status.train_seconds_before, situation.words
-    return words.train_seconds_before if before is None and words is not None else before
+    """Return the training time that the output contained before this job, as first reported."""
+    before, latest = situation.job.status.train_seconds_before, situation.latest_progress
+    return latest.train_seconds_before if before is None and latest is not None else before
 
 
 def _goodput(status: Status) -> float | None:
-    """Return the part of the job's time that went into steps that counted."""
+    """Return the fraction of the job's time that was spent on steps that counted."""
     progress, start = status.progress, seconds(status.start_time)
     if start is None or progress is None or progress.train_seconds is None:
         return status.goodput
-    pause = next(c.last_transition_time for c in status.conditions if c.type == "Suspended")
-    known = (progress.last_step_time, pause)  # suspendedSeconds lacks a pause that goes on
-    end = seconds(status.completion_time) or max(seconds(time) or 0.0 for time in known)
+    suspension = next(c.last_transition_time for c in status.conditions if c.type == "Suspended")
+    times = (progress.last_step_time, suspension)  # suspendedSeconds lacks a present suspension
+    end = seconds(status.completion_time) or max(seconds(time) or 0.0 for time in times)
     elapsed = end - start - (status.suspended_seconds or 0)
     useful = progress.train_seconds - (status.train_seconds_before or 0.0)
     return round(min(1.0, max(0.0, useful) / elapsed), 4) if elapsed > 0 else status.goodput

@@ -5,14 +5,14 @@ from __future__ import annotations
 from fluxtrain.contract.launch import CONFIG_FILE
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.resources.metadata import metadata, stamped
+from fluxtrain_operator.resources.metadata import metadata, with_applied_hash
 
 
 def config_map(job: Job) -> Manifest:
     """Return the config map.
 
-    Its hash is that of the person's spec: another version of the operator, which may resolve a preset
-    otherwise, leaves the config of a running job alone.
+    Its hash is the spec's, so that an upgraded operator, which may resolve a preset differently, does not
+    change the config of a running job.
     """
     manifest = {
         "apiVersion": "v1",
@@ -20,4 +20,4 @@ def config_map(job: Job) -> Manifest:
         "metadata": metadata(job, names.config_map(job.name)),
         "data": {CONFIG_FILE: job.config_json},
     }
-    return stamped(manifest, job.spec_hash)
+    return with_applied_hash(manifest, job.spec_hash)

@@ -11,26 +11,26 @@ from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.volumes import CONFIG_PATH, SCRATCH_PATH
 
 _RENDEZVOUS = {
-    "is_host": "0",  # no agent holds the store: it has a pod of its own
-    "last_call_timeout": "3",  # seconds that a start with fewer than max nodes waits for more
+    "is_host": "0",  # the store runs in the rendezvous pod
+    "last_call_timeout": "3",  # seconds to wait for more nodes, once min nodes have joined
     "keep_alive_interval": "1",
-    "keep_alive_max_attempt": "3",  # seconds after which a silent agent is given up
+    "keep_alive_max_attempt": "3",  # with the interval: seconds until a silent agent is dropped
 }
-_ECHOES = 10
-"""Process restarts of one pod's life beyond the job's budget: a lost or drained node makes its peers'
-processes fail as well, and torchrun cannot tell those failures from the program's own."""
+_PEER_FAILURES = 10
+"""Process restarts of a pod beyond ``maxRestarts``: a lost or drained node makes its peers' processes fail
+too, and torchrun counts those failures like the program's own."""
 
 _GPU = {
-    "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # orders collectives before the compute they overlap
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # launches collectives before the compute that they overlap
     "GPU_MAX_HW_QUEUES": "2",
     "HSA_ENABLE_SDMA": "1",
     "HSA_NO_SCRATCH_RECLAIM": "1",
     "NCCL_CHECKS_DISABLE": "1",
-    "NCCL_CROSS_NIC": "0",  # stay on the rail
+    "NCCL_CROSS_NIC": "0",  # each GPU uses the NIC of its rail
     "NCCL_P2P_NET_CHUNKSIZE": "524288",
     "NCCL_PXN_DISABLE": "1",
     "TORCH_BLAS_PREFER_HIPBLASLT": "1",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # a failed collective ends the process, fast
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # a failed collective aborts the process
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     "TORCH_NCCL_HIGH_PRIORITY": "1",
 }
@@ -42,12 +42,12 @@ _CACHES = {  # everything else on the root file system is read-only
     "HOME": SCRATCH_PATH,
     "PYTHONUNBUFFERED": "1",
     "TORCHINDUCTOR_CACHE_DIR": f"{SCRATCH_PATH}/inductor",
-    "USER": "fluxtrain",  # libraries ask for a name, and the user's id need not have one
+    "USER": "fluxtrain",  # getpass.getuser fails for a uid without a passwd entry
 }
 
 
 def environment(job: Job, attempt: int, process_restarts: int) -> list[Manifest]:
-    """Return the variables of a training pod; ``spec.network.env`` wins over the defaults."""
+    """Return the variables of a training pod; ``spec.network.env`` overrides the defaults."""
     values = {
         **_CACHES,
         **_defaults(job),
@@ -58,7 +58,7 @@ def environment(job: Job, attempt: int, process_restarts: int) -> list[Manifest]
     address = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     result: list[Manifest] = [{"name": name, "value": values[name]} for name in sorted(values)]
     result.append({"name": launch.ENV_ADDRESS, **address})
-    if job.spec.network.mode == "host":  # the node's name need not resolve in its peers' pods
+    if job.spec.network.mode == "host":  # pods need not resolve the node's name
         result.append({"name": "PET_LOCAL_ADDR", **address})
     return result
 
@@ -72,7 +72,7 @@ def _defaults(job: Job) -> dict[str, str]:
 def _torchrun(job: Job, attempt: int) -> dict[str, str]:
     """Return torchrun's arguments.
 
-    The rendezvous is named for the attempt too: one that a failed agent has closed stays closed.
+    Its id contains the attempt: a rendezvous that a failed agent has closed stays closed.
     """
     nodes, budget = job.spec.nodes, job.spec.restart.max_restarts
     store = f"{names.rendezvous(job.name)}.{names.service(job.name)}"
@@ -83,9 +83,9 @@ def _torchrun(job: Job, attempt: int) -> dict[str, str]:
         "PET_RDZV_ENDPOINT": f"{store}:{launch.RENDEZVOUS_PORT}",
         "PET_RDZV_ID": f"{job.uid}-{attempt}",
         "PET_RDZV_CONF": ",".join(f"{key}={value}" for key, value in _RENDEZVOUS.items()),
-        "PET_MAX_RESTARTS": str(budget if nodes.max == 1 else budget + _ECHOES),
+        "PET_MAX_RESTARTS": str(budget if nodes.max == 1 else budget + _PEER_FAILURES),
         "PET_MONITOR_INTERVAL": "0.5",
-        # Without it the survivors of a lost first node go on calling its address for ever.
+        # Otherwise the other agents keep connecting to the first node's store after it is lost.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
 

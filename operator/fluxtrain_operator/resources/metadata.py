@@ -1,4 +1,4 @@
-"""What every object of a job carries: labels, its owner, and the hash of what was wanted."""
+"""Metadata of the objects of a job: labels, owner reference, and the applied hash."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from fluxtrain_operator.job import Job, Manifest, digest
 
 
 def metadata(job: Job, name: str, component: str = names.TRAINER) -> Manifest:
-    """Return the metadata of an object called ``name``."""
+    """Return the metadata of the object ``name``."""
     return {
         "name": name,
         "namespace": job.namespace,
         "labels": names.labels(job.name, component),
         "annotations": {},
-        "ownerReferences": [owner(job)],
+        "ownerReferences": [owner_reference(job)],
     }
 
 
-def owner(job: Job) -> Manifest:
-    """Return the reference by which Kubernetes deletes the object with its job.
+def owner_reference(job: Job) -> Manifest:
+    """Return the owner reference, by which Kubernetes deletes the object with its job.
 
-    It does not block the job's deletion: that would need the right to write finalizers.
+    blockOwnerDeletion is false: it needs the permission to update finalizers.
     """
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
@@ -36,8 +36,8 @@ def owner(job: Job) -> Manifest:
     }
 
 
-def stamped(manifest: Manifest, content: Any = None) -> Manifest:
-    """Return ``manifest`` with the hash of itself, or of ``content``, in its annotations."""
+def with_applied_hash(manifest: Manifest, content: Any = None) -> Manifest:
+    """Return ``manifest`` annotated with the hash of ``content``; by default of the manifest."""
     hashed = digest(manifest if content is None else content)
     notes = {**manifest["metadata"]["annotations"], names.ANNOTATION_APPLIED: hashed}
     return {**manifest, "metadata": {**manifest["metadata"], "annotations": notes}}

@@ -1,19 +1,19 @@
-"""The network policy: a job's pods talk among each other, anyone may read metrics, nothing else gets in."""
+"""The NetworkPolicy: pods of a job reach each other, all pods reach the metrics; no other ingress."""
 
 from __future__ import annotations
 
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.resources.metadata import metadata, stamped
+from fluxtrain_operator.resources.metadata import metadata, with_applied_hash
 
 
 def network_policy(job: Job) -> Manifest:
     """Return the policy.
 
-    What goes out is left open: data sets and checkpoints may lie anywhere, and names must resolve.
+    Egress is unrestricted: DNS, data sets and checkpoints may be anywhere.
     """
     pods = {"matchLabels": names.selector(job.name)}
-    return stamped(
+    return with_applied_hash(
         {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",

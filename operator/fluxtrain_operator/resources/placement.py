@@ -1,4 +1,4 @@
-"""Where pods run, and where they would rather: spread over nodes, within a topology, off bad nodes."""
+"""Affinity and tolerations of the pods."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 
 
-def trainer_affinity(job: Job, avoid: tuple[str, ...]) -> Manifest:
+def trainer_affinity(job: Job, excluded_nodes: tuple[str, ...]) -> Manifest:
     """Return the affinity of a training pod.
 
-    Spreading is a wish: pods with whole nodes of GPUs cannot share one anyway, and small jobs may.
+    Spreading over nodes is preferred, not required: pods of small jobs may share a node.
     """
-    result = _off(avoid)
-    result["podAntiAffinity"] = _wish(100, names.trainer_selector(job.name), names.HOSTNAME)
+    result = _exclude(excluded_nodes)
+    result["podAntiAffinity"] = _preferred(100, names.trainer_selector(job.name), names.HOSTNAME)
     topology = job.spec.scheduling.topology
     if topology is not None:
-        result["podAffinity"] = _wish(50, names.trainer_selector(job.name), topology)
+        result["podAffinity"] = _preferred(50, names.trainer_selector(job.name), topology)
     return result
 
 
-def rendezvous_affinity(job: Job, avoid: tuple[str, ...]) -> Manifest:
-    """Return the affinity of the rendezvous pod: a lost training node should not take it along."""
-    away = _wish(100, names.trainer_selector(job.name), names.HOSTNAME)
-    return {**_off(avoid), "podAntiAffinity": away}
+def rendezvous_affinity(job: Job, excluded_nodes: tuple[str, ...]) -> Manifest:
+    """Return the affinity of the rendezvous pod, which prefers nodes without training pods."""
+    anti_affinity = _preferred(100, names.trainer_selector(job.name), names.HOSTNAME)
+    return {**_exclude(excluded_nodes), "podAntiAffinity": anti_affinity}
 
 
-def tolerations(job: Job) -> list[Manifest]:
-    """Return the taints that the job's pods tolerate."""
-    given = job.spec.scheduling.tolerations
-    return [t.model_dump(mode="json", by_alias=True, exclude_none=True) for t in given]
+def tolerations_of(job: Job) -> list[Manifest]:
+    """Return the tolerations of the job's pods."""
+    tolerations = job.spec.scheduling.tolerations
+    return [t.model_dump(mode="json", by_alias=True, exclude_none=True) for t in tolerations]
 
 
-def _wish(weight: int, labels: dict[str, str], topology: str) -> Manifest:
+def _preferred(weight: int, labels: dict[str, str], topology: str) -> Manifest:
     term = {"labelSelector": {"matchLabels": labels}, "topologyKey": topology}
-    preferred = [{"weight": weight, "podAffinityTerm": term}]
-    return {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
+    terms = [{"weight": weight, "podAffinityTerm": term}]
+    return {"preferredDuringSchedulingIgnoredDuringExecution": terms}
 
 
-def _off(nodes: tuple[str, ...]) -> Manifest:
+def _exclude(nodes: tuple[str, ...]) -> Manifest:
     if not nodes:
         return {}
     expression = {"key": names.HOSTNAME, "operator": "NotIn", "values": sorted(nodes)}

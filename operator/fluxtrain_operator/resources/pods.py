@@ -1,4 +1,4 @@
-"""The pods: one torchrun agent for each node, and the small one that holds the rendezvous store."""
+"""The pods: a training pod with a torchrun agent for each node, and the rendezvous pod."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ from dataclasses import dataclass
 from fluxtrain.contract.launch import RENDEZVOUS_PORT
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.resources import pod_group
 from fluxtrain_operator.resources.environment import environment
+from fluxtrain_operator.resources.gang import Gang, gang_of
 from fluxtrain_operator.resources.metadata import metadata
 from fluxtrain_operator.resources.placement import (
     rendezvous_affinity,
-    tolerations,
+    tolerations_of,
     trainer_affinity,
 )
-from fluxtrain_operator.resources.template import override_rendezvous, override_trainer
+from fluxtrain_operator.resources.queueing import queueing_of
+from fluxtrain_operator.resources.template import merge_into_rendezvous, merge_into_trainer
 from fluxtrain_operator.resources.volumes import SCRATCH_PATH, mounts, volumes
 
 GRACE_SECONDS = 180
-"""From SIGTERM to SIGKILL: the launcher gives its trainers 120 s for the checkpoint."""
-_USER = 1000  # the user of our images; named here so that other images need not name one
+"""Seconds from SIGTERM to SIGKILL; the launcher gives its trainers 120 s for a checkpoint."""
+_USER = 1000  # the user of our images; set here as other images need not have one
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for a training pod, and what the pod must know of the job's past."""
+    """A training pod to create."""
 
     index: int
     attempt: int = 1
     replacement: int = 0
     process_restarts: int = 0
-    avoid: tuple[str, ...] = ()
-    """Nodes that are ready and yet no good."""
+    excluded_nodes: tuple[str, ...] = ()
+    """Nodes with unhealthy GPUs."""
 
 
-def training_pod(job: Job, slot: Slot, gang: str) -> Manifest:
-    """Return the pod of ``slot``, podTemplate merged in; TemplateError where that cannot be.
+def training_pod(job: Job, slot: Slot, gang: Gang | None = None) -> Manifest:
+    """Return the pod of ``slot``; ``gang`` is the job's unless the cluster does not serve its API.
 
-    restartPolicy Never: what an exit means is the planner's to judge, and kubelet's back-off grows.
+    Raises TemplateError for a podTemplate that cannot be merged. restartPolicy is Never: the planner handles
+    exits, and kubelet's back-off would grow.
     """
     name = names.pod(job.name, slot.index)
     result: Manifest = {
@@ -53,8 +55,8 @@ def training_pod(job: Job, slot: Slot, gang: str) -> Manifest:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": _pod_security() | _device_groups(job),
-            "affinity": trainer_affinity(job, slot.avoid),
-            "tolerations": tolerations(job),
+            "affinity": trainer_affinity(job, slot.excluded_nodes),
+            "tolerations": tolerations_of(job),
             "nodeSelector": dict(job.spec.scheduling.node_selector),
             "containers": [_trainer(job, slot)],
             "volumes": volumes(job),
@@ -63,12 +65,12 @@ def training_pod(job: Job, slot: Slot, gang: str) -> Manifest:
         },
     }
     _annotate(result, job, slot)
-    pod_group.join(result, job, gang)
-    return override_trainer(result, job.spec.pod_template.written)
+    (gang or gang_of(job)).configure_pod(result, job)
+    return merge_into_trainer(result, job.spec.pod_template.written)
 
 
-def rendezvous_pod(job: Job, avoid: tuple[str, ...] = ()) -> Manifest:
-    """Return the pod that holds the store; kubelet restarts it in place, its name and address kept."""
+def rendezvous_pod(job: Job, excluded_nodes: tuple[str, ...] = ()) -> Manifest:
+    """Return the pod of the rendezvous store; kubelet restarts its container in place."""
     name = names.rendezvous(job.name)
     result: Manifest = {
         "apiVersion": "v1",
@@ -82,8 +84,8 @@ def rendezvous_pod(job: Job, avoid: tuple[str, ...] = ()) -> Manifest:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": _pod_security(),
-            "affinity": rendezvous_affinity(job, avoid),
-            "tolerations": tolerations(job),
+            "affinity": rendezvous_affinity(job, excluded_nodes),
+            "tolerations": tolerations_of(job),
             "containers": [_rendezvous(job)],
             "volumes": [{"name": "tmp", "emptyDir": {}}],
             **_priority(job),
@@ -92,7 +94,7 @@ def rendezvous_pod(job: Job, avoid: tuple[str, ...] = ()) -> Manifest:
     notes = result["metadata"]["annotations"]
     notes[names.ANNOTATION_SPEC] = job.spec_hash
     notes[names.ANNOTATION_DEFAULT_CONTAINER] = names.RENDEZVOUS
-    return override_rendezvous(result, job.spec.pod_template.written)
+    return merge_into_rendezvous(result, job.spec.pod_template.written)
 
 
 def _trainer(job: Job, slot: Slot) -> Manifest:
@@ -126,16 +128,16 @@ def _rendezvous(job: Job) -> Manifest:
 
 
 def _devices(job: Job) -> Manifest:
-    """Return requests and limits, equal as extended resources must be: GPUs, and a NIC for each."""
+    """Return requests and limits: GPUs and a NIC for each. Those of extended resources must be equal."""
     if job.spec.gpus_per_node == 0:
         return {}
-    found = [job.spec.gpu_resource, job.spec.network.rdma_resource]
-    counts = {name: str(job.spec.gpus_per_node) for name in found if name is not None}
+    resources = [job.spec.gpu_resource, job.spec.network.rdma_resource]
+    counts = {name: str(job.spec.gpus_per_node) for name in resources if name is not None}
     return {"requests": counts, "limits": dict(counts)}
 
 
 def _device_groups(job: Job) -> Manifest:
-    """Return the groups that the nodes' device files belong to, for pods that have such devices."""
+    """Return the supplemental groups of the nodes' device files for a pod with GPUs."""
     if job.spec.gpus_per_node == 0 or not job.device_groups:
         return {}
     return {"supplementalGroups": list(job.device_groups)}
@@ -172,7 +174,7 @@ def _container_security() -> Manifest:
 
 
 def _annotate(pod: Manifest, job: Job, slot: Slot) -> None:
-    nodes, scheduling = job.spec.nodes, job.spec.scheduling
+    nodes, queueing = job.spec.nodes, queueing_of(job)
     labels, notes = pod["metadata"]["labels"], pod["metadata"]["annotations"]
     labels[names.LABEL_INDEX] = str(slot.index)
     labels[names.LABEL_ATTEMPT] = str(slot.attempt)
@@ -180,22 +182,5 @@ def _annotate(pod: Manifest, job: Job, slot: Slot) -> None:
     notes[names.ANNOTATION_NODES] = f"{nodes.min}:{nodes.max}"
     notes[names.ANNOTATION_REPLACEMENT] = str(slot.replacement)
     notes[names.ANNOTATION_DEFAULT_CONTAINER] = names.TRAINER
-    if scheduling.queue_name is not None:
-        labels[names.KUEUE_QUEUE] = scheduling.queue_name
-        labels[names.KUEUE_GROUP] = names.queue_group(job.name, slot.attempt)
-        notes.update(_in_group(job))
-
-
-def _in_group(job: Job) -> dict[str, str]:
-    """Return what Kueue reads of each pod of a group: it admits all of them together, or none.
-
-    Not retriable: the group is over with its last pod. Kueue would hold the names, and the quota, of pods
-    that ended until there were others in their stead. One role: pods that avoid different nodes are alike.
-    """
-    notes = {
-        names.KUEUE_COUNT: str(job.spec.nodes.max),
-        names.KUEUE_RETRIABLE: "false",
-        names.KUEUE_ROLE: names.TRAINER,
-    }
-    topology = job.spec.scheduling.topology
-    return notes if topology is None else {**notes, names.KUEUE_TOPOLOGY: topology}
+    labels.update(queueing.pod_labels(job, slot.attempt))
+    notes.update(queueing.pod_annotations(job))

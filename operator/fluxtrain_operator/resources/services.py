@@ -1,16 +1,16 @@
-"""The headless service: DNS names for the rendezvous pod and the training pods, ready or not."""
+"""The headless service: DNS names of the rendezvous pod and the training pods."""
 
 from __future__ import annotations
 
 from fluxtrain.contract.launch import RENDEZVOUS_PORT
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.resources.metadata import metadata, stamped
+from fluxtrain_operator.resources.metadata import metadata, with_applied_hash
 
 
 def headless_service(job: Job) -> Manifest:
-    """Return the service; agents look each other up before any of them is ready."""
-    return stamped(
+    """Return the service; it publishes pods that are not ready, as agents resolve each other at start."""
+    return with_applied_hash(
         {
             "apiVersion": "v1",
             "kind": "Service",

@@ -1,4 +1,4 @@
-"""The volumes of a training pod: storage, the config, shared memory, and a place to write."""
+"""The volumes of a training pod: storage, the config, shared memory and scratch space."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 
 CONFIG_PATH = f"/etc/fluxtrain/{CONFIG_FILE}"
-"""Where a training pod finds its config; told to the trainer by FLUXTRAIN_CONFIG."""
+"""Path of the config in a training pod; FLUXTRAIN_CONFIG is set to it."""
 SCRATCH_PATH = "/tmp"
-"""The one writable folder beside the storage: the root file system is read-only."""
+"""The only writable folder outside of the storage: the root file system is read-only."""
 
-_SHARED_MEMORY = {True: "16Gi", False: "1Gi"}  # RCCL's and the loaders' buffers; with GPUs, without
+_SHARED_MEMORY = {True: "16Gi", False: "1Gi"}  # for RCCL and the data loader; with GPUs, without
 
 
 def volumes(job: Job) -> list[Manifest]:
@@ -30,10 +30,9 @@ def volumes(job: Job) -> list[Manifest]:
 
 
 def mounts(job: Job) -> list[Manifest]:
-    """Return where the main container sees them.
+    """Return the volume mounts of the main container.
 
-    The config is mounted by ``subPath``, which never changes under a running pod: new values arrive with
-    new pods, at the same step in all of them.
+    The config is mounted by ``subPath``, which a running pod never sees updated: all pods change it together.
     """
     storage = job.spec.storage
     return [

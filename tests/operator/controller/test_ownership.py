@@ -12,7 +12,7 @@ from tests.operator.object_store import Harness, run
 from fluxtrain_operator import names
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.planner.owners import controller
+from fluxtrain_operator.planner.owner_references import controller_of
 
 FOREIGN = {"kind": "Deployment", "name": "shop", "uid": "shop", "controller": True}
 EARLIER_JOB = {"kind": "FluxTraining", "name": "job", "uid": "uid-before", "controller": True}
@@ -54,7 +54,7 @@ def test_a_foreign_object_is_reported_and_kept_and_the_job_starts_once_it_is_gon
         status, reason, message = cluster.condition(condition)
         assert (status, reason) == ("False", "NameConflict")
         whose = f"{owner['kind']} {owner['name']}" if owner else "nobody"
-        assert f"{kind} {name} is in the way, and belongs to {whose}" in message
+        assert f"{kind} {name} already exists and belongs to {whose}" in message
         assert "delete or rename it, or give the job another name" in message
     assert cluster.warnings() == ["NameConflict"], "once, not with every retry"
     assert "startTime" not in cluster.status
@@ -96,7 +96,7 @@ def test_a_foreign_object_is_not_deleted_when_the_job_no_longer_needs_one() -> N
         harness.cluster.put(*budget, FOREIGN)
 
     run(harness, 1, fix_size, 1)
-    assert controller(harness.cluster.objects[budget]) == FOREIGN
+    assert controller_of(harness.cluster.objects[budget]) == FOREIGN
 
 
 NOT_OURS = {
@@ -182,7 +182,7 @@ def test_a_foreign_pod_without_our_label_is_reported_and_the_other_pods_are_crea
         ("NetworkPolicy", 422, "denied request: not here", "NetworkPolicyRefused"),
     ],
 )
-def test_a_refusal_is_reported_once_and_retried_until_it_succeeds(
+def test_a_rejection_is_reported_once_and_retried_until_it_succeeds(
     kind: str, code: int, message: str, reason: str
 ) -> None:
     harness = Harness()
@@ -203,7 +203,7 @@ def test_a_refusal_is_reported_once_and_retried_until_it_succeeds(
     assert cluster.warnings() == [reason]
 
 
-def test_a_refusal_for_another_reason_is_reported_as_well() -> None:
+def test_a_rejection_for_another_reason_is_reported_as_well() -> None:
     harness = Harness()
     for message in (QUOTA, SECURITY):
         harness.cluster.refuse = {"Pod": forbidden(message)}
@@ -212,7 +212,7 @@ def test_a_refusal_for_another_reason_is_reported_as_well() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 401, 404, 429, 500, 503])
-def test_a_server_error_is_not_a_refusal(code: int) -> None:
+def test_a_server_error_is_not_a_rejection(code: int) -> None:
     harness = Harness()
     harness.cluster.refuse = {"Pod": ApiError(code, "later", server_message="later")}
     with pytest.raises(ApiError, match="later"):
@@ -253,7 +253,7 @@ def test_a_running_job_whose_replacement_pod_is_refused_keeps_training_and_repor
     assert_started(harness, num_restarts=1)
 
 
-def test_after_a_refusal_the_pods_of_later_batches_are_not_tried() -> None:
+def test_after_a_rejection_the_pods_of_later_batches_are_not_tried() -> None:
     harness = Harness()
     manifest = make_job()
     manifest["spec"]["nodes"] = {"min": 1, "max": 200}

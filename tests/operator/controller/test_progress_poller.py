@@ -144,8 +144,8 @@ async def test_while_rank_0_is_done_the_other_ranks_show_whether_there_is_progre
     p: Polling,
 ) -> None:
     progress = {
-        "10.0.0.1": replace(step(9), phase="complete", alive=100.0),
-        "10.0.0.2": replace(step(9), phase="sampling", alive=200.0, rank=4),
+        "10.0.0.1": replace(step(9), phase="complete", alive_time=100.0),
+        "10.0.0.2": replace(step(9), phase="sampling", alive_time=200.0, rank=4),
     }
 
     async def fetch(address: str, port: int) -> Progress | None:
@@ -153,11 +153,11 @@ async def test_while_rank_0_is_done_the_other_ranks_show_whether_there_is_progre
 
     p.fetch = fetch
     p.start()
-    await until(lambda: p.rank_0 is not None and p.rank_0.alive == 200.0)
+    await until(lambda: p.rank_0 is not None and p.rank_0.alive_time == 200.0)
     assert p.rank_0 is not None
     assert p.rank_0.phase == "complete"
-    progress["10.0.0.1"] = replace(step(9), phase="running", alive=300.0)
-    await until(lambda: p.rank_0 is not None and p.rank_0.alive == 300.0)
+    progress["10.0.0.1"] = replace(step(9), phase="running", alive_time=300.0)
+    await until(lambda: p.rank_0 is not None and p.rank_0.alive_time == 300.0)
 
 
 @scenario(seconds=100)

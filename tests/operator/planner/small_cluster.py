@@ -1,7 +1,7 @@
-"""A small simulated cluster with one job, and the promises of the planner, checked as they are made.
+"""A small simulated cluster with one job, which checks the planner's invariants.
 
-The cluster is what the API server, the kubelets, the trainers and a person do to pods. The operator
-reads it as watches tell of it, and acts on it as the API server lets it.
+It simulates what the API server, the kubelets, the trainers and a user do to pods. The operator reads it
+through delayed watches, and writes to it with optimistic concurrency.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ NODES = ("a", "b", "c", "d", "e")
 MAX_RESTARTS = 2
 PROGRAM_CODES, FATAL_CODE = (1, 74), 3
 _GRACE_SECONDS = 180
-_FRESH_SECONDS = 30.0
+_RECENT_SECONDS = 30.0
 _QUIET_ROUNDS = 5
-"""Of 15 s each: a sign of progress is believed for a minute."""
-_LATELY_SECONDS = 3600.0
-_OLDEST_PICTURES = 6
+"""Of 15 s each: progress counts as recent for a minute."""
+_RECENT_OUTAGE_SECONDS = 3600.0
+_MAX_SNAPSHOTS = 6
 _ALL_ACTS = 1000
 Planner = Callable[[Job, Observed, float], Plan]
 
 
 class Size(NamedTuple):
-    """What of a job decides how it recovers."""
+    """The fields of a job that determine how it recovers."""
 
     low: int
     high: int
@@ -44,8 +44,8 @@ class Size(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Picture:
-    """What a watch tells after one change."""
+class Snapshot:
+    """What the watches report after one change."""
 
     number: int
     """Changes before this one."""
@@ -57,7 +57,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Container:
-    """A trainer's process on a node; it may outlive the object of its pod."""
+    """A running container; it may outlive the object of its pod."""
 
     index: int
     node: str
@@ -65,7 +65,7 @@ class Container:
 
 @cache
 def make_job(suspend: bool, size: Size, image: str) -> Job:
-    """Return the job; what it works out for its pods is worked out once."""
+    """Return the job, with its hash and config computed once."""
     spec = {
         "image": image,
         "run": {"preset": "micro"},
@@ -85,14 +85,14 @@ def make_job(suspend: bool, size: Size, image: str) -> Job:
 
 
 def with_status(job: Job, status: Status) -> Job:
-    """Return ``job`` with ``status``, and with what it has worked out already."""
+    """Return ``job`` with ``status``, its hash and config already computed."""
     changed = replace(job, training=job.training.model_copy(update={"status": status}))
     vars(changed).update(spec_hash=job.spec_hash, config_json=job.config_json)
     return changed
 
 
 class SmallCluster:
-    """Pods by name, nodes, one job; an AssertionError where the planner breaks a promise."""
+    """Pods by name, nodes, one job. Raises AssertionError if the planner violates an invariant."""
 
     def __init__(self, size: Size, planner: Planner = plan) -> None:
         self.size, self.planner, self.image, self.suspend = size, planner, "trainer:1", False
@@ -106,38 +106,38 @@ class SmallCluster:
         self.ready = dict.fromkeys(NODES, True)
         self.turned = dict.fromkeys(NODES, self.now)
         self.down: set[str] = set()
-        """Nodes that are not ready because nothing runs there any more; on the others all goes on."""
+        """Nodes that are down; on other nodes that are not ready, all containers run on."""
         self.world: tuple[str, ...] = ()
-        """Uids of the pods that made the last step together."""
+        """Uids of the pods that made the last step."""
         self.num_program_faults = self.num_hangs = self.num_fatal = 0
         self.happened: Counter[str] = Counter()
-        """How often what went wrong on the way to the operator, or in it."""
-        self.pictures: list[Picture] = []
+        """Number of each anomaly of the watches and the operator."""
+        self.snapshots: list[Snapshot] = []
         self.read = (0, 0)
-        """Numbers of the pictures of the job and of the pods that the operator saw last."""
-        self.look()
+        """Numbers of the snapshots of the job and the pods that the operator read last."""
+        self.snapshot()
 
-    # --- what is seen
+    # --- the watches
 
-    def look(self) -> None:
-        """Let the watches tell of a change."""
-        last = self.pictures[-1] if self.pictures else None
+    def snapshot(self) -> None:
+        """Append a snapshot of the present state."""
+        last = self.snapshots[-1] if self.snapshots else None
         job = last.job if last is not None and last.version == self.version else self._job()
-        seen = Observed(
+        observed = Observed(
             pods=tuple(sorted(self.pods.values(), key=lambda pod: pod.index)),
             rendezvous=self.store,
-            progress=self._said(),
-            witness=self._said(),
+            progress=self._answer(),
+            any_progress=self._answer(),
             nodes={n: NodeView(n, up, since=self.turned[n]) for n, up in self.ready.items()},
             applied=dict(self.applied),
         )
-        self.pictures = [
-            *self.pictures[1 - _OLDEST_PICTURES :],
-            Picture(last.number + 1 if last is not None else 0, self.version, job, seen),
+        self.snapshots = [
+            *self.snapshots[1 - _MAX_SNAPSHOTS :],
+            Snapshot(last.number + 1 if last is not None else 0, self.version, job, observed),
         ]
 
-    def _said(self) -> Progress | None:
-        """Return what rank 0 answers."""
+    def _answer(self) -> Progress | None:
+        """Return rank 0's answer."""
         if self.progress is None:
             return None
         return Progress(self.progress, num_nodes=len(self.world))
@@ -146,30 +146,30 @@ class SmallCluster:
         return with_status(make_job(self.suspend, self.size, self.image), self.status)
 
     def _note(self, job: int, pods: int) -> None:
-        """Count what was wrong with the news that the operator had of the changes so far."""
+        """Count the anomalies of the snapshots that the operator reads."""
         old_job, old_pods = self.read
-        wrong = {
+        anomalies = {
             "lost": job > old_job + 1 or pods > old_pods + 1,
             "repeated": (job, pods) == self.read,
             "reordered": job != pods or job < old_job or pods < old_pods,
-            "stale": min(job, pods) < self.pictures[-1].number,
+            "stale": min(job, pods) < self.snapshots[-1].number,
         }
-        self.happened.update(name for name, holds in wrong.items() if holds)
+        self.happened.update(name for name, holds in anomalies.items() if holds)
         self.read = (job, pods)
 
-    # --- what the operator does
+    # --- the operator
 
     def reconcile(self, job_age: int = 0, pods_age: int = 0, num_acts: int = _ALL_ACTS) -> Plan:
-        """Plan from pictures that are so many changes old; die after ``num_acts`` acts."""
-        known = self.pictures[-1 - job_age % len(self.pictures)]
-        seen = self.pictures[-1 - pods_age % len(self.pictures)]
+        """Plan from snapshots of the given ages; crash after ``num_acts`` requests."""
+        known = self.snapshots[-1 - job_age % len(self.snapshots)]
+        seen = self.snapshots[-1 - pods_age % len(self.snapshots)]
         self._note(known.number, seen.number)
         result = self.planner(known.job, seen.observed, self.now)
-        if seen.number == self.pictures[-1].number:
+        if seen.number == self.snapshots[-1].number:
             self._check_lost(result)
         if result.status != known.job.status or result.delete or result.create:
             if known.version != self.version:
-                self.happened["refused"] += 1  # by the API server: somebody else wrote in between
+                self.happened["refused"] += 1  # by the API server: the job has changed since
                 return result
             self._write(result.status)
         acts: list[Delete | Manifest] = [*result.delete, *result.create]
@@ -182,19 +182,21 @@ class SmallCluster:
         return result
 
     def _check_lost(self, result: Plan) -> None:
-        """Check that no pod is given up for its node while it trains, or while most nodes are out."""
-        given_up = [e.message.partition(":")[0] for e in result.events if e.reason == "NodeLost"]
+        """Check that no node counts as lost while its pod trains, or while most nodes are not ready."""
+        lost = [e.message.partition(":")[0] for e in result.events if e.reason == "NodeLost"]
         up = sum(self.ready.values())
-        lately = [self.now - self.turned[n] < _LATELY_SECONDS for n in NODES if not self.ready[n]]
-        blind = not up or sum(lately) > up
+        lately = [
+            self.now - self.turned[n] < _RECENT_OUTAGE_SECONDS for n in NODES if not self.ready[n]
+        ]
+        outage = not up or sum(lately) > up
         last = self.progress.last_step_time if self.progress else None
-        just_now = last is not None and last > stamp(self.now - _FRESH_SECONDS)
+        just_now = last is not None and last > stamp(self.now - _RECENT_SECONDS)
         living = {pod.uid for pod in self._gang()}
-        for name in given_up:
-            assert not blind, "nothing is lost while most nodes are out at once"
+        for name in lost:
+            assert not outage, "nothing is lost while most nodes are not ready"
             uid = pod.uid if (pod := self.pods.get(name)) else ""
             together = uid in self.world and living == set(self.world)
-            assert not (together and just_now), "a pod that trains is given up for its node"
+            assert not (together and just_now), "the node of a training pod counts as lost"
 
     def _write(self, status: Status) -> None:
         before, after = self.status.restarts, status.restarts
@@ -232,10 +234,10 @@ class SmallCluster:
             assert pod.index not in {other.index for other in self.pods.values()}, "two for one"
             self.pods[name] = pod
 
-    # --- what the API server and the kubelets do
+    # --- the API server and the kubelets
 
     def remove(self, pod: Pod, grace_seconds: int | None = None) -> None:
-        """Delete a pod: its object goes at once by force, or where nothing runs; its container does not."""
+        """Delete a pod: at once if forced, ended or not scheduled. Its container runs on."""
         if grace_seconds == 0 or pod.ended or not pod.node:
             self._put(pod, None)
         elif not pod.deleting:
@@ -251,7 +253,7 @@ class SmallCluster:
             self.pods[pod.name] = changed
 
     def kubelet(self, pod: Pod) -> None:
-        """End a pod that is to go, or start one that is new, where a node is there to do it."""
+        """Stop a pod that is being deleted, or start a new one, if there is a ready node."""
         if pod.deleting and self.ready.get(pod.node, True):
             self.containers.pop(pod.uid, None)
             self._put(pod, None)
@@ -268,29 +270,29 @@ class SmallCluster:
         self._put(pod, replace(pod, node=node, phase="Running", started=self.now, ready=True))
 
     def kill_orphans(self) -> None:
-        """Let the kubelets end the containers whose pods were deleted by force."""
+        """Stop the containers whose pods were force deleted, on ready nodes."""
         living = {pod.uid for pod in self.pods.values()}
         for uid, container in list(self.containers.items()):
             if uid not in living and self.ready[container.node]:
                 del self.containers[uid]
 
     def turn(self, node: str, down: bool) -> None:
-        """Let a node that is ready be so no longer, for good or as far as is heard; or be ready again."""
+        """Toggle the readiness of a node; a ``down`` one also stops its containers' training."""
         self.ready[node], self.turned[node] = not self.ready[node], self.now
         self.down = self.down | {node} if down and not self.ready[node] else self.down - {node}
 
     def some(self, number: int) -> Pod | None:
-        """Return one of the pods, as ``number`` says."""
+        """Return one of the pods, selected by ``number``."""
         pods = self.everything()
         return pods[number % len(pods)] if pods else None
 
     def everything(self) -> list[Pod]:
         return [*self.pods.values(), *([self.store] if self.store else [])]
 
-    # --- what the trainers and people do
+    # --- the trainers and the user
 
     def end(self, pod: Pod, code: int | None) -> None:
-        """Let the main process of a pod end, or the pod be evicted, where that can be told."""
+        """Let the main process exit with ``code``, or evict the pod if None, if its node is ready."""
         if not pod.running or not self.ready[pod.node]:
             return
         self.containers.pop(pod.uid, None)
@@ -303,7 +305,7 @@ class SmallCluster:
             self.num_fatal += code == FATAL_CODE
 
     def train(self) -> None:
-        """Make a step, where enough pods run."""
+        """Make a step if enough pods run."""
         if len(self._gang()) >= self.size.low:
             step = self.progress.step + 1 if self.progress else 1
             self.world = tuple(pod.uid for pod in self._gang())
@@ -312,7 +314,7 @@ class SmallCluster:
             )
 
     def succeed(self, lost: int) -> None:
-        """Make the last step, where enough pods run; the ``lost`` first agents do not live to see it."""
+        """Let all pods succeed but the first ``lost`` ones, if enough run."""
         gang = self._gang()
         for pod in gang[lost:] if len(gang) >= self.size.low else []:
             self.end(pod, 0)
@@ -332,10 +334,10 @@ class SmallCluster:
         self.image = image or self.image
         self.version += 1
 
-    # --- coming to rest
+    # --- convergence
 
     def settle(self) -> None:
-        """Let nothing more go wrong, until nothing more happens for as long as the planner may wait."""
+        """Run without further faults until the state is stable."""
         num_quiet = 0
         for _ in range(120):
             self.now += 15.0
@@ -343,34 +345,36 @@ class SmallCluster:
             for pod in self.everything():
                 self.kubelet(pod)
             self.train()
-            self.look()
+            self.snapshot()
             before = self.status
             result = self.reconcile()
-            self.look()
+            self.snapshot()
             quiet = not result.delete and not result.create
             rests = quiet and _same(before, self.status) and not self._holds()
             num_quiet = num_quiet + 1 if rests else 0
             if num_quiet > _QUIET_ROUNDS:
                 return
-        raise AssertionError("the planner never came to rest")
+        raise AssertionError("the planner did not converge")
 
     def check(self) -> None:
-        """Check what must hold of a cluster at rest."""
-        status, wanted = self.status, self.pictures[-1].job.spec_hash
+        """Check the invariants of a stable cluster."""
+        status, spec_hash = self.status, self.snapshots[-1].job.spec_hash
         reachable = [pod for pod in self.pods.values() if self.ready.get(pod.node, True)]
         if finished(status):
             assert not reachable, "cleanPods is All, and pods are left"
         elif self.suspend:
-            assert status.phase == "Suspended", "a suspended job says so"
+            assert status.phase == "Suspended", "a suspended job has its phase"
             assert not reachable, "a suspended job keeps no pods"
         else:
             assert status.phase == "Running", "with everything in place a job runs"
-            there = [p for p in self.pods.values() if p in reachable or self._trains(p)]
+            counted_pods = [p for p in self.pods.values() if p in reachable or self._trains(p)]
             zombies = [p for p in self._gang() if p.deleting and p.uid in self.world]
-            fits = len(there) <= self.size.high <= len(there) + len(zombies)
+            fits = len(counted_pods) <= self.size.high <= len(counted_pods) + len(zombies)
             assert fits, "as many pods as nodes.max, or as many that train"
-            made_for = {(pod.attempt, pod.spec_hash) for pod in there}
-            assert made_for == {(status.attempt, wanted)}, "pods of one attempt and the newest spec"
+            versions = {(pod.attempt, pod.spec_hash) for pod in counted_pods}
+            assert versions == {(status.attempt, spec_hash)}, (
+                "pods of one attempt and the newest spec"
+            )
             assert self.store is not None, "a rendezvous pod"
             assert status.nodes is not None, "the status counts nodes"
             counted = (status.nodes.ready, status.nodes.desired)
@@ -383,7 +387,7 @@ class SmallCluster:
         return not pod.deleting and pod.uid in self.world and pod in self._gang()
 
     def _holds(self) -> bool:
-        """Return whether the job waits for a back-off or its last pods."""
+        """Return whether the job waits for a backoff or its last pods."""
         return not finished(self.status) and any(pod.ended for pod in self.pods.values())
 
 

@@ -1,7 +1,7 @@
-"""Random histories of a small cluster: whatever happens, the planner converges and breaks no promise.
+"""Random histories of a small cluster: the planner always converges and violates no invariant.
 
-News of changes reach the operator late, out of order, twice or never; it loses races, and dies between
-two acts. FLUXTRAIN_HISTORIES sets how many histories are tried, FLUXTRAIN_FIRST_HISTORY the first.
+Changes reach the operator late, out of order, twice or never; its writes conflict, and it crashes between two
+requests. FLUXTRAIN_HISTORIES sets the number of histories, FLUXTRAIN_FIRST_HISTORY the first seed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ NUM_HISTORIES = int(os.environ.get("FLUXTRAIN_HISTORIES", "20000"))
 FIRST = int(os.environ.get("FLUXTRAIN_FIRST_HISTORY", "0"))
 CHUNK = 250
 ANOMALIES = ("lost", "repeated", "reordered", "stale", "refused", "died")
-"""What goes wrong with news of changes, with writes of the status, and with the operator itself."""
+"""Anomalies of the watches, of writes of the status, and of the operator."""
 _FEWEST_EVENTS, _MOST_EVENTS = 20, 60
 
 
 class History(NamedTuple):
-    """A job's size, and numbers that say what happens to it."""
+    """A job's size and the numbers of the events that happen to it."""
 
     size: Size
     events: tuple[int, ...]
@@ -54,23 +54,23 @@ class History(NamedTuple):
         return History(size, tuple(chance.randrange(_LARGEST_EVENT) for _ in range(count)))
 
     def play(self, planner: Planner = plan) -> Counter[str]:
-        """Let it happen, and then come to rest; return what went wrong on the way, or AssertionError."""
+        """Run the events, then let the cluster converge; return the number of each anomaly."""
         cluster = SmallCluster(self.size, planner)
         for event in self.events:
-            happen(cluster, event)
-        on_the_way = cluster.happened.copy()
-        if sum(cluster.ready.values()) > len(NODES) // 2:  # first with the nodes that are left
+            apply_event(cluster, event)
+        anomalies = cluster.happened.copy()
+        if sum(cluster.ready.values()) > len(NODES) // 2:  # first without the other nodes
             cluster.settle()
             cluster.check()
         cluster.ready, cluster.down = dict.fromkeys(NODES, True), set()
         cluster.settle()
         cluster.check()
         lost = set(cluster.pods) if finished(cluster.status) or cluster.suspend else set()
-        assert lost == set(), "what was out of reach is gone as well"
-        return on_the_way
+        assert lost == set(), "unreachable pods are deleted as well"
+        return anomalies
 
     def fault(self, planner: Planner = plan) -> str | None:
-        """Return the promise that ``planner`` breaks in this history; None where it breaks none."""
+        """Return the invariant that ``planner`` violates in this history; None if none."""
         try:
             self.play(planner)
         except AssertionError as error:
@@ -78,27 +78,27 @@ class History(NamedTuple):
         return None
 
     def shortened(self, planner: Planner = plan) -> History:
-        """Return the same without the events that its fault can do without."""
-        found, fault = self, self.fault(planner)
+        """Return the history without the events that its fault does not need."""
+        shortest, fault = self, self.fault(planner)
         for at in reversed(range(len(self.events))):
-            shorter = found._replace(events=found.events[:at] + found.events[at + 1 :])
-            found = shorter if shorter.fault(planner) == fault else found
-        return found
+            shorter = shortest._replace(events=shortest.events[:at] + shortest.events[at + 1 :])
+            shortest = shorter if shorter.fault(planner) == fault else shortest
+        return shortest
 
     def __str__(self) -> str:
-        told = [f"  {EVENTS[e % len(EVENTS)].__name__}({e // len(EVENTS)})" for e in self.events]
-        return "\n".join([f"{self.size}", *told, f"  {self.events}"])
+        events = [f"  {EVENTS[e % len(EVENTS)].__name__}({e // len(EVENTS)})" for e in self.events]
+        return "\n".join([f"{self.size}", *events, f"  {self.events}"])
 
 
-def happen(cluster: SmallCluster, event: int) -> None:
-    """Let one of the things happen that can happen; ``event`` says which, and to whom."""
+def apply_event(cluster: SmallCluster, event: int) -> None:
+    """Apply one of EVENTS, selected by ``event`` along with its object."""
     cluster.now += 1.0
     EVENTS[event % len(EVENTS)](cluster, event // len(EVENTS))
-    cluster.look()
+    cluster.snapshot()
 
 
 def operator_plans(cluster: SmallCluster, number: int) -> None:
-    """Plan from pictures of any age, each half of the time the newest; now and then die midway, or again."""
+    """Plan from snapshots of random age, half of the time the newest; sometimes crash, or plan twice."""
     acts = 100 if number % 3 else number // 3 % 4
     for _ in range(1 + (number % 5 == 0)):
         cluster.reconcile(max(0, number % 7 - 3), max(0, number // 7 % 7 - 3), acts)
@@ -117,12 +117,12 @@ def pod_ends(cluster: SmallCluster, number: int) -> None:
         cluster.end(pod, codes[number % 10])
 
 
-def somebody_deletes_a_pod(cluster: SmallCluster, number: int) -> None:
+def user_deletes_a_pod(cluster: SmallCluster, number: int) -> None:
     if pod := cluster.some(number):
         cluster.remove(pod)
 
 
-def node_goes_or_comes(cluster: SmallCluster, number: int) -> None:
+def node_changes_readiness(cluster: SmallCluster, number: int) -> None:
     cluster.turn(NODES[number % len(NODES)], down=number // len(NODES) % 2 == 0)
 
 
@@ -139,15 +139,15 @@ def time_passes(cluster: SmallCluster, number: int) -> None:
     cluster.now += (5, 40, 400, 4000)[number % 4]
 
 
-def somebody_suspends_or_resumes(cluster: SmallCluster, number: int) -> None:
+def user_suspends_or_resumes(cluster: SmallCluster, number: int) -> None:
     cluster.edit(suspend=number % 4 == 0)
 
 
-def somebody_scales(cluster: SmallCluster, number: int) -> None:
+def user_scales(cluster: SmallCluster, number: int) -> None:
     cluster.edit(high=max(cluster.size.low, number % len(NODES)))
 
 
-def somebody_changes_the_image(cluster: SmallCluster, number: int) -> None:
+def user_changes_the_image(cluster: SmallCluster, number: int) -> None:
     cluster.edit(image=f"trainer:{number % 4 // 3}")
 
 
@@ -155,28 +155,28 @@ EVENTS: tuple[Callable[[SmallCluster, int], None], ...] = (
     *[operator_plans] * 5,
     *[kubelet_acts] * 3,
     *[pod_ends] * 3,
-    somebody_deletes_a_pod,
-    node_goes_or_comes,
+    user_deletes_a_pod,
+    node_changes_readiness,
     *[gang_steps] * 2,
     gang_succeeds,
     time_passes,
-    somebody_suspends_or_resumes,
-    somebody_scales,
-    somebody_changes_the_image,
+    user_suspends_or_resumes,
+    user_scales,
+    user_changes_the_image,
 )
 _LARGEST_EVENT = len(EVENTS) * 840
 
 
 class Tally(NamedTuple):
-    """What some histories held."""
+    """Totals of some histories."""
 
     num_events: int
     times: Counter[str]
-    """How often each anomaly happened."""
+    """Number of times that each anomaly happened."""
     histories: Counter[str]
-    """In how many histories each anomaly happened."""
+    """Number of histories with each anomaly."""
     faults: list[int]
-    """Seeds of the histories in which a promise was broken."""
+    """Seeds of the histories that violate an invariant."""
 
 
 def play_all(seeds: range) -> Tally:
@@ -194,7 +194,7 @@ def play_all(seeds: range) -> Tally:
     return tally
 
 
-def test_every_history_converges_and_keeps_the_promises() -> None:
+def test_every_history_converges_and_violates_no_invariant() -> None:
     end = FIRST + NUM_HISTORIES
     chunks = [range(at, min(end, at + CHUNK)) for at in range(FIRST, end, CHUNK)]
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
@@ -209,12 +209,12 @@ def test_every_history_converges_and_keeps_the_promises() -> None:
     print(f"{NUM_HISTORIES} histories of {num_events} events, among them")
     for name in ANOMALIES:
         times = sum(tally.times[name] for tally in tallies)
-        held = sum(tally.histories[name] for tally in tallies)
-        print(f"  {name}: {times} times, in {held} histories")
-        assert held > NUM_HISTORIES / 2, f"too few histories in which something was {name}"
+        count = sum(tally.histories[name] for tally in tallies)
+        print(f"  {name}: {times} times, in {count} histories")
+        assert count > NUM_HISTORIES / 2, f"too few histories in which something was {name}"
 
 
-def restarts_what_is_over(job: Job, observed: Observed, now: float) -> Plan:
+def restarts_a_finished_job(job: Job, observed: Observed, now: float) -> Plan:
     training = job.training.model_copy(update={"status": Status(attempt=job.status.attempt)})
     return plan(replace(job, training=training) if finished(job.status) else job, observed, now)
 
@@ -234,14 +234,14 @@ def replaces_before_the_old_one_is_gone(job: Job, observed: Observed, now: float
     return result
 
 
-def charges_for_lost_pods(job: Job, observed: Observed, now: float) -> Plan:
+def counts_lost_pods_as_restarts(job: Job, observed: Observed, now: float) -> Plan:
     result = plan(job, observed, now)
     count = result.status.restarts or Restarts()
     charged = Restarts(process=count.process, pod=count.pod, gang=max(count.gang, count.pod))
     return replace(result, status=result.status.model_copy(update={"restarts": charged}))
 
 
-def does_not_notice_suspension(job: Job, observed: Observed, now: float) -> Plan:
+def ignores_suspension(job: Job, observed: Observed, now: float) -> Plan:
     life = job.spec.lifecycle.model_copy(update={"suspend": False})
     spec = job.spec.model_copy(update={"lifecycle": life})
     return plan(
@@ -257,19 +257,20 @@ def writes_too_often(job: Job, observed: Observed, now: float) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "promise"),
+    ("wrong", "invariant"),
     [
-        (restarts_what_is_over, "finished job"),
+        (restarts_a_finished_job, "finished job"),
         (deletes_by_force, "two processes of one rank"),
         (replaces_before_the_old_one_is_gone, "two for one"),
-        (charges_for_lost_pods, "charged twice"),
-        (does_not_notice_suspension, "a suspended job says so"),
-        (writes_too_often, "never came to rest"),
+        (counts_lost_pods_as_restarts, "charged twice"),
+        (ignores_suspension, "a suspended job has its phase"),
+        (writes_too_often, "did not converge"),
     ],
 )
-def test_a_planner_that_breaks_a_promise_is_found_out(wrong: Planner, promise: str) -> None:
-    found = next(h for h in map(History.of, range(500)) if promise in (h.fault(wrong) or ""))
-    shortest = found.shortened(wrong)
+def test_a_wrong_planner_is_detected(wrong: Planner, invariant: str) -> None:
+    histories = map(History.of, range(500))
+    history = next(h for h in histories if invariant in (h.fault(wrong) or ""))
+    shortest = history.shortened(wrong)
     print(f"{wrong.__name__}: {shortest.fault(wrong)}\n{shortest}")
-    assert promise in str(shortest.fault(wrong))
-    assert len(shortest.events) <= len(found.events) / 2
+    assert invariant in str(shortest.fault(wrong))
+    assert len(shortest.events) <= len(history.events) / 2

@@ -1,4 +1,4 @@
-"""Jobs in a queue of Kueue: when a pod is replaced in its group, and when all are queued as another."""
+"""Jobs in a Kueue queue: when a pod is replaced in its group, and when all are queued as another group."""
 
 from __future__ import annotations
 
@@ -6,115 +6,104 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.operator.planner.test_plan import (
+from tests.operator.planner.pods import (
     NOW,
+    PENDING,
+    SUCCEEDED,
     created,
+    created_pods,
     deleted,
     failed,
     lost,
     make_pod,
-    observe,
+    make_pods,
+    plan_with,
     progress,
     running,
     with_status,
 )
 
 from fluxtrain_operator import names
-from fluxtrain_operator.planner.plan import Plan, plan
+from fluxtrain_operator.planner.plan import Plan
 
 QUEUE = {"scheduling": {"queueName": "team"}}
-EVICTED: dict[str, Any] = {"deleting": True, "deletion_deadline": NOW + 170, "queued": True}
-AT_THE_GATE: dict[str, Any] = {
-    "phase": "Pending",
-    "started": None,
-    "node": "",
-    "ready": False,
-    "gated": True,
-    "gates": (names.KUEUE_GATE,),
-}
+MANAGED: dict[str, Any] = {"finalizers": (names.KUEUE_FINALIZER,)}
+EVICTED: dict[str, Any] = {"deleting": True, "deletion_deadline": NOW + 170, **MANAGED}
+GATED: dict[str, Any] = {**PENDING, "node": "", "gated": True, "gates": (names.KUEUE_GATE,)}
 
 
 def groups(result: Plan) -> set[str]:
-    """Return Kueue's names of the groups of new training pods."""
-    pods = (m["metadata"]["labels"] for m in result.create if m["kind"] == "Pod")
-    return {labels[names.KUEUE_GROUP] for labels in pods if names.KUEUE_GROUP in labels}
+    """Return the Kueue groups of the created training pods."""
+    labels = (pod["metadata"]["labels"] for pod in created_pods(result))
+    return {pod[names.KUEUE_GROUP] for pod in labels if names.KUEUE_GROUP in pod}
 
 
-def test_pods_that_kueue_sent_away_are_queued_anew_as_another_group() -> None:
+def test_evicted_pods_are_queued_again_as_another_group() -> None:
     job = running(**QUEUE)
-    going = make_pod(0, job, **EVICTED), make_pod(1, job, **EVICTED)
-    result = plan(job, observe(*going, job=job), NOW)
+    result = plan_with(job, *make_pods(2, job, **EVICTED))
     assert (result.status.phase, result.status.attempt) == ("Restarting", 2)
-    assert (deleted(result), created(result)) == ([], []), "they leave a checkpoint, and have names"
+    assert (deleted(result), created(result)) == ([], []), "they write a checkpoint first"
     assert [(e.type, e.reason) for e in result.events] == [("Normal", "GroupEnded")]
-    again = plan(with_status(job, result.status), observe(job=job), NOW + 20)
+    again = plan_with(with_status(job, result.status), now=NOW + 20)
     assert (created(again), groups(again)) == (["job-0", "job-1"], {"job-2"})
-    assert again.status.restarts == job.status.restarts, "an eviction is nobody's fault"
+    assert again.status.restarts == job.status.restarts, "an eviction uses no restart"
 
 
-def test_a_pod_that_kueue_holds_back_is_replaced_under_another_name() -> None:
+def test_a_pod_whose_object_kueue_keeps_is_replaced_under_another_name() -> None:
     job = running(**QUEUE)
-    ended = failed(1, 75, **EVICTED, job=job)
-    result = plan(job, observe(make_pod(0, job, queued=True), ended, job=job), NOW)
+    active = make_pod(0, job, **MANAGED)
+    result = plan_with(job, active, failed(1, 75, job, **EVICTED))
     assert (created(result), groups(result)) == (["job-2"], {"job-1"})
     assert result.status.attempt == 1
-    at_the_gate = make_pod(1, job, **{**AT_THE_GATE, **EVICTED})
-    both = observe(make_pod(0, job, queued=True), at_the_gate, job=job)
-    assert created(plan(job, both, NOW)) == ["job-2"], "nobody will ever start it"
+    never_scheduled = make_pod(1, job, **{**GATED, **EVICTED})
+    assert created(plan_with(job, active, never_scheduled)) == ["job-2"]
 
 
-def test_a_lost_nodes_pod_keeps_its_place_in_kueues_group() -> None:
+def test_the_pod_of_a_lost_node_stays_a_member_of_its_group() -> None:
     job = running(**QUEUE)
-    pods = [make_pod(i, job, queued=True) for i in range(2)]
-    result = plan(job, observe(*pods, job=job, nodes=lost("node-1"), progress=progress()), NOW)
-    assert created(result) == [], "Kueue would delete it as one too many"
-    drained = make_pod(1, job, **EVICTED, phase="Succeeded", exit_code=0, finished=NOW)
-    others = observe(pods[0], drained, job=job, progress=progress())
-    assert created(plan(job, others, NOW)) == [], "for Kueue it is done"
-    all_lost = observe(*pods, job=job, nodes=lost("node-0", "node-1"))
-    assert groups(plan(job, all_lost, NOW)) == {"job-2"}
+    pods = make_pods(2, job, **MANAGED)
+    result = plan_with(job, *pods, nodes=lost("node-1"), progress=progress())
+    assert created(result) == [], "Kueue would delete it as an excess pod"
+    drained = make_pod(1, job, **EVICTED, **SUCCEEDED)
+    result = plan_with(job, pods[0], drained, progress=progress())
+    assert created(result) == [], "for Kueue it has succeeded"
+    assert groups(plan_with(job, *pods, nodes=lost("node-0", "node-1"))) == {"job-2"}
 
 
-def test_a_queued_job_of_fixed_size_that_loses_a_node_is_queued_as_another_group() -> None:
+def test_a_job_of_fixed_size_that_loses_a_node_is_queued_as_another_group() -> None:
     job = running(nodes={"min": 2, "max": 2}, **QUEUE)
-    pods = [make_pod(i, job, queued=True) for i in range(2)]
-    nodes = lost("node-1")
-    result = plan(job, observe(*pods, job=job, nodes=nodes, progress=progress()), NOW)
+    pods, nodes = make_pods(2, job, **MANAGED), lost("node-1")
+    result = plan_with(job, *pods, nodes=nodes, progress=progress())
     assert (deleted(result), groups(result)) == (["job-0", "job-1"], {"job-2"})
     assert (created(result), result.status.restarts) == (["job-2"], job.status.restarts)
-    ended = failed(0, 75, **EVICTED, job=job)
-    lost_one = replace(pods[1], deleting=True, deletion_deadline=NOW + 180)
-    new = make_pod(2, job, attempt=2, **{**AT_THE_GATE, "queued": True})
-    after = observe(ended, lost_one, new, job=job, nodes=nodes)
-    again = plan(with_status(job, result.status), after, NOW)
-    assert created(again) == ["job-3"], "Kueue holds job-0 back as long as it counts job-1"
+    ended = failed(0, 75, job, **EVICTED)
+    lost_pod = replace(pods[1], deleting=True, deletion_deadline=NOW + 180)
+    new = make_pod(2, job, attempt=2, **GATED, **MANAGED)
+    again = plan_with(with_status(job, result.status), ended, lost_pod, new, nodes=nodes)
+    assert created(again) == ["job-3"], "Kueue keeps job-0 as long as job-1 is a member"
 
 
-def test_a_pod_that_came_too_late_for_its_group_is_queued_anew() -> None:
+def test_a_pod_that_was_created_after_its_group_ended_is_queued_again() -> None:
     job = running(**QUEUE)
-    late = make_pod(2, job, **AT_THE_GATE)
-    result = plan(job, observe(late, job=job), NOW)
-    assert (deleted(result), created(result), groups(result)) == (
-        ["job-2"],
-        ["job-0", "job-1"],
-        {"job-2"},
-    )
-    waiting = replace(late, queued=True)
-    assert plan(job, observe(waiting, job=job), NOW).status.attempt == 1
+    late = make_pod(2, job, **GATED)
+    result = plan_with(job, late)
+    assert deleted(result) == ["job-2"]
+    assert (created(result), groups(result)) == (["job-0", "job-1"], {"job-2"})
+    assert plan_with(job, replace(late, **MANAGED)).status.attempt == 1
 
 
-def test_the_last_pod_of_a_group_has_its_pause_before_it_is_queued_anew() -> None:
+def test_a_short_lived_last_pod_of_a_group_delays_the_next_group() -> None:
     job = running(1, nodes={"min": 1, "max": 1}, **QUEUE)
-    young = failed(0, 137, job=job, started=NOW - 3)
-    result = plan(job, observe(young, job=job), NOW)
+    pod = failed(0, 137, job, started=NOW - 3)
+    result = plan_with(job, pod)
     assert (deleted(result), created(result), result.status.attempt) == ([], [], 1)
     assert result.requeue_after == pytest.approx(9.0)
-    later = plan(job, observe(young, job=job), NOW + 10)
+    later = plan_with(job, pod, now=NOW + 10)
     assert (later.status.attempt, later.status.restarts) == (2, job.status.restarts)
     assert deleted(later) == ["job-0"]
 
 
-def test_pods_in_no_queue_are_replaced_one_by_one() -> None:
+def test_pods_without_a_queue_are_replaced_one_by_one() -> None:
     job = running()
-    going = [make_pod(i, job, deleting=True, deletion_deadline=NOW + 170) for i in range(2)]
-    assert plan(job, observe(*going, job=job), NOW).status.attempt == 1
+    pods = make_pods(2, job, deleting=True, deletion_deadline=NOW + 170)
+    assert plan_with(job, *pods).status.attempt == 1

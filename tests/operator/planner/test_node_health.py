@@ -1,127 +1,175 @@
-"""Nodes that are not ready: lost or only unheard of, told apart by what the trainers say."""
+"""Lost nodes and unhealthy GPUs: which are believed, and what happens to the pods."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from tests.operator.planner.test_plan import (
+from tests.operator.planner.pods import (
     NOW,
+    condition,
     created,
+    created_pods,
     deleted,
+    lost,
     make_pod,
-    observe,
+    make_pods,
+    plan_with,
     progress,
+    rendezvous,
     running,
-    says,
+    with_status,
 )
 
+from fluxtrain_operator import names
 from fluxtrain_operator.planner.observed import NodeView
-from fluxtrain_operator.planner.plan import plan
 
 NAMES = ("node-0", "node-1", "node-s", "spare-0", "spare-1")
-BAD_GPU = "GPU 3 is unhealthy"
+UNHEALTHY = "GPU 3 is unhealthy"
 
 
-def nodes(*out: str, seconds_ago: float = 60.0) -> dict[str, NodeView]:
-    """Return five nodes of which ``out`` are not ready since ``seconds_ago``."""
+def nodes(*not_ready: str, seconds_ago: float = 60.0) -> dict[str, NodeView]:
+    """Return five nodes of which ``not_ready`` have not been ready for ``seconds_ago``."""
     since = NOW - seconds_ago
-    return {name: NodeView(name, ready=name not in out, since=since) for name in NAMES}
+    return {name: NodeView(name, ready=name not in not_ready, since=since) for name in NAMES}
 
 
 @pytest.mark.parametrize(
-    ("seconds_out", "num_nodes", "sign_ago", "is_lost"),
+    ("seconds_not_ready", "num_nodes", "progress_ago", "is_lost"),
     [
-        (60, 2, 5, False),  # both train together, five seconds ago
-        (60, 2, 61, True),  # too long ago to say
-        (5, 2, 61, False),  # but a node has some time to come back
-        (5, 1, 5, True),  # the others go on without it: no need to wait
-        (21, None, 5, True),  # an older trainer does not say how many there are
+        (60, 2, 5, False),  # both made progress five seconds ago
+        (60, 2, 61, True),  # too long ago
+        (5, 2, 61, False),  # within the grace period
+        (5, 1, 5, True),  # training goes on without it
+        (21, None, 5, True),  # an older trainer reports no number of nodes
         (19, None, 5, False),
         (60, 3, 5, False),
     ],
 )
-def test_a_node_is_lost_when_training_goes_on_without_it_or_stops(
-    seconds_out: float, num_nodes: int | None, sign_ago: float, is_lost: bool
+def test_a_node_is_lost_if_training_goes_on_without_it_or_stops(
+    seconds_not_ready: float, num_nodes: int | None, progress_ago: float, is_lost: bool
 ) -> None:
-    job, pods = running(), (make_pod(0), make_pod(1))
-    said = progress(sign_ago, num_nodes=num_nodes)
-    picture = observe(*pods, nodes=nodes("node-1", seconds_ago=seconds_out), progress=said)
-    result = plan(job, picture, NOW)
+    state = nodes("node-1", seconds_ago=seconds_not_ready)
+    answer = progress(progress_ago, num_nodes=num_nodes)
+    result = plan_with(running(), *make_pods(), nodes=state, progress=answer)
     assert deleted(result) == (["job-1"] if is_lost else [])
     reason = "NodeLost" if is_lost else "NodeNotReady"
-    assert says(result.status, "Healthy") == ("False", reason)
-    if not is_lost:
-        assert result.requeue_after is not None
-        assert result.requeue_after <= 60
+    assert condition(result.status, "Healthy") == ("False", reason)
+    assert is_lost or 0 <= (result.requeue_after or 61) <= 60
 
 
-def test_while_as_many_train_as_run_nothing_is_given_up_whoever_they_are() -> None:
-    job = running(nodes={"min": 1, "max": 2})
-    going = make_pod(2, job, deleting=True, deletion_deadline=NOW + 100, node="spare-0")
-    pods = make_pod(0, job), make_pod(1, job), going
-    out = nodes("node-1", "spare-0")
-    for num_nodes, lost in ((3, []), (2, []), (1, ["job-1"])):
-        said = progress(num_nodes=num_nodes)
-        result = plan(job, observe(*pods, job=job, nodes=out, progress=said), NOW)
-        assert deleted(result) == lost
+@pytest.mark.parametrize(("num_nodes", "expected"), [(3, []), (2, []), (1, ["job-1"])])
+def test_no_pod_is_lost_while_as_many_train_as_run(num_nodes: int, expected: list[str]) -> None:
+    job = running()
+    deleting = make_pod(2, deleting=True, deletion_deadline=NOW + 100, node="spare-0")
+    state, answer = nodes("node-1", "spare-0"), progress(num_nodes=num_nodes)
+    result = plan_with(job, *make_pods(), deleting, nodes=state, progress=answer)
+    assert deleted(result) == expected
 
 
-@pytest.mark.parametrize("sign_ago", [5, 3000])
-@pytest.mark.parametrize("out", [NAMES, NAMES[:3], ("node-1", "spare-0", "spare-1")])
-def test_while_most_nodes_are_out_at_once_nothing_is_deleted(
-    out: tuple[str, ...], sign_ago: float
+@pytest.mark.parametrize("answer", [progress(5), progress(3000), None], ids=["new", "old", "none"])
+@pytest.mark.parametrize("not_ready", [NAMES, NAMES[:3], ("node-1", "spare-0", "spare-1")])
+def test_nothing_is_deleted_while_most_nodes_are_not_ready(
+    not_ready: tuple[str, ...], answer: object
 ) -> None:
     job = running(restart={"forceDeleteOnLostNode": True, "noProgressSeconds": 86_400})
-    pods = make_pod(0, job), make_pod(1, job)
-    for said in (progress(sign_ago), None):
-        picture = observe(*pods, job=job, nodes=nodes(*out), progress=said)
-        result = plan(job, picture, NOW)
-        assert (deleted(result), created(result), result.status.attempt) == ([], [], 1)
-        assert says(result.status, "Healthy") == ("False", "NodesUnknown")
-        assert [event.reason for event in result.events] == ["NodesUnknown"]
-        assert result.requeue_after == 20, "what other nodes do is no event of the job"
+    result = plan_with(job, *make_pods(), nodes=nodes(*not_ready), progress=answer)
+    assert (deleted(result), created(result), result.status.attempt) == ([], [], 1)
+    assert condition(result.status, "Healthy") == ("False", "NodesUnknown")
+    assert [event.reason for event in result.events] == ["NodesUnknown"]
+    assert result.requeue_after == 20, "changes of other nodes do not requeue the job"
 
 
-def test_nodes_that_have_been_out_for_hours_say_nothing_of_the_control_plane() -> None:
-    job, pods = running(), (make_pod(0), make_pod(1))
+def test_nodes_not_ready_for_hours_indicate_no_outage_of_the_control_plane() -> None:
     old = {f"old-{n}": NodeView(f"old-{n}", ready=False, since=NOW - 7200) for n in range(90)}
-    picture = observe(*pods, nodes=nodes("node-1") | old, progress=progress(num_nodes=1))
-    assert deleted(plan(job, picture, NOW)) == ["job-1"]
+    state = nodes("node-1") | old
+    result = plan_with(running(), *make_pods(), nodes=state, progress=progress(num_nodes=1))
+    assert deleted(result) == ["job-1"]
 
 
-def test_a_node_that_was_deleted_is_lost_whatever_else_is() -> None:
-    job, pods = running(), (make_pod(0), make_pod(1))
-    gone = {"node-1": NodeView("node-1", ready=False, gone=True)}
-    picture = observe(*pods, nodes=nodes(*NAMES) | gone, progress=progress(num_nodes=2))
-    assert deleted(plan(job, picture, NOW)) == ["job-1"]
+def test_a_deleted_node_is_lost_even_if_all_others_are_not_ready() -> None:
+    state = nodes(*NAMES) | {"node-1": NodeView("node-1", ready=False, gone=True)}
+    result = plan_with(running(), *make_pods(), nodes=state, progress=progress(num_nodes=2))
+    assert deleted(result) == ["job-1"]
 
 
-def test_the_store_stays_on_a_node_that_is_not_ready_while_training_goes_on() -> None:
-    job, pods = running(), (make_pod(0), make_pod(1))
-    picture = observe(*pods, nodes=nodes("node-s"), progress=progress(num_nodes=2))
-    assert deleted(plan(job, picture, NOW)) == []
-    alone = observe(*pods, nodes=nodes("node-s"))
-    assert deleted(plan(job, alone, NOW)) == ["job-rendezvous"]
+def test_the_rendezvous_pod_stays_on_a_not_ready_node_while_training_goes_on() -> None:
+    job, state = running(), nodes("node-s")
+    training = plan_with(job, *make_pods(), nodes=state, progress=progress(num_nodes=2))
+    assert deleted(training) == []
+    assert deleted(plan_with(job, *make_pods(), nodes=state)) == ["job-rendezvous"]
 
 
 @pytest.mark.parametrize(
     ("unhealthy", "is_believed"), [(("node-1",), True), (NAMES, False), (NAMES[:3], False)]
 )
-def test_unhealthy_gpus_are_not_believed_where_most_nodes_have_them(
+def test_unhealthy_gpus_are_ignored_if_most_nodes_report_them(
     unhealthy: tuple[str, ...], is_believed: bool
 ) -> None:
     job = running(gpusPerNode=8)
-    pods = make_pod(0, job), make_pod(1, job)
-    seen = {
-        name: NodeView(name, unhealthy=BAD_GPU if name in unhealthy else "", has_gpus=True)
-        for name in NAMES
-    }
-    cpus = {f"cpu-{n}": NodeView(f"cpu-{n}") for n in range(20)}
-    picture = observe(*pods, job=job, nodes=seen | cpus, progress=progress())
-    result = plan(job, picture, NOW)
+    state = {f"cpu-{n}": NodeView(f"cpu-{n}") for n in range(20)}
+    for name in NAMES:
+        reason = UNHEALTHY if name in unhealthy else ""
+        state[name] = NodeView(name, unhealthy=reason, has_gpus=True)
+    pods = make_pods(2, job)
+    result = plan_with(job, *pods, nodes=state, progress=progress())
     assert deleted(result) == (["job-1"] if is_believed else [])
     reason = "UnhealthyGPU" if is_believed else "UnhealthyGPUs"
-    assert says(result.status, "Healthy") == ("False", reason)
-    missing = observe(pods[0], job=job, nodes=seen | cpus, progress=progress())
-    (pod,) = [m for m in plan(job, missing, NOW).create if m["kind"] == "Pod"]
-    avoided = pod["spec"].get("affinity", {}).get("nodeAffinity")
-    assert (avoided is not None) == is_believed, "or there would be nowhere to go"
+    assert condition(result.status, "Healthy") == ("False", reason)
+    (pod,) = created_pods(plan_with(job, pods[0], nodes=state, progress=progress()))
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity")
+    assert (affinity is not None) == is_believed
+
+
+def test_the_pod_of_a_lost_node_is_replaced_at_once_under_another_index() -> None:
+    job, state = running(), lost("node-1")
+    result = plan_with(job, *make_pods(), nodes=state, progress=progress())
+    assert (deleted(result), created(result)) == (["job-1"], ["job-2"])
+    assert result.delete[0].grace_seconds is None, "forced only if the job allows it"
+    assert condition(result.status, "Healthy") == ("False", "NodeLost")
+    job, new = with_status(job, result.status), make_pod(2, replacement=1)
+    deleting = make_pod(1, deleting=True, deletion_deadline=NOW + 180)
+    again = plan_with(job, make_pod(0), deleting, new, nodes=state, progress=progress())
+    assert (again.delete, again.create) == ((), ())
+    job = with_status(job, again.status)
+    assert created(plan_with(job, make_pod(0), new, progress=progress())) == []
+
+
+def test_the_pod_of_a_lost_node_is_force_deleted_once_if_the_job_allows_it() -> None:
+    job = running(restart={"forceDeleteOnLostNode": True})
+    deleting = make_pod(1, deleting=True, deletion_deadline=NOW + 180)
+    forced = replace(deleting, forced=True, finalizers=(names.KUEUE_FINALIZER,))
+    for pod, expected in ((make_pod(1), [0]), (deleting, [0]), (forced, [])):
+        result = plan_with(job, make_pod(0), pod, nodes=lost("node-1"), progress=progress())
+        assert [delete.grace_seconds for delete in result.delete] == expected
+
+
+def test_a_pod_that_is_not_deleted_in_time_counts_as_lost() -> None:
+    stuck = make_pod(1, deleting=True, deletion_deadline=NOW - 31)
+    assert created(plan_with(running(), make_pod(0), stuck, progress=progress())) == ["job-2"]
+
+
+def test_a_pod_on_an_unhealthy_gpu_moves_to_another_node() -> None:
+    job = running(gpusPerNode=8)
+    unhealthy = NodeView("node-1", unhealthy=UNHEALTHY, has_gpus=True)
+    state = {"node-0": NodeView("node-0", has_gpus=True), "node-1": unhealthy}
+    pods = make_pods(2, job)
+    first = plan_with(job, *pods, nodes=state, progress=progress())
+    assert (deleted(first), created(first)) == (["job-1"], [])
+    assert condition(first.status, "Healthy") == ("False", "UnhealthyGPU")
+    (pod,) = created_pods(plan_with(job, pods[0], nodes=state, progress=progress()))
+    assert "'values': ['node-1']" in str(pod["spec"]["affinity"]["nodeAffinity"])
+
+
+def test_the_rendezvous_pod_is_replaced_unless_that_could_split_the_training() -> None:
+    job = running(nodes={"min": 2, "max": 2})
+    pods = make_pods(2, job)
+    assert created(plan_with(job, *pods, rendezvous=None)) == ["job-rendezvous"]
+    result = plan_with(job, *pods, nodes=lost("node-s"))
+    assert [(d.name, d.grace_seconds) for d in result.delete] == [("job-rendezvous", 0)]
+    deleting = rendezvous(job, deleting=True, deletion_deadline=NOW + 5)
+    result = plan_with(job, *pods, rendezvous=deleting, nodes=lost("node-s"))
+    assert [delete.grace_seconds for delete in result.delete] == [0]
+    result = plan_with(job, *pods, nodes=lost("node-s", "node-0", "node-1"))
+    grace = {delete.name: delete.grace_seconds for delete in result.delete}
+    assert grace["job-rendezvous"] is None, "pods on lost nodes may still train"

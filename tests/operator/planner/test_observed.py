@@ -1,4 +1,4 @@
-"""Reading what the API server and the trainers say: nothing that is missing or odd stops the operator."""
+"""Parsing of pods, nodes and progress: missing or malformed values have defaults."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.planner.failures import failure_of
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.resources.queueing import Queueing
 
 
 def manifest(component: str = names.TRAINER, **status: Any) -> dict[str, Any]:
@@ -32,11 +33,11 @@ def manifest(component: str = names.TRAINER, **status: Any) -> dict[str, Any]:
 
 
 def container(**state: Any) -> list[dict[str, Any]]:
-    others = {"name": "sidecar", "state": {"running": {}}}
-    return [others, {"name": names.TRAINER, "state": state}]
+    sidecar = {"name": "sidecar", "state": {"running": {}}}
+    return [sidecar, {"name": names.TRAINER, "state": state}]
 
 
-def test_a_running_pod_is_read_whole() -> None:
+def test_a_running_pod_is_parsed() -> None:
     running = {"running": {"startedAt": "2026-01-01T00:00:10Z"}}
     ready = [{"type": "Ready", "status": "True"}]
     pod = Pod.from_object(
@@ -47,7 +48,7 @@ def test_a_running_pod_is_read_whole() -> None:
     assert pod.started == pod.created + 10
 
 
-def test_a_pod_whose_sidecar_goes_on_has_ended_all_the_same() -> None:
+def test_a_pod_has_ended_even_if_its_sidecar_runs() -> None:
     terminated = {
         "exitCode": 3,
         "reason": "Error",
@@ -58,13 +59,13 @@ def test_a_pod_whose_sidecar_goes_on_has_ended_all_the_same() -> None:
         manifest(phase="Running", containerStatuses=container(terminated=terminated))
     )
     assert (pod.ended, pod.running, pod.exit_code) == (True, False, 3)
-    fault = failure_of(pod)
-    assert fault is not None
-    assert (fault.reason, fault.error_line, fault.infrastructure) == ("Diverged", "b", False)
+    failure = failure_of(pod)
+    assert failure is not None
+    assert (failure.reason, failure.error_line, failure.infrastructure) == ("Diverged", "b", False)
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
+    ("status", "expected"),
     [
         (
             {"conditions": [
@@ -80,29 +81,31 @@ def test_a_pod_whose_sidecar_goes_on_has_ended_all_the_same() -> None:
         ({}, ""),
     ],
 )  # fmt: skip
-def test_a_pod_that_waits_says_why(status: dict[str, Any], words: str) -> None:
-    assert Pod.from_object(manifest(**status)).waiting == words
+def test_a_waiting_pod_has_a_reason(status: dict[str, Any], expected: str) -> None:
+    assert Pod.from_object(manifest(**status)).waiting == expected
 
 
-def test_a_scheduling_gate_is_seen() -> None:
+def test_a_scheduling_gate_is_parsed() -> None:
     gate = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
     assert Pod.from_object(manifest(conditions=gate)).gated
 
 
-def test_what_kueue_did_to_a_pod_is_seen() -> None:
-    made = manifest()
-    made["metadata"]["finalizers"] = [names.KUEUE_FINALIZER]
-    made["spec"]["schedulingGates"] = [{"name": names.KUEUE_GATE}]
-    pod = Pod.from_object(made)
-    assert (pod.gates, pod.queued, pod.too_late) == ((names.KUEUE_GATE,), True, False)
-    made["metadata"]["deletionGracePeriodSeconds"] = 0
-    assert (pod.forced, Pod.from_object(made).forced) == (False, True)
-    del made["metadata"]["finalizers"]
-    assert Pod.from_object(made).too_late
+def test_kueues_gate_and_finalizer_are_parsed() -> None:
+    managed = manifest()
+    managed["metadata"]["finalizers"] = [names.KUEUE_FINALIZER]
+    managed["spec"]["schedulingGates"] = [{"name": names.KUEUE_GATE}]
+    pod = Pod.from_object(managed)
+    queueing = Queueing()
+    assert (pod.gates, pod.finalizers) == ((names.KUEUE_GATE,), (names.KUEUE_FINALIZER,))
+    assert (queueing.is_member(pod), queueing.is_never_admitted(pod)) == (True, False)
+    managed["metadata"]["deletionGracePeriodSeconds"] = 0
+    assert (pod.forced, Pod.from_object(managed).forced) == (False, True)
+    del managed["metadata"]["finalizers"]
+    assert queueing.is_never_admitted(Pod.from_object(managed))
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "malformed",
     [
         {},
         {"metadata": None, "spec": None, "status": None},
@@ -112,19 +115,19 @@ def test_what_kueue_did_to_a_pod_is_seen() -> None:
         {"metadata": {"creationTimestamp": "yesterday", "deletionTimestamp": 3}},
     ],
 )
-def test_an_odd_pod_is_read_with_defaults(odd: dict[str, Any]) -> None:
-    pod = Pod.from_object(odd)
+def test_malformed_fields_of_a_pod_have_defaults(malformed: dict[str, Any]) -> None:
+    pod = Pod.from_object(malformed)
     assert (pod.index, pod.phase, pod.nodes, pod.ended) == (0, "Pending", (1, 1), False)
 
 
-def test_pods_are_told_apart_by_their_component() -> None:
-    store = manifest(names.RENDEZVOUS)
-    seen = Observed.from_objects(
-        [store, manifest(), {"metadata": {}}], jobs_before={"a": "Complete"}
+def test_pods_are_grouped_by_component() -> None:
+    rendezvous = manifest(names.RENDEZVOUS)
+    observed = Observed.from_objects(
+        [rendezvous, manifest(), {"metadata": {}}], predecessors={"a": "Complete"}
     )
-    assert [pod.index for pod in seen.pods] == [3]
-    assert seen.rendezvous is not None
-    assert seen.jobs_before == {"a": "Complete"}
+    assert [pod.index for pod in observed.pods] == [3]
+    assert observed.rendezvous is not None
+    assert observed.predecessors == {"a": "Complete"}
 
 
 @pytest.mark.parametrize(
@@ -146,12 +149,12 @@ def test_pods_are_told_apart_by_their_component() -> None:
         ),
     ],
 )
-def test_a_node_is_read(node: dict[str, Any], ready: bool, unhealthy: str) -> None:
+def test_a_node_is_parsed(node: dict[str, Any], ready: bool, unhealthy: str) -> None:
     view = NodeView.from_object(node)
     assert (view.ready, view.unhealthy) == (ready, unhealthy)
 
 
-def test_progress_is_read_whole() -> None:
+def test_progress_is_parsed() -> None:
     progress = Progress.from_json(
         {
             "phase": "running", "step": 7, "samples": 56, "trainLoss": 0.123456789, "mfu": None,
@@ -172,7 +175,7 @@ def test_progress_is_read_whole() -> None:
     [math.nan, math.inf, -math.inf, 1e400, -1, 10**30, 10**400, True, "7", None, [], {}],
     ids=repr,
 )
-def test_whatever_a_trainer_says_the_status_stays_valid(value: object) -> None:
+def test_invalid_values_of_a_trainer_leave_the_status_valid(value: object) -> None:
     keys = (
         "step", "samples", "trainLoss", "lastStepTime", "firstStepTime", "checkpointStep",
         "processRestarts", "trainSeconds", "trainSecondsBefore",
@@ -187,7 +190,7 @@ def test_whatever_a_trainer_says_the_status_stays_valid(value: object) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, 1, "x", []])
-def test_an_answer_that_is_no_mapping_is_no_progress(answer: object) -> None:
+def test_an_answer_that_is_no_mapping_has_no_progress(answer: object) -> None:
     assert Progress.from_json(answer) is None
 
 
@@ -196,7 +199,7 @@ def test_an_answer_that_is_no_mapping_is_no_progress(answer: object) -> None:
     [
         ('{"message": "a\\nb", "rank": 0, "step": 7}', "a\nb", 7),
         ('{"rank": 0, "step": 7}', "", 7),
-        ('{"message": "killed", "rank": 4, "step": 7}', "killed", None),  # not rank 0's to say
+        ('{"message": "killed", "rank": 4, "step": 7}', "killed", None),  # only rank 0's counts
         ('{"message": "no step yet"}', "no step yet", None),
         ("the end of a log\nof some lines", "the end of a log\nof some lines", None),
         ('{"message": "cut off by kube', '{"message": "cut off by kube', None),
@@ -207,10 +210,8 @@ def test_an_answer_that_is_no_mapping_is_no_progress(answer: object) -> None:
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_the_words_that_a_container_left_are_read(
-    message: object, text: str, step: int | None
-) -> None:
+def test_a_termination_message_is_parsed(message: object, text: str, step: int | None) -> None:
     terminated = {"exitCode": 1, "message": message}
     pod = Pod.from_object(manifest(containerStatuses=container(terminated=terminated)))
     assert pod.message == text
-    assert (pod.last_words.status.step if pod.last_words else None) == step
+    assert (pod.final_progress.status.step if pod.final_progress else None) == step

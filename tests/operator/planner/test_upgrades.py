@@ -1,4 +1,4 @@
-"""Operators of different versions see the same jobs: none restarts what runs, or loses what is known."""
+"""Upgrades: operators of different versions restart no running pod, and lose no field of the status."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ HASHES = {
     "mlperf": ("e7e92d5eee154816", "v2-a38bbac7d3999660"),
     "sidecar": ("6c28b59b40b17e6a", "v2-acae794d4ca6e7f1"),
 }
-"""The hash that the first operators wrote, with all defaults in it, and that of today."""
+"""The hash that the first operators wrote, with all defaults, and the present one."""
 
 
 def make(spec: dict[str, Any], **status: Any) -> Job:
@@ -71,22 +71,19 @@ def make(spec: dict[str, Any], **status: Any) -> Job:
 
 @pytest.mark.parametrize("name", HASHES)
 def test_the_hash_of_a_job_is_the_same_in_every_version(name: str) -> None:
-    """A change here restarts all running jobs with the upgrade: it needs another version of the hash."""
-    found = make(SPECS[name])
-    first, now = HASHES[name]
-    assert found.spec_hash == now
-    assert found.is_made_for(first), "pods of the first operators go on"
-    assert found.is_made_for(now)
-    assert found.is_made_for("")
-    assert not found.is_made_for("v2-0000000000000000")
-    assert not found.is_made_for("0000000000000000")
+    """A change restarts all running jobs with the upgrade: it needs another version of the hash."""
+    job = make(SPECS[name])
+    assert job.spec_hash == HASHES[name][1]
+    assert all(job.matches_hash(spec_hash) for spec_hash in (*HASHES[name], ""))
+    others = ("v2-0000000000000000", "0000000000000000")
+    assert not any(job.matches_hash(spec_hash) for spec_hash in others)
 
 
-def test_what_the_server_fills_in_is_not_in_the_hash() -> None:
-    written = make(LARGE)
-    filled: dict[str, Any] = written.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+def test_defaults_of_the_api_server_are_not_hashed() -> None:
+    job = make(LARGE)
+    filled: dict[str, Any] = job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     assert filled != LARGE
-    assert make(filled).spec_hash == written.spec_hash
+    assert make(filled).spec_hash == job.spec_hash
 
 
 @pytest.mark.parametrize(
@@ -100,29 +97,29 @@ def test_what_the_server_fills_in_is_not_in_the_hash() -> None:
         {"podTemplate": {}},
     ],
 )
-def test_what_a_person_changes_is_in_the_hash(changes: dict[str, Any]) -> None:
+def test_a_change_of_the_spec_is_hashed(changes: dict[str, Any]) -> None:
     assert make({**LARGE, **changes}).spec_hash != make(LARGE).spec_hash
 
 
 class NewNetwork(Network):
-    """A section as a later version may have it."""
+    """A section of a later version."""
 
     mtu: Annotated[int, Field(ge=1, le=65_536)] = 1500
-    """A field that is new in a section."""
+    """A new field of a section."""
 
 
 class Profile(ApiModel):
-    """A section that is new."""
+    """A new section."""
 
     steps: Annotated[int, Field(ge=0, le=100)] = 3
-    """With a default."""
+    """A field with a default."""
 
 
 class NewSpec(Spec):
-    """A spec as a later version may have it."""
+    """The spec of a later version."""
 
     network: NewNetwork = NewNetwork()
-    """A section with more in it."""
+    """A section with a new field."""
     profile: Profile = Profile()
     """Another section."""
     colour: Annotated[str, Field(max_length=8)] | None = None
@@ -130,14 +127,14 @@ class NewSpec(Spec):
 
 
 class NewTraining(FluxTraining):
-    """The resource with that spec."""
+    """The resource of a later version."""
 
     spec: NewSpec
-    """What is wanted."""
+    """The spec."""
 
 
 FILLED = {"network": {"mode": "host", "mtu": 1500}, "profile": {"steps": 3}}
-"""As a newer definition fills it in."""
+"""Defaults of a newer definition."""
 
 
 @contextmanager
@@ -148,8 +145,8 @@ def newer_operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def observed_of(job: Job) -> Observed:
-    """Return a picture in which the pods of ``job`` run and all is in place."""
-    pods, store, applied = [], None, {}
+    """Return the state in which all objects of ``job`` exist and its pods run."""
+    pods, rendezvous, applied = [], None, {}
     for number, manifest in enumerate(desired(job)):
         if manifest["kind"] != "Pod":
             notes = manifest["metadata"]["annotations"]
@@ -165,19 +162,19 @@ def observed_of(job: Job) -> Observed:
         manifest["metadata"]["uid"] = f"uid-{number}"
         pod = Pod.from_object({**manifest, "status": status})
         if main == names.RENDEZVOUS:
-            store = pod
+            rendezvous = pod
         else:
             pods.append(pod)
-    return Observed(pods=tuple(pods), rendezvous=store, applied=applied)
+    return Observed(pods=tuple(pods), rendezvous=rendezvous, applied=applied)
 
 
-def begun(spec: dict[str, Any]) -> Job:
+def started(spec: dict[str, Any]) -> Job:
     return make(spec, phase="Starting", attempt=1, nodes={"ready": 1, "desired": 1})
 
 
 @pytest.mark.parametrize("spec", [SMALL, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("filled", [True, False])
-def test_a_new_field_with_a_default_restarts_nothing_neither_in_an_upgrade_nor_back(
+def test_a_new_field_with_a_default_restarts_nothing_in_an_upgrade_or_downgrade(
     spec: dict[str, Any], filled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     after = {**spec, **(FILLED if filled else {})}
@@ -185,42 +182,37 @@ def test_a_new_field_with_a_default_restarts_nothing_neither_in_an_upgrade_nor_b
         after["network"] = {**after["network"], **spec["network"]}
     elif filled:
         after["network"] = {"mode": "pod", "mtu": 1500}
-    old = begun(spec)
+    old = started(spec)
     with newer_operator(monkeypatch):
-        new = begun(after)
+        new = started(after)
         assert new.spec_hash == old.spec_hash
-        decided = plan(new, observed_of(old), NOW)
-        assert (decided.delete, decided.create, decided.status.attempt) == ((), (), 1)
-    back = begun(after)
-    decided = plan(back, observed_of(new), NOW)
-    assert (decided.delete, decided.create, decided.status.attempt) == ((), (), 1)
-    admitted = next(c for c in decided.status.conditions if c.type == "Admitted")
+        upgraded = plan(new, observed_of(old), NOW)
+        assert (upgraded.delete, upgraded.create, upgraded.status.attempt) == ((), (), 1)
+    downgraded = plan(started(after), observed_of(new), NOW)
+    assert (downgraded.delete, downgraded.create, downgraded.status.attempt) == ((), (), 1)
+    admitted = next(c for c in downgraded.status.conditions if c.type == "Admitted")
     assert admitted.status == "True"
     assert ("leaves out" in admitted.message) is filled
     assert ("spec.network.mtu" in admitted.message) is filled
 
 
-def test_pods_and_config_of_the_first_operators_are_kept() -> None:
-    job = begun(LARGE)
-    seen = observed_of(job)
-    first = job.first_spec_hash
-    assert first != job.spec_hash
-    as_before = Observed(
-        pods=tuple(_with_hash(pod, first) for pod in seen.pods),
-        rendezvous=_with_hash(seen.rendezvous, first) if seen.rendezvous else None,
-        applied={**seen.applied, ("ConfigMap", "job-config"): digest(first)},
+def test_pods_and_config_map_of_the_first_operators_are_kept() -> None:
+    job = started(LARGE)
+    observed, legacy = observed_of(job), job.legacy_spec_hash
+    assert legacy != job.spec_hash
+    assert observed.rendezvous is not None
+    before = Observed(
+        pods=tuple(replace(pod, spec_hash=legacy) for pod in observed.pods),
+        rendezvous=replace(observed.rendezvous, spec_hash=legacy),
+        applied={**observed.applied, ("ConfigMap", "job-config"): digest(legacy)},
     )
-    decided = plan(job, as_before, NOW)
-    assert (decided.delete, decided.create, decided.status.attempt) == ((), (), 1)
-    changed = begun({**LARGE, "image": "other:1"})
-    assert plan(changed, as_before, NOW).status.attempt == 2, "a change is a change all the same"
+    result = plan(job, before, NOW)
+    assert (result.delete, result.create, result.status.attempt) == ((), (), 1)
+    changed = started({**LARGE, "image": "other:1"})
+    assert plan(changed, before, NOW).status.attempt == 2
 
 
-def _with_hash(pod: Pod, spec_hash: str) -> Pod:
-    return replace(pod, spec_hash=spec_hash)
-
-
-def test_a_field_of_the_run_that_is_not_known_is_refused() -> None:
+def test_an_unknown_field_of_the_run_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"spec\.run\.optimum: no such field"):
         make({"run": {"preset": "micro", "optimum": {}}})
 
@@ -242,10 +234,10 @@ NEWER = {
         }
     ],
 }
-"""What an operator may have written that knows more than this one."""
+"""A status of a newer operator."""
 
 
-def test_a_status_of_a_newer_operator_is_read_acted_on_and_kept() -> None:
+def test_unknown_fields_of_a_newer_operators_status_are_kept() -> None:
     harness = Harness(status=NEWER)
     run(harness, 1)
     written = harness.cluster.status
@@ -254,7 +246,7 @@ def test_a_status_of_a_newer_operator_is_read_acted_on_and_kept() -> None:
     assert written["nodes"]["asleep"] == 1
     assert written["progress"]["warmth"] == 0.5
     assert NEWER["conditions"][0].items() <= written["conditions"][0].items()  # type: ignore[index]
-    assert written["phase"] in ("Pending", "Restarting"), "this one's own word"
+    assert written["phase"] in ("Pending", "Restarting")
 
 
 @pytest.mark.parametrize(
@@ -271,19 +263,18 @@ def test_a_status_of_a_newer_operator_is_read_acted_on_and_kept() -> None:
         {"phase": 7},
     ],
 )
-def test_a_status_that_is_not_understood_stops_nobody(status: Any) -> None:
-    found = read_status(status)
-    assert isinstance(found, Status)
+def test_an_invalid_status_is_ignored(status: Any) -> None:
+    assert isinstance(read_status(status), Status)
     assert make({"run": {"preset": "micro"}}).status == Status()
 
 
-def test_a_job_whose_attempt_is_not_understood_takes_that_of_its_pods() -> None:
+def test_an_invalid_attempt_discards_the_status() -> None:
     assert read_status({"phase": "Running", "attempt": "two"}).phase is None
-    kept = read_status({"phase": "Running", "attempt": 2, "exitCode": 1000})
-    assert (kept.phase, kept.attempt, kept.exit_code) == ("Running", 2, None)
+    status = read_status({"phase": "Running", "attempt": 2, "exitCode": 1000})
+    assert (status.phase, status.attempt, status.exit_code) == ("Running", 2, None)
 
 
-def test_known_fields_are_never_taken_from_the_status_before() -> None:
+def test_known_fields_are_not_taken_from_the_previous_status() -> None:
     before = {"lastError": "gone", "exitCode": 1, "progress": {"step": 1, "evalLoss": 2.0}}
     assert preserve_unknown_fields(before, {"progress": {"step": 2}}) == {"progress": {"step": 2}}
     assert digest(preserve_unknown_fields(None, {"attempt": 1})) == digest({"attempt": 1})

@@ -1,7 +1,7 @@
-"""The objects of a job: equal to their goldens, valid for Kubernetes, and overridden only where allowed.
+"""The objects of a job: equal to their goldens, valid for Kubernetes, and restricted.
 
-A golden leaves out the config, which the contract's goldens hold, and all training pods but the first.
-Two are written in full; the others say how they differ from the first of them.
+A golden omits the config, which the contract's goldens contain, and all training pods but the first. Two are
+complete; the others are diffs to another variant.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from tests.operator.resources.variants import BASE, VARIANTS, Manifest, Variant
+from tests.operator.resources.variants import BASE, PARTITIONS, VARIANTS, Manifest, Variant
 
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.job import Job
@@ -24,12 +25,16 @@ from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources import Slot, desired, rendezvous_pod, training_pod
 
 GOLDEN = Path(__file__).parent / "golden"
-IN_FULL = (BASE, "mlperf-schnell")
+COMPLETE = (BASE, "mlperf-schnell")
+GOLDEN_PARTITION = f"gpus-{PARTITIONS[0].replace('_', '-')}"
+OTHER_PARTITIONS = {f"gpus-{name.replace('_', '-')}" for name in PARTITIONS[1:]}
+GOLDENS = [name for name in VARIANTS if name not in OTHER_PARTITIONS]
+HASH = re.compile(r"[0-9a-f]{16}")
 ELASTIC = {"nodes": {"min": 2, "max": 4}}
 
 
 class Plain(yaml.SafeDumper):
-    """Writes everything out, as a person would."""
+    """Writes no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -52,35 +57,35 @@ def trainer(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def environment(job: Job, **slot: int) -> dict[str, str | None]:
-    pod = training_pod(job, Slot(**{"index": 0, **slot}), "none")
+    pod = training_pod(job, Slot(**{"index": 0, **slot}))
     return {variable["name"]: variable.get("value") for variable in trainer(pod)["env"]}
 
 
-def shown(variant: Variant) -> list[Manifest]:
-    """Return the objects of ``variant`` as a golden has them."""
+def golden_objects(variant: Variant) -> list[Manifest]:
+    """Return the objects of ``variant`` that its golden contains."""
     job = load_job(variant.manifest())
-    found = []
+    objects = []
     for manifest in copy.deepcopy(desired(job)):
         if manifest["kind"] == "ConfigMap":
             assert manifest["data"] == {"config.json": job.config_json}
             manifest["data"] = {"config.json": f"the resolved config of preset {job.config.preset}"}
         if manifest["metadata"]["labels"].get("fluxtrain.dev/node-index", "0") == "0":
-            found.append(manifest)
-    return found
+            objects.append(manifest)
+    return objects
 
 
-def write_out(manifest: Manifest | None) -> str:
+def dump(manifest: Manifest | None) -> str:
     if manifest is None:
         return ""
     return yaml.dump(manifest, Dumper=Plain, sort_keys=False, width=110)
 
 
 def difference(base: list[Manifest], other: list[Manifest]) -> str:
-    """Return, object by object, the lines in which ``other`` differs from ``base``."""
+    """Return the diff of each object of ``other`` to that of ``base``."""
     before, after = by_role(base), by_role(other)
     hunks = []
     for role in dict.fromkeys([*before, *after]):
-        texts = [write_out(objects.get(role)).splitlines() for objects in (before, after)]
+        texts = [dump(objects.get(role)).splitlines() for objects in (before, after)]
         _, *lines = [*difflib.unified_diff(*texts, lineterm="", n=1)][1:] or [""]
         if lines:
             places = ("@@" if line.startswith("@@") else line for line in lines)
@@ -89,36 +94,50 @@ def difference(base: list[Manifest], other: list[Manifest]) -> str:
 
 
 def by_role(manifests: list[Manifest]) -> dict[str, Manifest]:
-    """Return the objects by what they are in a job, whatever they are called."""
+    """Return the objects by kind and component."""
     return {
         f"{m['kind']} ({m['metadata']['labels']['app.kubernetes.io/component']})": m
         for m in manifests
     }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_the_objects_of_a_job_are_those_of_its_golden_file(name: str) -> None:
-    objects = shown(VARIANTS[name])
-    if name in IN_FULL:
-        text, path = "---\n".join(map(write_out, objects)), GOLDEN / f"{name}.yaml"
-    else:
-        like = VARIANTS[name].like
-        text = f"# {name}, told apart from {like}\n{difference(shown(VARIANTS[like]), objects)}"
-        path = GOLDEN / f"{name}.diff"
+def golden(name: str) -> str:
+    objects = golden_objects(VARIANTS[name])
+    if name in COMPLETE:
+        return "---\n".join(map(dump, objects))
+    like = VARIANTS[name].like
+    return (
+        f"# {name}, told apart from {like}\n{difference(golden_objects(VARIANTS[like]), objects)}"
+    )
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_the_objects_of_a_job_equal_its_golden_file(name: str) -> None:
+    text = golden(name)
+    path = GOLDEN / f"{name}.{'yaml' if name in COMPLETE else 'diff'}"
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()
 
 
-def test_there_is_a_golden_for_every_variant_and_none_else() -> None:
-    assert {path.stem for path in GOLDEN.iterdir()} == set(VARIANTS)
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_partitions_differ_in_the_name_of_the_resource_and_in_hashes(partition: str) -> None:
+    name, like = f"gpus-{partition.replace('_', '-')}", PARTITIONS[0]
+    text = golden(name).replace(name, GOLDEN_PARTITION).replace(partition, like)
+    expected = golden(GOLDEN_PARTITION)
+    assert HASH.sub("", text) == HASH.sub("", expected)
+    assert (text == expected) == (partition == like)
+
+
+def test_every_variant_has_a_golden_and_there_is_no_other() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == set(GOLDENS)
     assert len(VARIANTS) >= 40
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_kubernetes_knows_every_field(name: str) -> None:
-    for manifest in shown(VARIANTS[name]):
+def test_every_object_is_valid_for_kubernetes(name: str) -> None:
+    for manifest in golden_objects(VARIANTS[name]):
         if manifest["apiVersion"] not in (
             "scheduling.x-k8s.io/v1alpha1",
             "scheduling.volcano.sh/v1beta1",
@@ -128,7 +147,7 @@ def test_kubernetes_knows_every_field(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n, v in VARIANTS.items() if v.level == "restricted"])
 def test_pods_meet_the_restricted_pod_security_standard(name: str) -> None:
-    for pod in (m for m in shown(VARIANTS[name]) if m["kind"] == "Pod"):
+    for pod in (m for m in golden_objects(VARIANTS[name]) if m["kind"] == "Pod"):
         security = pod["spec"]["securityContext"]
         assert (security["runAsNonRoot"], security["runAsUser"]) == (True, 1000)
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -142,8 +161,8 @@ def test_pods_meet_the_restricted_pod_security_standard(name: str) -> None:
         assert all(set(volume) <= allowed for volume in pod["spec"]["volumes"])
 
 
-def test_pods_of_one_attempt_differ_in_their_index_alone() -> None:
-    pods = [training_pod(make_job(**ELASTIC), Slot(index), "none") for index in range(2)]
+def test_pods_of_one_attempt_differ_only_in_their_index() -> None:
+    pods = [training_pod(make_job(**ELASTIC), Slot(index)) for index in range(2)]
     texts = [
         yaml.safe_dump(pod)
         .replace(f"micro-{index}", "micro-N")
@@ -153,7 +172,7 @@ def test_pods_of_one_attempt_differ_in_their_index_alone() -> None:
     assert texts[0] == texts[1]
 
 
-def test_the_rendezvous_is_named_for_the_attempt_and_the_dns_names_are_not() -> None:
+def test_the_rendezvous_id_contains_the_attempt_and_its_endpoint_does_not() -> None:
     job = make_job(**ELASTIC)
     first, second = environment(job, attempt=1), environment(job, attempt=2)
     assert (first["PET_RDZV_ID"], second["PET_RDZV_ID"]) == ("0000-uid-1", "0000-uid-2")
@@ -170,24 +189,24 @@ def test_the_rendezvous_is_named_for_the_attempt_and_the_dns_names_are_not() -> 
         (1, "nvidia.com/gpu", "1"),
     ],
 )
-def test_processes_follow_the_requested_devices(gpus: int, resource: str, processes: str) -> None:
+def test_there_is_one_process_per_requested_gpu(gpus: int, resource: str, processes: str) -> None:
     job = make_job(gpusPerNode=gpus, gpuResource=resource)
     assert environment(job)["PET_NPROC_PER_NODE"] == processes
-    container = trainer(training_pod(job, Slot(0), "none"))
+    container = trainer(training_pod(job, Slot(0)))
     requests = container.get("resources", {}).get("requests", {})
     assert requests == ({resource: str(gpus)} if gpus else {})
 
 
-def test_torchrun_restarts_more_often_where_peers_can_pull_each_other_down() -> None:
+def test_torchrun_allows_more_restarts_if_there_are_peers() -> None:
     assert environment(make_job())["PET_MAX_RESTARTS"] == "10"
     assert environment(make_job(**ELASTIC))["PET_MAX_RESTARTS"] == "20"
 
 
-def test_a_job_tells_its_pods_how_often_processes_were_restarted_before() -> None:
+def test_pods_get_the_number_of_process_restarts() -> None:
     assert environment(make_job(), process_restarts=3)["FLUXTRAIN_PROCESS_RESTARTS"] == "3"
 
 
-def test_the_network_block_wins_over_the_defaults_and_never_over_the_contract() -> None:
+def test_network_env_overrides_the_defaults() -> None:
     env = [{"name": "NCCL_SOCKET_IFNAME", "value": "bond0"}]
     values = environment(make_job(gpusPerNode=8, network={"env": env}))
     assert (values["NCCL_SOCKET_IFNAME"], values["GLOO_SOCKET_IFNAME"]) == ("bond0", "eth0")
@@ -198,7 +217,7 @@ def test_a_job_of_fixed_size_has_no_disruption_budget() -> None:
     assert "PodDisruptionBudget" not in kinds
 
 
-def test_every_object_goes_with_its_job_and_blocks_nothing() -> None:
+def test_every_object_has_an_owner_reference_that_does_not_block() -> None:
     for manifest in desired(make_job(**ELASTIC, scheduling={"gang": "native"})):
         (owner,) = manifest["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (
@@ -208,7 +227,7 @@ def test_every_object_goes_with_its_job_and_blocks_nothing() -> None:
         )
 
 
-def test_another_default_image_changes_no_hash() -> None:
+def test_the_default_image_is_not_hashed() -> None:
     job = make_job()
     other = replace(job, image="localhost/fluxtrain/trainer:next")
     assert job.spec_hash == other.spec_hash
@@ -230,7 +249,7 @@ def test_another_default_image_changes_no_hash() -> None:
             [7],
         ),
     ],
-    ids=["GPUs", "no GPUs", "the job's own win"],
+    ids=["GPUs", "no GPUs", "those of the template"],
 )
 def test_pods_with_gpus_get_the_groups_of_the_device_files(
     spec: dict[str, Any], groups: list[int] | None
@@ -238,23 +257,22 @@ def test_pods_with_gpus_get_the_groups_of_the_device_files(
     plain = make_job(**spec)
     job = replace(plain, device_groups=(44, 109))
     pods = [m for m in desired(job) if m["kind"] == "Pod"]
-    found = {
+    actual = {
         pod["metadata"]["name"]: pod["spec"]["securityContext"].get("supplementalGroups")
         for pod in pods
     }
-    store = found.pop("micro-rendezvous")
-    assert found == {"micro-0": groups}
-    assert store == (groups if groups == [7] else None), "it opens no device"
-    assert job.spec_hash == plain.spec_hash, "other groups restart no pod that runs"
+    rendezvous = groups if groups == [7] else None  # it opens no device
+    assert actual == {"micro-0": groups, "micro-rendezvous": rendezvous}
+    assert job.spec_hash == plain.spec_hash
 
 
 @pytest.mark.parametrize("count", [0, 1, 8])
-def test_a_trainer_is_told_how_many_gpus_its_pod_asked_for(count: int) -> None:
-    told = environment(make_job(gpusPerNode=count)).get("FLUXTRAIN_GPUS")
-    assert told == (str(count) if count else None)
+def test_a_trainer_gets_the_number_of_requested_gpus(count: int) -> None:
+    value = environment(make_job(gpusPerNode=count)).get("FLUXTRAIN_GPUS")
+    assert value == (str(count) if count else None)
 
 
-def test_the_template_reaches_the_rendezvous_pod_where_it_concerns_every_pod() -> None:
+def test_parts_of_the_template_are_merged_into_the_rendezvous_pod() -> None:
     parts = ("metadata", "pull-secrets", "env", "volume", "resources", "gate")
     pods = {
         part: rendezvous_pod(load_job(VARIANTS[f"template-{part}"].manifest())) for part in parts
@@ -263,8 +281,8 @@ def test_the_template_reaches_the_rendezvous_pod_where_it_concerns_every_pod() -
     assert pods["pull-secrets"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     assert {"name": "HOME", "value": "/site"} in trainer(pods["env"])["env"]
     assert trainer(pods["volume"])["volumeMounts"][-1]["mountPath"] == "/site"
-    asked = trainer(pods["resources"])["resources"]["requests"]
-    assert asked == {"cpu": "50m", "memory": "256Mi"}, "those of training pods are not for this one"
+    requests = trainer(pods["resources"])["resources"]["requests"]
+    assert requests == {"cpu": "50m", "memory": "256Mi"}
     assert "schedulingGates" not in pods["gate"]["spec"]
 
 
@@ -284,7 +302,7 @@ def container(**fields: Any) -> dict[str, Any]:
         (container(volumeMounts="/site")["spec"], "containers[0].volumeMounts"),
     ],
 )
-def test_a_template_of_a_form_that_no_pod_has_is_refused_with_its_path(
+def test_a_template_with_wrong_types_is_rejected_with_the_path(
     template: dict[str, Any], path: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""Good jobs of every kind, each named for what it asks for beside the smallest one."""
+"""Valid jobs of every kind, named after their difference to the smallest one."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from fluxtrain.contract.run.resolve import NOT_IMPLEMENTED, merge
 Manifest = dict[str, Any]
 
 BASE = "micro"
-"""The variant whose golden is written in full; the others' goldens say how they differ from it."""
+"""The variant with a complete golden, to which the others are diffs."""
 PARTITIONS = ("spx_nps1", "dpx_nps1", "dpx_nps2", "qpx_nps1", "cpx_nps1", "cpx_nps2", "cpx_nps4")
-"""What AMD's device plugin calls the GPUs under ``-resource_naming_strategy=mixed``."""
+"""Resource names of AMD's device plugin with ``-resource_naming_strategy=mixed``."""
 LONGEST = "l" + "ong" * 20 + "er"
-"""A name of 63 letters: what a label may hold."""
+"""A name of 63 letters, the maximum of a label."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A good job, and the strictest Pod Security level that takes its pods."""
+    """A valid job, and the strictest Pod Security level that admits its pods."""
 
     spec: Manifest
-    """Laid over the spec of the example."""
+    """Merged into the spec of the example."""
     level: str = "restricted"
-    """The strictest level of Pod Security that its pods meet."""
     refused_for: str = ""
-    """What a stricter level says about them."""
+    """Part of the message of a stricter level."""
     name: str = ""
-    """Name of the job; the example's own where empty."""
+    """Name of the job; empty: that of the example."""
     example: str = BASE
     like: str = BASE
-    """The variant that its golden is told apart from."""
+    """The variant to which its golden is a diff."""
 
     def manifest(self) -> Manifest:
-        """Return the FluxTraining as a person would apply it."""
+        """Return the FluxTraining."""
         path = ROOT / "examples" / f"{self.example}.yaml"
         manifest: Manifest = yaml.safe_load(path.read_text())
         manifest["spec"] = merge(manifest["spec"], self.spec)

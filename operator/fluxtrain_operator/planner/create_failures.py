@@ -1,0 +1,95 @@
+"""Why an object of a job cannot be created: its name is in use, or the API server rejects it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Any
+
+from fluxtrain.contract.resource.fluxtraining import KIND
+from fluxtrain_operator import names
+from fluxtrain_operator.errors import ApiError
+from fluxtrain_operator.planner.owner_references import controller_of
+
+NAME_CONFLICT, LEAVING = "NameConflict", "PredecessorLeaving"
+_LEAVING_SECONDS = 2.0
+_MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 5.0, 60.0
+_REJECTIONS = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+)
+_WEBHOOK = ("admission webhook", "failed calling webhook")  # webhooks choose their own status code
+_REASONS = {"quota": "QuotaExceeded", "violates PodSecurity": "PodSecurity"}
+_REMEDY = "delete or rename it, or give the job another name"
+
+
+@dataclass(frozen=True)
+class CreateFailure:
+    """Why one object of a job cannot be created."""
+
+    kind: str
+    name: str
+    reason: str
+    """For machines, in CamelCase."""
+    message: str
+    """For people."""
+    retry_time: float = math.inf
+    """Unix time; infinite if a watch reports when the name is free."""
+    retries: int = 0
+    is_initial: bool = False
+    """Whether it is a pod that replaces no other."""
+
+    @property
+    def is_name_conflict(self) -> bool:
+        """Return whether another object has the name; else the API server rejects the object."""
+        return self.reason in (NAME_CONFLICT, LEAVING)
+
+    def for_object(self, manifest: Mapping[str, Any]) -> CreateFailure:
+        """Return the same failure of the object in ``manifest``."""
+        metadata = manifest["metadata"]
+        number = metadata["annotations"].get(names.ANNOTATION_REPLACEMENT)
+        kind, name = manifest["kind"], metadata["name"]
+        return replace(self, kind=kind, name=name, is_initial=number == "0")
+
+    def with_backoff(self, before: CreateFailure | None, now: float) -> CreateFailure:
+        """Return the failure with its retry time, later each time after the same failure ``before``."""
+        retries = before.retries + 1 if before is not None and before.reason == self.reason else 0
+        wait = min(_MAX_BACKOFF_SECONDS, _MIN_BACKOFF_SECONDS * 2.0 ** min(retries, 10))
+        wait = _LEAVING_SECONDS if self.reason == LEAVING else wait
+        return replace(self, retry_time=now + wait, retries=retries)
+
+
+def is_rejection(error: ApiError) -> bool:
+    """Return whether the API server rejected the object itself; other errors are temporary."""
+    return error.status in _REJECTIONS or any(text in error.server_message for text in _WEBHOOK)
+
+
+def rejected(manifest: Mapping[str, Any], error: ApiError) -> CreateFailure:
+    """Return the failure of an object that the API server rejects with ``error``."""
+    kind, metadata = manifest["kind"], manifest["metadata"]
+    default = "PodsRefused" if kind == "Pod" else f"{kind}Refused"
+    reason = next((r for text, r in _REASONS.items() if text in error.server_message), default)
+    message = f"{kind} {metadata['name']}: {error.server_message or error}"
+    return CreateFailure(kind, metadata["name"], reason, message).for_object(manifest)
+
+
+def name_conflict(kind: str, existing: Mapping[str, Any], job: str) -> CreateFailure:
+    """Return the failure that ``existing`` causes: it has a name that ``job`` needs.
+
+    An object of a deleted job with the same name is about to be garbage collected.
+    """
+    metadata, owner = existing["metadata"], controller_of(existing)
+    name, controller = metadata["name"], (owner.get("kind"), owner.get("name"))
+    if controller == (KIND, job) or "deletionTimestamp" in metadata:
+        message = f"{kind} {name} of an earlier job is being deleted"
+        return CreateFailure(kind, name, LEAVING, message)
+    has_label = (metadata.get("labels") or {}).get(names.LABEL_JOB) == job
+    belongs_to = " ".join(map(str, controller)) if owner else "nobody"
+    if has_label and not owner:
+        belongs_to = f"{belongs_to}: an earlier job left it"
+    message = f"{kind} {name} already exists and belongs to {belongs_to}; {_REMEDY}"
+    return CreateFailure(kind, name, NAME_CONFLICT, message)

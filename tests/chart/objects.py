@@ -1,0 +1,26 @@
+"""The chart's objects: what the tests select from them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+from tests.paths import ROOT
+
+CHART = ROOT / "charts" / "fluxtrain-operator"
+Manifest = dict[str, Any]
+Template = Callable[..., list[Manifest]]
+"""Renders the chart: ``template("replicas=1", apis=[…])`` returns its objects."""
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+"""Runs a program with arguments in the repository; fails unless it exits with 0 or ``check`` is false."""
+
+
+def by_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
+    return [manifest for manifest in manifests if manifest["kind"] == kind]
+
+
+def one(manifests: list[Manifest], kind: str) -> Manifest:
+    """Return the only object of ``kind``."""
+    (manifest,) = by_kind(manifests, kind)
+    return manifest

@@ -1,0 +1,60 @@
+"""Metrics of the trainer and the operator, and promtool's tests of rules and queries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import yaml
+from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector
+from tests.chart.objects import Program
+
+from fluxtrain.report.metrics import Metrics as TrainerMetrics
+from fluxtrain_operator.metrics import PHASES
+from fluxtrain_operator.metrics import Metrics as OperatorMetrics
+
+
+def trainer_metrics() -> list[Metric]:
+    """Return all metrics of a trainer, each with a value."""
+    metrics = TrainerMetrics()
+    for gauge in vars(metrics).values():
+        if isinstance(gauge, Gauge) and gauge is not metrics.eval_loss_by_timestep:
+            gauge.set(1.0)
+    metrics.eval_loss_by_timestep.labels("1/8").set(1.0)
+    metrics.step_seconds.observe(0.5)
+    return list(metrics.registry.collect())
+
+
+def operator_metrics() -> list[Metric]:
+    """Return all metrics of the operator, each with a value."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    metrics = OperatorMetrics(registry)
+    metrics.record_watch_event("node")
+    metrics.count_request("GET", "pods")
+    for phase in PHASES:
+        metrics.jobs.labels(phase).set(1)
+    return list(registry.collect())
+
+
+def metric_names() -> set[str]:
+    """Return the names of all series of the trainer and the operator."""
+    metrics = trainer_metrics() + operator_metrics()
+    return {sample.name for metric in metrics for sample in metric.samples}
+
+
+def run_test(
+    promtool: Program,
+    folder: Path,
+    series: dict[str, str],
+    check: bool = True,
+    rule_files: tuple[Path, ...] = (),
+    **test: Any,
+) -> CompletedProcess[str]:
+    """Run ``promtool test rules`` with one value of each of ``series`` per minute."""
+    inputs = [{"series": name, "values": values} for name, values in series.items()]
+    tests = [{"interval": "1m", "input_series": inputs, **test}]
+    file = folder / "test.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [*map(str, rule_files)], "tests": tests}))
+    return promtool("test", "rules", file, check=check)
