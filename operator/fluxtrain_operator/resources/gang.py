@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container
 
 from fluxtrain.contract.resource.api_model import GROUP
-
 from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
