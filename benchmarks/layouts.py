@@ -24,14 +24,14 @@ from benchmarks.loader import BATCH, SHAPE, SHARD, fields_of, samples, views
 from benchmarks.table import print_table, spread
 
 from fluxtrain.contract.run.config import Layout
-from fluxtrain.data.dataset import Rows
+from fluxtrain.data.dataset import Encodings
 from fluxtrain.data.layouts.detect import make_writer, open_encoded
 from fluxtrain.data.layouts.mlcommons import COLUMNS
 from fluxtrain.data.layouts.webdataset import SUFFIXES
 from fluxtrain.data.shards import FIELDS
 from fluxtrain.draws import Array
 
-Reader = Callable[[Path, Rows, Array], Iterator[None]]
+Reader = Callable[[Path, Encodings, Array], Iterator[None]]
 """Fills the rows with the samples in the order of the indices, and yields after every batch."""
 
 
@@ -45,7 +45,7 @@ class Contender:
     in_order: bool = False
 
 
-def fluxtrain(folder: Path, rows: Rows, order: Array) -> Iterator[None]:
+def fluxtrain(folder: Path, rows: Encodings, order: Array) -> Iterator[None]:
     """Read with this project's reader, whatever the layout."""
     dataset, keep_text = open_encoded(folder), np.zeros(BATCH, dtype=bool)
     for indices in order.reshape(-1, BATCH):
@@ -53,7 +53,7 @@ def fluxtrain(folder: Path, rows: Rows, order: Array) -> Iterator[None]:
         yield
 
 
-def safetensors(folder: Path, rows: Rows, order: Array) -> Iterator[None]:
+def safetensors(folder: Path, rows: Encodings, order: Array) -> Iterator[None]:
     """Read one row of every tensor of our shards."""
     from safetensors import safe_open
 
@@ -71,7 +71,7 @@ def safetensors(folder: Path, rows: Rows, order: Array) -> Iterator[None]:
         yield from _at_the_end(number)
 
 
-def datasets(folder: Path, rows: Rows, order: Array) -> Iterator[None]:
+def datasets(folder: Path, rows: Encodings, order: Array) -> Iterator[None]:
     """Read as the MLPerf reference does: a row of the data set, and np.load of each cell."""
     from datasets import load_from_disk
 
@@ -79,7 +79,7 @@ def datasets(folder: Path, rows: Rows, order: Array) -> Iterator[None]:
     yield from _decoded(rows, (dataset[index] for index in order.tolist()))
 
 
-def pyarrow(folder: Path, rows: Rows, order: Array) -> Iterator[None]:
+def pyarrow(folder: Path, rows: Encodings, order: Array) -> Iterator[None]:
     """Read parquet in batches of as many rows as ours are, in order."""
     from pyarrow import parquet
 
@@ -91,7 +91,7 @@ def pyarrow(folder: Path, rows: Rows, order: Array) -> Iterator[None]:
     yield from _decoded(rows, records())
 
 
-def pandas(folder: Path, rows: Rows, order: Array) -> Iterator[None]:
+def pandas(folder: Path, rows: Encodings, order: Array) -> Iterator[None]:
     """Read whole parquet files, in order."""
     from pandas import read_parquet
 
@@ -102,7 +102,7 @@ def pandas(folder: Path, rows: Rows, order: Array) -> Iterator[None]:
     yield from _decoded(rows, records())
 
 
-def webdataset(folder: Path, rows: Rows, order: Array) -> Iterator[None]:
+def webdataset(folder: Path, rows: Encodings, order: Array) -> Iterator[None]:
     """Read the repacked tars, in order."""
     import webdataset as wds
 
@@ -112,7 +112,7 @@ def webdataset(folder: Path, rows: Rows, order: Array) -> Iterator[None]:
     yield from _decoded(rows, ({c: sample[suffix] for c, suffix in names} for sample in found))
 
 
-def _decoded(rows: Rows, records: Iterator[dict[str, Any]]) -> Iterator[None]:
+def _decoded(rows: Encodings, records: Iterator[dict[str, Any]]) -> Iterator[None]:
     """Copy records of .npy files to ``rows``."""
     targets = views(rows)
     for number, record in enumerate(records):
@@ -152,7 +152,7 @@ def write(root: Path, count: int) -> None:
 def differing(contender: Contender, root: Path, order: Array) -> int:
     """Return how many samples, read in ``order``, are not those that were written, to the last bit."""
     wanted = [[getattr(s, field).clone() for field in FIELDS] for s in samples(len(order))]
-    rows, wrong, batches = Rows.empty(BATCH, SHAPE), 0, iter(order.reshape(-1, BATCH))
+    rows, wrong, batches = Encodings.empty(BATCH, SHAPE), 0, iter(order.reshape(-1, BATCH))
     for _ in contender.read(root / contender.layout, rows, order):
         for row, index in enumerate(next(batches)):
             pairs = zip(fields_of(rows), wanted[index], strict=True)
@@ -162,7 +162,7 @@ def differing(contender: Contender, root: Path, order: Array) -> int:
 
 def race(root: Path, count: int, rounds: int) -> list[list[float]]:
     """Let all contenders take turns over ``count`` samples; return the processor seconds of each."""
-    rows, rng = Rows.empty(BATCH, SHAPE), np.random.default_rng(0)
+    rows, rng = Encodings.empty(BATCH, SHAPE), np.random.default_rng(0)
     seconds: list[list[float]] = [[] for _ in CONTENDERS]
     for turn in range(rounds + 1):
         for times, contender in zip(seconds, CONTENDERS, strict=True):

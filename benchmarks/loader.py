@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from benchmarks.table import print_table, spread
 
-from fluxtrain.data.dataset import Rows, SampleShape
-from fluxtrain.data.shard_dataset import EncodedDataset
-from fluxtrain.data.shard_writer import EncodedWriter, Sample
+from fluxtrain.data.dataset import Encodings, SampleShape
+from fluxtrain.data.sample_writer import Sample
+from fluxtrain.data.shard_dataset import ShardDataset
+from fluxtrain.data.shard_writer import ShardWriter
 from fluxtrain.data.shards import FIELDS
 from fluxtrain.draws import Array
 
@@ -32,7 +33,7 @@ SHAPE = SampleShape((256, 4096), 768, (16, 32, 32), torch.bfloat16)
 BATCH = 32
 SHARD = 128
 TARGET = 0.9
-Reader = Callable[[Rows, Array], None]
+Reader = Callable[[Encodings, Array], None]
 """Reads the samples in the order of the given indices, or in its own, batch by batch into the rows."""
 
 
@@ -40,7 +41,7 @@ def samples(count: int) -> Iterator[Sample]:
     """Yield ``count`` random samples."""
     generator = torch.Generator().manual_seed(0)
     for index in range(count):
-        rows = Rows.empty(1, SHAPE)
+        rows = Encodings.empty(1, SHAPE)
         for tensor in fields_of(rows):
             tensor.normal_(generator=generator)
         yield Sample(f"{index:09d}", "", rows.txt[0], rows.vec[0], rows.mean[0], rows.logvar[0])
@@ -52,12 +53,12 @@ def batched(some: Iterator[Sample], size: int) -> Iterator[list[Sample]]:
         yield group
 
 
-def fields_of(rows: Rows) -> list[torch.Tensor]:
+def fields_of(rows: Encodings) -> list[torch.Tensor]:
     """Return the tensors of ``rows`` in the order of ``FIELDS``."""
     return [getattr(rows, field) for field in FIELDS]
 
 
-def views(rows: Rows) -> list[Array]:
+def views(rows: Encodings) -> list[Array]:
     """Return the rows' memory as uint16 arrays: NumPy knows no bfloat16."""
     return [tensor.view(torch.uint16).numpy() for tensor in fields_of(rows)]
 
@@ -71,12 +72,12 @@ def npy(array: Array) -> bytes:
 
 def fluxtrain(folder: Path, count: int) -> Reader:
     """Write our format and return our reader."""
-    with EncodedWriter(folder, SHARD) as writer:
+    with ShardWriter(folder, SHARD) as writer:
         writer.add_all(samples(count))
-    dataset = EncodedDataset(folder)
+    dataset = ShardDataset(folder)
     keep_text = np.zeros(BATCH, dtype=bool)
 
-    def read(rows: Rows, order: Array) -> None:
+    def read(rows: Encodings, order: Array) -> None:
         for indices in order.reshape(-1, BATCH):
             assert not any(dataset.read(indices, rows, keep_text))
 
@@ -94,7 +95,7 @@ def bare_preadv(folder: Path, count: int) -> Reader:
     stride = path.stat().st_size // count
     descriptor = os.open(path, os.O_RDONLY)
 
-    def read(rows: Rows, order: Array) -> None:
+    def read(rows: Encodings, order: Array) -> None:
         buffers = [[memoryview(row).cast("B") for row in field] for field in views(rows)]
         targets = list(zip(*buffers, strict=True))
         for number, index in enumerate(order.tolist()):
@@ -119,7 +120,7 @@ def webdataset(folder: Path, count: int) -> Reader:
                     tar.addfile(entry, io.BytesIO(content))
     urls = sorted(str(path) for path in folder.glob("*.tar"))
 
-    def read(rows: Rows, order: Array) -> None:
+    def read(rows: Encodings, order: Array) -> None:
         decoded = wds.WebDataset(urls, shardshuffle=False, empty_check=False).decode()
         targets = views(rows)
         for number, found in enumerate(decoded):
@@ -147,7 +148,7 @@ def arrow(folder: Path, count: int) -> Reader:
     tables = [pa.ipc.open_stream(pa.memory_map(str(path))).read_all() for path in paths]
     whole: Any = pa.concat_tables(tables)
 
-    def read(rows: Rows, order: Array) -> None:
+    def read(rows: Encodings, order: Array) -> None:
         targets = views(rows)
         for number, index in enumerate(order.tolist()):
             for field, target in zip(FIELDS, targets, strict=True):
@@ -168,7 +169,7 @@ READERS: dict[str, Callable[[Path, int], Reader]] = {
 def race(folder: Path, count: int, rounds: int) -> dict[str, list[float]]:
     """Let all readers take turns over ``count`` samples; return each one's seconds."""
     readers = {name: make(folder / str(i), count) for i, (name, make) in enumerate(READERS.items())}
-    rows, rng = Rows.empty(BATCH, SHAPE), np.random.default_rng(0)
+    rows, rng = Encodings.empty(BATCH, SHAPE), np.random.default_rng(0)
     seconds: dict[str, list[float]] = {name: [] for name in readers}
     for turn in range(rounds + 1):
         for name, read in readers.items():
@@ -193,7 +194,7 @@ def main(arguments: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         seconds = race(Path(folder), options.samples, options.rounds)
     bare = median(seconds["bare preadv"])
-    stride = sum(tensor[0].nbytes for tensor in fields_of(Rows.empty(1, SHAPE)))
+    stride = sum(tensor[0].nbytes for tensor in fields_of(Encodings.empty(1, SHAPE)))
     rows = []
     for name, times in seconds.items():
         rates = [options.samples / time for time in times]

@@ -30,7 +30,7 @@ from tests.trainer.tiny_encoders import caption, clip_tokenizer, t5_tokenizer
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 from transformers.utils.logging import disable_progress_bar
 
-from fluxtrain.data.dataset import Rows
+from fluxtrain.data.dataset import Encodings
 from fluxtrain.data.layouts.detect import EncodedSource, open_encoded
 from fluxtrain.data.shards import FIELDS
 from fluxtrain.data.tar.writer import TarWriter
@@ -132,7 +132,7 @@ def differing(ours: Path, theirs: Path) -> tuple[int, float]:
     (own, own_indices), (other, other_indices) = encodings(ours), encodings(theirs)
     assert own_indices.keys() == other_indices.keys()
     count, most = 0, 0.0
-    rows = [Rows.empty(1, each.shape) for each in (own, other)]
+    rows = [Encodings.empty(1, each.shape) for each in (own, other)]
     for key, index in own_indices.items():
         for dataset, place, row in zip(
             (own, other), (index, other_indices[key]), rows, strict=True

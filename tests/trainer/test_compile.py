@@ -34,7 +34,7 @@ TRAINING = {
     "evaluation": {"every_samples": 0, "at_end": False},
     "logging": {"every_steps": 1, "metrics_port": 0},
 }
-Rows = list[dict[str, float]]
+Encodings = list[dict[str, float]]
 State = dict[str, Tensor]
 
 
@@ -49,7 +49,7 @@ def train(config: RunConfig, paths: RunPaths, world: World, *, port: int, cache:
 
 def finish(
     output: Path, cache: Path, parallel: dict[str, object], size: int = 1, **changes: object
-) -> Rows:
+) -> Encodings:
     """Train three steps; return what was logged of them."""
     paths = RunPaths(output, output, output)
     run = partial(train, port=free_port(), cache=str(cache))
@@ -72,7 +72,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Rows, State]:
+def plain(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Encodings, State]:
     """Return the steps and the state of a run that does neither."""
     output = tmp_path_factory.mktemp("plain") / "run"
     return finish(output, cache, {}), state(output)
@@ -82,7 +82,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Rows, 
 @pytest.mark.parametrize("recompute", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_compiling_and_recomputing_train_alike(
-    plain: tuple[Rows, State],
+    plain: tuple[Encodings, State],
     tmp_path: Path,
     cache: Path,
     compiled: bool,

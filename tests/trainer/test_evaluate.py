@@ -92,7 +92,7 @@ def test_ranks_get_equally_many_batches_and_every_sample_once() -> None:
     assert sorted(seen) == list(range(21))
 
 
-def test_fillers_weigh_nothing() -> None:
+def test_padding_has_weight_0() -> None:
     config = make_config(batch_size=16)
     *_, last = batches(config)
     assert last.weights.sum() == 5

@@ -19,7 +19,7 @@ from fluxtrain.checkpoint import RunState
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.shard_dataset import EncodedDataset
+from fluxtrain.data.shard_dataset import ShardDataset
 from fluxtrain.data.tar.dataset import TarImages
 from fluxtrain.distributed import World, process_group
 from fluxtrain.report.observer import Observer
@@ -33,7 +33,7 @@ def train_with_a_late_rank(
 ) -> None:
     """Train; rank ``late`` is ready seconds after the other, and each notes when it reads a sample."""
     be_rank(world, port)
-    note_reads(EncodedDataset, "read", paths.output / f"reads_{world.rank}.jsonl")
+    note_reads(ShardDataset, "read", paths.output / f"reads_{world.rank}.jsonl")
     note_reads(TarImages, "image", paths.output / f"reads_{world.rank}.jsonl")
     begin = Observer.begin
 

@@ -21,7 +21,8 @@ from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.data.empty_text import write_empty_text
-from fluxtrain.data.shard_writer import EncodedWriter, Sample
+from fluxtrain.data.sample_writer import Sample
+from fluxtrain.data.shard_writer import ShardWriter
 from fluxtrain.distributed import World, process_group
 from fluxtrain.errors import EXIT_DIVERGED, EXIT_USAGE
 from fluxtrain.safetensors_file import read_header
@@ -64,7 +65,7 @@ def merge_all(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
 
 def write_encoded(root: Path, validation_value: float = 0.5) -> None:
     for part, value in (("train", 0.5), ("validation", validation_value)):
-        with EncodedWriter(root / part, shard_size=SHARD, dtype=torch.float32) as writer:
+        with ShardWriter(root / part, shard_size=SHARD, dtype=torch.float32) as writer:
             for index in range(COUNT):
                 mean, logvar = torch.full((4, 4, 4), value), torch.full((4, 4, 4), -9.0)
                 texts = torch.randn(4, 16), torch.randn(16)

@@ -18,6 +18,9 @@ from fluxtrain.contract.run.config import FlowConfig
 TRAIN, EVALUATION, ORDER, SAMPLING, SYNTHETIC, WEIGHTS = range(6)
 """Streams: a training sample, an evaluation sample, an epoch's order, a picture, synthetic data, weights."""
 
+NUM_TIMESTEPS = 8
+"""Evaluation timesteps: 0/8 ... 7/8."""
+
 Array = NDArray[Any]
 
 

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from fluxtrain.data.batch import Batch
 from fluxtrain.distributed import World
-
-NUM_TIMESTEPS = 8
-"""Levels t = 0/8 ... 7/8."""
+from fluxtrain.draws import NUM_TIMESTEPS
 
 LossFunction = Callable[[Batch], Float[Tensor, " b"]]
 

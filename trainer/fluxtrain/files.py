@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and how much of them is there."""
+"""Atomic writes, and the size of a folder."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield the path beside ``path`` to write to; it takes the place of ``path`` unless writing fails."""
+    """Yield a temporary path beside ``path``; it replaces ``path`` unless the body raises."""
     partial = path.with_suffix(".partial")
     yield partial
     partial.replace(path)
 
 
 def folder_size(folder: Path) -> int:
-    """Return the bytes of the files in ``folder``, which may come and go; 0 where it is not there."""
+    """Return the total size in bytes of the files in ``folder``; files that vanish meanwhile count as 0."""
     total = 0
     with suppress(OSError):
         for path in folder.iterdir():

@@ -1,4 +1,4 @@
-"""A safetensors file, read with suspicion: where each tensor's bytes lie, and small tensors whole."""
+"""Reads untrusted safetensors files: the span of every tensor, and single tensors."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import math
 import os
 import stat
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fluxtrain.errors import DataError
 
 _MAX_HEADER_BYTES = 1 << 20
-_MAX_TENSOR_BYTES = 1 << 28  # of a tensor read whole: an encoding, a list of timesteps
+_MAX_TENSOR_BYTES = 1 << 28
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I32": torch.int32}
 
 
@@ -36,9 +40,9 @@ class Span:
 
 
 def read_header(path: Path) -> dict[str, Span]:
-    """Return the tensors of ``path`` by name; DataError where the file is not whole and well formed."""
+    """Return the tensors of ``path`` by name; DataError if the file is not whole or malformed."""
     try:
-        # Without O_NONBLOCK a named pipe in the place of a shard would hold the run up for ever.
+        # O_NONBLOCK: opening a named pipe would otherwise block forever.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -53,26 +57,44 @@ def read_header(path: Path) -> dict[str, Span]:
         raise DataError(f"{path}: not a whole safetensors file ({error})") from None
 
 
-def read_tensor(path: Path, span: Span) -> Tensor:
-    """Return the tensor at ``span`` of ``path``; DataError where it is huge or cut off."""
+def read_tensor(path: Path, span: Span, max_bytes: int | None = _MAX_TENSOR_BYTES) -> Tensor:
+    """Return the tensor at ``span`` of ``path``; DataError if it is too large or cut off."""
     size = math.prod(span.shape) * span.dtype.itemsize
-    if size > _MAX_TENSOR_BYTES:
-        raise DataError(f"{path}: a tensor of {size} bytes; at most {_MAX_TENSOR_BYTES} are read")
+    if max_bytes is not None and size > max_bytes:
+        raise DataError(f"{path}: a tensor of {size} bytes; at most {max_bytes} are read")
+    content = bytearray(size)
     try:
         with path.open("rb") as file:
             file.seek(span.offset)
-            content = bytearray(file.read(size))
+            count = file.readinto(content)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
-    if len(content) != size:
+    if count != size:
         raise DataError(f"{path}: cut off")
     flat = torch.frombuffer(content, dtype=span.dtype) if size else torch.empty(0, dtype=span.dtype)
     return flat.view(span.shape)
 
 
+@contextmanager
+def open_safetensors(path: Path, content: str) -> Iterator[Any]:
+    """Yield the safetensors library's reader of ``path``; DataError if it is missing or not whole."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except FileNotFoundError:
+        raise DataError(f"{path}: missing; it should hold {content}") from None
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: not a whole safetensors file ({error})") from None
+
+
+def read_shapes(file: Any) -> dict[str, list[int]]:
+    """Return the shape of every tensor of an open safetensors file."""
+    return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+
+
 def _spans(header: object, start: int, size: int) -> dict[str, Span]:
     if not isinstance(header, dict):
-        raise ValueError("its header is not a table")
+        raise ValueError("its header is not a JSON object")
     return {
         name: _span(name, entry, start, size)
         for name, entry in header.items()
@@ -94,8 +116,8 @@ def _span(name: str, entry: object, start: int, size: int) -> Span:
 
 def _naturals(value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > 8:
-        raise ValueError("a shape or offsets are no list of numbers")
+        raise ValueError("a shape or offsets are not a list of integers")
     for number in value:
         if type(number) is not int or not 0 <= number < 1 << 62:
-            raise ValueError(f"{str(number)[:40]} stands where a size or an offset belongs")
+            raise ValueError(f"{str(number)[:40]} is not a size or an offset")
     return tuple(value)

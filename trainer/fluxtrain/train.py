@@ -17,7 +17,7 @@ from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.batch import Batch
 from fluxtrain.data.loader import AnyBatch, evaluation_batches, training_batches
-from fluxtrain.data.order import FILLER, BatchShares
+from fluxtrain.data.order import PADDING, BatchShares
 from fluxtrain.data.sources import Sources, open_sources
 from fluxtrain.distributed import StopRequest, World
 from fluxtrain.divergence import require_finite
@@ -189,7 +189,7 @@ def _accumulate(trainer: Trainer, batches: Iterator[AnyBatch]) -> Tensor:
         torch.autograd.backward(losses.sum() / per_rank)
         totals[0] += losses.detach().sum()
         totals[1] += moved.weights.sum()
-        used += batch.indices[batch.indices != FILLER].tolist()
+        used += batch.indices[batch.indices != PADDING].tolist()
     observer.used(trainer.run.step + 1, used)
     return totals
 

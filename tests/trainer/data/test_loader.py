@@ -1,4 +1,4 @@
-"""Batches are a pure function of their number: no rank, worker or resume changes what is in them."""
+"""Batches are a pure function of their number, independent of ranks, workers and resumes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from fluxtrain.data.batch import Batch
 from fluxtrain.data.empty_text import write_empty_text
 from fluxtrain.data.loader import AnyBatch, evaluation_batches, training_batches
 from fluxtrain.data.order import BatchShares
-from fluxtrain.data.shard_writer import EncodedWriter, Sample
+from fluxtrain.data.sample_writer import Sample
+from fluxtrain.data.shard_writer import ShardWriter
 from fluxtrain.data.sources import open_source, open_sources
 from fluxtrain.errors import ConfigError, DataError
 
@@ -60,9 +61,9 @@ def config(**data: Any) -> RunConfig:
 
 
 def encoded(folder: Path, num_samples: int = NUM_SAMPLES, **data: Any) -> RunConfig:
-    """Write a data set in which every number of sample i is i + 1, and -1 is the empty prompt's."""
+    """Write a data set in which all values of sample i are i + 1, and those of the empty prompt -1."""
     for part, count in (("train", num_samples), ("validation", 13)):
-        with EncodedWriter(folder / part, shard_size=8, dtype=torch.float32) as writer:
+        with ShardWriter(folder / part, shard_size=8, dtype=torch.float32) as writer:
             for i in range(count):
                 writer.add(sample(i))
     write_empty_text(folder / "empty.safetensors", torch.full((3, 5), -1.0), torch.full((6,), -1.0))
@@ -90,16 +91,16 @@ def training(
 
 
 def by_position(per_rank: list[list[Batch]]) -> dict[str, Tensor]:
-    """Return all samples in the order of their positions, whoever worked on them, and no fillers."""
-    found = everything(per_rank)
-    real = found["indices"] >= 0
-    return {name: tensor[real] for name, tensor in found.items()}
+    """Return the samples of all ranks in the order of their positions, without padding."""
+    padded = with_padding(per_rank)
+    real = padded["indices"] >= 0
+    return {name: tensor[real] for name, tensor in padded.items()}
 
 
-def everything(per_rank: list[list[Batch]]) -> dict[str, Tensor]:
-    """Return what :func:`by_position` does, with the fillers."""
-    row = [batch for step in zip(*per_rank, strict=True) for batch in step]
-    return {name: torch.cat([getattr(batch, name) for batch in row]) for name in TENSORS}
+def with_padding(per_rank: list[list[Batch]]) -> dict[str, Tensor]:
+    """Return the samples of all ranks in the order of their positions, with padding."""
+    ordered = [batch for step in zip(*per_rank, strict=True) for batch in step]
+    return {name: torch.cat([getattr(batch, name) for batch in ordered]) for name in TENSORS}
 
 
 def assert_equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
@@ -113,7 +114,7 @@ def assert_equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
         [(1, 1), (1, 24), (2, 3), (2, 12), (3, 8), (4, 6), (5, 5), (5, 2), (7, 4), (9, 3), (30, 1)]
     )
 )
-def test_a_position_holds_the_same_sample_whatever_the_ranks(layout: tuple[int, int]) -> None:
+def test_a_position_has_the_same_sample_for_any_number_of_ranks(layout: tuple[int, int]) -> None:
     ranks, micro = layout
     one = by_position(batches(config(), micro=GLOBAL_BATCH))
     assert_equal(one, by_position(batches(config(), ranks=ranks, micro=micro)))
@@ -121,19 +122,19 @@ def test_a_position_holds_the_same_sample_whatever_the_ranks(layout: tuple[int, 
 
 
 @pytest.mark.parametrize("ranks", [5, 7, 29])
-def test_fillers_are_finite_weigh_nothing_and_are_not_read(tmp_path: Path, ranks: int) -> None:
+def test_padding_is_finite_has_weight_0_and_is_not_read(tmp_path: Path, ranks: int) -> None:
     run = encoded(tmp_path)
     shares = batches(run, tmp_path, ranks=ranks, micro=2)
     assert len({len(share) for share in shares}) == 1
     assert {len(batch) for share in shares for batch in share} == {2}
-    got = everything(shares)
-    filler = got["indices"] < 0
-    assert (~filler).sum() == STEPS * GLOBAL_BATCH
-    assert filler.any()
-    assert torch.equal(got["weights"], (~filler).float())
-    assert all(torch.isfinite(got[name][filler].float()).all() for name in TENSORS)
-    assert (got["mean"][filler] == 0).all()
-    assert (got["txt"][filler] == -1).all()  # the empty prompt's
+    got = with_padding(shares)
+    padding = got["indices"] < 0
+    assert (~padding).sum() == STEPS * GLOBAL_BATCH
+    assert padding.any()
+    assert torch.equal(got["weights"], (~padding).float())
+    assert all(torch.isfinite(got[name][padding].float()).all() for name in TENSORS)
+    assert (got["mean"][padding] == 0).all()
+    assert (got["txt"][padding] == -1).all()  # the empty prompt's
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7])
@@ -144,7 +145,7 @@ def test_each_epoch_reads_every_sample_once(tmp_path: Path, ranks: int) -> None:
         assert sorted(indices[epoch * NUM_SAMPLES :][:NUM_SAMPLES]) == list(range(NUM_SAMPLES))
 
 
-def test_samples_travel_with_their_own_encodings(tmp_path: Path) -> None:
+def test_samples_have_their_own_encodings(tmp_path: Path) -> None:
     got = by_position(batches(encoded(tmp_path), tmp_path))
     expected = (got["indices"] + 1).float()
     for name in ("mean", "logvar"):
@@ -155,7 +156,7 @@ def test_samples_travel_with_their_own_encodings(tmp_path: Path) -> None:
     assert torch.equal(got["weights"], torch.ones(STEPS * GLOBAL_BATCH))
 
 
-def test_dropped_prompts_hold_the_empty_encodings(tmp_path: Path) -> None:
+def test_dropped_prompts_have_the_empty_encodings(tmp_path: Path) -> None:
     got = by_position(batches(encoded(tmp_path), tmp_path))
     dropped = got["dropped"]
     assert 0 < dropped.sum() < len(dropped)
@@ -177,7 +178,7 @@ def test_a_resume_after_the_last_step_has_nothing_to_do() -> None:
     assert batches(config(), first=STEPS) == [[]]
 
 
-def test_workers_give_the_batches_that_the_process_itself_gives(tmp_path: Path) -> None:
+def test_workers_return_the_batches_of_the_main_process(tmp_path: Path) -> None:
     alone, shared = encoded(tmp_path), encoded(tmp_path, num_workers=2, prefetch=2)
     assert_equal(by_position(batches(alone, tmp_path)), by_position(batches(shared, tmp_path)))
 
@@ -192,14 +193,14 @@ def test_neighbouring_batches_do_not_share_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7, 15])
-def test_evaluation_takes_every_sample_once_and_equally_many_batches(
+def test_evaluation_reads_every_sample_once_in_equally_many_batches(
     tmp_path: Path, ranks: int
 ) -> None:
     run = encoded(tmp_path)
     source = open_source(run, tmp_path, "validation")
     shares = [list(evaluation_batches(run, source, rank, ranks)) for rank in range(ranks)]
     assert len({len(share) for share in shares}) == 1
-    got = everything(shares)
+    got = with_padding(shares)
     real = got["indices"] >= 0
     assert sorted(got["indices"][real].tolist()) == list(range(13))
     assert torch.equal(got["weights"], real.float())
@@ -208,7 +209,7 @@ def test_evaluation_takes_every_sample_once_and_equally_many_batches(
 
 
 @pytest.mark.parametrize(
-    ("part", "field", "wanted"),
+    ("part", "field", "value"),
     [
         ("model", "context_in_dim", 7),
         ("model", "vec_in_dim", 8),
@@ -218,14 +219,14 @@ def test_evaluation_takes_every_sample_once_and_equally_many_batches(
     ],
 )
 def test_shapes_that_do_not_fit_name_the_field(
-    tmp_path: Path, part: str, field: str, wanted: int
+    tmp_path: Path, part: str, field: str, value: int
 ) -> None:
     document = encoded(tmp_path).model_dump()
-    document[part][field] = wanted
+    document[part][field] = value
     with pytest.raises(ConfigError, match=str(tmp_path / "train")) as caught:
         open_source(RunConfig.model_validate(document), tmp_path, "train")
     assert caught.value.path == f"spec.run.{part}.{field}"
-    assert caught.value.given == wanted
+    assert caught.value.given == value
 
 
 def test_empty_encodings_of_another_shape_name_their_field(tmp_path: Path) -> None:
@@ -243,7 +244,7 @@ def test_missing_empty_encodings_are_named(tmp_path: Path) -> None:
         training(run, tmp_path)
 
 
-def test_draws_belong_to_the_position_and_not_to_the_sample() -> None:
+def test_draws_differ_between_positions() -> None:
     got = by_position(batches(config()))
     times = got["timesteps"].numpy()
     assert len(np.unique(times)) == len(times)

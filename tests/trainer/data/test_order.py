@@ -1,4 +1,4 @@
-"""Which sample stands where: once per epoch, whatever the number of ranks, from any batch on."""
+"""The order of samples: each once per epoch, for any number of ranks and from any first batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluxtrain import draws
-from fluxtrain.data.order import FILLER, BatchShares, Order
+from fluxtrain.data.order import PADDING, BatchShares, Order
 
 SEED = 11
 
@@ -22,12 +22,12 @@ class Layout:
     world_size: int
     micro_batch_size: int
     accumulation: int
-    fillers: int  # at most what the last micro batches hold
+    padding: int  # at most the size of the last micro batches
 
     @property
     def global_batch_size(self) -> int:
         whole = self.world_size * self.micro_batch_size * self.accumulation
-        return whole - self.fillers % (self.world_size * self.micro_batch_size)
+        return whole - self.padding % (self.world_size * self.micro_batch_size)
 
     @property
     def shares(self) -> BatchShares:
@@ -40,7 +40,7 @@ class Layout:
             for micro_step in range(self.accumulation)
             for rank in range(self.world_size)
             for index in order.indices(number, self.shares.positions(rank, micro_step))
-            if index != FILLER
+            if index != PADDING
         ]
 
 
@@ -49,26 +49,26 @@ LAYOUTS = st.builds(
     world_size=st.integers(1, 9),
     micro_batch_size=st.integers(1, 5),
     accumulation=st.integers(1, 4),
-    fillers=st.integers(0, 50),
+    padding=st.integers(0, 50),
 )
 
 
 @settings(max_examples=150, deadline=None)
 @given(layout=LAYOUTS, num_samples=st.integers(1, 97), epochs=st.integers(1, 4))
-def test_each_epoch_uses_every_sample_once_whatever_the_ranks(
+def test_each_epoch_uses_every_sample_once_for_any_number_of_ranks(
     layout: Layout, num_samples: int, epochs: int
 ) -> None:
     order = Order(SEED, num_samples, layout.global_batch_size)
     batches = -(-epochs * num_samples // layout.global_batch_size)  # most straddle an epoch's end
-    row = [index for number in range(batches) for index in layout.batch(order, number)]
+    ordered = [index for number in range(batches) for index in layout.batch(order, number)]
     for epoch in range(epochs):
-        used = row[epoch * num_samples : (epoch + 1) * num_samples]
+        used = ordered[epoch * num_samples : (epoch + 1) * num_samples]
         assert sorted(used) == list(range(num_samples))
 
 
 @settings(max_examples=100, deadline=None)
 @given(layout=LAYOUTS)
-def test_the_ranks_share_out_every_position_once(layout: Layout) -> None:
+def test_the_ranks_get_every_position_once(layout: Layout) -> None:
     positions = [
         int(position)
         for micro_step in range(layout.accumulation)
@@ -77,9 +77,9 @@ def test_the_ranks_share_out_every_position_once(layout: Layout) -> None:
     ]
     assert layout.shares.accumulation_steps == layout.accumulation
     assert positions[: layout.global_batch_size] == list(range(layout.global_batch_size))
-    fillers = np.array(positions[layout.global_batch_size :], dtype=np.int64)
-    indices = Order(SEED, 97, layout.global_batch_size).indices(0, fillers)
-    assert list(indices) == [FILLER] * len(fillers)
+    padding = np.array(positions[layout.global_batch_size :], dtype=np.int64)
+    indices = Order(SEED, 97, layout.global_batch_size).indices(0, padding)
+    assert list(indices) == [PADDING] * len(padding)
 
 
 @settings(max_examples=50, deadline=None)
@@ -88,30 +88,30 @@ def test_the_ranks_share_out_every_position_once(layout: Layout) -> None:
     size=st.integers(1, 60),
     first=st.integers(0, 30),
 )
-def test_a_batch_is_the_same_whether_reached_or_started_at(
+def test_a_batch_is_the_same_after_others_and_as_the_first(
     num_samples: int, size: int, first: int
 ) -> None:
     positions = np.arange(size)
-    walked, fresh = (Order(SEED, num_samples, size) for _ in range(2))
-    reached = [walked.indices(number, positions) for number in range(first + 1)][-1]
+    advanced, fresh = (Order(SEED, num_samples, size) for _ in range(2))
+    reached = [advanced.indices(number, positions) for number in range(first + 1)][-1]
     np.testing.assert_array_equal(reached, fresh.indices(first, positions))
 
 
-def test_going_back_to_an_earlier_batch_finds_the_same_samples() -> None:
+def test_an_earlier_batch_has_the_same_samples_again() -> None:
     order, positions = Order(SEED, 10, 8), np.arange(8)
     before = order.indices(0, positions)
     order.indices(40, positions)
     np.testing.assert_array_equal(order.indices(0, positions), before)
 
 
-def test_a_long_walk_keeps_few_permutations() -> None:
+def test_few_permutations_are_kept_in_memory() -> None:
     order, positions = Order(SEED, 10, 8), np.arange(8)
     for number in range(200):
         order.indices(number, positions)
-    assert len(order._epochs) <= 2
+    assert len(order._permutations) <= 2
 
 
-def test_epochs_walk_in_different_orders() -> None:
+def test_epochs_and_seeds_have_different_orders() -> None:
     order, positions = Order(SEED, 64, 64), np.arange(64)
     assert list(order.indices(0, positions)) != list(order.indices(1, positions))
     assert list(order.indices(0, positions)) != list(Order(12, 64, 64).indices(0, positions))

@@ -1,10 +1,11 @@
-"""Encoded data sets: exact round trips, unreadable samples named and weighed 0, hostile files refused."""
+"""Encoded data sets: exact round trips; unreadable samples have weight 0; malformed files are refused."""
 
 from __future__ import annotations
 
 import json
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fluxtrain.data.batch import Batch
-from fluxtrain.data.dataset import Rows
-from fluxtrain.data.empty_text import read_empty_text, write_empty_text
+from fluxtrain.data.dataset import Encodings
 from fluxtrain.data.loader import build
 from fluxtrain.data.open_files import OpenFiles
-from fluxtrain.data.shard_dataset import EncodedDataset
-from fluxtrain.data.shard_writer import EncodedWriter, Sample, save_aligned
+from fluxtrain.data.sample_writer import Sample
+from fluxtrain.data.shard_dataset import ShardDataset
+from fluxtrain.data.shard_writer import ShardWriter, save_aligned
 from fluxtrain.draws import Draw
 from fluxtrain.errors import DataError
 from fluxtrain.safetensors_file import read_header
@@ -36,24 +37,31 @@ def sample(i: int, **replaced: Tensor) -> Sample:
 
 
 def write(folder: Path, count: int = 7, dtype: torch.dtype = torch.float32) -> Path:
-    with EncodedWriter(folder, shard_size=3, dtype=dtype) as writer:
+    with ShardWriter(folder, shard_size=3, dtype=dtype) as writer:
         writer.add_all(sample(i) for i in range(count))
     return folder
 
 
-def read(dataset: EncodedDataset, indices: list[int], skip: bool = False) -> tuple[Rows, list[Any]]:
-    rows = Rows.empty(len(indices), dataset.shape)
+def read(
+    dataset: ShardDataset, indices: list[int], skip: bool = False
+) -> tuple[Encodings, list[Any]]:
+    out = Encodings.empty(len(indices), dataset.shape)
     skips = np.full(len(indices), skip)
-    return rows, dataset.read(np.array(indices), rows, skips)
+    return out, dataset.read(np.array(indices), out, skips)
 
 
-def batch(dataset: EncodedDataset, indices: list[int], dropped: tuple[int, ...] = ()) -> Batch:
+@pytest.fixture
+def dataset(tmp_path: Path) -> ShardDataset:
+    return ShardDataset(write(tmp_path))
+
+
+def batch(dataset: ShardDataset, indices: list[int], dropped: tuple[int, ...] = ()) -> Batch:
     noise = np.zeros(dataset.shape.latent, dtype=np.float32)
     chosen = [Draw(0.5, index in dropped, noise, noise) for index in indices]
     return build(dataset, np.array(indices), chosen, EMPTY)
 
 
-def overwrite(dataset: EncodedDataset, index: int, field: str, content: bytes) -> None:
+def overwrite(dataset: ShardDataset, index: int, field: str, content: bytes) -> None:
     """Put ``content`` where ``field`` of sample ``index`` starts."""
     number, record = dataset._place(index)
     shard = dataset._shards[number]
@@ -64,71 +72,62 @@ def overwrite(dataset: EncodedDataset, index: int, field: str, content: bytes) -
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
-    dataset = EncodedDataset(write(tmp_path, dtype=dtype), verify=True)
+def test_samples_are_read_back_exactly(tmp_path: Path, dtype: torch.dtype) -> None:
+    dataset = ShardDataset(write(tmp_path, dtype=dtype), verify=True)
     order = [6, 0, 3, 2, 5, 1, 4, 4]
-    rows, faults = read(dataset, order)
+    out, faults = read(dataset, order)
     assert faults == [None] * len(order)
     for row, index in enumerate(order):
         for name in SHAPES:
             expected = getattr(sample(index), name).to(dtype)
-            assert torch.equal(getattr(rows, name)[row], expected)
+            assert torch.equal(getattr(out, name)[row], expected)
     assert [dataset.caption(i) for i in range(7)] == [f"Prompt {i} ☃" for i in range(7)]
     assert [dataset.key(i) for i in (0, 6)] == ["key-0", "key-6"]
     assert dataset.timesteps(np.array(order)).tolist() == [7 - i % 8 for i in order]
 
 
 def test_without_stored_timesteps_the_index_gives_them(tmp_path: Path) -> None:
-    with EncodedWriter(tmp_path) as writer:
+    with ShardWriter(tmp_path) as writer:
         for i in range(10):
             one = sample(i)
             one.timestep = None
             writer.add(one)
-    steps = EncodedDataset(tmp_path).timesteps(np.arange(10))
+    steps = ShardDataset(tmp_path).timesteps(np.arange(10))
     assert steps.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
 
 
-def test_an_interrupted_preparation_leaves_no_data_set(tmp_path: Path) -> None:
+def test_an_interrupted_writer_leaves_no_data_set(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with EncodedWriter(tmp_path, shard_size=2) as writer:
+        with ShardWriter(tmp_path, shard_size=2) as writer:
             writer.add_all(sample(i) for i in range(5))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     with pytest.raises(DataError, match="no encoded data set is here"):
-        EncodedDataset(tmp_path)
+        ShardDataset(tmp_path)
 
 
-NAN = np.float32("nan").tobytes()
+NAN, INF = np.float32("nan").tobytes(), np.float32("inf").tobytes()
 
 
-@pytest.mark.parametrize("field", ["vec", "mean", "logvar"])
-@pytest.mark.parametrize("value", [NAN, np.float32("inf").tobytes()], ids=["nan", "inf"])
-def test_a_sample_that_is_not_finite_weighs_nothing(
-    tmp_path: Path, field: str, value: bytes
+BAD_VALUES = [
+    *((field, NAN, False, "not finite") for field in ("vec", "mean", "logvar")),
+    *((field, INF, False, "not finite") for field in ("vec", "mean", "logvar")),
+    *((field, b"\x01", True, "CRC-32 differs") for field in SHAPES),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "verify", "reason"), BAD_VALUES)
+def test_a_bad_sample_is_named_and_has_weight_0(
+    tmp_path: Path, field: str, value: bytes, verify: bool, reason: str
 ) -> None:
-    dataset = EncodedDataset(write(tmp_path))
+    dataset = ShardDataset(write(tmp_path), verify)
     overwrite(dataset, 4, field, value)
     got = batch(dataset, [3, 4, 5])
-    assert_only_the_second_is_blank(dataset, got, "shard_000001.safetensors", "not finite")
-
-
-@pytest.mark.parametrize("field", list(SHAPES))
-def test_a_flipped_bit_is_found_by_its_checksum(tmp_path: Path, field: str) -> None:
-    write(tmp_path)
-    dataset = EncodedDataset(tmp_path, verify=True)
-    overwrite(dataset, 4, field, b"\x01")
-    got = batch(dataset, [3, 4, 5])
-    assert_only_the_second_is_blank(dataset, got, "shard_000001.safetensors", "CRC-32 differs")
-
-
-def assert_only_the_second_is_blank(
-    dataset: EncodedDataset, got: Batch, shard: str, why: str
-) -> None:
     assert got.weights.tolist() == [1, 0, 1]
     assert len(got.faults) == 1
-    for part in (shard, "record 1", "'key-4'", why):
+    for part in ("shard_000001.safetensors", "record 1", "'key-4'", reason):
         assert part in got.faults[0]
     assert torch.equal(got.txt[1], EMPTY[0])
     assert torch.equal(got.vec[1], EMPTY[1])
@@ -139,35 +138,32 @@ def assert_only_the_second_is_blank(
             assert torch.equal(getattr(got, name)[row], getattr(sample(index), name))
 
 
-def test_a_flipped_bit_is_found_where_the_prompt_is_dropped_too(tmp_path: Path) -> None:
-    dataset = EncodedDataset(write(tmp_path), verify=True)
+def test_the_checksum_is_verified_if_the_prompt_is_dropped_too(tmp_path: Path) -> None:
+    dataset = ShardDataset(write(tmp_path), verify=True)
     overwrite(dataset, 1, "mean", b"\x01")
     got = batch(dataset, [0, 1], dropped=(0, 1))
     assert got.weights.tolist() == [1, 0]
 
 
-def test_a_bad_text_does_not_matter_where_the_prompt_is_dropped(tmp_path: Path) -> None:
-    dataset = EncodedDataset(write(tmp_path))
+def test_a_bad_text_is_ignored_if_the_prompt_is_dropped(dataset: ShardDataset) -> None:
     overwrite(dataset, 1, "vec", NAN)
     got = batch(dataset, [0, 1], dropped=(1,))
     assert got.weights.tolist() == [1, 1]
     assert torch.equal(got.vec[1], EMPTY[1])
 
 
-def test_skipped_text_leaves_the_rows_alone(tmp_path: Path) -> None:
-    dataset = EncodedDataset(write(tmp_path))
-    rows = Rows.empty(2, dataset.shape)
-    rows.txt.fill_(42)
-    assert dataset.read(np.array([0, 1]), rows, np.array([True, False])) == [None, None]
-    assert (rows.txt[0] == 42).all()
-    assert torch.equal(rows.txt[1], sample(1).txt)
+def test_skipped_text_is_not_written(dataset: ShardDataset) -> None:
+    out = Encodings.empty(2, dataset.shape)
+    out.txt.fill_(42)
+    assert dataset.read(np.array([0, 1]), out, np.array([True, False])) == [None, None]
+    assert (out.txt[0] == 42).all()
+    assert torch.equal(out.txt[1], sample(1).txt)
 
 
-def test_a_shard_cut_off_while_in_use_blanks_what_was_lost(tmp_path: Path) -> None:
-    dataset = EncodedDataset(write(tmp_path))
+def test_samples_of_a_shard_cut_off_while_in_use_have_weight_0(dataset: ShardDataset) -> None:
     read(dataset, [0])
     shard = dataset._shards[0]
-    last = shard.spans["txt"]  # of bytes kept: one record and a part of the next
+    last = shard.spans["txt"]  # kept: one record and a part of the next
     os.truncate(shard.path, last.offset + last.row_bytes + 8)
     whole = batch(dataset, [3, 4, 5])
     assert whole.weights.tolist() == [1, 1, 1]
@@ -176,16 +172,14 @@ def test_a_shard_cut_off_while_in_use_blanks_what_was_lost(tmp_path: Path) -> No
     assert all("cut off" in fault for fault in got.faults)
 
 
-def test_a_shard_removed_after_opening_is_named(tmp_path: Path) -> None:
-    dataset = EncodedDataset(write(tmp_path))
+def test_a_shard_removed_after_opening_is_named(dataset: ShardDataset) -> None:
     dataset._shards[1].path.unlink()
     got = batch(dataset, [0, 3])
     assert got.weights.tolist() == [1, 0]
     assert "No such file" in got.faults[0]
 
 
-def test_every_sample_of_a_batch_may_be_bad(tmp_path: Path) -> None:
-    dataset = EncodedDataset(write(tmp_path))
+def test_every_sample_of_a_batch_may_be_bad(dataset: ShardDataset) -> None:
     for index in range(3):
         overwrite(dataset, index, "mean", NAN)
     got = batch(dataset, [0, 1, 2])
@@ -194,11 +188,11 @@ def test_every_sample_of_a_batch_may_be_bad(tmp_path: Path) -> None:
     assert torch.isfinite(got.mean).all()
 
 
-def test_more_shards_than_files_may_be_open_are_read(tmp_path: Path) -> None:
-    with EncodedWriter(tmp_path, shard_size=1) as writer:
+def test_more_shards_than_open_files_are_read(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, shard_size=1) as writer:
         writer.add_all(sample(i) for i in range(40))
-    dataset = EncodedDataset(tmp_path)
-    dataset._files = OpenFiles([shard.path for shard in dataset._shards], most=8)
+    dataset = ShardDataset(tmp_path)
+    dataset._files = OpenFiles([shard.path for shard in dataset._shards], max_open=8)
     before = len(os.listdir("/proc/self/fd"))
     _, faults = read(dataset, [*range(40), *range(40)])
     assert len(os.listdir("/proc/self/fd")) <= before + 8
@@ -206,19 +200,19 @@ def test_more_shards_than_files_may_be_open_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "notes",
+    "metadata",
     [None, b"", b"{", b"[]", b'{"keys": 3, "captions": null, "crc32": "x"}', b"[" * 200_000],
 )
-def test_without_notes_samples_are_read_and_have_no_names(
-    tmp_path: Path, notes: bytes | None
+def test_without_metadata_samples_are_read_and_have_no_keys(
+    tmp_path: Path, metadata: bytes | None
 ) -> None:
     write(tmp_path)
     path = tmp_path / "shard_000000.json"
-    path.unlink() if notes is None else path.write_bytes(notes)
-    dataset = EncodedDataset(tmp_path)
+    path.unlink() if metadata is None else path.write_bytes(metadata)
+    dataset = ShardDataset(tmp_path)
     assert batch(dataset, [0, 1]).weights.tolist() == [1, 1]
     assert dataset.caption(0) == ""
-    strict = batch(EncodedDataset(tmp_path, verify=True), [0, 3])
+    strict = batch(ShardDataset(tmp_path, verify=True), [0, 3])
     assert strict.weights.tolist() == [0, 1]
     assert "no CRC-32 is stored" in strict.faults[0]
 
@@ -240,10 +234,10 @@ def entry(file: Any = "shard_000000.safetensors", samples: Any = 3) -> dict[str,
         ({"shards": []}, "lists no shards"),
         ({"shards": {"file": "x"}}, "lists no shards"),
         ({"shards": ["shard_000000.safetensors"]}, "names no file"),
-        (entry("../outside/shard_000000.safetensors"), "lies outside the folder"),
-        (entry("/etc/passwd"), "lies outside the folder"),
-        (entry(".."), "lies outside the folder"),
-        (entry(""), "lies outside the folder"),
+        (entry("../outside/shard_000000.safetensors"), "is outside the folder"),
+        (entry("/etc/passwd"), "is outside the folder"),
+        (entry(".."), "is outside the folder"),
+        (entry(""), "is outside the folder"),
         (entry("a\0b"), "not a whole safetensors file"),
         (entry("shard_000009.safetensors"), r"shard_000009\.safetensors: missing"),
         (entry("dataset.json"), "not a whole safetensors file"),
@@ -253,21 +247,21 @@ def entry(file: Any = "shard_000000.safetensors", samples: Any = 3) -> dict[str,
         (entry(samples=None), "does not hold None samples"),
     ],
 )
-def test_a_listing_that_lies_is_refused(
+def test_an_invalid_listing_is_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     write(tmp_path / "outside")
     listing(write(tmp_path / "set"), **change)
     with pytest.raises(DataError, match=message):
-        EncodedDataset(tmp_path / "set")
+        ShardDataset(tmp_path / "set")
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"3", b"\xff\xfe", b"[" * 200_000, b'{"format"'])
-def test_what_is_no_listing_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_malformed_listing_is_refused(tmp_path: Path, content: bytes) -> None:
     write(tmp_path)
     (tmp_path / "dataset.json").write_bytes(content)
     with pytest.raises(DataError, match=r"dataset\.json: not the listing"):
-        EncodedDataset(tmp_path)
+        ShardDataset(tmp_path)
 
 
 def safetensors(header: object, payload: int = 4096) -> bytes:
@@ -311,27 +305,24 @@ def tensor(dtype: Any = "F32", shape: Any = (3, 3, 5), offsets: Any = (0, 180)) 
         safetensors(tensor()),  # whole, but the other tensors are missing
     ],
 )
-def test_a_shard_whose_header_lies_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_shard_with_an_invalid_header_is_refused(tmp_path: Path, content: bytes) -> None:
     write(tmp_path)
     (tmp_path / "shard_000001.safetensors").write_bytes(content)
     with pytest.raises(DataError, match=r"shard_000001\.safetensors: "):
-        EncodedDataset(tmp_path)
+        ShardDataset(tmp_path)
 
 
-def test_a_pipe_in_the_place_of_a_shard_does_not_hold_the_run_up(tmp_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / "shard_000001.safetensors").unlink()
-    os.mkfifo(tmp_path / "shard_000001.safetensors")
-    with pytest.raises(DataError, match="not a regular file"):
-        EncodedDataset(tmp_path)
-
-
-def test_a_folder_in_the_place_of_a_shard_is_refused(tmp_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / "shard_000001.safetensors").unlink()
-    (tmp_path / "shard_000001.safetensors").mkdir()
-    with pytest.raises(DataError, match=r"shard_000001\.safetensors: "):
-        EncodedDataset(tmp_path)
+@pytest.mark.parametrize(
+    ("create", "message"), [(os.mkfifo, "not a regular file"), (Path.mkdir, "")]
+)
+def test_a_pipe_or_a_folder_instead_of_a_shard_is_refused(
+    tmp_path: Path, create: Callable[[Path], None], message: str
+) -> None:
+    path = write(tmp_path) / "shard_000001.safetensors"
+    path.unlink()
+    create(path)
+    with pytest.raises(DataError, match=rf"shard_000001\.safetensors: .*{message}"):
+        ShardDataset(tmp_path)
 
 
 @pytest.mark.parametrize("part", [0, 0.01, 0.2, 0.9, 0.999])
@@ -339,7 +330,7 @@ def test_a_shard_cut_off_before_opening_is_refused(tmp_path: Path, part: float) 
     path = write(tmp_path) / "shard_000000.safetensors"
     os.truncate(path, int(part * path.stat().st_size))
     with pytest.raises(DataError, match=r"shard_000000\.safetensors: not a whole"):
-        EncodedDataset(tmp_path)
+        ShardDataset(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -352,47 +343,26 @@ def test_a_shard_cut_off_before_opening_is_refused(tmp_path: Path, part: float) 
 def test_shards_of_different_shapes_are_refused(
     tmp_path: Path, replaced: dict[str, Tensor], message: str
 ) -> None:
-    with EncodedWriter(tmp_path, shard_size=3) as writer:
+    with ShardWriter(tmp_path, shard_size=3) as writer:
         writer.add_all([*(sample(i) for i in range(3)), *(sample(i, **replaced) for i in range(3))])
     with pytest.raises(DataError, match=rf"shard_000001\.safetensors: .*{message}"):
-        EncodedDataset(tmp_path)
+        ShardDataset(tmp_path)
 
 
 @pytest.mark.parametrize("replaced", [{"logvar": torch.zeros(3)}, {"vec": torch.zeros(2, 3)}])
-def test_shapes_that_no_encoding_has_are_refused(
+def test_shapes_that_are_not_those_of_encodings_are_refused(
     tmp_path: Path, replaced: dict[str, Tensor]
 ) -> None:
-    with EncodedWriter(tmp_path) as writer:
+    with ShardWriter(tmp_path) as writer:
         writer.add(sample(0, **replaced))
     with pytest.raises(DataError, match="not those of encoded samples"):
-        EncodedDataset(tmp_path)
+        ShardDataset(tmp_path)
 
 
-def test_a_timestep_out_of_range_is_refused(tmp_path: Path) -> None:
-    dataset = EncodedDataset(write(tmp_path))
+def test_a_timestep_out_of_range_is_refused(dataset: ShardDataset) -> None:
     overwrite(dataset, 4, "timestep", struct.pack("<i", 8))
     with pytest.raises(DataError, match=r"shard_000001\.safetensors: a timestep"):
         dataset.timesteps(np.arange(3))
-
-
-def test_the_empty_encodings_are_read_back(tmp_path: Path) -> None:
-    write_empty_text(tmp_path / "a" / "empty.safetensors", *EMPTY)
-    for one, two in zip(EMPTY, read_empty_text(tmp_path / "a" / "empty.safetensors"), strict=True):
-        assert torch.equal(one, two)
-
-
-@pytest.mark.parametrize(
-    ("txt", "vec"),
-    [
-        (torch.full((3, 5), float("nan")), EMPTY[1]),
-        (EMPTY[0], torch.zeros(())),
-        (torch.zeros(1, 3, 5), EMPTY[1]),
-    ],
-)
-def test_what_are_no_empty_encodings_is_refused(tmp_path: Path, txt: Tensor, vec: Tensor) -> None:
-    write_empty_text(tmp_path / "empty.safetensors", txt, vec)
-    with pytest.raises(DataError, match=r"empty\.safetensors: its tensors are not"):
-        read_empty_text(tmp_path / "empty.safetensors")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -402,6 +372,6 @@ def test_the_safetensors_library_reads_what_is_written(tmp_path: Path, dtype: to
         "timestep": torch.arange(3, dtype=torch.int32),
     }
     save_aligned(tmp_path / "file.safetensors", tensors)
-    found = load_file(tmp_path / "file.safetensors")
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    loaded = load_file(tmp_path / "file.safetensors")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
     assert read_header(tmp_path / "file.safetensors")["txt"].offset % 64 == 0

@@ -29,7 +29,7 @@ from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.text import TextEncoder, load_text_encoder
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.precompute import open_targets
+from fluxtrain.precompute import open_outputs
 
 CPU = torch.device("cpu")
 CAPTIONS = [caption(0), caption(31), "", " ".join(caption(index) for index in range(40))]
@@ -317,7 +317,7 @@ def test_the_preprocess_task_identifies_the_files_by_content(
     run = config(task="preprocess", encoders=FILES.model_dump(mode="json") | BASE["encoders"])
 
     def weights() -> object:
-        return open_targets(run, data, models)[0].settings["weights"]
+        return open_outputs(run, data, models)[0].settings["weights"]
 
     before = weights()
     assert weights() == before

@@ -18,7 +18,8 @@ from tests.paths import MICRO
 
 from fluxtrain import checkpoint
 from fluxtrain.data.empty_text import write_empty_text
-from fluxtrain.data.shard_writer import EncodedWriter, Sample
+from fluxtrain.data.sample_writer import Sample
+from fluxtrain.data.shard_writer import ShardWriter
 from fluxtrain.errors import EXIT_DIVERGED, EXIT_STORAGE, EXIT_USAGE
 
 
@@ -46,7 +47,7 @@ def write_data(
 ) -> None:
     """Write encoded sets that fit the micro preset where ``width`` is 16."""
     for part in ("train", "validation"):
-        with EncodedWriter(root / part, shard_size=16, dtype=torch.float32) as writer:
+        with ShardWriter(root / part, shard_size=16, dtype=torch.float32) as writer:
             for index in range(count):
                 txt, vec = torch.randn(4, width), pooled * torch.randn(16)
                 mean, logvar = torch.full((4, 4, 4), value), torch.full((4, 4, 4), -9.0)
@@ -88,7 +89,7 @@ BAD_DATA: list[tuple[str, Spoil, list[str]]] = [
         lambda data: (data / "train" / "dataset.json").write_text(
             '{"format": 1, "shards": [{"file": "../x.safetensors", "samples": 1}]}'
         ),
-        ["lies outside the folder"],
+        ["is outside the folder"],
     ),
     (
         "no empty prompt",
@@ -215,7 +216,7 @@ def test_unreadable_samples_are_skipped_counted_and_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("processes", [3, 7])
-def test_fillers_are_not_counted_as_unreadable_samples(tmp_path: Path, processes: int) -> None:
+def test_padding_is_not_counted_as_unreadable_samples(tmp_path: Path, processes: int) -> None:
     """Nothing stands in for them: not even the first sample, which is the unreadable one here."""
     write_data(tmp_path / "data")
     spoil_one_latent(tmp_path / "data" / "train" / "shard_000000.safetensors", row=0)

@@ -1,4 +1,4 @@
-"""The preprocess task: right encodings, equal for any ranks and any interruption, and what it refuses."""
+"""The preprocess task: exact encodings, equal files for any ranks and interruptions, and its errors."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge
-from fluxtrain.data.dataset import Rows
+from fluxtrain.data.dataset import Encodings
 from fluxtrain.data.empty_text import read_empty_text
 from fluxtrain.data.layouts.detect import open_encoded
 from fluxtrain.data.tar.writer import TarWriter
 from fluxtrain.encode.autoencoder import load_autoencoder
 from fluxtrain.errors import ConfigError
-from fluxtrain.precompute import open_targets, preprocess
+from fluxtrain.precompute import open_outputs, preprocess
+
+RUN = config(task="preprocess")
 
 
 @pytest.fixture(scope="module")
@@ -49,42 +51,44 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data")
     write_images(root / "train", 53)
     write_images(root / "validation", 11, timesteps=True, first=100)
     return root
 
 
-def paths(tmp_path: Path, pictures: Path, models: Path) -> RunPaths:
-    """Return a data root of the test's own that shows ``pictures``."""
+def copy_data(tmp_path: Path, images: Path, models: Path) -> RunPaths:
+    """Return roots with a copy of ``images``."""
     root = tmp_path / "data"
     root.mkdir(parents=True)
     for part in ("train", "validation"):
-        shutil.copytree(pictures / part, root / part)
+        shutil.copytree(images / part, root / part)
     return RunPaths(tmp_path / "out", root, models)
 
 
-def finish(run: RunConfig, where: RunPaths, size: int = 1) -> list[int | None]:
-    return ranks.finish(preprocess, run, where, size)
+@pytest.fixture
+def paths(tmp_path: Path, images: Path, models: Path) -> RunPaths:
+    return copy_data(tmp_path, images, models)
+
+
+def finish(run: RunConfig, paths: RunPaths, size: int = 1) -> list[int | None]:
+    return ranks.finish(preprocess, run, paths, size)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    tmp_path_factory: pytest.TempPathFactory, pictures: Path, models: Path
+def expected_files(
+    tmp_path_factory: pytest.TempPathFactory, images: Path, models: Path
 ) -> dict[str, bytes]:
-    """Return every file that one rank makes."""
-    where = paths(tmp_path_factory.mktemp("undisturbed"), pictures, models)
-    assert finish(config(task="preprocess"), where) == [0]
-    return ranks.contents(where.data / "preprocessed")
-
-
-# What comes out
+    """Return every file that one rank writes."""
+    paths = copy_data(tmp_path_factory.mktemp("expected_files"), images, models)
+    assert finish(RUN, paths) == [0]
+    return ranks.contents(paths.data / "preprocessed")
 
 
 @torch.no_grad()
 def expected(models: Path, index: int) -> dict[str, torch.Tensor]:
-    """Return the encodings of one sample, from transformers and the autoencoder by themselves."""
+    """Return the encodings of one sample, computed by transformers and the autoencoder directly."""
     options = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
     t5_ids = AutoTokenizer.from_pretrained(models / "t5")(
         caption(index), max_length=TOKENS, **options
@@ -100,74 +104,69 @@ def expected(models: Path, index: int) -> dict[str, torch.Tensor]:
 
 
 def read(dataset: Any, index: int) -> dict[str, torch.Tensor]:
-    rows = Rows.empty(1, dataset.shape)
-    assert dataset.read(np.array([index]), rows, np.array([False])) == [None]
-    return {name: getattr(rows, name)[0] for name in ("txt", "vec", "mean", "logvar")}
+    encodings = Encodings.empty(1, dataset.shape)
+    assert dataset.read(np.array([index]), encodings, np.array([False])) == [None]
+    return {name: getattr(encodings, name)[0] for name in ("txt", "vec", "mean", "logvar")}
 
 
 @pytest.mark.parametrize(
     ("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 6e-2)], ids=str
 )
-def test_encodings_are_those_of_the_encoders_alone(
-    tmp_path: Path, pictures: Path, models: Path, precision: str, tolerance: float
+def test_encodings_equal_those_of_the_encoders(
+    paths: RunPaths, models: Path, precision: str, tolerance: float
 ) -> None:
-    where = paths(tmp_path, pictures, models)
     run = config(task="preprocess", encoders={"precision": precision})
-    assert finish(run, where) == [0]
-    train = open_encoded(where.data / "preprocessed/train", verify=True)
+    assert finish(run, paths) == [0]
+    train = open_encoded(paths.data / "preprocessed/train", verify=True)
     assert (len(train), train.stored_timesteps) == (53, None)
-    for index in (0, 20, 52):  # 20 lies in the second tar
+    for index in (0, 20, 52):  # 20 is in the second tar
         assert train.key(index) == f"{index:09d}"
         assert train.caption(index) == caption(index)
         for name, values in read(train, index).items():
             assert values.dtype == getattr(torch, precision)
-            wanted = expected(models, index)[name]
-            torch.testing.assert_close(values.float(), wanted, rtol=tolerance, atol=tolerance)
+            reference = expected(models, index)[name]
+            torch.testing.assert_close(values.float(), reference, rtol=tolerance, atol=tolerance)
 
 
-def test_a_validation_set_keeps_its_timesteps_and_image_ids(undisturbed: dict[str, bytes]) -> None:
-    notes = json.loads(undisturbed["validation/shard_000000.json"])
-    assert notes["keys"] == ["100", "101", "102", "103"]
-    assert b'"timestep"' in undisturbed["validation/shard_000000.safetensors"][:1000]
-    assert b'"timestep"' not in undisturbed["train/shard_000000.safetensors"][:1000]
-
-
-def test_the_empty_prompt_is_written_as_a_file_or_as_mlcommons_has_it(
-    tmp_path: Path, pictures: Path, models: Path
+def test_a_validation_set_keeps_its_timesteps_and_image_ids(
+    expected_files: dict[str, bytes],
 ) -> None:
-    where = paths(tmp_path, pictures, models)
+    metadata = json.loads(expected_files["validation/shard_000000.json"])
+    assert metadata["keys"] == ["100", "101", "102", "103"]
+    assert b'"timestep"' in expected_files["validation/shard_000000.safetensors"][:1000]
+    assert b'"timestep"' not in expected_files["train/shard_000000.safetensors"][:1000]
+
+
+def test_the_empty_prompt_is_written_as_a_file_or_as_mlcommons_folder(paths: RunPaths) -> None:
     for name in ("empty.safetensors", "empty_encodings"):
         parts = {"train": None, "validation": f"val-{name}", "empty_encodings": name}
-        assert finish(config(task="preprocess", preprocess=parts), where) == [0]
-    one, other = (read_empty_text(where.data / n) for n in ("empty.safetensors", "empty_encodings"))
+        assert finish(config(task="preprocess", preprocess=parts), paths) == [0]
+    one, other = (read_empty_text(paths.data / n) for n in ("empty.safetensors", "empty_encodings"))
     assert torch.equal(one[0], other[0])
     assert torch.equal(one[1], other[1])
-    assert np.load(where.data / "empty_encodings/t5_empty.npy").shape == (1, TOKENS, 16)
-
-
-# Ranks and interruptions
+    assert np.load(paths.data / "empty_encodings/t5_empty.npy").shape == (1, TOKENS, 16)
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])
-def test_any_number_of_ranks_makes_the_same_files(
-    tmp_path: Path, pictures: Path, models: Path, undisturbed: dict[str, bytes], size: int
+def test_any_number_of_ranks_writes_the_same_files(
+    paths: RunPaths, expected_files: dict[str, bytes], size: int
 ) -> None:
-    where = paths(tmp_path, pictures, models)  # 53 and 11 samples are divisible by neither
+    # 53 and 11 samples are divisible by neither
     run = config(task="preprocess", data={"num_workers": size % 2})
-    assert finish(run, where, size) == [0] * size
-    assert ranks.contents(where.data / "preprocessed") == undisturbed
+    assert finish(run, paths, size) == [0] * size
+    assert ranks.contents(paths.data / "preprocessed") == expected_files
 
 
-def num_shards(where: RunPaths) -> int:
-    return len(list(where.data.glob("preprocessed/*/*.safetensors")))
+def num_shards(paths: RunPaths) -> int:
+    return len(list(paths.data.glob("preprocessed/*/*.safetensors")))
 
 
 def kill_at_a_random_moment(
-    started: list[ForkServerProcess], where: RunPaths, chance: random.Random
+    started: list[ForkServerProcess], paths: RunPaths, chance: random.Random
 ) -> int:
     """Kill ``started`` ranks while they load, encode, write or end; return how many were alive."""
-    wanted, delay = num_shards(where) + chance.choice([0, 1, 2, 3, 20]), chance.uniform(0, 0.1)
-    while num_shards(where) < wanted and any(process.is_alive() for process in started):
+    target, delay = num_shards(paths) + chance.choice([0, 1, 2, 3, 20]), chance.uniform(0, 0.1)
+    while num_shards(paths) < target and any(process.is_alive() for process in started):
         time.sleep(0.002)
     time.sleep(delay)
     alive = [process for process in started if process.is_alive()]
@@ -178,66 +177,60 @@ def kill_at_a_random_moment(
     return len(alive)
 
 
-def test_killed_at_random_moments_it_makes_the_same_files(
-    tmp_path: Path, pictures: Path, models: Path, undisturbed: dict[str, bytes]
+def test_killed_at_random_moments_it_writes_the_same_files(
+    tmp_path: Path, images: Path, models: Path, expected_files: dict[str, bytes]
 ) -> None:
-    chance, run = random.Random(0), config(task="preprocess")
+    chance = random.Random(0)
     kills, rounds, resumed = 0, 0, 0
     while kills < 10:
-        where = paths(tmp_path / str(rounds), pictures, models)
-        while not (where.data / "preprocessed/validation/dataset.json").exists():
-            resumed += num_shards(where) > 0
-            started = ranks.start(preprocess, run, where, chance.choice([1, 2, 3]))
-            kills += kill_at_a_random_moment(started, where, chance)
-        assert finish(run, where) == [0]
-        assert ranks.contents(where.data / "preprocessed") == undisturbed
+        paths = copy_data(tmp_path / str(rounds), images, models)
+        while not (paths.data / "preprocessed/validation/dataset.json").exists():
+            resumed += num_shards(paths) > 0
+            started = ranks.start(preprocess, RUN, paths, chance.choice([1, 2, 3]))
+            kills += kill_at_a_random_moment(started, paths, chance)
+        assert finish(RUN, paths) == [0]
+        assert ranks.contents(paths.data / "preprocessed") == expected_files
         rounds += 1
-    print(f"\n{kills} processes killed in {rounds} rounds, {resumed} starts found shards there")
+    print(f"\n{kills} processes killed in {rounds} rounds, {resumed} starts had shards")
     assert resumed
 
 
-def test_asked_to_stop_it_leaves_whole_shards_and_goes_on_later(
-    tmp_path: Path, pictures: Path, models: Path, undisturbed: dict[str, bytes]
+def test_a_stopped_task_leaves_whole_shards_and_is_resumed(
+    paths: RunPaths, expected_files: dict[str, bytes]
 ) -> None:
-    where, run = paths(tmp_path, pictures, models), config(task="preprocess")
-    (process,) = ranks.start(preprocess, run, where)
-    while not list(where.data.glob("preprocessed/train/*.safetensors")):
+    (process,) = ranks.start(preprocess, RUN, paths)
+    while not list(paths.data.glob("preprocessed/train/*.safetensors")):
         time.sleep(0.01)
     os.kill(process.pid or 0, signal.SIGTERM)
     process.join(60)
     assert process.exitcode == 75
-    left = ranks.contents(where.data / "preprocessed")
-    assert all(undisturbed[name] == content for name, content in left.items())
-    assert finish(run, where) == [0]
-    assert ranks.contents(where.data / "preprocessed") == undisturbed
+    left = ranks.contents(paths.data / "preprocessed")
+    assert all(expected_files[name] == content for name, content in left.items())
+    assert finish(RUN, paths) == [0]
+    assert ranks.contents(paths.data / "preprocessed") == expected_files
 
 
-def test_what_is_finished_is_left_alone(tmp_path: Path, pictures: Path, models: Path) -> None:
-    where, run = paths(tmp_path, pictures, models), config(task="preprocess")
-    assert finish(run, where) == [0]
-    shard = where.data / "preprocessed/train/shard_000000.safetensors"
+def test_a_finished_data_set_is_not_written_again(paths: RunPaths) -> None:
+    assert finish(RUN, paths) == [0]
+    shard = paths.data / "preprocessed/train/shard_000000.safetensors"
     before = shard.stat().st_mtime_ns
-    assert finish(run, where, 2) == [0, 0]
+    assert finish(RUN, paths, 2) == [0, 0]
     assert shard.stat().st_mtime_ns == before
 
 
-def test_a_shard_that_lost_its_content_is_made_again(
-    tmp_path: Path, pictures: Path, models: Path, undisturbed: dict[str, bytes]
+def test_a_shard_without_content_is_written_again(
+    paths: RunPaths, expected_files: dict[str, bytes]
 ) -> None:
-    where, run = paths(tmp_path, pictures, models), config(task="preprocess")
-    assert finish(run, where) == [0]
-    (where.data / "preprocessed/train/dataset.json").unlink()
-    shard = where.data / "preprocessed/train/shard_000002.safetensors"
+    assert finish(RUN, paths) == [0]
+    (paths.data / "preprocessed/train/dataset.json").unlink()
+    shard = paths.data / "preprocessed/train/shard_000002.safetensors"
     shard.write_bytes(bytes(shard.stat().st_size))
-    assert finish(run, where) == [0]
-    assert ranks.contents(where.data / "preprocessed") == undisturbed
+    assert finish(RUN, paths) == [0]
+    assert ranks.contents(paths.data / "preprocessed") == expected_files
 
 
-# As a person runs it
-
-
-def fluxtrain_run(where: RunPaths, file: Path) -> subprocess.CompletedProcess[str]:
-    roots = ["--data", str(where.data), "--models", str(where.models)]
+def fluxtrain_run(paths: RunPaths, file: Path) -> subprocess.CompletedProcess[str]:
+    roots = ["--data", str(paths.data), "--models", str(paths.models)]
     return subprocess.run(
         [sys.executable, "-m", "fluxtrain.cli", "run", str(file), *roots, "--processes", "2"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -248,10 +241,10 @@ def fluxtrain_run(where: RunPaths, file: Path) -> subprocess.CompletedProcess[st
     )
 
 
-def test_a_file_runs_it_under_torchrun_once(
-    tmp_path: Path, pictures: Path, models: Path, undisturbed: dict[str, bytes]
+def test_the_command_runs_the_task_under_torchrun_once(
+    tmp_path: Path, paths: RunPaths, models: Path, expected_files: dict[str, bytes]
 ) -> None:
-    where, file = paths(tmp_path, pictures, models), tmp_path / "job.yaml"
+    file = tmp_path / "job.yaml"
     job = {
         "apiVersion": "fluxtrain.dev/v1alpha1",
         "kind": "FluxTraining",
@@ -259,22 +252,19 @@ def test_a_file_runs_it_under_torchrun_once(
         "spec": {"run": {**BASE, "task": "preprocess"}},
     }
     file.write_text(json.dumps(job))
-    done = fluxtrain_run(where, file)
+    done = fluxtrain_run(paths, file)
     assert done.returncode == 0, done.stderr
-    assert "64 samples in 17 shards on 2 × cpu; 0 shards are there" in done.stderr
-    assert ranks.contents(where.data / "preprocessed") == undisturbed
-    again = fluxtrain_run(where, file)
+    assert "64 samples in 17 shards on 2 × cpu; 0 shards exist" in done.stderr
+    assert ranks.contents(paths.data / "preprocessed") == expected_files
+    again = fluxtrain_run(paths, file)
     assert (again.returncode, again.stdout) == (0, "preprocess: everything is there already\n")
     (models / "clip" / "config.json").rename(models / "clip" / "hidden.json")
     try:
-        refused = fluxtrain_run(where, file)
+        refused = fluxtrain_run(paths, file)
     finally:
         (models / "clip" / "hidden.json").rename(models / "clip" / "config.json")
     assert refused.returncode == 2
     assert "clip/config.json: missing; the encoders need it" in refused.stderr
-
-
-# What cannot be read, and what is refused
 
 
 def write_some_broken(folder: Path, count: int, broken: set[int]) -> None:
@@ -285,13 +275,13 @@ def write_some_broken(folder: Path, count: int, broken: set[int]) -> None:
             writer.add(f"{index:09d}", content, "png", caption(index))
 
 
-def test_unreadable_samples_are_left_out_and_named(tmp_path: Path, models: Path) -> None:
-    where = RunPaths(tmp_path, tmp_path, models)
+def test_unreadable_samples_are_left_out_and_logged(tmp_path: Path, models: Path) -> None:
+    paths = RunPaths(tmp_path, tmp_path, models)
     write_some_broken(tmp_path / "train", 10, broken={1, 5})
     run = config(task="preprocess", data={"max_bad_fraction": 0.2}, preprocess={"validation": None})
-    assert finish(run, where, 2) == [0, 0]
-    made = open_encoded(tmp_path / "preprocessed/train", verify=True)
-    assert [made.caption(i) for i in range(len(made))] == [
+    assert finish(run, paths, 2) == [0, 0]
+    dataset = open_encoded(tmp_path / "preprocessed/train", verify=True)
+    assert [dataset.caption(i) for i in range(len(dataset))] == [
         caption(i) for i in range(10) if i not in (1, 5)
     ]
     listing = json.loads((tmp_path / "preprocessed/train/dataset.json").read_text())
@@ -299,42 +289,42 @@ def test_unreadable_samples_are_left_out_and_named(tmp_path: Path, models: Path)
     for rank, key in enumerate(("000000001", "000000005")):
         assert (
             f"left out an unreadable sample: {tmp_path}/train/shard_000000.tar key '{key}'"
-            in ranks.said(where, rank)
+            in ranks.said(paths, rank)
         )
 
 
 @pytest.mark.parametrize(
-    ("part", "broken", "words"),
+    ("part", "broken", "message"),
     [
         ("train", {1, 3, 5}, "spec.run.data.max_bad_fraction allows 1; the last: "),
         ("validation", {9}, "a validation set must be whole; the last: "),
     ],
     ids=["train", "validation"],
 )
-def test_too_many_unreadable_samples_end_it(
-    tmp_path: Path, models: Path, part: str, broken: set[int], words: str
+def test_too_many_unreadable_samples_end_the_task(
+    tmp_path: Path, models: Path, part: str, broken: set[int], message: str
 ) -> None:
     write_some_broken(tmp_path / part, 10, broken)
     other = "validation" if part == "train" else "train"
-    where = RunPaths(tmp_path, tmp_path, models)
-    assert finish(config(task="preprocess", preprocess={other: None}), where) == [2]
-    assert f"of 10 {part} samples cannot be read; {words}" in ranks.said(where)
+    paths = RunPaths(tmp_path, tmp_path, models)
+    assert finish(config(task="preprocess", preprocess={other: None}), paths) == [2]
+    assert f"of 10 {part} samples cannot be read; {message}" in ranks.said(paths)
     assert not (tmp_path / "preprocessed" / part / "dataset.json").exists()
 
 
-def test_a_picture_of_another_size_is_brought_to_size(tmp_path: Path, models: Path) -> None:
+def test_large_images_are_resized_and_small_ones_left_out(tmp_path: Path, models: Path) -> None:
     with TarWriter(tmp_path / "train") as writer:
         writer.add("wide", png(small_image(0, 40).resize((80, 40))), "png", "wide")
         writer.add("small", png(small_image(1, SIDE - 1)), "png", "small")
     run = config(task="preprocess", preprocess={"validation": None})
     assert finish(run, RunPaths(tmp_path, tmp_path, models)) == [0]
-    notes = json.loads((tmp_path / "preprocessed/train/shard_000000.json").read_text())
-    assert notes["keys"] == ["wide"]
-    assert "31 x 31 pixels, 32 are needed on each side" in notes["dropped"][0]
+    metadata = json.loads((tmp_path / "preprocessed/train/shard_000000.json").read_text())
+    assert metadata["keys"] == ["wide"]
+    assert "31 x 31 pixels, 32 are needed on each side" in metadata["dropped"][0]
 
 
 @pytest.mark.parametrize(
-    ("changes", "field", "words"),
+    ("changes", "field", "message"),
     [
         ({"preprocess": {"shard_size": 5}}, "train", "other settings (shard_size)"),
         ({"encoders": {"precision": "bfloat16"}}, "train", "other settings (encoders)"),
@@ -342,34 +332,32 @@ def test_a_picture_of_another_size_is_brought_to_size(tmp_path: Path, models: Pa
     ],
     ids=["shard_size", "precision", "foreign"],
 )
-def test_a_folder_with_something_else_is_refused(
-    tmp_path: Path, pictures: Path, models: Path, changes: dict[str, Any], field: str, words: str
+def test_a_folder_with_another_data_set_is_refused(
+    paths: RunPaths, models: Path, changes: dict[str, Any], field: str, message: str
 ) -> None:
-    where = paths(tmp_path, pictures, models)
-    (where.data / "train" / "dataset.json").write_text("{}")
-    (where.data / "preprocessed").mkdir()
+    (paths.data / "train" / "dataset.json").write_text("{}")
+    (paths.data / "preprocessed").mkdir()
     small = {"preprocess": {"train": "made"}}
-    (target, _) = open_targets(config(task="preprocess", **small), where.data, models)
-    with target.staging(0) as staging:
-        target.claim(staging)
+    (output, _) = open_outputs(config(task="preprocess", **small), paths.data, models)
+    with output.staging(0) as staging:
+        output.write_settings(staging)
     with pytest.raises(ConfigError) as caught:
-        open_targets(config(task="preprocess", **merge(small, changes)), where.data, models)
+        open_outputs(config(task="preprocess", **merge(small, changes)), paths.data, models)
     assert caught.value.path == f"spec.run.preprocess.{field}"
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_changed_input_is_noticed(tmp_path: Path, pictures: Path, models: Path) -> None:
-    where, run = paths(tmp_path, pictures, models), config(task="preprocess")
-    target = open_targets(run, where.data, models)[0]
-    with target.staging(0) as staging:
-        target.claim(staging)
+def test_a_changed_input_is_refused(tmp_path: Path, paths: RunPaths, models: Path) -> None:
+    output = open_outputs(RUN, paths.data, models)[0]
+    with output.staging(0) as staging:
+        output.write_settings(staging)
     write_images(tmp_path / "more", 3)
-    (tmp_path / "more/shard_000000.tar").rename(where.data / "train/shard_000009.tar")
+    (tmp_path / "more/shard_000000.tar").rename(paths.data / "train/shard_000009.tar")
     with pytest.raises(ConfigError, match=r"other settings \(source\)"):
-        open_targets(run, where.data, models)
+        open_outputs(RUN, paths.data, models)
 
 
-def test_nothing_to_do_is_a_mistake(tmp_path: Path) -> None:
+def test_a_task_without_outputs_is_refused(tmp_path: Path) -> None:
     run = config(task="preprocess", preprocess={"train": None, "validation": None})
     with pytest.raises(ConfigError, match="must name a folder"):
-        open_targets(run, tmp_path, tmp_path)
+        open_outputs(run, tmp_path, tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.shard_dataset import EncodedDataset
+from fluxtrain.data.shard_dataset import ShardDataset
 from fluxtrain.data.tar.dataset import TarImages
 from fluxtrain.encode.patch import PatchAutoencoder, save_patch_autoencoder
 from fluxtrain.prepare.openmoji.build import (
@@ -77,7 +77,7 @@ def test_a_small_catalogue_becomes_an_encoded_data_set(tmp_path: Path) -> None:
     save_patch_autoencoder(tmp_path / "ae.safetensors", PatchAutoencoder())
     encode = partial(_encode, tmp_path / "images" / "train", tmp_path / "ae.safetensors")
     encode(_text_encoder(config), tmp_path / "train", lambda count: None)
-    dataset = EncodedDataset(tmp_path / "train", verify=True)
+    dataset = ShardDataset(tmp_path / "train", verify=True)
     assert len(dataset) == 5
     size = config.data.latent_size
     assert dataset.shape.latent == (config.latent_channels, size, size)

@@ -81,10 +81,10 @@ def _paths(arguments: argparse.Namespace, job: str) -> RunPaths:
 def _finished_message(config: RunConfig, paths: RunPaths) -> str | None:
     """Return the message for a run that is already complete, None for one that is not."""
     from fluxtrain.launch import torchrun
-    from fluxtrain.precompute import open_targets
+    from fluxtrain.precompute import open_outputs
 
     if config.task == "preprocess":
-        targets = open_targets(config, paths.data, paths.models)
+        targets = open_outputs(config, paths.data, paths.models)
         finished = all(target.is_finished for target in targets)
         return "preprocess: everything is there already" if finished else None
     if (state := torchrun.finished(config, paths.output)) is None:

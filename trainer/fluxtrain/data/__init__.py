@@ -1,1 +1,1 @@
-"""From shards on disk to the batches of a run."""
+"""Data sets on disk and the batches that a run reads from them."""

@@ -1,4 +1,4 @@
-"""One micro batch: encodings or pictures, and the draws that belong to its samples.
+"""One micro batch: encodings or images, and the random draws of its samples.
 
 Axes: b batch, l text tokens, d text width, v pooled width, ch h w latent image, H W image.
 """
@@ -15,18 +15,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnBatch:
-    """What every batch has: which samples stand where, and what chance decided about them."""
+    """The indices, weights and random draws of a batch's samples."""
 
     latent_noise: Float[Tensor, "b ch h w"]
     noise: Float[Tensor, "b ch h w"]
     timesteps: Float[Tensor, b]
-    weights: Float[Tensor, b]  # 1; 0 where the sample was unreadable or only fills the batch up
+    weights: Float[Tensor, b]  # 1; 0 for an unreadable sample and for padding
     dropped: Bool[Tensor, b]
-    indices: Int[Tensor, b]  # which sample of the data set; -1 where it only fills up
-    faults: tuple[str, ...] = ()  # one sentence per unreadable sample, naming it
+    indices: Int[Tensor, b]  # into the data set; -1 for padding
+    faults: tuple[str, ...] = ()  # one message per unreadable sample, with its name
 
     def __len__(self) -> int:
-        """Return the number of samples, fillers included."""
+        """Return the number of samples, padding included."""
         return len(self.weights)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -40,7 +40,7 @@ class DrawnBatch:
         return replace(self, **pinned)
 
     def to(self, device: torch.device) -> Self:
-        """Return this batch on ``device``, copied without waiting where it is pinned."""
+        """Return this batch on ``device``, copied asynchronously if it is pinned."""
         moved: dict[str, Any] = {
             name: t.to(device, non_blocking=True) for name, t in self.tensors().items()
         }
@@ -49,7 +49,7 @@ class DrawnBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(DrawnBatch):
-    """Encoded samples in the order of their positions; dropped prompts hold the empty encodings already."""
+    """Encoded samples in the order of their positions; a dropped prompt has the empty prompt's encodings."""
 
     mean: Float[Tensor, "b ch h w"]
     logvar: Float[Tensor, "b ch h w"]
@@ -59,7 +59,7 @@ class Batch(DrawnBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBatch(DrawnBatch):
-    """Images and captions in the order of their positions; a dropped prompt is empty already."""
+    """Images and captions in the order of their positions; a dropped prompt is ""."""
 
     images: UInt8[Tensor, "b 3 H W"]
     captions: tuple[str, ...]

@@ -1,23 +1,25 @@
-"""What every data set offers: samples of one shape, read at random into a batch's arrays.
+"""The interface of encoded data sets: samples of one shape, read by index into a batch's tensors.
 
 Axes: n samples, l text tokens, d text width, v pooled width, ch h w latent image.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fluxtrain.draws import Array
+from fluxtrain.draws import NUM_TIMESTEPS, Array
 
 
 @dataclass(frozen=True)
 class SampleShape:
-    """The shapes and types of one sample."""
+    """The shapes and the dtype of one sample."""
 
     txt: tuple[int, int]  # tokens, width
     vec: int
@@ -26,8 +28,8 @@ class SampleShape:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Room for the samples of one batch, in the type they are stored in."""
+class Encodings:
+    """The encodings of the samples of one batch, in the dtype they are stored in."""
 
     txt: Float[Tensor, "n l d"]
     vec: Float[Tensor, "n v"]
@@ -35,53 +37,53 @@ class Rows:
     logvar: Float[Tensor, "n ch h w"]
 
     @staticmethod
-    def empty(count: int, shape: SampleShape) -> Rows:
-        """Return room for ``count`` samples, its contents undefined."""
-        return Rows(
+    def empty(count: int, shape: SampleShape) -> Encodings:
+        """Return uninitialised tensors for ``count`` samples."""
+        return Encodings(
             torch.empty(count, *shape.txt, dtype=shape.dtype),
             torch.empty(count, shape.vec, dtype=shape.dtype),
             torch.empty(count, *shape.latent, dtype=shape.dtype),
             torch.empty(count, *shape.latent, dtype=shape.dtype),
         )
 
-    def first(self, count: int) -> Rows:
-        """Return the room of the first ``count`` samples: the same memory."""
-        return Rows(self.txt[:count], self.vec[:count], self.mean[:count], self.logvar[:count])
+    def first(self, count: int) -> Encodings:
+        """Return a view of the first ``count`` samples."""
+        return Encodings(self.txt[:count], self.vec[:count], self.mean[:count], self.logvar[:count])
 
-    def finite(self, no_text: Array) -> list[bool]:
-        """Return which samples' latents and pooled text are finite; a checksum guards the long text.
+    def finite(self, skip_text: Array) -> list[bool]:
+        """Return whether each sample's latents and pooled text are finite; ``txt`` is not checked.
 
-        Where ``no_text`` is true the text was not read and is not looked at.
+        ``vec`` is not checked either for samples with ``skip_text``.
         """
-        # A sum is finite only where all its terms are, short of overflow, which is no encoding either.
+        # A sum is finite only if all its terms are, short of overflow, which no encoding reaches.
         latents = self.mean.flatten(1).sum(1, dtype=torch.float32)
         latents += self.logvar.flatten(1).sum(1, dtype=torch.float32)
         vec = self.vec.sum(1, dtype=torch.float32)
-        text = torch.isfinite(vec) | torch.from_numpy(no_text)
+        text = torch.isfinite(vec) | torch.from_numpy(skip_text)
         ok: list[bool] = (torch.isfinite(latents) & text).tolist()
         return ok
 
 
 class Dataset(Protocol):
-    """Samples by index; safe to use in several processes after it was opened in one."""
+    """Samples by index; may be used in several processes after it was opened in one."""
 
     shape: SampleShape
     attribution: str
-    """Whom the pictures are by, in words that a licence asks for; empty where there is nobody to name."""
+    """The attribution that the images' licence requires; empty if it requires none."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
         ...
 
-    def read(self, indices: Array, rows: Rows, skip_text: Array) -> list[str | None]:
-        """Fill ``rows`` with the samples at ``indices``; say per sample what is wrong with it, or None.
+    def read(self, indices: Array, out: Encodings, skip_text: Array) -> list[str | None]:
+        """Fill ``out`` with the samples at ``indices`` and return a fault message, or None, per sample.
 
-        Where ``skip_text`` is true the text encodings are left alone: the prompt is dropped.
+        The text encodings of samples with ``skip_text`` are not written: their prompts are dropped.
         """
         ...
 
     def timesteps(self, indices: Array) -> Array:
-        """Return the stored evaluation timesteps (0 ... 7), by index where none are stored."""
+        """Return the stored evaluation timesteps (0 ... 7), index modulo 8 if none are stored."""
         ...
 
     def caption(self, index: int) -> str:
@@ -89,9 +91,41 @@ class Dataset(Protocol):
         ...
 
     def name(self, index: int) -> str:
-        """Return what a person needs to find sample ``index``."""
+        """Return the file and the key of sample ``index``, for messages."""
         ...
 
     def empty_text(self) -> tuple[Float[Tensor, "l d"], Float[Tensor, " v"]] | None:
-        """Return the empty prompt's encodings where the data set knows them."""
+        """Return the empty prompt's encodings, None if they are in a file of their own."""
         ...
+
+
+def sample_shape(
+    shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]
+) -> SampleShape | None:
+    """Return the shape of samples whose four encodings have ``shapes`` and ``dtypes``, None if none can."""
+    txt, vec, latent, logvar = shapes
+    if (len(txt), len(vec), len(latent)) != (2, 1, 3) or latent != logvar or len(set(dtypes)) != 1:
+        return None
+    return SampleShape((txt[0], txt[1]), vec[0], (latent[0], latent[1], latent[2]), dtypes[0])
+
+
+def name_faults(
+    name: Callable[[int], str], indices: Array, faults: list[str | None], finite: list[bool]
+) -> list[str | None]:
+    """Return ``faults`` with the names of their samples; a sample that is not finite has a fault too."""
+    return [
+        f"{name(int(index))}: {fault or 'not finite'}" if fault or not ok else None
+        for index, fault, ok in zip(indices, faults, finite, strict=True)
+    ]
+
+
+def timesteps_at(stored: Array | None, indices: Array) -> Array:
+    """Return the ``stored`` timesteps at ``indices``, index modulo 8 if none are stored."""
+    timesteps: Array = indices % NUM_TIMESTEPS if stored is None else stored[indices]
+    return timesteps
+
+
+def concatenate_timesteps(parts: list[Array | None]) -> Array | None:
+    """Return the timesteps of all files, None if one file has none."""
+    stored = [part for part in parts if part is not None]
+    return np.concatenate(stored) if len(stored) == len(parts) else None

@@ -1,4 +1,4 @@
-"""The empty prompt's encodings, which stand in for a dropped prompt: our file, or MLCommons' two.
+"""The empty prompt's encodings, read and written as one .safetensors file or MLCommons' two .npy files.
 
 Axes: l text tokens, d text width, v pooled width.
 """
@@ -21,7 +21,7 @@ EmptyText = tuple[Float[Tensor, "l d"], Float[Tensor, " v"]]
 
 
 def read_empty_text(path: Path) -> EmptyText:
-    """Return the encodings in the file or the folder ``path``; DataError where it does not hold them."""
+    """Return the encodings in the file or the folder ``path``; DataError if they are missing or malformed."""
     txt, vec = _read_folder(path) if path.is_dir() else _read_file(path)
     if (txt.ndim, vec.ndim) != (2, 1) or not (txt.isfinite().all() and vec.isfinite().all()):
         raise DataError(f"{path}: its tensors are not the encodings of a prompt")
@@ -29,14 +29,14 @@ def read_empty_text(path: Path) -> EmptyText:
 
 
 def write_empty_text(path: Path, txt: Float[Tensor, "l d"], vec: Float[Tensor, " v"]) -> None:
-    """Write the encodings to ``path``: a .safetensors file, else a folder as MLCommons has it."""
+    """Write the encodings to ``path``: a .safetensors file, else a folder in MLCommons' layout."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".safetensors":
         save_aligned(path, {"txt": txt, "vec": vec})
         return
     path.mkdir(exist_ok=True)
     for name, values in ((T5_FILE, txt), (CLIP_FILE, vec)):
-        # float32, which holds every bfloat16: the reference reads these two as plain numbers.
+        # float32 represents every bfloat16 exactly; the reference reads these two files as float.
         with atomic_write(path / name) as partial:
             partial.write_bytes(npy.to_bytes(values.float().unsqueeze(0)))
 

@@ -1,4 +1,4 @@
-"""From a run's configuration to its batches: a pure function of the batch number, read ahead.
+"""Loads the batches of a run in worker processes; a batch is a pure function of its number.
 
 Item n of a rank is its n-th micro batch; a resume starts at another n and needs no state.
 """
@@ -18,17 +18,16 @@ from torch.utils.data import Dataset as TorchDataset
 from fluxtrain import draws
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.batch import Batch, ImageBatch
-from fluxtrain.data.dataset import Dataset, Rows
+from fluxtrain.data.dataset import Dataset, Encodings
 from fluxtrain.data.empty_text import EmptyText
-from fluxtrain.data.images.dataset import ImageSet, build_image_batch
-from fluxtrain.data.order import FILLER, BatchShares, Order
-from fluxtrain.data.shards import NUM_TIMESTEPS
+from fluxtrain.data.images.dataset import ImageDataset, build_image_batch
+from fluxtrain.data.order import PADDING, BatchShares, Order
 from fluxtrain.data.sources import Source, Sources
-from fluxtrain.draws import Array, Draw
+from fluxtrain.draws import NUM_TIMESTEPS, Array, Draw
 
 AnyBatch = Batch | ImageBatch
 Build = Callable[[Array, list[Draw]], AnyBatch]
-"""Makes the batch of the samples at the given indices with their draws."""
+"""Returns the batch of the samples at the given indices with their draws."""
 
 
 def training_batches(
@@ -41,11 +40,12 @@ def training_batches(
 ) -> Iterator[AnyBatch]:
     """Yield this rank's micro batches from global batch ``first_batch`` (from 0) to the last one."""
     order = Order(config.seed, len(sources.train), shares.global_batch_size)
-    build = _builder(sources.train, sources.empty_text)
-    items = TrainingItems(config, build, order, shares, rank)
+    batches = TrainingBatches(
+        config, _builder(sources.train, sources.empty_text), order, shares, rank
+    )
     steps = shares.accumulation_steps
     numbers = range(first_batch * steps, config.schedule.steps * steps)
-    return _ahead(config, items, numbers, pin)
+    return _load(config, batches, numbers, pin)
 
 
 def evaluation_batches(
@@ -54,23 +54,23 @@ def evaluation_batches(
     """Yield this rank's part of all of ``source``: equally many equal batches on every rank."""
     largest = -(-len(source) // world_size)
     size = min(config.evaluation.batch_size, largest)
-    items = EvaluationItems(config, source, _builder(source, None), size)
+    batches = EvaluationBatches(config, source, _builder(source, None), size)
     rounds = -(-len(source) // (size * world_size))
-    return _ahead(config, items, range(rank, rounds * world_size, world_size), pin)
+    return _load(config, batches, range(rank, rounds * world_size, world_size), pin)
 
 
 def _builder(source: Source, empty: EmptyText | None) -> Build:
-    if isinstance(source, ImageSet):
+    if isinstance(source, ImageDataset):
         return partial(build_image_batch, source)
     return partial(build, source, empty=empty)
 
 
-def _ahead(
-    config: RunConfig, items: TorchDataset[AnyBatch], numbers: range, pin: bool
+def _load(
+    config: RunConfig, batches: TorchDataset[AnyBatch], numbers: range, pin: bool
 ) -> Iterator[AnyBatch]:
     workers = min(config.data.num_workers, len(numbers))
     loader = DataLoader(
-        items,
+        batches,
         sampler=numbers,
         batch_size=None,  # an item is a whole micro batch
         num_workers=workers,
@@ -81,7 +81,7 @@ def _ahead(
 
 
 @dataclass
-class TrainingItems(TorchDataset[AnyBatch]):
+class TrainingBatches(TorchDataset[AnyBatch]):
     """A rank's micro batches by number."""
 
     config: RunConfig
@@ -95,13 +95,13 @@ class TrainingItems(TorchDataset[AnyBatch]):
         batch, micro_step = divmod(number, self.shares.accumulation_steps)
         positions = self.shares.positions(self.rank, micro_step)
         shape, flow, seed = self.config.latent_shape, self.config.flow, self.config.seed
-        chosen = [draws.training_draw(seed, batch, int(p), shape, flow) for p in positions]
-        return self.build(self.order.indices(batch, positions), chosen)
+        drawn = [draws.training_draw(seed, batch, int(p), shape, flow) for p in positions]
+        return self.build(self.order.indices(batch, positions), drawn)
 
 
 @dataclass
-class EvaluationItems(TorchDataset[AnyBatch]):
-    """The validation set in order, batch by batch; the last ones are filled up."""
+class EvaluationBatches(TorchDataset[AnyBatch]):
+    """The validation set in order, batch by batch; the last batches are padded."""
 
     config: RunConfig
     source: Source
@@ -111,41 +111,41 @@ class EvaluationItems(TorchDataset[AnyBatch]):
     def __getitem__(self, number: int) -> AnyBatch:
         """Return batch ``number``."""
         indices = np.arange(number * self.size, (number + 1) * self.size)
-        indices[indices >= len(self.source)] = FILLER
+        indices[indices >= len(self.source)] = PADDING
         read = np.maximum(indices, 0)
         times = self.source.timesteps(read) / NUM_TIMESTEPS
         shape, seed = self.config.latent_shape, self.config.seed
-        chosen = [
+        drawn = [
             draws.evaluation_draw(seed, int(i), float(t), shape)
             for i, t in zip(read, times, strict=True)
         ]
-        return self.build(indices, chosen)
+        return self.build(indices, drawn)
 
 
 def build(
-    dataset: Dataset, indices: Array, chosen: list[Draw], empty: EmptyText | None = None
+    dataset: Dataset, indices: Array, drawn: list[Draw], empty: EmptyText | None = None
 ) -> Batch:
-    """Return the batch of the samples at ``indices``, fillers last, with their draws."""
-    dropped = np.array([draw.dropped for draw in chosen])
-    rows = Rows.empty(len(indices), dataset.shape)
-    real = int((indices != FILLER).sum())
-    faults = dataset.read(indices[:real], rows.first(real), dropped[:real]) if real else []
+    """Return the batch of the samples at ``indices``, padding last, with their draws."""
+    dropped = np.array([draw.dropped for draw in drawn])
+    encodings = Encodings.empty(len(indices), dataset.shape)
+    real = int((indices != PADDING).sum())
+    faults = dataset.read(indices[:real], encodings.first(real), dropped[:real]) if real else []
     if empty is None:
-        faults = _with_text(dataset, indices[:real], rows.first(real), faults)
-    bad = np.ones(len(indices), dtype=bool)  # fillers are not even read
+        faults = _check_text(dataset, indices[:real], encodings.first(real), faults)
+    bad = np.ones(len(indices), dtype=bool)  # padding is not read
     bad[:real] = [fault is not None for fault in faults]
     if empty is not None and (replaced := dropped | bad).any():
-        rows.txt[replaced], rows.vec[replaced] = empty[0], empty[1]
+        encodings.txt[replaced], encodings.vec[replaced] = empty[0], empty[1]
     if bad.any():
-        _blank(rows, torch.from_numpy(bad), text=empty is None)
+        _zero(encodings, torch.from_numpy(bad), text=empty is None)
     return Batch(
-        mean=rows.mean.float(),
-        logvar=rows.logvar.float(),
-        txt=rows.txt,
-        vec=rows.vec,
-        latent_noise=torch.from_numpy(np.stack([draw.latent_noise for draw in chosen])),
-        noise=torch.from_numpy(np.stack([draw.noise for draw in chosen])),
-        timesteps=torch.tensor([draw.timestep for draw in chosen], dtype=torch.float32),
+        mean=encodings.mean.float(),
+        logvar=encodings.logvar.float(),
+        txt=encodings.txt,
+        vec=encodings.vec,
+        latent_noise=torch.from_numpy(np.stack([draw.latent_noise for draw in drawn])),
+        noise=torch.from_numpy(np.stack([draw.noise for draw in drawn])),
+        timesteps=torch.tensor([draw.timestep for draw in drawn], dtype=torch.float32),
         weights=torch.from_numpy((~bad).astype(np.float32)),
         dropped=torch.from_numpy(dropped),
         indices=torch.from_numpy(indices),
@@ -153,22 +153,22 @@ def build(
     )
 
 
-def _with_text(
-    dataset: Dataset, indices: Array, rows: Rows, faults: list[str | None]
+def _check_text(
+    dataset: Dataset, indices: Array, encodings: Encodings, faults: list[str | None]
 ) -> list[str | None]:
-    """Return ``faults`` and those of the long text, which training leaves to the checksums.
+    """Return ``faults`` and those of samples whose ``txt`` is not finite.
 
-    In an evaluation a NaN there would be taken for a model that diverged.
+    Training leaves this to the checksums; in an evaluation a NaN would look like a diverged model.
     """
-    finite = torch.isfinite(rows.txt.flatten(1).sum(1, dtype=torch.float32)).tolist()
+    finite = torch.isfinite(encodings.txt.flatten(1).sum(1, dtype=torch.float32)).tolist()
     return [
         fault or (None if ok else f"{dataset.name(int(index))}: not finite")
         for fault, ok, index in zip(faults, finite, indices, strict=True)
     ]
 
 
-def _blank(rows: Rows, bad: Tensor, text: bool) -> None:
-    """Zero what could not be read: NaN times weight 0 would still be NaN."""
+def _zero(encodings: Encodings, bad: Tensor, text: bool) -> None:
+    """Zero the samples that could not be read: NaN times weight 0 is NaN."""
     names = ("txt", "vec", "mean", "logvar") if text else ("mean", "logvar")
     for name in names:
-        getattr(rows, name)[bad] = 0
+        getattr(encodings, name)[bad] = 0

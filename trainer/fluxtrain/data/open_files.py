@@ -1,4 +1,4 @@
-"""The open files of a data set, read at random: a large one has more files than may be open at once."""
+"""A bounded cache of open file descriptors: a large data set has more files than a process may open."""
 
 from __future__ import annotations
 
@@ -10,53 +10,54 @@ from typing import Any
 
 
 class OpenFiles:
-    """Descriptors of ``paths`` by number, at most ``most`` of them: the one opened first goes first."""
+    """Descriptors of ``paths`` by number, at most ``max_open``; the oldest is closed first."""
 
-    def __init__(self, paths: Sequence[Path], most: int | None = None) -> None:
-        """Open nothing yet; ``most`` is half of what this process may open unless given."""
-        self._paths, self._most = paths, most or _half_of_what_may_be_open()
+    def __init__(self, paths: Sequence[Path], max_open: int | None = None) -> None:
+        """Open nothing yet; ``max_open`` defaults to half of the process's limit."""
+        self._paths, self._max_open = paths, max_open or max(1, max_open_files() // 2)
         self._open: dict[int, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave open files behind when sent to another process."""
+        """Return the state without open descriptors, for another process."""
         return {**self.__dict__, "_open": {}}
 
     def __del__(self) -> None:
-        """Close what is open."""
+        """Close all descriptors."""
         for file in self._open.values():
             os.close(file)
 
     def get(self, number: int) -> int:
-        """Return the descriptor of file ``number``; OSError where it is gone."""
+        """Return the descriptor of file ``number``; OSError if it cannot be opened."""
         if number not in self._open:
-            if len(self._open) >= self._most:
+            if len(self._open) >= self._max_open:
                 os.close(self._open.pop(next(iter(self._open))))
-            # Without O_NONBLOCK a named pipe in the place of a shard would hold the run up for ever.
+            # O_NONBLOCK: opening a named pipe would otherwise block forever.
             self._open[number] = os.open(self._paths[number], os.O_RDONLY | os.O_NONBLOCK)
         return self._open[number]
 
 
-def _half_of_what_may_be_open() -> int:
+def max_open_files() -> int:
+    """Return the soft limit on this process's open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, (soft if soft >= 0 else 1 << 20) // 2)
+    return soft if soft >= 0 else 1 << 20
 
 
-def fill(file: int, views: list[memoryview], offset: int) -> bool:
-    """Fill ``views`` one after the other from ``offset`` of ``file``; False where the file ends before."""
-    wanted, done = sum(map(len, views)), os.preadv(file, views, offset)
-    while 0 < done < wanted:  # a network file system may return less than there is
-        more = os.preadv(file, _after(views, done), offset + done)
-        if more == 0:
+def read_into(file: int, views: list[memoryview], offset: int) -> bool:
+    """Fill ``views`` one after the other from ``offset`` of ``file``; False if the file ends before."""
+    size, done = sum(map(len, views)), os.preadv(file, views, offset)
+    while 0 < done < size:  # a network file system may return less than requested
+        count = os.preadv(file, _remaining(views, done), offset + done)
+        if count == 0:
             return False
-        done += more
-    return done == wanted
+        done += count
+    return done == size
 
 
-def _after(views: list[memoryview], done: int) -> list[memoryview]:
-    """Return what is left of ``views`` when their first ``done`` bytes are filled."""
-    rest = list[memoryview]()
+def _remaining(views: list[memoryview], done: int) -> list[memoryview]:
+    """Return what is left of ``views`` after their first ``done`` bytes."""
+    remaining = list[memoryview]()
     for view in views:
         if done < len(view):
-            rest.append(view[done:])
+            remaining.append(view[done:])
         done = max(0, done - len(view))
-    return rest
+    return remaining

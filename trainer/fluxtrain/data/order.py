@@ -1,7 +1,7 @@
-"""Which sample stands where: a pure function of seed, global batch and position.
+"""The order of samples: a pure function of seed, global batch and position.
 
-The samples of all epochs stand in one row; global batch k takes the next ``global_batch_size`` of it,
-so every sample is used exactly once per epoch, by whatever ranks, and any batch can be the first.
+The permutations of all epochs are concatenated; global batch k takes the k-th ``global_batch_size`` samples.
+Every sample is used exactly once per epoch, for any number of ranks and from any first batch.
 """
 
 from __future__ import annotations
@@ -14,28 +14,31 @@ from fluxtrain import draws
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.draws import Array
 
+PADDING = -1
+"""The index of a padding sample: nothing is read for it, and its weight is 0."""
+
 
 @dataclass
 class Order:
-    """The row of samples of a run."""
+    """The sequence of samples of a run."""
 
     seed: int
     num_samples: int
     global_batch_size: int
-    _epochs: dict[int, Array] = field(default_factory=dict, repr=False)
+    _permutations: dict[int, Array] = field(default_factory=dict, repr=False)
 
     def indices(self, batch: int, positions: Array) -> Array:
         """Return the data set's indices at ``positions`` of global batch ``batch``, both from 0.
 
-        A position past the batch's end has no sample: FILLER.
+        Positions past the end of the batch are PADDING.
         """
-        indices = np.full(len(positions), FILLER, dtype=np.int64)
+        indices = np.full(len(positions), PADDING, dtype=np.int64)
         inside = positions < self.global_batch_size
         indices[inside] = self._samples(batch * self.global_batch_size + positions[inside])
         return indices
 
     def _samples(self, ordinals: Array) -> Array:
-        """Return the indices at the places ``ordinals`` of the row."""
+        """Return the indices at ``ordinals`` of the concatenated permutations."""
         epochs, places = np.divmod(ordinals, self.num_samples)
         indices = np.empty(len(ordinals), dtype=np.int64)
         for epoch in np.unique(epochs):
@@ -44,24 +47,18 @@ class Order:
         return indices
 
     def _permutation(self, epoch: int) -> Array:
-        if epoch not in self._epochs:
-            for old in [known for known in self._epochs if known < epoch - 1]:
-                del self._epochs[
-                    old
-                ]  # a batch touches two neighbouring epochs at most, or a tiny set
-            self._epochs[epoch] = draws.epoch_order(self.seed, epoch, self.num_samples)
-        return self._epochs[epoch]
-
-
-FILLER = -1
-"""Stands for a sample where there is none: it is not read, and weighs nothing."""
+        if epoch not in self._permutations:
+            # A batch spans two neighbouring epochs, more only if the data set is tiny.
+            self._permutations = {e: p for e, p in self._permutations.items() if e >= epoch - 1}
+            self._permutations[epoch] = draws.epoch_order(self.seed, epoch, self.num_samples)
+        return self._permutations[epoch]
 
 
 @dataclass(frozen=True)
 class BatchShares:
-    """How each global batch is divided: all ranks have equally many micro batches of equal size.
+    """The split of each global batch into equally many micro batches of equal size per rank.
 
-    Positions past the end of the global batch are fillers.
+    Positions past the end of the global batch are padding.
     """
 
     global_batch_size: int
@@ -70,10 +67,10 @@ class BatchShares:
 
     @staticmethod
     def of(config: RunConfig, num_ranks: int) -> BatchShares:
-        """Return the shares of ``num_ranks``, in micro batches as large as the config allows.
+        """Return the shares of ``num_ranks`` ranks.
 
-        The micro batch is the largest divisor of a rank's share of the global batch. Shares that are not
-        equal are filled up: then as few micro batches as possible, as small as holds the largest share.
+        The micro batch is the largest divisor of a rank's share up to ``parallel.micro_batch_size``. If the
+        global batch does not divide by the ranks: as few micro batches as possible, and the smallest that do.
         """
         batch = config.schedule.global_batch_size
         share = -(-batch // num_ranks)
@@ -91,11 +88,11 @@ class BatchShares:
 
     @property
     def padding(self) -> int:
-        """Return the fillers in one optimizer step, over all ranks."""
+        """Return the padding samples in one optimizer step, over all ranks."""
         computed = self.num_ranks * self.micro_batch_size * self.accumulation_steps
         return computed - self.global_batch_size
 
     def positions(self, rank: int, micro_step: int) -> Array:
-        """Return the positions of ``rank``'s micro batch ``micro_step``, from 0; fillers come last."""
+        """Return the positions of ``rank``'s micro batch ``micro_step``, from 0; padding comes last."""
         start = (micro_step * self.num_ranks + rank) * self.micro_batch_size
         return np.arange(start, start + self.micro_batch_size)

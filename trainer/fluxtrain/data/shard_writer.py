@@ -1,24 +1,20 @@
-"""Writes encoded data sets in the layout that data/encoded.py reads.
-
-Axes: l text tokens, d text width, v pooled width, ch h w latent image.
-"""
+"""Writes encoded data sets as safetensors shards, in the layout that data/shard_dataset.py reads."""
 
 from __future__ import annotations
 
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from fluxtrain.data.sample_writer import Sample, SampleWriter
 from fluxtrain.data.shards import FIELDS, FORMAT, LISTING
 from fluxtrain.files import atomic_write
 from fluxtrain.safetensors_file import DTYPES
@@ -27,35 +23,33 @@ _ALIGNMENT = 64
 
 
 @dataclass
-class Sample:
-    """One encoded sample on its way into a shard."""
+class _Shard:
+    """The samples of the current shard; ``tensors`` have room for a whole one."""
 
-    key: str
-    caption: str
-    txt: Float[Tensor, "l d"]
-    vec: Float[Tensor, " v"]
-    mean: Float[Tensor, "ch h w"]
-    logvar: Float[Tensor, "ch h w"]
-    timestep: int | None = None
-
-
-@dataclass
-class _Notes:
-    """What is kept of the samples of one shard beside their encodings."""
-
+    tensors: dict[str, Tensor]
     keys: list[str] = field(default_factory=list)
     captions: list[str] = field(default_factory=list)
     timesteps: list[int | None] = field(default_factory=list)
 
-    def add(self, sample: Sample) -> None:
-        """Append what belongs to ``sample``."""
+    def append(self, sample: Sample) -> None:
+        """Copy ``sample``."""
+        for name, tensor in self.tensors.items():
+            value = getattr(sample, name)
+            assert tensor.shape[1:] == value.shape, name
+            tensor[len(self.keys)] = value
         self.keys.append(sample.key)
         self.captions.append(sample.caption)
         self.timesteps.append(sample.timestep)
 
+    def write(self, path: Path) -> None:
+        """Write the shard to ``path``."""
+        tensors = {name: tensor[: len(self.keys)] for name, tensor in self.tensors.items()}
+        texts = {"keys": self.keys, "captions": self.captions}
+        write_shard(path, tensors, self.timesteps, texts)
 
-class EncodedWriter:
-    """Writes an encoded data set; each file appears whole or not at all."""
+
+class ShardWriter(SampleWriter):
+    """Writes an encoded data set; the encodings of an added sample are copied."""
 
     def __init__(
         self,
@@ -65,57 +59,31 @@ class EncodedWriter:
         provenance: dict[str, Any] | None = None,
     ) -> None:
         """Write shards of ``shard_size`` samples in ``dtype``; ``provenance`` goes into the listing."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.shard_size, self.dtype = folder, shard_size, dtype
-        self._provenance, self._shards = provenance or {}, list[dict[str, Any]]()
-        self._rows: dict[str, Tensor] | None = None  # room for one shard
-        self._notes = _Notes()
+        super().__init__(folder, shard_size)
+        self.dtype, self._provenance = dtype, provenance or {}
+        self._entries = list[dict[str, Any]]()
+        self._shard: _Shard | None = None
 
-    def __enter__(self) -> EncodedWriter:
-        """Return the writer."""
-        return self
+    def _append(self, sample: Sample) -> None:
+        if self._shard is None:
+            self._shard = _Shard({name: self._empty(getattr(sample, name)) for name in FIELDS})
+        self._shard.append(sample)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Write the last shard and the listing, unless something went wrong."""
-        if kind is None:
-            self._flush()
-            write_listing(self.folder, self._shards, self._provenance)
+    def _empty(self, value: Tensor) -> Tensor:
+        return torch.empty(self.shard_size, *value.shape, dtype=self.dtype)
 
-    def add(self, sample: Sample) -> None:
-        """Append ``sample``; its encodings are copied."""
-        values = {name: getattr(sample, name) for name in FIELDS}
-        if self._rows is None:
-            self._rows = {
-                name: torch.empty(self.shard_size, *value.shape, dtype=self.dtype)
-                for name, value in values.items()
-            }
-        for name, room in self._rows.items():
-            assert room.shape[1:] == values[name].shape, name
-            room[len(self._notes.keys)] = values[name]
-        self._notes.add(sample)
-        if len(self._notes.keys) == self.shard_size:
-            self._flush()
+    def _close_file(self) -> None:
+        assert self._shard is not None
+        path = self.folder / shard_name(len(self._entries))
+        self._shard.write(path)
+        self._entries.append({"file": path.name, "samples": len(self._shard.keys)})
+        self._discard_file()
 
-    def add_all(self, samples: Iterable[Sample]) -> None:
-        """Append every sample of ``samples``."""
-        for sample in samples:
-            self.add(sample)
+    def _discard_file(self) -> None:
+        self._shard = None
 
-    def _flush(self) -> None:
-        if self._rows is None:
-            return
-        (all_rows, self._rows), (notes, self._notes) = (self._rows, None), (self._notes, _Notes())
-        count = len(notes.keys)
-        path = self.folder / shard_name(len(self._shards))
-        rows = {name: room[:count] for name, room in all_rows.items()}
-        texts = {"keys": notes.keys, "captions": notes.captions}
-        write_shard(path, rows, notes.timesteps, texts)
-        self._shards.append({"file": path.name, "samples": count})
+    def _write_listing(self) -> None:
+        write_listing(self.folder, self._entries, self._provenance)
 
 
 def shard_name(number: int) -> str:
@@ -124,34 +92,35 @@ def shard_name(number: int) -> str:
 
 
 def write_listing(folder: Path, shards: list[dict[str, Any]], provenance: dict[str, Any]) -> None:
-    """Write what makes ``folder`` a data set: its ``shards``, each with file and samples."""
+    """Write dataset.json, which lists the ``shards`` of ``folder``, each with file and samples."""
     listing = {"format": FORMAT, "shards": shards, "provenance": provenance}
     _write_text(folder / LISTING, json.dumps(listing, indent=1))
 
 
 def write_shard(
     path: Path,
-    rows: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     timesteps: list[int | None],
-    notes: dict[str, list[str]],
+    texts: dict[str, list[str]],
 ) -> None:
-    """Write the samples in ``rows``, by the names in FIELDS, to ``path``; the notes go beside it, first.
+    """Write the samples in ``tensors``, by the names in FIELDS, to ``path``, and before it its JSON.
 
-    Timesteps are stored where every sample has one. ``notes`` are lists of texts, such as the keys.
+    Timesteps are stored if every sample has one. ``texts`` go into the JSON, such as the keys.
     """
-    tensors = dict(rows)
-    stored = [step for step in timesteps if step is not None]
-    if len(stored) == len(timesteps):
-        tensors["timestep"] = torch.tensor(stored, dtype=torch.int32)
-    sums = _checksums([row_bytes(tensors[field]) for field in FIELDS])
-    _write_text(path.with_suffix(".json"), json.dumps({**notes, "crc32": sums}, ensure_ascii=False))
-    save_aligned(path, tensors)
+    stored = dict(tensors)
+    steps = [step for step in timesteps if step is not None]
+    if len(steps) == len(timesteps):
+        stored["timestep"] = torch.tensor(steps, dtype=torch.int32)
+    sums = _checksums([sample_views(stored[field]) for field in FIELDS])
+    _write_text(path.with_suffix(".json"), json.dumps({**texts, "crc32": sums}, ensure_ascii=False))
+    save_aligned(path, stored)
 
 
 def _checksums(fields: list[list[memoryview]]) -> list[int]:
-    """Return each record's CRC-32 over its ``fields`` in their order."""
+    """Return each sample's CRC-32 over its ``fields`` in their order."""
     return [
-        reduce(lambda crc, view: zlib.crc32(view, crc), row, 0) for row in zip(*fields, strict=True)
+        reduce(lambda crc, view: zlib.crc32(view, crc), sample, 0)
+        for sample in zip(*fields, strict=True)
     ]
 
 
@@ -163,8 +132,8 @@ def _write_text(path: Path, text: str) -> None:
 def save_aligned(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write ``tensors`` to ``path`` as safetensors, whole or not at all.
 
-    The data begins on a 64-byte boundary, which the safetensors library leaves to chance: reading
-    into a batch is half as fast again there (docs/log.md).
+    The data begins on a 64-byte boundary, which the safetensors library does not guarantee: reading
+    into a batch is 1.5 times as fast from there (docs/log.md).
     """
     spans, end = dict[str, Any](), 0
     for name, tensor in tensors.items():
@@ -180,6 +149,6 @@ def save_aligned(path: Path, tensors: dict[str, Tensor]) -> None:
             file.write(memoryview(content))
 
 
-def row_bytes(rows: Tensor) -> list[memoryview]:
-    """Return the memory of ``rows``, one view per sample."""
-    return [memoryview(row) for row in rows.view(torch.uint8).flatten(1).numpy()]
+def sample_views(tensor: Tensor) -> list[memoryview]:
+    """Return the memory of ``tensor``, one view per entry along its first dim."""
+    return [memoryview(entry) for entry in tensor.view(torch.uint8).flatten(1).numpy()]

@@ -1,4 +1,4 @@
-"""The data sets of a run, opened once and checked against its config."""
+"""Opens the data sets of a run and validates them against its config."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.dataset import Dataset, SampleShape
 from fluxtrain.data.empty_text import EmptyText, read_empty_text
-from fluxtrain.data.images.dataset import ImageSet, open_images
+from fluxtrain.data.images.dataset import ImageDataset, open_images
 from fluxtrain.data.layouts.detect import open_encoded
 from fluxtrain.data.synthetic import SyntheticDataset
 from fluxtrain.errors import ConfigError
 
 PARTS = ("train", "validation")
-Source = Dataset | ImageSet
+Source = Dataset | ImageDataset
 
 
 @dataclass(frozen=True)
@@ -24,25 +24,25 @@ class Sources:
     train: Source
     validation: Source
     empty_text: EmptyText | None
-    """None for images: the text encoder makes it."""
+    """None for images: the text encoder computes them."""
 
 
 def open_sources(config: RunConfig, data_root: Path) -> Sources:
     """Return the data of the run; DataError or ConfigError if a file is missing or does not fit."""
     train, validation = (open_source(config, data_root, part) for part in PARTS)
-    empty = None if isinstance(train, ImageSet) else open_empty_text(config, data_root, train)
+    empty = None if isinstance(train, ImageDataset) else open_empty_text(config, data_root, train)
     return Sources(train, validation, empty)
 
 
-def open_source(config: RunConfig, data_root: Path, part: str) -> Dataset | ImageSet:
-    """Return the ``part`` ("train" or "validation") of the run's data, encoded or not."""
+def open_source(config: RunConfig, data_root: Path, part: str) -> Source:
+    """Return the ``part`` ("train" or "validation") of the run's data: encodings or images."""
     if config.data.source == "images":
         return open_images(config, data_root, part)
-    return open_dataset(config, data_root, part)
+    return _open_dataset(config, data_root, part)
 
 
-def open_dataset(config: RunConfig, data_root: Path, part: str) -> Dataset:
-    """Return the encoded ``part`` of the run's data; ConfigError where it does not fit the model."""
+def _open_dataset(config: RunConfig, data_root: Path, part: str) -> Dataset:
+    """Return the encoded ``part``; ConfigError if its shapes do not fit the model."""
     if config.data.source == "synthetic":
         sizes = config.data.synthetic
         count = sizes.train_samples if part == "train" else sizes.validation_samples
@@ -55,24 +55,24 @@ def open_dataset(config: RunConfig, data_root: Path, part: str) -> Dataset:
 
 
 def open_empty_text(config: RunConfig, data_root: Path, dataset: Dataset) -> EmptyText:
-    """Return the empty prompt's encodings, in the type that ``dataset`` stores."""
-    known = dataset.empty_text()
-    if known is None:
+    """Return the empty prompt's encodings, in the dtype of ``dataset``."""
+    empty = dataset.empty_text()
+    if empty is None:
         path = data_root / config.data.empty_encodings
-        known = read_empty_text(path)
-        shape = (tuple(known[0].shape), known[1].shape[0])
+        empty = read_empty_text(path)
+        shape = (tuple(empty[0].shape), empty[1].shape[0])
         if shape != (dataset.shape.txt, dataset.shape.vec):
             raise ConfigError(
                 "spec.run.data.empty_encodings",
                 str(path),
                 f"its shapes {shape} differ from the data set's {dataset.shape.txt, dataset.shape.vec}",
             )
-    return known[0].to(dataset.shape.dtype), known[1].to(dataset.shape.dtype)
+    return empty[0].to(dataset.shape.dtype), empty[1].to(dataset.shape.dtype)
 
 
 def _check_fits(config: RunConfig, shape: SampleShape, folder: Path) -> None:
     model, data = config.model, config.data
-    for path, wanted, stored in (
+    for path, configured, stored in (
         ("data.text_length", data.text_length, shape.txt[0]),
         ("model.context_in_dim", model.context_in_dim, shape.txt[1]),
         ("model.vec_in_dim", model.vec_in_dim, shape.vec),
@@ -80,5 +80,5 @@ def _check_fits(config: RunConfig, shape: SampleShape, folder: Path) -> None:
         ("data.latent_size", data.latent_size, shape.latent[1]),
         ("data.latent_size", data.latent_size, shape.latent[2]),
     ):
-        if wanted != stored:
-            raise ConfigError(f"spec.run.{path}", wanted, f"the data in {folder} has {stored}")
+        if configured != stored:
+            raise ConfigError(f"spec.run.{path}", configured, f"the data in {folder} has {stored}")

@@ -1,4 +1,4 @@
-"""A data set that needs no files: a fixed latent per class, named by a fixed text encoding."""
+"""A data set without files: each class has one random latent and one random text encoding."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 from fluxtrain import draws
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.dataset import Rows, SampleShape
-from fluxtrain.draws import Array
+from fluxtrain.data.dataset import Encodings, SampleShape
+from fluxtrain.draws import NUM_TIMESTEPS, Array
 
 _LOGVAR = -20.0  # a standard deviation of 5e-5: the latent is its mean
 
 
 class SyntheticDataset:
-    """Sample i belongs to class i modulo the number of classes; everything is drawn from the seed."""
+    """Sample i is of class i modulo the number of classes; classes are drawn from the seed."""
 
     def __init__(self, config: RunConfig, num_samples: int) -> None:
         """Draw the classes of ``config``; ``num_samples`` is the length of the set."""
@@ -36,29 +36,29 @@ class SyntheticDataset:
         """Return the number of samples."""
         return self.num_samples
 
-    def read(self, indices: Array, rows: Rows, skip_text: Array) -> list[str | None]:
-        """Fill ``rows``; nothing can be wrong with a sample that is made up."""
+    def read(self, indices: Array, out: Encodings, skip_text: Array) -> list[str | None]:
+        """Fill ``out`` with the samples at ``indices``; return no faults."""
         classes = torch.from_numpy(indices % self.num_classes)
-        torch.index_select(self._txt, 0, classes, out=rows.txt)
-        torch.index_select(self._vec, 0, classes, out=rows.vec)
-        torch.index_select(self._mean, 0, classes, out=rows.mean)
-        rows.logvar.fill_(_LOGVAR)
+        torch.index_select(self._txt, 0, classes, out=out.txt)
+        torch.index_select(self._vec, 0, classes, out=out.vec)
+        torch.index_select(self._mean, 0, classes, out=out.mean)
+        out.logvar.fill_(_LOGVAR)
         return [None] * len(indices)
 
     def timesteps(self, indices: Array) -> Array:
-        """Return index modulo eight."""
-        return indices % 8
+        """Return the index modulo the number of timesteps."""
+        return indices % NUM_TIMESTEPS
 
     def caption(self, index: int) -> str:
-        """Return the class's name."""
+        """Return the name of its class."""
         return f"class {index % self.num_classes}"
 
     def name(self, index: int) -> str:
-        """Return the sample's number: it lies nowhere."""
+        """Return the number of the sample."""
         return f"synthetic sample {index}"
 
     def empty_text(self) -> tuple[Tensor, Tensor]:
-        """Return zeros: no class has them."""
+        """Return zeros."""
         return torch.zeros(self.shape.txt), torch.zeros(self.shape.vec)
 
 

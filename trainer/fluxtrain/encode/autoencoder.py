@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from einops import rearrange
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
 from fluxtrain.errors import DataError
+from fluxtrain.safetensors_file import open_safetensors, read_shapes
 
 WIDTH = 128
 """Channels at full resolution in the published weights."""
@@ -237,19 +237,14 @@ def load_autoencoder(path: Path, width: int | None = None) -> Autoencoder:
     ``width`` defaults to the file's. Raises DataError, naming the file and its first wrong tensor, if it is
     missing or another model's.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-            with torch.device("meta"):
-                autoencoder = Autoencoder(width or _width(shapes), _latent_channels(shapes))
-            state = autoencoder.state_dict()
-            expected = {name: list(tensor.shape) for name, tensor in state.items()}
-            _require_equal(path, shapes, expected)
-            state = {name: file.get_tensor(name).float() for name in expected}
-    except FileNotFoundError:
-        raise DataError(f"{path}: missing; it should hold FLUX's autoencoder") from None
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path}: not a whole safetensors file ({error})") from None
+    with open_safetensors(path, "FLUX's autoencoder") as file:
+        shapes = read_shapes(file)
+        with torch.device("meta"):
+            autoencoder = Autoencoder(width or _width(shapes), _latent_channels(shapes))
+        state = autoencoder.state_dict()
+        expected = {name: list(tensor.shape) for name, tensor in state.items()}
+        _require_equal(path, shapes, expected)
+        state = {name: file.get_tensor(name).float() for name in expected}
     autoencoder.load_state_dict(state, assign=True)
     return autoencoder.eval().requires_grad_(False)
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.encoders import EncodersConfig, is_single_file
 from fluxtrain.data.batch import Batch, DrawnBatch, ImageBatch
-from fluxtrain.data.dataset import Rows
+from fluxtrain.data.dataset import Encodings
 from fluxtrain.data.empty_text import EmptyText
-from fluxtrain.data.images.dataset import ImageSet
+from fluxtrain.data.images.dataset import ImageDataset
 from fluxtrain.data.loader import AnyBatch
 from fluxtrain.data.tar.dataset import SampleError
 from fluxtrain.draws import Array
@@ -39,14 +39,14 @@ class Encoders:
     dtype: torch.dtype
 
     @torch.no_grad()
-    def encode(self, images: UInt8[Tensor, "b 3 H W"], captions: list[str]) -> Rows:
+    def encode(self, images: UInt8[Tensor, "b 3 H W"], captions: list[str]) -> Encodings:
         """Return the encodings of ``images`` and their ``captions``, on this device."""
         txt, vec = self.text.encode(captions)
         scaled = images.to(self.device, non_blocking=True).float() / 127.5 - 1
         mean, logvar = self.codec.encode(scaled.to(self.dtype))
-        return Rows(txt, vec, mean, logvar)
+        return Encodings(txt, vec, mean, logvar)
 
-    def encode_at(self, dataset: ImageSet, indices: Array) -> Rows:
+    def encode_at(self, dataset: ImageDataset, indices: Array) -> Encodings:
         """Return the encodings of the samples at ``indices``; an unreadable image is encoded as black."""
         side = dataset.side
         images = torch.zeros(len(indices), 3, side, side, dtype=torch.uint8)

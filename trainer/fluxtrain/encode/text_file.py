@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from fluxtrain.errors import DataError
+from fluxtrain.safetensors_file import open_safetensors, read_shapes
 
 _Shapes = dict[str, list[int]]
 
@@ -71,13 +72,8 @@ def load_clip_file(path: Path, tokenizer: Any, dtype: torch.dtype) -> Any:
 
 def _shapes(path: Path) -> _Shapes:
     """Return the shape of every tensor of ``path``; DataError if it is not a complete safetensors file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise DataError(f"{path}: missing; it should hold a text encoder") from None
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path}: not a whole safetensors file ({error})") from None
+    with open_safetensors(path, "a text encoder") as file:
+        return read_shapes(file)
 
 
 def _make_config(path: Path, kind: str, make: Callable[[], Any]) -> Any:

@@ -26,13 +26,13 @@ from fluxtrain import checkpoint
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, CONFIG_FILE, ENV_CONFIG, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.replicas import require_replicas
-from fluxtrain.data.images.dataset import ImageSet
-from fluxtrain.data.layouts.detect import ReadInOrder
+from fluxtrain.data.images.dataset import ImageDataset
+from fluxtrain.data.layouts.detect import SlowRandomAccess
 from fluxtrain.data.sources import open_sources
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, StorageError
 from fluxtrain.files import atomic_write
-from fluxtrain.precompute import open_targets
+from fluxtrain.precompute import open_outputs
 from fluxtrain.prepare.task import open_task
 from fluxtrain.report.metrics import Metrics, Progress
 from fluxtrain.report.server import serve
@@ -78,7 +78,7 @@ def run(config: RunConfig, paths: RunPaths, processes: int) -> tuple[int, str]:
 def _check_before_starting(config: RunConfig, paths: RunPaths, processes: int) -> None:
     """Raise for what a trainer would only find out after seconds of starting up."""
     if config.task == "preprocess":
-        open_targets(config, paths.data, paths.models)
+        open_outputs(config, paths.data, paths.models)
     elif config.task == "prepare":
         open_task(config, paths)
     elif config.task == "sample":
@@ -96,9 +96,9 @@ def _check_training(config: RunConfig, paths: RunPaths, processes: int) -> None:
     if newest is not None:
         checkpoint.check_same_run(config, newest)
     sources = open_sources(config, paths.data)
-    if isinstance(sources.train, ImageSet):
+    if isinstance(sources.train, ImageDataset):
         check_files(config.encoders, paths.models)
-    if isinstance(sources.train, ReadInOrder):
+    if isinstance(sources.train, SlowRandomAccess):
         folder = paths.data / config.data.train
         print(f"fluxtrain: {folder}: {sources.train.advice}", file=sys.stderr)
 

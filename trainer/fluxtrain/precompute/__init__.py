@@ -1,11 +1,11 @@
-"""The preprocess task: pictures and captions to encoded shards, each made once, by whatever ranks there are.
+"""The preprocess task: encodes images and captions into shards, each exactly once, on any number of ranks.
 
-A shard is a range of the input's samples, encoded in batches that begin with it. So what it holds is
-decided by the input and the settings alone; ranks, restarts and their moments change nothing. A shard that
-is there is done. There is no other state, and no rank waits for another inside a collective.
+A shard is a fixed range of the input's samples, encoded in batches that start with the range. Its content
+depends only on the input and the settings, not on the number of ranks or on restarts. A shard that exists is
+finished; there is no other state, and ranks do not wait for each other in collectives.
 """
 
-from fluxtrain.precompute.target import Target, open_targets
+from fluxtrain.precompute.output import EncodedOutput, open_outputs
 from fluxtrain.precompute.task import preprocess
 
-__all__ = ["Target", "open_targets", "preprocess"]
+__all__ = ["EncodedOutput", "open_outputs", "preprocess"]

@@ -1,4 +1,4 @@
-"""The samples of a shard, read ahead of the encoders by loader processes.
+"""Reads the samples of shards in loader processes, ahead of the encoders.
 
 Axes: b batch, H W image.
 """
@@ -16,12 +16,12 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.tar.dataset import SampleError
-from fluxtrain.precompute.target import Target
+from fluxtrain.precompute.output import EncodedOutput
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The samples of one forward pass, read; a row of zeros stands where one could not be."""
+class InputBatch:
+    """The samples of one forward pass; an unreadable one has a fault and a black image."""
 
     images: UInt8[Tensor, "b 3 H W"]
     captions: list[str]
@@ -31,28 +31,28 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One shard to make."""
+class PendingShard:
+    """A shard that is not written yet."""
 
-    target: Target
-    shard: int
+    output: EncodedOutput
+    number: int
 
-    def pieces(self, batch_size: int) -> Iterator[range]:
-        """Yield the samples of each forward pass; the first one begins with the shard."""
-        samples = self.target.samples(self.shard)
-        for begin in range(samples.start, samples.stop, batch_size):
-            yield range(begin, min(begin + batch_size, samples.stop))
+    def batches(self, batch_size: int) -> list[range]:
+        """Return the samples of each forward pass; the first one starts with the shard."""
+        samples = self.output.samples(self.number)
+        starts = range(samples.start, samples.stop, batch_size)
+        return [range(start, min(start + batch_size, samples.stop)) for start in starts]
 
 
-def read_ahead(config: RunConfig, jobs: list[Job]) -> Iterator[Piece]:
-    """Yield the pieces of ``jobs`` in order, read by the loader processes."""
+def read_ahead(config: RunConfig, shards: list[PendingShard]) -> Iterator[InputBatch]:
+    """Yield the batches of ``shards`` in order, read by the loader processes."""
     size = config.preprocess.batch_size
-    spans = [(job.target, samples) for job in jobs for samples in job.pieces(size)]
-    workers = min(config.data.num_workers, len(spans))
+    ranges = [(shard.output, samples) for shard in shards for samples in shard.batches(size)]
+    workers = min(config.data.num_workers, len(ranges))
     loader = DataLoader(
-        _Pieces(spans),
-        sampler=range(len(spans)),
-        batch_size=None,  # an item is a whole piece
+        _InputBatches(ranges),
+        sampler=range(len(ranges)),
+        batch_size=None,  # an item is a whole batch
         num_workers=workers,
         prefetch_factor=config.data.prefetch if workers else None,
     )
@@ -60,27 +60,25 @@ def read_ahead(config: RunConfig, jobs: list[Job]) -> Iterator[Piece]:
 
 
 @dataclass
-class _Pieces(TorchDataset[Piece]):
-    """The pieces of some jobs by number."""
+class _InputBatches(TorchDataset[InputBatch]):
+    ranges: list[tuple[EncodedOutput, range]]
 
-    spans: list[tuple[Target, range]]
-
-    def __getitem__(self, number: int) -> Piece:
-        target, samples = self.spans[number]
-        return _read(target, samples)
+    def __getitem__(self, number: int) -> InputBatch:
+        output, samples = self.ranges[number]
+        return _read(output, samples)
 
 
-def _read(target: Target, samples: range) -> Piece:
-    pictures = target.pictures
-    images = torch.zeros(len(samples), 3, pictures.side, pictures.side, dtype=torch.uint8)
+def _read(output: EncodedOutput, samples: range) -> InputBatch:
+    dataset = output.dataset
+    images = torch.zeros(len(samples), 3, dataset.side, dataset.side, dtype=torch.uint8)
     captions, faults = list[str](), list[str | None]()
     for index, image in zip(samples, images, strict=True):
         try:
-            captions.append(pictures.read(index, image))
+            captions.append(dataset.read(index, image))
             faults.append(None)
         except SampleError as error:
             captions.append("")
             faults.append(str(error))
-    keys = [pictures.key(index) for index in samples]
-    steps = [pictures.timestep(index) for index in samples]
-    return Piece(images, captions, keys, steps, faults)
+    keys = [dataset.key(index) for index in samples]
+    steps = [dataset.timestep(index) for index in samples]
+    return InputBatch(images, captions, keys, steps, faults)

@@ -1,4 +1,4 @@
-"""What the preprocess task tells while it runs: /metrics and /progress on each node, lines from rank 0."""
+"""Reports the progress of the preprocess task: /metrics and /progress on each node, log lines from rank 0."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.progress import COMPLETE, FINISHING, RUNNING
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World
-from fluxtrain.precompute.target import Target
+from fluxtrain.precompute.output import EncodedOutput
 from fluxtrain.report.console import Console, duration
 from fluxtrain.report.endpoint import Endpoint
 
-_MAX_DROPPED_TOLD = 20
+_MAX_DROPPED_LOGGED = 20
 
 
 class PrecomputeReporter:
-    """Counts shards over all ranks by what lies in the folders; a step is a shard here."""
+    """Counts the shards of all ranks in the output folders; a step is a shard here."""
 
     def __init__(
-        self, config: RunConfig, paths: RunPaths, world: World, targets: list[Target]
+        self, config: RunConfig, paths: RunPaths, world: World, outputs: list[EncodedOutput]
     ) -> None:
-        """Tell of ``targets``; nothing is opened yet."""
-        self._config, self._world, self._targets = config, world, targets
+        """Count the shards of ``outputs``; nothing is opened yet."""
+        self._config, self._world, self._outputs = config, world, outputs
         self._endpoint = Endpoint(config, paths, world)
         self._metrics, self._progress = self._endpoint.metrics, self._endpoint.progress
         self._closing = ExitStack()
-        self._total = sum(target.num_shards for target in targets)
-        self._samples = sum(len(target.pictures) for target in targets)
-        self._done = self._done_at_first = self._count()
-        self._begin = time.monotonic()
+        self._total = sum(output.num_shards for output in outputs)
+        self._num_samples = sum(len(output.dataset) for output in outputs)
+        self._done = self._initially_done = self._count()
+        self._start = time.monotonic()
         self._dropped: dict[str, int] = {}
 
     def __enter__(self) -> PrecomputeReporter:
-        """Start the endpoint and say what there is to do."""
+        """Start the endpoint and log the amount of work."""
         if self._world.local_rank == 0:
             self._endpoint.open(self._closing)
         if self._world.is_main:
             self._console = Console(self._total, self._done)
             self._closing.callback(self._console.close)
             self._console.say(
-                f"{self._samples:,} samples in {self._total:,} shards on {self._world.size} × "
-                f"{self._world.device.type}; {self._done:,} shards are there"
+                f"{self._num_samples:,} samples in {self._total:,} shards on {self._world.size} × "
+                f"{self._world.device.type}; {self._done:,} shards exist"
             )
         return self
 
@@ -54,48 +54,48 @@ class PrecomputeReporter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close everything that was opened."""
+        """Close the endpoint and the console."""
         self._closing.close()
 
-    def begin(self) -> None:
-        """The encoders are loaded: throughput counts from here."""
-        self._begin = time.monotonic()
+    def start_encoding(self) -> None:
+        """Start the clock of the throughput and enter the phase running."""
+        self._start = time.monotonic()
         self._progress.update(steps=self._total)
         self._endpoint.enter(RUNNING)
         self._endpoint.stepped()
 
-    def waiting(self) -> None:
-        """This process has made its shards: the others' are waited for."""
+    def wait_for_others(self) -> None:
+        """Enter the phase finishing: this rank's shards are written."""
         self._endpoint.enter(FINISHING)
 
-    def alive(self) -> None:
-        """Note that something was done: a watcher would else think that this process hangs."""
+    def record_activity(self) -> None:
+        """Refresh the time of the last activity, by which a hang is detected."""
         self._endpoint.stepped()
 
-    def dropped(self, target: Target, faults: list[str]) -> int:
-        """Name the first unreadable samples on stderr; return how many of ``target`` were met so far."""
-        count = self._dropped.get(target.part, 0)
-        for fault in faults[: max(0, _MAX_DROPPED_TOLD - count)]:
+    def log_dropped(self, output: EncodedOutput, faults: list[str]) -> int:
+        """Print the first unreadable samples to stderr; return how many ``output`` has so far."""
+        count = self._dropped.get(output.part, 0)
+        for fault in faults[: max(0, _MAX_DROPPED_LOGGED - count)]:
             print(f"left out an unreadable sample: {fault}", file=sys.stderr, flush=True)
         self._metrics.bad_samples.inc(len(faults))
-        self._dropped[target.part] = count + len(faults)
+        self._dropped[output.part] = count + len(faults)
         return count + len(faults)
 
-    def shard_done(self) -> None:
-        """This process has written a shard: tell how far all are."""
-        self.look()
+    def log_shard(self) -> None:
+        """Log the progress after a shard of this rank was written."""
+        self.refresh()
         if self._world.is_main:
             rate, left = self._rate()
             text = f"shard {self._done:>6}/{self._total}  {rate:>8.1f} samples/s  {duration(left)} left"
             self._console.say(text)
 
-    def look(self) -> None:
-        """Count the shards again; more of them are a sign of life, whoever wrote them."""
+    def refresh(self) -> None:
+        """Count the shards again; more of them, from any rank, are activity."""
         before, self._done = self._done, self._count()
         if self._done == before:
             return
         rate, left = self._rate()
-        samples = min(self._done * self._config.preprocess.shard_size, self._samples)
+        samples = min(self._done * self._config.preprocess.shard_size, self._num_samples)
         self._metrics.step.set(self._done)
         self._metrics.samples.set(samples)
         self._metrics.samples_per_second.set(rate)
@@ -103,25 +103,25 @@ class PrecomputeReporter:
         self._progress.update(
             step=self._done, samples=samples, samplesPerSecond=rate, remainingSeconds=left
         )
-        self.alive()
+        self.record_activity()
         if self._world.is_main:
             self._console.advance(self._done)
 
     def complete(self) -> None:
-        """Everything is there."""
+        """Report success and log the output folders."""
         self._progress.update(status="success", step=self._total)
         self._endpoint.enter(COMPLETE)
         if self._world.is_main:
-            for target in self._targets:
-                self._console.say(f"{target.part}: {target.folder}")
+            for output in self._outputs:
+                self._console.say(f"{output.part}: {output.folder}")
 
     def _count(self) -> int:
-        return sum(target.num_there() for target in self._targets)
+        return sum(output.num_existing() for output in self._outputs)
 
     def _rate(self) -> tuple[float, float]:
-        """Return samples per second over all ranks and the seconds that are left."""
-        seconds = time.monotonic() - self._begin
-        shards = self._done - self._done_at_first
+        """Return samples per second over all ranks, and the remaining seconds."""
+        seconds = time.monotonic() - self._start
+        shards = self._done - self._initially_done
         per_second = shards / seconds if seconds > 0 else 0.0
         left = (self._total - self._done) / per_second if per_second else 0.0
         return per_second * self._config.preprocess.shard_size, left

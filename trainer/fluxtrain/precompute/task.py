@@ -1,4 +1,4 @@
-"""What one rank of the preprocess task does: its share of the shards, then wait until all are there."""
+"""The preprocess task on one rank: encodes its share of the shards, then waits for the other ranks."""
 
 from __future__ import annotations
 
@@ -19,133 +19,135 @@ from fluxtrain.distributed import StopRequest, World
 from fluxtrain.encode.encoders import Encoders, load_encoders
 from fluxtrain.errors import DataError, StoppedError
 from fluxtrain.files import folder_size
-from fluxtrain.precompute.read_ahead import Job, Piece, read_ahead
+from fluxtrain.precompute.output import EncodedOutput, open_outputs
+from fluxtrain.precompute.read_ahead import InputBatch, PendingShard, read_ahead
 from fluxtrain.precompute.reporter import PrecomputeReporter
-from fluxtrain.precompute.shard import Shard
-from fluxtrain.precompute.target import Target, open_targets
+from fluxtrain.precompute.shard import ShardBuffer
 
 _POLL_SECONDS = 0.3
 
 
 def preprocess(config: RunConfig, paths: RunPaths, world: World) -> None:
-    """Encode this rank's shards of all parts, then wait for the other ranks'; rank 0 ends the data sets.
+    """Encode this rank's shards, then wait for the other ranks; rank 0 writes the listings.
 
-    Raises StoppedError when it was asked to stop, DataError where too many samples are unreadable.
+    Raises StoppedError after a stop request, DataError if too many samples are unreadable.
     """
     stop = StopRequest(world)
     stop.listen()
-    targets = open_targets(config, paths.data, paths.models)
+    outputs = open_outputs(config, paths.data, paths.models)
     with ExitStack() as stack:
-        bulletin = stack.enter_context(PrecomputeReporter(config, paths, world, targets))
-        missing = [target for target in targets if not target.is_finished]
-        stagings = {t.part: stack.enter_context(t.staging(world.rank)) for t in missing}
-        for target in missing:
-            target.claim(stagings[target.part])
-        task = _Task(config, paths, world, stop, bulletin)
-        jobs = [Job(target, shard) for target in missing for shard in range(target.num_shards)]
-        own = jobs[world.rank :: world.size]
-        task.make([job for job in own if not job.target.is_there(job.shard)], stagings)
-        bulletin.waiting()
+        reporter = stack.enter_context(PrecomputeReporter(config, paths, world, outputs))
+        unfinished = [output for output in outputs if not output.is_finished]
+        stagings = {o.part: stack.enter_context(o.staging(world.rank)) for o in unfinished}
+        for output in unfinished:
+            output.write_settings(stagings[output.part])
+        task = _Task(config, paths, world, stop, reporter)
+        shards = [
+            PendingShard(output, n) for output in unfinished for n in range(output.num_shards)
+        ]
+        own = shards[world.rank :: world.size]
+        task.encode([shard for shard in own if not shard.output.exists(shard.number)], stagings)
+        reporter.wait_for_others()
         if world.is_main:
-            task.wait_until(lambda: all(t.num_there() == t.num_shards for t in missing))
-            task.finish(missing)
-        task.wait_until(lambda: all(target.is_finished for target in missing))
-        bulletin.complete()
+            task.wait_until(lambda: all(o.num_existing() == o.num_shards for o in unfinished))
+            task.finish(unfinished)
+        task.wait_until(lambda: all(output.is_finished for output in unfinished))
+        reporter.complete()
 
 
 @dataclass(frozen=True)
 class _Task:
-    """One rank's work and what it needs for it."""
-
     config: RunConfig
     paths: RunPaths
     world: World
     stop: StopRequest
-    bulletin: PrecomputeReporter
+    reporter: PrecomputeReporter
 
-    def make(self, jobs: list[Job], stagings: dict[str, Path]) -> None:
-        """Make the shards of ``jobs``; one is written while the next is encoded."""
-        if not jobs:
+    def encode(self, shards: list[PendingShard], stagings: dict[str, Path]) -> None:
+        """Encode ``shards``; each is written while the next one is encoded."""
+        if not shards:
             return
-        encoders, pieces = self._encoders(), read_ahead(self.config, jobs)
-        self.bulletin.begin()
+        encoders, batches = self._load_encoders(), read_ahead(self.config, shards)
+        self.reporter.start_encoding()
         writing: Future[None] | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="shard") as pool:
-            for job in jobs:
-                shard = self._encoded(encoders, job, pieces)
+            for shard in shards:
+                buffer = self._encode_shard(encoders, shard, batches)
                 if writing is not None:
-                    self._written(writing, stagings)  # so no more than two shards are in memory
-                writing = pool.submit(shard.write, stagings[job.target.part])
+                    self._await_write(writing, stagings)  # at most two shards are in memory
+                writing = pool.submit(buffer.write, stagings[shard.output.part])
             if writing is not None:
-                self._written(writing, stagings)
+                self._await_write(writing, stagings)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait without a collective, so that a rank may take hours longer than another."""
+        """Poll ``condition``; unlike a collective this has no timeout, and ranks may differ by hours."""
         while not condition():
-            self._heed_stop()
+            self._check_stop()
             time.sleep(_POLL_SECONDS)
-            self.bulletin.look()
+            self.reporter.refresh()
 
-    def finish(self, targets: list[Target]) -> None:
-        """Write the empty prompt's encodings, then what makes each folder of shards a data set."""
-        if not targets:
+    def finish(self, outputs: list[EncodedOutput]) -> None:
+        """Write the empty prompt's encodings, then the listing of each output."""
+        if not outputs:
             return
-        txt, vec = self._encoders().empty_text()
+        txt, vec = self._load_encoders().empty_text()
         path = self.paths.data / self.config.preprocess.empty_encodings
         write_empty_text(path, txt.cpu(), vec.cpu())
-        for target in targets:
-            self._list(target)
+        for output in outputs:
+            self._write_listing(output)
 
-    def _encoders(self) -> Encoders:
+    def _load_encoders(self) -> Encoders:
         return load_encoders(self.config, self.paths.models, self.world.device)
 
-    def _encoded(self, encoders: Encoders, job: Job, pieces: Iterator[Piece]) -> Shard:
-        shard = Shard(job)
-        for _ in job.pieces(self.config.preprocess.batch_size):
-            self._heed_stop()
-            piece = next(pieces)
-            shard.add(piece, encoders.encode(piece.images, piece.captions))
-            self.bulletin.alive()
-        dropped = self.bulletin.dropped(job.target, shard.dropped)
-        self._check_dropped(job.target, dropped, shard.dropped)
-        return shard
+    def _encode_shard(
+        self, encoders: Encoders, shard: PendingShard, batches: Iterator[InputBatch]
+    ) -> ShardBuffer:
+        buffer = ShardBuffer(shard)
+        for _ in shard.batches(self.config.preprocess.batch_size):
+            self._check_stop()
+            batch = next(batches)
+            buffer.add(batch, encoders.encode(batch.images, batch.captions))
+            self.reporter.record_activity()
+        num_dropped = self.reporter.log_dropped(shard.output, buffer.dropped)
+        self._check_dropped(shard.output, num_dropped, buffer.dropped)
+        return buffer
 
-    def _written(self, writing: Future[None], stagings: dict[str, Path]) -> None:
-        """Wait until a shard is written; that its file grows is a sign of life, that it waits is none."""
+    def _await_write(self, writing: Future[None], stagings: dict[str, Path]) -> None:
+        """Wait until a shard is written; only growth of its file counts as activity."""
         size = 0
         while wait([writing], _POLL_SECONDS).not_done:
             before, size = size, sum(folder_size(folder) for folder in stagings.values())
             if size != before:
-                self.bulletin.alive()
+                self.reporter.record_activity()
         writing.result()
-        self.bulletin.shard_done()
+        self.reporter.log_shard()
 
-    def _heed_stop(self) -> None:
+    def _check_stop(self) -> None:
         if self.stop.requested:
-            raise StoppedError("stopped; the shards so far are kept, the same command goes on")
+            raise StoppedError("stopped; the finished shards are kept, the same command resumes")
 
-    def _check_dropped(self, target: Target, count: int, latest: list[str]) -> None:
-        """Stop where too many samples are unreadable; a validation set is never thinned."""
+    def _check_dropped(self, output: EncodedOutput, count: int, latest: list[str]) -> None:
+        """Raise DataError if ``count`` samples are too many; a validation set must be whole."""
         limit, rule = 0.0, "a validation set must be whole"
-        if target.part == "train":
-            limit = max(1.0, self.config.data.max_bad_fraction * len(target.pictures))
+        if output.part == "train":
+            limit = max(1.0, self.config.data.max_bad_fraction * len(output.dataset))
             rule = f"spec.run.data.max_bad_fraction allows {limit:.0f}"
         if count > limit:
             raise DataError(
-                f"{count} of {len(target.pictures)} {target.part} samples cannot be read; {rule}; "
+                f"{count} of {len(output.dataset)} {output.part} samples cannot be read; {rule}; "
                 f"the last: {latest[-1] if latest else 'named in the log of another attempt'}"
             )
 
-    def _list(self, target: Target) -> None:
-        """Write the listing of ``target``: from here on it is a data set."""
+    def _write_listing(self, output: EncodedOutput) -> None:
+        """Write the listing of ``output``, which makes it a data set."""
         shards, dropped = list[dict[str, object]](), list[str]()
-        for number in range(target.num_shards):
-            path = target.shard_path(number)
-            notes = json.loads(path.with_suffix(".json").read_text())
-            shards.append({"file": path.name, "samples": len(notes["keys"])})
-            dropped += notes["dropped"]
-        self._check_dropped(target, len(dropped), dropped)
-        for stale in target.folder.glob(".staging-*"):
+        for number in range(output.num_shards):
+            path = output.shard_path(number)
+            metadata = json.loads(path.with_suffix(".json").read_text())
+            shards.append({"file": path.name, "samples": len(metadata["keys"])})
+            dropped += metadata["dropped"]
+        self._check_dropped(output, len(dropped), dropped)
+        for stale in output.folder.glob(".staging-*"):
             shutil.rmtree(stale, ignore_errors=True)
-        provenance = {"task": "preprocess", "settings": target.settings, "dropped": len(dropped)}
-        write_listing(target.folder, shards, provenance)
+        provenance = {"task": "preprocess", "settings": output.settings, "dropped": len(dropped)}
+        write_listing(output.folder, shards, provenance)

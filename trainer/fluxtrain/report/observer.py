@@ -324,7 +324,7 @@ class Observer:
         """Return what a number of ranks costs that does not divide the work or is not divided itself."""
         ranks, said, asked = self.world.size, "", self.config.parallel.dp_replicate
         if shares.padding:
-            said += f" · {shares.padding} fillers a step"
+            said += f" · {shares.padding} padding samples a step"
         if (held := replicas(self.config, ranks)) != asked:
             said += f" · dp_replicate {held}: {asked} does not divide {ranks} ranks"
         return said

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.dataset import Rows
+from fluxtrain.data.dataset import Encodings
 from fluxtrain.data.empty_text import EmptyText
-from fluxtrain.data.images.dataset import ImageSet
+from fluxtrain.data.images.dataset import ImageDataset
 from fluxtrain.data.sources import Source, Sources
 from fluxtrain.distributed import World
 from fluxtrain.draws import Array
@@ -86,12 +86,12 @@ class GridSampler:
             rows.mean.float(),
         )
 
-    def _read_samples(self, source: Source, indices: Array) -> tuple[Rows, EmptyText]:
+    def _read_samples(self, source: Source, indices: Array) -> tuple[Encodings, EmptyText]:
         """Return the encodings of the samples at ``indices`` and those of the empty prompt."""
-        if isinstance(source, ImageSet):
+        if isinstance(source, ImageDataset):
             encoders = load_encoders(self.config, self.paths.models, self.world.device)
             return encoders.encode_at(source, indices), encoders.empty_text()
-        rows = Rows.empty(len(indices), source.shape)
+        rows = Encodings.empty(len(indices), source.shape)
         source.read(indices, rows, np.zeros(len(indices), dtype=bool))
         assert self.sources.empty_text is not None
         return rows, self.sources.empty_text

@@ -32,7 +32,7 @@ from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.validation import validate
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.model.tensor_names import Entry, Shape, entries
-from fluxtrain.safetensors_file import Span, read_header
+from fluxtrain.safetensors_file import Span, read_header, read_tensor
 
 _PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "model.")
 AXES_KEY = "axes_dims_rope"
@@ -105,6 +105,10 @@ class _Location:
     file: Path
     span: Span
 
+    def read(self) -> Tensor:
+        """Return the tensor; DataError if the file was truncated since its header was read."""
+        return read_tensor(self.file, self.span, max_bytes=None)
+
 
 class _FileWeights:
     """Weights in BFL's layout, in one or several safetensors files."""
@@ -117,7 +121,7 @@ class _FileWeights:
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors."""
         for name in names:
-            yield name, _read(self._locations[name])
+            yield name, self._locations[name].read()
 
 
 class _DiffusersWeights:
@@ -141,7 +145,7 @@ class _DiffusersWeights:
         """Yield the tensors."""
         for name in names:
             entry = self._entries[name]
-            rows = torch.cat([_read(self._locations[part]) for part, _ in entry.parts])
+            rows = torch.cat([self._locations[part].read() for part, _ in entry.parts])
             yield name, torch.cat(rows.chunk(2)[::-1]) if entry.swapped else rows
 
     def _shape(self, entry: Entry) -> Shape:
@@ -284,22 +288,6 @@ def _axes(path: Path, head: int) -> tuple[int, int, int]:
         return first, second, third
     except (OSError, ValueError, KeyError, TypeError, SafetensorError):
         return head // 8, head // 16 * 7, head // 16 * 7
-
-
-def _read(location: _Location) -> Tensor:
-    """Return one tensor; raise DataError if the file was truncated since its header was read."""
-    span = location.span
-    size = prod(span.shape) * span.dtype.itemsize
-    try:
-        with location.file.open("rb") as file:
-            file.seek(span.offset)
-            content = bytearray(size)
-            if file.readinto(content) != size:
-                raise DataError(f"{location.file}: truncated")
-    except OSError as error:
-        raise DataError(f"{location.file}: {error.strerror}") from None
-    flat = torch.frombuffer(content, dtype=span.dtype) if size else torch.empty(0, dtype=span.dtype)
-    return flat.view(span.shape)
 
 
 def _groups(names: Sequence[str], shapes: dict[str, Shape]) -> Iterator[list[str]]:

@@ -1,1 +1,1 @@
-"""Images and captions at one size, whatever holds them."""
+"""Image data sets: WebDataset tars or Arrow streams of images and captions."""

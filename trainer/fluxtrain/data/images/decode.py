@@ -1,4 +1,4 @@
-"""An image file's bytes, decoded with suspicion into 8-bit RGB.
+"""Decodes untrusted image files into 8-bit RGB.
 
 Axes: H W image, side of a square one.
 """
@@ -17,13 +17,13 @@ from torch import Tensor
 MAX_PIXELS = 1 << 26
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _PILLOW_LIMIT = 89_478_485
-"""Pixels above which Pillow warns of a decompression bomb; a warning is no refusal, so we refuse."""
+"""Pixels above which Pillow only warns of a decompression bomb; we refuse them."""
 
 
 def decode(content: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 H W"]:
     """Return the image in ``content``, its transparent parts white; of an animation the first frame.
 
-    Raises ValueError, saying why, where it is corrupt, no PNG, JPEG or WebP, or above ``max_pixels``.
+    Raises ValueError, with the reason, if it is corrupt, not PNG, JPEG or WebP, or above ``max_pixels``.
     """
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
@@ -31,15 +31,15 @@ def decode(content: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 H W
             pixels = torch.from_numpy(np.array(_on_white(image)))
     except UnidentifiedImageError:
         raise ValueError("its image is neither PNG nor JPEG nor WebP") from None
-    except Exception as error:  # a decoder of hostile bytes may raise anything, warnings too
+    except Exception as error:  # decoders may raise anything on malformed bytes, warnings too
         raise ValueError(f"its image is unreadable ({_reason(error)})") from None
     return rearrange(pixels, "h w c -> c h w").contiguous()
 
 
-def square(pixels: UInt8[Tensor, "3 H W"], side: int) -> UInt8[Tensor, "3 side side"]:
-    """Return ``pixels`` with the short side at ``side`` (bicubic) and the middle of the long one.
+def resize_and_crop(pixels: UInt8[Tensor, "3 H W"], side: int) -> UInt8[Tensor, "3 side side"]:
+    """Return ``pixels`` with the short side resized to ``side`` (bicubic) and the long one center-cropped.
 
-    What has that size already, as cleaned sets do, comes back as it is.
+    An image of that size is returned unchanged.
     """
     height, width = pixels.shape[1:]
     if (height, width) == (side, side):
@@ -60,7 +60,7 @@ def _check_size(image: Image.Image, max_pixels: int) -> None:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would clip to 8
+    if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip to 8 bits
         return Image.fromarray((np.array(image) >> 8).astype(np.uint8)).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")

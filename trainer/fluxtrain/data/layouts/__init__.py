@@ -1,1 +1,1 @@
-"""Layouts of encoded samples: MLCommons' Arrow, parquet and WebDataset beside our own shards."""
+"""The layouts of encoded data sets: our shards, and MLCommons' Arrow, parquet and WebDataset."""

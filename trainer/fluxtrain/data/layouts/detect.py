@@ -1,18 +1,18 @@
-"""The four layouts of encoded samples: which one a folder holds, and how each is read and written.
+"""Detects, opens and writes the four layouts of encoded data sets.
 
-``shards`` is ours; ``arrow``, ``parquet`` and ``webdataset`` are those of MLCommons and its submitters.
+``shards`` is ours; MLCommons and its submitters use ``arrow``, ``parquet`` and ``webdataset``.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from fluxtrain.contract.run.config import Layout
 from fluxtrain.data.dataset import Dataset
-from fluxtrain.data.shard_dataset import EncodedDataset
-from fluxtrain.data.shard_writer import EncodedWriter, Sample
+from fluxtrain.data.sample_writer import SampleWriter
+from fluxtrain.data.shard_dataset import ShardDataset
+from fluxtrain.data.shard_writer import ShardWriter
 from fluxtrain.data.shards import LISTING
 from fluxtrain.draws import Array
 from fluxtrain.errors import DataError
@@ -26,57 +26,47 @@ _PATTERNS: dict[Layout, str] = {
 
 
 class EncodedSource(Dataset, Protocol):
-    """A data set on disk, whose samples have names."""
+    """A data set on disk, whose samples have keys."""
 
     @property
     def stored_timesteps(self) -> Array | None:
-        """Return the evaluation timestep of every sample, None where not all have one."""
+        """Return the evaluation timestep of every sample, None if not all have one."""
         ...
 
     def key(self, index: int) -> str:
-        """Return the name of sample ``index`` in the set it was made from."""
+        """Return the key of sample ``index`` in its source data set."""
         ...
 
 
 @runtime_checkable
-class ReadInOrder(Protocol):
-    """A data set that is slow in any order but its own, and says what to do about it."""
+class SlowRandomAccess(Protocol):
+    """A data set that is slow to read in a random order; ``advice`` is printed when training from it."""
 
     advice: str
 
 
-class SampleWriter(Protocol):
-    """What takes encoded samples one by one."""
-
-    def add(self, sample: Sample) -> None:
-        """Append ``sample``."""
-        ...
-
-
 def detect(folder: Path) -> Layout:
-    """Return the layout of ``folder``; DataError where it holds none, or several."""
-    found = [layout for layout, pattern in _PATTERNS.items() if any(folder.glob(pattern))]
-    if not found:
+    """Return the layout of ``folder``; DataError if it holds none or several."""
+    matches = [layout for layout, pattern in _PATTERNS.items() if any(folder.glob(pattern))]
+    if not matches:
         others = ", ".join(list(_PATTERNS.values())[1:])
         raise DataError(
             f"{folder}: no encoded data set is here ({LISTING} is missing, and so are {others})"
         )
-    if len(found) > 1:
-        raise DataError(
-            f"{folder}: holds {' and '.join(found)}; say which with spec.run.data.layout"
-        )
-    return found[0]
+    if len(matches) > 1:
+        raise DataError(f"{folder}: holds {' and '.join(matches)}; set spec.run.data.layout")
+    return matches[0]
 
 
 def open_encoded(folder: Path, layout: Layout | None = None, verify: bool = False) -> EncodedSource:
-    """Return the samples of ``folder``; ``layout`` None finds it out.
+    """Return the samples of ``folder``; ``layout`` None detects it.
 
-    With ``verify`` every record's CRC-32 is compared as it is read, which only ``shards`` stores. Raises
-    DataError, naming the file, where one is missing, cut off or not what the layout says.
+    With ``verify`` the CRC-32 of every sample read is compared, which only ``shards`` stores. Raises
+    DataError, naming the file, if one is missing, cut off or of another layout.
     """
     layout = layout or detect(folder)
     if layout == "shards":
-        return EncodedDataset(folder, verify)
+        return ShardDataset(folder, verify)
     if verify:
         raise DataError(
             f"{folder}: the layout {layout} stores no checksums; leave spec.run.data.verify_checksums out"
@@ -91,17 +81,17 @@ def open_encoded(folder: Path, layout: Layout | None = None, verify: bool = Fals
         from fluxtrain.data.layouts.parquet import ParquetDataset
 
         return ParquetDataset(folder)
-    from fluxtrain.data.layouts.webdataset import open_repack
+    from fluxtrain.data.layouts.webdataset import open_webdataset
 
-    return open_repack(folder)
+    return open_webdataset(folder)
 
 
 def make_writer(
     layout: Layout, folder: Path, num_samples: int, shard_size: int, timesteps: bool
-) -> AbstractContextManager[SampleWriter]:
-    """Return what writes ``num_samples`` samples to ``folder``, ``shard_size`` to a file."""
+) -> SampleWriter:
+    """Return a writer of ``num_samples`` samples to ``folder``, ``shard_size`` to a file."""
     if layout == "shards":
-        return EncodedWriter(folder, shard_size)
+        return ShardWriter(folder, shard_size)
     if layout == "arrow":
         from fluxtrain.data.layouts.arrow import ArrowWriter
 
@@ -110,6 +100,6 @@ def make_writer(
         from fluxtrain.data.layouts.parquet import ParquetWriter
 
         return ParquetWriter(folder, shard_size, timesteps)
-    from fluxtrain.data.layouts.webdataset import RepackWriter
+    from fluxtrain.data.layouts.webdataset import WebDatasetWriter
 
-    return RepackWriter(folder, shard_size, timesteps)
+    return WebDatasetWriter(folder, shard_size, timesteps)

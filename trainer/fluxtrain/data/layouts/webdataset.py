@@ -4,7 +4,7 @@
       shard_000000.tar   00000000.json, .t5.bytes, .clip.bytes, .mean.bytes, .logvar.bytes, ...
       index.txt          lists the tars
 
-The JSON holds ``key`` and, in validation sets, ``timestep``. Tars are indexed once and read at random.
+The JSON holds ``key`` and, in validation sets, ``timestep``. Tars are indexed once and then read at random.
 Axes: n samples, f fields.
 """
 
@@ -15,45 +15,43 @@ import json
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
-from fluxtrain.data.layouts.mlcommons import Cells, NpyDataset, checked_timesteps
+from fluxtrain.data.layouts.mlcommons import CellTable, NpyDataset, validate_timesteps
 from fluxtrain.data.layouts.npy import to_bytes
-from fluxtrain.data.shard_writer import Sample
+from fluxtrain.data.sample_writer import Sample, StreamWriter
 from fluxtrain.data.shards import FIELDS
-from fluxtrain.data.tar.index import METADATA, Kind, Slot, open_index
+from fluxtrain.data.tar.index import METADATA, MemberSpec, SampleFormat, open_index
 from fluxtrain.draws import Array
 from fluxtrain.errors import DataError
 from fluxtrain.files import atomic_write
 
 INDEX = "index.txt"
 SUFFIXES = dict(zip(FIELDS, ("t5.bytes", "clip.bytes", "mean.bytes", "logvar.bytes"), strict=True))
-ENCODINGS = Kind(
+ENCODINGS = SampleFormat(
     "encodings",
-    (METADATA, *(Slot(suffix, "a", (suffix,)) for suffix in SUFFIXES.values())),
+    (METADATA, *(MemberSpec(suffix, "a", (suffix,)) for suffix in SUFFIXES.values())),
 )
-"""A preprocessed sample: metadata and four .npy files."""
+"""A preprocessed sample: JSON metadata and four .npy files."""
 
 
-def open_repack(folder: Path) -> NpyDataset:
-    """Return the samples of all tars in ``folder``, by file name; DataError where one is not whole."""
+def open_webdataset(folder: Path) -> NpyDataset:
+    """Return the samples of all tars in ``folder``, by file name; DataError if a tar is not whole."""
     return NpyDataset(folder, [_cells(path) for path in sorted(folder.glob("*.tar"))])
 
 
-def _cells(path: Path) -> Cells:
-    index = open_index(path, kind=ENCODINGS)
+def _cells(path: Path) -> CellTable:
+    index = open_index(path, sample_format=ENCODINGS)
     if index.skipped.count:
-        # A tar of encodings is made by a program: what it lacks is lost data, not somebody's bad picture.
-        raise DataError(f"{path}: {index.skipped.texts[0]} (and {index.skipped.count - 1} more)")
-    return Cells(
-        path, index.spans[:, 2::2], index.spans[:, 3::2], _TarNotes(path, index.keys, index.spans)
-    )
+        # Unlike a bad image of a scraped set, a missing encoding is lost data.
+        raise DataError(f"{path}: {index.skipped.messages[0]} (and {index.skipped.count - 1} more)")
+    metadata = _JsonMetadata(path, index.keys, index.spans)
+    return CellTable(path, index.spans[:, 2::2], index.spans[:, 3::2], metadata)
 
 
 @dataclass(frozen=True)
-class _TarNotes:
-    """The JSON members: a million small reads, so they are left alone until somebody asks."""
+class _JsonMetadata:
+    """The JSON members; read on demand, because a large set has a million of them."""
 
     path: Path
     names: list[str]
@@ -65,11 +63,12 @@ class _TarNotes:
 
     def timesteps(self) -> Array | None:
         with self.path.open("rb") as file:
-            found = (self._read(file, record).get("timestep") for record in range(len(self.names)))
-            return checked_timesteps(self.path, found)
+            records = range(len(self.names))
+            steps = (self._read(file, record).get("timestep") for record in records)
+            return validate_timesteps(self.path, steps)
 
     def _read(self, file: BinaryIO, record: int) -> dict[str, Any]:
-        """Return what a sample's JSON says; nothing where it is absent or malformed."""
+        """Return a sample's JSON; {} if it is absent or malformed."""
         offset, size = self.spans[record, :2].tolist()
         file.seek(offset)
         try:
@@ -79,59 +78,36 @@ class _TarNotes:
         return content if isinstance(content, dict) else {}
 
 
-class RepackWriter:
-    """Writes the tars; equal samples give equal bytes."""
+class WebDatasetWriter(StreamWriter):
+    """Writes the tars and index.txt; equal samples give equal bytes."""
 
     def __init__(self, folder: Path, shard_size: int, timesteps: bool) -> None:
-        """Write tars of ``shard_size`` samples; each appears whole or not at all."""
-        self.folder, self._shard_size, self._timesteps = folder, shard_size, timesteps
-        self._count, self._names = 0, list[str]()
-        self._tar: tarfile.TarFile | None = None
+        """Write tars of ``shard_size`` samples."""
+        super().__init__(folder, shard_size)
+        self._timesteps, self._num_samples = timesteps, 0
 
-    def __enter__(self) -> RepackWriter:
-        """Return the writer."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return self
+    def _file_name(self, number: int) -> str:
+        return f"shard_{number:06d}.tar"
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Finish the last tar and list them all, unless something went wrong."""
-        self._finish_tar(whole=kind is None)
-        if kind is None:
-            with atomic_write(self.folder / INDEX) as partial:
-                partial.write_text("".join(f"{name}\n" for name in self._names))
+    def _open(self, path: Path) -> tarfile.TarFile:
+        return tarfile.TarFile(path, "w", format=tarfile.USTAR_FORMAT)
 
-    def add(self, sample: Sample) -> None:
-        """Append ``sample``."""
-        base, note = f"{self._count:08d}", dict[str, object](key=sample.key)
-        if self._timesteps:
-            note["timestep"] = sample.timestep
-        self._put(f"{base}.json", json.dumps(note).encode())
-        for field, suffix in SUFFIXES.items():
-            self._put(f"{base}.{suffix}", to_bytes(getattr(sample, field)))
-        self._count += 1
-        if self._count % self._shard_size == 0:
-            self._finish_tar(whole=True)
+    def _write(self, file: tarfile.TarFile, samples: list[Sample]) -> None:
+        for sample in samples:
+            base, metadata = f"{self._num_samples:08d}", dict[str, object](key=sample.key)
+            if self._timesteps:
+                metadata["timestep"] = sample.timestep
+            _add_member(file, f"{base}.json", json.dumps(metadata).encode())
+            for field, suffix in SUFFIXES.items():
+                _add_member(file, f"{base}.{suffix}", to_bytes(getattr(sample, field)))
+            self._num_samples += 1
 
-    def _put(self, name: str, content: bytes) -> None:
-        if self._tar is None:
-            self._names.append(f"shard_{len(self._names):06d}.tar")
-            self._tar = tarfile.TarFile(self._partial, "w", format=tarfile.USTAR_FORMAT)
-        header = tarfile.TarInfo(name)
-        header.size = len(content)
-        self._tar.addfile(header, io.BytesIO(content))
+    def _write_listing(self) -> None:
+        with atomic_write(self.folder / INDEX) as partial:
+            partial.write_text("".join(f"{name}\n" for name in self.names))
 
-    @property
-    def _partial(self) -> Path:
-        return self.folder / f"{self._names[-1]}.partial"
 
-    def _finish_tar(self, whole: bool) -> None:
-        if self._tar is not None:
-            self._tar.close()
-            self._tar = None
-            if whole:
-                self._partial.replace(self.folder / self._names[-1])
+def _add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    header = tarfile.TarInfo(name)
+    header.size = len(content)
+    tar.addfile(header, io.BytesIO(content))

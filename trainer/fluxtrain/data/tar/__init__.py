@@ -1,1 +1,1 @@
-"""WebDataset tars of images and captions: read at random, written, indexed."""
+"""WebDataset tars of images and captions: indexed, read at random, written."""

@@ -1,11 +1,11 @@
-"""Image data sets: WebDataset tars of images and captions, read at random and never unpacked.
+"""Image data sets: WebDataset tars of images and captions, read at random without unpacking.
 
     folder/
       shard_000000.tar              key.png|jpg|jpeg|webp, key.txt, optional key.json
-      shard_000000.tar.index.json   where the samples lie; made on first use
+      shard_000000.tar.index.json   the samples' spans; written on first use
 
-A tar is whole or refused (DataError); a sample that is not whole is named in ``skipped``; one that
-turns out unreadable raises SampleError, and the caller counts it.
+A tar that is not whole raises DataError; a sample without image or caption is listed in ``skipped``; one that
+cannot be read later raises SampleError, which the caller counts.
 Axes: H W image.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,13 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from fluxtrain.data.images.decode import MAX_PIXELS, decode
+from fluxtrain.data.open_files import max_open_files
 from fluxtrain.data.tar.index import Skipped, open_index
 from fluxtrain.errors import DataError
 
 
 class SampleError(DataError):
-    """One sample cannot be read; its text names the sample and says why."""
+    """One sample cannot be read; the message has its name and the reason."""
 
 
 class TarImages:
@@ -36,42 +36,42 @@ class TarImages:
     def __init__(self, folder: Path, max_pixels: int = MAX_PIXELS) -> None:
         """Open ``folder``; images of more than ``max_pixels`` are not decoded.
 
-        Raises DataError, naming the file, where a tar is cut off or is none, or no sample is found.
+        Raises DataError, naming the file, if a tar is cut off or not a tar, or if there are no samples.
         """
         self.folder, self._max_pixels = folder, max_pixels
         self._paths = _tars(folder)
         self._indices = [open_index(path) for path in self._paths]
         self._starts = np.cumsum([0, *(len(index.keys) for index in self._indices)])
-        self._files = _Files(self._paths, most=_most_files())
-        noted = self._skipped()
-        self.skipped, self.num_skipped = noted.texts, noted.count
+        self._files = _Files(self._paths, max_open=max(1, max_open_files() // 4))
+        skipped = self._skipped()
+        self.skipped, self.num_skipped = skipped.messages, skipped.count
         if not len(self):
-            why = f": {self.skipped[0]}" if self.skipped else ""
-            raise DataError(f"{folder}: its tars hold no images with captions{why}")
+            reason = f": {self.skipped[0]}" if self.skipped else ""
+            raise DataError(f"{folder}: its tars hold no images with captions{reason}")
 
     def __len__(self) -> int:
         """Return the number of samples."""
         return int(self._starts[-1])
 
     def key(self, index: int) -> str:
-        """Return the name of sample ``index`` inside its tar."""
+        """Return the key of sample ``index``."""
         number, record = self._place(index)
         return self._indices[number].keys[record]
 
     def name(self, index: int) -> str:
-        """Return what a person needs to find sample ``index``."""
+        """Return the tar and the key of sample ``index``, for messages."""
         number, _ = self._place(index)
         return f"{self._paths[number]} key {self.key(index)!r}"
 
     def caption(self, index: int) -> str:
-        """Return the prompt of sample ``index``; SampleError where it is not UTF-8."""
+        """Return the prompt of sample ``index``; SampleError if it is not UTF-8."""
         try:
             return self._read(index, slice(2, 4)).decode("utf-8")
         except UnicodeDecodeError:
             raise SampleError(f"{self.name(index)}: its caption is not UTF-8") from None
 
     def image(self, index: int) -> UInt8[Tensor, "3 H W"]:
-        """Return the picture of sample ``index`` on white; SampleError where it is unreadable."""
+        """Return the image of sample ``index`` on white; SampleError if it is unreadable."""
         content = self._read(index, slice(0, 2))
         try:
             return decode(content, self._max_pixels)
@@ -79,7 +79,7 @@ class TarImages:
             raise SampleError(f"{self.name(index)}: {error}") from None
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """Return what the sample's JSON member says; empty where there is none, or it is no table."""
+        """Return the sample's JSON; {} if there is none or it is not an object."""
         try:
             content = json.loads(self._read(index, slice(4, 6)) or b"{}")
         except (ValueError, RecursionError):
@@ -87,7 +87,7 @@ class TarImages:
         return content if isinstance(content, dict) else {}
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Return the number of the tar that holds sample ``index``, and its place there."""
+        """Return the number of the tar of sample ``index``, and its record there."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
@@ -105,12 +105,12 @@ class TarImages:
         return content
 
     def _skipped(self) -> Skipped:
-        noted = Skipped()
+        skipped = Skipped()
         for path, index in zip(self._paths, self._indices, strict=True):
-            for text in index.skipped.texts:
-                noted.add(f"{path}: {text}")
-            noted.count += index.skipped.count - len(index.skipped.texts)
-        return noted
+            for message in index.skipped.messages:
+                skipped.add(f"{path}: {message}")
+            skipped.count += index.skipped.count - len(index.skipped.messages)
+        return skipped
 
 
 def _tars(folder: Path) -> list[Path]:
@@ -120,38 +120,32 @@ def _tars(folder: Path) -> list[Path]:
     return paths
 
 
-def _most_files() -> int:
-    """Return a quarter of what this process may open: large data sets have more tars than that."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, (soft if soft >= 0 else 1 << 20) // 4)
-
-
 class _Files:
-    """Open tars, at most ``most``; the others are opened for each read.
+    """Open tars, at most ``max_open``; the others are opened for each read.
 
-    None is closed while the data set lives, so that no thread loses the one it reads.
+    None is closed before the data set is, so that no thread loses the one it is reading.
     """
 
-    def __init__(self, paths: list[Path], most: int) -> None:
-        self._paths, self._most, self._open = paths, most, dict[int, int]()
+    def __init__(self, paths: list[Path], max_open: int) -> None:
+        self._paths, self._max_open, self._open = paths, max_open, dict[int, int]()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave open files behind when sent to another process."""
+        """Return the state without open descriptors, for another process."""
         return {**self.__dict__, "_open": {}}
 
     def __del__(self) -> None:
-        """Close what is open."""
+        """Close all descriptors."""
         for file in self._open.values():
             os.close(file)
 
     def read(self, number: int, offset: int, size: int) -> bytes:
-        """Return up to ``size`` bytes from ``offset`` of tar ``number``; OSError where it is gone."""
+        """Return up to ``size`` bytes from ``offset`` of tar ``number``; OSError if it cannot be opened."""
         file = self._open.get(number)
         if file is not None:
             return _pread(file, offset, size)
         file = os.open(self._paths[number], os.O_RDONLY | os.O_NONBLOCK)
-        # setdefault is atomic; a lock could be held by another thread at the moment of a fork.
-        if len(self._open) < self._most and self._open.setdefault(number, file) == file:
+        # setdefault is atomic; a lock could be held by another thread during a fork.
+        if len(self._open) < self._max_open and self._open.setdefault(number, file) == file:
             return _pread(file, offset, size)
         try:
             return _pread(file, offset, size)
@@ -160,9 +154,9 @@ class _Files:
 
 
 def _pread(file: int, offset: int, size: int) -> bytes:
-    """Return ``size`` bytes, or fewer where the file ends before."""
+    """Return ``size`` bytes, or fewer if the file ends before."""
     content = os.pread(file, size, offset)
-    while len(content) < size:  # a network file system may return less than there is
+    while len(content) < size:  # a network file system may return less than requested
         more = os.pread(file, size - len(content), offset + len(content))
         if not more:
             break

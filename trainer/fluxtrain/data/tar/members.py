@@ -1,8 +1,9 @@
-"""A tar's members, read with suspicion: its 512-byte headers are walked and nothing is unpacked.
+"""Reads the members of untrusted tars from their 512-byte headers; nothing is unpacked.
 
-The standard library parses single headers only: its own walk trusts declared sizes and takes a
-damaged header for the archive's end. A shard is whole or refused; strange members are named.
-Formats: POSIX.1-1988 ustar, POSIX.1-2001 pax (``path`` and ``size`` are heeded), GNU long names.
+``tarfile`` parses single headers; its iteration is not used, because it trusts declared sizes and takes a
+damaged header for the end of the archive. A tar that is not whole raises DataError; unusable members have a
+fault.
+Formats: POSIX.1-1988 ustar, POSIX.1-2001 pax (``path`` and ``size``), GNU long names.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\x
 
 @dataclass(frozen=True)
 class Member:
-    """One file inside a tar; ``offset`` counts from the tar's start; ``fault`` says why not to read it."""
+    """One file inside a tar; ``offset`` counts from the start of the tar; ``fault`` is why it is unusable."""
 
     name: str
     offset: int
@@ -48,8 +49,8 @@ class Member:
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[int]:
-    """Yield a descriptor of ``path``; OSError where it is missing, ValueError where it is no file."""
-    # Without O_NONBLOCK a named pipe in the place of a shard would hold the run up for ever.
+    """Yield a descriptor of ``path``; OSError if it is missing, ValueError if it is not a regular file."""
+    # O_NONBLOCK: opening a named pipe would otherwise block forever.
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -60,13 +61,13 @@ def open_regular(path: Path) -> Iterator[int]:
 
 
 def read_members(path: Path, max_members: int = MAX_MEMBERS) -> Iterator[Member]:
-    """Yield the files in the tar ``path``, in its order; DataError where it is not a whole tar.
+    """Yield the files in the tar ``path``, in its order; DataError if it is not a whole tar.
 
-    Folders are left out; links, devices, sparse and huge files and those of bad names carry a fault.
+    Folders are left out; links, devices, sparse files, huge files and invalid names have a fault.
     """
     try:
         with open_regular(path) as file:
-            yield from _Walk(file, os.fstat(file).st_size, max_members).members()
+            yield from _HeaderReader(file, os.fstat(file).st_size, max_members).members()
     except FileNotFoundError:
         raise DataError(f"{path}: missing") from None
     except (OSError, ValueError, tarfile.HeaderError) as error:
@@ -74,7 +75,7 @@ def read_members(path: Path, max_members: int = MAX_MEMBERS) -> Iterator[Member]
 
 
 def name_fault(name: str) -> str | None:
-    """Return why ``name`` is not one for a member, or None; names are shown and never opened."""
+    """Return why ``name`` is not a valid member name, or None; names are printed, never opened."""
     if not 0 < len(name) <= MAX_NAME_LENGTH:
         return f"its name has {len(name)} characters"
     if not name.isprintable():
@@ -86,7 +87,7 @@ def name_fault(name: str) -> str | None:
 
 @dataclass
 class _Extension:
-    """What extension headers say of the member that follows them."""
+    """The values of extension headers for the member that follows them."""
 
     name: str | None = None
     size: int | None = None
@@ -94,8 +95,8 @@ class _Extension:
 
 
 @dataclass
-class _Walk:
-    """A pass over the headers of the tar that is open as ``file``."""
+class _HeaderReader:
+    """Reads the headers of the tar that is open as ``file``."""
 
     file: int
     end: int
@@ -104,21 +105,21 @@ class _Walk:
     pending: _Extension = field(default_factory=_Extension)
 
     def members(self) -> Iterator[Member]:
-        """Yield the members up to the end mark; ValueError or HeaderError where the tar is broken."""
-        self._refuse_compressed()
+        """Yield the members up to the end mark; ValueError or HeaderError if the tar is damaged."""
+        self._check_start()
         for _ in range(self.max_members):
             block = self._take(_BLOCK, "it is cut off before its end mark")
             if not any(block):
                 return
-            yield from self._after(self._header(block), block)
-            if self.position > self.end:  # only a member over the limit gets here
+            yield from self._member(self._header(block), block)
+            if self.position > self.end:  # after a member over the size limit
                 return
         raise ValueError(f"more than {self.max_members} members")
 
-    def _after(self, header: tarfile.TarInfo, block: bytes) -> Iterator[Member]:
-        """Step over what belongs to ``header`` and yield its member, if it is one."""
+    def _member(self, header: tarfile.TarInfo, block: bytes) -> Iterator[Member]:
+        """Yield the member of ``header``, if it has one, and move on to the next header."""
         if header.type in _EXTENSIONS or header.type in _LONG_NAMES:
-            self._extend(header)
+            self._read_extension(header)
             return
         pending, self.pending = self.pending, _Extension()
         if header.type == tarfile.GNUTYPE_SPARSE:
@@ -128,7 +129,7 @@ class _Walk:
         name = (header.name if pending.name is None else pending.name).removeprefix("./")
         size = header.size if pending.size is None else pending.size
         kind = tarfile.DIRTYPE if header.isdir() else header.type
-        # A link may give its target's size, and no data follow.
+        # A link may give the size of its target, but no data follow.
         member = Member(name, self.position, 0 if kind in _WITHOUT_DATA else size)
         fault = self._fault(member, kind, pending.sparse)
         self.position += _padded(member.size)
@@ -136,14 +137,14 @@ class _Walk:
             yield Member(name, member.offset, member.size, fault)
 
     def _fault(self, member: Member, kind: bytes, sparse: bool) -> str | None:
-        """Return what keeps ``member`` from being read; ValueError where the tar ends inside it."""
+        """Return why ``member`` cannot be used, or None; ValueError if the tar ends inside it."""
         end = member.offset + _padded(member.size)
         if member.size > MAX_MEMBER_BYTES:
-            lost = "; nothing after it can be found" if end > self.end else ""
+            lost = "; nothing after it can be read" if end > self.end else ""
             return f"it claims {member.size} bytes, at most {MAX_MEMBER_BYTES} are read{lost}"
         if end > self.end:
             raise ValueError(
-                f"member {shown(member.name)} ends at byte {end} of {self.end}: cut off"
+                f"member {quoted(member.name)} ends at byte {end} of {self.end}: cut off"
             )
         if sparse:
             return "it is a sparse file"
@@ -160,22 +161,22 @@ class _Walk:
             raise ValueError(f"its header at byte {self.position - _BLOCK}: a negative size")
         return header
 
-    def _extend(self, header: tarfile.TarInfo) -> None:
-        """Read an extension header; a global one cannot speak of single members and is left alone."""
+    def _read_extension(self, header: tarfile.TarInfo) -> None:
+        """Read an extension header; global ones do not apply to single members and are ignored."""
         if header.size > _MAX_EXTENSION_BYTES:
             raise ValueError(f"an extension header claims {header.size} bytes")
         content = self._take(_padded(header.size), "it is cut off in an extension header")
         if header.type == tarfile.GNUTYPE_LONGNAME:
             self.pending.name = _text(content.partition(b"\0")[0])
         elif header.type in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE):
-            _heed(self.pending, _pax_records(content[: header.size]))
+            _apply_pax(self.pending, _pax_records(content[: header.size]))
 
     def _skip_sparse_map(self, block: bytes) -> None:
-        more = bool(block[482])  # GNU's isextended, followed by blocks with their own at byte 504
+        more = bool(block[482])  # GNU's isextended; the blocks that follow have it at byte 504
         while more:
             more = bool(self._take(_BLOCK, "it is cut off in a sparse file's map")[504])
 
-    def _refuse_compressed(self) -> None:
+    def _check_start(self) -> None:
         if not self.end:
             raise ValueError("it is empty")
         start = os.pread(self.file, 8, 0)
@@ -185,17 +186,17 @@ class _Walk:
                     f"it is compressed with {name}; shards are read at random, unpack it"
                 )
 
-    def _take(self, size: int, otherwise: str) -> bytes:
-        """Return the next ``size`` bytes; ValueError, saying ``otherwise``, where there are fewer."""
+    def _take(self, size: int, message: str) -> bytes:
+        """Return the next ``size`` bytes; ValueError with ``message`` if there are fewer."""
         content = os.pread(self.file, size, self.position)
         if len(content) != size:
-            raise ValueError(otherwise)
+            raise ValueError(message)
         self.position += size
         return content
 
 
-def shown(name: str) -> str:
-    """Return ``name`` quoted, escaped and short enough for a message."""
+def quoted(name: str) -> str:
+    """Return ``name`` quoted, escaped and shortened for messages."""
     text = repr(name[:100])
     return text if len(name) <= 100 and len(text) <= 200 else f"{text[:200]}..."
 
@@ -208,7 +209,7 @@ def _text(content: bytes) -> str:
     return content.decode("utf-8", "surrogateescape")
 
 
-def _heed(pending: _Extension, records: dict[str, str]) -> None:
+def _apply_pax(pending: _Extension, records: dict[str, str]) -> None:
     if "path" in records:
         pending.name = records["path"]
     if "size" in records:
@@ -218,18 +219,18 @@ def _heed(pending: _Extension, records: dict[str, str]) -> None:
 
 def _natural(digits: str) -> int:
     if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
-        raise ValueError(f"a pax header gives the size {shown(digits)}")
+        raise ValueError(f"a pax header gives the size {quoted(digits)}")
     return int(digits)
 
 
 def _pax_records(content: bytes) -> dict[str, str]:
-    """Return the records ``length key=value`` of a pax header; ValueError where one is malformed."""
+    """Return the records ``length key=value`` of a pax header; ValueError if one is malformed."""
     records, start = {}, 0
     while start < len(content):
         space = content.find(b" ", start, start + 9)
         length = content[start : max(start, space)]
         end = start + (int(length) if length.isdigit() else 0)
-        # Each record must end after its own space: one that does not move on would never end.
+        # Each record must end after its own space, or this loop would not terminate.
         if not start < space < end <= len(content) or content[end - 1 : end] != b"\n":
             raise ValueError("a pax header is malformed")
         record = content[space + 1 : end]

@@ -1,4 +1,4 @@
-"""Writes image data sets: WebDataset tars of images and captions that data/tars.py reads."""
+"""Writes image data sets: WebDataset tars of images and captions that data/tar/dataset.py reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from fluxtrain.data.tar.index import IMAGE_SUFFIXES, MAX_CAPTION_BYTES, split_name
-from fluxtrain.data.tar.members import MAX_MEMBER_BYTES, name_fault, shown
+from fluxtrain.data.tar.members import MAX_MEMBER_BYTES, name_fault, quoted
 from fluxtrain.errors import DataError
 
 
@@ -21,13 +21,13 @@ class TarWriter:
     def __init__(
         self, folder: Path, shard_size: int = 1000, extra_files: Mapping[str, str] | None = None
     ) -> None:
-        """Write tars of ``shard_size`` samples, and ``extra_files``: texts by their name, beside them.
+        """Write tars of ``shard_size`` samples, and beside them ``extra_files``, texts by file name.
 
-        Raises DataError where ``folder`` holds tars already: a reader would take them for its own.
+        Raises DataError if ``folder`` holds tars already, which readers would read too.
         """
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.glob("*.tar")):
-            raise DataError(f"{folder}: tars are here already; write to an empty folder")
+            raise DataError(f"{folder}: holds tars already; write to an empty folder")
         self.folder, self.shard_size = folder, shard_size
         self._extra_files = extra_files or {}
         self._num_tars, self._keys = 0, set[str]()
@@ -43,9 +43,9 @@ class TarWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Write the last tar and the extra files; if something went wrong, drop the last tar."""
+        """Write the last tar and the extra files; delete the last tar if an exception was raised."""
         if kind is not None:
-            self._drop()
+            self._discard()
             return
         self._finish()
         for name, text in self._extra_files.items():
@@ -61,7 +61,7 @@ class TarWriter:
         caption: str,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        """Append a sample; DataError where ``key``, ``suffix`` or ``caption`` could not be read back."""
+        """Append a sample; DataError if ``key``, ``suffix`` or ``caption`` could not be read back."""
         self._check(key, image, suffix, caption)
         contents = {suffix: image, "txt": caption.encode()}
         if metadata is not None:
@@ -79,7 +79,7 @@ class TarWriter:
         if key in self._keys:
             fault = "given twice"
         if fault:
-            raise DataError(f"key {shown(key)}: {fault}")
+            raise DataError(f"key {quoted(key)}: {fault}")
 
     def _put(self, header: tarfile.TarInfo, content: bytes) -> None:
         if self._tar is None:
@@ -98,7 +98,7 @@ class TarWriter:
         self._tar, self._keys = None, set()
         self._num_tars += 1
 
-    def _drop(self) -> None:
+    def _discard(self) -> None:
         if self._tar is not None:
             self._tar.close()
             self._tar = None
@@ -106,19 +106,19 @@ class TarWriter:
 
 
 def _header(name: str, size: int) -> tarfile.TarInfo:
-    header = tarfile.TarInfo(name)  # time 0 and owner 0 unless set
+    header = tarfile.TarInfo(name)  # modification time and owner are 0 by default
     header.size = size
     return header
 
 
 def _key_fault(key: str) -> str | None:
-    """Return why a sample named ``key`` could not be found again, or None."""
+    """Return why ``key`` cannot be the key of a sample, or None."""
     fault = name_fault(key)
     if fault or key.startswith("./") or split_name(f"{key}.x") != (key, "x"):
         return fault or "it starts with ./ or its last part is empty or has a dot"
     try:
         _header(f"{key}.webp", 0).tobuf(tarfile.USTAR_FORMAT)
-    except ValueError as error:  # ustar holds 100 bytes, and 155 of folders before them
+    except ValueError as error:  # ustar has 100 bytes for the name and 155 for its folders
         return str(error)
     return None
 

@@ -13,7 +13,7 @@ from itertools import groupby, islice
 from pathlib import Path
 
 from fluxtrain.data.tar.index import IMAGE_SUFFIXES, split_name
-from fluxtrain.data.tar.members import Member, read_members, shown
+from fluxtrain.data.tar.members import Member, quoted, read_members
 from fluxtrain.errors import DataError
 
 NO_IMAGE, NO_CAPTION, TWICE = "no image", "no caption", "two images or two captions"
@@ -80,7 +80,7 @@ class RawTar:
         end = os.fstat(self._file).st_size
         for member in read_members(self._path):
             if member.offset + member.size > end:
-                name = shown(member.name)
+                name = quoted(member.name)
                 raise DataError(f"{self._path}: member {name} is cut off: not a whole tar")
             if _is_part(member.name):
                 yield member

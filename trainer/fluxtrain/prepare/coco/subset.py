@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from fluxtrain.draws import NUM_TIMESTEPS
 from fluxtrain.errors import ConfigError, DataError
 
 NUM_SAMPLES = 29_696
-NUM_TIMESTEPS = 8
 SEED = 2023
 _MAX_BYTES = 1 << 30
 _FLAG = "--captions"

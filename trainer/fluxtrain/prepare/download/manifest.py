@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, urlsplit
 
-from fluxtrain.data.tar.members import shown
+from fluxtrain.data.tar.members import quoted
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.prepare.download.http import MAX_SMALL_BYTES, HttpClient, is_url
 
@@ -60,7 +60,7 @@ def parse(name: str, text: str, base: str) -> list[Entry]:
         if path in entries or len(entries) >= MAX_ENTRIES:
             fault = "listed twice" if path in entries else f"more than {MAX_ENTRIES} files"
         if match is None or fault:
-            raise DataError(f"{name}: line {number}: {shown(path or line)}: {fault}")
+            raise DataError(f"{name}: line {number}: {quoted(path or line)}: {fault}")
         entries[path] = Entry(path, _join(base, path), match[1].lower())
     if not entries:
         raise DataError(f"{name}: lists no files")
@@ -82,7 +82,7 @@ def path_fault(path: str) -> str | None:
 def _read_base(given: str, client: HttpClient) -> str:
     text = _read_text(given, client).strip()
     if not is_url(text) or "\n" in text or len(text) > _MAX_PATH:
-        raise DataError(f"{given}: not one URL: {shown(text)}")
+        raise DataError(f"{given}: not one URL: {quoted(text)}")
     return text
 
 
@@ -111,11 +111,11 @@ def _join(base: str, path: str) -> str:
 
 def _require_no_downgrade(given: str, base: str) -> None:
     if given.startswith("https:") and urlsplit(base).scheme != "https":
-        raise DataError(f"{given}: came over https and redirects to {shown(base)}")
+        raise DataError(f"{given}: came over https and redirects to {quoted(base)}")
 
 
 def _require_no_nesting(name: str, entries: dict[str, Entry]) -> None:
     for path in entries:
         for parent in PurePosixPath(path).parents:
             if str(parent) in entries:
-                raise DataError(f"{name}: {shown(str(parent))} is both a file and a folder")
+                raise DataError(f"{name}: {quoted(str(parent))} is both a file and a folder")

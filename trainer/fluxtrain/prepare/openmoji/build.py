@@ -21,9 +21,11 @@ import torch
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.empty_text import write_empty_text
-from fluxtrain.data.shard_writer import EncodedWriter, Sample
+from fluxtrain.data.sample_writer import Sample
+from fluxtrain.data.shard_writer import ShardWriter
 from fluxtrain.data.tar.dataset import TarImages
 from fluxtrain.data.tar.writer import TarWriter
+from fluxtrain.draws import NUM_TIMESTEPS
 from fluxtrain.encode.patch import load_patch_autoencoder, save_patch_autoencoder
 from fluxtrain.encode.text import TextEncoder, load_text_encoder
 from fluxtrain.errors import DataError
@@ -41,7 +43,6 @@ ATTRIBUTION = (
     "Changes: drawn in pixels on white; encoded."
 )
 LoadText = Callable[[], TextEncoder]
-_NUM_TIMESTEPS = 8
 _BATCH = 128
 
 
@@ -131,7 +132,7 @@ def _encode(
     dataset = TarImages(images)
     autoencoder, text = load_patch_autoencoder(autoencoder_file), load_text()
     provenance = {"source": "openmoji", "attribution": ATTRIBUTION}
-    with EncodedWriter(output, dtype=torch.float32, provenance=provenance) as writer:
+    with ShardWriter(output, dtype=torch.float32, provenance=provenance) as writer:
         for start in range(0, len(dataset), _BATCH):
             indices = range(start, min(start + _BATCH, len(dataset)))
             captions = [dataset.caption(index) for index in indices]
@@ -140,7 +141,7 @@ def _encode(
             mean, logvar = autoencoder.encode(to_images(pixels))
             for row, index in enumerate(indices):
                 encodings = txt[row], vec[row], mean[row], logvar[row]
-                timestep = index % _NUM_TIMESTEPS
+                timestep = index % NUM_TIMESTEPS
                 writer.add(Sample(dataset.key(index), captions[row], *encodings, timestep))
             advance(len(indices))
 

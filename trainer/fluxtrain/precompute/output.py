@@ -1,7 +1,7 @@
-"""Where the encoded shards of one part go, which of them are there, and with what settings they are made.
+"""The output folder of the preprocess task for one part of the data.
 
 folder/
-  preprocess.json          the settings, written first; other ones are refused
+  preprocess.json          the settings, written first; a folder with other settings is refused
   shard_000000.safetensors each appears whole, in any order
   dataset.json             written last
 """
@@ -20,7 +20,7 @@ from secrets import token_hex
 from typing import Any
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.images.dataset import ImageSet, open_images
+from fluxtrain.data.images.dataset import ImageDataset, open_images
 from fluxtrain.data.shard_writer import shard_name
 from fluxtrain.data.shards import LISTING
 from fluxtrain.data.sources import PARTS
@@ -28,89 +28,89 @@ from fluxtrain.encode.encoders import check_files
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.safetensors_file import read_header
 
-STAMP = "preprocess.json"
-_SAMPLED_BYTES = 1 << 20  # of each weights file: its header, which names and places every tensor
+SETTINGS = "preprocess.json"
+_SAMPLED_BYTES = (
+    1 << 20
+)  # of each weights file: contains its header, with the names and spans of all tensors
 
 
 @dataclass(frozen=True)
-class Target:
-    """The encoded shards of one part of the data; ``path`` is its field."""
+class EncodedOutput:
+    """The encoded shards of one part of the data."""
 
     part: str
-    path: str
+    field_path: str  # of the config, for errors
     folder: Path
-    pictures: ImageSet = field(repr=False)
+    dataset: ImageDataset = field(repr=False)
     shard_size: int
     settings: dict[str, Any] = field(repr=False)
 
     @property
     def num_shards(self) -> int:
-        """Return how many shards the part has; the last one may be shorter."""
-        return -(-len(self.pictures) // self.shard_size)
+        """Return the number of shards; the last one may be shorter."""
+        return -(-len(self.dataset) // self.shard_size)
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the whole data set is there."""
+        """Return whether the whole data set is written."""
         return (self.folder / LISTING).exists()
 
     def samples(self, shard: int) -> range:
-        """Return the input's samples that make up ``shard``."""
+        """Return the indices of the input samples in ``shard``."""
         begin = shard * self.shard_size
-        return range(begin, min(begin + self.shard_size, len(self.pictures)))
+        return range(begin, min(begin + self.shard_size, len(self.dataset)))
 
     def shard_path(self, shard: int) -> Path:
         """Return the file of ``shard``."""
         return self.folder / shard_name(shard)
 
-    def is_there(self, shard: int) -> bool:
-        """Return whether ``shard`` is there, whole."""
+    def exists(self, shard: int) -> bool:
+        """Return whether ``shard`` is written completely."""
         path = self.shard_path(shard)
         if not path.exists():
             return False
         try:
-            read_header(
-                path
-            )  # a machine that lost power may have kept the name and not the content
+            read_header(path)  # after a power loss the name may exist without the content
         except DataError:
             return False
         return path.with_suffix(".json").exists()
 
-    def num_there(self) -> int:
-        """Return how many shards are there, by their names alone."""
+    def num_existing(self) -> int:
+        """Return the number of existing shards, by their names only."""
         names = set(os.listdir(self.folder)) if self.folder.is_dir() else set[str]()
         return sum(shard_name(shard) in names for shard in range(self.num_shards))
 
     def check(self) -> None:
-        """Raise ConfigError where the folder holds something that other settings made."""
-        stamp = self.folder / STAMP
-        if not stamp.exists():
+        """Raise ConfigError if the folder holds another data set or was written with other settings."""
+        path = self.folder / SETTINGS
+        if not path.exists():
             if any(self.folder.glob("*.safetensors")) or self.is_finished:
                 raise ConfigError(
-                    self.path, str(self.folder), "holds another data set; use another folder"
+                    self.field_path, str(self.folder), "holds another data set; use another folder"
                 )
             return
         try:
-            before = json.loads(stamp.read_text())
+            before = json.loads(path.read_text())
         except (OSError, ValueError):
             before = None
         if before != self.settings:
             names = sorted(k for k, v in self.settings.items() if (before or {}).get(k) != v)
             raise ConfigError(
-                self.path,
+                self.field_path,
                 str(self.folder),
-                f"holds encodings that were made with other settings ({', '.join(names)}); "
+                f"holds encodings made with other settings ({', '.join(names)}); "
                 "use another folder, or delete it",
             )
 
-    def claim(self, staging: Path) -> None:
-        """Write the settings down; every rank writes the same."""
-        partial = staging / STAMP
+    def write_settings(self, staging: Path) -> None:
+        """Write preprocess.json; every rank writes the same."""
+        partial = staging / SETTINGS
         partial.write_text(json.dumps(self.settings, indent=1))
-        partial.replace(self.folder / STAMP)
+        partial.replace(self.folder / SETTINGS)
 
     @contextmanager
     def staging(self, rank: int) -> Iterator[Path]:
-        """Yield a folder of this process's own to write in; what a killed one left is removed."""
+        """Yield a temporary folder of this rank; those of killed processes are removed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for stale in self.folder.glob(f".staging-{rank}-*"):
             shutil.rmtree(stale, ignore_errors=True)
@@ -121,35 +121,37 @@ class Target:
         finally:
             shutil.rmtree(own, ignore_errors=True)
 
-    def put(self, staged: Path) -> None:
-        """Move a shard and its notes from the staging folder to their place, the notes first."""
+    def publish(self, staged: Path) -> None:
+        """Move a shard from the staging folder to the output folder, its JSON first."""
         for path in (staged.with_suffix(".json"), staged):
-            _settle(path)
+            _fsync(path)
             path.replace(self.folder / path.name)
 
 
-def open_targets(config: RunConfig, data_root: Path, models_root: Path) -> list[Target]:
-    """Return what is to be made; ConfigError where that is nothing, or the folder is another's.
+def open_outputs(config: RunConfig, data_root: Path, models_root: Path) -> list[EncodedOutput]:
+    """Return the configured outputs; ConfigError if there are none, or if a folder holds something else.
 
-    Raises DataError where pictures or encoders are missing.
+    Raises DataError if images or encoders are missing.
     """
-    wanted = {part: getattr(config.preprocess, part) for part in PARTS}
-    if not any(wanted.values()):
+    names = {part: getattr(config.preprocess, part) for part in PARTS}
+    if not any(names.values()):
         raise ConfigError("spec.run.preprocess", None, "train or validation must name a folder")
     check_files(config.encoders, models_root)
-    targets = [
-        _target(config, data_root, models_root, part, name) for part, name in wanted.items() if name
+    outputs = [
+        _output(config, data_root, models_root, part, name) for part, name in names.items() if name
     ]
-    for target in targets:
-        target.check()
-    return targets
+    for output in outputs:
+        output.check()
+    return outputs
 
 
-def _target(config: RunConfig, data_root: Path, models_root: Path, part: str, name: str) -> Target:
+def _output(
+    config: RunConfig, data_root: Path, models_root: Path, part: str, name: str
+) -> EncodedOutput:
     source = data_root / getattr(config.data, part)
     settings: dict[str, Any] = {
         "source": _fingerprint(source, [*source.glob("*.tar"), *source.glob("*.arrow")], sampled=0),
-        "weights": _weights(config, models_root),
+        "weights": _fingerprint_weights(config, models_root),
         "encoders": config.encoders.model_dump(
             mode="json", include={"text", "autoencoder_kind", "precision"}
         ),
@@ -158,23 +160,24 @@ def _target(config: RunConfig, data_root: Path, models_root: Path, part: str, na
         "shard_size": config.preprocess.shard_size,
         "batch_size": config.preprocess.batch_size,
     }
-    pictures = open_images(config, data_root, part)
-    path = f"spec.run.preprocess.{part}"
-    return Target(part, path, data_root / name, pictures, config.preprocess.shard_size, settings)
+    dataset = open_images(config, data_root, part)
+    field_path = f"spec.run.preprocess.{part}"
+    size = config.preprocess.shard_size
+    return EncodedOutput(part, field_path, data_root / name, dataset, size, settings)
 
 
-def _weights(config: RunConfig, models_root: Path) -> str:
-    encoders, found = config.encoders, [models_root / config.encoders.autoencoder]
+def _fingerprint_weights(config: RunConfig, models_root: Path) -> str:
+    encoders, paths = config.encoders, [models_root / config.encoders.autoencoder]
     if encoders.text == "t5-clip":
-        for place in {
+        for path in {
             models_root / name for pair in encoders.text_encoder_paths() for name in pair if name
         }:
-            found += [
-                path
-                for path in (place, *place.glob("*"))
-                if path.suffix in (".safetensors", ".json", ".model", ".txt")
+            paths += [
+                file
+                for file in (path, *path.glob("*"))
+                if file.suffix in (".safetensors", ".json", ".model", ".txt")
             ]
-    return _fingerprint(models_root, [path for path in found if path.is_file()], _SAMPLED_BYTES)
+    return _fingerprint(models_root, [path for path in paths if path.is_file()], _SAMPLED_BYTES)
 
 
 def _fingerprint(root: Path, files: list[Path], sampled: int) -> str:
@@ -189,8 +192,8 @@ def _fingerprint(root: Path, files: list[Path], sampled: int) -> str:
     return digest.hexdigest()
 
 
-def _settle(path: Path) -> None:
-    """Wait until ``path`` is on the disk: its name must not outlive a power loss without its content."""
+def _fsync(path: Path) -> None:
+    """Flush ``path`` to disk, so that a power loss cannot leave its name without its content."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
