@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: ``make bench``. Each can be run alone: ``-m benchmarks.step``."""
+"""Runs all benchmarks in sequence (``make bench``); one alone with ``-m benchmarks.step``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTS = (
 
 
 def main() -> int:
-    """Run every part in a process of its own, with what was given on the command line."""
+    """Run every part in its own process with the arguments of the command line."""
     peers_python()
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}", flush=True)
     command = [sys.executable, "-W", "ignore", "-m"]

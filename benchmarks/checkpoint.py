@@ -1,4 +1,4 @@
-"""How long a checkpoint holds training up, against torch's synchronous and asynchronous saves.
+"""The time that training waits for a checkpoint, compared with torch's synchronous and asynchronous saves.
 
 One gloo rank saves the same state: the weights and AdamW's moments of a model of flux-debug's width.
 """
@@ -29,7 +29,7 @@ from fluxtrain.parallelize import build_model
 
 TARGET = 0.1
 Save = Callable[[int], tuple[float, float]]
-"""Saves step n; returns the seconds that training waited, and those until the checkpoint was whole."""
+"""Saves step n; returns the seconds that training waited, and those until the checkpoint was complete."""
 
 SYNCHRONOUS, TORCH, OURS = "dcp.save, synchronous", "dcp.async_save", "fluxtrain"
 
@@ -42,13 +42,13 @@ def configuration() -> RunConfig:
             "preset": "mlperf-schnell",
             "model": model,
             "precision": {"compute": "float32"},
-            "logging": {"mlperf": {"division": "open"}},  # the closed one has another model
+            "logging": {"mlperf": {"division": "open"}},  # the closed division has another model
         }
     )
 
 
 def synchronous(state: dict[str, torch.Tensor], folder: Path) -> Save:
-    """Return torch's own save, which waits until all is written."""
+    """Return torch's synchronous save."""
 
     def save(step: int) -> tuple[float, float]:
         begin = perf_counter()
@@ -60,13 +60,13 @@ def synchronous(state: dict[str, torch.Tensor], folder: Path) -> Save:
 
 
 def asynchronous(state: dict[str, torch.Tensor], folder: Path) -> Save:
-    """Return torch's own asynchronous save with its defaults."""
+    """Return torch's asynchronous save with its defaults."""
 
     def save(step: int) -> tuple[float, float]:
         begin = perf_counter()
-        writing = dcp.async_save(state, checkpoint_id=folder / str(step))
+        future = dcp.async_save(state, checkpoint_id=folder / str(step))
         waited = perf_counter() - begin
-        writing.result()  # type: ignore[union-attr]
+        future.result()  # type: ignore[union-attr]
         return waited, perf_counter() - begin
 
     return save
@@ -86,7 +86,7 @@ def ours(checkpoints: Checkpoints) -> Save:
 
 
 def race(folder: Path, rounds: int) -> tuple[int, dict[str, list[tuple[float, float]]]]:
-    """Let all take turns; return the state's bytes and what each save took."""
+    """Run all in turn; return the state's bytes and the times of each save."""
     config = configuration()
     with process_group() as world:
         model = build_model(config, world)
@@ -98,18 +98,18 @@ def race(folder: Path, rounds: int) -> tuple[int, dict[str, list[tuple[float, fl
             TORCH: asynchronous(state, folder / "asynchronous"),
             OURS: ours(checkpoints),
         }
-        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in savers}
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in savers}
         for step in range(1, rounds + 2):
             for name, save in savers.items():
-                taken[name].append(save(step))
+                times[name].append(save(step))
                 for old in ("synchronous", "asynchronous"):
                     shutil.rmtree(folder / old, ignore_errors=True)
         dist.barrier()
-    return sum(tensor.nbytes for tensor in state.values()), taken
+    return sum(tensor.nbytes for tensor in state.values()), times
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Save in a temporary folder and print what training waited."""
+    """Save in a temporary folder and print the times."""
     parser = argparse.ArgumentParser(prog="benchmarks.checkpoint", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
@@ -118,18 +118,18 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        size, taken = race(Path(folder), options.rounds)
-    whole = median(waited for waited, _ in taken[SYNCHRONOUS][1:])
+        size, times = race(Path(folder), options.rounds)
+    synchronous_wait = median(waited for waited, _ in times[SYNCHRONOUS][1:])
     rows = []
-    for name, times in taken.items():
-        waited = [seconds for seconds, _ in times[1:]]
+    for name, saves in times.items():
+        waited = [seconds for seconds, _ in saves[1:]]
         rows.append(
             [
                 name,
-                f"{times[0][0]:.2f}",
+                f"{saves[0][0]:.2f}",
                 spread(waited, digits=2),
-                spread([seconds for _, seconds in times[1:]], digits=2),
-                f"{median(waited) / whole:.1%}",
+                spread([seconds for _, seconds in saves[1:]], digits=2),
+                f"{median(waited) / synchronous_wait:.1%}",
             ]
         )
     print_table(

@@ -1,7 +1,7 @@
-"""Cleaning CC12M against the MLPerf reference's way: samples/s per core and peak memory, equal pixels.
+"""Cleaning CC12M compared with the MLPerf reference: samples/s per core and peak memory, equal pixels.
 
-Both read the same raw tars of JPEGs, sides from 200 to 900 pixels, and use one worker. Rates are samples
-per second of processor time, imports included, so that other programs on the machine hardly matter.
+Both read the same raw tars of JPEGs, with sides of 200 to 900 pixels, with one worker. Rates are samples per
+second of processor time, imports included, which depends little on other programs.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Usage:
-    """Processor seconds of every process of a session, and the most memory that they had at once."""
+    """Processor seconds of every process of a session, and their peak memory in total."""
 
     seconds: dict[int, float] = field(default_factory=dict)
-    most_bytes: int = 0
+    peak_bytes: int = 0
 
     @property
     def total_seconds(self) -> float:
-        """Return the processor seconds of all."""
+        """Return the processor seconds of all processes."""
         return sum(self.seconds.values())
 
 
 def photos(count: int) -> Iterator[bytes]:
-    """Yield JPEGs with the detail of photographs, sides from 200 to 900 pixels."""
+    """Yield random JPEGs as detailed as photographs, with sides of 200 to 900 pixels."""
     rng = np.random.default_rng(0)
     for _ in range(count):
         width, height = (int(side) for side in rng.integers(200, 900, 2))
@@ -60,33 +60,33 @@ def photos(count: int) -> Iterator[bytes]:
 def write_raw(folder: Path, count: int) -> None:
     """Write a raw set of ``count`` samples."""
     folder.mkdir()
-    some = enumerate(photos(count))
+    numbered = enumerate(photos(count))
     for number in range(-(-count // TAR_SIZE)):
         with tarfile.open(folder / f"cc12m-train-{number:04d}.tar", "w") as tar:
-            for index, photo in islice(some, TAR_SIZE):
+            for index, photo in islice(numbered, TAR_SIZE):
                 for suffix, content in {"jpg": photo, "txt": f"caption {index}".encode()}.items():
                     header = tarfile.TarInfo(f"{index:09d}.{suffix}")
                     header.size = len(content)
                     tar.addfile(header, io.BytesIO(content))
 
 
-def measured(command: list[str]) -> tuple[float, Usage]:
-    """Run ``command`` in a session of its own; return its seconds and what the session used."""
+def measure(command: list[str]) -> tuple[float, Usage]:
+    """Run ``command`` in its own session; return its seconds and its usage."""
     begin, usage = perf_counter(), Usage()
     process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
-    ended = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(process.pid, usage, ended))
+    stop = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(process.pid, usage, stop))
     watcher.start()
     code = process.wait()
-    ended.set()
+    stop.set()
     watcher.join()
     if code:
         raise SystemExit(f"{command}: exit code {code}")
     return perf_counter() - begin, usage
 
 
-def _watch(session: int, usage: Usage, ended: threading.Event) -> None:
-    while not ended.wait(0.02):
+def _watch(session: int, usage: Usage, stop: threading.Event) -> None:
+    while not stop.wait(0.02):
         memory = 0
         for path in Path("/proc").glob("[0-9]*"):
             try:
@@ -96,20 +96,20 @@ def _watch(session: int, usage: Usage, ended: threading.Event) -> None:
                 usage.seconds[int(path.name)] = (int(values[11]) + int(values[12])) / _TICKS
                 memory += _proportional_bytes(path)
             except (OSError, ValueError):
-                continue  # it has just ended
-        usage.most_bytes = max(usage.most_bytes, memory)
+                continue  # the process has ended
+        usage.peak_bytes = max(usage.peak_bytes, memory)
 
 
 def _proportional_bytes(path: Path) -> int:
-    """Return the memory of a process, what it shares counted in parts."""
+    """Return the proportional set size of a process."""
     for line in (path / "smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
     return 0
 
 
-def differing(ours: Path, theirs: Path) -> int:
-    """Return how many of our samples are not theirs, to the last bit; ``theirs`` is raw RGB by key."""
+def num_different(ours: Path, theirs: Path) -> int:
+    """Return the number of our samples that are not bit-equal to ``theirs``, raw RGB files by key."""
     dataset = TarImages(ours)
     keys = {dataset.key(i): i for i in range(len(dataset))}
     assert keys.keys() == {path.stem for path in theirs.glob("*.rgb")}
@@ -120,7 +120,7 @@ def differing(ours: Path, theirs: Path) -> int:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write a raw set in a temporary folder, clean it both ways, and compare."""
+    """Write a raw set in a temporary folder, clean it with both, and compare."""
     parser = argparse.ArgumentParser(prog="benchmarks.clean", description=__doc__)
     parser.add_argument("--samples", type=int, default=1000)
     options, _ = parser.parse_known_args(arguments)
@@ -129,19 +129,19 @@ def main(arguments: list[str] | None = None) -> None:
         folder = Path(name)
         write_raw(folder / "raw", options.samples)
         program = [sys.executable, "-m", "fluxtrain.cli", "prepare", "cc12m", "--workers", "1"]
-        places = ["--input", str(folder / "raw"), "--output", str(folder / "ours")]
+        paths = ["--input", str(folder / "raw"), "--output", str(folder / "ours")]
         results = {
-            "fluxtrain": measured([*program, *places, "--samples", "all"]),
-            "datasets + torchvision (MLPerf reference)": measured([*reference, str(folder)]),
+            "fluxtrain": measure([*program, *paths, "--samples", "all"]),
+            "datasets + torchvision (MLPerf reference)": measure([*reference, str(folder)]),
         }
         subprocess.run([*reference, str(folder), "--dump"], cwd=ROOT, check=True)
-        print(f"samples that differ: {differing(folder / 'ours', folder / 'dump')}")
+        print(f"samples that differ: {num_different(folder / 'ours', folder / 'dump')}")
     rows = [
         [
             name,
             f"{options.samples / usage.total_seconds:.1f}",
             f"{seconds:.1f}",
-            f"{usage.most_bytes / 2**20:.0f}",
+            f"{usage.peak_bytes / 2**20:.0f}",
         ]
         for name, (seconds, usage) in results.items()
     ]

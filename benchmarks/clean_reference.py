@@ -13,12 +13,12 @@ BATCH = 1000
 
 
 def fit(batch: dict[str, Any]) -> list[bool]:
-    """Return which pictures have no side below 256 pixels."""
+    """Return which images have no side below 256 pixels."""
     return [min(image.size) >= SIZE for image in batch["jpg"]]
 
 
 def cropped(batch: dict[str, Any]) -> dict[str, Any]:
-    """Return the pictures, 256 on the short side, the middle of the long one."""
+    """Return the images, resized to 256 on the short side and center-cropped."""
     from torchvision.transforms import functional
 
     bicubic = functional.InterpolationMode.BICUBIC
@@ -38,7 +38,7 @@ def clean(folder: Path) -> None:
 
 
 def dump(folder: Path) -> None:
-    """Write what training would see of ``folder``/theirs as raw RGB, for comparison."""
+    """Write the images of ``folder``/theirs as raw RGB, for comparison."""
     from datasets import load_from_disk
 
     (folder / "dump").mkdir()

@@ -1,8 +1,8 @@
-"""Reading each layout of encoded samples, against the libraries that others read it with; page cache warm.
+"""Reading each layout of encoded samples, compared with its usual libraries; page cache warm.
 
-One process copies every sample, of MLPerf's shapes in bfloat16 (2.16 MB), into batch-sized buffers. Tars
-and parquet have no random access in those libraries, so there both sides read in order. Opening counts.
-Times are the processor's, of all threads, so that other programs on the machine matter less.
+One process copies every sample, of MLPerf's shapes in bfloat16 (2.16 MB), into batch-sized buffers. Those
+libraries have no random access to tars and parquet, so both sides read them in order. Opening is included.
+Times are processor times of all threads, which depend less on other programs.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from fluxtrain.data.shards import FIELDS
 from fluxtrain.draws import Array
 
 Reader = Callable[[Path, Encodings, Array], Iterator[None]]
-"""Fills the rows with the samples in the order of the indices, and yields after every batch."""
+"""Copies the samples in the order of the indices into the rows; yields after every batch."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One reader of one layout; where it cannot skip, ``in_order`` says so to all readers beside it."""
+    """One reader of one layout, at random or ``in_order``."""
 
     layout: Layout
     name: str
@@ -46,7 +46,7 @@ class Contender:
 
 
 def fluxtrain(folder: Path, rows: Encodings, order: Array) -> Iterator[None]:
-    """Read with this project's reader, whatever the layout."""
+    """Read any layout with this project's reader."""
     dataset, keep_text = open_encoded(folder), np.zeros(BATCH, dtype=bool)
     for indices in order.reshape(-1, BATCH):
         assert not any(dataset.read(indices, rows, keep_text))
@@ -68,7 +68,7 @@ def safetensors(folder: Path, rows: Encodings, order: Array) -> Iterator[None]:
     for number, index in enumerate(order.tolist()):
         for target, value in zip(fields_of(rows), record(index), strict=True):
             target[number % BATCH] = value
-        yield from _at_the_end(number)
+        yield from _at_batch_end(number)
 
 
 def datasets(folder: Path, rows: Encodings, order: Array) -> Iterator[None]:
@@ -108,8 +108,8 @@ def webdataset(folder: Path, rows: Encodings, order: Array) -> Iterator[None]:
 
     urls = sorted(str(path) for path in folder.glob("*.tar"))
     names = [(COLUMNS[field], f"{SUFFIXES[field]}") for field in FIELDS]
-    found = wds.WebDataset(urls, shardshuffle=False, empty_check=False)
-    yield from _decoded(rows, ({c: sample[suffix] for c, suffix in names} for sample in found))
+    dataset = wds.WebDataset(urls, shardshuffle=False, empty_check=False)
+    yield from _decoded(rows, ({c: sample[suffix] for c, suffix in names} for sample in dataset))
 
 
 def _decoded(rows: Encodings, records: Iterator[dict[str, Any]]) -> Iterator[None]:
@@ -118,11 +118,11 @@ def _decoded(rows: Encodings, records: Iterator[dict[str, Any]]) -> Iterator[Non
     for number, record in enumerate(records):
         for field, target in zip(FIELDS, targets, strict=True):
             target[number % BATCH] = np.load(io.BytesIO(record[COLUMNS[field]]))
-        yield from _at_the_end(number)
+        yield from _at_batch_end(number)
 
 
-def _at_the_end(number: int) -> Iterator[None]:
-    """Yield once where sample ``number`` is the last of a batch."""
+def _at_batch_end(number: int) -> Iterator[None]:
+    """Yield once if sample ``number`` is the last of a batch."""
     if number % BATCH == BATCH - 1:
         yield
 
@@ -149,19 +149,19 @@ def write(root: Path, count: int) -> None:
                 writer.add(sample)
 
 
-def differing(contender: Contender, root: Path, order: Array) -> int:
-    """Return how many samples, read in ``order``, are not those that were written, to the last bit."""
-    wanted = [[getattr(s, field).clone() for field in FIELDS] for s in samples(len(order))]
+def num_different(contender: Contender, root: Path, order: Array) -> int:
+    """Return the number of samples, read in ``order``, that are not bit-equal to those written."""
+    expected = [[getattr(s, field).clone() for field in FIELDS] for s in samples(len(order))]
     rows, wrong, batches = Encodings.empty(BATCH, SHAPE), 0, iter(order.reshape(-1, BATCH))
     for _ in contender.read(root / contender.layout, rows, order):
         for row, index in enumerate(next(batches)):
-            pairs = zip(fields_of(rows), wanted[index], strict=True)
+            pairs = zip(fields_of(rows), expected[index], strict=True)
             wrong += not all(torch.equal(read[row], written) for read, written in pairs)
     return wrong + BATCH * sum(1 for _ in batches)
 
 
 def race(root: Path, count: int, rounds: int) -> list[list[float]]:
-    """Let all contenders take turns over ``count`` samples; return the processor seconds of each."""
+    """Run all contenders in turn over ``count`` samples; return the processor seconds of each."""
     rows, rng = Encodings.empty(BATCH, SHAPE), np.random.default_rng(0)
     seconds: list[list[float]] = [[] for _ in CONTENDERS]
     for turn in range(rounds + 1):
@@ -176,7 +176,7 @@ def race(root: Path, count: int, rounds: int) -> list[list[float]]:
 
 
 def table(seconds: list[list[float]], count: int) -> list[list[str]]:
-    """Return the rows to print; a ratio is a reader's rate over that of ours of the same layout and order."""
+    """Return the rows to print; ratios are relative to our reader of the same layout and order."""
     rows, ours = list[list[str]](), dict[tuple[str, bool], float]()
     for contender, times in zip(CONTENDERS, seconds, strict=True):
         own = ours.setdefault((contender.layout, contender.in_order), median(times))
@@ -188,7 +188,7 @@ def table(seconds: list[list[float]], count: int) -> list[list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the samples in every layout in a temporary folder, compare what is read, and race."""
+    """Write the samples in every layout in a temporary folder, verify all readers and measure them."""
     parser = argparse.ArgumentParser(prog="benchmarks.layouts", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--samples", type=int, default=256, help="a multiple of 32")
@@ -199,7 +199,7 @@ def main(arguments: list[str] | None = None) -> None:
         write(root, options.samples)
         orders = {True: np.arange(options.samples)}
         orders[False] = np.random.default_rng(1).permutation(options.samples)
-        wrong = sum(differing(each, root, orders[each.in_order]) for each in CONTENDERS)
+        wrong = sum(num_different(each, root, orders[each.in_order]) for each in CONTENDERS)
         print(f"samples that differ, of {len(CONTENDERS)} readers: {wrong}")
         seconds = race(root, options.samples, options.rounds)
     print_table(

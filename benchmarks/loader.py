@@ -1,6 +1,6 @@
-"""Reading encoded samples at random, against the bare bytes, WebDataset and Arrow; page cache warm.
+"""Random reads of encoded samples, compared with bare preadv, WebDataset and Arrow; page cache warm.
 
-Everyone copies the same samples, of MLPerf's shapes in bfloat16, into the same batch-sized buffers:
+All copy the same samples, of MLPerf's shapes in bfloat16, into the same batch-sized buffers:
 txt 256 x 4096, vec 768, mean and logvar 16 x 32 x 32; 2.16 MB each.
 """
 
@@ -34,7 +34,7 @@ BATCH = 32
 SHARD = 128
 TARGET = 0.9
 Reader = Callable[[Encodings, Array], None]
-"""Reads the samples in the order of the given indices, or in its own, batch by batch into the rows."""
+"""Reads the samples in the order of the given indices, or in its own order, into the rows."""
 
 
 def samples(count: int) -> Iterator[Sample]:
@@ -47,9 +47,9 @@ def samples(count: int) -> Iterator[Sample]:
         yield Sample(f"{index:09d}", "", rows.txt[0], rows.vec[0], rows.mean[0], rows.logvar[0])
 
 
-def batched(some: Iterator[Sample], size: int) -> Iterator[list[Sample]]:
-    """Yield ``some`` in lists of ``size``; the last one may be shorter."""
-    while group := list(islice(some, size)):
+def batched(stream: Iterator[Sample], size: int) -> Iterator[list[Sample]]:
+    """Yield ``stream`` in lists of ``size``; the last one may be shorter."""
+    while group := list(islice(stream, size)):
         yield group
 
 
@@ -59,19 +59,19 @@ def fields_of(rows: Encodings) -> list[torch.Tensor]:
 
 
 def views(rows: Encodings) -> list[Array]:
-    """Return the rows' memory as uint16 arrays: NumPy knows no bfloat16."""
+    """Return the rows as uint16 arrays, since NumPy has no bfloat16."""
     return [tensor.view(torch.uint16).numpy() for tensor in fields_of(rows)]
 
 
 def npy(array: Array) -> bytes:
-    """Return ``array`` as a whole .npy file."""
+    """Return ``array`` as a .npy file."""
     buffer = io.BytesIO()
     np.save(buffer, array)
     return buffer.getvalue()
 
 
 def fluxtrain(folder: Path, count: int) -> Reader:
-    """Write our format and return our reader."""
+    """Write our format; return our reader."""
     with ShardWriter(folder, SHARD) as writer:
         writer.add_all(samples(count))
     dataset = ShardDataset(folder)
@@ -85,7 +85,7 @@ def fluxtrain(folder: Path, count: int) -> Reader:
 
 
 def bare_preadv(folder: Path, count: int) -> Reader:
-    """Write the samples' bytes one behind the other; read each with one system call."""
+    """Write the samples' bytes to one file; read each with one system call."""
     folder.mkdir()
     path = folder / "samples.bin"
     with path.open("wb") as file:
@@ -106,13 +106,13 @@ def bare_preadv(folder: Path, count: int) -> Reader:
 
 
 def webdataset(folder: Path, count: int) -> Reader:
-    """Write tars of .npy members; read them one after the other, which is all that they offer."""
+    """Write tars of .npy members; read them in order, the only way that webdataset supports."""
     import webdataset as wds
 
     folder.mkdir()
-    for shard, some in enumerate(batched(samples(count), SHARD)):
+    for shard, group in enumerate(batched(samples(count), SHARD)):
         with tarfile.open(folder / f"{shard:06d}.tar", "w") as tar:
-            for sample in some:
+            for sample in group:
                 for field in FIELDS:
                     content = npy(getattr(sample, field).view(torch.uint16).numpy())
                     entry = tarfile.TarInfo(f"{sample.key}.{field}.npy")
@@ -123,22 +123,22 @@ def webdataset(folder: Path, count: int) -> Reader:
     def read(rows: Encodings, order: Array) -> None:
         decoded = wds.WebDataset(urls, shardshuffle=False, empty_check=False).decode()
         targets = views(rows)
-        for number, found in enumerate(decoded):
+        for number, sample in enumerate(decoded):
             for field, target in zip(FIELDS, targets, strict=True):
-                target[number % BATCH] = found[f"{field}.npy"]
+                target[number % BATCH] = sample[f"{field}.npy"]
 
     return read
 
 
 def arrow(folder: Path, count: int) -> Reader:
-    """Write the MLPerf reference's layout, a .npy file per Arrow cell; np.load each."""
+    """Write the MLPerf reference's layout, a .npy file per Arrow cell; read with np.load."""
     import pyarrow as pa
 
     folder.mkdir()
     paths = []
-    for shard, some in enumerate(batched(samples(count), SHARD)):
+    for shard, group in enumerate(batched(samples(count), SHARD)):
         columns = {
-            field: [npy(getattr(sample, field).view(torch.uint16).numpy()) for sample in some]
+            field: [npy(getattr(sample, field).view(torch.uint16).numpy()) for sample in group]
             for field in FIELDS
         }
         table = pa.table(columns, schema=pa.schema([(field, pa.binary()) for field in FIELDS]))
@@ -146,13 +146,13 @@ def arrow(folder: Path, count: int) -> Reader:
         with pa.OSFile(str(paths[-1]), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
             out.write_table(table)
     tables = [pa.ipc.open_stream(pa.memory_map(str(path))).read_all() for path in paths]
-    whole: Any = pa.concat_tables(tables)
+    table_of_all: Any = pa.concat_tables(tables)
 
     def read(rows: Encodings, order: Array) -> None:
         targets = views(rows)
         for number, index in enumerate(order.tolist()):
             for field, target in zip(FIELDS, targets, strict=True):
-                cell = whole[field][index].as_buffer()
+                cell = table_of_all[field][index].as_buffer()
                 target[number % BATCH] = np.load(io.BytesIO(cell))
 
     return read
@@ -167,7 +167,7 @@ READERS: dict[str, Callable[[Path, int], Reader]] = {
 
 
 def race(folder: Path, count: int, rounds: int) -> dict[str, list[float]]:
-    """Let all readers take turns over ``count`` samples; return each one's seconds."""
+    """Run all readers in turn over ``count`` samples; return the seconds of each."""
     readers = {name: make(folder / str(i), count) for i, (name, make) in enumerate(READERS.items())}
     rows, rng = Encodings.empty(BATCH, SHAPE), np.random.default_rng(0)
     seconds: dict[str, list[float]] = {name: [] for name in readers}
@@ -182,7 +182,7 @@ def race(folder: Path, count: int, rounds: int) -> dict[str, list[float]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the data once for each in a temporary folder, and race."""
+    """Write the data for each reader in a temporary folder, and measure."""
     parser = argparse.ArgumentParser(prog="benchmarks.loader", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--samples", type=int, default=256, help="a multiple of 32")

@@ -1,7 +1,7 @@
-"""How fast an operator turns jobs into pods: ours and Kubeflow's training-operator, in turn.
+"""The rate at which an operator creates pods for jobs: ours and Kubeflow's training-operator, in turn.
 
-The cluster is real, its nodes are fake (KWOK): pods are scheduled and pretend to run. Needs root, as
-the cluster does; starts it where there is none, and removes all that it made.
+The cluster is real, its nodes are fake (KWOK): pods are scheduled but not run. Needs root; starts a cluster
+if there is none, and removes everything it created.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from benchmarks.operator_scale import Measured, scale
 from benchmarks.operator_turn import Turn, take_turn
 from benchmarks.table import print_table, spread
 from cluster import ClusterError, binaries, fake_nodes, processes
+from cluster.console import log, wait_until
 from cluster.kubectl import kubectl
-from cluster.places import KUBECONFIG
-from cluster.progress import say, wait_until
+from cluster.layout import KUBECONFIG
 
 NAMESPACE = "bench-operator"
 NOTES = """\
@@ -34,39 +34,39 @@ NOTES = """\
 
 @contextmanager
 def _prepared(options: argparse.Namespace, contenders: Sequence[Contender]) -> Iterator[None]:
-    """Have cluster, fake nodes, definitions and programs; undo at the end what was not there."""
+    """Provide cluster, fake nodes, CRDs and programs; afterwards remove what did not exist before."""
     if os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG):
         raise ClusterError("KUBECONFIG names another cluster; unset it: this needs the clone's own")
-    mine = not KUBECONFIG.exists()
-    if mine:
+    created = not KUBECONFIG.exists()
+    if created:
         cluster.up()
     if options.rounds:
         binaries.link(binaries.build("training-operator"))
-    faked = processes.alive(fake_nodes.PROCESS)
+    had_fake_nodes = processes.is_running(fake_nodes.PROCESS)
     try:
         fake_nodes.start(options.nodes)
-        with _defined(contenders[: 1 + bool(options.rounds)]):
+        with _crds(contenders[: 1 + bool(options.rounds)]):
             yield
     finally:
-        if mine:
+        if created:
             cluster.down()
-        elif not faked:
+        elif not had_fake_nodes:
             fake_nodes.stop()
 
 
 @contextmanager
-def _defined(contenders: Sequence[Contender]) -> Iterator[None]:
-    """Have the contenders' resources defined; at the end remove those that were not."""
-    made = []
+def _crds(contenders: Sequence[Contender]) -> Iterator[None]:
+    """Install the contenders' CRDs; afterwards delete those that did not exist before."""
+    created = []
     try:
         for contender in contenders:
             if not kubectl("get", "--ignore-not-found", contender.crds()):
-                made.append(contender.crds())
+                created.append(contender.crds())
             kubectl("apply", "--server-side", "--force-conflicts", contender.crds())
             _wait_until_served(contender.crds())
         yield
     finally:
-        for crds in made:
+        for crds in created:
             kubectl("delete", crds, "--timeout=120s", seconds=130)
 
 
@@ -94,12 +94,12 @@ def _report(turns: Mapping[str, list[Turn]], options: argparse.Namespace) -> Non
     print(NOTES)
 
 
-def _report_scale(found: Measured, options: argparse.Namespace) -> None:
+def _report_scale(measured: Measured, options: argparse.Namespace) -> None:
     print_table(
         f"fluxtrain alone: {options.scale_jobs} jobs x {options.pods} pods"
         f" on {options.scale_nodes} fake nodes",
         ["", "fluxtrain"],
-        [[measure, f"{value:.1f}"] for measure, value in found.items()],
+        [[measure, f"{value:.1f}"] for measure, value in measured.items()],
     )
 
 
@@ -117,22 +117,22 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Let both take turns, and print one table; 1 where something failed."""
+    """Run both operators in turn and print one table; return 1 on failure."""
     options = _parse(arguments)
     contenders: list[Contender] = [Fluxtrain(NAMESPACE), TrainingOperator(NAMESPACE)]
     turns: dict[str, list[Turn]] = {contender.title: [] for contender in contenders}
     try:
         with _prepared(options, contenders):
             if options.scale_jobs:
-                say("ours alone")
+                log("ours alone")
                 fake_nodes.start(options.scale_nodes)
                 _report_scale(scale(Fluxtrain(NAMESPACE), options), options)
             for number in range(options.rounds):
                 for contender in contenders if number % 2 == 0 else contenders[::-1]:
-                    say(f"round {number + 1} of {options.rounds}: {contender.title}")
+                    log(f"round {number + 1} of {options.rounds}: {contender.title}")
                     turns[contender.title].append(take_turn(contender, options))
     except ClusterError as error:
-        say(f"error: {error}")
+        log(f"error: {error}")
         return error.exit_code
     if options.rounds:
         _report(turns, options)

@@ -1,6 +1,6 @@
-"""The operators that are compared: how each is started, its jobs, and what it says of itself.
+"""The operators that are compared: how each is started, its jobs and its metrics.
 
-Both run on this machine, beside the cluster, with a kubeconfig, and look after one namespace.
+Both run on this machine, outside the cluster, with a kubeconfig, and watch one namespace.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pathlib import Path
 import cluster.fake_nodes
 from cluster import binaries, processes
 from cluster.commands import run
+from cluster.console import wait_until
+from cluster.free_ports import free_port, free_ports
 from cluster.kubectl import Manifest, kubectl
-from cluster.places import FOLDER, KUBECONFIG
-from cluster.progress import wait_until
+from cluster.layout import FOLDER, KUBECONFIG
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from tests.free_ports import free_port, free_ports
 
 IMAGE = "example.org/trainer:1"  # never pulled: the nodes are fake
 START_SECONDS = 60
 PEER_MODULE = "github.com/kubeflow/training-operator"
 PEER_CERTIFICATES = Path("/tmp/k8s-webhook-server")
-"""Where the peer looks for its webhook's certificate; a constant in its source."""
+"""Folder of the peer's webhook certificate; a constant in its source."""
 PEER_SECRET = "training-operator-webhook-cert"
 
 _ON_FAKE_NODES: Manifest = {
@@ -47,21 +47,21 @@ class Contender:
     title = ""
     kind = ""
     reconcile_seconds = ""
-    """The metric with the buckets of its reconciles' durations."""
+    """The histogram metric of its reconcile durations."""
     requests = ""
-    """The metric that counts its requests to the API server."""
+    """The counter metric of its requests to the API server."""
 
     @property
     def process(self) -> str:
-        """Return the name under which it runs."""
+        """Return its process name."""
         return f"bench-{self.kind}"
 
     def crds(self) -> str:
-        """Return the flag with which kubectl reads the definition of its resource."""
+        """Return kubectl's flag for its CRD."""
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start it; return when it is ready for jobs."""
+        """Start it and wait until it is ready."""
         raise NotImplementedError
 
     def job(self, name: str, num_pods: int) -> Manifest:
@@ -69,33 +69,33 @@ class Contender:
         raise NotImplementedError
 
     def is_training_pod(self, name: str) -> bool:
-        """Tell whether the pod ``name`` is one of those that were asked for."""
+        """Return whether the pod ``name`` is a training pod."""
         return True
 
     def stop(self) -> None:
-        """End it, if it runs."""
-        processes.stop([self.process], patience=10)
+        """Stop it if it is running."""
+        processes.stop([self.process], grace_seconds=10)
 
     def samples(self) -> dict[tuple[str, str], float]:
-        """Return its own metrics, by name and ``le``, summed over all other labels."""
-        found: dict[tuple[str, str], float] = {}
+        """Return its metrics by name and ``le``, summed over all other labels."""
+        totals: dict[tuple[str, str], float] = {}
         for family in _scrape(self.port):
             for sample in family.samples:
                 key = sample.name, sample.labels.get("le", "")
-                found[key] = found.get(key, 0.0) + sample.value
-        return found
+                totals[key] = totals.get(key, 0.0) + sample.value
+        return totals
 
     def _start(self, argv: list[str | Path], env: dict[str, str], ready: str) -> None:
         processes.start(self.process, argv, env={"KUBECONFIG": str(KUBECONFIG), **env})
 
-        def answers() -> bool:
-            processes.require_alive(self.process)
+        def is_up() -> bool:
+            processes.require_running(self.process)
             return self._is_up(ready)
 
-        wait_until(answers, f"{self.title} is ready", seconds=START_SECONDS)
+        wait_until(is_up, f"{self.title} is ready", seconds=START_SECONDS)
 
     def _is_up(self, ready: str) -> bool:
-        return _answer(ready) is not None
+        return _get(ready) is not None
 
 
 class Fluxtrain(Contender):
@@ -107,11 +107,11 @@ class Fluxtrain(Contender):
     requests = "fluxtrain_operator_api_requests_total"
 
     def crds(self) -> str:
-        """Return the definition of this tree."""
+        """Return the CRD of this working tree."""
         return f"--filename={FOLDER.parent / 'manifests' / 'crd.yaml'}"
 
     def start(self) -> None:
-        """Start it; return when it leads."""
+        """Start it and wait until it is the leader."""
         self.port = free_port()
         argv = [sys.executable, "-m", "fluxtrain_operator", f"--image={IMAGE}"]
         argv += [f"--namespace={self.namespace}", f"--lease-namespace={self.namespace}"]
@@ -133,7 +133,7 @@ class Fluxtrain(Contender):
         }
 
     def is_training_pod(self, name: str) -> bool:
-        """Tell it from the pod of the rendezvous, which each of our jobs has beside the others."""
+        """Return whether the pod is not the rendezvous pod of its job."""
         return not name.endswith("-rendezvous")
 
     def _is_up(self, ready: str) -> bool:
@@ -141,7 +141,7 @@ class Fluxtrain(Contender):
 
 
 class TrainingOperator(Contender):
-    """Kubeflow's training-operator with its default flags; of its six controllers the one that is asked."""
+    """Kubeflow's training-operator with its default flags; only its PyTorchJob controller."""
 
     title = "training-operator"
     kind = "PyTorchJob"
@@ -149,17 +149,17 @@ class TrainingOperator(Contender):
     requests = "rest_client_requests_total"
 
     def crds(self) -> str:
-        """Return the definition in the module that it is built from."""
+        """Return the CRD in its Go module."""
         folder = FOLDER / "go" / "training-operator"
-        found = run([binaries.go(), "list", "-m", "-f", "{{.Dir}}", PEER_MODULE], folder=folder)
-        crds = Path(found.strip()) / "manifests" / "base" / "crds"
+        output = run([binaries.go(), "list", "-m", "-f", "{{.Dir}}", PEER_MODULE], folder=folder)
+        crds = Path(output.strip()) / "manifests" / "base" / "crds"
         return f"--filename={crds / 'kubeflow.org_pytorchjobs.yaml'}"
 
     def start(self) -> None:
-        """Start it with the certificate that its webhook server wants, though nobody calls that one.
+        """Start it with a certificate for its webhook server, which is not called.
 
-        It fills a secret that must be there, and waits until a kubelet mounts it: here this function
-        writes the files, in a mount namespace of its own, since the folder is a constant.
+        It writes the certificate to an existing secret and waits until a kubelet mounts it. Here `_mount`
+        writes the files, in a separate mount namespace, since the folder is a constant.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="training-operator-"))
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": PEER_SECRET}}
@@ -177,7 +177,7 @@ class TrainingOperator(Contender):
         self._start([*argv], {"MY_POD_NAMESPACE": self.namespace}, ready)
 
     def stop(self) -> None:
-        """End it, and remove what it was given."""
+        """Stop it and remove its files."""
         super().stop()
         if hasattr(self, "_folder"):
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -185,7 +185,7 @@ class TrainingOperator(Contender):
             PEER_CERTIFICATES.rmdir()
 
     def job(self, name: str, num_pods: int) -> Manifest:
-        """Return a job of one master and ``num_pods`` - 1 workers, as its examples are written."""
+        """Return a job of one master and ``num_pods`` - 1 workers, as in its examples."""
         gpu = {"limits": {"amd.com/gpu": "1"}}
         container = {"name": "pytorch", "image": IMAGE, "resources": gpu}
         pod = {"spec": {"containers": [container], **_ON_FAKE_NODES}}
@@ -207,7 +207,7 @@ class TrainingOperator(Contender):
         return super()._is_up(ready)
 
     def _mount(self) -> None:
-        """Do what a kubelet would: write the secret's data where it is looked for."""
+        """Write the secret's data to the certificate folder, as a kubelet would."""
         secret = kubectl.get("secret", PEER_SECRET, f"--namespace={self.namespace}")
         served = self._folder / "serving-certs"
         if "tls.crt" in secret.get("data", {}) and not served.exists():
@@ -215,19 +215,19 @@ class TrainingOperator(Contender):
             new.mkdir()
             for name, value in secret["data"].items():
                 (new / name).write_bytes(base64.b64decode(value))
-            new.rename(served)  # at once, as a kubelet does: it reads as soon as there is a file
+            new.rename(served)  # atomically, as a kubelet does
 
 
 def _scrape(port: int) -> list[Metric]:
-    text = _answer(f"http://127.0.0.1:{port}/metrics")
+    text = _get(f"http://127.0.0.1:{port}/metrics")
     return [] if text is None else list(text_string_to_metric_families(text))
 
 
-def _answer(url: str) -> str | None:
-    """Return what ``url`` answers, None where it does not, or not with 200."""
+def _get(url: str) -> str | None:
+    """Return the response of ``url``, None on any error."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=10) as answer:
-            return str(answer.read().decode())
+        with opener.open(url, timeout=10) as response:
+            return str(response.read().decode())
     except (OSError, urllib.error.HTTPError):
         return None

@@ -1,4 +1,4 @@
-"""Our operator among many jobs: pods per second from the first to the last, an idle minute, a restart."""
+"""Our operator with many jobs: pods created per second, an idle minute, a restart."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from benchmarks.operator_turn import (
     watched,
 )
 from cluster import ClusterError, processes
+from cluster.console import log, wait_until
 from cluster.kubectl import kubectl
-from cluster.progress import say, wait_until
 
 Measured = Mapping[str, float]
 
 PARTS = 8
-"""Of the pods, in the order in which they were created: each part's rate is told."""
+"""Parts of the pods, in order of creation, whose rates are printed."""
 SETTLE_SECONDS = 60.0
-"""After the last pod runs, until the operator has told all about it."""
+"""After the last pod runs, until the operator has updated every status."""
 IDLE_SECONDS = 60.0
 
 
 def scale(contender: Fluxtrain, options: argparse.Namespace) -> Measured:
-    """Create the jobs, let them be for a minute, kill the operator and a pod; return what that took."""
+    """Create the jobs, wait a minute, kill the operator and a pod; return the measurements."""
     jobs = [contender.job(f"job-{index}", options.pods) for index in range(options.scale_jobs)]
     expected = options.scale_jobs * options.pods
     with in_namespace(contender.namespace), running(contender) as pid:
@@ -44,28 +44,30 @@ def scale(contender: Fluxtrain, options: argparse.Namespace) -> Measured:
             began = monotonic()
             create(jobs, contender.namespace)
             wait_for_pods(pods, expected, contender, options.scale_timeout)
-        made = {
+        creation = {
             **_rates(contender, pods, began),
             "CPU of the operator until all run, s": cpu_seconds(pid),
         }
-        say(f"all pods run: {made}")
+        log(f"all pods run: {creation}")
         sleep(SETTLE_SECONDS)
         idle = _idle(pid)
-        say(f"idle: {idle}")
+        log(f"idle: {idle}")
         os.kill(pid, signal.SIGKILL)
         wait_until(
-            lambda: not processes.alive(contender.process), "the operator is killed", seconds=30
+            lambda: not processes.is_running(contender.process),
+            "the operator is killed",
+            seconds=30,
         )
-        return {**made, **idle, **_restarted(contender, f"job-{options.scale_jobs - 1}-0")}
+        return {**creation, **idle, **_restarted(contender, f"job-{options.scale_jobs - 1}-0")}
 
 
 def _rates(contender: Fluxtrain, pods: Pods, began: float) -> Measured:
-    """Return pods per second of all, and of the slowest part, by what the API server noted."""
+    """Return pods per second of all, and of the slowest part, by creation timestamps."""
     times = sorted(_created(contender))
     size = len(times) // PARTS
     edges = [times[0], *(times[size * part - 1] for part in range(1, PARTS + 1))]
     rates = [size / max(1.0, last - first) for first, last in pairwise(edges)]
-    say("pods per second, an eighth after the other: " + ", ".join(f"{r:.0f}" for r in rates))
+    log("pods per second, an eighth after the other: " + ", ".join(f"{r:.0f}" for r in rates))
     return {
         "all pods created, s": times[-1] - times[0],
         "pods created per second": len(times) / max(1.0, times[-1] - times[0]),
@@ -79,10 +81,10 @@ def _created(contender: Fluxtrain) -> list[float]:
     fields = '{range .items[*]}{.metadata.name} {.metadata.creationTimestamp}{"\\n"}{end}'
     where = f"--namespace={contender.namespace}"
     lines = kubectl("get", "pods", where, f"--output=jsonpath={fields}", seconds=300).splitlines()
-    found = (line.split() for line in lines)
+    rows = (line.split() for line in lines)
     return [
         datetime.fromisoformat(time).timestamp()
-        for name, time in found
+        for name, time in rows
         if contender.is_training_pod(name)
     ]
 
@@ -100,7 +102,7 @@ def _idle(pid: int) -> Measured:
 
 
 def _restarted(contender: Fluxtrain, lost: str) -> Measured:
-    """Delete a pod while there is no operator; return what the next one took to replace it."""
+    """Delete a pod while no operator runs; return how long the next operator takes to replace it."""
     where = f"--namespace={contender.namespace}"
     before = _uid(contender, lost)
     kubectl("delete", "pod", lost, where, "--now")

@@ -1,4 +1,4 @@
-"""One turn of one contender: its jobs are created, all their pods run, and what that took is counted."""
+"""One turn of one contender: create its jobs, wait until all their pods run, and measure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from time import monotonic, sleep
 
 from benchmarks.operator_contender import Contender
 from cluster import ClusterError, binaries, fake_nodes, processes
+from cluster.console import wait_until
 from cluster.kubectl import Manifest, kubectl
-from cluster.places import KUBECONFIG
-from cluster.progress import wait_until
+from cluster.layout import KUBECONFIG
 
 NUM_KUBECTL = 4
 QUIET_SECONDS = 3.0
-"""After the last pod runs: what an operator still has to say about it is counted too."""
+"""After the last pod runs: status updates are measured too."""
 CLUSTER_PARTS = {
     "CPU of API server and etcd, s": ("kube-apiserver", "etcd"),
     "CPU of scheduler, controllers, KWOK, s": (
@@ -34,24 +34,24 @@ CLUSTER_PARTS = {
 }
 
 Counters = Mapping[tuple[str, str], float]
-"""What only grows: metrics by name and ``le``, CPU seconds of processes, ticks of the cores."""
+"""Counters: metrics by name and ``le``, CPU seconds of processes, ticks of the cores."""
 Turn = Mapping[str, float]
-"""What was measured of one contender in one round, by what stands in the table."""
+"""The measurements of one contender in one round, by row of the table."""
 
 
 @dataclass
 class Pods:
-    """When each pod was first seen, and when it first ran, in seconds of the monotonic clock."""
+    """When each pod was first listed and first running, in seconds of the monotonic clock."""
 
-    wanted: Callable[[str], bool]
+    is_counted: Callable[[str], bool]
     seen: dict[str, float] = field(default_factory=dict)
     running: dict[str, float] = field(default_factory=dict)
 
     def read(self, lines: Iterator[str]) -> None:
-        """Take in what ``kubectl get pods --watch`` prints: NAME READY STATUS and more."""
+        """Read the output of ``kubectl get pods --watch``: NAME READY STATUS and more."""
         for line in lines:
             name, _, status, *_ = line.split()
-            if self.wanted(name):
+            if self.is_counted(name):
                 now = monotonic()
                 self.seen.setdefault(name, now)
                 if status == "Running":
@@ -59,7 +59,7 @@ class Pods:
 
 
 def take_turn(contender: Contender, options: argparse.Namespace) -> Turn:
-    """Start the operator, create the jobs, wait until all pods run; leave nothing behind."""
+    """Start the operator, create the jobs, wait until all pods run, clean up."""
     jobs = [contender.job(f"job-{index}", options.pods) for index in range(options.jobs)]
     expected = options.jobs * options.pods
     with in_namespace(contender.namespace), running(contender) as pid:
@@ -94,7 +94,7 @@ def _times(pods: Pods, began: float, expected: int) -> Turn:
 
 def _effort(contender: Contender, used: Counters, num_jobs: int) -> Turn:
     name = contender.reconcile_seconds
-    buckets = {float(le): value for (found, le), value in used.items() if found == name}
+    buckets = {float(le): value for (metric, le), value in used.items() if metric == name}
     return {
         "reconcile p50, ms": 1000 * quantile(buckets, 0.5),
         "reconcile p99, ms": 1000 * quantile(buckets, 0.99),
@@ -104,7 +104,7 @@ def _effort(contender: Contender, used: Counters, num_jobs: int) -> Turn:
 
 
 def _shares(used: Counters) -> Turn:
-    """Return who else used the cores, and so may be what limits."""
+    """Return the CPU use of other programs, which may be the bottleneck."""
     parts = {
         title: sum(used["cpu", name] for name in names) for title, names in CLUSTER_PARTS.items()
     }
@@ -125,7 +125,7 @@ def quantile(buckets: Mapping[float, float], part: float) -> float:
 
 
 def create(jobs: Sequence[Manifest], namespace: str) -> None:
-    """Create ``jobs``, by several kubectl side by side: one alone waits for the server most of the time."""
+    """Create ``jobs`` with several kubectl in parallel: one mostly waits for the server."""
     shares = [jobs[start::NUM_KUBECTL] for start in range(NUM_KUBECTL)]
 
     def create(share: Sequence[Manifest]) -> None:
@@ -140,7 +140,7 @@ def create(jobs: Sequence[Manifest], namespace: str) -> None:
 
 def wait_for_pods(pods: Pods, expected: int, contender: Contender, seconds: float) -> None:
     def done() -> bool:
-        processes.require_alive(contender.process)
+        processes.require_running(contender.process)
         return len(pods.running) >= expected
 
     try:
@@ -152,9 +152,9 @@ def wait_for_pods(pods: Pods, expected: int, contender: Contender, seconds: floa
 
 @contextmanager
 def in_namespace(name: str) -> Iterator[None]:
-    """Make a namespace; at the end delete it, and wait until all that was in it is gone."""
+    """Create a namespace; afterwards delete it and wait until it is gone."""
     delete = ("delete", "namespace", name, "--ignore-not-found", "--timeout=600s")
-    kubectl(*delete, seconds=620)  # of a run that was killed
+    kubectl(*delete, seconds=620)  # left by a killed run
     kubectl("create", "namespace", name)
     try:
         yield
@@ -165,7 +165,7 @@ def in_namespace(name: str) -> Iterator[None]:
 @contextmanager
 def running(contender: Contender) -> Iterator[int]:
     """Run the operator; yield its process id."""
-    contender.stop()  # of a run that was killed
+    contender.stop()  # left by a killed run
     try:
         contender.start()
         pid = processes.pid_of(contender.process)
@@ -177,30 +177,30 @@ def running(contender: Contender) -> Iterator[int]:
 
 @contextmanager
 def watched(contender: Contender) -> Iterator[Pods]:
-    """Yield the times of the namespace's pods, which grow as long as the block lasts."""
-    found, ended = Pods(contender.is_training_pod), threading.Event()
+    """Yield the times of the namespace's pods, updated during the block."""
+    pods, ended = Pods(contender.is_training_pod), threading.Event()
     watches: list[subprocess.Popen[str]] = []
 
     def watch() -> None:
         while not ended.is_set():  # the API server may end any watch
             watches.append(_watch(contender.namespace))
             assert watches[-1].stdout is not None
-            found.read(watches[-1].stdout)
+            pods.read(watches[-1].stdout)
 
     reader = threading.Thread(target=watch)
     reader.start()
     try:
-        yield found
+        yield pods
     finally:
         ended.set()
-        while reader.is_alive():  # it may have begun another one just now
+        while reader.is_alive():  # it may just have started another watch
             for process in watches:
                 process.terminate()
             reader.join(0.2)
 
 
 def _watch(namespace: str) -> subprocess.Popen[str]:
-    """Start to print a line for each pod of ``namespace``, and for each of its changes."""
+    """Start a kubectl that prints a line for each pod of ``namespace`` and each change."""
     kubectl_path = str(binaries.path("kubectl"))
     return subprocess.Popen(
         [kubectl_path, "get", "pods", "--watch", "--no-headers", f"--namespace={namespace}"],
@@ -211,17 +211,17 @@ def _watch(namespace: str) -> subprocess.Popen[str]:
 
 
 def _counters(contender: Contender, pid: int) -> Counters:
-    """Return all that is counted: the operator's own metrics, and everybody's CPU seconds."""
-    found = contender.samples()
-    found["cpu", contender.process] = cpu_seconds(pid)
+    """Return the operator's metrics and the CPU seconds of all programs."""
+    counters = contender.samples()
+    counters["cpu", contender.process] = cpu_seconds(pid)
     for name in sum(CLUSTER_PARTS.values(), ()):
         part = processes.pid_of(name)
-        found["cpu", name] = 0.0 if part is None else cpu_seconds(part)
-    return {**found, **cores()}
+        counters["cpu", name] = 0.0 if part is None else cpu_seconds(part)
+    return {**counters, **cores()}
 
 
 def cores() -> Counters:
-    """Return the ticks of all cores, and of those that they were idle."""
+    """Return the total and the idle ticks of all cores."""
     line = Path("/proc/stat").read_text().splitlines()[0]
     ticks = [int(number) for number in line.split()[1:9]]
     return {("cores", "all"): sum(ticks), ("cores", "idle"): ticks[3] + ticks[4]}

@@ -1,4 +1,4 @@
-"""The peers' environment: made once, beside the project's own, whose packages it shares."""
+"""The environment of the peers, created once; it shares the project's packages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).resolve().parent / ".peers"
-PACKAGES = (  # torchtitan and what its flux model imports, torchvision; diffusers is in the project's
+PACKAGES = (  # torchtitan, the imports of its flux model, torchvision; the project has diffusers
     "torchtitan==0.3.0",
     "torch_checkpointing==0.1.1",
     "torchdata==0.11.0",
@@ -27,30 +27,30 @@ PACKAGES = (  # torchtitan and what its flux model imports, torchvision; diffuse
 
 
 def peers_python() -> Path:
-    """Return the interpreter that can import the peers; makes its environment where there is none.
+    """Return the interpreter that can import the peers; create its environment if needed.
 
-    The environment sees the project's packages, so that all contenders run the same torch.
-    Raises subprocess.CalledProcessError where a package cannot be installed.
+    It includes the project's packages, so that all contenders use the same torch. Raises
+    subprocess.CalledProcessError if a package cannot be installed.
     """
     python = FOLDER / "venv" / "bin" / "python"
     done = FOLDER / "installed.txt"
-    wanted = "\n".join(PACKAGES)
-    if done.exists() and done.read_text() == wanted:
+    packages = "\n".join(PACKAGES)
+    if done.exists() and done.read_text() == packages:
         return python
     subprocess.run([sys.executable, "-m", "venv", str(python.parents[1])], check=True)
     _share_packages(python)
-    # Without dependencies: torch and what else the project has must not be installed a second time.
+    # without dependencies: the project has torch and the others already
     pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps"]
     subprocess.run([*pip, "--disable-pip-version-check", *PACKAGES], check=True)
-    done.write_text(wanted)
+    done.write_text(packages)
     return python
 
 
 def _share_packages(python: Path) -> None:
-    """Add the project's packages to the environment of ``python``, behind its own."""
+    """Add the project's packages to the environment of ``python``, after its own."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    answer = subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True)
+    done = subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True)
     shared = sysconfig.get_path("purelib")
     # addsitedir, unlike a bare path, follows the .pth file of the project's editable install.
     line = f"import site; site.addsitedir({shared!r})\n"
-    (Path(answer.stdout.strip()) / "project.pth").write_text(line)
+    (Path(done.stdout.strip()) / "project.pth").write_text(line)

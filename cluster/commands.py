@@ -1,4 +1,4 @@
-"""Run a program to its end, as a list of arguments, and say what it said where it fails."""
+"""Run a program and return its output."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def run(
     folder: Path | None = None,
     seconds: float | None = 120,
 ) -> str:
-    """Return what ``argv`` prints; ``env`` is added to the environment.
+    """Return the standard output of ``argv``; ``env`` is added to the environment.
 
-    Raises ClusterError with the last lines of its messages where it fails.
+    Raises ClusterError with the last lines of its output if it fails.
     """
     try:
         done = subprocess.run(
@@ -41,7 +41,7 @@ def run(
     except subprocess.TimeoutExpired as error:
         raise ClusterError(f"{Path(argv[0]).name}: still running after {error.timeout} s") from None
     if done.returncode:
-        said = "\n".join((done.stderr or done.stdout).splitlines()[-TAIL_LINES:])
+        tail = "\n".join((done.stderr or done.stdout).splitlines()[-TAIL_LINES:])
         command = " ".join(str(part) for part in argv[:4])
-        raise ClusterError(f"{command} …: exit code {done.returncode}\n{said}")
+        raise ClusterError(f"{command} …: exit code {done.returncode}\n{tail}")
     return done.stdout

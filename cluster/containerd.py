@@ -7,9 +7,9 @@ from pathlib import Path
 
 from cluster import cgroups, mounts, processes
 from cluster.commands import Arguments, run
+from cluster.console import wait_until
+from cluster.layout import Node
 from cluster.packages import CNI, program
-from cluster.places import Node
-from cluster.progress import wait_until
 
 PAUSE_IMAGE = "localhost/fluxtrain/pause:1"
 RUNTIMES = ("containerd-shim-runc-v2", "runc", "ctr")
@@ -53,14 +53,14 @@ def start(node: Node) -> None:
     Raises ClusterError with the end of its log where it dies.
     """
     name = node.process("containerd")
-    if not processes.alive(name):  # one that runs would listen on, and nobody could reach it
+    if not processes.is_running(name):  # one that runs would listen on, and nobody could reach it
         node.containerd_socket.unlink(missing_ok=True)
     config = node.folder / "containerd.toml"
     argv: Arguments = [program("containerd"), "--config", config, "--log-level", "warn"]
     processes.start(name, argv, namespace=node.namespace)
 
     def listens() -> bool:
-        processes.require_alive(name)
+        processes.require_running(name)
         return node.containerd_socket.exists()
 
     wait_until(listens, f"{name} listens", seconds=START_SECONDS, every=0.05)
@@ -71,14 +71,14 @@ def prepare(node: Node) -> None:
     values = {"folder": node.folder, "socket": node.containerd_socket, "cni": CNI}
     text = CONFIG.format(pause=PAUSE_IMAGE, **values)
     (node.folder / "containerd.toml").write_text(text)
-    mounts.in_memory(node.folder / "images")
+    mounts.mount_tmpfs(node.folder / "images")
     folder = node.folder / "cni"
     folder.mkdir(exist_ok=True)
     (folder / "10-pods.conflist").write_text(json.dumps(_pod_network(node), indent=2))
 
 
 def _pod_network(node: Node) -> dict[str, object]:
-    """Return a bridge in the node whose pods are reached by routes; no address is rewritten."""
+    """Return a bridge in the node whose pods are reached by routes, without NAT."""
     addresses = {
         "type": "host-local",
         "ranges": [[{"subnet": node.pod_range}]],
@@ -98,39 +98,39 @@ def _pod_network(node: Node) -> dict[str, object]:
 
 
 def import_image(node: Node, archive: Path) -> None:
-    """Load the image of an OCI archive; pods name it as the archive does."""
+    """Import the image of an OCI archive, under the name in the archive."""
     ctr(node, "images", "import", str(archive))
 
 
 def has_image(node: Node, name: str) -> bool:
-    """Tell whether the node holds the image ``name``."""
+    """Return whether the node has the image ``name``."""
     return name in ctr(node, "images", "list", "--quiet").split()
 
 
 def ctr(node: Node, *arguments: str) -> str:
-    """Return what containerd's own client prints, in the namespace that the kubelet uses."""
+    """Return the output of containerd's client, in the kubelet's namespace."""
     argv: Arguments = [program("ctr"), "--address", node.containerd_socket, "--namespace=k8s.io"]
     return run([*argv, *arguments], seconds=300)
 
 
 def kill_containers(node: Node) -> None:
-    """End all containers of the node and their shims, as a loss of power would.
+    """Kill all containers of the node and their shims, as a power loss would.
 
-    containerd need not run. One that was just being created may come up meanwhile: look again.
+    containerd need not run. Containers that are being created meanwhile are killed too.
     """
     while pids := [*_runtimes(node), *cgroups.processes(node.namespace)]:
         processes.kill(pids)
 
 
 def _runtimes(node: Node) -> list[int]:
-    """Return the ids of what works for containerd on this node, known by paths in its arguments."""
+    """Return the ids of containerd's helper processes on this node, found by paths in their arguments."""
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     return [pid for pid in pids if _is_runtime(_arguments(pid), f"{node.folder}/")]
 
 
-def _is_runtime(words: list[str], prefix: str) -> bool:
-    name = Path(words[0]).name
-    return name in RUNTIMES and any(word.startswith(prefix) for word in words)
+def _is_runtime(arguments: list[str], prefix: str) -> bool:
+    name = Path(arguments[0]).name
+    return name in RUNTIMES and any(argument.startswith(prefix) for argument in arguments)
 
 
 def _arguments(pid: int) -> list[str]:

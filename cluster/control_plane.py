@@ -19,8 +19,9 @@ from cluster.certificates import (
     SERVICE_ACCOUNT_KEY,
     SERVICE_ACCOUNT_PUBLIC_KEY,
 )
+from cluster.console import wait_until
 from cluster.kubectl import kubectl
-from cluster.places import (
+from cluster.layout import (
     API_PORT,
     BRIDGE_ADDRESS,
     DOMAIN,
@@ -28,7 +29,6 @@ from cluster.places import (
     SERVICE_RANGE,
     STATE,
 )
-from cluster.progress import wait_until
 
 ETCD_URL = "http://127.0.0.1:23790"
 ETCD_PEER_URL = "http://127.0.0.1:23800"
@@ -40,26 +40,26 @@ START_SECONDS = 60
 def start() -> None:
     """Start all five and return when the API server is ready.
 
-    Raises ClusterError with the end of the log of the one that died.
+    Raises ClusterError with the end of the log of a program that exited.
     """
     kubeconfigs.write(KUBECONFIG, ADMIN)
     start_etcd()
     start_api_server()
-    _wait("kube-apiserver", kubectl.answers)
+    _wait("kube-apiserver", kubectl.is_ready)
     start_controller_manager()
     start_scheduler()
     start_dns()
 
 
 def wait_for_dns() -> None:
-    """Return when names resolve."""
+    """Wait until names resolve."""
     _wait("coredns", _dns_is_ready)
 
 
 def start_etcd() -> None:
-    """Start the database; it may forget what it said when the machine crashes, and is faster so."""
+    """Start etcd without fsync: faster, but not safe against a crash of the machine."""
     data = STATE / "etcd"
-    mounts.in_memory(data)
+    mounts.mount_tmpfs(data)
     flags = [
         f"--data-dir={data}",
         f"--listen-client-urls={ETCD_URL}",
@@ -74,7 +74,7 @@ def start_etcd() -> None:
 
 
 def start_api_server() -> None:
-    """Start the API server, with the authorisers and admission of a production cluster."""
+    """Start the API server with the authorizers and admission plugins of a production cluster."""
     flags = [
         f"--etcd-servers={ETCD_URL}",
         f"--bind-address={BRIDGE_ADDRESS}",
@@ -90,12 +90,12 @@ def start_api_server() -> None:
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",
-        # The way to a kubelet, for logs and exec: by address, since nobody resolves node names.
+        # for logs and exec: node names do not resolve
         "--kubelet-preferred-address-types=InternalIP",
         f"--kubelet-certificate-authority={AUTHORITY.certificate}",
         f"--kubelet-client-certificate={ADMIN.certificate}",
         f"--kubelet-client-key={ADMIN.key}",
-        # Aggregated APIs are not in use; the controllers complain where nothing is said about them.
+        # aggregated APIs are not used, but the controllers require these flags
         f"--requestheader-client-ca-file={AUTHORITY.certificate}",
         "--requestheader-allowed-names=front-proxy",
     ]
@@ -103,7 +103,7 @@ def start_api_server() -> None:
 
 
 def start_controller_manager() -> None:
-    """Start the controllers; pod ranges are given by hand, see places.py."""
+    """Start the controllers; pod ranges are static, see layout.py."""
     config = kubeconfigs.write(STATE / "controller-manager.kubeconfig", CONTROLLER_MANAGER)
     flags = [
         f"--kubeconfig={config}",
@@ -121,7 +121,7 @@ def start_controller_manager() -> None:
 
 
 def start_scheduler() -> None:
-    """Start the scheduler, with a rate to the API server that fits hundreds of fake nodes."""
+    """Start the scheduler, with a client rate limit for hundreds of fake nodes."""
     config = kubeconfigs.write(STATE / "scheduler.kubeconfig", SCHEDULER)
     settings = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -130,7 +130,7 @@ def start_scheduler() -> None:
         "leaderElection": {"leaderElect": False},
     }
     flags = [
-        f"--config={_written('scheduler.json', json.dumps(settings, indent=2))}",
+        f"--config={_write('scheduler.json', json.dumps(settings, indent=2))}",
         f"--authentication-kubeconfig={config}",
         f"--authorization-kubeconfig={config}",
         "--bind-address=127.0.0.1",
@@ -139,7 +139,7 @@ def start_scheduler() -> None:
 
 
 def start_dns() -> None:
-    """Start CoreDNS on the bridge; it knows the cluster's names and no others."""
+    """Start CoreDNS on the bridge, for the cluster's names only."""
     config = kubeconfigs.write(STATE / "dns.kubeconfig", DNS)
     kubectl.apply(*_dns_role())
     lines = [
@@ -153,12 +153,12 @@ def start_dns() -> None:
         "    }",
         "}",
     ]
-    file = _written("Corefile", "\n".join(lines) + "\n")
+    file = _write("Corefile", "\n".join(lines) + "\n")
     processes.start("coredns", [path("coredns"), "-conf", file])
 
 
 def _dns_role() -> list[dict[str, object]]:
-    """Return what lets the DNS see services, their endpoints and namespaces, and nothing else."""
+    """Return the role of the DNS: read services, endpoints and namespaces."""
     group = "rbac.authorization.k8s.io"
     listing = ["list", "watch"]
     rules = [
@@ -180,21 +180,21 @@ def _dns_role() -> list[dict[str, object]]:
 def _dns_is_ready() -> bool:
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(DNS_READY_URL, timeout=2) as answer:
-            return bool(answer.status == 200)
+        with opener.open(DNS_READY_URL, timeout=2) as response:
+            return bool(response.status == 200)
     except OSError:
         return False
 
 
-def _wait(name: str, answers: Callable[[], bool]) -> None:
+def _wait(name: str, is_ready: Callable[[], bool]) -> None:
     def ready() -> bool:
-        processes.require_alive(name)
-        return answers()
+        processes.require_running(name)
+        return is_ready()
 
-    wait_until(ready, f"{name} answers", seconds=START_SECONDS)
+    wait_until(ready, f"{name} is ready", seconds=START_SECONDS)
 
 
-def _written(name: str, text: str) -> Path:
+def _write(name: str, text: str) -> Path:
     file = STATE / name
     file.write_text(text)
     return file

@@ -1,19 +1,19 @@
-"""What can go wrong, in sentences for the person at the terminal.
+"""Errors of the cluster.
 
-ClusterError          something did not start, stop or answer; exit code 1
-└── MachineError      this machine cannot carry the cluster; says what is needed; exit code 2
+ClusterError          a program failed to start, stop or respond; exit code 1
+└── MachineError      this machine cannot run the cluster; exit code 2
 """
 
 from __future__ import annotations
 
 
 class ClusterError(Exception):
-    """Tells what failed and where to look."""
+    """A program failed; the message says where to look."""
 
     exit_code = 1
 
 
 class MachineError(ClusterError):
-    """Tells what this machine lacks."""
+    """This machine lacks something; the message says what."""
 
     exit_code = 2

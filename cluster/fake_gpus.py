@@ -1,7 +1,6 @@
-"""AMD GPUs that are not there: their capacity and the labels of AMD's node labeller.
+"""Fake AMD GPUs: their capacity and the labels of AMD's node labeller, without devices.
 
-The scheduler counts them, so a pod that asks for more than a node has stays pending; a container
-that gets them finds no device.
+The scheduler counts them, so a pod that requests more than a node has stays pending.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ LABELS = {
     "amd.com/gpu.simd-count": "1216",
     "amd.com/gpu.compute-memory-partition": "spx_nps1",
 }
-"""What the labeller writes on a node with eight MI300X in the mode for training."""
+"""The labels of a node with eight MI300X in SPX mode."""
 
 
 def label_flag() -> str:
-    """Return the labels as the kubelet takes them."""
+    """Return the labels as a kubelet flag value."""
     return ",".join(f"{key}={value}" for key, value in LABELS.items())
 
 
-def give(node_name: str, count: int = NUM_GPUS, resource: str = RESOURCE) -> None:
-    """Let the node claim ``count`` GPUs; its kubelet keeps what it does not know itself."""
+def set_capacity(node_name: str, count: int = NUM_GPUS, resource: str = RESOURCE) -> None:
+    """Set the node's GPU capacity; its kubelet keeps unknown resources."""
     key = resource.replace("~", "~0").replace("/", "~1")  # RFC 6901
     patch = [
         {"op": "add", "path": f"/status/{part}/{key}", "value": str(count)}

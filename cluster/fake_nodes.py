@@ -1,19 +1,19 @@
-"""Nodes that are not there: KWOK answers for them, and their pods run without running.
+"""Fake nodes, simulated by KWOK: their pods become Running without containers.
 
-For questions of scale: a machine of two cores holds hundreds of them.
+For scale tests: a machine of two cores simulates hundreds of them.
 """
 
 from __future__ import annotations
 
 from cluster import binaries, fake_gpus, processes
+from cluster.console import wait_until
 from cluster.kubectl import Manifest, kubectl
-from cluster.places import BRIDGE_ADDRESS, FAKE_POD_RANGE, KUBECONFIG, STATE
-from cluster.progress import wait_until
+from cluster.layout import BRIDGE_ADDRESS, FAKE_POD_RANGE, KUBECONFIG, STATE
 
 PROCESS = "kwok"
 ANNOTATION = {"kwok.x-k8s.io/node": "fake"}
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
-"""Keeps every pod away that does not tolerate it: a real pod would only pretend to run there."""
+"""Keeps pods without a toleration away."""
 
 STAGES = (
     "node/fast/node-initialize.yaml",
@@ -22,25 +22,22 @@ STAGES = (
     "pod/fast/pod-complete.yaml",
     "pod/fast/pod-delete.yaml",
 )
-"""What happens to fake nodes and pods: KWOK's own rules, from the module that it is built from."""
+"""KWOK's rules for fake nodes and pods, from its Go module."""
 
 READY_SECONDS = 300
 
 
 def start(count: int, num_gpus: int = fake_gpus.NUM_GPUS) -> list[str]:
-    """Add fake nodes until there are ``count``, start KWOK where it does not run, wait until ready.
-
-    Returns their names.
-    """
-    if not processes.alive(PROCESS):
+    """Start KWOK, add fake nodes up to ``count``, wait until they are ready; return their names."""
+    if not processes.is_running(PROCESS):
         _start_kwok()
     names = [f"fake-{index}" for index in range(count)]
-    there = set(_ready_names(ready_only=False))
-    new = [_manifest(name, num_gpus) for name in names if name not in there]
+    existing = set(_names(ready_only=False))
+    new = [_manifest(name, num_gpus) for name in names if name not in existing]
     if new:
         kubectl.create(*new)
     wait_until(
-        lambda: set(names) <= set(_ready_names()),
+        lambda: set(names) <= set(_names()),
         f"{count} fake nodes ready",
         seconds=READY_SECONDS,
         every=0.5,
@@ -49,7 +46,7 @@ def start(count: int, num_gpus: int = fake_gpus.NUM_GPUS) -> list[str]:
 
 
 def stop() -> None:
-    """Remove all fake nodes and end KWOK; Kubernetes collects the pods that are left within a minute."""
+    """Remove all fake nodes and stop KWOK; Kubernetes collects their pods within a minute."""
     kubectl("delete", "nodes", "--selector=type=fake")
     processes.stop([PROCESS])
 
@@ -65,7 +62,7 @@ def _start_kwok() -> None:
         "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
         f"--node-ip={BRIDGE_ADDRESS}",
         f"--cidr={FAKE_POD_RANGE}",
-        "--node-lease-duration-seconds=140",  # renewed every 35 s; a node is lost after 50
+        "--node-lease-duration-seconds=140",  # renewed every 35 s; a node is not ready after 50
     ]
     processes.start(PROCESS, [binaries.path("kwok"), *flags])
 
@@ -82,11 +79,11 @@ def _manifest(name: str, num_gpus: int) -> Manifest:
     }
 
 
-def _ready_names(*, ready_only: bool = True) -> list[str]:
-    found = kubectl.get("nodes", "--selector=type=fake")["items"]
+def _names(*, ready_only: bool = True) -> list[str]:
+    nodes = kubectl.get("nodes", "--selector=type=fake")["items"]
     return [
         item["metadata"]["name"]
-        for item in found
+        for item in nodes
         if not ready_only
         or any(
             condition["type"] == "Ready" and condition["status"] == "True"

@@ -12,19 +12,19 @@ from pathlib import Path
 
 from cluster import containerd, oci
 from cluster.commands import Arguments, run
+from cluster.console import timed
 from cluster.containerd import PAUSE_IMAGE
+from cluster.layout import CACHE, FOLDER, STATE, Node, nodes
 from cluster.packages import program, search_path
-from cluster.places import CACHE, FOLDER, STATE, Node, nodes
-from cluster.progress import part
 from cluster.volumes import SITE_PACKAGES
 
 BASE_IMAGE = "localhost/fluxtrain/python:1"
-"""Debian's Python and what torch's wheels expect of a system; no torch (see volumes.py)."""
+"""Debian's Python and the system libraries of torch's wheels; without torch (see volumes.py)."""
 
 BASE_PACKAGES = ("python3", "python3-pip", "ca-certificates")
 USER_ID = 1000
 
-LEFT_OUT = (
+EXCLUDED = (
     *("dev/*", "proc/*", "sys/*", "var/cache/*", "var/lib/apt/lists/*", "var/log/*"),
     *(f"usr/share/{name}/*" for name in ("doc", "info", "locale", "man")),
 )
@@ -39,7 +39,7 @@ BASE = oci.Image(
 
 
 def ensure() -> list[Path]:
-    """Return the archives of pause and base; makes them where the cache has none."""
+    """Return the archives of pause and base; build them if they are not cached."""
     return [pause(), base()]
 
 
@@ -48,7 +48,7 @@ def pause() -> Path:
     source = FOLDER / "pause.c"
     archive = _archive("pause", source.read_text())
     if not archive.exists():
-        with part("made the pause image"), _workshop() as folder:
+        with timed("built the pause image"), _temporary_folder() as folder:
             (folder / "root").mkdir()
             flags: Arguments = ["-static", "-Os", "-s", "-o", folder / "root" / "pause"]
             run([program("gcc"), *flags, source])
@@ -59,9 +59,9 @@ def pause() -> Path:
 def base() -> Path:
     """Return the archive of the image with Python."""
     suite = platform.freedesktop_os_release().get("VERSION_CODENAME", "stable")
-    archive = _archive("base", suite, *BASE_PACKAGES, *LEFT_OUT, *BASE.env)
+    archive = _archive("base", suite, *BASE_PACKAGES, *EXCLUDED, *BASE.env)
     if not archive.exists():
-        with part("made the base image"), _workshop() as folder:
+        with timed("built the base image"), _temporary_folder() as folder:
             include = f"--include={','.join(BASE_PACKAGES)}"
             argv = [program("debootstrap"), "--variant=minbase", include, suite]
             run([*argv, folder / "root"], env={"PATH": search_path()}, seconds=600)
@@ -80,9 +80,9 @@ def build(
 ) -> Path:
     """Build ``dockerfile`` on the base image with buildah; return the archive of the image ``name``.
 
-    ``name`` is the full one that pods use, such as localhost/fluxtrain/operator:test; ``volumes`` are there
-    while it is built, as ``folder:path:O``. Layers are kept in the cache for the next build.
-    Raises ClusterError with buildah's words where it fails.
+    ``name`` is the full image name, such as localhost/fluxtrain/operator:test; ``volumes``, as
+    ``folder:path:O``, are mounted during the build. Layers are cached. Raises ClusterError with buildah's
+    messages if it fails.
     """
     archive = STATE / "images" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.tar"
     archive.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def load(archives: list[Path]) -> None:
     """Import images into every node of the running cluster."""
 
     def load_into(node: Node) -> None:
-        for archive in archives:  # one after another: two imports would wait for each other's lock
+        for archive in archives:  # in sequence: imports are serialised by a lock
             containerd.import_image(node, archive)
 
     with ThreadPoolExecutor() as pool:
@@ -108,20 +108,20 @@ def load(archives: list[Path]) -> None:
 
 
 def _buildah(*arguments: str) -> str:
-    """Run buildah without a daemon and with its store in the cache, not in the machine's."""
+    """Run buildah with its store in the cache."""
     store = [f"--root={CACHE / 'buildah'}", f"--runroot={STATE / 'buildah'}"]
     env = {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "overlay"}
     return run([program("buildah"), *store, *arguments], env=env, seconds=900)
 
 
-def _archive(name: str, *made_from: str) -> Path:
-    key = hashlib.sha256("\0".join((platform.machine(), *made_from)).encode()).hexdigest()
+def _archive(name: str, *inputs: str) -> Path:
+    key = hashlib.sha256("\0".join((platform.machine(), *inputs)).encode()).hexdigest()
     return CACHE / "images" / f"{name}-{key[:16]}.tar"
 
 
 @contextmanager
-def _workshop() -> Iterator[Path]:
-    """Lend a folder on the cache's disk."""
+def _temporary_folder() -> Iterator[Path]:
+    """Yield a temporary folder on the cache's disk."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         yield Path(folder)
@@ -130,9 +130,9 @@ def _workshop() -> Iterator[Path]:
 def _pack(image: oci.Image, folder: Path, archive: Path) -> None:
     """Write the image of ``folder/root``."""
     layer = folder / "layer.tar"
-    excluded = [f"--exclude=./{pattern}" for pattern in LEFT_OUT]
-    same = ["--numeric-owner", "--sort=name", "--mtime=@0"]
+    excluded = [f"--exclude=./{pattern}" for pattern in EXCLUDED]
+    reproducible = ["--numeric-owner", "--sort=name", "--mtime=@0"]
     argv = ["tar", "--create", f"--file={layer}", f"--directory={folder / 'root'}"]
-    run([*argv, *same, *excluded, "."], seconds=300)
+    run([*argv, *reproducible, *excluded, "."], seconds=300)
     archive.parent.mkdir(parents=True, exist_ok=True)
     oci.write_archive(image, layer, archive)

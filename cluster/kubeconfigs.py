@@ -1,4 +1,4 @@
-"""Kubeconfig files: where the API server is, and with which certificate one goes there."""
+"""Kubeconfig files with embedded certificates."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 
 from cluster.certificates import AUTHORITY, Identity
-from cluster.places import API_URL
+from cluster.layout import API_URL
 
 CLUSTER = "fluxtrain"
 
 
 def write(path: Path, identity: Identity) -> Path:
-    """Write a kubeconfig of ``identity`` that stands alone, with the certificates inside."""
+    """Write a self-contained kubeconfig of ``identity``."""
     user = {
         "client-certificate-data": _encoded(identity.certificate),
         "client-key-data": _encoded(identity.key),

@@ -1,4 +1,4 @@
-"""The cluster's life: prepare, up, status, down; each can be said at any time, and twice."""
+"""Prepare, start, inspect and stop the cluster; all functions are idempotent."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from cluster import (
     containerd,
     control_plane,
     fake_gpus,
+    host_state,
     images,
     mounts,
     network,
@@ -25,12 +26,11 @@ from cluster import (
     packages,
     processes,
     prometheus,
-    traces,
 )
+from cluster.console import log, timed, wait_until
 from cluster.errors import ClusterError, MachineError
 from cluster.kubectl import Kubectl, kubectl
-from cluster.places import CACHE, KUBECONFIG, LOGS, MAX_NODES, STATE, Node, nodes
-from cluster.progress import part, say, wait_until
+from cluster.layout import CACHE, KUBECONFIG, LOGS, MAX_NODES, STATE, Node, nodes
 
 CONTROL_PLANE = (
     "etcd",
@@ -42,27 +42,27 @@ CONTROL_PLANE = (
 
 
 KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
-"""Fixed in the kubelet's source: two of our own share it, and no device plugin comes."""
+"""Fixed in the kubelet's source: our kubelets share it, since there is no device plugin."""
 
 
 def up(num_nodes: int = 2) -> Path:
-    """Return the kubeconfig of a cluster: the person's own, the running one, or a new one.
+    """Return the kubeconfig of a cluster: that of KUBECONFIG, the running one, or a new one.
 
     A new one has ``num_nodes`` nodes with eight fake GPUs each; nodes of a running one that are down are
-    powered on. Where a new one cannot start, nothing is left but its logs. Raises MachineError where this
-    machine lacks something, ClusterError where a part fails.
+    powered on. If a new one cannot start, only its logs are kept. Raises MachineError if this machine lacks
+    something, ClusterError if a program fails.
     """
-    if (given := _persons_own()) is not None:
-        return given
+    if (existing := _existing_kubeconfig()) is not None:
+        return existing
     _require_root()
     with lock():
         if _is_running():
-            _power_on_what_is_off()
-            say(f"runs already, with {len(nodes())} nodes")
+            _power_on_all()
+            log(f"already running, with {len(nodes())} nodes")
             return KUBECONFIG
         _remove_all()
         _require_possible(num_nodes)
-        _provide()
+        _build()
         try:
             _start([Node(index) for index in range(num_nodes)])
         except BaseException:
@@ -72,20 +72,20 @@ def up(num_nodes: int = 2) -> Path:
 
 
 def prepare() -> None:
-    """Install, build and make everything that a start and the tests on a cluster need.
+    """Install and build everything that a start and the tests on a cluster need.
 
-    It takes minutes the first time. Raises like `up`.
+    Takes minutes the first time. Raises the errors of `up`.
     """
     _require_root()
     with lock():
-        _provide()
+        _build()
         prometheus.ensure()
 
 
 def down() -> None:
-    """Stop the cluster of this clone and remove all that it left on the machine.
+    """Stop the cluster of this clone and undo all its changes to the machine.
 
-    Raises ClusterError where something stays.
+    Raises ClusterError if something cannot be removed.
     """
     if not STATE.exists():
         return
@@ -95,60 +95,60 @@ def down() -> None:
 
 
 def status() -> dict[str, bool]:
-    """Return each program of the cluster that was started, and whether it runs."""
-    return {name: processes.alive(name) for name in processes.names()}
+    """Return whether each started program of the cluster is running."""
+    return {name: processes.is_running(name) for name in processes.names()}
 
 
 def _start(new: list[Node]) -> None:
     network.require_free_ranges()
     _require_no_kubelet()
-    traces.remember()
-    with part("certificates, network, cgroups"):
+    host_state.save()
+    with timed("certificates, network, cgroups"):
         certificates.create(new)
         network.create(new)
         for each in new:
             node.prepare(each)
     with ThreadPoolExecutor() as pool:
-        loaded = pool.submit(_start_containerd, new)
-        with part("control plane"):
+        images_loaded = pool.submit(_start_containerd, new)
+        with timed("control plane"):
             control_plane.start()
-        loaded.result()
-    with part(f"{len(new)} nodes ready"):
+        images_loaded.result()
+    with timed(f"{len(new)} nodes ready"):
         for each in new:
             node.start(each)
         for each in new:
             node.wait_ready(each)
-            fake_gpus.give(each.name)
-    with part("names and accounts"):
+            fake_gpus.set_capacity(each.name)
+    with timed("DNS and service accounts"):
         control_plane.wait_for_dns()
         wait_until(_has_default_account, "the default service account", seconds=30)
 
 
 def _start_containerd(new: list[Node]) -> None:
-    with part("containerd and images"):
+    with timed("containerd and images"):
         for each in new:
             containerd.start(each)
         images.load(images.ensure())
 
 
-def _provide() -> None:
-    """Get everything that does not change from start to start."""
-    with part("Debian packages"):
+def _build() -> None:
+    """Install packages, build programs and images."""
+    with timed("Debian packages"):
         packages.ensure()
-    with part("programs and images"), ThreadPoolExecutor() as pool:
-        made = pool.submit(images.ensure)
+    with timed("programs and images"), ThreadPoolExecutor() as pool:
+        built = pool.submit(images.ensure)
         binaries.ensure()
-        made.result()
+        built.result()
 
 
 def _remove_all(*, keep_logs: bool = False) -> None:
-    """Undo `_start`, wherever it stopped, and whatever died since.
+    """Undo `_start`, even if it was interrupted.
 
-    Nothing of the state is kept, so everything is killed at once; nodes first, lest they report.
-    Without a record of ours nothing was started, and the machine may carry another clone's cluster.
+    No state is kept, so everything is killed; nodes first, so that they report nothing. Without our record
+    nothing was started, and the machine may run another clone's cluster.
     """
     processes.stop(name for name in processes.names() if name not in CONTROL_PLANE)
-    if traces.RECORD.exists():
+    if host_state.RECORD.exists():
         _clear_machine()
     keep = {LOGS} if keep_logs else set()
     for path in set(STATE.iterdir() if STATE.exists() else ()) - keep:
@@ -168,32 +168,32 @@ def _clear_machine() -> None:
     network.remove()
     for index in range(MAX_NODES):
         cgroups.remove(Node(index).namespace)
-    traces.undo()
+    host_state.restore()
 
 
 def _is_running() -> bool:
-    """Tell whether the control plane runs and answers: what it knows is kept, whatever its nodes do."""
-    return all(map(processes.alive, CONTROL_PLANE)) and kubectl.answers()
+    """Return whether the control plane is running and ready, in whatever state its nodes are."""
+    return all(map(processes.is_running, CONTROL_PLANE)) and kubectl.is_ready()
 
 
-def _power_on_what_is_off() -> None:
+def _power_on_all() -> None:
     for each in nodes():
-        if not all(processes.alive(each.process(name)) for name in node.PROGRAMS):
-            with part(f"{each.name} was down: power on"):
+        if not all(processes.is_running(each.process(name)) for name in node.PROGRAMS):
+            with timed(f"{each.name} was down: power on"):
                 node.power_off(each)
                 node.power_on(each)
 
 
-def _persons_own() -> Path | None:
-    """Return the kubeconfig of KUBECONFIG where it is not ours and its cluster answers."""
-    given = Path(os.environ.get("KUBECONFIG", KUBECONFIG))
-    if given.resolve() == KUBECONFIG:
+def _existing_kubeconfig() -> Path | None:
+    """Return the path in KUBECONFIG if it is not ours and its cluster responds, else None."""
+    kubeconfig = Path(os.environ.get("KUBECONFIG", KUBECONFIG))
+    if kubeconfig.resolve() == KUBECONFIG:
         return None
     binaries.ensure_tools()
-    if Kubectl(given).answers():
-        say(f"KUBECONFIG names a working cluster, which is used: {given}")
-        return given
-    say(f"KUBECONFIG names a cluster that does not answer: {given}")
+    if Kubectl(kubeconfig).is_ready():
+        log(f"KUBECONFIG names a working cluster, which is used: {kubeconfig}")
+        return kubeconfig
+    log(f"KUBECONFIG names a cluster that does not respond: {kubeconfig}")
     return None
 
 
@@ -209,7 +209,7 @@ def _require_possible(num_nodes: int) -> None:
         raise MachineError(f"{num_nodes} nodes: 1 to {MAX_NODES} are possible")
     if os.uname().sysname != "Linux":
         raise MachineError(f"Linux is needed, this is {os.uname().sysname}")
-    if os.uname().machine != "x86_64":  # what the wheel with kubectl and helm is made for
+    if os.uname().machine != "x86_64":  # the platform of the wheel with kubectl and helm
         raise MachineError(f"an x86_64 machine is needed, this is {os.uname().machine}")
 
 
@@ -225,13 +225,13 @@ def _require_root() -> None:
     if os.geteuid():
         raise MachineError(
             "root is needed, for network namespaces, cgroups and mounts: sudo make cluster; "
-            "or set KUBECONFIG to a cluster of yours"
+            "or set KUBECONFIG to an existing cluster"
         )
 
 
 @contextlib.contextmanager
 def lock() -> Iterator[None]:
-    """Let one `up` or `down` work at a time, over all clones that share the cache."""
+    """Serialise `up` and `down` of all clones that share the cache."""
     CACHE.mkdir(parents=True, exist_ok=True)
     handle = os.open(CACHE, os.O_RDONLY)
     try:

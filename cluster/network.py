@@ -1,7 +1,7 @@
-"""One bridge, and for each node a network namespace with a cable to it; plain routes between them.
+"""A bridge, and for each node a network namespace connected by a veth pair, with plain routes.
 
-Nothing of the machine's own network is touched: no address but the bridge's, no iptables rule, no
-forwarding. The host reaches pods by routes, pods reach each other through their nodes.
+The machine's network is not changed: no address except the bridge's, no iptables rule, no forwarding. The
+host reaches pods by routes, pods reach each other through their nodes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import re
 
 from cluster.commands import run
 from cluster.errors import ClusterError, MachineError
-from cluster.packages import program
-from cluster.places import (
+from cluster.layout import (
     BRIDGE,
     BRIDGE_ADDRESS,
     FAKE_POD_RANGE,
@@ -22,6 +21,7 @@ from cluster.places import (
     SERVICE_RANGE,
     Node,
 )
+from cluster.packages import program
 
 OUR_LINKS = re.compile(rf"{BRIDGE}|ft-node-\d")
 OUR_NAMESPACES = re.compile(r"fluxtrain-node-\d")
@@ -29,7 +29,7 @@ OUR_RANGES = (f"{BRIDGE_ADDRESS}/24", POD_RANGE, SERVICE_RANGE, FAKE_POD_RANGE)
 
 
 def require_free_ranges() -> None:
-    """Raise MachineError where a route of the machine leads to an address that we use."""
+    """Raise MachineError if a route of the machine overlaps with our addresses."""
     ours = [ipaddress.IPv4Network(text, strict=False) for text in OUR_RANGES]
     for route in json.loads(run([program("ip"), "-4", "-json", "route", "show"]) or "[]"):
         with contextlib.suppress(ValueError):  # "default" is no network
@@ -42,7 +42,7 @@ def require_free_ranges() -> None:
 
 
 def create(nodes: list[Node]) -> None:
-    """Make the bridge and the namespaces."""
+    """Create the bridge and the namespaces."""
     host = [
         f"link add {BRIDGE} type bridge",
         f"address add {BRIDGE_ADDRESS}/24 dev {BRIDGE}",
@@ -73,23 +73,23 @@ def _set_up_inside(node: Node, others: list[Node]) -> None:
     run([*enter, "tee", "/proc/sys/net/ipv4/ip_forward"], stdin="1")
 
 
-def cut(node: Node) -> None:
-    """Pull the cable: the node and its pods go on, and nobody hears them."""
+def disconnect(node: Node) -> None:
+    """Disconnect the node from the bridge; the node and its pods keep running."""
     _ip([f"link set {node.link} down"])
 
 
-def join(node: Node) -> None:
-    """Plug the cable in again."""
+def reconnect(node: Node) -> None:
+    """Connect the node again."""
     _ip([f"link set {node.link} up"])
 
 
 def remove() -> None:
-    """Delete all that `create` makes, and what half of it is left."""
+    """Delete everything that `create` creates, even if incomplete."""
     listed = json.loads(run([program("ip"), "-json", "link", "show"]) or "[]")
     links = [link["ifname"] for link in listed if OUR_LINKS.fullmatch(link["ifname"])]
     spaces = json.loads(run([program("ip"), "-json", "netns", "list"]) or "[]")
     names = [space["name"] for space in spaces if OUR_NAMESPACES.fullmatch(space["name"])]
-    # A namespace takes its end of a cable, and so the other end, with it: a link may be gone already.
+    # deleting a namespace deletes its veth pair: a link may be gone already
     for line in [f"link delete {link}" for link in links] + [f"netns delete {n}" for n in names]:
         with contextlib.suppress(ClusterError):
             _ip([line])

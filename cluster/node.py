@@ -1,4 +1,4 @@
-"""A node: containerd, kubelet and kube-proxy in a network namespace; started, lost and found again."""
+"""A node: containerd, kubelet and kube-proxy in a network namespace."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import json
 from cluster import cgroups, containerd, fake_gpus, kubeconfigs, network, processes
 from cluster.binaries import path
 from cluster.certificates import AUTHORITY, PROXY, kubelet
+from cluster.console import wait_until
 from cluster.errors import MachineError
 from cluster.kubectl import kubectl
-from cluster.places import BRIDGE_ADDRESS, DOMAIN, MAX_SOCKET_PATH, POD_RANGE, Node
-from cluster.progress import wait_until
+from cluster.layout import BRIDGE_ADDRESS, DOMAIN, MAX_SOCKET_PATH, POD_RANGE, Node
 
 PROGRAMS = ("kubelet", "kube-proxy", "containerd")
 READY_SECONDS = 60
 
 
 def prepare(node: Node) -> None:
-    """Write the node's configuration and make its cgroup.
+    """Write the node's configuration and create its cgroup.
 
-    Raises MachineError where the clone lies so deep that a socket's address becomes too long.
+    Raises MachineError if the path of the clone is too long for socket addresses.
     """
     socket = f"{node.containerd_socket}.ttrpc"
     if len(socket.encode()) > MAX_SOCKET_PATH:
@@ -56,7 +56,7 @@ def _kubelet_config(node: Node) -> dict[str, object]:
         "clusterDomain": DOMAIN,
         "resolvConf": str(node.folder / "resolv.conf"),
         "podLogsDir": str(node.folder / "logs"),
-        # The disk is the machine's, and others fill it: only a really full one evicts pods.
+        # the disk is shared with the machine: evict only if it is almost full
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
@@ -64,7 +64,7 @@ def _kubelet_config(node: Node) -> dict[str, object]:
 
 
 def start(node: Node) -> None:
-    """Start kubelet and kube-proxy; containerd runs already."""
+    """Start kubelet and kube-proxy; containerd must be running."""
     folder = node.folder
     flags = [
         f"--config={folder / 'kubelet.json'}",
@@ -91,46 +91,46 @@ def _start_inside(node: Node, name: str, flags: list[str]) -> None:
 
 
 def wait_ready(node: Node) -> None:
-    """Return when Kubernetes calls the node ready and has its GPUs.
+    """Wait until the node is ready.
 
-    Raises ClusterError with the end of a log where a program of the node died.
+    Raises ClusterError with the end of the log if a program of the node has exited.
     """
 
     def ready() -> bool:
         for name in PROGRAMS:
-            processes.require_alive(node.process(name))
+            processes.require_running(node.process(name))
         return is_ready(node)
 
     wait_until(ready, f"{node.name} ready", seconds=READY_SECONDS)
 
 
 def is_ready(node: Node) -> bool:
-    """Tell whether Kubernetes calls the node ready."""
-    found = kubectl.get("nodes")["items"]
-    mine = [item for item in found if item["metadata"]["name"] == node.name]
-    conditions = [condition for item in mine for condition in item["status"]["conditions"]]
+    """Return whether the node's condition Ready is True."""
+    items = kubectl.get("nodes")["items"]
+    own = [item for item in items if item["metadata"]["name"] == node.name]
+    conditions = [condition for item in own for condition in item["status"]["conditions"]]
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-def cut_off(node: Node) -> None:
-    """Take the node off the network: it goes on, and nobody hears it. `reconnect` undoes it."""
-    network.cut(node)
+def disconnect(node: Node) -> None:
+    """Disconnect the node from the network; it keeps running. `reconnect` undoes it."""
+    network.disconnect(node)
 
 
 def reconnect(node: Node) -> None:
-    """Put the node on the network again."""
-    network.join(node)
+    """Connect the node to the network again."""
+    network.reconnect(node)
 
 
 def power_off(node: Node) -> None:
-    """Kill everything on the node at once, containers included. `power_on` undoes it."""
+    """Kill everything on the node, including containers. `power_on` undoes it."""
     processes.stop(node.process(name) for name in PROGRAMS)
     containerd.kill_containers(node)
 
 
 def power_on(node: Node) -> None:
-    """Start the node's programs again, with the disk as it was left, and wait until it is ready."""
+    """Start the node's programs with its existing disk, and wait until it is ready."""
     containerd.start(node)
     start(node)
-    fake_gpus.give(node.name)
+    fake_gpus.set_capacity(node.name)
     wait_ready(node)

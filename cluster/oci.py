@@ -18,7 +18,7 @@ BLOCK = 1 << 20  # bytes read at a time
 
 @dataclass(frozen=True)
 class Image:
-    """The full name that pods use, and what its containers start with."""
+    """An image: its full name and the defaults of its containers."""
 
     name: str
     command: tuple[str, ...]
@@ -27,21 +27,21 @@ class Image:
 
 
 def write_archive(image: Image, layer: Path, archive: Path) -> None:
-    """Write ``archive`` from ``layer``, a tar of the root file system; rename at the end.
+    """Write ``archive`` atomically from ``layer``, a tar of the root file system.
 
-    Uncompressed: it is read on the machine that wrote it, where a disk is faster than gzip.
+    Uncompressed, since it is read on the same machine.
     """
     layer_digest = _digest(layer)
     config = _encoded(_config(image, layer_digest))
     manifest = _encoded(_manifest(config, layer_digest, layer.stat().st_size))
-    half = archive.with_suffix(".half")
-    with tarfile.open(half, "w") as tar:
+    partial = archive.with_suffix(".partial")
+    with tarfile.open(partial, "w") as tar:
         _add(tar, "oci-layout", _encoded({"imageLayoutVersion": "1.0.0"}))
         _add(tar, "index.json", _encoded(_index(image, manifest)))
         for blob in (config, manifest):
             _add(tar, f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}", blob)
         tar.add(layer, f"blobs/sha256/{layer_digest}")
-    half.rename(archive)
+    partial.rename(archive)
 
 
 def _config(image: Image, layer_digest: str) -> dict[str, object]:
@@ -51,9 +51,8 @@ def _config(image: Image, layer_digest: str) -> dict[str, object]:
         "os": "linux",
         "config": process,
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
-        "history": [
-            {"created_by": "cluster"}
-        ],  # one per layer, or buildah keeps no layer of its own
+        # one per layer, or buildah caches none of its layers
+        "history": [{"created_by": "cluster"}],
     }
 
 

@@ -1,4 +1,4 @@
-"""Debian packages: which programs the cluster borrows from the machine, installed where missing."""
+"""Debian packages of the machine's programs that the cluster uses; installed if missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROGRAMS = {
     "openssl": "openssl",
     "gcc": "gcc",
 }
-"""Program -> the package that brings it."""
+"""Program -> its Debian package."""
 
 _QUIET = {"DEBIAN_FRONTEND": "noninteractive"}
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -36,46 +36,43 @@ SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 def program(name: str) -> str:
     """Return the path of a program of the machine.
 
-    Raises MachineError where it is not installed.
+    Raises MachineError if it is not installed.
     """
-    found = shutil.which(name, path=search_path())
-    if found is None:
+    path = shutil.which(name, path=search_path())
+    if path is None:
         package = PROGRAMS.get(name, name)
         raise MachineError(f"{name} is not installed (Debian package {package})")
-    return found
+    return path
 
 
 def search_path() -> str:
-    """Return PATH with the sbin folders, which a person's own may lack."""
+    """Return PATH with the sbin folders, which a user's may lack."""
     return f"{os.environ.get('PATH', '')}:{SBIN}"
 
 
 def missing() -> list[str]:
-    """Return the packages that are still needed."""
+    """Return the packages that are not installed."""
     path = search_path()
-    wanted = {package for name, package in PROGRAMS.items() if not shutil.which(name, path=path)}
+    packages = {package for name, package in PROGRAMS.items() if not shutil.which(name, path=path)}
     if not (CNI / "bridge").exists():
-        wanted.add("containernetworking-plugins")
-    if "gcc" in wanted:
-        wanted.add("libc6-dev")  # pause is linked statically
-    return sorted(wanted)
+        packages.add("containernetworking-plugins")
+    if "gcc" in packages:
+        packages.add("libc6-dev")  # pause is linked statically
+    return sorted(packages)
 
 
 def ensure() -> None:
-    """Install what is missing.
-
-    Raises MachineError where the machine has no apt-get.
-    """
-    wanted = missing()
-    if not wanted:
+    """Install missing packages; MachineError if the machine has no apt-get."""
+    packages = missing()
+    if not packages:
         return
     if shutil.which("apt-get") is None:
-        raise MachineError(f"no apt-get here; install by hand: {', '.join(wanted)}")
+        raise MachineError(f"no apt-get here; install by hand: {', '.join(packages)}")
     update()
     install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends"]
-    run([*install, *wanted], env=_QUIET, seconds=600)
+    run([*install, *packages], env=_QUIET, seconds=600)
 
 
 def update() -> None:
-    """Fetch the lists of what Debian has."""
+    """Update the package lists."""
     run(["apt-get", "update", "--quiet"], env=_QUIET, seconds=300)

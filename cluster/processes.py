@@ -1,7 +1,7 @@
-"""Background programs: started with a log, remembered by process id, ended by process id.
+"""Background programs: started with a log, recorded and stopped by process id.
 
-A process id alone may be reused by another program; together with the moment of its start it is
-unique until the machine reboots. A pidfd then makes sure that a signal reaches that very process.
+A process id may be reused by another program; with its start time it is unique until the machine reboots.
+Signals are sent through a pidfd, so that they reach that process only.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cluster.errors import ClusterError
+from cluster.layout import LOGS, PROCESSES
 from cluster.packages import program
-from cluster.places import LOGS, PROCESSES
 
 STOP_SECONDS = 10
-NO_PROXY = {
-    "NO_PROXY": "*",
-    "no_proxy": "*",
-}  # everything that these programs call is on this machine
+NO_PROXY = {"NO_PROXY": "*", "no_proxy": "*"}  # all connections are local
 
 
 def start(
@@ -33,15 +30,15 @@ def start(
     namespace: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """Start ``argv`` in the background, in a network namespace where one is named; return its id.
+    """Start ``argv`` in the background, in a network ``namespace`` if given; return its process id.
 
-    Its messages go to `.cluster/logs/NAME.log`. Raises ClusterError where it runs already.
+    It logs to `.cluster/logs/NAME.log`. Raises ClusterError if it runs already.
     """
-    if alive(name):
+    if is_running(name):
         raise ClusterError(f"{name} runs already")
     command = [str(part) for part in argv]
     if namespace is not None:
-        # Not `ip netns exec`: that mounts another /sys and so hides the cgroups.
+        # not `ip netns exec`, which mounts another /sys that hides the cgroups
         command = [program("nsenter"), f"--net=/run/netns/{namespace}", *command]
     pid = _spawn(command, {**os.environ, **NO_PROXY, **(env or {})}, log(name))
     PROCESSES.mkdir(parents=True, exist_ok=True)
@@ -50,7 +47,7 @@ def start(
 
 
 def _spawn(command: list[str], env: dict[str, str], log_file: Path) -> int:
-    """Start a process of its own session, deaf to this terminal's Ctrl-C."""
+    """Start a process in its own session, which Ctrl-C of this terminal does not reach."""
     log_file.parent.mkdir(parents=True, exist_ok=True)
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     actions = [
@@ -62,56 +59,56 @@ def _spawn(command: list[str], env: dict[str, str], log_file: Path) -> int:
 
 
 def log(name: str) -> Path:
-    """Return the file with the messages of ``name``."""
+    """Return the log file of ``name``."""
     return LOGS / f"{name}.log"
 
 
 def log_tail(name: str, num_lines: int = 8) -> str:
-    """Return the last lines that ``name`` wrote."""
+    """Return the last lines of the log of ``name``."""
     if not log(name).exists():
         return ""
     return "\n".join(log(name).read_text(errors="replace").splitlines()[-num_lines:])
 
 
 def names() -> list[str]:
-    """Return all programs that were started and not stopped, dead ones included."""
+    """Return all programs that were started and not stopped, including those that have exited."""
     return sorted(path.stem for path in PROCESSES.glob("*.json"))
 
 
-def alive(name: str) -> bool:
-    """Tell whether ``name`` runs."""
+def is_running(name: str) -> bool:
+    """Return whether ``name`` is running."""
     return pid_of(name) is not None
 
 
 def pid_of(name: str) -> int | None:
-    """Return the process id of ``name``, where it runs."""
+    """Return the process id of ``name``, None if it is not running."""
     try:
         record = json.loads(_record(name).read_text())
     except FileNotFoundError:
         return None
     pid: int = record["pid"]
-    started = _started(pid)  # None also in the record where it died before we could look
+    started = _started(pid)  # None is recorded for a process that exited immediately
     return pid if started is not None and started == record["started"] else None
 
 
-def require_alive(name: str) -> None:
-    """Raise ClusterError with the end of its log where ``name`` died."""
-    if not alive(name):
-        raise ClusterError(f"{name} died; the end of {log(name)}:\n{log_tail(name)}")
+def require_running(name: str) -> None:
+    """Raise ClusterError with the end of its log if ``name`` is not running."""
+    if not is_running(name):
+        raise ClusterError(f"{name} has exited; the end of {log(name)}:\n{log_tail(name)}")
 
 
-def stop(wanted: Iterable[str], *, patience: float = 0) -> None:
-    """End programs and forget them: SIGTERM and ``patience`` seconds of waiting, then SIGKILL."""
-    listed = list(wanted)
-    kill([pid for name in listed if (pid := pid_of(name)) is not None], patience=patience)
+def stop(programs: Iterable[str], *, grace_seconds: float = 0) -> None:
+    """Stop programs and delete their records: SIGTERM, after ``grace_seconds`` SIGKILL."""
+    listed = list(programs)
+    kill([pid for name in listed if (pid := pid_of(name)) is not None], grace_seconds=grace_seconds)
     for name in listed:
         _record(name).unlink(missing_ok=True)
 
 
-def kill(pids: Iterable[int], *, patience: float = 0) -> None:
-    """End processes and wait for their end.
+def kill(pids: Iterable[int], *, grace_seconds: float = 0) -> None:
+    """Stop processes and wait until they have ended.
 
-    Raises ClusterError where one outlives SIGKILL by ten seconds.
+    Raises ClusterError if one is still running ten seconds after SIGKILL.
     """
     with contextlib.ExitStack() as stack:
         handles = []
@@ -120,14 +117,14 @@ def kill(pids: Iterable[int], *, patience: float = 0) -> None:
                 handle = os.pidfd_open(pid)
                 stack.callback(os.close, handle)
                 handles.append(handle)
-        if patience:
+        if grace_seconds:
             _signal(handles, signal.SIGTERM)
-            handles = _wait(handles, patience)
+            handles = _wait(handles, grace_seconds)
         _signal(handles, signal.SIGKILL)
         left = _wait(handles, STOP_SECONDS)
     _reap()
     if left:
-        raise ClusterError(f"{len(left)} processes outlive SIGKILL")
+        raise ClusterError(f"{len(left)} processes are still running after SIGKILL")
 
 
 def _signal(handles: list[int], number: signal.Signals) -> None:
@@ -137,7 +134,7 @@ def _signal(handles: list[int], number: signal.Signals) -> None:
 
 
 def _wait(handles: list[int], seconds: float) -> list[int]:
-    """Return those that still run after ``seconds``."""
+    """Return those still running after ``seconds``."""
     left = set(handles)
     poll = select.poll()
     for handle in handles:
@@ -151,7 +148,7 @@ def _wait(handles: list[int], seconds: float) -> list[int]:
 
 
 def _reap() -> None:
-    """Collect our own dead children: `up` and `down` may be called by one long-lived program."""
+    """Reap our dead children, since one long-lived program may call `up` and `down`."""
     for path in PROCESSES.glob("*.json"):
         with contextlib.suppress(ChildProcessError):
             os.waitpid(json.loads(path.read_text())["pid"], os.WNOHANG)
@@ -162,7 +159,7 @@ def _record(name: str) -> Path:
 
 
 def _started(pid: int) -> str | None:
-    """Return the moment at which a process started, in clock ticks since boot; None where it is dead."""
+    """Return the start time of a process in clock ticks since boot, None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except (FileNotFoundError, ProcessLookupError):

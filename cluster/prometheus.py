@@ -1,4 +1,4 @@
-"""Prometheus and promtool, unpacked from Debian's package: installing it would start a service."""
+"""Prometheus and promtool, extracted from Debian's package, since installing it would start a service."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cluster import packages
 from cluster.commands import run
+from cluster.console import timed
 from cluster.errors import ClusterError, MachineError
-from cluster.places import CACHE
-from cluster.progress import part
+from cluster.layout import CACHE
 
 PACKAGE = "prometheus"
 PROGRAMS = ("prometheus", "promtool")
@@ -18,30 +18,30 @@ _FOLDER = CACHE / "programs" / PACKAGE
 
 
 def find(name: str) -> Path | None:
-    """Return the program ``name``: the machine's own, else the unpacked one; None where neither is."""
+    """Return the program ``name``: the installed one, else the extracted one, else None."""
     installed = shutil.which(name, path=packages.search_path())
-    found = Path(installed) if installed else _FOLDER / name
-    return found if found.exists() else None
+    program = Path(installed) if installed else _FOLDER / name
+    return program if program.exists() else None
 
 
 def ensure() -> None:
-    """Unpack the programs where the machine has none.
+    """Extract the programs if the machine has none.
 
-    Raises MachineError where the machine has no apt-get, ClusterError where it cannot download.
+    Raises MachineError if the machine has no apt-get, ClusterError if the download fails.
     """
     if all(map(find, PROGRAMS)):
         return
     if shutil.which("apt-get") is None:
         raise MachineError(f"no apt-get here; install by hand: {PACKAGE}")
     _FOLDER.parent.mkdir(parents=True, exist_ok=True)
-    with part(f"unpacked {PACKAGE}"), tempfile.TemporaryDirectory(dir=_FOLDER.parent) as made:
-        _unpack(_download(Path(made)), Path(made) / "package")
-        (Path(made) / "package" / "usr" / "bin").rename(_FOLDER)
+    with timed(f"unpacked {PACKAGE}"), tempfile.TemporaryDirectory(dir=_FOLDER.parent) as temporary:
+        _unpack(_download(Path(temporary)), Path(temporary) / "package")
+        (Path(temporary) / "package" / "usr" / "bin").rename(_FOLDER)
 
 
 def _download(folder: Path) -> Path:
-    """Return the package as a file; the lists of packages are fetched where they are missing or old."""
-    folder.chmod(0o755)  # apt-get downloads as a user of its own
+    """Return the downloaded package; update the package lists if the download fails."""
+    folder.chmod(0o755)  # apt-get downloads as another user
     command = ["apt-get", "download", "--quiet", PACKAGE]
     try:
         run(command, folder=folder, seconds=600)

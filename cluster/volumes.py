@@ -1,4 +1,4 @@
-"""Folders of this machine as volumes for pods: allowed under restricted Pod Security, unlike hostPath."""
+"""Volumes of host folders that restricted Pod Security allows, unlike hostPath volumes of pods."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from pathlib import Path
 from cluster.kubectl import Manifest
 
 SITE_PACKAGES = "/opt/site-packages"
-"""Where a pod mounts the environment's packages; PYTHONPATH of the base image points here."""
+"""Mount path of the environment's packages, on the PYTHONPATH of the base image."""
 
 
 def host_folder(name: str, folder: Path, namespace: str, *, read_only: bool) -> list[Manifest]:
-    """Return a volume of ``folder`` and the claim of this ``name`` that gets it.
-
-    All nodes see the folder, for they are one machine.
-    """
+    """Return a volume of ``folder`` and its claim ``name``; all nodes share the folder."""
     modes = ["ReadOnlyMany" if read_only else "ReadWriteMany"]
-    size = {"storage": "1Gi"}  # must be said, and binds nobody
+    size = {"storage": "1Gi"}  # required, not enforced
     volume_name = f"{namespace}-{name}"
     volume = {
         "apiVersion": "v1",
@@ -47,9 +44,9 @@ def host_folder(name: str, folder: Path, namespace: str, *, read_only: bool) -> 
 
 
 def site_packages(name: str, namespace: str) -> list[Manifest]:
-    """Return a read-only volume with the packages of the Python that runs this.
+    """Return a read-only volume with the packages of this Python.
 
-    torch with its libraries is 5 GB: too much to copy into an image for a test. In production the
-    base image brings it. Both Pythons must have the same minor version.
+    torch with its libraries is 5 GB, too much for a test image; in production the base image has it. Both
+    Pythons must have the same minor version.
     """
     return host_folder(name, Path(sysconfig.get_path("purelib")), namespace, read_only=True)

@@ -1,1 +1,1 @@
-"""Grafana dashboards as Python: what a job and the operator look like while they work."""
+"""Grafana dashboards of jobs and the operator, as Python."""

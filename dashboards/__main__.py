@@ -1,4 +1,4 @@
-"""``python -m dashboards`` writes the dashboards into the chart, ``… draw`` one of them as a picture."""
+"""``python -m dashboards`` writes the dashboards into the chart, ``… draw`` draws one as a PNG."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ CHART = ROOT / "charts" / "fluxtrain-operator"
 _POINTS = 400
 
 
-def carried() -> dict[Path, str]:
+def generated() -> dict[Path, str]:
     """Return the chart's generated files by their paths."""
-    found = {}
+    files = {}
     for dashboard in (JOB, OPERATOR):
         name = dashboard.uid.removeprefix("fluxtrain-")
         text = json.dumps(dashboard.to_json(), indent=1) + "\n"
-        found[CHART / "files" / "dashboards" / f"{name}.json"] = text
-    return found
+        files[CHART / "files" / "dashboards" / f"{name}.json"] = text
+    return files
 
 
 def write(check: bool) -> int:
-    """Write the files, or with ``check`` name those that differ; 1 then."""
+    """Write the files; with ``check`` only print those that differ and return 1."""
     stale = [
-        path for path, text in carried().items() if not path.exists() or path.read_text() != text
+        path for path, text in generated().items() if not path.exists() or path.read_text() != text
     ]
     for path in stale:
         if check:
             print(f"{path.relative_to(ROOT)} is stale: run make chart")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(carried()[path])
+            path.write_text(generated()[path])
             print(f"wrote {path.relative_to(ROOT)}")
     return 1 if stale and check else 0
 
@@ -60,7 +60,7 @@ def draw_job(arguments: argparse.Namespace) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="dashboards", description=__doc__)
     parser.add_argument("--check", action="store_true", help="only compare")
     commands = parser.add_subparsers(dest="command")
@@ -71,8 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--minutes", type=float, default=60.0, help="until now")
     command.add_argument("--rate-interval", default="1m", help="four times the scrape interval")
     command.add_argument("--output", type=Path, default=Path("dashboard_job.png"))
-    found = parser.parse_args(arguments)
-    return draw_job(found) if found.command else write(found.check)
+    options = parser.parse_args(arguments)
+    return draw_job(options) if options.command else write(options.check)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A dashboard as a PNG: what Grafana would show of a time span, from a Prometheus that was there."""
+"""Draws a dashboard as a PNG from the data of a Prometheus, like Grafana."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, Formatter, PercentFormatter
 
-from dashboards.grafana import Dashboard, Panel, Query, filled
+from dashboards.grafana import Dashboard, Panel, Query, substitute
 
-matplotlib.use("Agg")  # no display is needed, and none is looked for
+matplotlib.use("Agg")  # needs no display
 
 _COLUMNS, _SIZE = 3, (3.4, 1.7)
 _UNITS = {"s": "s", "bytes": "B"}
@@ -29,7 +29,7 @@ _TIMEOUT_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Span:
-    """Unix times from which and to which something is drawn, and the seconds between two points."""
+    """Unix times of start and end, and the seconds between two points."""
 
     start: float
     end: float
@@ -46,13 +46,13 @@ class Curve:
 
 
 def curves(prometheus: str, expr: str, span: Span) -> list[Curve]:
-    """Return the series of ``expr`` that the Prometheus at the URL ``prometheus`` has finite values of."""
+    """Return the series of ``expr`` with finite values, from the Prometheus at the URL ``prometheus``."""
     parameters = {"query": expr, "start": span.start, "end": span.end, "step": span.step}
     url = f"{prometheus}/api/v1/query_range?{urllib.parse.urlencode(parameters)}"
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:
-        found = json.load(answer)["data"]["result"]
-    result = (_curve(series, span.start) for series in found)
-    return [curve for curve in result if curve.values]
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:
+        result = json.load(response)["data"]["result"]
+    all_curves = (_curve(series, span.start) for series in result)
+    return [curve for curve in all_curves if curve.values]
 
 
 def draw(
@@ -60,24 +60,24 @@ def draw(
 ) -> list[str]:
     """Write the panels that have data to ``path``; return the titles of the others.
 
-    ``values`` are those of Grafana's variables, with their ``$``.
+    ``values`` are those of Grafana's variables, by name with ``$``.
     """
-    found = {panel.title: _queried(panel, prometheus, values, span) for panel in dashboard.panels}
-    shown = [p for p in dashboard.panels if p.kind == "timeseries" and any(found[p.title].values())]
+    data = {panel.title: _query(panel, prometheus, values, span) for panel in dashboard.panels}
+    shown = [p for p in dashboard.panels if p.kind == "timeseries" and any(data[p.title].values())]
     rows = math.ceil(len(shown) / _COLUMNS)
     size = (_SIZE[0] * _COLUMNS, _SIZE[1] * rows + 0.5)
     figure, grid = pyplot.subplots(rows, _COLUMNS, figsize=size, squeeze=False, sharex=True)
     for axes, panel in zip(grid.flat, shown, strict=False):
-        _plot(axes, panel, found[panel.title], span.step)
+        _plot(axes, panel, data[panel.title], span.step)
     for axes in grid.flat[len(shown) :]:
         axes.axis("off")
     for axes in grid[-1]:
         axes.set_xlabel("seconds", fontsize=7)
-    figure.suptitle(f"{dashboard.title}   {_numbers(dashboard, found)}", fontsize=8)
+    figure.suptitle(f"{dashboard.title}   {_numbers(dashboard, data)}", fontsize=8)
     figure.tight_layout(pad=0.6, rect=(0.0, 0.0, 1.0, 1.0 - 0.1 / size[1]))
     figure.savefig(path, format="png", dpi=90, pil_kwargs={"optimize": True})
     pyplot.close(figure)
-    return [p.title for p in dashboard.panels if not any(found[p.title].values())]
+    return [p.title for p in dashboard.panels if not any(data[p.title].values())]
 
 
 def _curve(series: Mapping[str, Any], start: float) -> Curve:
@@ -86,14 +86,14 @@ def _curve(series: Mapping[str, Any], start: float) -> Curve:
     return Curve(series["metric"], [time for time, _ in finite], [value for _, value in finite])
 
 
-def _queried(
+def _query(
     panel: Panel, prometheus: str, values: Mapping[str, str], span: Span
 ) -> dict[Query, list[Curve]]:
-    return {q: curves(prometheus, filled(q.expr, values), span) for q in panel.queries}
+    return {q: curves(prometheus, substitute(q.expr, values), span) for q in panel.queries}
 
 
-def _plot(axes: Axes, panel: Panel, found: Mapping[Query, list[Curve]], step: float) -> None:
-    for query, drawn in found.items():
+def _plot(axes: Axes, panel: Panel, data: Mapping[Query, list[Curve]], step: float) -> None:
+    for query, drawn in data.items():
         for curve in drawn:
             points = _with_gaps(curve, step)
             axes.plot(*points, linewidth=1, marker=".", markersize=2, label=_legend(query, curve))
@@ -106,16 +106,16 @@ def _plot(axes: Axes, panel: Panel, found: Mapping[Query, list[Curve]], step: fl
         axes.legend(fontsize=5, frameon=False, ncols=2)
 
 
-def _formatter(panel: Panel, places: int | None = None) -> Formatter | None:
-    """Return what writes the panel's numbers with their unit, None where they have none."""
+def _formatter(panel: Panel, decimals: int | None = None) -> Formatter | None:
+    """Return the formatter of the panel's unit, None if it has none."""
     if panel.unit == "percentunit":
-        return PercentFormatter(1.0, decimals=places)
+        return PercentFormatter(1.0, decimals=decimals)
     unit = _UNITS.get(panel.unit)
-    return None if unit is None else EngFormatter(unit, places)
+    return None if unit is None else EngFormatter(unit, decimals)
 
 
 def _with_gaps(curve: Curve, step: float) -> tuple[list[float], list[float]]:
-    """Return times and values with a break wherever points are missing, as Grafana draws them."""
+    """Return times and values with NaN where points are missing, as Grafana draws gaps."""
     times, values = list[float](), list[float]()
     for time, value in zip(curve.times, curve.values, strict=True):
         if times and time - times[-1] > _GAP_STEPS * step:
@@ -127,15 +127,15 @@ def _with_gaps(curve: Curve, step: float) -> tuple[list[float], list[float]]:
 
 
 def _legend(query: Query, curve: Curve) -> str:
-    return re.sub(r"{{(\w+)}}", lambda found: curve.labels.get(found[1], ""), query.legend)
+    return re.sub(r"{{(\w+)}}", lambda match: curve.labels.get(match[1], ""), query.legend)
 
 
-def _numbers(dashboard: Dashboard, found: Mapping[str, Mapping[Query, list[Curve]]]) -> str:
-    """Return the panels with one number, as they last were."""
-    told = []
+def _numbers(dashboard: Dashboard, data: Mapping[str, Mapping[Query, list[Curve]]]) -> str:
+    """Return the last values of the stat panels."""
+    texts = []
     for panel in dashboard.panels:
-        drawn = [curve for each in found[panel.title].values() for curve in each]
+        drawn = [curve for each in data[panel.title].values() for curve in each]
         if panel.kind == "stat" and drawn:
-            formatter = _formatter(panel, places=1) or "{:.4g}".format
-            told.append(f"{panel.title} {formatter(drawn[0].values[-1])}")
-    return " · ".join(told)
+            formatter = _formatter(panel, decimals=1) or "{:.4g}".format
+            texts.append(f"{panel.title} {formatter(drawn[0].values[-1])}")
+    return " · ".join(texts)

@@ -1,4 +1,4 @@
-"""A dashboard of panels as Grafana's JSON: only what we use of it, laid out from left to right."""
+"""Grafana's JSON of a dashboard: the part that we use, laid out from left to right."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Panel:
 
     title: str
     text: str
-    """A sentence for whoever hovers over it."""
+    """The description, shown as a tooltip."""
     queries: tuple[Query, ...]
     unit: str = "short"
     kind: Literal["stat", "timeseries"] = "timeseries"
@@ -37,14 +37,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """A headline."""
+    """A row title."""
 
     title: str
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A choice at the top, of the values of a label."""
+    """A variable: a choice of the values of a label."""
 
     name: str
     label: str
@@ -53,7 +53,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """A page."""
+    """A dashboard."""
 
     uid: str
     title: str
@@ -63,11 +63,11 @@ class Dashboard:
 
     @property
     def panels(self) -> list[Panel]:
-        """Return the panels, without the headlines."""
+        """Return the panels, without row titles."""
         return [part for part in self.parts if isinstance(part, Panel)]
 
     def to_json(self) -> Json:
-        """Return what Grafana loads."""
+        """Return Grafana's JSON."""
         return {
             "uid": self.uid,
             "title": self.title,
@@ -79,12 +79,12 @@ class Dashboard:
             "graphTooltip": 1,
             "refresh": "30s",
             "time": {"from": "now-3h", "to": "now"},
-            "templating": {"list": [_source(), *map(_choice, self.variables)]},
-            "panels": list(_placed(self.parts)),
+            "templating": {"list": [_source(), *map(_variable, self.variables)]},
+            "panels": list(_arrange(self.parts)),
         }
 
 
-def filled(expr: str, values: Mapping[str, str]) -> str:
+def substitute(expr: str, values: Mapping[str, str]) -> str:
     """Return ``expr`` with Grafana's variables, which begin with ``$``, replaced by their values."""
     for name, value in values.items():
         expr = expr.replace(name, value)
@@ -111,17 +111,17 @@ def quantiles(metric: str, selector: str, window: str = "$__rate_interval") -> t
     )
 
 
-def _placed(parts: Sequence[Panel | Row]) -> Iterable[Json]:
-    """Yield the parts with their places: in lines of 24 columns, each as high as its first panel."""
+def _arrange(parts: Sequence[Panel | Row]) -> Iterable[Json]:
+    """Yield the parts with their positions, in lines of 24 columns."""
     x = y = height = 0
     for number, part in enumerate(parts, start=1):
         width = _COLUMNS if isinstance(part, Row) else part.width
         if x + width > _COLUMNS:
             x, y, height = 0, y + height, 0
-        tall = _HEIGHTS["row" if isinstance(part, Row) else part.kind]
-        height = max(height, tall)
-        place = {"x": x, "y": y, "w": width, "h": tall}
-        yield {"id": number, "gridPos": place, **_part(part)}
+        part_height = _HEIGHTS["row" if isinstance(part, Row) else part.kind]
+        height = max(height, part_height)
+        position = {"x": x, "y": y, "w": width, "h": part_height}
+        yield {"id": number, "gridPos": position, **_part(part)}
         x += width
 
 
@@ -157,7 +157,7 @@ def _source() -> Json:
     }
 
 
-def _choice(variable: Variable) -> Json:
+def _variable(variable: Variable) -> Json:
     return {
         "name": variable.name,
         "label": variable.label,

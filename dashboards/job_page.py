@@ -1,4 +1,4 @@
-"""The job dashboard: whether it learns, how fast, what it waits for, and what went wrong."""
+"""The dashboard of a job: loss, speed, health and GPUs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dashboards.grafana import Dashboard, Query, Row, Variable, curve, quantiles
 
 _JOB = '{namespace="$namespace", fluxtraining="$job"}'
 _UP = "fluxtrain_last_progress_timestamp_seconds"
-"""What each trainer says from its beginning."""
+"""A metric that every trainer reports from its start."""
 _PODS = f"group by (namespace, pod) ({_UP}{_JOB})"
 
 
-def _most(metric: str) -> str:
-    """Return the value of a gauge that is the same in all pods, or not yet known in some."""
+def _max(metric: str) -> str:
+    """Return a query of a gauge that has the same value in all pods, or is not yet set in some."""
     return f"max(fluxtrain_{metric}{_JOB})"
 
 
@@ -20,7 +20,7 @@ def _rate_by_pod(counter: str) -> Query:
 
 
 def _gpu(metric: str) -> Query:
-    """Return a metric of AMD's device metrics exporter for the GPUs under the job's pods."""
+    """Return a query of AMD's device metrics exporter for the GPUs of the job's pods."""
     of_job = f'{metric}{{namespace="$namespace"}} * on (namespace, pod) group_left () {_PODS}'
     return Query(f"max by (pod, gpu_id) ({of_job})", "{{pod}} GPU {{gpu_id}}")
 
@@ -34,12 +34,12 @@ JOB = Dashboard(
         Variable("job", "Job", f'label_values({_UP}{{namespace="$namespace"}}, fluxtraining)'),
     ),
     parts=(
-        stat("Step", "Optimizer steps done.", _most("step")),
-        stat("Train loss", "Of the last logged step.", _most("train_loss")),
-        stat("Evaluation loss", "Of the last evaluation.", _most("eval_loss")),
-        stat("Samples/s", "Of all ranks together.", _most("samples_per_second")),
-        stat("MFU", "Model FLOPs over the GPUs' dense peak.", _most("mfu_ratio"), "percentunit"),
-        stat("Remaining", "Estimated time to the last step.", _most("remaining_seconds"), "s"),
+        stat("Step", "Optimizer steps done.", _max("step")),
+        stat("Train loss", "Of the last logged step.", _max("train_loss")),
+        stat("Evaluation loss", "Of the last evaluation.", _max("eval_loss")),
+        stat("Samples/s", "Of all ranks together.", _max("samples_per_second")),
+        stat("MFU", "Model FLOPs over the GPUs' dense peak.", _max("mfu_ratio"), "percentunit"),
+        stat("Remaining", "Estimated time to the last step.", _max("remaining_seconds"), "s"),
         stat(
             "Since the last step",
             "Grows while nothing is trained.",
@@ -55,26 +55,24 @@ JOB = Dashboard(
         curve(
             "Loss",
             "Training and evaluation.",
-            Query(_most("train_loss"), "train"),
-            Query(_most("eval_loss"), "evaluation"),
+            Query(_max("train_loss"), "train"),
+            Query(_max("eval_loss"), "evaluation"),
         ),
         curve(
             "Evaluation loss by timestep",
             "Early timesteps are nearly clean, late ones nearly noise.",
             Query(f"max by (timestep) (fluxtrain_eval_loss_by_timestep{_JOB})", "{{timestep}}"),
         ),
-        curve("Gradient norm", "Before clipping.", Query(_most("grad_norm"), "norm")),
+        curve("Gradient norm", "Before clipping.", Query(_max("grad_norm"), "norm")),
         Row("Speed"),
-        curve("Throughput", "Of all ranks.", Query(_most("samples_per_second"), "samples/s")),
+        curve("Throughput", "Of all ranks.", Query(_max("samples_per_second"), "samples/s")),
         curve(
             "Step time",
             "Evaluation and sampling left out.",
             *quantiles("fluxtrain_step_seconds", _JOB),
             unit="s",
         ),
-        curve(
-            "MFU", "Model FLOPs over peak.", Query(_most("mfu_ratio"), "MFU"), unit="percentunit"
-        ),
+        curve("MFU", "Model FLOPs over peak.", Query(_max("mfu_ratio"), "MFU"), unit="percentunit"),
         curve(
             "Waiting for data",
             "Share of the time.",
@@ -103,15 +101,15 @@ JOB = Dashboard(
         curve(
             "Steps at stake",
             "Since the newest complete checkpoint.",
-            Query(f"{_most('step')} - {_most('checkpoint_step')}", "steps"),
+            Query(f"{_max('step')} - {_max('checkpoint_step')}", "steps"),
         ),
         curve(
             "Unreadable samples",
             "Skipped and counted; those of one pod's first rank.",
             Query(f"max by (pod) (fluxtrain_bad_samples_total{_JOB})", "{{pod}}"),
         ),
-        curve("Learning rate", "Of the schedule.", Query(_most("learning_rate"), "rate")),
-        curve("Samples", "Used so far.", Query(_most("samples"), "samples")),
+        curve("Learning rate", "Of the schedule.", Query(_max("learning_rate"), "rate")),
+        curve("Samples", "Used so far.", Query(_max("samples"), "samples")),
         Row("GPUs, by AMD's device metrics exporter"),
         curve("Activity", "Of the compute units.", _gpu("gpu_gfx_activity"), unit="percent"),
         curve("Power", "Of the package.", _gpu("gpu_package_power"), unit="watt"),

@@ -1,4 +1,4 @@
-"""The operator dashboard: whether it leads, keeps up, and brings jobs back."""
+"""The dashboard of the operator: leadership, jobs, work and process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dashboards.grafana import Dashboard, Query, Row, Variable, curve, quantiles
 _HERE = '{namespace="$namespace"}'
 _PREFIX = "fluxtrain_operator"
 _PODS = f"group by (namespace, pod) ({_PREFIX}_leader{_HERE})"
-_LONG = "$__range"  # jobs start and recover too seldom for a rate over minutes
+_LONG = "$__range"  # jobs start and recover too rarely for a rate over minutes
 
 
 def _rate(counter: str) -> Query:
@@ -25,7 +25,7 @@ OPERATOR = Dashboard(
     variables=(Variable("namespace", "Namespace", f"label_values({_PREFIX}_leader, namespace)"),),
     parts=(
         stat("Leaders", "One, or nothing is reconciled.", f"sum({_PREFIX}_leader{_HERE})", width=4),
-        stat("Replicas", "Those that answer.", f"count({_PREFIX}_leader{_HERE})", width=4),
+        stat("Replicas", "Replicas that are scraped.", f"count({_PREFIX}_leader{_HERE})", width=4),
         stat("Jobs", "Of all phases.", f"sum({_PREFIX}_jobs{_HERE})", width=4),
         stat("Queue", "Jobs that wait.", f"max({_PREFIX}_queue_length{_HERE})", width=4),
         stat(
@@ -66,7 +66,7 @@ OPERATOR = Dashboard(
             unit="s",
         ),
         curve("Reconciles", "All jobs.", _rate("reconcile_seconds_count"), unit="ops"),
-        curve("Errors", "Each is tried again.", _rate("reconcile_errors_total"), unit="ops"),
+        curve("Errors", "Each is retried.", _rate("reconcile_errors_total"), unit="ops"),
         curve("Queue", "Jobs that wait.", Query(f"max({_PREFIX}_queue_length{_HERE})", "jobs")),
         curve("Pods created", "All jobs.", _rate("pods_created_total"), unit="ops"),
         curve(
@@ -80,7 +80,7 @@ OPERATOR = Dashboard(
         ),
         curve(
             "Watches",
-            "Time since they last brought something; nodes speak every few minutes.",
+            "Time since the last event; nodes send one every few minutes.",
             Query(f"max by (kind) ({_PREFIX}_watch_age_seconds{_HERE})", "{{kind}}"),
             unit="s",
         ),

@@ -1,4 +1,4 @@
-"""What holds for all tests: a run may be told that a skipped test is a failure."""
+"""The option --fail-on-skip: a skipped test fails the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fail-on-skip",
         action="store_true",
-        help="exit with 1 if a test was skipped: on a machine that has, or installs, all that is needed",
+        help="exit with 1 if a test was skipped",
     )
 
 

@@ -1,4 +1,4 @@
-"""First processes, as those of containers: the kernel drops signals that they have no handler for."""
+"""Runs programs as process 1 of a PID namespace, where the kernel ignores signals without a handler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 def first_process(
     command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run ``command`` as the first process of its own; yield what ends with its code, and its id."""
+    """Run ``command`` as process 1; yield a process that ends with its exit code, and its process id."""
     unshare = ["unshare", "--pid", "--fork", "--kill-child"]
     outer = subprocess.Popen([*unshare, *command], env={**os.environ, **(environment or {})})
     try:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from cluster import binaries, prometheus
 from cluster.errors import ClusterError
-from cluster.places import BIN, CACHE
+from cluster.layout import BIN, CACHE
 from tests.chart.objects import CHART, Manifest, Program, Template
 from tests.paths import ROOT
 

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from dashboards.__main__ import CHART, carried
-from dashboards.grafana import Dashboard, filled
+from dashboards.__main__ import CHART, generated
+from dashboards.grafana import Dashboard, substitute
 from dashboards.job_page import JOB
 from dashboards.operator_page import OPERATOR
 from prometheus_client import Metric
@@ -53,18 +53,18 @@ def inside(labels: dict[str, str]) -> str:
 
 
 def concrete(expr: str, namespace: str) -> str:
-    """Return ``expr`` with Grafana's variables filled in."""
+    """Return ``expr`` with Grafana's variables substitute in."""
     values = {"$namespace": namespace, "$job": "job", "$__rate_interval": "4m", "$__range": "20m"}
-    return filled(expr, values)
+    return substitute(expr, values)
 
 
 def queries(dashboard: Dashboard) -> list[str]:
     return [query.expr for panel in dashboard.panels for query in panel.queries]
 
 
-@pytest.mark.parametrize("path", carried(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
 def test_the_chart_contains_the_generated_dashboards(path: Path) -> None:
-    assert path.read_text() == carried()[path], "run make chart"
+    assert path.read_text() == generated()[path], "run make chart"
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)

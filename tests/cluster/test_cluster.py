@@ -1,4 +1,4 @@
-"""The cluster for development and tests, for real: it starts, runs pods, loses a node, and goes."""
+"""The cluster for development and tests: it starts, runs pods, loses a node, and is removed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import cluster
 import pytest
 from cluster import fake_gpus, fake_nodes, images, node, packages, volumes
+from cluster.console import wait_until
 from cluster.errors import ClusterError, MachineError
 from cluster.kubectl import Kubectl
-from cluster.places import KUBECONFIG, STATE, Node
-from cluster.progress import wait_until
+from cluster.layout import KUBECONFIG, STATE, Node
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for namespaces, cgroups and mounts"),
@@ -43,16 +43,16 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def machine() -> dict[str, object]:
-    """How the machine looks before the cluster starts."""
+    """The state of the machine before the cluster starts."""
     if "KUBECONFIG" in os.environ:
-        pytest.skip("KUBECONFIG is set: these tests are about our own cluster")
+        pytest.skip("KUBECONFIG is set: these tests start their own cluster")
     if KUBECONFIG.exists():
         pytest.skip("a cluster runs already; `make cluster-down` lets these tests start their own")
     try:
         cluster.prepare()
     except ClusterError as error:
-        pytest.skip(f"the cluster's parts cannot be had here: {error}")
-    return traces_of_a_cluster()
+        pytest.skip(f"the cluster cannot be prepared here: {error}")
+    return host_state()
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +108,10 @@ def wait_for_phase(kubectl: Kubectl, namespace: str, phase: str, *pods: str) -> 
     kubectl("wait", f"--namespace={namespace}", condition, "--timeout=90s", *names, seconds=100)
 
 
-def traces_of_a_cluster() -> dict[str, object]:
-    """What a cluster may leave on a machine."""
+def host_state() -> dict[str, object]:
+    """Return everything that a cluster may leave on a machine."""
 
-    def said(*argv: str) -> list[str]:
+    def output_lines(*argv: str) -> list[str]:
         done = subprocess.run(
             [packages.program(argv[0]), *argv[1:]], capture_output=True, text=True, check=True
         )
@@ -123,10 +123,10 @@ def traces_of_a_cluster() -> dict[str, object]:
     return {
         "processes": [text for text in commands if str(STATE).encode() in text],
         "mounts": sorted(line.split()[4] for line in mounts),
-        "links": said("ip", "-brief", "link", "show"),
-        "routes": said("ip", "route", "show"),
-        "namespaces": said("ip", "netns", "list"),
-        "iptables": [line.split(" [")[0] for line in said("iptables-save")],
+        "links": output_lines("ip", "-brief", "link", "show"),
+        "routes": output_lines("ip", "route", "show"),
+        "namespaces": output_lines("ip", "netns", "list"),
+        "iptables": [line.split(" [")[0] for line in output_lines("iptables-save")],
         "cgroups": sorted(str(path) for path in Path("/sys/fs/cgroup").glob("**/fluxtrain*")),
         "folders": [folder for folder in folders if Path(folder).exists()],
         "kernel": [Path("/proc/sys/kernel/panic").read_text()],
@@ -134,15 +134,15 @@ def traces_of_a_cluster() -> dict[str, object]:
 
 
 def test_two_nodes_are_ready_and_have_eight_gpus_each(kubectl: Kubectl) -> None:
-    found = kubectl.get("nodes")["items"]
-    assert [item["metadata"]["name"] for item in found] == ["node-0", "node-1"]
-    for item in found:
+    items = kubectl.get("nodes")["items"]
+    assert [item["metadata"]["name"] for item in items] == ["node-0", "node-1"]
+    for item in items:
         assert item["status"]["allocatable"]["amd.com/gpu"] == "8"
         assert item["metadata"]["labels"].items() >= fake_gpus.LABELS.items()
         assert item["status"]["nodeInfo"]["kubeletVersion"] == "v1.36.3"
 
 
-def test_a_second_start_finds_the_running_cluster(kubectl: Kubectl) -> None:
+def test_a_second_start_uses_the_running_cluster(kubectl: Kubectl) -> None:
     before = cluster.status()
     assert cluster.up() == KUBECONFIG
     assert cluster.status() == before
@@ -169,7 +169,7 @@ def test_restricted_pod_security_refuses_a_privileged_pod(kubectl: Kubectl, name
         kubectl.apply(bad, namespace=namespace)
 
 
-def test_a_pod_that_asks_for_more_gpus_than_are_free_stays_pending(
+def test_a_pod_that_requests_more_gpus_than_are_free_stays_pending(
     kubectl: Kubectl, namespace: str
 ) -> None:
     all_gpus = {"limits": {"amd.com/gpu": "8"}}
@@ -200,8 +200,8 @@ def test_two_pods_reduce_a_tensor_over_a_headless_service(kubectl: Kubectl, name
         "data": {"all_reduce.py": ALL_REDUCE},
     }
     pods = [make_rank(rank) for rank in range(2)]
-    packed = volumes.site_packages("packages", namespace)
-    kubectl.apply(service, script, *packed, *pods, namespace=namespace)
+    packages_volume = volumes.site_packages("packages", namespace)
+    kubectl.apply(service, script, *packages_volume, *pods, namespace=namespace)
     wait_for_phase(kubectl, namespace, "Succeeded", "train-0", "train-1")
     for rank in range(2):
         assert f"rank {rank} of 2: 3" in kubectl(
@@ -210,13 +210,13 @@ def test_two_pods_reduce_a_tensor_over_a_headless_service(kubectl: Kubectl, name
 
 
 def make_rank(rank: int) -> Manifest:
-    """One torchrun agent, on the node of its number."""
+    """Return a pod of one torchrun agent, on the node with the number ``rank``."""
     torchrun = ["python3", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    where = ["--master-addr=train-0.train", "--master-port=29500", f"--node-rank={rank}"]
+    rendezvous = ["--master-addr=train-0.train", "--master-port=29500", f"--node-rank={rank}"]
     return make_pod(
         f"train-{rank}",
         *torchrun,
-        *where,
+        *rendezvous,
         "/script/all_reduce.py",
         hostname=f"train-{rank}",
         subdomain="train",
@@ -235,9 +235,7 @@ def make_rank(rank: int) -> Manifest:
     )
 
 
-def test_an_image_that_is_built_here_runs_in_a_pod(
-    kubectl: Kubectl, namespace: str, tmp_path: Path
-) -> None:
+def test_a_built_image_runs_in_a_pod(kubectl: Kubectl, namespace: str, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text(
         "ARG BASE\nFROM ${BASE}\nUSER 0\nRUN echo built > /srv/how.txt\nUSER 1000\n"
     )
@@ -251,18 +249,18 @@ def test_an_image_that_is_built_here_runs_in_a_pod(
     assert kubectl("logs", f"--namespace={namespace}", "built") == "built\n"
 
 
-def test_a_node_that_lost_its_power_comes_back(kubectl: Kubectl, namespace: str) -> None:
+def test_a_powered_off_node_is_powered_on_again(kubectl: Kubectl, namespace: str) -> None:
     pod = make_pod("victim", "sleep", "600", nodeName="node-1", restartPolicy="Always")
     kubectl.apply(pod, namespace=namespace)
     wait_for_phase(kubectl, namespace, "Running", "victim")
     node.power_off(Node(1))
     assert not any(name.startswith("node-1.") for name in cluster.status())
-    cluster.up()  # powers it on, and keeps everything else
+    cluster.up()  # powers it on and changes nothing else
     count = "--for=jsonpath={.status.containerStatuses[0].restartCount}=1"
     kubectl("wait", f"--namespace={namespace}", "pod/victim", count, "--timeout=60s", seconds=70)
 
 
-def test_a_pod_on_a_fake_node_pretends_to_run(kubectl: Kubectl, namespace: str) -> None:
+def test_a_pod_on_a_fake_node_is_reported_as_running(kubectl: Kubectl, namespace: str) -> None:
     names = fake_nodes.start(20)
     pods = [
         make_pod(
@@ -276,17 +274,17 @@ def test_a_pod_on_a_fake_node_pretends_to_run(kubectl: Kubectl, namespace: str) 
     ]
     kubectl.apply(*pods, namespace=namespace)
     wait_for_phase(kubectl, namespace, "Running", *(f"fake-{index}" for index in range(20)))
-    found = kubectl.get("pods", f"--namespace={namespace}")["items"]
-    assert {pod["spec"]["nodeName"] for pod in found} == set(names)
+    items = kubectl.get("pods", f"--namespace={namespace}")["items"]
+    assert {pod["spec"]["nodeName"] for pod in items} == set(names)
     fake_nodes.stop()
     assert len(kubectl.get("nodes")["items"]) == 2
 
 
-def test_down_leaves_nothing_and_the_next_start_is_warm(
+def test_down_restores_the_machine_and_the_next_start_is_warm(
     kubectl: Kubectl, machine: dict[str, object]
 ) -> None:
     cluster.down()
-    assert traces_of_a_cluster() == machine
+    assert host_state() == machine
     assert not STATE.exists()
     began = time.monotonic()
     cluster.up()

@@ -1,4 +1,4 @@
-"""What the person is told where the cluster cannot start."""
+"""The error message if the cluster cannot start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ sys.exit(main())
 """
 
 
-def say_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     code = AS_NOBODY.format(arguments=list(arguments))
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -28,8 +28,8 @@ def say_as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_root_the_person_is_told_what_is_needed() -> None:
-    done = say_as_nobody("up")
+def test_the_error_without_root_says_what_is_needed() -> None:
+    done = run_as_nobody("up")
     assert done.returncode == 2
     assert "root is needed" in done.stderr
     assert "sudo make cluster" in done.stderr

@@ -1,4 +1,4 @@
-"""An image archive holds together: every digest in it is that of the bytes it names."""
+"""OCI archives: every digest is that of its blob."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_archive(folder: Path) -> dict[str, bytes]:
 
 
 def blob(members: dict[str, bytes], descriptor: dict[str, Any]) -> bytes:
-    """Return the bytes that ``descriptor`` names, proved to be those."""
+    """Return the blob of ``descriptor``, after verification."""
     digest = descriptor["digest"].removeprefix("sha256:")
     content = members[f"blobs/sha256/{digest}"]
     assert hashlib.sha256(content).hexdigest() == digest
@@ -33,7 +33,7 @@ def blob(members: dict[str, bytes], descriptor: dict[str, Any]) -> bytes:
     return content
 
 
-def test_the_index_leads_to_the_layer_and_the_command(tmp_path: Path) -> None:
+def test_the_index_references_the_layer_and_the_command(tmp_path: Path) -> None:
     members = make_archive(tmp_path)
     (entry,) = json.loads(members["index.json"])["manifests"]
     assert entry["annotations"] == {"org.opencontainers.image.ref.name": IMAGE.name}
@@ -45,6 +45,6 @@ def test_the_index_leads_to_the_layer_and_the_command(tmp_path: Path) -> None:
     assert config["config"] == {"Cmd": ["/bin/true"], "User": "1000", "Env": ["A=b"]}
 
 
-def test_no_half_archive_stays_beside_the_whole(tmp_path: Path) -> None:
+def test_no_partial_archive_remains(tmp_path: Path) -> None:
     make_archive(tmp_path)
     assert sorted(path.name for path in tmp_path.glob("image*")) == ["image.tar"]

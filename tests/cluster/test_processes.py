@@ -1,4 +1,4 @@
-"""Background programs are ended by the process that they are, not by the number that it had."""
+"""Background programs are stopped by process, not by a reused process id."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from cluster import processes
 from cluster.errors import ClusterError
-from cluster.places import PROCESSES
+from cluster.layout import PROCESSES
 
 NAME = "test.sleep"
 
@@ -20,7 +20,7 @@ def sleeper() -> Iterator[int]:
     processes.stop([NAME])
 
 
-def test_a_started_program_is_alive_until_it_is_stopped(sleeper: int) -> None:
+def test_a_started_program_is_running_until_it_is_stopped(sleeper: int) -> None:
     assert processes.pid_of(NAME) == sleeper
     processes.stop([NAME])
     assert processes.pid_of(NAME) is None
@@ -32,28 +32,28 @@ def test_a_program_is_not_started_twice(sleeper: int) -> None:
         processes.start(NAME, ["/usr/bin/sleep", "600"])
 
 
-def test_another_program_with_the_same_number_is_left_alone(sleeper: int) -> None:
+def test_another_program_with_the_same_pid_is_not_stopped(sleeper: int) -> None:
     other = PROCESSES / "test.other.json"
     other.write_text(json.dumps({"pid": sleeper, "started": "1", "argv": []}))
-    assert not processes.alive("test.other")
+    assert not processes.is_running("test.other")
     processes.stop(["test.other"])
-    assert processes.alive(NAME)
+    assert processes.is_running(NAME)
 
 
-def test_a_program_that_died_before_its_start_was_noted_is_dead() -> None:
+def test_a_program_that_exited_before_it_was_recorded_is_not_running() -> None:
     gone = processes.start("test.gone", ["/bin/true"])
     os.waitpid(gone, 0)
     record = PROCESSES / "test.gone.json"
     record.write_text(json.dumps({"pid": gone, "started": None, "argv": []}))
-    assert not processes.alive("test.gone")
+    assert not processes.is_running("test.gone")
     processes.stop(["test.gone"])
 
 
-def test_the_log_of_a_dead_program_is_in_the_error() -> None:
-    name = "test.dies"
-    pid = processes.start(name, ["/bin/sh", "-c", "echo its last words; exit 3"])
+def test_the_error_contains_the_log_of_an_exited_program() -> None:
+    name = "test.exits"
+    pid = processes.start(name, ["/bin/sh", "-c", "echo a log line; exit 3"])
     os.waitpid(pid, 0)
-    with pytest.raises(ClusterError, match="its last words"):
-        processes.require_alive(name)
+    with pytest.raises(ClusterError, match="a log line"):
+        processes.require_running(name)
     processes.stop([name])
     processes.log(name).unlink()

@@ -1,4 +1,4 @@
-"""The API server over one kept-alive connection: a hundred questions take the time of one kubectl."""
+"""A client of the API server with one kept-alive connection, a hundred times faster than kubectl."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from urllib.parse import urlsplit
 from cluster.kubectl import Manifest
 
 STRICT = "fieldManager=tests&fieldValidation=Strict"
-"""What ``kubectl --validate=strict`` asks: unknown fields and keys that stand twice are refused."""
+"""The parameters of ``kubectl --validate=strict``: unknown fields and duplicate keys are refused."""
 _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What the API server said to one request."""
+class Response:
+    """A response of the API server."""
 
     code: int
     body: Manifest
 
     @property
     def message(self) -> str:
-        """Return the whole message of a refusal."""
+        """Return the message of a refusal."""
         return str(self.body.get("message", ""))
 
     @property
     def fields(self) -> list[str]:
-        """Return the paths that a refusal names, one for each thing that is wrong."""
+        """Return the field path of each cause of a refusal."""
         causes = self.body.get("details", {}).get("causes", [])
         return [str(cause.get("field")) for cause in causes]
 
     @property
     def accepted(self) -> bool:
-        """Return whether it did, or would have done, what was asked."""
+        """Return whether the request succeeded, or would have without a dry run."""
         return self.code in (200, 201)
 
 
 class ApiServer:
-    """Asks with the rights of a kubeconfig whose certificates are in it."""
+    """Sends requests with the credentials of a kubeconfig with embedded certificates."""
 
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
-        """Keep the client's certificate in ``folder``: Python takes it from a file only."""
+        """Write the client certificate to ``folder``, since Python loads it from a file only."""
         config = json.loads(kubeconfig.read_text())
         cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
         trusted = _decoded(cluster["certificate-authority-data"])
@@ -61,38 +61,40 @@ class ApiServer:
             server.hostname or "", server.port, context=tls, timeout=60
         )
 
-    def create(self, path: str, manifest: Manifest, *, dry_run: bool = True) -> Answer:
+    def create(self, path: str, manifest: Manifest, *, dry_run: bool = True) -> Response:
         """Create ``manifest`` in the collection at ``path``."""
-        return self._ask("POST", f"{path}?{STRICT}{_only(dry_run)}", manifest)
+        return self._send("POST", f"{path}?{STRICT}{_dry_run(dry_run)}", manifest)
 
-    def replace(self, path: str, manifest: Manifest, *, dry_run: bool = True) -> Answer:
-        """Put ``manifest`` in the place of the object at ``path``."""
-        return self._ask("PUT", f"{path}?{STRICT}{_only(dry_run)}", manifest)
+    def replace(self, path: str, manifest: Manifest, *, dry_run: bool = True) -> Response:
+        """Replace the object at ``path`` by ``manifest``."""
+        return self._send("PUT", f"{path}?{STRICT}{_dry_run(dry_run)}", manifest)
 
-    def apply(self, path: str, manifest: Manifest, *, dry_run: bool = True) -> Answer:
+    def apply(self, path: str, manifest: Manifest, *, dry_run: bool = True) -> Response:
         """Apply ``manifest`` to the object at ``path``, as the operator does."""
-        return self._ask("PATCH", f"{path}?{STRICT}&force=true{_only(dry_run)}", manifest, _APPLY)
+        return self._send(
+            "PATCH", f"{path}?{STRICT}&force=true{_dry_run(dry_run)}", manifest, _APPLY
+        )
 
-    def delete(self, path: str) -> Answer:
+    def delete(self, path: str) -> Response:
         """Delete the object at ``path``."""
-        return self._ask("DELETE", path, {})
+        return self._send("DELETE", path, {})
 
-    def get(self, path: str) -> Answer:
+    def get(self, path: str) -> Response:
         """Return the object at ``path``."""
-        return self._ask("GET", path, None)
+        return self._send("GET", path, None)
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
 
-    def _ask(self, verb: str, path: str, body: Manifest | None, kind: str = _JSON) -> Answer:
+    def _send(self, verb: str, path: str, body: Manifest | None, kind: str = _JSON) -> Response:
         text = None if body is None else json.dumps(body)
         self._connection.request(verb, path, text, {"Content-Type": kind, "Accept": _JSON})
-        answer = self._connection.getresponse()
-        return Answer(answer.status, json.loads(answer.read()))
+        response = self._connection.getresponse()
+        return Response(response.status, json.loads(response.read()))
 
 
-def _only(dry_run: bool) -> str:
+def _dry_run(dry_run: bool) -> str:
     return "&dryRun=All" if dry_run else ""
 
 

@@ -1,4 +1,4 @@
-"""One cluster for all tests of this folder, with our resource and our trainer's image."""
+"""One cluster for all tests of this folder, with our CRD and the trainer's image."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 from cluster import images
 from cluster.errors import ClusterError, MachineError
 from cluster.kubectl import Kubectl
-from cluster.places import KUBECONFIG
-from tests.end_to_end.stage import IMAGE, ROOT
+from cluster.layout import KUBECONFIG
+from tests.end_to_end.stage import IMAGE
+from tests.paths import ROOT
 
 NUM_NODES = 3
 COMMAND = """#!/bin/sh
@@ -23,16 +24,16 @@ exec {python} -m fluxtrain.cli "$@"
 
 @pytest.fixture(scope="session")
 def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
-    """Return kubectl for a cluster that knows our resource and has our image."""
+    """Return kubectl for a cluster with our CRD and the trainer's image."""
     if "KUBECONFIG" in os.environ:
-        pytest.skip("KUBECONFIG is set: images cannot be loaded into somebody's own cluster")
-    mine = not KUBECONFIG.exists()
+        pytest.skip("KUBECONFIG is set: images cannot be loaded into an existing cluster")
+    created = not KUBECONFIG.exists()
     try:
         cluster.prepare()
     except ClusterError as error:
-        pytest.skip(f"the cluster's parts cannot be had here: {error}")
+        pytest.skip(f"the cluster cannot be prepared here: {error}")
     try:
-        found = Kubectl(cluster.up(NUM_NODES))
+        kubectl = Kubectl(cluster.up(NUM_NODES))
     except MachineError as error:
         pytest.skip(f"no cluster can run here: {error}")
     context = tmp_path_factory.mktemp("image")
@@ -43,9 +44,9 @@ def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     program.chmod(0o755)
     dockerfile = Path(__file__).parent / "trainer.Dockerfile"
     images.load([images.build(IMAGE, dockerfile, context, {"BASE": images.BASE_IMAGE})])
-    definition = f"--filename={ROOT / 'manifests' / 'crd.yaml'}"
-    found("apply", "--server-side", "--force-conflicts", definition)
-    found("wait", "--for=condition=Established", "crd/fluxtrainings.fluxtrain.dev")
-    yield found
-    if mine:
+    crd = f"--filename={ROOT / 'manifests' / 'crd.yaml'}"
+    kubectl("apply", "--server-side", "--force-conflicts", crd)
+    kubectl("wait", "--for=condition=Established", "crd/fluxtrainings.fluxtrain.dev")
+    yield kubectl
+    if created:
         cluster.down()

@@ -1,4 +1,4 @@
-"""An API server that is nobody else's: for what would disturb others, such as the definition's owner."""
+"""A separate API server, for tests that would disturb others, such as those that own the CRD."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 from cluster import binaries
 from cluster.commands import run
+from cluster.console import wait_until
+from cluster.free_ports import free_ports
 from cluster.kubectl import Kubectl
 from cluster.packages import program
-from cluster.progress import wait_until
-from tests.free_ports import free_ports
 
 START_SECONDS = 120
 
 
 @contextmanager
 def empty_api_server(folder: Path) -> Iterator[Kubectl]:
-    """Lend kubectl for etcd and an API server, no nodes and controllers: objects are kept, no pod runs."""
+    """Yield kubectl for an API server with etcd, without nodes and controllers: no pod runs."""
     store, peer, port = free_ports(3)
     urls = {"client": f"http://127.0.0.1:{store}", "peer": f"http://127.0.0.1:{peer}"}
     token = secrets.token_hex(16)
@@ -40,10 +40,10 @@ def empty_api_server(folder: Path) -> Iterator[Kubectl]:
         f"--etcd-servers={urls['client']}",
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",
-        f"--cert-dir={folder}",  # it signs a certificate for itself
+        f"--cert-dir={folder}",  # for its self-signed certificate
         f"--token-auth-file={folder / 'tokens.csv'}",
         "--authorization-mode=RBAC",
-        "--endpoint-reconciler-type=none",  # else it would refuse to stand on loopback
+        "--endpoint-reconciler-type=none",  # required on loopback
         "--service-cluster-ip-range=10.95.0.0/16",
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={public}",
@@ -53,12 +53,12 @@ def empty_api_server(folder: Path) -> Iterator[Kubectl]:
         stack.enter_context(running("etcd", etcd, folder))
         stack.enter_context(running("kube-apiserver", api_server, folder))
         kubectl = Kubectl(kubeconfig(folder, port, token))
-        wait_until(kubectl.answers, "an API server of its own answers", seconds=START_SECONDS)
+        wait_until(kubectl.is_ready, "the API server is ready", seconds=START_SECONDS)
         yield kubectl
 
 
 def token_keys(folder: Path) -> tuple[Path, Path]:
-    """Make the keys of service accounts' tokens; return the private and the public one."""
+    """Create the key pair of service-account tokens; return the private and the public key."""
     private, public = folder / "tokens.key", folder / "tokens.pub"
     run([program("openssl"), "genpkey", "-algorithm", "RSA", "-out", private])
     run([program("openssl"), "pkey", "-in", private, "-pubout", "-out", public])
@@ -67,7 +67,7 @@ def token_keys(folder: Path) -> tuple[Path, Path]:
 
 @contextmanager
 def running(program: str, flags: list[str], folder: Path) -> Iterator[None]:
-    """Run a program of the cluster; its messages go to ``folder``."""
+    """Run a program of the cluster; its log is in ``folder``."""
     with (folder / f"{program}.log").open("wb") as log:
         process = subprocess.Popen([binaries.path(program), *flags], stdout=log, stderr=log)
     try:
@@ -78,7 +78,7 @@ def running(program: str, flags: list[str], folder: Path) -> Iterator[None]:
 
 
 def kubeconfig(folder: Path, port: int, token: str) -> Path:
-    """Write how one goes there."""
+    """Write a kubeconfig for the API server."""
     authority = str(folder / "apiserver.crt")
     server = {"server": f"https://127.0.0.1:{port}", "certificate-authority": authority}
     config = {

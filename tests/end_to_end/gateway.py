@@ -1,4 +1,4 @@
-"""A gateway between one client and the API server, which takes notes of all that passes."""
+"""A proxy between one client and the API server that records all requests."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-_TOO_OLD = {
+_EXPIRED = {
     "type": "ERROR",
     "object": {"kind": "Status", "status": "Failure", "reason": "Expired", "code": 410},
 }
-"""What an API server says that does not remember the version from which somebody wants to watch."""
-_OF_ONE_HOP = {"host", "connection", "transfer-encoding", "content-length", "authorization"}
+"""The event for a watch whose resource version is too old."""
+_HOP_BY_HOP = {"host", "connection", "transfer-encoding", "content-length", "authorization"}
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request, as it arrived."""
+    """One recorded request."""
 
     at: float
     """Seconds, ``time.monotonic``."""
@@ -36,7 +36,7 @@ class Request:
 
     @property
     def for_lease(self) -> bool:
-        """Return whether it belongs to the election."""
+        """Return whether it is of the leader election."""
         return "/leases/" in self.path or self.path.endswith("/leases")
 
     def __str__(self) -> str:
@@ -44,10 +44,10 @@ class Request:
 
 
 class Gateway:
-    """Serves plain HTTP on this machine and passes everything on with the kubeconfig's rights."""
+    """Serves plain HTTP on this machine and forwards all requests with the kubeconfig's credentials."""
 
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
-        """Write to ``folder`` the kubeconfig of those who come through here."""
+        """Write a kubeconfig for clients of the proxy to ``folder``."""
         self.requests: list[Request] = []
         self.kubeconfig = folder / "gateway.kubeconfig"
         config = json.loads(kubeconfig.read_text())
@@ -75,18 +75,18 @@ class Gateway:
         self.kubeconfig.write_text(json.dumps(config))
 
     def stop(self) -> None:
-        """End everything."""
+        """Stop serving."""
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def since(self, moment: float) -> list[Request]:
-        """Return what arrived at or after ``moment``, by ``time.monotonic``."""
+        """Return the requests at or after ``moment``, by ``time.monotonic``."""
         return [request for request in self.requests if request.at >= moment]
 
     def hide(self, resource: str) -> None:
-        """End the watches of ``resource``, and let nobody watch it until `show`."""
+        """End the watches of ``resource`` and delay new ones until `show`."""
 
         async def end() -> None:
             self._hidden = resource
@@ -97,7 +97,7 @@ class Gateway:
         asyncio.run_coroutine_threadsafe(end(), self._loop).result(30)
 
     def show(self) -> None:
-        """Let everybody watch again; who waited for it learns that what he knew is too old to go on from."""
+        """Allow watches again; those that were delayed get the error Expired."""
         self._hidden = ""
 
     async def _serve(self) -> int:
@@ -107,7 +107,7 @@ class Gateway:
             auto_decompress=False,
         )
         app = web.Application(client_max_size=1 << 26)
-        app.router.add_route("*", "/{path:.*}", self._pass_on)
+        app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
         )
@@ -120,46 +120,46 @@ class Gateway:
         await self._http.close()
         await asyncio.sleep(0.25)  # TLS connections close a moment after their session
 
-    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
         watch = request.query.get("watch", "") in ("true", "1")
         self.requests.append(Request(time.monotonic(), request.method, request.path, watch))
         if not watch:
-            return await self._passed_on(request)
+            return await self._forward(request)
         if self._hidden and request.path.endswith(f"/{self._hidden}"):
             while self._hidden:
                 await asyncio.sleep(0.05)
-            return web.json_response(_TOO_OLD)
+            return web.json_response(_EXPIRED)
         task = asyncio.current_task()
         assert task is not None
         self._watches[task] = request.path
         try:
-            return await self._passed_on(request)
+            return await self._forward(request)
         finally:
             del self._watches[task]
 
-    async def _passed_on(self, request: web.Request) -> web.StreamResponse:
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in _OF_ONE_HOP}
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
         url = URL(f"{self._server}{request.raw_path}", encoded=True)
         body = await request.read()
         async with self._http.request(
             request.method, url, headers=headers, data=body or None
-        ) as answer:
-            kept = {k: v for k, v in answer.headers.items() if k.lower() not in _OF_ONE_HOP}
-            passed = web.StreamResponse(status=answer.status, headers=kept)
-            await passed.prepare(request)
-            async for chunk in answer.content.iter_any():
-                await passed.write(chunk)
-            await passed.write_eof()
-            return passed
+        ) as response:
+            headers = {k: v for k, v in response.headers.items() if k.lower() not in _HOP_BY_HOP}
+            forwarded = web.StreamResponse(status=response.status, headers=headers)
+            await forwarded.prepare(request)
+            async for chunk in response.content.iter_any():
+                await forwarded.write(chunk)
+            await forwarded.write_eof()
+            return forwarded
 
 
 def _tls(config: Any, folder: Path) -> ssl.SSLContext:
-    """Return what a kubeconfig with its certificates inside says about whom to trust, and who one is."""
-    given = {**config["clusters"][0]["cluster"], **config["users"][0]["user"]}
+    """Return the TLS context of a kubeconfig with embedded certificates."""
+    values = {**config["clusters"][0]["cluster"], **config["users"][0]["user"]}
     files = {}
     for key in ("certificate-authority-data", "client-certificate-data", "client-key-data"):
         files[key] = folder / f"{key}.pem"
-        files[key].write_bytes(base64.b64decode(given[key]))
+        files[key].write_bytes(base64.b64decode(values[key]))
     context = ssl.create_default_context(cafile=str(files["certificate-authority-data"]))
     context.load_cert_chain(files["client-certificate-data"], files["client-key-data"])
     return context

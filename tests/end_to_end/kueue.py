@@ -1,4 +1,4 @@
-"""A real Kueue beside the cluster, for the pods of one namespace; and its queues, one quota each."""
+"""A real Kueue outside the cluster, for the pods of one namespace, and its queues with one quota each."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cluster import binaries
 from cluster.certificates import AUTHORITY, SERVER
 from cluster.commands import run
 from cluster.errors import ClusterError
+from cluster.free_ports import free_ports
 from cluster.kubectl import NO_PROXY, Kubectl, Manifest
-from cluster.places import BRIDGE_ADDRESS, FOLDER
+from cluster.layout import BRIDGE_ADDRESS, FOLDER
 from tests.end_to_end.stage import wait_for
-from tests.free_ports import free_ports
 
 GROUP = "kueue.x-k8s.io"
 GATE = f"{GROUP}/admission"
@@ -33,25 +33,25 @@ class Kueue:
     """Kueue as a process of this machine, with its resources and webhooks in the cluster."""
 
     def __init__(self, kubectl: Kubectl, namespace: str, folder: Path) -> None:
-        """It looks at pods of ``namespace`` only; its files lie in ``folder``."""
+        """Manage pods of ``namespace`` only; files are in ``folder``."""
         self.kubectl, self.namespace, self._folder = kubectl, namespace, folder
         self._process: subprocess.Popen[bytes] | None = None
         self._ports = dict(zip(("health", "webhook"), free_ports(2), strict=True))
         self._sources = self._programs = Path()
 
     def prepare(self) -> None:
-        """Build it; ClusterError where that cannot be done."""
+        """Build Kueue; ClusterError if that fails."""
         self._programs = binaries.build("kueue")
         self._sources = _module_folder() / "config" / "components"
 
     def start(self) -> None:
-        """Define its resources, start it, and send it the namespace's pods."""
+        """Install its CRDs, start it, and install its webhooks."""
         self._folder.mkdir()
-        self.kubectl("apply", "--server-side", f"--filename={self._definitions}")
+        self.kubectl("apply", "--server-side", f"--filename={self._crds}")
         self.kubectl(
             "wait",
             "--for=condition=Established",
-            f"--filename={self._definitions}",
+            f"--filename={self._crds}",
             "--timeout=60s",
         )
         self.kubectl.apply(_object("v1", "Namespace", _OWN_NAMESPACE))
@@ -59,17 +59,17 @@ class Kueue:
         self.kubectl.apply(*self._webhooks())
 
     def stop(self) -> None:
-        """End it, and remove from the cluster all that `start` made."""
+        """Stop it and remove everything that `start` created."""
         names = [f"{kind}/{_webhook_name(kind)}".lower() for kind in _WEBHOOKS]
         self.kubectl("delete", "--ignore-not-found", *names)
         if self._process is not None:
             self._process.terminate()
             self._process.wait(timeout=20)
-        self.kubectl("delete", "--ignore-not-found", f"--filename={self._definitions}")
+        self.kubectl("delete", "--ignore-not-found", f"--filename={self._crds}")
         self.kubectl("delete", "--ignore-not-found", "namespace", _OWN_NAMESPACE)
 
-    def make_queue(self, name: str, gpus: int) -> None:
-        """Make a queue of the namespace with a quota of ``gpus``; a higher priority preempts there."""
+    def create_queue(self, name: str, gpus: int) -> None:
+        """Create a queue with a quota of ``gpus``, where a higher priority preempts."""
         quota = {"name": name, "resources": [{"name": RESOURCE, "nominalQuota": gpus}]}
         resources = [{"coveredResources": [RESOURCE], "flavors": [quota]}]
         preempting = {"withinClusterQueue": "LowerPriority"}
@@ -87,7 +87,7 @@ class Kueue:
         )
 
     def remove_queue(self, name: str) -> None:
-        """Remove a queue that nobody is in."""
+        """Remove an empty queue."""
         for kind in ("localqueue", "clusterqueue", "resourceflavor"):
             self.kubectl(
                 *("delete", f"{kind}.{GROUP}", name, "--ignore-not-found"),
@@ -95,12 +95,12 @@ class Kueue:
             )
 
     def remove_workloads(self) -> None:
-        """Have it let go of all pods of the namespace."""
+        """Delete the workloads of the namespace, so that Kueue releases its pods."""
         kind = f"workloads.{GROUP}"
         self.kubectl("delete", kind, "--all", f"--namespace={self.namespace}", "--timeout=30s")
 
     def set_policy(self, name: str, policy: str) -> None:
-        """Have a queue admit (``None``), admit no more (``Hold``), or send all away (``HoldAndDrain``)."""
+        """Set a queue's stop policy: ``None``, ``Hold`` or ``HoldAndDrain``."""
         patch = json.dumps({"spec": {"stopPolicy": policy}})
         self.kubectl("patch", f"clusterqueue.{GROUP}", name, "--type=merge", f"--patch={patch}")
 
@@ -108,7 +108,7 @@ class Kueue:
         return (self._folder / "kueue.log").read_text()[-4000:]
 
     @property
-    def _definitions(self) -> Path:
+    def _crds(self) -> Path:
         return self._sources / "crd" / "bases"
 
     def _start(self, program: Path) -> None:
@@ -129,7 +129,7 @@ class Kueue:
                 stdout=log,
                 stderr=log,
             )
-        wait_for(self._answers, self.log, seconds=60)
+        wait_for(self._is_ready, self.log, seconds=60)
 
     def _configuration(self, certificates: Path) -> Manifest:
         webhook = {"host": BRIDGE_ADDRESS, "port": self._ports["webhook"]}
@@ -151,7 +151,7 @@ class Kueue:
     def _webhooks(self) -> list[Manifest]:
         """Return its webhooks for its own kinds and for pods, at this machine's address."""
         text = (self._sources / "webhook" / "manifests.yaml").read_text()
-        return [self._webhook(found) for found in yaml.safe_load_all(text)]
+        return [self._webhook(manifest) for manifest in yaml.safe_load_all(text)]
 
     def _webhook(self, configuration: Manifest) -> Manifest:
         hooks = []
@@ -168,10 +168,10 @@ class Kueue:
         name = _webhook_name(configuration["kind"])
         return {**configuration, "metadata": {"name": name}, "webhooks": hooks}
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
-            raise ClusterError(f"kueue died:\n{self.log()}")
+            raise ClusterError(f"kueue has exited:\n{self.log()}")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(f"http://127.0.0.1:{self._ports['health']}/readyz", timeout=5):
@@ -181,7 +181,7 @@ class Kueue:
 
 
 def _module_folder() -> Path:
-    """Return the sources that it is built from: they hold its definitions too."""
+    """Return the folder of its Go module, which contains its CRDs."""
     argv = [binaries.go(), "list", "-m", "-f", "{{.Dir}}", _MODULE]
     env = {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly"}
     return Path(run(argv, env=env, folder=FOLDER / "go" / "kueue", seconds=600).strip())

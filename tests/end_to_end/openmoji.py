@@ -1,4 +1,4 @@
-"""The main job in a short form: the example file itself, a hundred of its pictures, few and small steps."""
+"""The main example job in a short form: few images, few and small steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 import yaml
 from cluster import volumes
 from cluster.kubectl import Manifest
-from tests.end_to_end.stage import ROOT
+from tests.paths import ROOT
 
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.tar.dataset import TarImages
@@ -39,30 +39,30 @@ SHORT = {
     "sampling": {"every_steps": 15, "num_steps": 4, "num_prompts": 2},
     "logging": {"every_steps": 1},
 }
-"""What the short form has beside the file's own fields and its preset."""
+"""Changes to the example's fields."""
 
 
 def prepare(folder: Path) -> None:
-    """Make below ``folder`` what `fluxtrain prepare openmoji` makes, of few pictures, in seconds."""
+    """Write the output of `fluxtrain prepare openmoji` to ``folder``, of few images."""
     config = resolve({"preset": "openmoji"})
     emoji = read_catalogue(_svg_folder())[: NUM_TRAIN + NUM_VALIDATION]
     parts = {"train": emoji[:NUM_TRAIN], "validation": emoji[NUM_TRAIN:]}
     images = folder / "images"
-    _draw(images, _unheard, parts, config.data.image_size)
-    drawn = TarImages(images / "train")
-    pixels = torch.stack([drawn.image(index) for index in range(len(drawn))])
+    _draw(images, _no_progress, parts, config.data.image_size)
+    dataset = TarImages(images / "train")
+    pixels = torch.stack([dataset.image(index) for index in range(len(dataset))])
     autoencoder = folder / config.encoders.autoencoder
     autoencoder.parent.mkdir(parents=True)
     save_patch_autoencoder(autoencoder, fit_patch_autoencoder(pixels, FitSettings(steps=20)))
     text = _text_encoder(config)
-    places = {"train": config.data.train, "validation": config.data.validation}
-    for part, place in places.items():
-        _encode(images / part, autoencoder, text, folder / place, _unheard)
-    _encode_empty(text, folder / config.data.empty_encodings, _unheard)
+    folders = {"train": config.data.train, "validation": config.data.validation}
+    for part, name in folders.items():
+        _encode(images / part, autoencoder, text, folder / name, _no_progress)
+    _encode_empty(text, folder / config.data.empty_encodings, _no_progress)
 
 
 def short_job() -> Manifest:
-    """Return examples/openmoji.yaml on two nodes, short; the packages come from a volume."""
+    """Return examples/openmoji.yaml, short, on two nodes; the packages come from a volume."""
     job: Manifest = yaml.safe_load((ROOT / "examples" / "openmoji.yaml").read_text())
     mount = {"name": "packages", "mountPath": volumes.SITE_PACKAGES, "readOnly": True}
     claim = {"name": "packages", "persistentVolumeClaim": {"claimName": "packages"}}
@@ -104,4 +104,4 @@ def _merged(run: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     return {**run, **sections}
 
 
-_unheard = partial(lambda done: None)
+_no_progress = partial(lambda done: None)

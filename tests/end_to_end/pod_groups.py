@@ -1,4 +1,4 @@
-"""Pod groups of coscheduling and Volcano, as far as the operator writes them; no scheduler comes along."""
+"""CRDs of coscheduling's and Volcano's pod groups, with the fields that the operator writes; no scheduler."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _VOLCANO = {
 
 
 def _definition(group: str, version: str, fields: dict[str, Any], **notes: str) -> Manifest:
-    kept = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    properties = {"spec": {"type": "object", "properties": fields}, "status": kept}
+    status = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    properties = {"spec": {"type": "object", "properties": fields}, "status": status}
     served = {
         "name": version,
         "served": True,
@@ -54,7 +54,7 @@ DEFINITIONS = [
         "scheduling.x-k8s.io",
         "v1alpha1",
         _COSCHEDULING,
-        **{"api-approved.kubernetes.io": "unapproved, a test's own copy"},
+        **{"api-approved.kubernetes.io": "unapproved, a copy for tests"},
     ),
     _definition("scheduling.volcano.sh", "v1beta1", _VOLCANO),
 ]

@@ -1,7 +1,7 @@
-"""A real Prometheus on this machine that scrapes real pods by the rules that people are given.
+"""A real Prometheus on this machine that scrapes real pods with manifests/prometheus.yaml.
 
-Debian's is built without the discovery of Kubernetes: the same targets, with the same meta labels, are
-written to a file for it, and manifests/prometheus.yaml does the rest.
+Debian's build has no Kubernetes service discovery: the targets, with the same meta labels, are written to a
+file instead.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from cluster.free_ports import free_port
 from cluster.kubectl import Manifest
-from tests.end_to_end.stage import ROOT, wait_for
-from tests.free_ports import free_port
+from tests.end_to_end.stage import wait_for
+from tests.paths import ROOT
 
 SCRAPE_SECONDS = 1
 _ALERTS = ROOT / "charts" / "fluxtrain-operator" / "files" / "alerts.yaml"
@@ -26,7 +27,7 @@ _META = "__meta_kubernetes"
 
 
 class Prometheus:
-    """One that listens at 127.0.0.1, on a free port."""
+    """A Prometheus that listens on 127.0.0.1, on a free port."""
 
     def __init__(self, program: Path, folder: Path) -> None:
         """Keep configuration, targets and data in ``folder``."""
@@ -41,7 +42,7 @@ class Prometheus:
 
     def start(self) -> None:
         self._folder.mkdir()
-        self.see([])
+        self.set_targets([])
         (self._folder / "prometheus.yaml").write_text(yaml.safe_dump(self._configuration()))
         self.port = free_port()
         with (self._folder / "prometheus.log").open("wb") as log:
@@ -55,21 +56,21 @@ class Prometheus:
                 stdout=log,
                 stderr=log,
             )
-        wait_for(self._answers, lambda: (self._folder / "prometheus.log").read_text(), seconds=30)
+        wait_for(self._is_ready, lambda: (self._folder / "prometheus.log").read_text(), seconds=30)
 
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
             self._process.wait(timeout=20)
 
-    def see(self, targets: Iterable[Manifest]) -> None:
+    def set_targets(self, targets: Iterable[Manifest]) -> None:
         """Scrape ``targets`` from now on."""
         partial = self._targets.with_suffix(".partial")
         partial.write_text(json.dumps(list(targets)))
         partial.replace(self._targets)  # Prometheus watches the file
 
     def values(self, label: str, selector: str) -> set[str]:
-        """Return the values of ``label``, as Grafana asks for those of a variable."""
+        """Return the values of ``label``, as Grafana queries those of a variable."""
         return set(self._get(f"label/{label}/values", **{"match[]": selector}))
 
     def rules(self) -> list[tuple[str, str, str]]:
@@ -81,10 +82,10 @@ class Prometheus:
     def _get(self, path: str, **parameters: object) -> Any:
         query = urllib.parse.urlencode(parameters)
         url = f"{self.url}/api/v1/{path}?{query}"
-        with urllib.request.urlopen(url, timeout=20) as answer:
-            return json.load(answer)["data"]
+        with urllib.request.urlopen(url, timeout=20) as response:
+            return json.load(response)["data"]
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         try:
             self._get("status/runtimeinfo")
         except OSError:
@@ -92,18 +93,18 @@ class Prometheus:
         return True
 
     def _configuration(self) -> Manifest:
-        """Return the configuration that people are given, at the pace of a test."""
-        found = yaml.safe_load((ROOT / "manifests" / "prometheus.yaml").read_text())
-        for job in found["scrape_configs"]:
+        """Return the published configuration with the intervals of a test."""
+        config = yaml.safe_load((ROOT / "manifests" / "prometheus.yaml").read_text())
+        for job in config["scrape_configs"]:
             del job["kubernetes_sd_configs"]
             job["file_sd_configs"] = [{"files": [str(self._targets)]}]
-        pace = f"{SCRAPE_SECONDS}s"
-        found["global"] = {"scrape_interval": pace, "evaluation_interval": pace}
-        return {**found, "rule_files": [str(_ALERTS)]}
+        interval = f"{SCRAPE_SECONDS}s"
+        config["global"] = {"scrape_interval": interval, "evaluation_interval": interval}
+        return {**config, "rule_files": [str(_ALERTS)]}
 
 
 def targets_of(pod: Manifest) -> Iterator[Manifest]:
-    """Yield the targets of a pod, one for each port, as the discovery of Kubernetes finds them."""
+    """Yield the targets of a pod, one for each port, as from Kubernetes' service discovery."""
     metadata, status = pod["metadata"], pod.get("status", {})
     if "podIP" not in status:
         return

@@ -1,4 +1,4 @@
-"""The images as `images/` says, built and loaded, and Helm, which installs the chart with them."""
+"""The images of `images/`, built and loaded, and Helm, which installs the chart with them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from cluster import binaries, images, volumes
 from cluster.commands import run
 from cluster.kubectl import NO_PROXY
-from cluster.places import CACHE
-from tests.end_to_end.stage import ROOT
+from cluster.layout import CACHE
+from tests.paths import ROOT
 
 CHART = ROOT / "charts" / "fluxtrain-operator"
 OPERATOR, TRAINER = "localhost/fluxtrain/operator", "localhost/fluxtrain/trainer"
@@ -26,13 +26,13 @@ TAG, NEXT_TAG = "helm", "helm-next"
 
 @dataclass(frozen=True)
 class Helm:
-    """Helm with one kubeconfig and a home of its own."""
+    """Helm with one kubeconfig and its own home folder."""
 
     kubeconfig: Path
     home: Path
 
     def __call__(self, *arguments: str | Path, seconds: float = 180) -> str:
-        """Return what ``helm ARGUMENTS`` prints; ClusterError with its words where it fails."""
+        """Return what ``helm ARGUMENTS`` prints; ClusterError with its message if it fails."""
         homes = {f"HELM_{kind}_HOME": str(self.home / kind) for kind in ("CACHE", "CONFIG", "DATA")}
         env = {"KUBECONFIG": str(self.kubeconfig), "NO_PROXY": NO_PROXY, **homes}
         return run([binaries.path("helm"), *arguments], env=env, seconds=seconds)
@@ -46,7 +46,7 @@ def build_and_load(context: Path) -> None:
         shutil.copy(ROOT / name, context)
     operator = {"PIP_OPTIONS": "--no-index --find-links=/wheels"}
     wheels = [f"{_operator_wheels()}:/wheels:ro"]
-    # The test's base brings torch and the rest as a volume: what it has already is kept, as on AMD's.
+    # the test's base image has torch and the rest in a volume: pip keeps them, as in AMD's image
     packages = [f"{sysconfig.get_path('purelib')}:{volumes.SITE_PACKAGES}:O"]
     archives = [
         _build("operator", f"{OPERATOR}:{TAG}", context, operator, wheels),
@@ -67,16 +67,21 @@ def _build(
 
 
 def _operator_wheels() -> Path:
-    """Return a folder of wheels, all that the operator depends on; fetched once, as builds are offline."""
-    listed, pinned = ROOT / "images" / "operator-requirements.txt", ROOT / "constraints.txt"
-    key = hashlib.sha256(listed.read_bytes() + pinned.read_bytes() + sys.version.encode())
+    """Return a folder with the wheels of the operator's dependencies, cached, since builds are offline."""
+    requirements_file, constraints = (
+        ROOT / "images" / "operator-requirements.txt",
+        ROOT / "constraints.txt",
+    )
+    key = hashlib.sha256(
+        requirements_file.read_bytes() + constraints.read_bytes() + sys.version.encode()
+    )
     folder = CACHE / "wheels" / f"operator-{key.hexdigest()[:16]}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-            wanted = ["--requirement", listed, "--constraint", pinned]
-            _pip("download", "--only-binary=:all:", "--dest", f"{made}/wheels", *wanted)
-            Path(made, "wheels").rename(folder)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            requirements = ["--requirement", requirements_file, "--constraint", constraints]
+            _pip("download", "--only-binary=:all:", "--dest", f"{temporary}/wheels", *requirements)
+            Path(temporary, "wheels").rename(folder)
     return folder
 
 

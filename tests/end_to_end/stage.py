@@ -1,4 +1,4 @@
-"""What the tests on a real cluster share: the job they run, its operator, and ways to look and wait."""
+"""Shared by the tests on a real cluster: their job, the operator, and functions that read and wait."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 
 from cluster import images, volumes
 from cluster.errors import ClusterError
+from cluster.free_ports import free_port
 from cluster.kubectl import NO_PROXY, Kubectl, Manifest
-from tests.free_ports import free_port
 
 IMAGE = "localhost/fluxtrain/trainer:test"
 RUN: Manifest = {
@@ -30,7 +30,7 @@ RUN: Manifest = {
 
 
 def job(name: str, **spec: Any) -> Manifest:
-    """Return a job of two nodes whose packages come from a volume, as the test's image has none."""
+    """Return a job of two nodes whose packages come from a volume, since the test's image has none."""
     mount = {"name": "packages", "mountPath": volumes.SITE_PACKAGES, "readOnly": True}
     claim = {"name": "packages", "persistentVolumeClaim": {"claimName": "packages"}}
     threads = [{"name": "OMP_NUM_THREADS", "value": "1"}]
@@ -57,16 +57,16 @@ def make_namespace(kubectl: Kubectl, namespace: str) -> None:
 
 
 def make_volumes(kubectl: Kubectl, namespace: str, folder: Path) -> None:
-    """Make the claims `packages` and `output` of a namespace; ``folder`` is the second."""
+    """Create the claims `packages` and `output` of a namespace; ``folder`` is the volume of `output`."""
     folder.mkdir(exist_ok=True)
     shutil.chown(folder, images.USER_ID, images.USER_ID)
     for parent in list(folder.parents)[:3]:
         parent.chmod(parent.stat().st_mode | 0o055)
-    found = [
+    manifests = [
         *volumes.site_packages("packages", namespace),
         *volumes.host_folder("output", folder, namespace, read_only=False),
     ]
-    kubectl.apply(*found, namespace=namespace)
+    kubectl.apply(*manifests, namespace=namespace)
 
 
 def clear(kubectl: Kubectl, namespace: str) -> None:
@@ -78,7 +78,7 @@ def clear(kubectl: Kubectl, namespace: str) -> None:
 
 
 class Operator:
-    """The operator as a process of this machine, so that it can be killed and started anew."""
+    """The operator as a process of this machine, so that tests can kill and restart it."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class Operator:
         kubeconfig: Path | None = None,
         others: Sequence[str] = (),
     ) -> None:
-        """Several operators of one namespace need an ``identity`` and a ``folder`` each.
+        """Watch ``namespace`` and ``others``.
 
-        It looks after the namespaces ``others`` as well.
+        Several operators of one namespace need different ``identity`` and ``folder``.
         """
         self.kubectl, self.namespace = kubectl, namespace
         self._folder, self._count, self._identity = folder, 0, identity
@@ -102,7 +102,7 @@ class Operator:
 
     @property
     def identity(self) -> str:
-        """Return what the Lease says, up to a suffix, where this operator leads."""
+        """Return the holder of the Lease, up to a suffix, if this operator leads."""
         return f"{self._identity}-{self._count}"
 
     def start(self) -> None:
@@ -136,22 +136,22 @@ class Operator:
 
 
 def status(kubectl: Kubectl, namespace: str, name: str) -> Manifest:
-    found: Manifest = kubectl.get("ft", name, f"--namespace={namespace}").get("status", {})
-    return found
+    result: Manifest = kubectl.get("ft", name, f"--namespace={namespace}").get("status", {})
+    return result
 
 
 def wait_until(
     done: Callable[[Manifest], bool], operator: Operator, name: str, *, seconds: float = 240
 ) -> Manifest:
-    """Return the status once ``done`` says so; fail with everything that helps where it never does."""
+    """Return the status once ``done`` accepts it; fail with status, logs and events on a timeout."""
     deadline = time.monotonic() + seconds
     while True:
-        found = status(operator.kubectl, operator.namespace, name)
-        if done(found):
-            return found
-        if time.monotonic() > deadline or found.get("phase") == "Failed":
+        current = status(operator.kubectl, operator.namespace, name)
+        if done(current):
+            return current
+        if time.monotonic() > deadline or current.get("phase") == "Failed":
             raise AssertionError(
-                f"{json.dumps(found, indent=1)}\n{operator.log()}\n"
+                f"{json.dumps(current, indent=1)}\n{operator.log()}\n"
                 + operator.kubectl(
                     "get", "pods,events", "-o", "wide", f"--namespace={operator.namespace}"
                 )
@@ -163,7 +163,7 @@ def wait_until(
 def wait_for(
     done: Callable[[], bool], what: str | Callable[[], str], *, seconds: float = 120
 ) -> float:
-    """Return the seconds until ``done``; fail with ``what`` where it never is."""
+    """Return the seconds until ``done``; fail with ``what`` on a timeout."""
     began = time.monotonic()
     while not done():
         if time.monotonic() > began + seconds:
@@ -175,9 +175,9 @@ def wait_for(
 def wait_for_steps(
     output: Path, count: int, what: str | Callable[[], str], *, seconds: float = 240
 ) -> float:
-    """Return the seconds after which ``count`` steps more than now are done."""
-    at = max(losses(output), default=0)
-    return wait_for(lambda: max(losses(output), default=0) >= at + count, what, seconds=seconds)
+    """Return the seconds until ``count`` further steps are done."""
+    before = max(losses(output), default=0)
+    return wait_for(lambda: max(losses(output), default=0) >= before + count, what, seconds=seconds)
 
 
 def suspend(kubectl: Kubectl, namespace: str, name: str, value: bool) -> None:
@@ -186,33 +186,33 @@ def suspend(kubectl: Kubectl, namespace: str, name: str, value: bool) -> None:
     kubectl("patch", *where, f"--patch={patch}")
 
 
-def condition(found: Manifest, kind: str) -> Manifest:
-    """Return a condition of a status; an empty one where it is not there yet."""
-    return next((c for c in found.get("conditions", []) if c["type"] == kind), {})
+def condition(status: Manifest, kind: str) -> Manifest:
+    """Return a condition of ``status``, empty if it is missing."""
+    return next((c for c in status.get("conditions", []) if c["type"] == kind), {})
 
 
 def logs(kubectl: Kubectl, namespace: str, name: str) -> str:
-    found = []
+    texts = []
     for pod in (f"{name}-0", f"{name}-1", f"{name}-rendezvous"):
         try:
-            found.append(kubectl("logs", "--tail=15", pod, f"--namespace={namespace}"))
+            texts.append(kubectl("logs", "--tail=15", pod, f"--namespace={namespace}"))
         except ClusterError as error:
-            found.append(f"{pod}: {error}")
-    return "\n".join(found)
+            texts.append(f"{pod}: {error}")
+    return "\n".join(texts)
 
 
-def step(found: Manifest) -> int:
-    return int((found.get("progress") or {}).get("step", 0))
+def step(status: Manifest) -> int:
+    return int((status.get("progress") or {}).get("step", 0))
 
 
-def is_complete(found: Manifest) -> bool:
-    return found.get("phase") == "Complete"
+def is_complete(status: Manifest) -> bool:
+    return status.get("phase") == "Complete"
 
 
 def losses(folder: Path) -> dict[int, float]:
     path = folder / "metrics.jsonl"
-    whole, _, _ = path.read_text().rpartition("\n") if path.exists() else ("", "", "")
-    records = map(json.loads, whole.splitlines())
+    complete, _, _ = path.read_text().rpartition("\n") if path.exists() else ("", "", "")
+    records = map(json.loads, complete.splitlines())
     return {r["step"]: r["train_loss"] for r in records if "train_loss" in r}
 
 

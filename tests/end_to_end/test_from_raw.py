@@ -16,7 +16,8 @@ import yaml
 from cluster import images, volumes
 from cluster.kubectl import Kubectl, Manifest
 from tests.end_to_end import stage
-from tests.end_to_end.stage import ROOT, Operator, is_complete, losses, wait_until
+from tests.end_to_end.stage import Operator, is_complete, losses, wait_until
+from tests.paths import ROOT
 from tests.trainer.prepare.raw_cc12m import write_raw_cc12m
 from tests.trainer.prepare.raw_coco import write_raw_coco
 from tests.trainer.ranks import made_in
@@ -53,13 +54,13 @@ SMALL: dict[str, dict[str, Any]] = {
         "logging": {"every_steps": 1, "mlperf": {"division": "open"}},
     },
 }
-"""What each job of the example has beside its own fields, by its name."""
-MADE = ("cc12m_disk", "coco", "cc12m_preprocessed", "coco_preprocessed", "empty_encodings")
+"""Changes to each job of the example, by its name."""
+OUTPUTS = ("cc12m_disk", "coco", "cc12m_preprocessed", "coco_preprocessed", "empty_encodings")
 
 
 def jobs() -> list[Manifest]:
     """Return the example's four jobs for pods without GPUs, whose packages come from a volume."""
-    found: list[Manifest] = []
+    manifests: list[Manifest] = []
     for path in sorted((ROOT / "examples" / "mlperf-from-raw").glob("*.yaml")):
         manifest = yaml.safe_load(path.read_text())
         spec, name = manifest["spec"], manifest["metadata"]["name"]
@@ -73,12 +74,12 @@ def jobs() -> list[Manifest]:
             "run": run,
             "podTemplate": pod,
         }
-        found.append(manifest)
-    return found
+        manifests.append(manifest)
+    return manifests
 
 
 def write_raw(folder: Path) -> None:
-    """Write both raw sets and the encoders below ``folder``, as the example's volumes hold them."""
+    """Write both raw sets and the encoders below ``folder``, in the layout of the example's volumes."""
     write_raw_cc12m(folder / "data" / "cc12m_raw")
     write_raw_coco(folder / "data" / "coco_raw")
     (folder / "models").mkdir()
@@ -94,11 +95,11 @@ def folder(kubectl: Kubectl, tmp_path: Path) -> Iterator[Path]:
     stage.make_volumes(kubectl, NAMESPACE, tmp_path / "output")
     names = {"data": False, "models": True, "output": False}
     for name, read_only in names.items():
-        place = tmp_path / name
-        for each in (place, *place.rglob("*")):
+        path = tmp_path / name
+        for each in (path, *path.rglob("*")):
             shutil.chown(each, images.USER_ID, images.USER_ID)
-        found = volumes.host_folder(f"mlperf-{name}", place, NAMESPACE, read_only=read_only)
-        kubectl.apply(*found, namespace=NAMESPACE)
+        manifests = volumes.host_folder(f"mlperf-{name}", path, NAMESPACE, read_only=read_only)
+        kubectl.apply(*manifests, namespace=NAMESPACE)
     yield tmp_path
     stage.clear(kubectl, NAMESPACE)
     for name in names:
@@ -106,16 +107,16 @@ def folder(kubectl: Kubectl, tmp_path: Path) -> Iterator[Path]:
 
 
 def on_this_machine(folder: Path) -> Path:
-    """Run the same four files one after the other; return the output of the last."""
+    """Run the same four files in order; return the output of the last."""
     output = folder / "laptop" / "output"
     for manifest in jobs():
         file = folder / "laptop" / f"{manifest['metadata']['name']}.json"
         file.write_text(json.dumps(manifest))
-        places = ["--data", str(folder / "laptop" / "data"), "--models", str(folder / "models")]
+        paths = ["--data", str(folder / "laptop" / "data"), "--models", str(folder / "models")]
         last = manifest["spec"]["run"].get("task") is None
-        places += ["--output", str(output if last else file.with_suffix(""))]
+        paths += ["--output", str(output if last else file.with_suffix(""))]
         subprocess.run(
-            [*(sys.executable, "-m", "fluxtrain.cli", "run", str(file)), *places],
+            [*(sys.executable, "-m", "fluxtrain.cli", "run", str(file)), *paths],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=True,
             capture_output=True,
@@ -124,11 +125,11 @@ def on_this_machine(folder: Path) -> Path:
 
 
 def bytes_of(data: Path) -> dict[str, bytes]:
-    """Return all that was made below ``data``."""
-    return {f"{name}/{path}": b for name in MADE for path, b in made_in(data / name).items()}
+    """Return all output files below ``data``."""
+    return {f"{name}/{path}": b for name in OUTPUTS for path, b in made_in(data / name).items()}
 
 
-def test_four_jobs_applied_at_once_lead_from_raw_pictures_to_a_checked_log(
+def test_four_jobs_applied_at_once_produce_a_checked_log_from_raw_images(
     kubectl: Kubectl, folder: Path
 ) -> None:
     operator = Operator(kubectl, NAMESPACE, folder)
@@ -153,6 +154,6 @@ def test_four_jobs_applied_at_once_lead_from_raw_pictures_to_a_checked_log(
     alone = on_this_machine(folder)
     assert bytes_of(folder / "data") == bytes_of(folder / "laptop" / "data") != {}
     assert losses(folder / "output") == pytest.approx(losses(alone), rel=1e-4)
-    verdicts = [check(place / "mlperf.log") for place in (folder / "output", alone)]
+    verdicts = [check(path / "mlperf.log") for path in (folder / "output", alone)]
     assert verdicts[0].success == verdicts[1].success
     print(f"the checker: {verdicts[0].explanations or 'accepts the log'}")

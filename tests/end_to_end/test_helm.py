@@ -1,4 +1,4 @@
-"""Helm on a real cluster: images as people build them, a job from apply to Complete, an upgrade meanwhile."""
+"""Helm on a real cluster: the published images, a job from apply to Complete, an upgrade while it runs."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ VALUES = (
     f"--set=image.repository={OPERATOR}",
     f"--set=trainerImage.repository={TRAINER},trainerImage.tag={TAG}",
     f"--set=watchNamespaces={{{NAMESPACE}}}",
-    "--set=crds.install=false",  # the definition is there, and other operators use it
+    "--set=crds.install=false",  # the CRD exists and is used by other operators
 )
 UPGRADED = (f"--set=image.tag={NEXT_TAG}", "--set=resources.requests.cpu=50m")
-"""A new image and another value, as a release brings them."""
+"""A new image and another value, as in a release."""
 
 
 @pytest.fixture(scope="module")
 def helm(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helm]:
-    """Return Helm; the chart is installed with the images of `images/`, in a namespace that is restricted."""
+    """Return Helm, with the chart installed in a restricted namespace with the images of `images/`."""
     began = time.monotonic()
     build_and_load(tmp_path_factory.mktemp("context"))
     print(f"images built and loaded: {time.monotonic() - began:.1f} s")
     stage.make_namespace(kubectl, NAMESPACE)
-    found = Helm(kubectl.kubeconfig, tmp_path_factory.mktemp("helm"))
+    helm = Helm(kubectl.kubeconfig, tmp_path_factory.mktemp("helm"))
     began = time.monotonic()
     try:
-        found("install", NAME, CHART, IN, *VALUES, f"--set=image.tag={TAG}", "--wait")
+        helm("install", NAME, CHART, IN, *VALUES, f"--set=image.tag={TAG}", "--wait")
         print(f"installed, both replicas ready: {time.monotonic() - began:.1f} s")
-        yield found
+        yield helm
     finally:
-        found("uninstall", NAME, IN, "--ignore-not-found", "--wait")
+        helm("uninstall", NAME, IN, "--ignore-not-found", "--wait")
         kubectl("delete", "namespace", NAMESPACE, seconds=120)
 
 
 @pytest.fixture
 def folder(kubectl: Kubectl, helm: Helm, tmp_path: Path) -> Iterator[Path]:
-    """Return a folder whose parts are the volumes of a job: `demo` and `output`."""
+    """Return a folder with the volumes `demo` and `output` of a job."""
     openmoji.prepare(tmp_path / "demo")
     stage.make_volumes(kubectl, NAMESPACE, tmp_path / "output")
     demo = host_folder("demo", tmp_path / "demo", NAMESPACE, read_only=True)
@@ -75,12 +75,12 @@ def operators(kubectl: Kubectl) -> dict[str, Manifest]:
     return pods(kubectl, f"app.kubernetes.io/name={NAME}")
 
 
-def uids(found: dict[str, Manifest]) -> dict[str, str]:
-    return {name: pod["metadata"]["uid"] for name, pod in found.items()}
+def uids(pods: dict[str, Manifest]) -> dict[str, str]:
+    return {name: pod["metadata"]["uid"] for name, pod in pods.items()}
 
 
 def leader(kubectl: Kubectl) -> str:
-    """Return the pod that leads."""
+    """Return the name of the leader's pod, or ''."""
     holder = kubectl.get("lease", NAME, IN)["spec"].get("holderIdentity") or ""
     return next((name for name in operators(kubectl) if holder.startswith(name)), "")
 
@@ -90,31 +90,31 @@ def status(kubectl: Kubectl) -> Manifest:
 
 
 def row(kubectl: Kubectl) -> dict[str, str]:
-    """Return what `kubectl get ft` prints, by column."""
+    """Return the output of `kubectl get ft`, by column."""
     head, line = kubectl("get", "ft", "openmoji", IN).splitlines()
     return dict(zip(head.split(), line.split(), strict=True))
 
 
-def explained(kubectl: Kubectl) -> str:
-    """Return everything that helps where the job does not come along."""
-    said = kubectl("logs", f"deployment/{NAME}", "--all-pods", "--tail=30", IN)
+def debug_text(kubectl: Kubectl) -> str:
+    """Return everything that explains why a wait timed out."""
+    logs = kubectl("logs", f"deployment/{NAME}", "--all-pods", "--tail=30", IN)
     listed = kubectl("get", "ft,pods,events", "-o", "wide", IN)
-    return f"{listed}\n{said}\n{stage.logs(kubectl, NAMESPACE, 'openmoji')}"
+    return f"{listed}\n{logs}\n{stage.logs(kubectl, NAMESPACE, 'openmoji')}"
 
 
-ASKED = """
+INSPECT = """
 import os
 from importlib.util import find_spec
 print(os.getuid(), find_spec("torch"), find_spec("kopf") is not None)
 """
 
 
-def test_the_operators_image_has_what_it_needs_and_no_torch(kubectl: Kubectl, helm: Helm) -> None:
+def test_the_operators_image_works_and_has_no_torch(kubectl: Kubectl, helm: Helm) -> None:
     def inside(*command: str) -> str:
         return kubectl("exec", f"deployment/{NAME}", IN, "--", *command)
 
     assert "default trainer image" in inside("python3", "-m", "fluxtrain_operator", "--help")
-    assert inside("python3", "-c", ASKED).split() == ["1000", "None", "True"]
+    assert inside("python3", "-c", INSPECT).split() == ["1000", "None", "True"]
     with pytest.raises(ClusterError, match="Read-only file system"):
         inside("touch", "/tmp/x")
 
@@ -123,15 +123,15 @@ def test_helms_own_test_passes(kubectl: Kubectl, helm: Helm) -> None:
     assert "Succeeded" in helm("test", NAME, IN)
 
 
-def test_the_main_job_completes_while_its_operator_is_upgraded_and_loses_its_leader(
+def test_the_main_job_completes_while_its_operator_is_upgraded_and_its_leader_deleted(
     kubectl: Kubectl, helm: Helm, folder: Path
 ) -> None:
-    def told() -> str:
-        return explained(kubectl)
+    def debug() -> str:
+        return debug_text(kubectl)
 
     kubectl.apply(openmoji.short_job(), namespace=NAMESPACE)
     print(
-        f"first steps after {wait_for(lambda: step(status(kubectl)) >= 5, told, seconds=600):.1f} s"
+        f"first steps after {wait_for(lambda: step(status(kubectl)) >= 5, debug, seconds=600):.1f} s"
     )
     early, job_pods = row(kubectl), uids(pods(kubectl, "fluxtrain.dev/job=openmoji"))
     assert (early["PHASE"], early["NODES"]) == ("Running", "2")
@@ -139,23 +139,23 @@ def test_the_main_job_completes_while_its_operator_is_upgraded_and_loses_its_lea
 
     upgrade(kubectl, helm)
     print(f"upgraded at step {step(status(kubectl))} of {openmoji.STEPS}")
-    replace_leader(kubectl, told)
+    replace_leader(kubectl, debug)
 
-    wait_for(lambda: stage.is_complete(status(kubectl)), told, seconds=600)
+    wait_for(lambda: stage.is_complete(status(kubectl)), debug, seconds=600)
     kubectl("wait", "--for=condition=Complete", "ft/openmoji", IN, "--timeout=5s")
     late = row(kubectl)
-    assert (late["PHASE"], late["STEP"]) == ("Complete", str(openmoji.STEPS)), told()
+    assert (late["PHASE"], late["STEP"]) == ("Complete", str(openmoji.STEPS)), debug()
     assert late["LOSS"] != early["LOSS"]
     now = uids(pods(kubectl, "fluxtrain.dev/job=openmoji"))
     assert now.items() <= job_pods.items(), "an upgrade restarts no pod of a job"
     assert late["RESTARTS"] == early["RESTARTS"]
-    flaps = kubectl("get", "events", IN, "--field-selector=reason=Restarting", "--output=name")
-    assert flaps == "", "a new leader knows the pods before it plans"
+    restarts = kubectl("get", "events", IN, "--field-selector=reason=Restarting", "--output=name")
+    assert restarts == "", "a new leader lists the pods before it plans"
     compare_with_the_laptop(kubectl, folder)
 
 
 def upgrade(kubectl: Kubectl, helm: Helm) -> None:
-    """Bring a new image and another value; the operator's pods are replaced."""
+    """Upgrade to a new image and another value; the operator's pods are replaced."""
     old, began = uids(operators(kubectl)), time.monotonic()
     helm("upgrade", NAME, CHART, IN, *VALUES, *UPGRADED, "--wait")
     print(f"helm upgrade, new replicas ready: {time.monotonic() - began:.1f} s")
@@ -168,30 +168,32 @@ def upgrade(kubectl: Kubectl, helm: Helm) -> None:
         assert container["resources"]["requests"]["cpu"] == "50m"
 
 
-def replace_leader(kubectl: Kubectl, told: Callable[[], str]) -> None:
-    """Delete the pod that leads; another one goes on where it was."""
-    wait_for(lambda: leader(kubectl) != "", told)
-    gone = leader(kubectl)
-    kubectl("delete", "pod", gone, IN, "--wait=false")
-    took = wait_for(lambda: leader(kubectl) not in ("", gone), told)
-    print(f"the leader deleted: another one leads after {took:.1f} s")
+def replace_leader(kubectl: Kubectl, debug: Callable[[], str]) -> None:
+    """Delete the leader's pod; another replica takes over."""
+    wait_for(lambda: leader(kubectl) != "", debug)
+    deleted = leader(kubectl)
+    kubectl("delete", "pod", deleted, IN, "--wait=false")
+    seconds = wait_for(lambda: leader(kubectl) not in ("", deleted), debug)
+    print(f"the leader deleted: another one leads after {seconds:.1f} s")
 
 
 def compare_with_the_laptop(kubectl: Kubectl, folder: Path) -> None:
-    """Run the same file on this machine: losses, pictures, checkpoints, the checker's verdict are equal."""
+    """Run the same file on this machine: losses, images, checkpoints and the checker's verdict are equal."""
     ours, alone = folder / "output", openmoji.laptop(folder)
     steps = list(range(1, openmoji.STEPS + 1))
-    assert list(losses(ours)) == steps, "no step is missing and none stands twice"
+    assert list(losses(ours)) == steps, "no step is missing or repeated"
     assert losses(ours) == pytest.approx(losses(alone), rel=1e-4)
     for pattern in ("samples/*.png", "checkpoints/step_*/DONE"):
         assert names(ours, pattern) == names(alone, pattern) != []
     log = folder / "pod.log"
     log.write_text(rank_0_log(kubectl))
-    assert log.read_text() == (ours / "mlperf.log").read_text(), "the pod's log is the whole log"
+    assert log.read_text() == (ours / "mlperf.log").read_text(), "the pod's log is complete"
     verdicts = [check(path) for path in (log, alone / "mlperf.log")]
-    told = [[re.sub(r"[\d.]+", "#", text) for text in verdict.explanations] for verdict in verdicts]
+    explanations = [
+        [re.sub(r"[\d.]+", "#", text) for text in verdict.explanations] for verdict in verdicts
+    ]
     assert verdicts[0].success == verdicts[1].success
-    assert told[0] == told[1]
+    assert explanations[0] == explanations[1]
     print(f"the checker on both logs: {verdicts[0].explanations}")
 
 
@@ -200,14 +202,14 @@ def names(folder: Path, pattern: str) -> list[str]:
 
 
 def rank_0_log(kubectl: Kubectl) -> str:
-    """Return the MLPerf lines of the pod that has them; torchrun gives rank 0 to either."""
-    said = [kubectl("logs", f"openmoji-{index}", IN) for index in range(2)]
-    (log,) = [text for text in said if ":::MLLOG" in text]
+    """Return the MLPerf lines of rank 0, which is on either pod."""
+    logs = [kubectl("logs", f"openmoji-{index}", IN) for index in range(2)]
+    (log,) = [text for text in logs if ":::MLLOG" in text]
     assert log.startswith(":::MLLOG"), log[:2000]
     return "".join(f"{line}\n" for line in log.splitlines() if line.startswith(":::MLLOG"))
 
 
-def test_uninstall_leaves_definition_and_jobs(kubectl: Kubectl, helm: Helm) -> None:
+def test_uninstall_keeps_crd_and_jobs(kubectl: Kubectl, helm: Helm) -> None:
     left = {**openmoji.short_job(), "metadata": {"name": "left"}}
     left["spec"]["lifecycle"] = {"suspend": True}
     kubectl.apply(left, namespace=NAMESPACE)

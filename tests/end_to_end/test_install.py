@@ -1,4 +1,4 @@
-"""Both ways to install, as the documents say them, on an API server where nothing is yet."""
+"""Both documented ways to install, on an empty API server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl
 from tests.end_to_end.empty_api_server import empty_api_server
 from tests.end_to_end.release import CHART, Helm
-from tests.end_to_end.stage import ROOT
+from tests.paths import ROOT
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
@@ -21,18 +21,18 @@ pytestmark = [
 
 NAME = "fluxtrain-operator"
 SYSTEM = "--namespace=fluxtrain-system"
-DEFINITION = "crd/fluxtrainings.fluxtrain.dev"
+CRD = "crd/fluxtrainings.fluxtrain.dev"
 MICRO = f"--filename={ROOT / 'examples' / 'micro.yaml'}"
 PLAIN = ("apply", "--server-side", "--kustomize", str(ROOT / "manifests"))
 
 
 @pytest.fixture
 def empty(kubectl: Kubectl, tmp_path: Path) -> Iterator[Kubectl]:
-    """Return kubectl for an API server of this test alone, with the programs of the cluster."""
+    """Return kubectl for an empty API server of this test."""
     began = time.monotonic()
-    with empty_api_server(tmp_path) as found:
+    with empty_api_server(tmp_path) as kubectl_of_empty:
         print(f"an empty API server: {time.monotonic() - began:.1f} s")
-        yield found
+        yield kubectl_of_empty
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def helm(empty: Kubectl, tmp_path: Path) -> Helm:
 
 
 def submit(kubectl: Kubectl) -> None:
-    kubectl("wait", "--for=condition=Established", DEFINITION)
+    kubectl("wait", "--for=condition=Established", CRD)
     kubectl("apply", MICRO)
 
 
-def test_helm_installs_all_and_leaves_definition_and_jobs_when_it_goes(
+def test_helm_installs_everything_and_keeps_crd_and_jobs_on_uninstall(
     empty: Kubectl, helm: Helm
 ) -> None:
     helm("install", NAME, CHART, SYSTEM, "--create-namespace")
@@ -57,7 +57,7 @@ def test_helm_installs_all_and_leaves_definition_and_jobs_when_it_goes(
     left = empty("get", "deployments,clusterroles,roles,services", "--all-namespaces", "-o=name")
     assert NAME not in left
 
-    helm("install", NAME, CHART, SYSTEM)  # the same release finds its definition again
+    helm("install", NAME, CHART, SYSTEM)  # the same release adopts its CRD again
     helm("uninstall", NAME, SYSTEM)
     with pytest.raises(ClusterError, match=r"fluxtrainings\.fluxtrain\.dev.*cannot be imported"):
         helm("install", "other", CHART, SYSTEM)
@@ -67,7 +67,7 @@ def test_helm_installs_all_and_leaves_definition_and_jobs_when_it_goes(
     empty("get", "ft", "micro")
 
 
-def test_kubectl_alone_installs_all_and_helm_can_take_over(empty: Kubectl, helm: Helm) -> None:
+def test_kubectl_installs_everything_and_helm_can_adopt_it(empty: Kubectl, helm: Helm) -> None:
     empty(*PLAIN)
     submit(empty)
     empty(*PLAIN, "--dry-run=server")

@@ -1,4 +1,4 @@
-"""Jobs of one name in two namespaces know nothing of each other, and their pods nothing of the cluster."""
+"""Jobs of one name in two namespaces are isolated, and their pods have no access to the API server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 import yaml
 from cluster.kubectl import Kubectl, Manifest
 from tests.end_to_end import stage
-from tests.end_to_end.stage import ROOT, RUN, Operator, job, losses, wait_for
+from tests.end_to_end.stage import RUN, Operator, job, losses, wait_for
+from tests.paths import ROOT
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
@@ -21,7 +22,7 @@ pytestmark = [
 
 EAST, WEST = "isolation-east", "isolation-west"
 NAME = "micro"
-"""As in the golden file."""
+"""The name in the golden file."""
 GOLDEN = ROOT / "tests" / "operator" / "golden" / f"{NAME}.yaml"
 KINDS = ("configmap", "service", "networkpolicy", "poddisruptionbudget", "pod")
 TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -31,7 +32,7 @@ STORE = """
 import os, socket
 print(socket.gethostbyname(os.environ["PET_RDZV_ENDPOINT"].rpartition(":")[0]))
 """
-ASK = """
+REQUESTS = """
 import json, ssl, sys, urllib.error, urllib.request
 for path in sys.argv[1:]:
     try:
@@ -44,7 +45,7 @@ for path in sys.argv[1:]:
 
 
 class Twins:
-    """Two namespaces with a job of the same name and another seed each, and the operator of both."""
+    """Two namespaces, each with a job of the same name and another seed, and the operator of both."""
 
     def __init__(self, kubectl: Kubectl, folder: Path) -> None:
         self.kubectl, self.folder = kubectl, folder
@@ -63,11 +64,11 @@ class Twins:
     def get(self, namespace: str, kind: str) -> dict[str, Manifest]:
         """Return the job's objects of one kind by name."""
         selector = f"--selector=fluxtrain.dev/job={NAME}"
-        found = self.kubectl.get(kind, selector, f"--namespace={namespace}")
-        return {item["metadata"]["name"]: item for item in found["items"]}
+        items = self.kubectl.get(kind, selector, f"--namespace={namespace}")["items"]
+        return {item["metadata"]["name"]: item for item in items}
 
     def inside(self, namespace: str, *command: str) -> str:
-        """Return what a command prints inside the training pod."""
+        """Run ``command`` in the training pod; return its output."""
         return self.kubectl(
             "exec", f"{NAME}-0", "--container=trainer", f"--namespace={namespace}", "--", *command
         )
@@ -82,27 +83,27 @@ class Twins:
 
 @pytest.fixture(scope="module")
 def twins(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Twins]:
-    found = Twins(kubectl, tmp_path_factory.mktemp("isolation"))
-    found.start(EAST, seed=1)
-    found.start(WEST, seed=2)
-    found.operator.start()
+    twins = Twins(kubectl, tmp_path_factory.mktemp("isolation"))
+    twins.start(EAST, seed=1)
+    twins.start(WEST, seed=2)
+    twins.operator.start()
     try:
         for namespace in (EAST, WEST):
-            found.wait_for_steps(namespace, 5)
-        yield found
+            twins.wait_for_steps(namespace, 5)
+        yield twins
     finally:
-        found.operator.stop()
+        twins.operator.stop()
         for namespace in (EAST, WEST):
             stage.clear(kubectl, namespace)
 
 
-def test_jobs_of_one_name_have_objects_of_the_same_names_and_nothing_in_common(
+def test_jobs_of_one_name_share_no_objects(
     twins: Twins,
 ) -> None:
     owners = {}
     for namespace in (EAST, WEST):
-        found = twins.kubectl.get("ft", NAME, f"--namespace={namespace}")
-        owners[namespace] = found["metadata"]["uid"]
+        manifest = twins.kubectl.get("ft", NAME, f"--namespace={namespace}")
+        owners[namespace] = manifest["metadata"]["uid"]
     for kind in KINDS:
         east, west = twins.get(EAST, kind), twins.get(WEST, kind)
         assert east.keys() == west.keys()
@@ -128,11 +129,13 @@ def rendezvous_id(twins: Twins, namespace: str) -> str:
 
 
 def test_the_network_policies_are_those_of_the_golden_file(twins: Twins) -> None:
-    wanted = next(m for m in yaml.safe_load_all(GOLDEN.read_text()) if m["kind"] == "NetworkPolicy")
+    expected = next(
+        m for m in yaml.safe_load_all(GOLDEN.read_text()) if m["kind"] == "NetworkPolicy"
+    )
     for namespace in (EAST, WEST):
-        (found,) = twins.get(namespace, "networkpolicy").values()
-        assert found["metadata"]["name"] == wanted["metadata"]["name"]
-        assert found["spec"] == wanted["spec"]
+        (policy,) = twins.get(namespace, "networkpolicy").values()
+        assert policy["metadata"]["name"] == expected["metadata"]["name"]
+        assert policy["spec"] == expected["spec"]
 
 
 @pytest.mark.parametrize("pod", [f"{NAME}-0", f"{NAME}-rendezvous"])
@@ -152,15 +155,15 @@ def test_a_pod_has_no_credentials_and_the_api_server_refuses_it(twins: Twins, po
         f"/apis/fluxtrain.dev/v1alpha1/namespaces/{EAST}/fluxtrainings/{NAME}",
         f"/apis/fluxtrain.dev/v1alpha1/namespaces/{WEST}/fluxtrainings/{NAME}",
     ]
-    answers = twins.kubectl(*inside, "python3", "-c", ASK, *paths).splitlines()
-    told: list[list[Any]] = [json.loads(line) for line in answers]
-    assert [path for path, _, _ in told] == paths
-    for _, code, message in told:
+    lines = twins.kubectl(*inside, "python3", "-c", REQUESTS, *paths).splitlines()
+    responses: list[list[Any]] = [json.loads(line) for line in lines]
+    assert [path for path, _, _ in responses] == paths
+    for _, code, message in responses:
         assert code in (401, 403), message
         assert 'User "system:anonymous" cannot' in message or message == "Unauthorized"
 
 
-def test_a_job_that_is_deleted_takes_its_own_objects_and_nothing_of_its_namesake(
+def test_deleting_a_job_does_not_affect_the_other(
     twins: Twins,
 ) -> None:
     before = {kind: uids(twins.get(WEST, kind)) for kind in KINDS}

@@ -1,4 +1,4 @@
-"""Jobs in a queue: a real Kueue admits their pods group by group, sends them away, and has them back."""
+"""Jobs in a queue: a real Kueue admits, preempts and readmits their pod groups."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, Manifest
 from tests.end_to_end import stage
+from tests.end_to_end.jobs import ENDLESS, expected_samples, used_samples
 from tests.end_to_end.kueue import FINALIZER, GATE, RESOURCE, Kueue
 from tests.end_to_end.stage import RUN, Operator, condition, is_complete, job, losses, wait_for
-from tests.end_to_end.test_life import ledger, wanted
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
@@ -26,12 +26,11 @@ NAMESPACE = "queued"
 HERE = f"--namespace={NAMESPACE}"
 QUEUE = "team"
 URGENT = "queued-urgent"
-ENDLESS = {**RUN, "schedule": {"steps": 100_000}}
 SHORT = {**RUN, "schedule": {"steps": 2}}
 
 
-class Scene:
-    """The namespace with its queue for two GPUs, the operator, and Kueue."""
+class QueuedJobs:
+    """The jobs of a namespace with a queue for two GPUs, the operator and Kueue."""
 
     def __init__(self, kubectl: Kubectl, folder: Path) -> None:
         self.kubectl, self.output = kubectl, folder / "output"
@@ -40,16 +39,16 @@ class Scene:
         self.sizes: dict[str, int] = {}
 
     def apply(self, name: str, num_nodes: int = 1, **spec: Any) -> None:
-        """Create a job in the queue; a short one keeps its output to itself."""
+        """Create a job in the queue; a short one has no shared output."""
         self.sizes[name] = num_nodes
         scheduling = {"queueName": QUEUE, **spec.pop("scheduling", {})}
         fixed = {"nodes": {"min": 1, "max": num_nodes}, "scheduling": scheduling}
         own = {} if "run" in spec else {"run": SHORT, "storage": {}}
-        wanted = job(name, **fixed, **own, **spec)
-        # The nodes' GPUs are made up: the quota counts them, and the trainer is told of none.
-        (trainer,) = wanted["spec"]["podTemplate"]["spec"]["containers"]
+        manifest = job(name, **fixed, **own, **spec)
+        # the nodes' GPUs are fake: the quota counts them, the trainer must not expect any
+        (trainer,) = manifest["spec"]["podTemplate"]["spec"]["containers"]
         trainer["resources"] = {"requests": {RESOURCE: "1"}, "limits": {RESOURCE: "1"}}
-        self.kubectl.apply(wanted, namespace=NAMESPACE)
+        self.kubectl.apply(manifest, namespace=NAMESPACE)
 
     def suspend(self, name: str, suspend: bool) -> None:
         stage.suspend(self.kubectl, NAMESPACE, name, suspend)
@@ -57,146 +56,151 @@ class Scene:
     def pods(self, name: str) -> dict[str, Manifest]:
         """Return the job's training pods by name."""
         chosen = f"fluxtrain.dev/job={name},app.kubernetes.io/component=trainer"
-        found = self.kubectl.get("pods", f"--selector={chosen}", HERE)
-        return {pod["metadata"]["name"]: pod for pod in found["items"]}
+        status = self.kubectl.get("pods", f"--selector={chosen}", HERE)
+        return {pod["metadata"]["name"]: pod for pod in status["items"]}
 
     def wait(self, name: str, done: Callable[[Manifest], bool], what: str) -> Manifest:
-        """Return the job's status once ``done`` says so; print the seconds."""
-        found: list[Manifest] = [{}]
+        """Return the job's status once ``done`` accepts it; print the seconds."""
+        status: Manifest = {}
 
         def check() -> bool:
-            found[0] = stage.status(self.kubectl, NAMESPACE, name)
-            return done(found[0])
+            nonlocal status
+            status = stage.status(self.kubectl, NAMESPACE, name)
+            return done(status)
 
-        seconds = wait_for(check, lambda: self.told(name), seconds=180)
+        seconds = wait_for(check, lambda: self.debug_text(name), seconds=180)
         print(f"{name} {what} after {seconds:.1f} s")
-        return found[0]
+        return status
 
     def wait_until_runs(self, name: str) -> Manifest:
         return self.wait(name, lambda s: s.get("phase") == "Running", "runs")
 
     def wait_until_gated(self, name: str) -> Manifest:
-        """Wait until the job waits for its turn, and says so."""
-        told = f"{self.sizes[name]} pods wait at a scheduling gate: {GATE}"
-        found = self.wait(
-            name, lambda s: condition(s, "Admitted").get("message") == told, "waits for its turn"
+        """Wait until the job waits for admission and reports it."""
+        message = f"{self.sizes[name]} pods wait at a scheduling gate: {GATE}"
+        status = self.wait(
+            name,
+            lambda s: condition(s, "Admitted").get("message") == message,
+            "waits for admission",
         )
-        admitted = condition(found, "Admitted")
+        admitted = condition(status, "Admitted")
         assert (admitted["status"], admitted["reason"]) == ("False", "SchedulingGated")
         for pod in self.pods(name).values():
             assert [gate["name"] for gate in pod["spec"]["schedulingGates"]] == [GATE]
             assert FINALIZER in pod["metadata"]["finalizers"]
-        return found
+        return status
 
     def wait_until_suspended(self, name: str) -> None:
-        """Wait until Kueue has let go of all pods of the job."""
+        """Wait until Kueue has released all pods of the job."""
         self.wait(name, lambda s: condition(s, "Suspended").get("status") == "True", "is suspended")
         assert self.pods(name) == {}
 
     def wait_for_steps(self, count: int) -> None:
-        """Wait for so many further steps of the first job."""
-        stage.wait_for_steps(self.output, count, lambda: self.told("first"), seconds=180)
+        """Wait for ``count`` further steps of the first job."""
+        stage.wait_for_steps(self.output, count, lambda: self.debug_text("first"), seconds=180)
 
     def group(self, name: str) -> str:
         """Return the pod group of a job's training pods."""
         labels = (pod["metadata"]["labels"] for pod in self.pods(name).values())
-        (group,) = {found["kueue.x-k8s.io/pod-group-name"] for found in labels}
+        (group,) = {each["kueue.x-k8s.io/pod-group-name"] for each in labels}
         return str(group)
 
-    def told(self, name: str) -> str:
-        """Return everything that helps where a wait was in vain."""
-        found = stage.status(self.kubectl, NAMESPACE, name)
+    def debug_text(self, name: str) -> str:
+        """Return everything that explains why a wait timed out."""
+        status = stage.status(self.kubectl, NAMESPACE, name)
         pods = self.kubectl("get", "pods,workloads.kueue.x-k8s.io", "-o", "wide", HERE)
-        words = stage.logs(self.kubectl, NAMESPACE, name)
+        pod_logs = stage.logs(self.kubectl, NAMESPACE, name)
         logs = f"{self.operator.log()}\n{self.kueue.log()}"
-        return f"{json.dumps(found, indent=1)}\n{pods}\n{logs}\n{words}"
+        return f"{json.dumps(status, indent=1)}\n{pods}\n{logs}\n{pod_logs}"
 
 
 @pytest.fixture(scope="module")
-def scene(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    found = Scene(kubectl, tmp_path_factory.mktemp("queued"))
+def jobs(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QueuedJobs]:
+    jobs = QueuedJobs(kubectl, tmp_path_factory.mktemp("queued"))
     try:
-        found.kueue.prepare()
+        jobs.kueue.prepare()
     except ClusterError as error:
         pytest.skip(f"Kueue cannot be built here: {error}")
     stage.make_namespace(kubectl, NAMESPACE)
-    stage.make_volumes(kubectl, NAMESPACE, found.output)
+    stage.make_volumes(kubectl, NAMESPACE, jobs.output)
     urgent = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 10}
     kubectl.apply({**urgent, "metadata": {"name": URGENT}})
-    with ExitStack() as undo:  # Kueue lets go of pods and queues only while it runs
+    with ExitStack() as undo:  # Kueue releases pods and queues only while it runs
         undo.callback(kubectl, "delete", "priorityclass", URGENT)
-        undo.callback(found.kueue.stop)
-        found.kueue.start()
-        undo.callback(found.kueue.remove_queue, QUEUE)
-        found.kueue.make_queue(QUEUE, gpus=2)
+        undo.callback(jobs.kueue.stop)
+        jobs.kueue.start()
+        undo.callback(jobs.kueue.remove_queue, QUEUE)
+        jobs.kueue.create_queue(QUEUE, gpus=2)
         undo.callback(stage.clear, kubectl, NAMESPACE)
-        undo.callback(found.kueue.remove_workloads)
-        undo.callback(found.operator.stop)
-        found.operator.start()
-        yield found
+        undo.callback(jobs.kueue.remove_workloads)
+        undo.callback(jobs.operator.stop)
+        jobs.operator.start()
+        yield jobs
 
 
-def test_a_job_waits_at_its_gate_and_one_of_a_higher_priority_sends_the_first_away(
-    scene: Scene,
+def test_a_job_waits_at_its_gate_and_one_of_a_higher_priority_preempts_the_first(
+    jobs: QueuedJobs,
 ) -> None:
-    scene.apply("first", num_nodes=2, run=ENDLESS)
-    scene.wait_until_runs("first")
-    scene.apply("second")
-    found = scene.wait_until_gated("second")
-    assert (found["phase"], found.get("startTime")) == ("Pending", None)
-    store = scene.kubectl.get("pod", "second-rendezvous", HERE)
+    jobs.apply("first", num_nodes=2, run=ENDLESS)
+    jobs.wait_until_runs("first")
+    jobs.apply("second")
+    status = jobs.wait_until_gated("second")
+    assert (status["phase"], status.get("startTime")) == ("Pending", None)
+    store = jobs.kubectl.get("pod", "second-rendezvous", HERE)
     assert FINALIZER not in store["metadata"].get("finalizers", []), "it needs no quota"
 
-    scene.apply("urgent", scheduling={"priorityClassName": URGENT})
-    scene.wait("first", lambda s: s["phase"] == "Restarting", "is preempted")
-    scene.wait_until_gated("first")
-    assert scene.group("first") == "first-2"
-    scene.wait("urgent", is_complete, "is complete")
-    scene.wait("second", is_complete, "is complete")
-    scene.wait_until_runs("first")
-    scene.wait_for_steps(3)
+    jobs.apply("urgent", scheduling={"priorityClassName": URGENT})
+    jobs.wait("first", lambda s: s["phase"] == "Restarting", "is preempted")
+    jobs.wait_until_gated("first")
+    assert jobs.group("first") == "first-2"
+    jobs.wait("urgent", is_complete, "is complete")
+    jobs.wait("second", is_complete, "is complete")
+    jobs.wait_until_runs("first")
+    jobs.wait_for_steps(3)
 
 
-def test_a_job_whose_workload_is_deleted_is_queued_anew_and_goes_on_where_it_was(
-    scene: Scene,
+def test_a_job_whose_workload_is_deleted_is_queued_again_and_resumes(
+    jobs: QueuedJobs,
 ) -> None:
-    scene.kueue.set_policy(QUEUE, "Hold")
-    workload = f"workload.kueue.x-k8s.io/{scene.group('first')}"
-    scene.kubectl("delete", workload, HERE, "--wait=false")
-    scene.wait("first", lambda s: s["phase"] == "Restarting", "lost its workload")
-    found = scene.wait_until_gated("first")
-    assert scene.group("first") == "first-3"
-    assert found["restarts"] == {"process": 0, "pod": 0, "gang": 0}, "nobody's fault"
-    at = max(losses(scene.output))
-    scene.kueue.set_policy(QUEUE, "None")
-    scene.wait_until_runs("first")
-    scene.wait_for_steps(3)
-    assert list(losses(scene.output))[:at] == list(range(1, at + 1))
+    jobs.kueue.set_policy(QUEUE, "Hold")
+    workload = f"workload.kueue.x-k8s.io/{jobs.group('first')}"
+    jobs.kubectl("delete", workload, HERE, "--wait=false")
+    jobs.wait("first", lambda s: s["phase"] == "Restarting", "lost its workload")
+    status = jobs.wait_until_gated("first")
+    assert jobs.group("first") == "first-3"
+    assert status["restarts"] == {"process": 0, "pod": 0, "gang": 0}, "no restart is counted"
+    before = max(losses(jobs.output))
+    jobs.kueue.set_policy(QUEUE, "None")
+    jobs.wait_until_runs("first")
+    jobs.wait_for_steps(3)
+    assert list(losses(jobs.output))[:before] == list(range(1, before + 1))
 
 
-def test_a_suspended_job_makes_room_whether_it_trains_or_waits(scene: Scene) -> None:
-    scene.apply("third")
-    scene.wait_until_gated("third")
-    scene.suspend("third", True)
-    replace_a_pod(scene)
-    scene.wait_until_suspended("third")
-    scene.suspend("third", False)
-    scene.wait_until_gated("third")
-    scene.suspend("first", True)
-    scene.wait_until_suspended("first")
-    scene.wait("third", is_complete, "is complete")
-    steps = list(losses(scene.output))
+def test_a_suspended_job_releases_its_quota_whether_it_trains_or_waits(jobs: QueuedJobs) -> None:
+    jobs.apply("third")
+    jobs.wait_until_gated("third")
+    jobs.suspend("third", True)
+    replace_a_pod(jobs)
+    jobs.wait_until_suspended("third")
+    jobs.suspend("third", False)
+    jobs.wait_until_gated("third")
+    jobs.suspend("first", True)
+    jobs.wait_until_suspended("first")
+    jobs.wait("third", is_complete, "is complete")
+    steps = list(losses(jobs.output))
     assert steps == list(range(1, steps[-1] + 1))
-    assert ledger(scene.output) == wanted(steps[-1]), "no sample is lost or used twice"
-
-
-def replace_a_pod(scene: Scene) -> None:
-    """Lose one pod of the first job: another takes its place in the group, under another name."""
-    group = scene.group("first")
-    scene.kubectl("delete", "pod", "first-1", HERE, "--wait=false")
-    wait_for(
-        lambda: set(scene.pods("first")) == {"first-0", "first-2"}, lambda: scene.told("first")
+    assert used_samples(jobs.output) == expected_samples(ENDLESS, steps[-1]), (
+        "no sample is lost or repeated"
     )
-    scene.wait("first", lambda s: s["nodes"] == {"ready": 2, "desired": 2}, "has both nodes")
-    assert scene.group("first") == group
-    scene.wait_for_steps(3)
+
+
+def replace_a_pod(jobs: QueuedJobs) -> None:
+    """Delete one pod of the first job: its replacement joins the group under another name."""
+    group = jobs.group("first")
+    jobs.kubectl("delete", "pod", "first-1", HERE, "--wait=false")
+    wait_for(
+        lambda: set(jobs.pods("first")) == {"first-0", "first-2"}, lambda: jobs.debug_text("first")
+    )
+    jobs.wait("first", lambda s: s["nodes"] == {"ready": 2, "desired": 2}, "has both nodes")
+    assert jobs.group("first") == group
+    jobs.wait_for_steps(3)

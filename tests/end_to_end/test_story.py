@@ -1,4 +1,4 @@
-"""The story on a real cluster: apply a job, real pods train it, any pod may go, and it completes."""
+"""The main scenario on a real cluster: apply a job, delete any of its pods, and it completes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl
-from cluster.places import BIN
+from cluster.layout import BIN
 from tests.end_to_end import stage
 from tests.end_to_end.stage import (
     RUN,
@@ -48,10 +48,10 @@ def output(tmp_path: Path, kubectl: Kubectl) -> Iterator[Path]:
 
 @pytest.fixture
 def operator(kubectl: Kubectl, output: Path, tmp_path: Path) -> Iterator[Operator]:
-    found = Operator(kubectl, NAMESPACE, tmp_path)
-    found.start()
-    yield found
-    found.stop()
+    operator = Operator(kubectl, NAMESPACE, tmp_path)
+    operator.start()
+    yield operator
+    operator.stop()
 
 
 def status(kubectl: Kubectl, name: str) -> dict[str, Any]:
@@ -59,15 +59,17 @@ def status(kubectl: Kubectl, name: str) -> dict[str, Any]:
 
 
 def wait_until_failed(operator: Operator, name: str, seconds: float) -> dict[str, Any]:
-    def told() -> str:
-        words = stage.logs(operator.kubectl, NAMESPACE, name)
-        return f"{status(operator.kubectl, name)}\n{operator.log()}\n{words}"
+    def debug() -> str:
+        logs = stage.logs(operator.kubectl, NAMESPACE, name)
+        return f"{status(operator.kubectl, name)}\n{operator.log()}\n{logs}"
 
-    wait_for(lambda: status(operator.kubectl, name).get("phase") == "Failed", told, seconds=seconds)
+    wait_for(
+        lambda: status(operator.kubectl, name).get("phase") == "Failed", debug, seconds=seconds
+    )
     return status(operator.kubectl, name)
 
 
-def test_a_job_runs_from_apply_to_complete_whatever_pod_is_lost(
+def test_a_job_completes_although_each_of_its_pods_is_deleted(
     kubectl: Kubectl,
     operator: Operator,
     output: Path,
@@ -93,20 +95,20 @@ def test_a_job_runs_from_apply_to_complete_whatever_pod_is_lost(
 
     for victim in ("story-0", "story-1", "story-rendezvous"):
         kubectl("delete", "pod", victim, "--now", f"--namespace={NAMESPACE}")
-        began, gone_at = time.monotonic(), max(losses(output))
+        began, step_at_deletion = time.monotonic(), max(losses(output))
         wait_until(
-            lambda s, at=gone_at: max(losses(output)) > at + 10 or is_complete(s),
+            lambda s, at=step_at_deletion: max(losses(output)) > at + 10 or is_complete(s),
             operator,
             "story",
         )
-        print(f"{victim} gone: 10 further steps after {time.monotonic() - began:.1f} s")
+        print(f"{victim} deleted: 10 further steps after {time.monotonic() - began:.1f} s")
     operator.stop(signal.SIGKILL)
     operator.start()
 
-    found = wait_until(is_complete, operator, "story")
-    conditions = {c["type"]: c["status"] for c in found["conditions"]}
+    final = wait_until(is_complete, operator, "story")
+    conditions = {c["type"]: c["status"] for c in final["conditions"]}
     assert (conditions["Complete"], conditions["Failed"]) == ("True", "False")
-    assert found["restarts"]["gang"] == 0, "a deleted pod is nobody's fault"
+    assert final["restarts"]["gang"] == 0, "a deleted pod does not restart the gang"
     ours = losses(output)
     assert list(ours) == list(range(1, 301))
     alone = losses(stage.laptop(tmp_path))
@@ -116,12 +118,12 @@ def test_a_job_runs_from_apply_to_complete_whatever_pod_is_lost(
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
     (folder,) = collect("submission=story", NAMESPACE, tmp_path)
     run = FinishedRun.read(folder)
-    assert run.samples == 300 * 16, "the log of the pod that ended as rank 0 is whole"
+    assert run.samples == 300 * 16, "the log of the last rank 0 is complete"
     assert run.values["init_start"] is None
     assert run.values[SYSTEM_KEY]["number_of_nodes"] == "2"
 
 
-def test_a_suspended_job_leaves_a_checkpoint_and_goes_on_where_it_was(
+def test_a_suspended_job_saves_a_checkpoint_and_resumes(
     kubectl: Kubectl, operator: Operator, output: Path
 ) -> None:
     kubectl.apply(job("pause"), namespace=NAMESPACE)
@@ -129,43 +131,43 @@ def test_a_suspended_job_leaves_a_checkpoint_and_goes_on_where_it_was(
     stage.suspend(kubectl, NAMESPACE, "pause", True)
     wait_until(lambda s: s.get("phase") == "Suspended", operator, "pause")
     here = f"--namespace={NAMESPACE}"
-    gone = "a suspended job keeps no pods"
-    wait_for(lambda: not kubectl.get("pods", here)["items"], gone, seconds=60)
+    message = "a suspended job keeps no pods"
+    wait_for(lambda: not kubectl.get("pods", here)["items"], message, seconds=60)
     saved = max(int(path.name[5:]) for path in (output / "checkpoints").glob("step_*"))
-    assert saved == max(losses(output)), "the stop left a checkpoint of the last step"
+    assert saved == max(losses(output)), "a checkpoint of the last step is saved"
     stage.suspend(kubectl, NAMESPACE, "pause", False)
     wait_until(is_complete, operator, "pause")
     assert list(losses(output)) == list(range(1, 301))
 
 
-def test_a_job_that_cannot_work_fails_with_its_code_and_last_words(
+def test_a_job_with_missing_data_fails_with_exit_code_and_message(
     kubectl: Kubectl, operator: Operator, output: Path
 ) -> None:
     lost = {**RUN, "data": {"source": "encoded"}}
     kubectl.apply(job("lost", run=lost, nodes={"min": 1, "max": 1}), namespace=NAMESPACE)
-    found = wait_until_failed(operator, "lost", seconds=120)
-    assert found["exitCode"] == 2
-    assert "no encoded data set is here" in found["lastError"]
-    told = kubectl("describe", "ft", "lost", f"--namespace={NAMESPACE}")
-    assert "Warning" in told
+    failed = wait_until_failed(operator, "lost", seconds=120)
+    assert failed["exitCode"] == 2
+    assert "no encoded data set is here" in failed["lastError"]
+    description = kubectl("describe", "ft", "lost", f"--namespace={NAMESPACE}")
+    assert "Warning" in description
 
 
-def test_what_a_field_means_is_explained_by_kubectl(kubectl: Kubectl) -> None:
+def test_kubectl_explains_fields(kubectl: Kubectl) -> None:
     deadline = time.monotonic() + 60
-    while True:  # the API server publishes a new resource's texts some seconds after it serves it
+    while True:  # the API server publishes descriptions some seconds after it serves a new resource
         try:
-            told = kubectl("explain", "ft.spec.run.optim.learning_rate")
+            description = kubectl("explain", "ft.spec.run.optim.learning_rate")
             break
         except ClusterError:
             assert time.monotonic() < deadline
             time.sleep(1)
-    assert "Base learning rate, reached after warm-up." in told
+    assert "Base learning rate, reached after warm-up." in description
 
 
-def test_what_only_the_operator_can_refuse_fails_with_the_path(
+def test_a_spec_that_only_the_operator_can_refuse_fails_with_the_path(
     kubectl: Kubectl, operator: Operator, output: Path
 ) -> None:
     kubectl.apply(job("heads", run={**RUN, "model": {"num_heads": 5}}), namespace=NAMESPACE)
-    found = wait_until_failed(operator, "heads", seconds=30)
-    told = next(c["message"] for c in found["conditions"] if c["type"] == "Failed")
-    assert "spec.run.model.hidden_size: got 32; must be a multiple of num_heads" in told
+    failed = wait_until_failed(operator, "heads", seconds=30)
+    message = next(c["message"] for c in failed["conditions"] if c["type"] == "Failed")
+    assert "spec.run.model.hidden_size: got 32; must be a multiple of num_heads" in message

@@ -1,4 +1,4 @@
-"""Many tenants, one operator: what is whose, and a job that is too much, on an API server without nodes."""
+"""Many tenants, one operator: name conflicts, quotas and oversized jobs, on an API server without nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, Manifest
 from tests.end_to_end.empty_api_server import empty_api_server
-from tests.end_to_end.stage import ROOT, Operator, condition, wait_for
+from tests.end_to_end.stage import Operator, condition, wait_for
+from tests.paths import ROOT
 
 from fluxtrain_operator.bounds import MAX_BYTES
 
@@ -27,8 +28,8 @@ IN = f"--namespace={NAMESPACE}"
 DEEP = '{"a":' * 2000 + "1" + "}" * 2000
 
 
-class Scene:
-    """The operator's process, and what its API server has."""
+class Tenants:
+    """The operator and the objects of its API server."""
 
     def __init__(self, kubectl: Kubectl, operator: Operator) -> None:
         self.kubectl, self.operator = kubectl, operator
@@ -43,7 +44,7 @@ class Scene:
         self.kubectl.apply(manifest, namespace=NAMESPACE)
 
     def create(self, kind: str, name: str, **fields: Any) -> None:
-        """Create a stranger's object."""
+        """Create an object that is not the job's."""
         manifest = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **fields}
         self.kubectl.create(manifest, namespace=NAMESPACE)
 
@@ -51,16 +52,16 @@ class Scene:
         return self.kubectl.get(kind, name, IN)
 
     def status(self, job: str) -> Manifest:
-        """Return the status alone: Python cannot read some of the specs."""
+        """Return the status only, since Python cannot parse some of the specs."""
         text = self.kubectl("get", "ft", job, IN, "--output=jsonpath={.status}")
-        found: Manifest = json.loads(text or "{}")
-        return found
+        status: Manifest = json.loads(text or "{}")
+        return status
 
     def pods(self, job: str) -> list[str]:
-        """Return the names of the pods that the job which is there now controls."""
+        """Return the names of the pods that the current job controls."""
         uid = self.kubectl("get", "ft", job, IN, "--output=jsonpath={.metadata.uid}")
-        found = self.kubectl.get("pods", IN)["items"]
-        owners = {p["metadata"]["name"]: p["metadata"].get("ownerReferences", []) for p in found}
+        pods = self.kubectl.get("pods", IN)["items"]
+        owners = {p["metadata"]["name"]: p["metadata"].get("ownerReferences", []) for p in pods}
         return sorted(
             name for name, listed in owners.items() if any(o["uid"] == uid for o in listed)
         )
@@ -68,33 +69,35 @@ class Scene:
     def wait(self, job: str, kind: str, reason: str, *, seconds: float = 60) -> str:
         """Wait until a condition has ``reason``; return its message."""
 
-        def says() -> bool:
+        def has_reason() -> bool:
             return condition(self.status(job), kind).get("reason") == reason
 
-        wait_for(says, lambda: self.told(job), seconds=seconds)
+        wait_for(has_reason, lambda: self.debug_text(job), seconds=seconds)
         return str(condition(self.status(job), kind)["message"])
 
     def wait_for_pods(self, job: str, count: int, *, seconds: float = 90) -> None:
-        wait_for(lambda: len(self.pods(job)) == count, lambda: self.told(job), seconds=seconds)
+        wait_for(
+            lambda: len(self.pods(job)) == count, lambda: self.debug_text(job), seconds=seconds
+        )
 
-    def told(self, job: str) -> str:
+    def debug_text(self, job: str) -> str:
         return f"{json.dumps(self.status(job), indent=1)}\n{self.operator.log()}"
 
     def warnings(self, job: str) -> list[str]:
-        found = self.kubectl.get("events.events.k8s.io", IN)["items"]
+        events = self.kubectl.get("events.events.k8s.io", IN)["items"]
         return [
             event["reason"]
-            for event in found
+            for event in events
             if event["regarding"]["name"] == job and event["type"] == "Warning"
         ]
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
     try:
         cluster.prepare()
     except ClusterError as error:
-        pytest.skip(f"the cluster's parts cannot be had here: {error}")
+        pytest.skip(f"the cluster cannot be prepared here: {error}")
     folder = tmp_path_factory.mktemp("tenants")
     with empty_api_server(folder) as kubectl:
         kubectl("apply", "--server-side", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
@@ -104,7 +107,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         operator = Operator(kubectl, NAMESPACE, folder)
         operator.start()
         try:
-            yield Scene(kubectl, operator)
+            yield Tenants(kubectl, operator)
         finally:
             operator.stop()
 
@@ -117,58 +120,58 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         ("Pod", "pay-rendezvous", {"spec": {"containers": [{"name": "a", "image": "a:1"}]}}),
     ],
 )
-def test_a_strangers_object_is_left_alone_and_the_job_waits_for_its_name(
-    scene: Scene, kind: str, name: str, fields: Manifest
+def test_an_existing_object_is_left_alone_and_the_job_waits_for_its_name(
+    tenants: Tenants, kind: str, name: str, fields: Manifest
 ) -> None:
-    scene.create(kind, name, **fields)
-    before = scene.get(kind, name)
-    scene.apply("pay")
-    message = scene.wait("pay", "Ready", "NameConflict")
+    tenants.create(kind, name, **fields)
+    before = tenants.get(kind, name)
+    tenants.apply("pay")
+    message = tenants.wait("pay", "Ready", "NameConflict")
     assert f"{kind} {name} already exists and belongs to nobody" in message
     time.sleep(12)  # of retries
-    assert scene.get(kind, name) == before
-    assert scene.warnings("pay").count("NameConflict") == 1
+    assert tenants.get(kind, name) == before
+    assert tenants.warnings("pay").count("NameConflict") == 1
     if kind != "Pod":
-        assert scene.pods("pay") == []
-    scene.kubectl("delete", kind, name, IN, "--grace-period=0", "--force")
-    scene.wait_for_pods("pay", 2)
-    scene.kubectl("delete", "ft", "pay", IN)
-    clear(scene)
+        assert tenants.pods("pay") == []
+    tenants.kubectl("delete", kind, name, IN, "--grace-period=0", "--force")
+    tenants.wait_for_pods("pay", 2)
+    tenants.kubectl("delete", "ft", "pay", IN)
+    clear(tenants)
 
 
-def clear(scene: Scene) -> None:
-    """Delete what the garbage collector would."""
+def clear(tenants: Tenants) -> None:
+    """Delete what the garbage collector would delete."""
     kinds = "pods,configmaps,services,networkpolicies,poddisruptionbudgets,events"
-    scene.kubectl("delete", kinds, "--all", IN, "--grace-period=0", "--force", seconds=120)
+    tenants.kubectl("delete", kinds, "--all", IN, "--grace-period=0", "--force", seconds=120)
 
 
-def test_two_jobs_that_share_the_name_of_a_service_are_told_apart(scene: Scene) -> None:
-    scene.apply("1")
-    scene.wait_for_pods("1", 2)
-    scene.apply("ft-1")
-    message = scene.wait("ft-1", "Ready", "NameConflict")
+def test_two_jobs_with_the_same_service_name_conflict(tenants: Tenants) -> None:
+    tenants.apply("1")
+    tenants.wait_for_pods("1", 2)
+    tenants.apply("ft-1")
+    message = tenants.wait("ft-1", "Ready", "NameConflict")
     assert "Service ft-1 already exists and belongs to FluxTraining 1" in message
-    scene.kubectl("delete", "ft", "1", IN)
-    scene.kubectl("delete", "service", "ft-1", IN)
-    scene.wait_for_pods("ft-1", 2)
-    scene.kubectl("delete", "ft", "ft-1", IN)
-    clear(scene)
+    tenants.kubectl("delete", "ft", "1", IN)
+    tenants.kubectl("delete", "service", "ft-1", IN)
+    tenants.wait_for_pods("ft-1", 2)
+    tenants.kubectl("delete", "ft", "ft-1", IN)
+    clear(tenants)
 
 
 @pytest.mark.parametrize(
     ("cascade", "reason"), [("orphan", "NameConflict"), ("background", "PredecessorLeaving")]
 )
-def test_a_job_that_is_applied_anew_does_not_take_over_the_pods_of_the_one_before(
-    scene: Scene, cascade: str, reason: str
+def test_a_recreated_job_does_not_adopt_the_pods_of_the_previous_one(
+    tenants: Tenants, cascade: str, reason: str
 ) -> None:
-    """There is no garbage collector here: what it would do to the pods, the test does."""
-    scene.apply("again")
-    scene.wait_for_pods("again", 2)
+    """The API server has no garbage collector: the test does its work."""
+    tenants.apply("again")
+    tenants.wait_for_pods("again", 2)
     done = {"status": {"phase": "Succeeded", "containerStatuses": [FINISHED]}}
-    scene.kubectl(
+    tenants.kubectl(
         "patch", "ft", "again", IN, "--type=merge", '--patch={"metadata":{"finalizers":null}}'
     )
-    scene.kubectl("delete", "ft", "again", IN, "--cascade=background")
+    tenants.kubectl("delete", "ft", "again", IN, "--cascade=background")
     if cascade == "orphan":
         for kind in (
             "pod/again-0",
@@ -177,10 +180,10 @@ def test_a_job_that_is_applied_anew_does_not_take_over_the_pods_of_the_one_befor
             "service/again",
             "networkpolicy/again-network",
         ):
-            scene.kubectl(
+            tenants.kubectl(
                 "patch", kind, IN, "--type=merge", '--patch={"metadata":{"ownerReferences":null}}'
             )
-    scene.kubectl(
+    tenants.kubectl(
         "patch",
         "pod",
         "again-0",
@@ -189,16 +192,15 @@ def test_a_job_that_is_applied_anew_does_not_take_over_the_pods_of_the_one_befor
         "--type=merge",
         f"--patch={json.dumps(done)}",
     )
-    scene.apply("again")
-    scene.wait("again", "Ready", reason)
+    tenants.apply("again")
+    tenants.wait("again", "Ready", reason)
     time.sleep(3)
-    assert scene.pods("again") == []
-    found = scene.status("again")
-    assert found["phase"] == "Pending"
-    clear(scene)
-    scene.wait_for_pods("again", 2)
-    scene.kubectl("delete", "ft", "again", IN)
-    clear(scene)
+    assert tenants.pods("again") == []
+    assert tenants.status("again")["phase"] == "Pending"
+    clear(tenants)
+    tenants.wait_for_pods("again", 2)
+    tenants.kubectl("delete", "ft", "again", IN)
+    clear(tenants)
 
 
 FINISHED = {
@@ -211,40 +213,40 @@ FINISHED = {
 }
 
 
-def test_a_quota_that_is_used_up_is_told_and_waited_for(scene: Scene) -> None:
-    scene.kubectl("create", "quota", "small", IN, "--hard=pods=1")
+def test_an_exceeded_quota_is_reported_and_waited_for(tenants: Tenants) -> None:
+    tenants.kubectl("create", "quota", "small", IN, "--hard=pods=1")
     used = {"status": {"hard": {"pods": "1"}, "used": {"pods": "0"}}}
     patch = ("--subresource=status", "--type=merge", f"--patch={json.dumps(used)}")
-    scene.kubectl("patch", "quota", "small", IN, *patch)  # as its controller would
-    scene.apply("big", nodes={"min": 2, "max": 2})
-    message = scene.wait("big", "Admitted", "QuotaExceeded")
+    tenants.kubectl("patch", "quota", "small", IN, *patch)  # as its controller would
+    tenants.apply("big", nodes={"min": 2, "max": 2})
+    message = tenants.wait("big", "Admitted", "QuotaExceeded")
     assert "exceeded quota: small" in message
     time.sleep(8)
-    assert scene.warnings("big").count("QuotaExceeded") == 1
-    scene.kubectl("delete", "quota", "small", IN)
-    scene.wait_for_pods("big", 3)
-    assert scene.status("big")["restarts"]["pod"] == 0
-    scene.kubectl("delete", "ft", "big", IN)
-    clear(scene)
+    assert tenants.warnings("big").count("QuotaExceeded") == 1
+    tenants.kubectl("delete", "quota", "small", IN)
+    tenants.wait_for_pods("big", 3)
+    assert tenants.status("big")["restarts"]["pod"] == 0
+    tenants.kubectl("delete", "ft", "big", IN)
+    clear(tenants)
 
 
-def test_an_object_that_took_the_place_of_ours_is_not_changed(scene: Scene) -> None:
-    scene.apply("swap")
-    scene.wait_for_pods("swap", 2)
-    scene.kubectl("delete", "configmap", "swap-config", IN)
-    scene.create("ConfigMap", "swap-config", data={"price": "7"})
-    before = scene.get("configmap", "swap-config")
-    scene.apply("swap", run={"preset": "micro", "logging": {"every_steps": 3}})
-    scene.wait("swap", "Healthy", "NameConflict")
-    assert scene.get("configmap", "swap-config") == before
-    scene.kubectl("delete", "ft", "swap", IN)
-    clear(scene)
+def test_an_object_that_replaced_ours_is_not_changed(tenants: Tenants) -> None:
+    tenants.apply("swap")
+    tenants.wait_for_pods("swap", 2)
+    tenants.kubectl("delete", "configmap", "swap-config", IN)
+    tenants.create("ConfigMap", "swap-config", data={"price": "7"})
+    before = tenants.get("configmap", "swap-config")
+    tenants.apply("swap", run={"preset": "micro", "logging": {"every_steps": 3}})
+    tenants.wait("swap", "Healthy", "NameConflict")
+    assert tenants.get("configmap", "swap-config") == before
+    tenants.kubectl("delete", "ft", "swap", IN)
+    clear(tenants)
 
 
-def test_a_list_without_end_is_refused_when_it_is_applied(scene: Scene) -> None:
+def test_a_list_that_is_too_long_is_refused_on_apply(tenants: Tenants) -> None:
     aliases = [{"ip": "192.0.2.1", "hostnames": [f"h{n}"]} for n in range(20_000)]
     with pytest.raises(ClusterError, match="hostAliases"):
-        scene.apply("lines", podTemplate={"spec": {"hostAliases": aliases}})
+        tenants.apply("lines", podTemplate={"spec": {"hostAliases": aliases}})
 
 
 LARGE = {"a": [{"b": "c" * 20, "d": n} for n in range(10_000)]}
@@ -258,20 +260,20 @@ LARGE = {"a": [{"b": "c" * 20, "d": n} for n in range(10_000)]}
     ],
     ids=["deep", "large"],
 )
-def test_a_job_that_is_too_much_is_refused_by_itself_and_others_go_on(
-    scene: Scene, affinity: str, says: str
+def test_an_oversized_job_is_refused_and_others_continue(
+    tenants: Tenants, affinity: str, says: str
 ) -> None:
-    scene.kubectl("create", "--filename=-", IN, stdin=too_much(affinity))
-    message = scene.wait("much", "Failed", "InvalidSpec")
+    tenants.kubectl("create", "--filename=-", IN, stdin=oversized_job(affinity))
+    message = tenants.wait("much", "Failed", "InvalidSpec")
     assert says in message
-    goes_on(scene)
-    scene.operator.stop()
-    scene.operator.start()  # it finds such a job among those that it lists
-    goes_on(scene)
-    scene.kubectl("delete", "ft", "much", IN)
+    check_others(tenants)
+    tenants.operator.stop()
+    tenants.operator.start()  # it lists the oversized job
+    check_others(tenants)
+    tenants.kubectl("delete", "ft", "much", IN)
 
 
-def too_much(affinity: str) -> str:
+def oversized_job(affinity: str) -> str:
     template = {"spec": {"affinity": "HERE", "containers": [{"name": "trainer"}]}}
     job = {
         "apiVersion": "fluxtrain.dev/v1alpha1",
@@ -286,19 +288,19 @@ def too_much(affinity: str) -> str:
     return json.dumps(job).replace('"HERE"', affinity)
 
 
-def goes_on(scene: Scene) -> None:
-    scene.apply("small")
-    scene.wait_for_pods("small", 2)
-    scene.kubectl("delete", "ft", "small", IN)
-    clear(scene)
-    assert scene.operator.process is not None
-    assert scene.operator.process.poll() is None, scene.operator.log()
+def check_others(tenants: Tenants) -> None:
+    tenants.apply("small")
+    tenants.wait_for_pods("small", 2)
+    tenants.kubectl("delete", "ft", "small", IN)
+    clear(tenants)
+    assert tenants.operator.process is not None
+    assert tenants.operator.process.poll() is None, tenants.operator.log()
 
 
-def test_all_pods_of_a_job_that_failed_while_they_waited_for_a_node_go(scene: Scene) -> None:
-    """The watch often tells that they are gone before the answer to their deletion arrives."""
+def test_all_pending_pods_of_a_failed_job_are_deleted(tenants: Tenants) -> None:
+    """The watch often reports the deletion before the response to the delete request arrives."""
     for number in range(5):
-        scene.apply(f"late-{number}", lifecycle={"activeDeadlineSeconds": 2})
+        tenants.apply(f"late-{number}", lifecycle={"activeDeadlineSeconds": 2})
     for number in range(5):
-        scene.wait(f"late-{number}", "Failed", "DeadlineExceeded")
-        scene.wait_for_pods(f"late-{number}", 0, seconds=30)
+        tenants.wait(f"late-{number}", "Failed", "DeadlineExceeded")
+        tenants.wait_for_pods(f"late-{number}", 0, seconds=30)

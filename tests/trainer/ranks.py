@@ -1,4 +1,4 @@
-"""Ranks as processes of their own that start in no time: one process imports everything, then it forks."""
+"""Ranks as processes that start fast: a fork server imports everything once."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FORKED.set_forkserver_preload(
 )
 
 
-def _live(run: Run, config: RunConfig, paths: RunPaths, rank: int, size: int) -> None:
-    """Run one rank; the child's whole life. What it says stays beside the output."""
+def _run_rank(run: Run, config: RunConfig, paths: RunPaths, rank: int, size: int) -> None:
+    """Run one rank in a child process; its stdout and stderr go to a file in the output folder."""
     torch.set_num_threads(1)
-    multiprocessing.set_start_method("fork", force=True)  # of loader processes, as under torchrun
+    multiprocessing.set_start_method("fork", force=True)  # for loader processes, as under torchrun
     paths.output.mkdir(parents=True, exist_ok=True)
     log = os.open(paths.output / f"rank_{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     for stream in (1, 2):
@@ -48,7 +48,8 @@ def _live(run: Run, config: RunConfig, paths: RunPaths, rank: int, size: int) ->
 def start(run: Run, config: RunConfig, paths: RunPaths, size: int = 1) -> list[ForkServerProcess]:
     """Start all ranks of ``run``."""
     ranks = [
-        FORKED.Process(target=_live, args=(run, config, paths, rank, size)) for rank in range(size)
+        FORKED.Process(target=_run_rank, args=(run, config, paths, rank, size))
+        for rank in range(size)
     ]
     for process in ranks:
         process.start()
@@ -56,38 +57,43 @@ def start(run: Run, config: RunConfig, paths: RunPaths, size: int = 1) -> list[F
 
 
 def finish(run: Run, config: RunConfig, paths: RunPaths, size: int = 1) -> list[int | None]:
-    """Run all ranks to their end; return their exit codes."""
+    """Run all ranks; return their exit codes."""
     ranks = start(run, config, paths, size)
     for process in ranks:
         process.join(300)
     return [process.exitcode for process in ranks]
 
 
+def set_environment(world: World, port: int) -> None:
+    """Set the environment variables that torchrun gives this rank."""
+    os.environ |= {"RANK": f"{world.rank}", "WORLD_SIZE": f"{world.size}", "MASTER_PORT": f"{port}"}
+
+
 def train_alone(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Train in a process group of one."""
-    with process_group() as alone:
-        train(config, paths, alone)
+    with process_group() as joined:
+        train(config, paths, joined)
 
 
 def train_together(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
-    """Train in one process group, which meets at ``port`` of this machine."""
-    os.environ |= {"RANK": f"{world.rank}", "WORLD_SIZE": f"{world.size}", "MASTER_PORT": f"{port}"}
-    with process_group() as met:
-        train(config, paths, met)
+    """Train in a process group whose store is on ``port``."""
+    set_environment(world, port)
+    with process_group() as joined:
+        train(config, paths, joined)
 
 
-def said(paths: RunPaths, rank: int = 0) -> str:
-    """Return what ``rank`` said."""
+def output_of(paths: RunPaths, rank: int = 0) -> str:
+    """Return the output of ``rank``."""
     return (paths.output / f"rank_{rank}.txt").read_text()
 
 
 def made_in(root: Path) -> dict[str, bytes]:
-    """Return every file below ``root`` but the indices, which hold the tars' time of change."""
-    found = contents(root).items()
-    return {name: content for name, content in found if not name.endswith(".index.json")}
+    """Return every file below ``root`` except the indices, which contain modification times."""
+    files = contents(root).items()
+    return {name: content for name, content in files if not name.endswith(".index.json")}
 
 
 def contents(root: Path) -> dict[str, bytes]:
     """Return every file below ``root``."""
-    found = (path for path in root.rglob("*") if path.is_file())
-    return {str(path.relative_to(root)): path.read_bytes() for path in found}
+    files = (path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not counted, the newest kept, nothing pickled, wrong ones refused with a reason."""
+"""Checkpoints: incomplete ones are ignored, the newest kept, damaged ones refused; nothing is pickled."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def save(folder: Path, *steps: int, config: RunConfig | None = None) -> Checkpoi
     return checkpoints
 
 
-def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
+def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step_0000000002",
@@ -57,7 +57,7 @@ def test_the_newest_ones_are_kept(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path) == tmp_path / "step_0000000003"
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_is_loaded(tmp_path: Path) -> None:
     saved = save(tmp_path, 7)
     other = make_state(make_config(), seed=1)
     run = checkpoint.load(tmp_path / "step_0000000007", other)
@@ -78,31 +78,31 @@ def test_training_may_change_the_tensors_while_they_are_written(tmp_path: Path) 
     assert all(torch.equal(other[name], tensor) for name, tensor in before.items())
 
 
-def test_a_folder_without_done_does_not_count(tmp_path: Path) -> None:
+def test_a_folder_without_done_is_ignored(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
     (tmp_path / "step_0000000002" / "DONE").unlink()
     assert checkpoint.latest(tmp_path) == tmp_path / "step_0000000001"
-    save(tmp_path, 2)  # saved again over what was left
+    save(tmp_path, 2)  # overwrites the incomplete one
     assert checkpoint.latest(tmp_path) == tmp_path / "step_0000000002"
 
 
-def test_a_checkpoint_is_told_of_when_it_is_complete(tmp_path: Path) -> None:
-    config, told = make_config(), list[tuple[int, Path | None]]()
+def test_a_checkpoint_is_reported_when_it_is_complete(tmp_path: Path) -> None:
+    config, reported = make_config(), list[tuple[int, Path | None]]()
 
     def saved(step: int) -> None:
-        told.append((step, checkpoint.latest(tmp_path)))
+        reported.append((step, checkpoint.latest(tmp_path)))
 
-    checkpoints = Checkpoints(tmp_path, make_state(config), config, is_main=True, saved=saved)
+    checkpoints = Checkpoints(tmp_path, make_state(config), config, is_main=True, on_saved=saved)
     checkpoints.save(RunState(step=1, samples=16))
     checkpoints.finish()
-    (tmp_path / "step_0000000002").touch()  # in the way of the next one
+    (tmp_path / "step_0000000002").touch()  # makes the next save fail
     checkpoints.save(RunState(step=2, samples=32))
     with pytest.raises(StorageError):
         checkpoints.finish()
-    assert told == [(1, tmp_path / "step_0000000001")]
+    assert reported == [(1, tmp_path / "step_0000000001")]
 
 
-def test_names_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
+def test_other_folders_are_left_alone(tmp_path: Path) -> None:
     for name in ("step_12", "step_000000000x", "notes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "DONE").touch()
@@ -118,7 +118,7 @@ def test_nothing_is_pickled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "missing", "state"])
-def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_refused_with_its_name(tmp_path: Path, damage: str) -> None:
     save(tmp_path, 1)
     folder = tmp_path / "step_0000000001"
     (shard,) = folder.glob("*.safetensors")
@@ -134,7 +134,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, damage: str) ->
         checkpoint.load(folder, make_state(make_config()))
 
 
-def test_an_output_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where a folder should be")
     with pytest.raises(StorageError, match="cannot write a checkpoint"):
         save(tmp_path / "checkpoints", 1)
@@ -152,7 +152,7 @@ def test_an_output_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> 
         ({"data": {"synthetic": {"classes": 3}}}, "spec.run.data.synthetic.classes"),
     ],
 )
-def test_another_trajectory_is_refused_with_the_field(
+def test_a_change_of_the_trajectory_is_refused_with_the_field(
     tmp_path: Path, change: dict[str, object], path: str
 ) -> None:
     save(tmp_path, 1)
@@ -174,14 +174,14 @@ def test_another_trajectory_is_refused_with_the_field(
         {"evaluation": {"every_samples": 99}},
     ],
 )
-def test_what_does_not_change_the_trajectory_may_change(
+def test_a_change_that_keeps_the_trajectory_is_accepted(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
     save(tmp_path, 1)
     checkpoint.check_same_run(resolve({"preset": "micro", **change}), tmp_path / "step_0000000001")
 
 
-def test_the_resolved_config_lies_beside_the_tensors(tmp_path: Path) -> None:
+def test_the_resolved_config_is_saved(tmp_path: Path) -> None:
     config = make_config()
     save(tmp_path, 1, config=config)
     stored = json.loads((tmp_path / "step_0000000001" / "config.json").read_text())

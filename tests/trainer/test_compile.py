@@ -1,7 +1,7 @@
-"""Compiling blocks and recomputing their activations: alone, together and sharded, training stays the same.
+"""Compiled blocks and activation checkpointing do not change training, alone, together and sharded.
 
 Compiling for a CPU needs a C++ compiler, and 30 seconds for each kind of block. So most models here have
-one kind, and the runs share one cache of what was compiled.
+one kind, and the runs share one compile cache.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from cluster.free_ports import free_port
 from safetensors.torch import load_file
-from tests.free_ports import free_port
 from tests.trainer import ranks
 from torch import Tensor
 
@@ -34,12 +34,12 @@ TRAINING = {
     "evaluation": {"every_samples": 0, "at_end": False},
     "logging": {"every_steps": 1, "metrics_port": 0},
 }
-Encodings = list[dict[str, float]]
+Metrics = list[dict[str, float]]
 State = dict[str, Tensor]
 
 
 def train(config: RunConfig, paths: RunPaths, world: World, *, port: int, cache: str) -> None:
-    """Train; what is compiled goes to ``cache``, and no compiling processes are started."""
+    """Train with the compile cache ``cache``, without compile processes."""
     from torch._inductor import config as inductor
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
@@ -49,17 +49,17 @@ def train(config: RunConfig, paths: RunPaths, world: World, *, port: int, cache:
 
 def finish(
     output: Path, cache: Path, parallel: dict[str, object], size: int = 1, **changes: object
-) -> Encodings:
-    """Train three steps; return what was logged of them."""
+) -> Metrics:
+    """Train three steps; return their logged metrics."""
     paths = RunPaths(output, output, output)
     run = partial(train, port=free_port(), cache=str(cache))
     config = resolve(merge(TRAINING, {"parallel": parallel, **changes}))
-    assert ranks.finish(run, config, paths, size) == [0] * size, ranks.said(paths)
+    assert ranks.finish(run, config, paths, size) == [0] * size, ranks.output_of(paths)
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
 def state(output: Path) -> State:
-    """Return the tensors of the last checkpoint that one rank wrote: weights and both moments."""
+    """Return the tensors of one rank's last checkpoint: weights and both moments."""
     newest = checkpoint.latest(output / "checkpoints")
     assert newest is not None
     (shard,) = newest.glob("*.safetensors")
@@ -72,8 +72,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Encodings, State]:
-    """Return the steps and the state of a run that does neither."""
+def plain(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Metrics, State]:
+    """Return the metrics and the state of an eager run without recomputation."""
     output = tmp_path_factory.mktemp("plain") / "run"
     return finish(output, cache, {}), state(output)
 
@@ -81,8 +81,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Encodi
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("recompute", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_compiling_and_recomputing_train_alike(
-    plain: tuple[Encodings, State],
+def test_compiling_and_recomputing_do_not_change_training(
+    plain: tuple[Metrics, State],
     tmp_path: Path,
     cache: Path,
     compiled: bool,
@@ -95,21 +95,21 @@ def test_compiling_and_recomputing_train_alike(
         expected = [row[key] for row in plain[0]]
         assert [row[key] for row in rows] == pytest.approx(expected, rel=1e-5), key
     if size == 1:
-        found = state(tmp_path / "run")
-        assert found.keys() == plain[1].keys(), "names stay those of the plain model"
-        for name, tensor in found.items():  # the first moment is a mean of gradients
+        tensors = state(tmp_path / "run")
+        assert tensors.keys() == plain[1].keys(), "parameters keep their names"
+        for name, tensor in tensors.items():  # the first moment is a mean of gradients
             if "exp_avg_sq" not in name:
                 torch.testing.assert_close(tensor, plain[1][name], rtol=1e-3, atol=1e-5)
 
 
-def test_blocks_of_both_kinds_are_recomputed_as_compiled(tmp_path: Path, cache: Path) -> None:
+def test_compiled_blocks_of_both_kinds_are_recomputed(tmp_path: Path, cache: Path) -> None:
     both = {"depth": 1, "depth_single_blocks": 1}
     parallel = {"compile": True, "activation_checkpointing": 1.0}
     plain = finish(tmp_path / "plain", cache, {}, model=both)
-    found = finish(tmp_path / "run", cache, parallel, model=both)
+    compiled = finish(tmp_path / "run", cache, parallel, model=both)
     for key in ("train_loss", "grad_norm"):
         expected = [row[key] for row in plain]
-        assert [row[key] for row in found] == pytest.approx(expected, rel=1e-5), key
+        assert [row[key] for row in compiled] == pytest.approx(expected, rel=1e-5), key
 
 
 def test_parameters_keep_their_names() -> None:

@@ -1,6 +1,6 @@
-"""Gradients that are not finite: nothing is updated, nothing is saved, and the run ends by saying so.
+"""Gradients that are not finite: nothing is updated, nothing is saved, and the run fails.
 
-A hook puts the bad number into one gradient on one rank, while the loss of that step stays finite.
+A hook writes the bad value into one gradient on one rank, while the loss of that step stays finite.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.free_ports import free_port
+from cluster.free_ports import free_port
 from tests.trainer import ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -29,7 +29,7 @@ from fluxtrain.parallelize import build_model
 
 
 def make_config(log: int, save: int, steps: int, evaluate: int = 0) -> RunConfig:
-    """Return a run that does each of these after as many steps; 0 never."""
+    """Return a run that logs, saves and evaluates after as many steps; 0 never."""
     return resolve(
         {
             "preset": "micro",
@@ -44,15 +44,15 @@ def make_config(log: int, save: int, steps: int, evaluate: int = 0) -> RunConfig
 def spoiled(
     config: RunConfig, paths: RunPaths, world: World, *, port: int, at: int, value: float
 ) -> None:
-    """Train; in the step that is ``at`` of this process one gradient of the last rank holds ``value``."""
+    """Train; in step ``at`` of this process a gradient of the last rank contains ``value``."""
     steps = iter(range(1, config.schedule.steps + 1))
 
     def spoil(parameter: Tensor) -> None:
         gradient = parameter.grad
         assert gradient is not None
-        own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         if next(steps) == at and world.rank == world.size - 1:
-            own.view(-1)[0] = value
+            local.view(-1)[0] = value
 
     def build(config: RunConfig, world: World, *others: Any) -> Flux:
         model = build_model(config, world, *others)
@@ -72,15 +72,15 @@ def losses(output: Path) -> dict[int, float]:
 
 
 INF, NAN = float("inf"), float("nan")
-# ranks, the step whose gradient is bad, its value, cadence of logs and saves, last step, what is kept
+# ranks, step of the bad gradient, its value, config, step of the checkpoint that is kept
 BAD_STEPS = [
     (1, 1, INF, make_config(log=1, save=1, steps=4), None),
     (2, 1, NAN, make_config(log=10, save=2, steps=4), None),
     (1, 5, NAN, make_config(log=10, save=2, steps=20), 4),
     (2, 5, INF, make_config(log=10, save=2, steps=20), 4),
-    (1, 6, INF, make_config(log=2, save=2, steps=6), 4),  # a log, a save and the last step at once
+    (1, 6, INF, make_config(log=2, save=2, steps=6), 4),  # a log, a save and the last step
     (2, 6, -INF, make_config(log=3, save=2, steps=6), 4),
-    (3, 3, INF, make_config(log=7, save=0, steps=20), None),  # four more steps before it is read
+    (3, 3, INF, make_config(log=7, save=0, steps=20), None),  # detected four steps later
     (1, 3, INF, make_config(log=50, save=0, steps=20, evaluate=4), None),
 ]
 
@@ -91,20 +91,22 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_keeps_the_last_good_chec
 ) -> None:
     paths = RunPaths(tmp_path / "run", tmp_path, tmp_path)
     run = partial(spoiled, port=free_port(), at=bad, value=value)
-    assert ranks.finish(run, config, paths, size) == [EXIT_DIVERGED] * size, ranks.said(paths)
+    assert ranks.finish(run, config, paths, size) == [EXIT_DIVERGED] * size, ranks.output_of(paths)
     for rank in range(size):
-        said = ranks.said(paths, rank)
-        assert f"the gradient norm is not finite at step {bad}; " in said
-        told = f"the checkpoint of step {kept} is kept" if kept else "no checkpoint was saved yet"
-        assert told in said
+        output = ranks.output_of(paths, rank)
+        assert f"the gradient norm is not finite at step {bad}; " in output
+        kept_text = (
+            f"the checkpoint of step {kept} is kept" if kept else "no checkpoint was saved yet"
+        )
+        assert kept_text in output
     newest = checkpoint.latest(paths.output / "checkpoints")
     assert (checkpoint.read_state(newest).step if newest else None) == kept
-    assert all(row["step"] < bad for row in rows(paths.output)), "no number after it counts"
+    assert all(row["step"] < bad for row in rows(paths.output)), "no metrics after it are logged"
     assert "run_stop" not in (paths.output / "mlperf.log").read_text()
 
-    whole = RunPaths(tmp_path / "whole", tmp_path, tmp_path)
-    for where in (paths, whole):  # the same command again, and a run that was never disturbed
-        again = partial(ranks.train_together, port=free_port())
-        assert ranks.finish(again, config, where, size) == [0] * size, ranks.said(where)
-    assert losses(paths.output) == pytest.approx(losses(whole.output), rel=1e-6)
+    reference = RunPaths(tmp_path / "reference", tmp_path, tmp_path)
+    for run_paths in (paths, reference):  # resumed, and a run without a bad gradient
+        run = partial(ranks.train_together, port=free_port())
+        assert ranks.finish(run, config, run_paths, size) == [0] * size, ranks.output_of(run_paths)
+    assert losses(paths.output) == pytest.approx(losses(reference.output), rel=1e-6)
     assert all(torch.isfinite(torch.tensor(list(losses(paths.output).values()))))

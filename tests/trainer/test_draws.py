@@ -1,4 +1,4 @@
-"""Draws: pure functions of (seed, batch, position), with the distributions they claim."""
+"""Draws: pure functions of (seed, batch, position), with the documented distributions."""
 
 import numpy as np
 import pytest
@@ -60,11 +60,11 @@ def test_noise_is_standard_normal() -> None:
         ),
     ],
 )
-def test_timesteps_have_the_distribution_that_their_name_says(flow: FlowConfig, cdf) -> None:  # type: ignore[no-untyped-def]
+def test_timesteps_have_the_documented_distribution(flow: FlowConfig, cdf) -> None:  # type: ignore[no-untyped-def]
     assert stats.kstest(timesteps(flow), cdf).pvalue > 0.001
 
 
-def test_flux_shift_grows_with_the_image() -> None:
+def test_flux_shift_grows_with_the_image_size() -> None:
     # BFL's sampling schedule: mu 0.5 at 256 image tokens and 1.15 at 4096.
     assert draws.resolution_mu(256) == pytest.approx(0.5)
     assert draws.resolution_mu(4096) == pytest.approx(1.15)
@@ -74,14 +74,14 @@ def test_flux_shift_grows_with_the_image() -> None:
     assert np.mean(large) > np.mean(small) > 0.5
 
 
-def test_prompts_are_dropped_as_often_as_asked() -> None:
+def test_prompts_are_dropped_at_the_configured_rate() -> None:
     flow = FlowConfig(prompt_dropout=0.1)
     dropped = [draws.training_draw(3, 0, p, SHAPE, flow).dropped for p in range(5000)]
     assert 0.08 < np.mean(dropped) < 0.12
     assert not any(draws.evaluation_draw(3, i, 0.5, SHAPE).dropped for i in range(100))
 
 
-def test_an_epoch_walks_through_every_sample_once() -> None:
+def test_an_epoch_contains_every_sample_once() -> None:
     order = draws.epoch_order(5, 2, 1000)
     assert sorted(order) == list(range(1000))
     assert list(order) != list(draws.epoch_order(5, 3, 1000))

@@ -67,15 +67,15 @@ def test_the_loss_equals_a_plain_loop_over_samples() -> None:
             error = (latents.unpack(predicted, side, side) - (noise - clean)).square().mean().item()
             total, count = total + error, count + 1
             by_level.setdefault(int(t * 8), []).append(error)
-    found = evaluate(loss, batches(config), WORLD)
-    assert found.num_samples == count == 21
-    assert found.loss == pytest.approx(total / count, rel=1e-5)
+    result = evaluate(loss, batches(config), WORLD)
+    assert result.num_samples == count == 21
+    assert result.loss == pytest.approx(total / count, rel=1e-5)
     expected = [np.mean(by_level[level]) for level in range(8)]
-    assert found.by_timestep == pytest.approx(expected, rel=1e-5)
+    assert result.by_timestep == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 21, 64])
-def test_the_batch_size_does_not_change_it(batch_size: int) -> None:
+def test_the_batch_size_does_not_change_the_loss(batch_size: int) -> None:
     config = make_config(batch_size=batch_size)
     reference = evaluate(make_loss(config), batches(make_config(batch_size=16)), WORLD)
     assert evaluate(make_loss(config), batches(config), WORLD).loss == pytest.approx(
@@ -83,23 +83,23 @@ def test_the_batch_size_does_not_change_it(batch_size: int) -> None:
     )
 
 
-def test_ranks_get_equally_many_batches_and_every_sample_once() -> None:
+def test_ranks_have_equal_numbers_of_batches_and_each_sample_once() -> None:
     config = make_config(batch_size=4)
     source = open_source(config, Path(), "validation")
-    parts = [list(evaluation_batches(config, source, rank, 3)) for rank in range(3)]
-    assert len({len(part) for part in parts}) == 1
-    seen = [int(i) for part in parts for batch in part for i in batch.indices if i >= 0]
-    assert sorted(seen) == list(range(21))
+    per_rank = [list(evaluation_batches(config, source, rank, 3)) for rank in range(3)]
+    assert len({len(part) for part in per_rank}) == 1
+    indices = [int(i) for part in per_rank for batch in part for i in batch.indices if i >= 0]
+    assert sorted(indices) == list(range(21))
 
 
-def test_padding_has_weight_0() -> None:
+def test_padding_has_weight_zero() -> None:
     config = make_config(batch_size=16)
     *_, last = batches(config)
     assert last.weights.sum() == 5
     assert (last.indices < 0).sum() == len(last) - 5
 
 
-def test_equal_weights_give_the_same_number_every_time() -> None:
+def test_evaluations_of_equal_weights_are_bit_equal() -> None:
     config = make_config()
     loss = make_loss(config)
     assert evaluate(loss, batches(config), WORLD) == evaluate(loss, batches(config), WORLD)

@@ -1,17 +1,17 @@
-"""The straight line from clean to noise, and the loss on it."""
+"""Rectified flow: interpolation, velocity and loss."""
 
 import torch
 
 from fluxtrain import flow
 
 
-def test_the_line_ends_at_clean_and_at_noise() -> None:
+def test_interpolation_ends_at_clean_and_at_noise() -> None:
     clean, noise = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4)
     assert torch.equal(flow.interpolate(clean, noise, torch.zeros(2)), clean)
     assert torch.equal(flow.interpolate(clean, noise, torch.ones(2)), noise)
 
 
-def test_velocity_is_the_derivative_of_the_line() -> None:
+def test_velocity_is_the_derivative_of_the_interpolation() -> None:
     clean, noise = torch.randn(2, 3, 4, 4).double(), torch.randn(2, 3, 4, 4).double()
     at, h = torch.tensor([0.3, 0.6]).double(), 1e-4
     ahead, behind = (flow.interpolate(clean, noise, at + d) for d in (h, -h))
@@ -19,7 +19,7 @@ def test_velocity_is_the_derivative_of_the_line() -> None:
     torch.testing.assert_close(slope, flow.velocity(clean, noise), atol=1e-8, rtol=1e-8)
 
 
-def test_latents_are_sampled_then_shifted_and_scaled_as_flux_does() -> None:
+def test_latents_are_sampled_then_shifted_and_scaled() -> None:
     mean, logvar = torch.full((1, 1, 2, 2), 2.0), torch.full((1, 1, 2, 2), 4.0).log()
     noise = torch.full((1, 1, 2, 2), 0.5)
     expected = torch.full((1, 1, 2, 2), (2 + 2 * 0.5 - 0.1159) * 0.3611)

@@ -1,4 +1,4 @@
-"""A pod that asked for GPUs trains on them or not at all."""
+"""A pod that requests GPUs trains on all of them or fails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainer.launch.test_bad_runs import fluxtrain
+from tests.trainer.commands import fluxtrain
 
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.gpus import require_gpus
@@ -19,32 +19,34 @@ spec:
   gpusPerNode: 8
   run: {preset: micro}
 """
-BLIND = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 
-@pytest.mark.parametrize(("wanted", "seen"), [(0, 0), (1, 1), (8, 8), (2, 8)])
-def test_enough_gpus_are_enough(monkeypatch: pytest.MonkeyPatch, wanted: int, seen: int) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
-    require_gpus(wanted, {})
-
-
-@pytest.mark.parametrize(("wanted", "seen"), [(1, 0), (8, 0), (8, 7)])
-def test_too_few_are_refused_with_what_to_look_at(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: int, seen: int
+@pytest.mark.parametrize(("expected", "visible"), [(0, 0), (1, 1), (8, 8), (2, 8)])
+def test_enough_gpus_are_accepted(
+    monkeypatch: pytest.MonkeyPatch, expected: int, visible: int
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    require_gpus(expected, {})
+
+
+@pytest.mark.parametrize(("expected", "visible"), [(1, 0), (8, 0), (8, 7)])
+def test_too_few_gpus_are_refused_with_likely_causes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, expected: int, visible: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     with pytest.raises(
-        ConfigError, match=f"spec.gpusPerNode: got {wanted}; torch sees {seen}"
+        ConfigError, match=f"spec.gpusPerNode: got {expected}; torch sees {visible}"
     ) as e:
-        require_gpus(wanted, {"HIP_VISIBLE_DEVICES": "0"}, tmp_path)
+        require_gpus(expected, {"HIP_VISIBLE_DEVICES": "0"}, tmp_path)
     assert e.value.exit_code == EXIT_USAGE
-    words = str(e.value)
+    message = str(e.value)
     for clue in ("HIP_VISIBLE_DEVICES='0'", "video and render", torch.__version__, "none of"):
-        assert clue in words
-    assert len(words.encode()) < 1500, "the end of a pod's message is cut"
+        assert clue in message
+    assert len(message.encode()) < 1500, "longer termination messages are truncated"
 
 
-def test_device_files_are_named_and_whether_they_open(
+def test_device_files_are_named_with_their_access(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "dri").mkdir()
@@ -54,21 +56,21 @@ def test_device_files_are_named_and_whether_they_open(
     monkeypatch.setattr("fluxtrain.gpus._opens", lambda path: path.name == "kfd")
     with pytest.raises(ConfigError) as raised:
         require_gpus(1, {}, tmp_path)
-    found = f"brings: {tmp_path}/kfd, {tmp_path}/dri/renderD128 (no access); "
-    assert found in str(raised.value)
+    expected = f"mounts: {tmp_path}/kfd, {tmp_path}/dri/renderD128 (no access); "
+    assert expected in str(raised.value)
 
 
-def test_on_a_machine_without_gpus_a_file_for_gpus_says_where_it_runs(
+def test_a_file_for_gpus_logs_that_it_runs_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name, value in BLIND.items():
+    for name, value in NO_GPUS.items():
         monkeypatch.setitem(os.environ, name, value)
     file = tmp_path / "job.yaml"
     file.write_text(FILE)
     flags = ["--schedule.steps=1", "--logging.metrics_port=0", "--evaluation.at_end=false"]
     done = fluxtrain("run", str(file), "--output", str(tmp_path / "run"), *flags)
     assert done.returncode == EXIT_OK, done.stderr
-    told = [line for line in done.stderr.splitlines() if "spec.gpusPerNode is 8" in line]
-    assert told == [
+    lines = [line for line in done.stderr.splitlines() if "spec.gpusPerNode is 8" in line]
+    assert lines == [
         "fluxtrain: spec.gpusPerNode is 8, but torch sees no GPU here: this runs on the CPU"
     ]

@@ -1,4 +1,4 @@
-"""The learning rate of each step against torch's schedulers, and what AdamW is given."""
+"""The learning rate compared with torch's schedulers, AdamW and gradient clipping."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_cosine_equals_torchs_annealing() -> None:
     assert rates(schedule) == pytest.approx(expected)
 
 
-def test_cosine_over_the_last_part_is_constant_before() -> None:
+def test_cosine_decay_of_the_last_part_is_constant_before() -> None:
     schedule = ScheduleConfig(steps=100, decay="cosine", decay_fraction=0.4)
     values = rates(schedule)
     assert values[:60] == [0.5] * 60
@@ -41,14 +41,14 @@ def test_cosine_over_the_last_part_is_constant_before() -> None:
     assert values[-1] == pytest.approx(0.0)
 
 
-def test_adamw_is_mlperfs() -> None:
+def test_adamw_has_mlperfs_hyperparameters() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
     group = optim.make_optimizer(model, OptimConfig()).param_groups[0]
     assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.95), 1e-8, 0.1)
     assert len(group["params"]) == 4
 
 
-def test_state_made_in_advance_steps_like_torchs_own() -> None:
+def test_state_allocated_in_advance_equals_torchs_own() -> None:
     torch.manual_seed(0)
     ours, theirs = nn.Linear(4, 4), nn.Linear(4, 4)
     theirs.load_state_dict(ours.state_dict())
@@ -68,7 +68,7 @@ def test_state_made_in_advance_steps_like_torchs_own() -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_nothing_is_updated_from_the_first_norm_on_that_is_not_finite(value: float) -> None:
+def test_nothing_is_updated_after_a_norm_that_is_not_finite(value: float) -> None:
     parameter = nn.Parameter(torch.ones(5))
     optimizer = optim.make_optimizer(nn.ParameterList([parameter]), OptimConfig(learning_rate=0.1))
     bad, states = torch.tensor(optim.NEVER), list[list[torch.Tensor]]()

@@ -1,4 +1,4 @@
-"""MLPerf's clock runs before any rank reads a sample, whichever rank is ready last."""
+"""MLPerf's clock starts before any rank reads a sample, whichever rank is ready last."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.free_ports import free_port
+from cluster.free_ports import free_port
 from tests.trainer import ranks
-from tests.trainer.test_distributed import be_rank
-from tests.trainer.test_whole_validation import PICTURES, TWELVE, events, merge_all, write_encoded
+from tests.trainer.small_runs import ENCODED_RUN, IMAGES, merge_all, mlperf_events, write_encoded
 from tests.trainer.tiny_encoders import write_encoders, write_images
 
-from fluxtrain.checkpoint import RunState
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
@@ -31,32 +29,32 @@ DELAY = 2.0
 def train_with_a_late_rank(
     config: RunConfig, paths: RunPaths, world: World, *, port: int, late: int
 ) -> None:
-    """Train; rank ``late`` is ready seconds after the other, and each notes when it reads a sample."""
-    be_rank(world, port)
-    note_reads(ShardDataset, "read", paths.output / f"reads_{world.rank}.jsonl")
-    note_reads(TarImages, "image", paths.output / f"reads_{world.rank}.jsonl")
-    begin = Observer.begin
+    """Train; rank ``late`` is ready seconds after the other, and each records when it reads a sample."""
+    ranks.set_environment(world, port)
+    record_reads(ShardDataset, "read", paths.output / f"reads_{world.rank}.jsonl")
+    record_reads(TarImages, "image", paths.output / f"reads_{world.rank}.jsonl")
+    open_logs = Observer.open_logs
 
-    def begin_late(self: Observer, run: RunState, num_parameters: int) -> None:
-        begin(self, run, num_parameters)
+    def open_logs_late(self: Observer, *arguments: Any) -> None:
+        open_logs(self, *arguments)
         time.sleep(DELAY * (world.rank == late))
         (paths.output / f"ready_{world.rank}.json").write_text(json.dumps(time.time()))
 
-    Observer.begin = begin_late  # type: ignore[method-assign]
-    with process_group() as met:
-        train(config, paths, met)
+    Observer.open_logs = open_logs_late  # type: ignore[method-assign]
+    with process_group() as joined:
+        train(config, paths, joined)
 
 
-def note_reads(kind: type, method: str, path: Path) -> None:
-    """Let ``method`` write the time to ``path`` before it reads, in loader processes too."""
-    reading = getattr(kind, method)
+def record_reads(kind: type, method: str, path: Path) -> None:
+    """Let ``method`` append the time to ``path`` before it reads, also in loader processes."""
+    read = getattr(kind, method)
 
-    def noted(*arguments: Any) -> Any:
+    def recorded(*arguments: Any) -> Any:
         with path.open("a") as file:
             file.write(f"{time.time()}\n")
-        return reading(*arguments)
+        return read(*arguments)
 
-    setattr(kind, method, noted)
+    setattr(kind, method, recorded)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +65,7 @@ def test_no_sample_is_read_before_the_run_starts(
     tmp_path: Path, source: str, late: int, num_workers: int
 ) -> None:
     changes = {"data": {"num_workers": num_workers}, "evaluation": {"every_samples": 0}}
-    config = resolve(merge_all(TWELVE, PICTURES if source == "images" else {}, changes))
+    config = resolve(merge_all(ENCODED_RUN, IMAGES if source == "images" else {}, changes))
     paths = RunPaths(tmp_path / "output", tmp_path, tmp_path)
     if source == "encoded":
         write_encoded(tmp_path)
@@ -76,10 +74,12 @@ def test_no_sample_is_read_before_the_run_starts(
         for part in ("train", "validation"):
             write_images(tmp_path / part, 24)
     run = partial(train_with_a_late_rank, port=free_port(), late=late)
-    assert ranks.finish(run, config, paths, size=2) == [0, 0], ranks.said(paths)
-    (started,) = [event["time_ms"] for event in events(paths) if event["key"] == "run_start"]
+    assert ranks.finish(run, config, paths, size=2) == [0, 0], ranks.output_of(paths)
+    (started,) = [event["time_ms"] for event in mlperf_events(paths) if event["key"] == "run_start"]
     for rank in range(2):
         ready = json.loads((paths.output / f"ready_{rank}.json").read_text())
         reads = (paths.output / f"reads_{rank}.jsonl").read_text().split()
         assert int(1000 * ready) <= started, f"rank {rank} was not ready when the clock started"
-        assert min(map(float, reads)) * 1000 >= started, f"rank {rank} read before the clock ran"
+        assert min(map(float, reads)) * 1000 >= started, (
+            f"rank {rank} read before the clock started"
+        )

@@ -1,4 +1,4 @@
-"""The whole way: ``fluxtrain run`` under torchrun on any number of ranks, stopped, killed, resumed."""
+"""``fluxtrain run`` under torchrun on any number of ranks: stopped, killed, resumed."""
 
 from __future__ import annotations
 
@@ -6,38 +6,28 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.paths import MICRO
+from tests.trainer.commands import command, environment, fluxtrain
 
 from fluxtrain.errors import EXIT_STOPPED
 
-QUIET = ["--logging.metrics_port=0", "--logging.every_steps=1", "--logging.ledger=true"]
+LOGGING = ["--logging.metrics_port=0", "--logging.every_steps=1", "--logging.ledger=true"]
+THIRTY_STEPS = ("--schedule.steps=30", "--evaluation.every_samples=160")
 Losses = dict[int, float]
 
 
-def command(output: Path, *more: str, processes: int = 1) -> list[str]:
-    base = [sys.executable, "-m", "fluxtrain.cli", "run", str(MICRO)]
-    return [*base, "--output", str(output), "--processes", str(processes), *QUIET, *more]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+def arguments(output: Path, *more: str, processes: int = 1) -> list[str]:
+    paths = ["--output", str(output), "--processes", str(processes)]
+    return ["run", str(MICRO), *paths, *LOGGING, *more]
 
 
 def run(output: Path, *more: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(output, *more, processes=processes),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=300,
-        check=False,
-    )
+    return fluxtrain(*arguments(output, *more, processes=processes))
 
 
 def finish(output: Path, *more: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
@@ -73,7 +63,7 @@ def start_and_wait_for(
 ) -> subprocess.Popen[str]:
     """Return a run that has logged ``step``."""
     process = subprocess.Popen(
-        command(output, *more, processes=processes),
+        command(*arguments(output, *more, processes=processes)),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -89,31 +79,31 @@ def start_and_wait_for(
     raise AssertionError(f"step {step} was not reached: {process.communicate()[1]}")
 
 
+def kill(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the output of 30 steps on one rank, which every other run is compared with."""
-    output = tmp_path_factory.mktemp("undisturbed") / "run"
-    finish(output, "--schedule.steps=30", "--evaluation.every_samples=160")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the output of 30 steps on one rank, the reference of every other run."""
+    output = tmp_path_factory.mktemp("reference") / "run"
+    finish(output, *THIRTY_STEPS)
     return output
 
 
-THIRTY = ("--schedule.steps=30", "--evaluation.every_samples=160")
-
-
 @pytest.mark.parametrize("processes", [2, 3, 4, 5, 7])
-def test_any_number_of_ranks_walks_the_same_trajectory(
-    undisturbed: Path, tmp_path: Path, processes: int
+def test_losses_and_samples_do_not_depend_on_the_number_of_ranks(
+    reference: Path, tmp_path: Path, processes: int
 ) -> None:
-    finish(tmp_path / "run", *THIRTY, processes=processes)
-    assert losses(tmp_path / "run") == pytest.approx(losses(undisturbed), rel=1e-4)
-    assert eval_losses(tmp_path / "run") == pytest.approx(eval_losses(undisturbed), rel=1e-4)
-    assert ledger(tmp_path / "run") == ledger(undisturbed)
+    finish(tmp_path / "run", *THIRTY_STEPS, processes=processes)
+    assert losses(tmp_path / "run") == pytest.approx(losses(reference), rel=1e-4)
+    assert eval_losses(tmp_path / "run") == pytest.approx(eval_losses(reference), rel=1e-4)
+    assert ledger(tmp_path / "run") == ledger(reference)
 
 
 @pytest.mark.parametrize(("batch", "processes"), [(1, 2), (2, 5)])
-def test_ranks_without_a_sample_of_their_own_change_nothing(
-    tmp_path: Path, batch: int, processes: int
-) -> None:
+def test_ranks_without_samples_change_nothing(tmp_path: Path, batch: int, processes: int) -> None:
     flags = (f"--schedule.global_batch_size={batch}", "--schedule.steps=8")
     finish(tmp_path / "one", *flags)
     finish(tmp_path / "many", *flags, processes=processes)
@@ -135,78 +125,73 @@ def test_ranks_without_a_sample_of_their_own_change_nothing(
         (["--precision.compute=bfloat16", "--precision.reduce=bfloat16"], 2, 0.02),
     ],
 )
-def test_how_the_work_is_divided_does_not_change_what_is_computed(
-    undisturbed: Path, tmp_path: Path, flags: list[str], processes: int, tolerance: float
+def test_losses_do_not_depend_on_parallelism_and_batching(
+    reference: Path, tmp_path: Path, flags: list[str], processes: int, tolerance: float
 ) -> None:
-    finish(tmp_path / "run", *THIRTY, *flags, processes=processes)
-    assert losses(tmp_path / "run") == pytest.approx(losses(undisturbed), rel=tolerance, abs=0)
+    finish(tmp_path / "run", *THIRTY_STEPS, *flags, processes=processes)
+    assert losses(tmp_path / "run") == pytest.approx(losses(reference), rel=tolerance, abs=0)
 
 
 @pytest.mark.parametrize("later", [(1, 4), (3, 1)])
-def test_two_ranks_killed_and_resumed_on_other_numbers(
-    undisturbed: Path, tmp_path: Path, later: tuple[int, int]
+def test_two_ranks_are_killed_and_resumed_on_other_numbers_of_ranks(
+    reference: Path, tmp_path: Path, later: tuple[int, int]
 ) -> None:
     output = tmp_path / "run"
-    cadence = (*THIRTY, "--checkpoint.every_steps=4")
+    cadence = (*THIRTY_STEPS, "--checkpoint.every_steps=4")
     process = start_and_wait_for(output, 9, *cadence, processes=2)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    kill(process)
     for processes, until in zip(later, (18, 30), strict=True):
         finish(output, *cadence, f"--schedule.steps={until}", processes=processes)
-    assert losses(output) == pytest.approx(losses(undisturbed), rel=1e-4)
-    assert ledger(output) == ledger(undisturbed)
+    assert losses(output) == pytest.approx(losses(reference), rel=1e-4)
+    assert ledger(output) == ledger(reference)
 
 
-def test_kill_9_and_the_same_command_end_at_the_same_digits(
-    undisturbed: Path, tmp_path: Path
-) -> None:
+def test_a_killed_and_resumed_run_has_bit_equal_losses(reference: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    cadence = (*THIRTY, "--checkpoint.every_steps=3")
+    cadence = (*THIRTY_STEPS, "--checkpoint.every_steps=3")
     process = start_and_wait_for(output, 10, *cadence)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    kill(process)
     finish(output, *cadence)
-    assert losses(output) == losses(undisturbed)
-    assert eval_losses(output) == eval_losses(undisturbed)
+    assert losses(output) == losses(reference)
+    assert eval_losses(output) == eval_losses(reference)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_sigterm_leaves_a_checkpoint_and_the_agreed_code(
-    undisturbed: Path, tmp_path: Path, processes: int
+def test_sigterm_saves_a_checkpoint_and_returns_its_exit_code(
+    reference: Path, tmp_path: Path, processes: int
 ) -> None:
     output = tmp_path / "run"
-    cadence = (*THIRTY, "--checkpoint.every_steps=0")
+    cadence = (*THIRTY_STEPS, "--checkpoint.every_steps=0")
     process = start_and_wait_for(output, 5, *cadence, processes=processes)
     process.send_signal(signal.SIGTERM)
-    _, words = process.communicate(timeout=120)
-    assert process.returncode == EXIT_STOPPED, words
-    assert "the same command resumes" in words
-    assert "Traceback" not in words
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == EXIT_STOPPED, errors
+    assert "the same command resumes" in errors
+    assert "Traceback" not in errors
     reached = max(losses(output))
     finish(output, *cadence, processes=processes)
     assert reached < 30
-    assert losses(output) == pytest.approx(losses(undisturbed), rel=1e-4)
+    assert losses(output) == pytest.approx(losses(reference), rel=1e-4)
 
 
-def test_a_finished_run_says_so_and_more_steps_go_on(undisturbed: Path) -> None:
-    again = finish(undisturbed, *THIRTY)
+def test_a_finished_run_is_not_repeated(reference: Path) -> None:
+    again = finish(reference, *THIRTY_STEPS)
     assert "this run is over (success at step 30)" in again.stdout
-    assert len(losses(undisturbed)) == 30
+    assert len(losses(reference)) == 30
 
 
-def test_another_configuration_is_not_mixed_in(undisturbed: Path) -> None:
-    refused = run(undisturbed, *THIRTY[1:], "--schedule.steps=40", "--optim.learning_rate=0.5")
+def test_a_different_configuration_is_refused(reference: Path) -> None:
+    refused = run(reference, *THIRTY_STEPS[1:], "--schedule.steps=40", "--optim.learning_rate=0.5")
     assert refused.returncode == 2
     assert "spec.run.optim.learning_rate: got 0.5" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
-def test_the_log_on_stdout_is_whole_after_a_restart(tmp_path: Path) -> None:
+def test_the_log_on_stdout_is_complete_after_a_restart(tmp_path: Path) -> None:
     output = tmp_path / "run"
-    cadence = (*THIRTY, "--checkpoint.every_steps=5")
+    cadence = (*THIRTY_STEPS, "--checkpoint.every_steps=5")
     process = start_and_wait_for(output, 12, *cadence)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    kill(process)
     done = finish(output, *cadence)
     lines = [line for line in done.stdout.splitlines() if line.startswith(":::MLLOG")]
     assert "\n".join(lines) + "\n" == (output / "mlperf.log").read_text()

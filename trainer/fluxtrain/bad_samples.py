@@ -1,4 +1,4 @@
-"""How many samples of a run may be unreadable: ``spec.run.data.max_bad_fraction``."""
+"""Limits on unreadable samples: ``spec.run.data.max_bad_fraction``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MAX_NAMED = 3
 def require_few_bad_samples(
     config: RunConfig, world: World, num_bad: int, num_used: int, last_fault: str
 ) -> None:
-    """Raise DataError if more training samples were unreadable than ``config`` allows; one always may be.
+    """Raise DataError if more training samples were unreadable than ``config`` allows; one is always allowed.
 
-    ``num_bad`` is this rank's count, ``num_used`` that of all ranks. Every rank must call this.
+    ``num_bad`` counts this rank's samples, ``num_used`` those of all ranks. Every rank must call this.
     """
     counts = torch.tensor([float(num_bad)], device=world.device)
     bad = int(world.all_sum(counts).item())
@@ -31,9 +31,9 @@ def require_few_bad_samples(
 
 
 def require_readable(result: Evaluation, config: RunConfig) -> None:
-    """Raise DataError if ``result`` leaves out more of the validation set than ``config`` allows.
+    """Raise DataError if more validation samples were unreadable than allowed; the same on all ranks.
 
-    None may be left out if the MLPerf log claims the closed division. Every rank raises alike.
+    In the closed division of MLPerf none may be.
     """
     bad, total = len(result.faults), len(result.faults) + result.num_samples
     if not bad:
@@ -42,7 +42,7 @@ def require_readable(result: Evaluation, config: RunConfig) -> None:
     if claims_closed(config):
         rule = (
             "the closed division evaluates all of them; "
-            "set spec.run.logging.mlperf.division to open to go on without"
+            "set spec.run.logging.mlperf.division to open to continue without them"
         )
     elif bad == total or bad > max(1.0, limit * total):
         rule = f"spec.run.data.max_bad_fraction {limit} allows fewer"

@@ -1,12 +1,12 @@
-"""Checkpoints: one folder per step, safetensors shards, ``DONE`` last; any number of ranks can resume.
+"""Checkpoints: one folder per step with safetensors shards; any number of ranks can resume.
 
     checkpoints/step_0000001000/
-      shard-*.safetensors   model and optimizer, each rank its own part (torch.distributed.checkpoint)
-      run.json              step, samples, whether the run is over
+      shard-*.safetensors   model and optimizer, one part per rank (torch.distributed.checkpoint)
+      run.json              RunState
       config.json           the resolved RunConfig
-      DONE                  written last by rank 0: a folder without it does not count
+      DONE                  written last by rank 0: a folder without it is ignored
 
-No pickle is written or read. The loader needs no state: its position is the step (design D3).
+No pickle is written or read. The loader has no state: its position is the step.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from fluxtrain.files import folder_size
 
 State = dict[str, Tensor]
 Alive = Callable[[], None]
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _FOLDER = re.compile(r"step_(\d{10})")
 
 
 @dataclass(frozen=True)
 class RunState:
-    """What is known of a run beside its tensors."""
+    """The state of a run besides its tensors."""
 
     step: int
     samples: int
@@ -58,14 +58,14 @@ class RunState:
     train_seconds: float = 0.0
 
     def is_over(self, config: RunConfig) -> bool:
-        """Return whether ``config`` asks for nothing beyond this: no more steps, or its target reached."""
+        """Return whether the run is complete for ``config``: all steps taken, or its target reached."""
         target = config.evaluation.target_loss
         reached = target is not None and self.eval_loss is not None and self.eval_loss <= target
         return self.status != "running" and (reached or self.step >= config.schedule.steps)
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Return all tensors that a run consists of, by name; loading copies into these very tensors."""
+    """Return all tensors of a run by name, not copied: `load` writes into them."""
     state: State = {}
     for name, parameter in model.named_parameters():
         state[f"model.{name}"] = parameter.detach()
@@ -76,15 +76,15 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
 
 def latest(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint in ``folder``, None where there is none."""
+    """Return the newest complete checkpoint in ``folder``, None if there is none."""
     complete = _complete(folder)
     return complete[-1] if complete else None
 
 
 def read_state(checkpoint: Path) -> RunState:
-    """Return the state beside the tensors of ``checkpoint``; DataError where it is unreadable.
+    """Return the RunState of ``checkpoint``; raise DataError if it is unreadable.
 
-    Raises OSError where it was removed since it was found: who starts again finds a newer one.
+    Raises OSError if the checkpoint was removed in the meantime: a restart uses a newer one.
     """
     try:
         return RunState(**json.loads((checkpoint / "run.json").read_text()))
@@ -106,7 +106,7 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
 
 
 def check_same_run(config: RunConfig, checkpoint: Path) -> None:
-    """Raise ConfigError where ``config`` would train something else than ``checkpoint`` holds."""
+    """Raise ConfigError if ``config`` and ``checkpoint`` are of different runs."""
     saved, current = read_config(checkpoint), config.model_dump(mode="json")
     for path in IMMUTABLE_PATHS:
         before, now = value_at(saved, path), value_at(current, path)
@@ -120,41 +120,37 @@ def check_same_run(config: RunConfig, checkpoint: Path) -> None:
 
 
 def load(checkpoint: Path, state: State, alive: Alive = lambda: None) -> RunState:
-    """Copy the tensors of ``checkpoint`` into ``state``, whatever ranks wrote them.
+    """Copy the tensors of ``checkpoint``, of any number of ranks, into ``state`` and return its RunState.
 
-    ``alive`` is called after each of them.
+    ``alive`` is called after each tensor.
     """
     run = read_state(checkpoint)
     try:
         reader = HuggingFaceStorageReader(str(checkpoint))
-        with warnings.catch_warnings():  # it warns of a single process, as an export is
+        with warnings.catch_warnings():  # an export is a single process
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.load(state, storage_reader=reader, planner=_TellingPlanner(alive))
-    except (
-        Exception,
-        CheckpointException,
-    ) as error:  # anything from a missing key to a torn header
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
-        raise DataError(f"{checkpoint}: cannot be loaded ({reason})") from error
+    except (Exception, CheckpointException) as error:  # e.g. a missing key or a truncated header
+        raise DataError(f"{checkpoint}: cannot be loaded ({_reason(error)})") from error
     return run
 
 
 class _TellingPlanner(DefaultLoadPlanner):
-    """Torch's own planner, which tells of each tensor that was read."""
+    """Torch's default planner, which calls ``alive`` after each tensor."""
 
     def __init__(self, alive: Alive) -> None:
         super().__init__()
         self._alive = alive
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Hear that ``tensor`` was read."""
+        """Call ``alive`` after ``tensor`` was read."""
         super().commit_tensor(read_item, tensor)
         self._alive()
 
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run: saved in the background, the newest ``keep`` kept."""
+    """Saves the checkpoints of one run in a background thread and keeps the newest ``keep``."""
 
     folder: Path
     state: State
@@ -162,55 +158,56 @@ class Checkpoints:
     is_main: bool
     stall_seconds: float = 0.0
     saved_step: int | None = None
-    saved: Callable[[int], None] = lambda step: None
-    """Called with the step of each checkpoint that is complete, from the thread that writes."""
+    on_saved: Callable[[int], None] = lambda step: None
+    """Called in the writer thread with the step of each complete checkpoint."""
     alive: Alive = lambda: None
-    """Called when a part of the work is done: bytes are written, or other ranks have done theirs."""
+    """Called after each sign of progress, such as bytes written."""
     _target: Path = field(default=Path(), repr=False)
     _group: dist.ProcessGroup | None = field(default=None, repr=False)
     _staged: State = field(default_factory=dict, repr=False)
-    _writing: threading.Thread | None = field(default=None, repr=False)
+    _writer: threading.Thread | None = field(default=None, repr=False)
     _failure: list[BaseException] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        """Make a process group of its own: the writer's collectives must not meet training's."""
+        """Create a process group for the writer, whose collectives run in parallel with training's."""
         self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
 
     def save(self, run: RunState) -> None:
-        """Save at ``run.step``: copies the tensors, then writes them while training goes on."""
+        """Save at ``run.step``: copy the tensors, then write them in the background."""
         begin = perf_counter()
         self.finish()
         self._stage()
         self._target = self.folder / f"step_{run.step:010d}"
-        self._writing = threading.Thread(target=self._write, args=(run,), name="checkpoint")
-        self._writing.start()
+        self._writer = threading.Thread(target=self._write, args=(run,), name="checkpoint")
+        self._writer.start()
         if not self.config.checkpoint.asynchronous:
             self.finish()
         self.stall_seconds = perf_counter() - begin
 
     def finish(self) -> None:
-        """Wait until the checkpoint under way is whole; StorageError where it could not be written."""
-        if self._writing is not None:
-            self._wait_for(self._writing)
-            self._writing = None
+        """Wait until the pending checkpoint is complete; raise StorageError if it could not be written."""
+        if self._writer is not None:
+            self._join(self._writer)
+            self._writer = None
         if self._failure:
             error = self._failure.pop()
-            reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
-            raise StorageError(f"{self.folder}: cannot write a checkpoint ({reason})") from error
+            raise StorageError(
+                f"{self.folder}: cannot write a checkpoint ({_reason(error)})"
+            ) from error
 
-    def _wait_for(self, writing: threading.Thread) -> None:
-        """Wait until ``writing`` ends; that its folder grows is a sign of life, that it waits is none."""
+    def _join(self, writer: threading.Thread) -> None:
+        """Wait for ``writer``; call ``alive`` only while the checkpoint's folder grows."""
         size = 0
-        while writing.is_alive():
-            writing.join(_LOOK_SECONDS)
+        while writer.is_alive():
+            writer.join(_POLL_SECONDS)
             before, size = size, folder_size(self._target)
             if size != before:
                 self.alive()
 
     def _stage(self) -> None:
-        # The copy's memory is kept: touching fresh pages would cost more than the copy itself.
+        # the buffers are reused: page faults of new ones would cost more than the copy
         if not self._staged:
-            self._staged = _host_copies(self.state)
+            self._staged = _host_buffers(self.state)
         for name, tensor in self.state.items():
             _local(self._staged[name]).copy_(_local(tensor), non_blocking=True)
             self.alive()
@@ -229,20 +226,25 @@ class Checkpoints:
             dcp.save(self._staged, storage_writer=writer, process_group=self._group)
             self.alive()
             if self.is_main:
-                self._seal(target, run)
+                self._commit(target, run)
             self.saved_step = run.step
-            self.saved(run.step)
+            self.on_saved(run.step)
         except BaseException as error:
             self._failure.append(error)
 
-    def _seal(self, target: Path, run: RunState) -> None:
+    def _commit(self, target: Path, run: RunState) -> None:
         (target / "run.json").write_text(json.dumps(asdict(run), indent=1))
         (target / "config.json").write_text(self.config.model_dump_json(indent=1))
         (target / "DONE").touch()
         for old in _complete(self.folder)[: -self.config.checkpoint.keep]:
-            (old / "DONE").unlink()  # first, so that a half-deleted folder never counts
+            (old / "DONE").unlink()  # first, so that a partly deleted folder is ignored
             shutil.rmtree(old)
             self.alive()
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else repr(error)
 
 
 def _complete(folder: Path) -> list[Path]:
@@ -256,7 +258,7 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _host_copies(state: State) -> State:
+def _host_buffers(state: State) -> State:
     meshes: dict[DeviceMesh, DeviceMesh] = {}
     copies: State = {}
     for name, tensor in state.items():

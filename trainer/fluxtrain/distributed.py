@@ -1,4 +1,4 @@
-"""The process group: who this process is, sums over all ranks, and the agreement to stop."""
+"""The process group: this process's rank, collectives over all ranks, and the agreement to stop."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 START_TIMEOUT = timedelta(minutes=10)
-"""How long the first collectives may take: ranks compile and load at their own pace."""
-_AS_LONG_AS_IT_TAKES = timedelta(days=3650)
+"""Timeout of collectives: ranks compile and load at different speeds."""
+_NO_TIMEOUT = timedelta(days=3650)
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the ranks of the run."""
+    """The rank of this process, and collectives over all ranks of the run."""
 
     rank: int
     local_rank: int
@@ -34,12 +34,12 @@ class World:
     device: torch.device
     local_size: int = 1  # ranks of this node
     num_nodes: int = 1
-    leaving: ExitStack = field(default_factory=ExitStack, compare=False, repr=False)
-    """Closed when all ranks are done, or this one failed."""
+    exit_stack: ExitStack = field(default_factory=ExitStack, compare=False, repr=False)
+    """Closed when all ranks are done, or this one has failed."""
 
     @property
     def is_main(self) -> bool:
-        """Return whether this is rank 0, the one that logs."""
+        """Return whether this is rank 0, which logs."""
         return self.rank == 0
 
     def all_sum(self, values: Tensor) -> Tensor:
@@ -48,21 +48,21 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def all_of(self, own: list[str]) -> list[str]:
-        """Return the words of all ranks, in the ranks' order; every rank must call it."""
+    def all_gather(self, own: list[str]) -> list[str]:
+        """Return the strings of all ranks, ordered by rank; every rank must call it."""
         if self.size == 1:
             return own
-        said: list[list[str]] = [[] for _ in range(self.size)]
-        dist.all_gather_object(said, own)
-        return [word for words in said for word in words]
+        gathered: list[list[str]] = [[] for _ in range(self.size)]
+        dist.all_gather_object(gathered, own)
+        return [text for texts in gathered for text in texts]
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank calls this."""
         if self.size > 1:
             dist.barrier()
 
     def mesh(self, dp_replicate: int) -> DeviceMesh:
-        """Return the mesh (dp_replicate, dp_shard) over all ranks; one axis where nothing is replicated."""
+        """Return the mesh (dp_replicate, dp_shard) over all ranks; one axis if nothing is replicated."""
         kind = self.device.type
         if dp_replicate == 1:
             return init_device_mesh(kind, (self.size,), mesh_dim_names=("dp_shard",))
@@ -72,9 +72,9 @@ class World:
 
 @contextmanager
 def process_group() -> Iterator[World]:
-    """Join the process group that torchrun's environment describes, and leave it together with all ranks.
+    """Join the process group of torchrun's environment; leave it after a barrier of all ranks.
 
-    A rank that ends well says by it that the whole task is done, whatever becomes of the others.
+    So if one rank succeeds, the whole task is done.
     """
     rank, local_rank = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
     size = int(os.environ.get("WORLD_SIZE", 1))
@@ -82,68 +82,68 @@ def process_group() -> Iterator[World]:
     device = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
     if has_gpu:
         torch.cuda.set_device(device)
-    # gloo beside nccl: checkpoints and the agreement to stop must not wait for the device.
+    # gloo besides nccl: checkpoints and StopRequest must not wait for the device
     backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "0")
     dist.init_process_group(backend, rank=rank, world_size=size, timeout=START_TIMEOUT)
-    everyone = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=_AS_LONG_AS_IT_TAKES))
+    exit_group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=_NO_TIMEOUT))
     nodes, local_size = (
         int(os.environ.get(name, 1)) for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")
     )
-    with ExitStack() as leaving:
+    with ExitStack() as exit_stack:
         try:
-            yield World(rank, local_rank, size, device, local_size, nodes, leaving)
-            dist.barrier(everyone)
+            yield World(rank, local_rank, size, device, local_size, nodes, exit_stack)
+            dist.barrier(exit_group)
         finally:
             dist.destroy_process_group()
 
 
 def end_with_parent() -> None:
-    """Ask the kernel to end this process when the agent that started it is killed (Linux)."""
+    """Let the kernel kill this process if its parent, the agent, is killed (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass
 class StopRequest:
-    """SIGTERM and SIGINT ask for a stop; :meth:`agreed` makes all ranks stop after the same step."""
+    """Handles SIGTERM and SIGINT; :meth:`agree` makes all ranks stop after the same step."""
 
     world: World
     requested: bool = False
     _pending: tuple[dist.Work, Tensor] | None = field(default=None, repr=False)
 
-    def listen(self) -> None:
-        """Take over SIGTERM and SIGINT; the training loop looks at the flag once per step."""
+    def install(self) -> None:
+        """Set ``requested`` on SIGTERM and SIGINT; the training loop checks it once per step."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.requested = True
 
-    def agreed(self) -> bool:
-        """Return whether any rank had been asked to stop a step ago; every rank must call it.
+    def agree(self) -> bool:
+        """Return whether a stop was requested of any rank by the previous call; every rank must call it.
 
-        The sum over ranks runs in the background during a step and is read after it, on the host, so
-        that it costs no waiting and no device synchronisation.
+        The all-reduce runs on the host during a step and is read after it, so that it costs no wait and no
+        device synchronisation.
         """
         if self.world.size == 1:
             return self.requested
         if self._pending is None:
-            self._pending = self._ask()
+            self._pending = self._start_all_reduce()
             return False
         work, flag = self._pending
         work.wait()
-        self._pending = self._ask()
+        self._pending = self._start_all_reduce()
         return bool(flag.item())
 
-    def settle(self) -> None:
-        """Wait for the question still under way, so that the group can be left."""
+    def finish(self) -> None:
+        """Wait for the pending all-reduce, so that the process group can be destroyed."""
         if self._pending is not None:
             self._pending[0].wait()
             self._pending = None
 
-    def _ask(self) -> tuple[dist.Work, Tensor]:
+    def _start_all_reduce(self) -> tuple[dist.Work, Tensor]:
         flag = torch.tensor([int(self.requested)])
         work = dist.all_reduce(flag, async_op=True)
         assert work is not None

@@ -1,4 +1,4 @@
-"""The end of a run whose loss or gradients are no longer finite."""
+"""The check for a loss or gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def require_finite(
 ) -> None:
     """Raise DivergedError if ``loss``, or the gradients of a step up to ``step``, are not finite.
 
-    ``bad_step`` is the answer of :func:`optim.first_bad_step`; reading it waits for the device. Every rank
-    must call this and gets the same result. A checkpoint that is being written is good, and is kept.
+    ``bad_step`` is the result of :func:`optim.first_bad_step`; reading it waits for the device. Every rank
+    must call this, with the same result. A checkpoint that is being written is from before, and is kept.
     """
     first, reasons = int(bad_step.item()), list[str]()
     if not math.isfinite(loss):

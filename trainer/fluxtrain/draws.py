@@ -1,7 +1,7 @@
-"""Every random number of a run: a pure function of the seed, the global batch and the position in it.
+"""All random numbers of a run: pure functions of the seed, the global batch and the position in it.
 
-The generator is Philox (counter-based) on the host, so no rank, worker or resume changes a draw, and a
-CPU and a GPU see the same numbers. Streams keep the uses apart.
+They are generated on the host by Philox (counter-based), so they do not depend on the number of ranks or
+loader workers, on resumes or on the device. Each use has its own stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fluxtrain.contract.run.config import FlowConfig
 
 TRAIN, EVALUATION, ORDER, SAMPLING, SYNTHETIC, WEIGHTS = range(6)
-"""Streams: a training sample, an evaluation sample, an epoch's order, a picture, synthetic data, weights."""
+"""Streams: training samples, validation samples, order of epochs, sample images, synthetic data, weights."""
 
 NUM_TIMESTEPS = 8
 """Evaluation timesteps: 0/8 ... 7/8."""
@@ -25,23 +25,25 @@ Array = NDArray[Any]
 
 
 def generator(seed: int, stream: int, major: int, minor: int = 0) -> np.random.Generator:
-    """Return the generator of ``(seed, stream, major, minor)``; equal arguments, equal numbers.
+    """Return the generator of ``(seed, stream, major, minor)``.
 
     For ``TRAIN`` major is the global batch counted from 0 and minor the position in it; for
     ``EVALUATION`` major is the sample's index; for ``ORDER`` the epoch.
     """
-    # The counter's lowest word is Philox's own; the others place each draw in a range of its own.
+    # Philox increments the lowest word of the counter; the others separate the draws
     return np.random.Generator(np.random.Philox(key=[seed, stream], counter=[0, minor, major, 0]))
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What chance decides about one sample of one global batch."""
+    """The random values of one sample of one global batch."""
 
     timestep: float
     dropped: bool
-    latent_noise: Array  # ch h w, float32: picks the latent from the autoencoder's mean and logvar
-    noise: Array  # ch h w, float32: the far end of the flow
+    latent_noise: (
+        Array  # ch h w, float32: samples the latent from the autoencoder's mean and logvar
+    )
+    noise: Array  # ch h w, float32: the flow at t = 1
 
 
 def training_draw(
@@ -60,14 +62,14 @@ def training_draw(
 def evaluation_draw(
     seed: int, index: int, timestep: float, latent_shape: tuple[int, int, int]
 ) -> Draw:
-    """Return the draw of validation sample ``index``: the same at every evaluation, no dropout."""
+    """Return the draw of validation sample ``index``: the same at every evaluation, without dropout."""
     rng = generator(seed, EVALUATION, index)
     latent_noise = rng.standard_normal(latent_shape, dtype=np.float32)
     return Draw(timestep, False, latent_noise, rng.standard_normal(latent_shape, dtype=np.float32))
 
 
 def epoch_order(seed: int, epoch: int, num_samples: int) -> Array:
-    """Return the permutation of ``range(num_samples)`` that epoch ``epoch`` walks through."""
+    """Return the order of samples in epoch ``epoch``, a permutation of ``range(num_samples)``."""
     return generator(seed, ORDER, epoch).permutation(num_samples)
 
 

@@ -1,7 +1,7 @@
-"""MLPerf's evaluation: the whole validation set at eight stored timesteps, one ratio of sums.
+"""MLPerf's evaluation: the mean loss over the whole validation set at eight stored timesteps.
 
-Noise and latents are drawn from (seed, sample index), so the number is the same at every evaluation
-of equal weights and for any number of ranks.
+Noise and latents depend on (seed, sample index), so the result depends on the weights only, for any number
+of ranks.
 """
 
 from __future__ import annotations
@@ -22,38 +22,39 @@ LossFunction = Callable[[Batch], Float[Tensor, " b"]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The evaluation loss, and its mean at each of the eight timesteps (None where no sample had it)."""
+    """The evaluation loss, and its mean at each of the eight timesteps (None if no sample has it)."""
 
     loss: float
     by_timestep: list[float | None]
     num_samples: int
     faults: tuple[str, ...] = ()
-    """One sentence per sample that could not be read, naming it, over all ranks."""
+    """One sentence for each unreadable sample of all ranks."""
 
 
 def evaluate(
-    losses_of: LossFunction,
+    loss_function: LossFunction,
     batches: Iterable[Batch],
     world: World,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Evaluation:
-    """Return the evaluation over ``batches``; every rank must call it with equally many of them.
+    """Return the evaluation of ``batches``; every rank must call this with the same number of batches.
 
-    ``losses_of`` gives each sample's mean squared error; ``advance`` hears of samples done, for a bar.
+    ``loss_function`` returns each sample's mean squared error; ``advance`` is called with the number of
+    samples after each batch.
     """
     sums = torch.zeros(2, NUM_TIMESTEPS, dtype=torch.float64, device=world.device)
     faults = list[str]()
     with torch.no_grad():
         for batch in batches:
             batch = batch.to(world.device)
-            losses = (losses_of(batch) * batch.weights).double()
+            losses = (loss_function(batch) * batch.weights).double()
             level = (batch.timesteps * NUM_TIMESTEPS).round().long()
             sums[0].index_add_(0, level, losses)
             sums[1].index_add_(0, level, batch.weights.double())
             faults += batch.faults
             advance(len(batch) * world.size)
     totals, counts = world.all_sum(sums).tolist()
-    return _mean(totals, counts, world.all_of(faults))
+    return _mean(totals, counts, world.all_gather(faults))
 
 
 def _mean(totals: list[float], counts: list[float], faults: list[str]) -> Evaluation:

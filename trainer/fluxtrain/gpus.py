@@ -1,4 +1,4 @@
-"""Known GPUs with peak and memory from the vendors' data sheets, and the GPUs that torch sees here."""
+"""Peak and memory of known GPUs from the vendors' data sheets, and the check for visible GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from fluxtrain.errors import ConfigError
 
 _TERA, _GIGA = 1e12, 10**9
-_SLOWER_BOARDS = {"PCIE", "NVL"}  # same name, lower peak than the modules of the table
+_SLOWER_BOARDS = {"PCIE", "NVL"}  # boards of the same name with a lower peak
 
 _FILES = ("kfd", "dri/renderD*", "nvidia[0-9]*")
 _FILTERS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
@@ -25,13 +25,13 @@ class Gpu:
 
     name: str
     peak_flops: float
-    """Dense bfloat16 FLOP/s; sparsity is no use in training."""
+    """Dense bfloat16 FLOP/s."""
     memory_bytes: int
-    """The data sheet's GB as 10^9 bytes: at least this much is there."""
+    """The data sheet's GB as 10^9 bytes, a lower bound."""
 
 
 _ROWS: list[tuple[str, float, int]] = [
-    ("MI250X", 191.5, 64),  # one of its two dies: that is what torch and Kubernetes count
+    ("MI250X", 191.5, 64),  # one of its two dies, which torch and Kubernetes count as a GPU
     ("MI300X", 1307.4, 192),
     ("MI325X", 1307.4, 256),
     ("MI355X", 2516.6, 288),
@@ -45,7 +45,7 @@ GPUS = {name: Gpu(name, peak * _TERA, memory * _GIGA) for name, peak, memory in 
 
 
 def find_gpu(name: str, at: str = "--gpu") -> Gpu:
-    """Return the GPU called ``name``, in any case; ConfigError with the known ones for any other."""
+    """Return the GPU called ``name``, ignoring case; raise ConfigError if it is unknown."""
     gpu = GPUS.get(name.strip().upper())
     if gpu is None:
         raise ConfigError(at, name, f"known: {', '.join(GPUS)}")
@@ -53,11 +53,11 @@ def find_gpu(name: str, at: str = "--gpu") -> Gpu:
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Return the dense bfloat16 FLOP/s of the device that torch calls ``device_name``, None if unknown."""
-    words = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
-    if words & _SLOWER_BOARDS:
+    """Return the dense bfloat16 FLOP/s of the torch device ``device_name``, None if it is unknown."""
+    parts = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
+    if parts & _SLOWER_BOARDS:
         return None
-    return next((gpu.peak_flops for name, gpu in GPUS.items() if name in words), None)
+    return next((gpu.peak_flops for name, gpu in GPUS.items() if name in parts), None)
 
 
 def num_visible() -> int:
@@ -65,18 +65,18 @@ def num_visible() -> int:
     return torch.cuda.device_count()
 
 
-def require_gpus(wanted: int, environment: Mapping[str, str], dev: Path = Path("/dev")) -> None:
-    """Raise ConfigError, with what to look at, where torch sees fewer than ``wanted`` GPUs."""
-    seen = num_visible()
-    if seen >= wanted:
+def require_gpus(expected: int, environment: Mapping[str, str], dev: Path = Path("/dev")) -> None:
+    """Raise ConfigError, with likely causes, if torch sees fewer than ``expected`` GPUs."""
+    visible = num_visible()
+    if visible >= expected:
         return
     filters = [f"{name}={environment[name]!r}" for name in _FILTERS if name in environment]
     groups = " ".join(str(group) for group in sorted({os.getgid(), *os.getgroups()}))
     raise ConfigError(
         "spec.gpusPerNode",
-        wanted,
-        f"torch sees {seen} GPUs in this pod, and training on fewer, or on the CPU, is refused. Look at "
-        f"the device files, which the device plugin brings: {_device_files(dev)}; "
+        expected,
+        f"torch sees {visible} GPUs in this pod, and training on fewer, or on the CPU, is refused. Look at "
+        f"the device files, which the device plugin mounts: {_device_files(dev)}; "
         f"who may open them, often the groups video and render: this is user {os.getuid()} with groups "
         f"{groups}; the chart's trainer.supplementalGroups adds groups; "
         f"torch {torch.__version__} of the image, built for {_build()}; "
@@ -85,10 +85,10 @@ def require_gpus(wanted: int, environment: Mapping[str, str], dev: Path = Path("
 
 
 def _device_files(dev: Path) -> str:
-    found = [path for pattern in _FILES for path in sorted(dev.glob(pattern))]
-    if not found:
+    paths = [path for pattern in _FILES for path in sorted(dev.glob(pattern))]
+    if not paths:
         return f"none of {', '.join(str(dev / pattern) for pattern in _FILES)} is here"
-    return ", ".join(f"{path}{'' if _opens(path) else ' (no access)'}" for path in found[:12])
+    return ", ".join(f"{path}{'' if _opens(path) else ' (no access)'}" for path in paths[:12])
 
 
 def _opens(path: Path) -> bool:

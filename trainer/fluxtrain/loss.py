@@ -1,4 +1,4 @@
-"""From a batch to each sample's loss: sample latents, mix noise in, predict the velocity, compare."""
+"""Each sample's loss: sample latents, add noise, predict the velocity, compare."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fluxtrain.model.flux import Flux
 
 @dataclass(frozen=True)
 class FlowLoss:
-    """The loss of a model under a run's latent scaling; call it with a batch on the model's device."""
+    """The loss of a model with a run's latent scaling; called with a batch on the model's device."""
 
     model: Flux
     config: RunConfig
     dtype: torch.dtype
 
     def __call__(self, batch: Batch) -> Float[Tensor, b]:
-        """Return each sample's mean squared error between predicted and true velocity, float32."""
+        """Return each sample's mean squared error of the velocity, float32."""
         encoders = self.config.encoders
         clean = flow.sample_latents(
             batch.mean,
@@ -44,7 +44,7 @@ class FlowLoss:
         vec: Float[Tensor, "b v"],
         timesteps: Float[Tensor, b],
     ) -> Float[Tensor, "b ch h w"]:
-        """Return the velocity that the model predicts at ``noisy``."""
+        """Return the predicted velocity at ``noisy``."""
         height, width = noisy.shape[-2:]
         guidance = None
         if self.config.model.guidance_embed:

@@ -12,7 +12,7 @@ from fluxtrain.contract.run.config import OptimConfig, ScheduleConfig
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """Return AdamW over all parameters in one group, its state made at once so that it can be loaded."""
+    """Return AdamW over all parameters in one group, with its state allocated so that it can be loaded."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
         parameters,
@@ -32,13 +32,13 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    """Use ``value`` from the next optimizer step on."""
+    """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = value
 
 
 def set_steps_taken(optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Tell AdamW's bias correction how many steps it has taken: after loading a checkpoint."""
+    """Set the number of steps for AdamW's bias correction, after loading a checkpoint."""
     for state in optimizer.state.values():
         state["step"].fill_(float(steps))
 
@@ -59,27 +59,24 @@ def learning_rate(step: int, optim: OptimConfig, schedule: ScheduleConfig) -> fl
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
     """Scale the gradients to a global L2 norm of at most ``max_norm``; return the norm before.
 
-    The norm stays on the device (a DTensor where the parameters are sharded): reading it waits.
+    The norm stays on the device (a DTensor if the parameters are sharded): reading it waits.
     """
     return nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
 
 
 NEVER = torch.iinfo(torch.int64).max
-"""Stands for a step that there was not."""
+"""No step, as the result of `first_bad_step`."""
 
 
 def first_bad_step(before: Tensor, norm: Tensor, step: int) -> Tensor:
-    """Return the first step whose gradient norm was not finite, NEVER where none was; on the device.
+    """Return the first step with a gradient norm that is not finite, or NEVER; on the device.
 
-    ``before`` is the answer for the steps before ``step``, whose gradients have the norm ``norm``.
+    ``before`` is the result for the previous steps, ``norm`` the gradient norm of ``step``.
     """
     return torch.where(norm.isfinite(), before, before.clamp(max=step))
 
 
 def update(optimizer: torch.optim.AdamW, bad_step: Tensor) -> None:
-    """Take the optimizer's step, unless ``bad_step`` names one: then weights and moments stay as they are.
-
-    The device decides, so that nobody waits for it.
-    """
+    """Take an optimizer step if ``bad_step`` is NEVER, else change nothing; decided on the device."""
     vars(optimizer)["found_inf"] = (bad_step != NEVER).float()  # as torch.amp.GradScaler does it
     optimizer.step()

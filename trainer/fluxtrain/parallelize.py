@@ -1,4 +1,4 @@
-"""Everything that is done to the model from outside: recompute activations, compile, shard, fill in."""
+"""Activation checkpointing, compilation, sharding and loading of the model, applied from outside."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def build_model(
     weights: Iterable[tuple[str, Tensor]] | None = None,
     alive: Callable[[], None] = lambda: None,
 ) -> Flux:
-    """Return the model with ``weights``, divided over the ranks as ``config.parallel`` says.
+    """Return the model with ``weights``, sharded over the ranks as in ``config.parallel``.
 
-    ``weights`` yields every parameter in full by its name; without them the values are random. ``alive``
-    is called after each of them.
+    ``weights`` yields every unsharded parameter by name; without them the values are random. ``alive`` is
+    called after each parameter.
     """
     with torch.device("meta"):
         model = Flux(config.model)
@@ -61,24 +61,24 @@ def blocks(model: Flux) -> list[nn.Module]:
 
 
 def recompute_activations(model: Flux, fraction: float) -> None:
-    """Let ``fraction`` of the blocks, spread evenly, keep only their inputs for the backward pass."""
+    """Apply activation checkpointing to ``fraction`` of the blocks, spread evenly."""
     for index, block in enumerate(blocks(model)):
         if int((index + 1) * fraction) > int(index * fraction):
             block.forward = _recomputing(block.forward)
 
 
 def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``forward`` as a function of ours, for torch.compile starts no graph inside torch's own."""
+    """Return ``forward`` with activation checkpointing, as a function that torch.compile can trace."""
 
     def recompute(*inputs: Tensor) -> Any:
-        # nothing random happens inside a block
+        # blocks use no random numbers
         return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False)
 
     return recompute
 
 
 def compile_blocks(model: Flux) -> None:
-    """Compile each block by itself: equal blocks share one compiled graph."""
+    """Compile each block separately: equal blocks share one compiled graph."""
     for block in blocks(model):
         block.compile(fullgraph=True)
 
@@ -86,9 +86,9 @@ def compile_blocks(model: Flux) -> None:
 def shard(
     model: Flux, mesh: DeviceMesh, parallel: ParallelConfig, precision: PrecisionConfig
 ) -> None:
-    """Shard each block, then the rest: gathered in the compute dtype, reduced in ``precision.reduce``.
+    """Apply FSDP2 to each block and the rest: gather in the compute dtype, reduce in ``precision.reduce``.
 
-    Inputs are not cast at the borders: timestep embedding and RoPE tables stay in float32.
+    Inputs are not cast: timestep embedding and RoPE tables stay in float32.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[precision.compute],
@@ -108,9 +108,9 @@ def shard(
 def initial_weights(
     model: nn.Module, seed: int, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the initial value of every parameter, one at a time.
+    """Yield the initial value of every parameter by name.
 
-    A value depends on the seed and the parameter's name only, so any number of ranks starts alike.
+    A value depends on the seed and the name only, so it is the same for any number of ranks.
     """
     for name, parameter in model.named_parameters():
         yield name, initial_value(name, parameter.shape, seed, device)
@@ -122,29 +122,29 @@ def load_weights(
     device: torch.device,
     alive: Callable[[], None] = lambda: None,
 ) -> None:
-    """Give every parameter, still on the meta device, this rank's part of its value in ``weights``.
+    """Copy this rank's part of ``weights`` into the parameters, which are on the meta device.
 
-    ``alive`` is called after each of them.
+    ``alive`` is called after each parameter.
     """
     model.to_empty(device=device)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
-        for name, whole in weights:
+        for name, full in weights:
             parameter = parameters[name]
-            own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            own.copy_(_local_part(whole, parameter))
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            local.copy_(_local_part(full, parameter))
             alive()
 
 
-def _local_part(whole: Tensor, parameter: Tensor) -> Tensor:
+def _local_part(full: Tensor, parameter: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor):
-        return whole
+        return full
     shape, offset = compute_local_shape_and_global_offset(
         parameter.shape, parameter.device_mesh, parameter.placements
     )
-    return whole[tuple(slice(o, o + s) for s, o in zip(shape, offset, strict=True))]
+    return full[tuple(slice(o, o + s) for s, o in zip(shape, offset, strict=True))]
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in full on every rank; where it is sharded, every rank must call this."""
+    """Return ``tensor`` unsharded on every rank; every rank must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

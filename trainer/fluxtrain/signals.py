@@ -1,4 +1,4 @@
-"""Signals that mean something for a while."""
+"""Temporary signal handlers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Handler = Callable[[int, FrameType | None], Any]
 
 @contextmanager
 def handled(handler: Handler, *signums: signal.Signals) -> Iterator[None]:
-    """Let ``handler`` hear ``signums``; the handlers before come back afterwards."""
+    """Handle ``signums`` with ``handler``; afterwards restore the previous handlers."""
     before = {signum: signal.signal(signum, handler) for signum in signums}
     try:
         yield
     finally:
-        for signum, earlier in before.items():
-            signal.signal(signum, earlier)
+        for signum, previous in before.items():
+            signal.signal(signum, previous)

@@ -1,4 +1,4 @@
-"""The training of one run: prepare, step, evaluate, sample, save."""
+"""The training loop: prepare, step, evaluate, sample, save."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from fluxtrain.errors import StoppedError
 from fluxtrain.evaluate import evaluate
 from fluxtrain.loss import FlowLoss
 from fluxtrain.parallelize import DTYPES, build_model, full_tensor
-from fluxtrain.report.observer import Observer, StepFacts
+from fluxtrain.report.observer import Observer
+from fluxtrain.report.run_logs import StepMetrics
 from fluxtrain.sample.grid import GridSampler
 from fluxtrain.weights.reader import published_weights
 
@@ -47,33 +48,33 @@ class Trainer:
     sampler: GridSampler
     stop: StopRequest
     run: RunState
-    bad_step: Tensor  # on the device: the first step whose gradient norm was not finite
+    bad_step: Tensor  # on the device: the first step with a gradient norm that is not finite
     samples_at_start: int
 
 
 def train(config: RunConfig, paths: RunPaths, world: World) -> RunState:
-    """Train until the last step, the target or a request to stop; return the run's last state.
+    """Train until the last step, the target loss or a stop request; return the final state of the run.
 
-    Resumes from the newest complete checkpoint in ``paths.output``. Raises StoppedError if asked to stop
-    (a checkpoint is saved), DivergedError if the loss or the gradients are no longer finite.
+    Resumes from the newest complete checkpoint in ``paths.output``. Raises StoppedError after a stop request
+    (a checkpoint is saved), DivergedError if the loss or the gradients are not finite.
     """
     with ExitStack() as stack:
         trainer = _prepare(config, paths, world, stack)
-        trainer.observer.ready()
-        batches = _training_batches(trainer)  # reads samples from here on
+        trainer.observer.on_train_begin()
+        batches = _training_batches(trainer)  # starts to read samples
         if config.evaluation.at_start and trainer.run.step == 0:
             _evaluate(trainer)
         while trainer.run.status == "running":
             _step(trainer, batches)
         trainer.checkpoints.finish()
-        trainer.observer.finished(trainer.run)
+        trainer.observer.on_train_end(trainer.run)
         return trainer.run
 
 
 def _prepare(config: RunConfig, paths: RunPaths, world: World, stack: ExitStack) -> Trainer:
     stop = StopRequest(world)
-    stop.listen()
-    stack.callback(stop.settle)
+    stop.install()
+    stack.callback(stop.finish)
     observer = stack.enter_context(Observer(config, paths, world))
     folder = paths.output / CHECKPOINTS_FOLDER
     newest = checkpoint.latest(folder)
@@ -96,13 +97,13 @@ def _prepare(config: RunConfig, paths: RunPaths, world: World, stack: ExitStack)
         config,
         world.is_main,
         saved_step=run.step or None,
-        saved=observer.saved,
+        on_saved=observer.on_saved,
         alive=observer.alive,
     )
     num_parameters = sum(p.numel() for p in model.parameters())
-    observer.begin(run, num_parameters, shares, len(sources.train), len(sources.validation))
+    observer.open_logs(run, num_parameters, shares, len(sources.train), len(sources.validation))
     gc.collect()
-    gc.freeze()  # these objects live to the end: later collections need not visit them
+    gc.freeze()  # these objects live as long as the process: later collections skip them
     stack.callback(gc.unfreeze)
     return Trainer(
         config,
@@ -134,39 +135,32 @@ def _training_batches(trainer: Trainer) -> Iterator[AnyBatch]:
 
 
 def _step(trainer: Trainer, batches: Iterator[AnyBatch]) -> None:
-    """Take one optimizer step, then do what is due after it."""
-    config, run = trainer.config, trainer.run
-    step = run.step + 1
-    trainer.observer.step_begins(step)
-    rate = optim.learning_rate(step, config.optim, config.schedule)
-    optim.set_learning_rate(trainer.optimizer, rate)
+    """Take one optimizer step; then log, evaluate, sample and save if due."""
+    config, observer = trainer.config, trainer.observer
+    step = trainer.run.step + 1
+    observer.on_step_begin(step)
     totals = _accumulate(trainer, batches)
-    parameters = trainer.flow_loss.model.parameters()
-    norm = full_tensor(optim.clip_gradients(parameters, config.optim.max_grad_norm))
-    trainer.bad_step = optim.first_bad_step(trainer.bad_step, norm, step)
-    optim.update(trainer.optimizer, trainer.bad_step)
-    trainer.optimizer.zero_grad(set_to_none=True)
-    trainer.run = run = replace(run, step=step, samples=step * config.schedule.global_batch_size)
-    trainer.observer.step_done(step)
+    norm = _update(trainer, step)
+    samples = step * config.schedule.global_batch_size
+    trainer.run = replace(trainer.run, step=step, samples=samples)
+    observer.on_step_end(step)
 
-    # once in a while: read loss and norm (the only waits for the device), evaluate, sample, save
+    # everything below that reads the loss or the norm waits for the device
     last = step == config.schedule.steps
-    if step % config.logging.every_steps == 0 or last:
-        _log(trainer, totals, norm, rate)
-    period = config.evaluation_steps
-    if (period and step % period == 0) or (last and config.evaluation.at_end):
+    if last or _is_due(step, config.logging.every_steps):
+        _log(trainer, totals, norm)
+    if _is_due(step, config.evaluation_steps) or (last and config.evaluation.at_end):
         _evaluate(trainer)
-    stop = trainer.stop.agreed()
-    if trainer.run.status == "running" and last:
-        target = config.evaluation.target_loss
-        trainer.run = replace(trainer.run, status="success" if target is None else "aborted")
-    every = config.sampling.every_steps
-    if over := trainer.run.status != "running":
-        trainer.observer.over(trainer.run)
-    if (every and step % every == 0) or (over and config.sampling.at_end):
+    stop = trainer.stop.agree()
+    if last and trainer.run.status == "running":
+        missed = config.evaluation.target_loss is not None
+        trainer.run = replace(trainer.run, status="aborted" if missed else "success")
+    over = trainer.run.status != "running"
+    if over:
+        observer.on_run_stop(trainer.run)
+    if _is_due(step, config.sampling.every_steps) or (over and config.sampling.at_end):
         _sample(trainer)
-    every = config.checkpoint.every_steps
-    if stop or over or (every and step % every == 0):
+    if stop or over or _is_due(step, config.checkpoint.every_steps):
         _save(trainer, totals, wait=stop or over)
     if stop and not over:
         raise StoppedError(
@@ -174,68 +168,83 @@ def _step(trainer: Trainer, batches: Iterator[AnyBatch]) -> None:
         )
 
 
+def _is_due(step: int, period: int) -> bool:
+    return period > 0 and step % period == 0
+
+
 def _accumulate(trainer: Trainer, batches: Iterator[AnyBatch]) -> Tensor:
-    """Sum gradients over this rank's micro batches; return (sum of losses, samples used)."""
+    """Sum the gradients of this rank's micro batches; return (sum of losses, number of samples)."""
     observer, shares = trainer.observer, trainer.shares
     per_rank = shares.global_batch_size / shares.num_ranks
     totals, used = torch.zeros(2, device=trainer.world.device), list[int]()
     for _ in range(shares.accumulation_steps):
         with observer.waiting_for_data():
             batch = next(batches)
-        observer.faults(batch.faults)
-        moved = trainer.encode(batch)
-        losses = trainer.flow_loss(moved) * moved.weights
-        # Ranks' gradients are averaged, so each divides by an equal part of the global batch.
+        observer.log_unreadable(batch.faults)
+        encoded = trainer.encode(batch)
+        losses = trainer.flow_loss(encoded) * encoded.weights
+        # gradients are averaged over the ranks, so each rank divides by its part of the global batch
         torch.autograd.backward(losses.sum() / per_rank)
         totals[0] += losses.detach().sum()
-        totals[1] += moved.weights.sum()
+        totals[1] += encoded.weights.sum()
         used += batch.indices[batch.indices != PADDING].tolist()
-    observer.used(trainer.run.step + 1, used)
+    observer.log_used(trainer.run.step + 1, used)
     return totals
 
 
-def _log(trainer: Trainer, totals: Tensor, norm: Tensor, rate: float) -> None:
-    observer, run = trainer.observer, trainer.run
-    loss_sum, samples = trainer.world.all_sum(totals.clone()).tolist()
-    loss = loss_sum / max(samples, 1.0)
-    observer.metrics.train_loss.set(loss)  # before it is checked: an alert asks for NaN
+def _update(trainer: Trainer, step: int) -> Tensor:
+    """Clip the gradients and take the optimizer step; return the gradient norm, still on the device."""
+    config, optimizer = trainer.config, trainer.optimizer
+    optim.set_learning_rate(optimizer, optim.learning_rate(step, config.optim, config.schedule))
+    parameters = trainer.flow_loss.model.parameters()
+    norm = full_tensor(optim.clip_gradients(parameters, config.optim.max_grad_norm))
+    trainer.bad_step = optim.first_bad_step(trainer.bad_step, norm, step)
+    optim.update(optimizer, trainer.bad_step)
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def _log(trainer: Trainer, totals: Tensor, norm: Tensor) -> None:
+    config, observer, run = trainer.config, trainer.observer, trainer.run
+    loss_sum, num_samples = trainer.world.all_sum(totals.clone()).tolist()
+    loss = loss_sum / max(num_samples, 1.0)
+    observer.metrics.train_loss.set(loss)  # before the check: an alert fires on NaN
     _require_finite(trainer, loss)
-    used = run.samples - trainer.samples_at_start
-    require_few_bad_samples(
-        trainer.config, trainer.world, observer.num_faults, used, observer.last_fault
-    )
-    observer.step_facts(StepFacts(run.step, run.samples, loss, norm.item(), rate))
+    num_used = run.samples - trainer.samples_at_start
+    num_bad, last_fault = observer.num_unreadable, observer.last_fault
+    require_few_bad_samples(config, trainer.world, num_bad, num_used, last_fault)
+    rate = optim.learning_rate(run.step, config.optim, config.schedule)
+    observer.log_step(StepMetrics(run.step, run.samples, loss, norm.item(), rate))
 
 
 def _evaluate(trainer: Trainer) -> None:
     """Evaluate; the run ends with success if the target is reached."""
     _require_finite(trainer)
     config, world, model = trainer.config, trainer.world, trainer.flow_loss.model
-    advance = trainer.observer.evaluation_begins(trainer.run)
+    advance = trainer.observer.on_evaluate_begin(trainer.run)
     model.eval()
     batches = evaluation_batches(config, trainer.sources.validation, world.rank, world.size)
     result = evaluate(trainer.flow_loss, map(trainer.encode, batches), world, advance)
     model.train()
-    trainer.observer.left_out(result)
+    trainer.observer.log_unreadable_validation(result)
     require_readable(result, config)
     _require_finite(trainer, result.loss, "evaluation")
     trainer.run = replace(trainer.run, eval_loss=result.loss)
     target = config.evaluation.target_loss
     if target is not None and result.loss <= target and trainer.run.step > 0:
         trainer.run = replace(trainer.run, status="success")
-    trainer.observer.evaluation_done(trainer.run, result)
+    trainer.observer.on_evaluate_end(trainer.run, result)
 
 
 def _sample(trainer: Trainer) -> None:
     _require_finite(trainer)
-    with trainer.observer.sampling(trainer.run.step) as path:
-        trainer.sampler.write(
-            trainer.flow_loss, path, trainer.run.step, alive=trainer.observer.alive
-        )
+    step, alive = trainer.run.step, trainer.observer.alive
+    with trainer.observer.sampling(step) as path:
+        trainer.sampler.write(trainer.flow_loss, path, step, alive=alive)
 
 
 def _save(trainer: Trainer, totals: Tensor, wait: bool) -> None:
-    """Save, unless loss or gradients are not finite: the last good checkpoint must stay the newest."""
+    """Save a checkpoint; raise DivergedError instead if the loss or the gradients are not finite."""
     _require_finite(trainer, trainer.world.all_sum(totals.clone())[0].item())
     trainer.run = replace(trainer.run, train_seconds=trainer.observer.train_seconds)
     with trainer.observer.saving(trainer.run):

@@ -21,7 +21,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
     write_encoders(root)
     paths = RunPaths(root / "out", root, root)
     run = config(task="preprocess", encoders={"precision": "bfloat16"})
-    assert ranks.finish(preprocess, run, paths) == [0], ranks.said(paths)
+    assert ranks.finish(preprocess, run, paths) == [0], ranks.output_of(paths)
     for layout in FOREIGN:
         for part in ("train", "validation"):
             convert(root / "preprocessed" / part, root / layout / part, layout, shard_size=10)

@@ -54,7 +54,7 @@ def ledger(output: Path) -> list[dict[str, Any]]:
 def train(run: RunConfig, prepared: RunPaths, output: Path) -> list[float]:
     """Train in ``output``; return all losses, of training and evaluation."""
     paths = RunPaths(output, prepared.data, prepared.models)
-    assert ranks.finish(ranks.train_alone, run, paths) == [0], ranks.said(paths)
+    assert ranks.finish(ranks.train_alone, run, paths) == [0], ranks.output_of(paths)
     return losses(output)
 
 

@@ -1,4 +1,4 @@
-"""Agents and their store as the operator's pods run them: either may go, and training goes on."""
+"""Agents and the rendezvous store as in the operator's pods: training survives the loss of either."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from cluster.free_ports import free_port
 from tests.first_process import catches, first_process
-from tests.free_ports import free_port
 
 from fluxtrain.contract.launch import ENV_CONFIG, RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
@@ -37,25 +37,29 @@ import time
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 settings = dict(is_host=0, last_call_timeout=2, keep_alive_interval=1, keep_alive_max_attempt=3)
-where = RendezvousParameters("c10d", "{endpoint}", "{job}", {least}, 2, local_addr="127.0.0.1", **settings)
-handler = get_rendezvous_handler(where)
-met = handler.next_rendezvous().world_size
+settings["local_addr"] = "127.0.0.1"
+parameters = RendezvousParameters("c10d", "{endpoint}", "{job}", {min_nodes}, 2, **settings)
+handler = get_rendezvous_handler(parameters)
+size = handler.next_rendezvous().world_size
 """
-OTHERS = """
-print("met", met, flush=True)
+WAIT_FOR_NODES = """
+print("joined", size, flush=True)
 while not handler.num_nodes_waiting():
     time.sleep(0.1)
 """
 
 
-class Cluster:
-    """A store and agents on this machine, each a process group of its own."""
+class Agents:
+    """A store and agents on this machine, each in its own process group."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port, self.job = folder, free_port(), uuid4().hex
         self.processes: list[Process] = []
-        config = resolve(SLOW)
-        (folder / "config.json").write_text(config.model_dump_json())
+        self.configure({})
+
+    def configure(self, changes: dict[str, Any]) -> None:
+        config = resolve(merge(SLOW, changes))
+        (self.folder / "config.json").write_text(config.model_dump_json())
 
     def start(self, *arguments: str, **environment: str) -> Process:
         with (self.folder / f"{arguments[0]}_{len(self.processes)}.log").open("wb") as log:
@@ -96,12 +100,12 @@ class Cluster:
             **more,
         )
 
-    def peer(self, what: str = "", least: int = 1) -> Process:
-        """Start what joins the rendezvous as an agent would, and then does ``what``."""
-        program = PEER.format(endpoint=f"127.0.0.1:{self.port}", job=self.job, least=least)
+    def peer(self, code: str = "", min_nodes: int = 1) -> Process:
+        """Start a process that joins the rendezvous as an agent does, then runs ``code``."""
+        program = PEER.format(endpoint=f"127.0.0.1:{self.port}", job=self.job, min_nodes=min_nodes)
         with (self.folder / "peer.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", program + what], stdout=log, start_new_session=True
+                [sys.executable, "-c", program + code], stdout=log, start_new_session=True
             )
         self.processes.append(process)
         return process
@@ -113,8 +117,8 @@ class Cluster:
         except (OSError, ValueError):
             return 0
 
-    def last_words(self) -> list[dict[str, Any]]:
-        """Return what agents that have ended left for Kubernetes."""
+    def termination_messages(self) -> list[dict[str, Any]]:
+        """Return the termination messages of the agents that have ended."""
         texts = [path.read_text() for path in sorted(self.folder.glob("termination_*.json"))]
         return [json.loads(text) for text in texts if text]
 
@@ -137,11 +141,11 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def agents(tmp_path: Path) -> Iterator[Agents]:
     (tmp_path / "output").mkdir()
-    made = Cluster(tmp_path)
-    yield made
-    for process in made.processes:
+    agents = Agents(tmp_path)
+    yield agents
+    for process in agents.processes:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -160,139 +164,136 @@ def records_of(folder: Path) -> list[dict[str, Any]]:
     return [record for line in lines if "train_loss" in (record := json.loads(line))]
 
 
-def test_losing_the_store_or_an_agent_ends_no_training(cluster: Cluster) -> None:
-    store, first, second = cluster.store(), cluster.agent(), cluster.agent()
-    cluster.wait_for_step(10)
+def test_training_survives_the_loss_of_the_store_or_an_agent(agents: Agents) -> None:
+    store, first, second = agents.store(), agents.agent(), agents.agent()
+    agents.wait_for_step(10)
     os.killpg(store.pid, signal.SIGKILL)
     store.wait()
     time.sleep(1)
-    cluster.store()
-    here = cluster.step()
-    cluster.wait_for_step(here + 15)
+    agents.store()
+    here = agents.step()
+    agents.wait_for_step(here + 15)
     os.killpg(second.pid, signal.SIGKILL)
     second.wait()
-    here = cluster.step()
-    cluster.wait_for_step(here + 15)
-    assert first.wait(timeout=240) == EXIT_OK, cluster.logs()
-    assert steps_of(cluster.folder) == list(range(1, 401))
-    (words,) = cluster.last_words()
-    assert (words["rank"], words["step"], words["checkpointStep"]) == (0, 400, 400)
-    assert words["trainLoss"] == losses_of(cluster.folder)[-1]
-    assert 0 < words["trainSecondsBefore"] < words["trainSeconds"]
-    assert 0 < words["firstStepTime"] < words["lastStepTime"]
-    assert "message" not in words, "nothing went wrong"
+    here = agents.step()
+    agents.wait_for_step(here + 15)
+    assert first.wait(timeout=240) == EXIT_OK, agents.logs()
+    assert steps_of(agents.folder) == list(range(1, 401))
+    (message,) = agents.termination_messages()
+    assert (message["rank"], message["step"], message["checkpointStep"]) == (0, 400, 400)
+    assert message["trainLoss"] == losses_of(agents.folder)[-1]
+    assert 0 < message["trainSecondsBefore"] < message["trainSeconds"]
+    assert 0 < message["firstStepTime"] < message["lastStepTime"]
+    assert "message" not in message, "there was no error"
 
 
 def ranks_of(folder: Path) -> list[int]:
-    """Return the number of ranks after each resume, as the MLPerf log has it."""
+    """Return the number of ranks after each resume, from the MLPerf log."""
     lines = (folder / "output" / "mlperf.log").read_text().splitlines()
     events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
     return [event["value"]["num_ranks"] for event in events if event["key"] == "run_resumed"]
 
 
-def test_of_three_agents_one_is_lost_and_another_joins_and_training_goes_on(
-    cluster: Cluster,
+def test_training_continues_when_one_of_three_agents_is_replaced(
+    agents: Agents,
 ) -> None:
-    """No number of them divides the batch of 16 but two."""
-    config = resolve(merge(SLOW, {"parallel": {"dp_replicate": 2}}))
-    (cluster.folder / "config.json").write_text(config.model_dump_json())
-    cluster.store()
-    agents = [cluster.agent(nodes="2:3") for _ in range(3)]
-    cluster.wait_for_step(15)
-    lost = agents.pop()
+    """Of these numbers only two divides the batch of 16."""
+    agents.configure({"parallel": {"dp_replicate": 2}})
+    agents.store()
+    started = [agents.agent(nodes="2:3") for _ in range(3)]
+    agents.wait_for_step(15)
+    lost = started.pop()
     os.killpg(lost.pid, signal.SIGKILL)
     lost.wait()
-    cluster.wait_for(lambda: 2 in ranks_of(cluster.folder))
-    here = cluster.step()
-    cluster.wait_for_step(here + 15)
-    agents.append(cluster.agent(nodes="2:3"))
-    cluster.wait_for(lambda: ranks_of(cluster.folder)[-1] == 3)
-    assert [agent.wait(timeout=240) for agent in agents] == [EXIT_OK] * 3, cluster.logs()
-    assert steps_of(cluster.folder) == list(range(1, 401))
+    agents.wait_for(lambda: 2 in ranks_of(agents.folder))
+    here = agents.step()
+    agents.wait_for_step(here + 15)
+    started.append(agents.agent(nodes="2:3"))
+    agents.wait_for(lambda: ranks_of(agents.folder)[-1] == 3)
+    assert [agent.wait(timeout=240) for agent in started] == [EXIT_OK] * 3, agents.logs()
+    assert steps_of(agents.folder) == list(range(1, 401))
     used: dict[int, list[int]] = {}
-    for path in (cluster.folder / "output" / "ledger").glob("rank_*.jsonl"):
+    for path in (agents.folder / "output" / "ledger").glob("rank_*.jsonl"):
         for record in map(json.loads, path.read_text().splitlines()):
             used.setdefault(record["step"], []).extend(record["indices"])
     assert {len(indices) for indices in used.values()} == {16}
 
 
-def test_a_node_that_is_lost_while_it_joins_ends_no_training(cluster: Cluster) -> None:
-    cluster.store()
-    lost, agent = cluster.peer(least=2), cluster.agent(read_timeout=5)
-    assert lost.wait(timeout=60) == 0, "it met the agent, and died"
-    cluster.wait_for_step(5)
+def test_training_survives_a_node_that_is_lost_while_it_joins(agents: Agents) -> None:
+    agents.store()
+    lost, agent = agents.peer(min_nodes=2), agents.agent(read_timeout=5)
+    assert lost.wait(timeout=60) == 0, "it joined and exited"
+    agents.wait_for_step(5)
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(timeout=60) == EXIT_STOPPED, cluster.logs()
-    assert "rendezvous lost" in cluster.log_of(2)
+    assert agent.wait(timeout=60) == EXIT_STOPPED, agents.logs()
+    assert "rendezvous lost" in agents.log_of(2)
 
 
-def test_an_agent_that_was_given_up_knocks_and_does_not_train_beside_the_others(
-    cluster: Cluster,
+def test_an_agent_that_was_removed_joins_again_and_does_not_train_in_parallel(
+    agents: Agents,
 ) -> None:
-    # Longer than the test: trainers that were done would have nothing to knock for.
-    config = resolve(merge(SLOW, {"schedule": {"steps": 1_000_000}}))
-    (cluster.folder / "config.json").write_text(config.model_dump_json())
-    cluster.store()
-    agent = cluster.agent()
-    cluster.wait_for(lambda: cluster.step() >= 1)
-    os.kill(agent.pid, signal.SIGSTOP)  # the agent; its trainer goes on
+    # longer than the test: finished trainers would not join again
+    agents.configure({"schedule": {"steps": 1_000_000}})
+    agents.store()
+    agent = agents.agent()
+    agents.wait_for(lambda: agents.step() >= 1)
+    os.kill(agent.pid, signal.SIGSTOP)  # the agent; its trainer continues
     time.sleep(4)
-    others = cluster.peer(OTHERS)
-    cluster.wait_for(lambda: "met 1" in (cluster.folder / "peer.log").read_text())
+    others = agents.peer(WAIT_FOR_NODES)
+    agents.wait_for(lambda: "joined 1" in (agents.folder / "peer.log").read_text())
     os.kill(agent.pid, signal.SIGCONT)
-    assert others.wait(timeout=60) == 0, cluster.logs()
+    assert others.wait(timeout=60) == 0, agents.logs()
 
 
-def test_a_stop_saves_and_leaves_with_the_agreed_code(cluster: Cluster) -> None:
-    cluster.store()
-    agent = cluster.agent()
-    cluster.wait_for_step(5)
+def test_a_stop_saves_a_checkpoint_and_returns_its_exit_code(agents: Agents) -> None:
+    agents.store()
+    agent = agents.agent()
+    agents.wait_for_step(5)
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(timeout=60) == EXIT_STOPPED, cluster.logs()
-    assert list((cluster.folder / "output" / "checkpoints").glob("step_*/DONE"))
-    (words,) = cluster.last_words()
-    assert words["step"] == words["checkpointStep"] == steps_of(cluster.folder)[-1]
-    assert "stopped by SIGTERM" in words["message"]
-    assert words["trainSecondsBefore"] == 0, "nothing was trained before"
+    assert agent.wait(timeout=60) == EXIT_STOPPED, agents.logs()
+    assert list((agents.folder / "output" / "checkpoints").glob("step_*/DONE"))
+    (message,) = agents.termination_messages()
+    assert message["step"] == message["checkpointStep"] == steps_of(agents.folder)[-1]
+    assert "stopped by SIGTERM" in message["message"]
+    assert message["trainSecondsBefore"] == 0, "there was no earlier training"
 
 
-def test_an_agent_whose_run_is_over_does_not_wait_for_one_that_is_lost(cluster: Cluster) -> None:
-    """Torchrun's agents wait five minutes for each other, and a lost pod's successor for those that wait."""
-    config = resolve(merge(SLOW, {"schedule": {"steps": 60}}))
-    (cluster.folder / "config.json").write_text(config.model_dump_json())
-    cluster.store()
-    agent, lost = cluster.agent(nodes="2:2"), cluster.agent(nodes="2:2")
-    cluster.wait_for_step(1)
-    os.kill(lost.pid, signal.SIGSTOP)  # the agent; its trainer goes on to the end
-    cluster.wait_for_step(60)
-    assert agent.wait(timeout=30) == EXIT_OK, cluster.logs()
-    (words,) = cluster.last_words()
-    assert (words["numNodes"], words["phase"]) == (2, "complete")
-    assert words["aliveTime"] >= words["lastStepTime"]
+def test_a_finished_agent_does_not_wait_for_a_lost_one(agents: Agents) -> None:
+    """Torchrun's agents wait five minutes for each other by default."""
+    agents.configure({"schedule": {"steps": 60}})
+    agents.store()
+    agent, lost = agents.agent(nodes="2:2"), agents.agent(nodes="2:2")
+    agents.wait_for_step(1)
+    os.kill(lost.pid, signal.SIGSTOP)  # the agent; its trainer continues to the end
+    agents.wait_for_step(60)
+    assert agent.wait(timeout=30) == EXIT_OK, agents.logs()
+    (message,) = agents.termination_messages()
+    assert (message["numNodes"], message["phase"]) == (2, "complete")
+    assert message["aliveTime"] >= message["lastStepTime"]
 
 
-def test_a_stop_while_there_is_no_store_is_heeded(cluster: Cluster) -> None:
-    agent = cluster.agent()
-    cluster.wait_for(lambda: catches(agent.pid, signal.SIGTERM))
+def test_a_stop_without_a_store_ends_the_agent(agents: Agents) -> None:
+    agent = agents.agent()
+    agents.wait_for(lambda: catches(agent.pid, signal.SIGTERM))
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(timeout=20) == EXIT_STOPPED, cluster.logs()
+    assert agent.wait(timeout=20) == EXIT_STOPPED, agents.logs()
 
 
-def test_a_stop_before_enough_nodes_have_met_is_heeded(cluster: Cluster) -> None:
-    """Kubernetes would wait out the pod's grace: it drops signals that a first process does not expect."""
-    store, agent = cluster.store(), cluster.agent(nodes="2:2")
-    cluster.wait_for(lambda: catches(agent.pid, signal.SIGTERM))
-    time.sleep(4)  # it has found the store, and waits for the other
+def test_a_stop_before_enough_nodes_have_joined_ends_the_agent(agents: Agents) -> None:
+    """Else the pod would run until the end of its grace period: process 1 ignores unhandled signals."""
+    store, agent = agents.store(), agents.agent(nodes="2:2")
+    agents.wait_for(lambda: catches(agent.pid, signal.SIGTERM))
+    time.sleep(4)  # it is connected to the store and waits for the other
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(timeout=20) == EXIT_STOPPED, cluster.logs()
-    (words,) = cluster.last_words()
-    assert "stopped by SIGTERM" in words["message"]
+    assert agent.wait(timeout=20) == EXIT_STOPPED, agents.logs()
+    (message,) = agents.termination_messages()
+    assert "stopped by SIGTERM" in message["message"]
     assert store.poll() is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a first process")
-def test_the_first_process_of_a_container_heeds_a_stop_from_the_start(tmp_path: Path) -> None:
-    """It waits for its file here; the kernel drops a SIGTERM for which it has no handler."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a PID namespace")
+def test_process_1_of_a_container_handles_a_stop_from_the_start(tmp_path: Path) -> None:
+    """It waits for its file here; the kernel ignores a SIGTERM without a handler."""
     file = tmp_path / "job.yaml"
     os.mkfifo(file)
     command = [sys.executable, "-m", "fluxtrain.cli", "run", str(file)]
@@ -303,27 +304,26 @@ def test_the_first_process_of_a_container_heeds_a_stop_from_the_start(tmp_path: 
         assert process.wait(timeout=20) == EXIT_STOPPED
 
 
-def test_what_no_restart_can_help_ends_the_agent_at_once(cluster: Cluster) -> None:
-    lost = resolve({**SLOW, "data": {"source": "encoded"}})
-    (cluster.folder / "config.json").write_text(lost.model_dump_json())
-    cluster.store()
-    agent = cluster.agent()
-    assert agent.wait(timeout=120) == EXIT_USAGE, cluster.logs()
-    assert cluster.logs().count("no encoded data set is here") == 1
-    (words,) = cluster.last_words()
-    assert "no encoded data set is here" in words["message"]
+def test_an_error_that_a_restart_cannot_fix_ends_the_agent(agents: Agents) -> None:
+    agents.configure({"data": {"source": "encoded"}})
+    agents.store()
+    agent = agents.agent()
+    assert agent.wait(timeout=120) == EXIT_USAGE, agents.logs()
+    assert agents.logs().count("no encoded data set is here") == 1
+    (message,) = agents.termination_messages()
+    assert "no encoded data set is here" in message["message"]
 
 
-def test_a_pod_without_its_gpus_is_refused_before_anything_starts(cluster: Cluster) -> None:
-    agent = cluster.agent(FLUXTRAIN_GPUS="8", CUDA_VISIBLE_DEVICES="-1", HIP_VISIBLE_DEVICES="-1")
-    assert agent.wait(timeout=60) == EXIT_USAGE, cluster.logs()
-    (words,) = cluster.last_words()
-    assert words["message"].startswith("spec.gpusPerNode: got 8; torch sees 0 GPUs in this pod")
-    assert "HIP_VISIBLE_DEVICES='-1'" in words["message"]
-    assert not (cluster.folder / "output" / "metrics.jsonl").exists()
+def test_a_pod_without_its_gpus_fails_before_training_starts(agents: Agents) -> None:
+    agent = agents.agent(FLUXTRAIN_GPUS="8", CUDA_VISIBLE_DEVICES="-1", HIP_VISIBLE_DEVICES="-1")
+    assert agent.wait(timeout=60) == EXIT_USAGE, agents.logs()
+    (message,) = agents.termination_messages()
+    assert message["message"].startswith("spec.gpusPerNode: got 8; torch sees 0 GPUs in this pod")
+    assert "HIP_VISIBLE_DEVICES='-1'" in message["message"]
+    assert not (agents.folder / "output" / "metrics.jsonl").exists()
 
 
-def test_a_store_whose_port_is_taken_says_so(cluster: Cluster) -> None:
-    with socket.create_server(("0.0.0.0", cluster.port)):
-        assert cluster.store().wait(timeout=60) == EXIT_STORAGE
-    assert "cannot listen on 0.0.0.0" in cluster.logs()
+def test_a_store_whose_port_is_in_use_fails(agents: Agents) -> None:
+    with socket.create_server(("0.0.0.0", agents.port)):
+        assert agents.store().wait(timeout=60) == EXIT_STORAGE
+    assert "cannot listen on 0.0.0.0" in agents.logs()

@@ -1,4 +1,4 @@
-"""A trainer tells what it is at and when it last got something done, in every phase, and nothing else."""
+"""A trainer reports its phase and its last sign of progress, in every phase."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from tests.free_ports import free_port
+from cluster.free_ports import free_port
+from tests.paths import MICRO
 from tests.trainer import ranks
-from tests.trainer.test_distributed import be_rank
-from tests.trainer.test_train import MICRO, environment
+from tests.trainer.commands import environment
 from tests.trainer.tiny_encoders import write_encoders
 from tests.trainer.tiny_model import random_flux, save_flux, tiny_model
 
@@ -29,13 +29,13 @@ from fluxtrain.contract.progress import Phase
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.distributed import World, process_group
-from fluxtrain.sample import task as gallery
+from fluxtrain.sample import task
 from fluxtrain.sample.task import sample_prompts
 from fluxtrain.train import train
 
-Answer = dict[str, Any]
-GROWS, BLOCKED = 2.5, 4.0
-"""Seconds that a checkpoint's bytes come in, and that none does."""
+Progress = dict[str, Any]
+GROWING_SECONDS, BLOCKED_SECONDS = 2.5, 4.0
+"""Seconds during which a checkpoint's file grows, then does not."""
 QUICK = {
     "preset": "micro",
     "schedule": {"steps": 1},
@@ -43,28 +43,28 @@ QUICK = {
 }
 
 
-def ask(port: int) -> Answer | None:
-    """Return what the trainer on ``port`` says, None where nobody answers."""
+def poll(port: int) -> Progress | None:
+    """Return the progress of the trainer on ``port``, None if it does not respond."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=1) as answer:
-            found: Answer = json.load(answer)
-            return found
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress", timeout=1) as response:
+            progress: Progress = json.load(response)
+            return progress
     except OSError:
         return None
 
 
-def follow(port: int, is_over: Callable[[], bool]) -> Iterator[tuple[float, Answer]]:
-    """Yield the time and the answer, again and again, as long as the run goes on."""
+def follow(port: int, is_over: Callable[[], bool]) -> Iterator[tuple[float, Progress]]:
+    """Yield the time and the progress, polled until the run is over."""
     deadline = time.monotonic() + 240
     while not is_over() and time.monotonic() < deadline:
-        if (answer := ask(port)) is not None:
-            yield time.time(), answer
+        if (progress := poll(port)) is not None:
+            yield time.time(), progress
         time.sleep(0.05)
 
 
-def times_in(phase: str, heard: list[tuple[float, Answer]]) -> list[float]:
-    """Return the different times of life that were told in ``phase``."""
-    return sorted({answer["aliveTime"] for _, answer in heard if answer["phase"] == phase})
+def alive_times(phase: str, polled: list[tuple[float, Progress]]) -> list[float]:
+    """Return the different values of aliveTime in ``phase``."""
+    return sorted({p["aliveTime"] for _, p in polled if p["phase"] == phase})
 
 
 def ended(processes: list[Any]) -> bool:
@@ -72,7 +72,7 @@ def ended(processes: list[Any]) -> bool:
 
 
 def slow_run(folder: Path, port: int) -> subprocess.Popen[str]:
-    """Start one step with an evaluation of thousands of batches before it and a long grid after it."""
+    """Start a run of one step with a long evaluation before and a long sampling after it."""
     flags = [
         f"--logging.metrics_port={port}",
         "--schedule.steps=1",
@@ -95,55 +95,55 @@ def slow_run(folder: Path, port: int) -> subprocess.Popen[str]:
     )
 
 
-def test_every_phase_of_a_run_is_told_with_its_signs_of_progress(tmp_path: Path) -> None:
+def test_every_phase_of_a_run_is_reported_with_signs_of_progress(tmp_path: Path) -> None:
     port = free_port()
     process = slow_run(tmp_path, port)
-    heard = list(follow(port, lambda: process.poll() is not None))
-    _, words = process.communicate(timeout=60)
-    assert process.returncode == 0, words
-    assert "Traceback" not in words, "who does not wait for an answer is no news"
-    answers = [answer for _, answer in heard]
-    assert {answer["rank"] for answer in answers} == {0}, "from the first answer on"
-    assert {answer["numNodes"] for answer in answers} == {1}
-    assert {answer["phase"] for answer in answers} <= set(get_args(Phase))
-    order = [answer["phase"] for answer in answers]
+    polled = list(follow(port, lambda: process.poll() is not None))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors, "a client that disconnects is not logged"
+    responses = [progress for _, progress in polled]
+    assert {progress["rank"] for progress in responses} == {0}, "from the first response on"
+    assert {progress["numNodes"] for progress in responses} == {1}
+    assert {progress["phase"] for progress in responses} <= set(get_args(Phase))
+    order = [progress["phase"] for progress in responses]
     assert order[0] == "loading"
     assert order.index("evaluating") < order.index("sampling")
     for phase in ("evaluating", "sampling"):
-        assert len(times_in(phase, heard)) >= 5, f"{phase}: {times_in(phase, heard)}"
-    told = [answer["aliveTime"] for answer in answers]
-    assert told == sorted(told)
-    assert all(now - answer["aliveTime"] < 30 for now, answer in heard)
+        assert len(alive_times(phase, polled)) >= 5, f"{phase}: {alive_times(phase, polled)}"
+    times = [progress["aliveTime"] for progress in responses]
+    assert times == sorted(times)
+    assert all(now - progress["aliveTime"] < 30 for now, progress in polled)
 
 
-def be_rank_of_one_node(world: World, port: int) -> None:
-    be_rank(world, port)
+def set_environment_of_one_node(world: World, port: int) -> None:
+    ranks.set_environment(world, port)
     os.environ |= {"LOCAL_RANK": f"{world.rank}", "LOCAL_WORLD_SIZE": f"{world.size}"}
 
 
 def train_and_save_slowly(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
-    """Train; rank 0's checkpoint comes byte by byte, then for a while not at all, then in truth."""
-    be_rank_of_one_node(world, port)
-    saving = checkpoint.dcp.save
+    """Train; rank 0's checkpoint first grows slowly, then does not grow, then is written."""
+    set_environment_of_one_node(world, port)
+    save = checkpoint.dcp.save
 
     def save_slowly(state: Any, *, storage_writer: Any, process_group: Any) -> Any:
         if world.is_main:
             with (Path(storage_writer.path) / "slow.bin").open("wb", buffering=0) as file:
                 begin = time.monotonic()
-                while time.monotonic() < begin + GROWS:
+                while time.monotonic() < begin + GROWING_SECONDS:
                     file.write(b"x" * 1000)
                     time.sleep(0.1)
             (paths.output / "blocked.json").write_text(json.dumps(time.time()))
-            time.sleep(BLOCKED)
-        return saving(state, storage_writer=storage_writer, process_group=process_group)
+            time.sleep(BLOCKED_SECONDS)
+        return save(state, storage_writer=storage_writer, process_group=process_group)
 
     checkpoint.dcp.save = save_slowly
-    with process_group() as met:
-        train(config, paths, met)
+    with process_group() as joined:
+        train(config, paths, joined)
 
 
 @pytest.mark.parametrize(("asynchronous", "size"), [(True, 1), (False, 2)])
-def test_a_final_checkpoint_is_alive_as_long_as_its_bytes_come(
+def test_a_final_checkpoint_is_alive_while_its_file_grows(
     tmp_path: Path, asynchronous: bool, size: int
 ) -> None:
     port, paths = free_port(), RunPaths(tmp_path / "output", tmp_path, tmp_path)
@@ -153,22 +153,24 @@ def test_a_final_checkpoint_is_alive_as_long_as_its_bytes_come(
     }
     run = partial(train_and_save_slowly, port=free_port())
     processes = ranks.start(run, resolve(merge(QUICK, changes)), paths, size)
-    heard = list(follow(port, lambda: ended(processes)))
-    assert [process.exitcode for process in processes] == [0] * size, ranks.said(paths)
+    polled = list(follow(port, lambda: ended(processes)))
+    assert [process.exitcode for process in processes] == [0] * size, ranks.output_of(paths)
     blocked = json.loads((paths.output / "blocked.json").read_text())
-    saving = [(now, answer) for now, answer in heard if answer["phase"] == "saving"]
-    while_it_grew = [(now, answer) for now, answer in saving if now < blocked]
-    assert len(times_in("saving", while_it_grew)) >= 3
+    saving = [(now, progress) for now, progress in polled if progress["phase"] == "saving"]
+    while_growing = [(now, progress) for now, progress in saving if now < blocked]
+    assert len(alive_times("saving", while_growing)) >= 3
     assert saving[0][1]["step"] == 1, "the last step is done"
-    # the last bytes may be seen up to half a second later
-    still = [(now, a) for now, a in saving if blocked + 1 < now < blocked + BLOCKED - 0.5]
-    assert len(still) > 10, "it answers while it is blocked"
-    assert len(times_in("saving", still)) == 1, "and claims no progress"
-    assert times_in("saving", still)[0] < blocked + 1
-    assert heard[-1][1]["phase"] in ("saving", "finishing", "complete")
+    # growth is detected up to half a second later
+    while_blocked = [
+        (now, a) for now, a in saving if blocked + 1 < now < blocked + BLOCKED_SECONDS - 0.5
+    ]
+    assert len(while_blocked) > 10, "it responds while it is blocked"
+    assert len(alive_times("saving", while_blocked)) == 1, "and reports no progress"
+    assert alive_times("saving", while_blocked)[0] < blocked + 1
+    assert polled[-1][1]["phase"] in ("saving", "finishing", "complete")
 
 
-def test_a_process_that_was_stopped_claims_nothing_for_that_time(tmp_path: Path) -> None:
+def test_a_stopped_process_reports_no_progress_for_that_time(tmp_path: Path) -> None:
     port, paths = free_port(), RunPaths(tmp_path / "output", tmp_path, tmp_path)
     changes = {
         "logging": {"metrics_port": port},
@@ -178,39 +180,39 @@ def test_a_process_that_was_stopped_claims_nothing_for_that_time(tmp_path: Path)
     (process,) = ranks.start(ranks.train_alone, resolve(merge(QUICK, changes)), paths)
     assert process.pid is not None
     try:
-        for _, answer in follow(port, lambda: ended([process])):
-            if answer["phase"] == "evaluating":
+        for _, progress in follow(port, lambda: ended([process])):
+            if progress["phase"] == "evaluating":
                 break
         os.kill(process.pid, signal.SIGSTOP)
         stopped = time.time()
-        assert ask(port) is None, "who is stopped does not answer"
+        assert poll(port) is None, "a stopped process does not respond"
         time.sleep(1)
         os.kill(process.pid, signal.SIGCONT)
-        answers = follow(port, lambda: ended([process]))
-        going = [answer["aliveTime"] for _, answer in islice(answers, 20)]
-        assert max(going) > stopped + 1, "and goes on where it was"
-        assert not [told for told in going if stopped + 0.2 < told < stopped + 0.9]
+        responses = follow(port, lambda: ended([process]))
+        times = [progress["aliveTime"] for _, progress in islice(responses, 20)]
+        assert max(times) > stopped + 1, "it continues"
+        assert not [t for t in times if stopped + 0.2 < t < stopped + 0.9]
     finally:
         process.kill()
         process.join()
 
 
-def draw_with_a_slow_mate(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
-    """Draw; each picture of rank 1 takes a second."""
-    be_rank_of_one_node(world, port)
-    drawing = gallery.denoise
+def draw_with_a_slow_rank(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
+    """Draw; each image of rank 1 takes a second."""
+    set_environment_of_one_node(world, port)
+    drawing = task.denoise
     if world.rank == 1:
 
-        def slowly(*arguments: Any) -> Any:
+        def draw_slowly(*arguments: Any) -> Any:
             time.sleep(1)
             return drawing(*arguments)
 
-        gallery.denoise = slowly
-    with process_group() as met:
-        sample_prompts(config, paths, met)
+        task.denoise = draw_slowly
+    with process_group() as joined:
+        sample_prompts(config, paths, joined)
 
 
-def test_a_gallery_is_watched_until_the_last_rank_of_the_node_has_drawn(tmp_path: Path) -> None:
+def test_sampling_reports_progress_until_the_last_rank_of_the_node_is_done(tmp_path: Path) -> None:
     write_encoders(tmp_path)
     save_flux(random_flux(tiny_model()), tmp_path)
     port, paths = free_port(), RunPaths(tmp_path / "output", tmp_path, tmp_path)
@@ -226,9 +228,11 @@ def test_a_gallery_is_watched_until_the_last_rank_of_the_node_has_drawn(tmp_path
             "logging": {"metrics_port": port},
         }
     )
-    processes = ranks.start(partial(draw_with_a_slow_mate, port=free_port()), config, paths, 2)
-    heard = list(follow(port, lambda: ended(processes)))
-    assert [process.exitcode for process in processes] == [0, 0], ranks.said(paths)
-    assert heard[0][1]["phase"] == "loading"
-    assert len(times_in("finishing", heard)) >= 3, "its mate's pictures are signs of progress"
-    assert {answer["rank"] for _, answer in heard} == {0}
+    processes = ranks.start(partial(draw_with_a_slow_rank, port=free_port()), config, paths, 2)
+    polled = list(follow(port, lambda: ended(processes)))
+    assert [process.exitcode for process in processes] == [0, 0], ranks.output_of(paths)
+    assert polled[0][1]["phase"] == "loading"
+    assert len(alive_times("finishing", polled)) >= 3, (
+        "images of the other rank are signs of progress"
+    )
+    assert {progress["rank"] for _, progress in polled} == {0}

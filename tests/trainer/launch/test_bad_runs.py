@@ -1,4 +1,4 @@
-"""Runs that cannot work: one clear message, the agreed exit code, nothing already written is lost."""
+"""Runs that fail: one clear message, the documented exit code, and checkpoints are kept."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from tests.paths import MICRO
+from tests.trainer.commands import fluxtrain
 
 from fluxtrain import checkpoint
 from fluxtrain.data.empty_text import write_empty_text
@@ -23,29 +23,18 @@ from fluxtrain.data.shard_writer import ShardWriter
 from fluxtrain.errors import EXIT_DIVERGED, EXIT_STORAGE, EXIT_USAGE
 
 
-def fluxtrain(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fluxtrain.cli", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        check=False,
-    )
-
-
 def run(
     tmp_path: Path, *flags: str, output: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    places = ["--output", str(output or tmp_path / "run"), "--data", str(tmp_path / "data")]
+    paths = ["--output", str(output or tmp_path / "run"), "--data", str(tmp_path / "data")]
     port = [] if any("metrics_port" in flag for flag in flags) else ["--logging.metrics_port=0"]
-    return fluxtrain("run", str(MICRO), *places, *port, *flags)
+    return fluxtrain("run", str(MICRO), *paths, *port, *flags)
 
 
 def write_data(
     root: Path, width: int = 16, value: float = 0.5, count: int = 32, pooled: float = 1.0
 ) -> None:
-    """Write encoded sets that fit the micro preset where ``width`` is 16."""
+    """Write encoded data sets, which fit the micro preset if ``width`` is 16."""
     for part in ("train", "validation"):
         with ShardWriter(root / part, shard_size=16, dtype=torch.float32) as writer:
             for index in range(count):
@@ -56,8 +45,8 @@ def write_data(
 
 
 ENCODED = "--data.source=encoded"
-Spoil = Callable[[Path], object]
-BAD_DATA: list[tuple[str, Spoil, list[str]]] = [
+Damage = Callable[[Path], object]
+BAD_DATA: list[tuple[str, Damage, list[str]]] = [
     ("no folder", lambda data: shutil.rmtree(data / "train"), ["train", "dataset.json is missing"]),
     (
         "no validation set",
@@ -105,18 +94,18 @@ BAD_DATA: list[tuple[str, Spoil, list[str]]] = [
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"), [row[1:] for row in BAD_DATA], ids=[r[0] for r in BAD_DATA]
+    ("damage", "messages"), [row[1:] for row in BAD_DATA], ids=[r[0] for r in BAD_DATA]
 )
 def test_bad_data_is_named_before_anything_starts(
-    tmp_path: Path, spoil: Spoil, words: list[str]
+    tmp_path: Path, damage: Damage, messages: list[str]
 ) -> None:
     write_data(tmp_path / "data")
-    spoil(tmp_path / "data")
+    damage(tmp_path / "data")
     done = run(tmp_path, ENCODED)
     assert done.returncode == EXIT_USAGE, done.stderr
-    assert all(word in done.stderr for word in words), done.stderr
-    roots, error = done.stderr.strip().splitlines()
-    assert roots.startswith("data ")  # where everything was looked for
+    assert all(message in done.stderr for message in messages), done.stderr
+    paths, error = done.stderr.strip().splitlines()
+    assert paths.startswith("data ")  # the resolved paths
     assert error.startswith("fluxtrain: ")
     assert not (tmp_path / "run").exists()
 
@@ -129,13 +118,13 @@ BAD_FLAGS = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "words"), BAD_FLAGS)
+@pytest.mark.parametrize(("flags", "message"), BAD_FLAGS)
 def test_bad_flags_are_named_before_anything_starts(
-    tmp_path: Path, flags: list[str], words: str
+    tmp_path: Path, flags: list[str], message: str
 ) -> None:
     done = run(tmp_path, *flags)
     assert done.returncode == EXIT_USAGE, done.stderr
-    assert words in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -148,7 +137,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert f"spec.run.logging.metrics_port: got {port}; cannot listen" in done.stderr
 
 
-def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_output_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file where a folder should be")
     done = run(tmp_path, output=tmp_path / "file" / "run")
     assert done.returncode == EXIT_STORAGE
@@ -157,15 +146,15 @@ def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_two_runs_do_not_write_to_one_output(tmp_path: Path) -> None:
-    from fluxtrain.launch.torchrun import locked
+    from fluxtrain.launch.torchrun import lock_output
 
-    with locked(tmp_path / "run"):
+    with lock_output(tmp_path / "run"):
         done = run(tmp_path)
     assert done.returncode == EXIT_STORAGE
     assert "another run is writing there" in done.stderr
 
 
-def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     write_data(tmp_path / "data")
     flags = [ENCODED, "--checkpoint.every_steps=2", "--evaluation.every_samples=0"]
     assert run(tmp_path, *flags, "--schedule.steps=4").returncode == 0
@@ -181,10 +170,10 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(tmp_path: Path)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_gradient_that_is_no_number_ends_the_run_although_the_loss_is_one(
+def test_a_gradient_that_is_not_finite_fails_the_run_with_a_finite_loss(
     tmp_path: Path, processes: int
 ) -> None:
-    """Modulations start at zero, so such pooled vectors reach the second step's gradient, not its loss."""
+    """Modulations start at zero, so large pooled vectors affect the second step's gradient, not its loss."""
     write_data(tmp_path / "data", pooled=1e30)
     done = run(tmp_path, ENCODED, "--checkpoint.every_steps=1", f"--processes={processes}")
     assert done.returncode == EXIT_DIVERGED, done.stderr
@@ -197,50 +186,50 @@ def test_a_gradient_that_is_no_number_ends_the_run_although_the_loss_is_one(
 
 
 @pytest.mark.parametrize("limit", ["1e-300", "1e12"])
-def test_gradients_are_clipped_to_any_norm_that_is_allowed(tmp_path: Path, limit: str) -> None:
+def test_gradients_are_clipped_to_any_valid_norm(tmp_path: Path, limit: str) -> None:
     done = run(tmp_path, "--schedule.steps=3", f"--optim.max_grad_norm={limit}")
     assert done.returncode == 0, done.stderr
 
 
-def test_unreadable_samples_are_skipped_counted_and_named(tmp_path: Path) -> None:
+def test_unreadable_samples_are_skipped_counted_and_logged(tmp_path: Path) -> None:
     write_data(tmp_path / "data")
-    spoil_one_latent(tmp_path / "data" / "train" / "shard_000000.safetensors")
+    damage_one_latent(tmp_path / "data" / "train" / "shard_000000.safetensors")
     done = run(tmp_path, ENCODED, "--schedule.steps=4", "--data.max_bad_fraction=0.5")
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stderr.splitlines() if "skipped an unreadable sample" in line]
-    assert len(told) == 2  # two epochs
-    assert "(key 'key3')" in told[0]
+    lines = [line for line in done.stderr.splitlines() if "skipped an unreadable sample" in line]
+    assert len(lines) == 2  # two epochs
+    assert "(key 'key3')" in lines[0]
     refused = run(tmp_path, ENCODED, "--schedule.steps=40", "--data.max_bad_fraction=0.0001")
     assert refused.returncode == EXIT_USAGE
     assert "spec.run.data.max_bad_fraction" in refused.stderr
 
 
 @pytest.mark.parametrize("processes", [3, 7])
-def test_padding_is_not_counted_as_unreadable_samples(tmp_path: Path, processes: int) -> None:
-    """Nothing stands in for them: not even the first sample, which is the unreadable one here."""
+def test_fillers_are_not_counted_as_unreadable_samples(tmp_path: Path, processes: int) -> None:
+    """Fillers have no sample, not even the first one, which is unreadable here."""
     write_data(tmp_path / "data")
-    spoil_one_latent(tmp_path / "data" / "train" / "shard_000000.safetensors", row=0)
+    damage_one_latent(tmp_path / "data" / "train" / "shard_000000.safetensors", row=0)
     flags = [
         ENCODED,
         "--schedule.steps=4",
         "--data.max_bad_fraction=0.5",
         "--logging.every_steps=1",
     ]
-    told, losses = list[list[str]](), list[list[float]]()
+    messages, losses = list[list[str]](), list[list[float]]()
     for number in (1, processes):
         output = tmp_path / f"run_{number}"
         done = run(tmp_path, *flags, f"--processes={number}", output=output)
         assert done.returncode == 0, done.stderr
-        # ranks share one stderr, so another's words may follow on the same line
-        told.append(re.findall(r"skipped an unreadable sample: .*?: not finite", done.stderr))
+        # ranks share one stderr, so another message may follow on the same line
+        messages.append(re.findall(r"skipped an unreadable sample: .*?: not finite", done.stderr))
         rows = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
         losses.append([row["train_loss"] for row in rows if "train_loss" in row])
-    assert told[0] == told[1]
-    assert len(told[0]) == 2  # two epochs
+    assert messages[0] == messages[1]
+    assert len(messages[0]) == 2  # two epochs
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-def spoil_one_latent(shard: Path, row: int = 3) -> None:
+def damage_one_latent(shard: Path, row: int = 3) -> None:
     from fluxtrain.safetensors_file import read_header
 
     span = read_header(shard)["mean"]
@@ -261,15 +250,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_is_named_and_what_was_saved_stays_whole(
+def test_a_full_disk_is_named_and_saved_checkpoints_stay_complete(
     tmp_path: Path, small_disk: Path
 ) -> None:
     output = small_disk / "run"
-    one = ["--schedule.steps=2", "--model.depth=0", "--evaluation.every_samples=0"]
-    first = run(tmp_path, *one, "--checkpoint.keep=5", output=output)
+    small = ["--schedule.steps=2", "--model.depth=0", "--evaluation.every_samples=0"]
+    first = run(tmp_path, *small, "--checkpoint.keep=5", output=output)
     assert first.returncode == 0, first.stderr
     more = ["--schedule.steps=60", "--checkpoint.every_steps=1", "--checkpoint.keep=50"]
-    done = run(tmp_path, *one[1:], *more, output=output)
+    done = run(tmp_path, *small[1:], *more, output=output)
     assert done.returncode == EXIT_STORAGE, done.stderr
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr

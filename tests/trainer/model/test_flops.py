@@ -1,4 +1,4 @@
-"""The FLOP formula, against torch's own counter, to the last digit."""
+"""The FLOP formula equals torch's counter exactly."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def counted(
             "y": torch.zeros(1, config.vec_in_dim),
             "guidance": torch.zeros(1) if config.guidance_embed else None,
         }
-    # The counter knows the plain products, and not the CPU's fused attention.
+    # the counter does not support the CPU's fused attention
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         loss = model(**arguments).sum()
         forward = counter.get_total_flops()
@@ -52,9 +52,11 @@ def counted(
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 @pytest.mark.parametrize("tokens", [(16, 5), (4, 64)])
-def test_small_models_cost_what_torch_counts(config: ModelConfig, tokens: tuple[int, int]) -> None:
-    given = forward_flops(config, *tokens), training_flops(config, *tokens)
-    assert given == counted(config, *tokens, device="cpu")
+def test_flops_of_small_models_equal_torchs_count(
+    config: ModelConfig, tokens: tuple[int, int]
+) -> None:
+    ours = forward_flops(config, *tokens), training_flops(config, *tokens)
+    assert ours == counted(config, *tokens, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_small_models_cost_what_torch_counts(config: ModelConfig, tokens: tuple[
         ((4096, 512), 74_384_632_971_264, 223_139_397_107_712),
     ],
 )
-def test_the_whole_model_costs_what_torch_counts(
+def test_flops_of_the_full_model_equal_torchs_count(
     tokens: tuple[int, int], forward: int, training: int
 ) -> None:
     schnell = ModelConfig()

@@ -1,4 +1,4 @@
-"""Initial weights: the distribution of every parameter, and that seed and name alone decide."""
+"""Initial weights: the distribution of every parameter, and their dependence on seed and name only."""
 
 import math
 
@@ -35,7 +35,7 @@ def initialised(seed: int = 0) -> Flux:
 
 
 def rule(name: str) -> str:
-    """Return the row of the table that ``name`` falls under."""
+    """Return the distribution of ``name`` in the table of model/init.py."""
     *path, kind = name.split(".")
     if kind == "scale":
         return "one"
@@ -47,7 +47,7 @@ def rule(name: str) -> str:
     return "xavier"
 
 
-def test_every_parameter_follows_the_table() -> None:
+def test_every_parameter_has_the_documented_distribution() -> None:
     seen = set()
     for name, parameter in initialised().named_parameters():
         row = rule(name)
@@ -96,7 +96,7 @@ def test_the_first_prediction_is_exactly_zero() -> None:
     assert not prediction.any()
 
 
-def test_a_value_depends_on_seed_name_and_shape_alone() -> None:
+def test_a_value_depends_on_seed_name_and_shape_only() -> None:
     shape = torch.Size((24, 8))
     value = initial_value(QKV, shape, 5)
     torch.manual_seed(99)
@@ -105,7 +105,7 @@ def test_a_value_depends_on_seed_name_and_shape_alone() -> None:
     assert torch.equal(initial_value(QKV, shape, 5), value)
 
 
-def test_drawing_leaves_the_global_generator_alone() -> None:
+def test_the_global_generator_is_not_used() -> None:
     before = torch.get_rng_state()
     initial_value(QKV, torch.Size((24, 8)), 5)
     assert torch.equal(torch.get_rng_state(), before)
@@ -118,6 +118,6 @@ def test_another_name_or_seed_gives_an_independent_value(name: str, seed: int) -
     assert abs(torch.corrcoef(pair.flatten(1))[0, 1]) < 0.1
 
 
-def test_a_model_is_filled_with_the_initial_values() -> None:
+def test_a_model_has_the_initial_values() -> None:
     for name, parameter in initialised(seed=3).named_parameters():
         assert torch.equal(parameter, initial_value(name, parameter.shape, 3)), name

@@ -1,4 +1,4 @@
-"""Packing of latents: inverse of each other, and in diffusers' order."""
+"""Packing and unpacking of latents, compared with diffusers."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_unpack_is_the_inverse_of_pack(channels: int, height: int, width: int) -
     assert torch.equal(unpack(img, height, width), latents)
 
 
-def test_tokens_run_along_rows_and_features_from_channel_to_column() -> None:
+def test_tokens_are_ordered_by_row_and_features_by_channel_row_column() -> None:
     channel, row, column = torch.meshgrid(
         torch.arange(3), torch.arange(4), torch.arange(6), indexing="ij"
     )
@@ -27,7 +27,7 @@ def test_tokens_run_along_rows_and_features_from_channel_to_column() -> None:
 
 
 @pytest.mark.parametrize(("channels", "height", "width"), SIZES)
-def test_packing_equals_that_of_diffusers(channels: int, height: int, width: int) -> None:
+def test_packing_equals_diffusers(channels: int, height: int, width: int) -> None:
     latents = torch.randn(2, channels, height, width)
     img = FluxPipeline._pack_latents(latents, 2, channels, height, width)
     assert torch.equal(pack(latents), img)
@@ -36,7 +36,7 @@ def test_packing_equals_that_of_diffusers(channels: int, height: int, width: int
 
 
 @pytest.mark.parametrize(("height", "width"), [(4, 6), (2, 2), (32, 32)])
-def test_image_positions_equal_those_of_diffusers(height: int, width: int) -> None:
+def test_image_ids_equal_diffusers(height: int, width: int) -> None:
     theirs = FluxPipeline._prepare_latent_image_ids(
         1, height // 2, width // 2, torch.device("cpu"), torch.float32
     )
@@ -45,5 +45,5 @@ def test_image_positions_equal_those_of_diffusers(height: int, width: int) -> No
     assert torch.equal(ours, theirs)
 
 
-def test_text_has_no_position() -> None:
+def test_text_ids_are_zero() -> None:
     assert torch.equal(text_ids(5), torch.zeros(5, 3))

@@ -289,7 +289,7 @@ def test_unreadable_samples_are_left_out_and_logged(tmp_path: Path, models: Path
     for rank, key in enumerate(("000000001", "000000005")):
         assert (
             f"left out an unreadable sample: {tmp_path}/train/shard_000000.tar key '{key}'"
-            in ranks.said(paths, rank)
+            in ranks.output_of(paths, rank)
         )
 
 
@@ -308,7 +308,7 @@ def test_too_many_unreadable_samples_end_the_task(
     other = "validation" if part == "train" else "train"
     paths = RunPaths(tmp_path, tmp_path, models)
     assert finish(config(task="preprocess", preprocess={other: None}), paths) == [2]
-    assert f"of 10 {part} samples cannot be read; {message}" in ranks.said(paths)
+    assert f"of 10 {part} samples cannot be read; {message}" in ranks.output_of(paths)
     assert not (tmp_path / "preprocessed" / part / "dataset.json").exists()
 
 

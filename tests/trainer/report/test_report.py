@@ -1,4 +1,4 @@
-"""What a run tells: records after a resume, the endpoint, the clock, the step line."""
+"""Reporting: records after a resume, the endpoint, the clock, the step line."""
 
 import io
 import json
@@ -18,11 +18,11 @@ from fluxtrain.report.server import serve
 
 
 def get(port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-        return str(answer.read().decode())
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
+        return str(response.read().decode())
 
 
-def test_after_a_resume_no_step_stands_twice(tmp_path: Path) -> None:
+def test_no_step_is_repeated_after_a_resume(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     records = Records(path, 0)
     for step in (10, 20, 30):
@@ -53,20 +53,20 @@ def test_the_endpoint_serves_metrics_and_progress() -> None:
         stop()
 
 
-def test_a_gauge_says_nothing_before_its_first_value() -> None:
+def test_a_gauge_has_no_sample_before_it_is_set() -> None:
     metrics = Metrics()
     assert metrics.registry.get_sample_value("fluxtrain_samples") is None
     metrics.samples.set(0)
     assert metrics.registry.get_sample_value("fluxtrain_samples") == 0
 
 
-def test_every_metric_is_named_for_the_project_and_explained() -> None:
+def test_every_metric_has_the_prefix_and_a_help_text() -> None:
     for family in Metrics().registry.collect():
         assert family.name.startswith("fluxtrain_")
         assert family.documentation.endswith(".")
 
 
-def test_a_port_that_was_asked_for_and_is_taken_is_an_error() -> None:
+def test_a_requested_port_in_use_is_an_error() -> None:
     progress = Progress()
     stop = serve(Metrics(), progress, "127.0.0.1", None)
     assert stop is not None
@@ -81,18 +81,18 @@ def test_port_zero_serves_nothing() -> None:
     assert serve(Metrics(), Progress(), "127.0.0.1", 0) is None
 
 
-def test_the_clock_leaves_pauses_out() -> None:
+def test_the_clock_does_not_count_pauses() -> None:
     now = [0.0]
     clock = Clock(100.0, now=lambda: now[0])
     now[0] = 5.0
     clock.pause()
     now[0] = 50.0
-    clock.go_on()
+    clock.resume()
     now[0] = 52.0
     assert clock.seconds == 107.0
 
 
-def test_step_lines_have_one_shape() -> None:
+def test_step_lines_are_aligned() -> None:
     stream = io.StringIO()
     console = Console(1500, 0, stream)
     console.step_line(10, 1.41234, 99.5, 2e-3, 0.7, 3725.0)
@@ -104,7 +104,7 @@ def test_step_lines_have_one_shape() -> None:
     assert duration(-1) == "0:00:00"
 
 
-def test_the_loss_curve_is_a_picture(tmp_path: Path) -> None:
+def test_the_loss_curve_is_a_png(tmp_path: Path) -> None:
     records = [{"step": s, "samples": s * 32, "train_loss": 2.0 / s} for s in range(1, 50)]
     records.append({"step": 49, "samples": 1568, "eval_loss": 0.4})
     save_loss_curve(tmp_path / "loss.png", records, 0.586)

@@ -1,4 +1,4 @@
-"""What a trainer leaves as it ends, and what of it Kubernetes gets to read."""
+"""The termination message: the trainer's progress and the agent's message."""
 
 from __future__ import annotations
 
@@ -9,53 +9,52 @@ import pytest
 
 from fluxtrain.contract.launch import ENV_TERMINATION_MESSAGE
 from fluxtrain.report.metrics import Progress
-from fluxtrain.report.termination_message import LONGEST_BYTES, forward_termination_message, leave
+from fluxtrain.report.termination_message import MAX_BYTES, write_progress, write_termination_log
 
 
-def handed_on(folder: Path, message: str) -> dict[str, object]:
+def write_file(folder: Path, **progress: object) -> None:
+    """Write ``progress`` as a trainer does."""
+    values = Progress()
+    values.update(**progress)
+    write_progress(values, {ENV_TERMINATION_MESSAGE: str(folder / "progress.json")})
+
+
+def forwarded(folder: Path, message: str) -> dict[str, object]:
+    """Return the content of the termination log."""
     log = folder / "termination-log"
     log.touch()
-    forward_termination_message(folder / "words.json", message, log)
-    found: dict[str, object] = json.loads(log.read_bytes())
-    return found
+    write_termination_log(folder / "progress.json", message, log)
+    content: dict[str, object] = json.loads(log.read_bytes())
+    return content
 
 
-def test_progress_and_message_are_handed_on(tmp_path: Path) -> None:
-    progress = Progress()
-    progress.update(rank=0, step=300, trainLoss=0.5)
-    leave(progress, {ENV_TERMINATION_MESSAGE: str(tmp_path / "words.json")})
-    assert handed_on(tmp_path, "the loss is nan") == {
-        "phase": "loading",
-        "rank": 0,
-        "step": 300,
-        "trainLoss": 0.5,
-        "message": "the loss is nan",
-    }
-    assert "message" not in handed_on(tmp_path, "")
+def test_progress_and_message_are_forwarded(tmp_path: Path) -> None:
+    write_file(tmp_path, rank=0, step=300, trainLoss=0.5)
+    progress = {"phase": "loading", "rank": 0, "step": 300, "trainLoss": 0.5}
+    assert forwarded(tmp_path, "the loss is nan") == {**progress, "message": "the loss is nan"}
+    assert "message" not in forwarded(tmp_path, "")
 
 
-def test_nobody_is_told_where_nobody_asked(tmp_path: Path) -> None:
-    leave(Progress(), {})
-    leave(Progress(), {ENV_TERMINATION_MESSAGE: str(tmp_path / "no" / "such" / "folder")})
-    forward_termination_message(tmp_path / "words.json", "a message", tmp_path / "termination-log")
+def test_nothing_is_written_without_a_file_to_write_to(tmp_path: Path) -> None:
+    write_progress(Progress(), {})
+    write_progress(Progress(), {ENV_TERMINATION_MESSAGE: str(tmp_path / "no" / "such" / "folder")})
+    write_termination_log(tmp_path / "progress.json", "a message", tmp_path / "termination-log")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [None, "", '{"step": 3', "[1]", "\x00"])
-def test_a_trainer_that_left_nothing_whole_hides_no_message(
-    tmp_path: Path, words: str | None
+@pytest.mark.parametrize("content", [None, "", '{"step": 3', "[1]", "\x00"])
+def test_the_message_is_forwarded_without_valid_progress(
+    tmp_path: Path, content: str | None
 ) -> None:
-    if words is not None:
-        (tmp_path / "words.json").write_text(words)
-    assert handed_on(tmp_path, "killed") == {"message": "killed"}
+    if content is not None:
+        (tmp_path / "progress.json").write_text(content)
+    assert forwarded(tmp_path, "killed") == {"message": "killed"}
 
 
 @pytest.mark.parametrize("character", ["x", "é", "\n", '"', "\udc80", "火"])
-def test_of_a_long_message_the_end_is_kept(tmp_path: Path, character: str) -> None:
-    progress = Progress()
-    progress.update(rank=0, step=2**31)
-    leave(progress, {ENV_TERMINATION_MESSAGE: str(tmp_path / "words.json")})
-    found = handed_on(tmp_path, character * 9000 + "\nRuntimeError: why")
-    assert (tmp_path / "termination-log").stat().st_size <= LONGEST_BYTES
-    assert str(found["message"]).endswith("\nRuntimeError: why")
-    assert found["step"] == 2**31
+def test_the_end_of_a_long_message_is_kept(tmp_path: Path, character: str) -> None:
+    write_file(tmp_path, rank=0, step=2**31)
+    content = forwarded(tmp_path, character * 9000 + "\nRuntimeError: why")
+    assert (tmp_path / "termination-log").stat().st_size <= MAX_BYTES
+    assert str(content["message"]).endswith("\nRuntimeError: why")
+    assert content["step"] == 2**31

@@ -20,8 +20,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def action(arguments: argparse.Namespace, rest: list[str]) -> int:
     """Serve the rendezvous store until SIGTERM or SIGINT."""
-    from fluxtrain.launch.rendezvous import hold_store
+    from fluxtrain.launch.rendezvous import serve_store
 
     reject_unknown(rest)
-    hold_store(arguments.port)
+    serve_store(arguments.port)
     return EXIT_OK

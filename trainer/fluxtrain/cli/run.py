@@ -87,6 +87,6 @@ def _finished_message(config: RunConfig, paths: RunPaths) -> str | None:
         targets = open_outputs(config, paths.data, paths.models)
         finished = all(target.is_finished for target in targets)
         return "preprocess: everything is there already" if finished else None
-    if (state := torchrun.finished(config, paths.output)) is None:
+    if (state := torchrun.finished_state(config, paths.output)) is None:
         return None
     return f"{paths.output}: this run is over ({state.status} at step {state.step})."

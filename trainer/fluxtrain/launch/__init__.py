@@ -1,1 +1,1 @@
-"""Processes of a run: torchrun's agent, the rendezvous, and the entry of one rank."""
+"""Processes of a run: torchrun's agent, the rendezvous store, and the entry point of one rank."""

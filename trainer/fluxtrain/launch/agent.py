@@ -1,7 +1,7 @@
-"""A training pod's process: torchrun's agent in a loop that outlives the loss of the rendezvous store.
+"""The process of a training pod: torchrun's agent, restarted if the rendezvous store is lost.
 
-Without it every agent dies with the store; kubelet would restart them, but with a growing back-off
-(design D4). The trainer's own exit ends the loop with its code.
+Torchrun's agent exits if the store does; kubelet would restart it, but with a growing back-off. The loop
+ends with the exit code of the trainers.
 """
 
 from __future__ import annotations
@@ -24,94 +24,97 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from fluxtrain.contract.launch import ENV_FATAL_ERROR, ENV_GPUS, ENV_TERMINATION_MESSAGE, RunPaths
 from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
 from fluxtrain.gpus import require_gpus
-from fluxtrain.launch import torchrun as runner
-from fluxtrain.launch.rendezvous import BACKEND, register, stopping, wait_for_store
-from fluxtrain.report.termination_message import forward_termination_message
+from fluxtrain.launch import torchrun
+from fluxtrain.launch.rendezvous import BACKEND, register_backend, stop_event, wait_for_store
+from fluxtrain.report.termination_message import write_termination_log
 from fluxtrain.signals import handled
 
 _ENDPOINT = "PET_RDZV_ENDPOINT"
-_PAUSE_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 """Between two attempts: a rendezvous that a failed agent closed stays closed until the operator acts."""
 
 
 class FatalTrainerError(Exception):
-    """A trainer of this node says that no restart in place can help."""
+    """A trainer of this node failed with an error that a restart in place cannot fix."""
 
     def __init__(self, code: int, message: str) -> None:
-        """Keep the exit ``code`` and the ``message``."""
+        """Take the trainer's exit ``code`` and ``message``."""
         self.code, self.message = code, message
         super().__init__(message)
 
 
-def serve_node(environment: Mapping[str, str], termination_log: Path) -> tuple[int, str]:
-    """Train on this node as torchrun's ``PET_*`` environment says; return exit code and what to say.
+def run_agent(environment: Mapping[str, str], termination_log: Path) -> tuple[int, str]:
+    """Train on this node with torchrun's ``PET_*`` environment; return the exit code and a message.
 
-    The same, and the progress of rank 0 where it was on this node, goes to ``termination_log``.
+    Writes the message, and the progress of rank 0 if it ran here, to ``termination_log``.
     """
     with tempfile.TemporaryDirectory() as folder:
-        words = Path(folder) / "last_words.json"
-        os.environ[ENV_TERMINATION_MESSAGE] = str(words)
+        progress_file = Path(folder) / "progress.json"
+        os.environ[ENV_TERMINATION_MESSAGE] = str(progress_file)
         try:
-            with _heeding_stops(), _verdicts(Path(folder) / "verdict.json"):
+            with _raise_on_sigterm(), _raise_on_fatal_error(Path(folder) / "fatal_error.json"):
                 require_gpus(int(environment.get(ENV_GPUS, "0")), environment)
-                code, message = _join_until_over(environment)
+                code, message = _run_until_done(environment)
         except FluxtrainError as error:
             code, message = error.exit_code, str(error)
-        except FatalTrainerError as verdict:
-            code, message = verdict.code, verdict.message
-        except SignalException as stop:
-            code, message = EXIT_STOPPED, f"stopped by {stop.sigval.name} between two meetings"
-        forward_termination_message(words, message, termination_log)
+        except FatalTrainerError as error:
+            code, message = error.code, error.message
+        except SignalException as error:
+            code, message = EXIT_STOPPED, f"stopped by {error.sigval.name} during the rendezvous"
+        write_termination_log(progress_file, message, termination_log)
         return code, message
 
 
-def _join_until_over(environment: Mapping[str, str]) -> tuple[int, str]:
+def _run_until_done(environment: Mapping[str, str]) -> tuple[int, str]:
     paths = RunPaths.from_environment(environment)
-    register()
+    register_backend()
     while True:
-        with stopping() as over:
-            if not wait_for_store(environment[_ENDPOINT], over):
+        with stop_event() as stop:
+            if not wait_for_store(environment[_ENDPOINT], stop):
                 return EXIT_STOPPED, "stopped while waiting for the rendezvous store"
         try:
-            return runner.launch([f"--rdzv-backend={BACKEND}"], paths)
-        except (RendezvousError, DistError) as error:  # no store, or a node died while it joined
+            return torchrun.launch([f"--rdzv-backend={BACKEND}"], paths)
+        except (
+            RendezvousError,
+            DistError,
+        ) as error:  # the store is lost, or a node was lost while joining
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             print(f"rendezvous lost ({reason}); joining again", file=sys.stderr, flush=True)
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(_RETRY_SECONDS)
 
 
 @contextmanager
-def _heeding_stops() -> Iterator[None]:
-    """Heed SIGTERM from the start, as torchrun does from its first trainers on.
+def _raise_on_sigterm() -> Iterator[None]:
+    """Raise SignalException on SIGTERM, before torchrun installs its own handler.
 
-    Until then the kernel would drop it, for an agent is the first process of its container, and the pod
-    would stay for the whole of its grace.
+    The agent is process 1 of its container: the kernel ignores a signal without a handler, so the pod would
+    run until the end of its grace period.
     """
 
-    def stop(signum: int, frame: FrameType | None) -> None:
-        name = signal.Signals(signum)
-        raise SignalException(f"asked to stop by {name.name}", sigval=name)
+    def handle(signum: int, frame: FrameType | None) -> None:
+        sigval = signal.Signals(signum)
+        raise SignalException(f"received {sigval.name}", sigval=sigval)
 
-    with handled(stop, signal.SIGTERM):
+    with handled(handle, signal.SIGTERM):
         yield
 
 
 @contextmanager
-def _verdicts(path: Path) -> Iterator[None]:
-    """Let trainers end the agent: torchrun by itself would start them again, whatever their code."""
+def _raise_on_fatal_error(path: Path) -> Iterator[None]:
+    """Raise FatalTrainerError if a trainer reports one: torchrun would restart it, whatever its exit code."""
     os.environ[ENV_FATAL_ERROR] = str(path)
 
-    def heed(signum: int, frame: FrameType | None) -> None:
-        verdict = json.loads(path.read_text())
-        raise FatalTrainerError(verdict["code"], verdict["message"])
+    def handle(signum: int, frame: FrameType | None) -> None:
+        error = json.loads(path.read_text())
+        raise FatalTrainerError(error["code"], error["message"])
 
-    with handled(heed, signal.SIGUSR1):
+    with handled(handle, signal.SIGUSR1):
         yield
 
 
 def main(termination_log: Path) -> int:
     """Run this pod's agent."""
-    code, message = serve_node(os.environ, termination_log)
+    code, message = run_agent(os.environ, termination_log)
     if message:
         print(f"fluxtrain: {message}", file=sys.stderr, flush=True)
     return code

@@ -1,4 +1,4 @@
-"""One rank, started by torchrun: read the config, join the others, run the task, end with its exit code."""
+"""One rank, started by torchrun: read the config, join the process group, run the task."""
 
 from __future__ import annotations
 
@@ -37,44 +37,44 @@ TASKS: dict[str, Callable[[RunConfig, RunPaths, World], object]] = {
     "preprocess": preprocess,
     "sample": sample_prompts,
 }
-"""What one rank runs, by ``spec.run.task``."""
+"""The function that each rank runs, by ``spec.run.task``."""
 
 FINAL_CODES = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE)
-"""Exit codes that torchrun's restart of the processes in place would only bring again."""
+"""Exit codes of errors that a restart by torchrun would only repeat."""
 
 
 def main() -> int:
-    """Run this rank as torchrun's environment says; return the exit code of the contract."""
+    """Run this rank with torchrun's environment; return its exit code."""
     end_with_parent()
-    places = RunPaths.from_environment(os.environ)
+    paths = RunPaths.from_environment(os.environ)
     try:
         text = Path(os.environ[ENV_CONFIG]).read_text()
         config = validate(RunConfig, json.loads(text), "spec.run")
         with process_group() as world:
-            TASKS[config.task](config, places, world)
+            TASKS[config.task](config, paths, world)
         return EXIT_OK
     except FluxtrainError as error:
         return _report(str(error), error.exit_code)
     except OSError as error:
         if error.errno not in _STORAGE_ERRNO:
             return _report(traceback.format_exc(), EXIT_ERROR)
-        where = error.filename or places.output
-        return _report(f"{where}: cannot be written or read ({error.strerror})", EXIT_STORAGE)
+        path = error.filename or paths.output
+        return _report(f"{path}: cannot be written or read ({error.strerror})", EXIT_STORAGE)
     except Exception:
         return _report(traceback.format_exc(), EXIT_ERROR)
 
 
 def _report(message: str, exit_code: int) -> int:
-    """Hand ``message`` to the agent that started this process, or print it where there is none."""
-    target = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if target is None:
+    """Write ``message`` for the agent that started this process, or print it if there is none."""
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if error_file is None:
         print(message, file=sys.stderr, flush=True)
         return exit_code
     record = {"message": message, "timestamp": int(time.time())}
-    Path(target).write_text(json.dumps(record))
-    verdict = os.environ.get(ENV_FATAL_ERROR)
-    if verdict is not None and exit_code in FINAL_CODES:
-        Path(verdict).write_text(json.dumps({"code": exit_code, "message": message}))
+    Path(error_file).write_text(json.dumps(record))
+    fatal_error_file = os.environ.get(ENV_FATAL_ERROR)
+    if fatal_error_file is not None and exit_code in FINAL_CODES:
+        Path(fatal_error_file).write_text(json.dumps({"code": exit_code, "message": message}))
         os.kill(os.getppid(), signal.SIGUSR1)
     return exit_code
 

@@ -1,7 +1,6 @@
-"""Where the agents of a job meet: a store in a process of its own, and torch's rendezvous over it.
+"""The rendezvous of a job's agents: a TCPStore in its own process, and torch's c10d rendezvous over it.
 
-The store's process holds nothing but torch's TCPStore. It runs in a pod of its own, so that losing any
-training pod never takes the store along (design D4).
+The store runs in its own pod, so that it survives the loss of any training pod.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from fluxtrain.errors import StorageError
 from fluxtrain.signals import handled
 
 BACKEND = "fluxtrain"
-"""torchrun's name for a rendezvous that stays open when one meeting fails; see `register`."""
+"""torchrun's name of the rendezvous that stays open after a failed round; see `register_backend`."""
 _RETRY_SECONDS = 1.0
-_MEETING_SECONDS = 20
-"""How long those who have met wait for each other's ranks, which is a matter of milliseconds."""
+_READ_TIMEOUT_SECONDS = 20
+"""How long agents that have joined wait for each other's ranks; usually milliseconds."""
 
 
-def hold_store(port: int, address: str = "0.0.0.0") -> None:
-    """Hold the store at ``address:port`` until SIGTERM or SIGINT; StorageError where it cannot be had."""
-    with stopping() as over:
+def serve_store(port: int, address: str = "0.0.0.0") -> None:
+    """Serve the store at ``address:port`` until SIGTERM or SIGINT; StorageError if it cannot listen."""
+    with stop_event() as stop:
         store = _open_store(port, address)
-        over.wait()
+        stop.wait()
         del store
 
 
@@ -62,46 +61,47 @@ def _open_store(port: int, address: str) -> TCPStore:
         ) from None
 
 
-def wait_for_store(endpoint: str, over: threading.Event) -> bool:
-    """Wait until something listens at ``endpoint`` (host:port); return False where ``over`` came first."""
+def wait_for_store(endpoint: str, stop: threading.Event) -> bool:
+    """Wait for a listener at ``endpoint`` (host:port); return False if ``stop`` was set first."""
     host, _, port = endpoint.rpartition(":")
-    while not over.is_set():
+    while not stop.is_set():
         try:
             with socket.create_connection((host, int(port)), timeout=_RETRY_SECONDS):
                 return True
-        except OSError:  # no name, no route or nobody there yet: all of them pass
+        except OSError:  # unknown host, no route or connection refused: all are temporary
             time.sleep(_RETRY_SECONDS)
     return False
 
 
 @contextmanager
-def stopping() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and SIGINT set; the handlers before come back afterwards."""
-    over = threading.Event()
-    with handled(lambda *_: over.set(), signal.SIGTERM, signal.SIGINT):
-        yield over
+def stop_event() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM and SIGINT set; afterwards restore the previous handlers."""
+    event = threading.Event()
+    with handled(lambda *_: event.set(), signal.SIGTERM, signal.SIGINT):
+        yield event
 
 
-def register() -> None:
-    """Make `BACKEND` known to torchrun."""
-    rendezvous_handler_registry.register(BACKEND, _create)
+def register_backend() -> None:
+    """Register `BACKEND` with torchrun."""
+    rendezvous_handler_registry.register(BACKEND, _create_handler)
 
 
 class _OpenRendezvous(RendezvousHandler):
-    """torch's own rendezvous, c10d, which a failed meeting does not close, and which nobody leaves unawares.
+    """torch's c10d rendezvous, with two differences.
 
-    A node may die after it has joined and before it has told its rank. The others wait for it in vain
-    (``read_timeout``), fail, and torchrun would close the rendezvous for all as if the program had failed.
+    A failed round does not close it. A node may be lost after it has joined and before it has published its
+    rank: the others time out (``read_timeout``), and torchrun would close the rendezvous for all.
 
-    An agent that cannot say for three seconds that it lives is given up by those who meet next. Torch's
-    agent looks only for nodes that wait, so it would let its trainers go on beside the others'.
+    An agent that the others have removed joins again. The next round removes an agent without a heartbeat
+    for three seconds; torch's agent checks only for waiting nodes, so its trainers would continue in
+    parallel with the others'.
     """
 
     def __init__(self, c10d: DynamicRendezvousHandler) -> None:
         self._c10d = c10d
 
     def shutdown(self) -> bool:
-        """Close the rendezvous, unless the store is why the agent ends: then it comes back."""
+        """Close the rendezvous, unless the agent ends because the store is lost: then it joins again."""
         return isinstance(sys.exc_info()[1], DistError) or self._c10d.shutdown()
 
     def get_backend(self) -> str:
@@ -121,16 +121,16 @@ class _OpenRendezvous(RendezvousHandler):
         self._c10d.set_closed()
 
     def num_nodes_waiting(self) -> int:
-        """Return how many wait to be let in; that is one where we have been given up ourselves."""
-        waiting = self._c10d.num_nodes_waiting()  # brings the state up to date
-        met = self._c10d._this_node in self._c10d._state_holder.state.participants
-        return waiting or int(not met)
+        """Return the number of nodes that wait to join; 1 if this node itself was removed."""
+        waiting = self._c10d.num_nodes_waiting()  # updates the state
+        joined = self._c10d._this_node in self._c10d._state_holder.state.participants
+        return waiting or int(not joined)
 
     def get_run_id(self) -> str:
         return self._c10d.get_run_id()
 
 
-def _create(parameters: RendezvousParameters) -> RendezvousHandler:
-    parameters.config.setdefault("read_timeout", _MEETING_SECONDS)
+def _create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
+    parameters.config.setdefault("read_timeout", _READ_TIMEOUT_SECONDS)
     backend, store = create_backend(parameters)
     return _OpenRendezvous(create_handler(store, backend, parameters))

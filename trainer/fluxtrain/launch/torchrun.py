@@ -1,4 +1,4 @@
-"""The launcher around torchrun: starts the trainers of this machine and says how they ended."""
+"""The launcher around torchrun: starts the trainers of this machine and returns how they ended."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ from fluxtrain.report.metrics import Metrics, Progress
 from fluxtrain.report.server import serve
 from fluxtrain.sample.task import check_sample_task
 
-KEPT_MEMORY = {
+MALLOC_SETTINGS = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
 """glibc's settings for trainers on CPUs: freed activations stay in the heap for the next step. By default
-each goes back to the kernel and comes again as zeroed pages, 220,000 page faults a step (docs/log.md)."""
+they are returned to the kernel, which costs 220,000 page faults a step (docs/log.md)."""
 SHUTDOWN_SECONDS = 120
-"""How long trainers may take to leave a checkpoint after a signal."""
-_LOCK_SECONDS = 10.0
-_PARTING_SECONDS = 10
-"""How long an agent whose trainers ended well waits for the others, which is a matter of milliseconds.
+"""How long trainers may take to save a checkpoint after a signal."""
+_LOCK_TIMEOUT_SECONDS = 10.0
+_EXIT_BARRIER_SECONDS = 10
+"""How long an agent waits for the other agents after its trainers succeeded; usually milliseconds.
 
-Trainers leave together (see `process_group`), so an agent that does not come is lost. Torchrun would wait
-five minutes for it, and its successor, if there is one, for those that wait."""
+Trainers end together (see `process_group`), so an agent that does not arrive is lost. Torchrun's default
+is five minutes."""
 
 
 def run(config: RunConfig, paths: RunPaths, processes: int) -> tuple[int, str]:
-    """Run the training on this machine; return the exit code of the contract and what to say.
+    """Run the task on this machine; return the exit code and a message.
 
-    Raises StorageError where the output cannot be written or another run is writing to it.
+    Raises StorageError if the output cannot be written or is locked by another run.
     """
-    _check_before_starting(config, paths, processes)
-    with locked(paths.output):
+    check_before_starting(config, paths, processes)
+    with lock_output(paths.output):
         path = _write_config(config, paths.output)
         os.environ.update(paths.environment())
         os.environ[ENV_CONFIG] = str(path)
@@ -75,8 +75,8 @@ def run(config: RunConfig, paths: RunPaths, processes: int) -> tuple[int, str]:
         )
 
 
-def _check_before_starting(config: RunConfig, paths: RunPaths, processes: int) -> None:
-    """Raise for what a trainer would only find out after seconds of starting up."""
+def check_before_starting(config: RunConfig, paths: RunPaths, processes: int) -> None:
+    """Raise the errors that a trainer would only raise after seconds of starting up."""
     if config.task == "preprocess":
         open_outputs(config, paths.data, paths.models)
     elif config.task == "prepare":
@@ -105,29 +105,31 @@ def _check_training(config: RunConfig, paths: RunPaths, processes: int) -> None:
 
 def launch(torchrun_arguments: list[str], paths: RunPaths) -> tuple[int, str]:
     """Run ``fluxtrain.launch.rank`` under torchrun with these arguments and the PET_* environment."""
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say it ourselves
-    agent = partial(LocalElasticAgent, exit_barrier_timeout=_PARTING_SECONDS)
+    logging.getLogger("torch.distributed.elastic").setLevel(
+        logging.CRITICAL
+    )  # the errors are reported by the caller
+    agent = partial(LocalElasticAgent, exit_barrier_timeout=_EXIT_BARRIER_SECONDS)
     vars(api)[LocalElasticAgent.__name__] = agent  # the launcher has no argument for it
     parser = get_args_parser()
     if any("--shutdown-timeout" in action.option_strings for action in parser._actions):
         torchrun_arguments = [f"--shutdown-timeout={SHUTDOWN_SECONDS}", *torchrun_arguments]
     arguments = parser.parse_args([*torchrun_arguments, "-m", "fluxtrain.launch.rank"])
     launch_config, command, command_arguments = config_from_args(arguments)
-    _one_thread_pool_per_core(launch_config.nproc_per_node)
+    _divide_cores(launch_config.nproc_per_node)
     if not torch.cuda.is_available():
-        os.environ.update({**KEPT_MEMORY, **os.environ})
+        os.environ.update({**MALLOC_SETTINGS, **os.environ})
     try:
         api.elastic_launch(launch_config, command)(*command_arguments)
     except ChildFailedError as error:
-        return _explain(error.get_first_failure()[1])
+        return _failure_message(error.get_first_failure()[1])
     except SignalException as error:
-        return EXIT_STOPPED, _stopped(paths, error.sigval)
+        return EXIT_STOPPED, _stop_message(paths, error.sigval)
     except KeyboardInterrupt:
-        return EXIT_STOPPED, _stopped(paths, signal.SIGINT)
+        return EXIT_STOPPED, _stop_message(paths, signal.SIGINT)
     return EXIT_OK, ""
 
 
-def finished(config: RunConfig, output: Path) -> checkpoint.RunState | None:
+def finished_state(config: RunConfig, output: Path) -> checkpoint.RunState | None:
     """Return the state of the run in ``output`` if ``config`` asks for nothing beyond it, else None."""
     newest = checkpoint.latest(output / CHECKPOINTS_FOLDER)
     state = checkpoint.read_state(newest) if newest else None
@@ -135,8 +137,8 @@ def finished(config: RunConfig, output: Path) -> checkpoint.RunState | None:
 
 
 @contextmanager
-def locked(output: Path) -> Iterator[None]:
-    """Own ``output`` while it is written; the kernel lets go of the lock with the process."""
+def lock_output(output: Path) -> Iterator[None]:
+    """Lock ``output``; the kernel releases the lock if the process ends. StorageError if it is locked."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         lock = os.open(output / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -150,7 +152,7 @@ def locked(output: Path) -> Iterator[None]:
 
 
 def _acquire(lock: int, output: Path) -> None:
-    deadline = time.monotonic() + _LOCK_SECONDS
+    deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,13 +172,13 @@ def _write_config(config: RunConfig, output: Path) -> Path:
     return path
 
 
-def _one_thread_pool_per_core(processes: int) -> None:
-    """Share the cores among the processes; torchrun's own default is one thread each."""
+def _divide_cores(processes: int) -> None:
+    """Divide the cores among the processes' thread pools; torchrun's default is one thread each."""
     cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
 
 
-def _explain(failure: ProcessFailure) -> tuple[int, str]:
+def _failure_message(failure: ProcessFailure) -> tuple[int, str]:
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
         hint = " (out of memory?)" if name == "SIGKILL" else ""
@@ -192,7 +194,7 @@ def _explain(failure: ProcessFailure) -> tuple[int, str]:
     return failure.exitcode, message
 
 
-def _stopped(paths: RunPaths, signum: int) -> str:
+def _stop_message(paths: RunPaths, signum: int) -> str:
     newest = checkpoint.latest(paths.output / CHECKPOINTS_FOLDER)
     saved = (
         f"a checkpoint of step {checkpoint.read_state(newest).step}" if newest else "no checkpoint"

@@ -1,8 +1,7 @@
-"""What forward keeps for backward, block by block, counted from the tensors that autograd saves.
+"""Memory of the activations that forward saves for backward, counted from the tensors in model/blocks.py.
 
-The counts below are those of model/blocks.py and are held to measured ones by the tests. In the
-formulas h is the hidden width, r the MLP's width over h, and one unit is a tensor of the block's
-tokens, h wide, in the compute dtype.
+The tests compare the counts with measured ones. h is the hidden width, r the MLP's width over h; one unit is
+a tensor of the block's tokens, h wide, in the compute dtype.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ BYTES = {"bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True)
 class Saved:
-    """Bytes that one block keeps: per token, and per sample whatever its tokens."""
+    """Bytes that one block saves: per token, and per sample for any number of tokens."""
 
     per_token: int
     per_sample: int
@@ -31,14 +30,13 @@ class Saved:
 
 
 def activation_bytes(config: RunConfig) -> tuple[int, int]:
-    """Return the bytes that one sample keeps until backward, and those that recomputing adds meanwhile.
+    """Return the bytes saved per sample until backward, and those of the block that is being recomputed.
 
-    The second is what one block keeps while it is recomputed: 0 where nothing is.
+    The second is 0 without activation checkpointing.
     """
-    kinds = _kinds(config)
     tokens = config.image_tokens + config.data.text_length
     kept = live = 0
-    for saved, num_blocks, recomputed in kinds:
+    for saved, num_blocks, recomputed in _kinds(config):
         inputs = tokens * config.model.hidden_size * BYTES[config.precision.compute]
         kept += (num_blocks - recomputed) * saved.bytes(tokens) + recomputed * inputs
         if recomputed:
@@ -49,14 +47,14 @@ def activation_bytes(config: RunConfig) -> tuple[int, int]:
 def recomputed_blocks(num_blocks: int, fraction: float, start: int = 0) -> int:
     """Return how many of ``num_blocks`` blocks from index ``start`` on recompute their activations.
 
-    The rule of parallelize.recompute_activations, summed: block i does where i * fraction passes a
+    The sum of the rule of parallelize.recompute_activations: block i is recomputed if i * fraction passes a
     whole number.
     """
     return int((start + num_blocks) * fraction) - int(start * fraction)
 
 
 def _kinds(config: RunConfig) -> list[tuple[Saved, int, int]]:
-    """Return, for each kind of block: what one keeps, how many there are, how many recompute."""
+    """Return for each kind of block: the bytes of one, the number of blocks, how many are recomputed."""
     model, fraction = config.model, config.parallel.activation_checkpointing
     double, single = saved_by_double_block(config), saved_by_single_block(config)
     return [
@@ -70,11 +68,11 @@ def _kinds(config: RunConfig) -> list[tuple[Saved, int, int]]:
 
 
 def saved_by_double_block(config: RunConfig) -> Saved:
-    """Return what a double-stream block keeps.
+    """Return the bytes that a double-stream block saves.
 
     Eager 13 + 2r units: the block's input, norm and modulated input of attention and MLP (6), rotated
     q and k, v, attended (4), input and output of the projection (2), the MLP's output (1), and its
-    hidden layer before and after GELU (2r). Compiled: norms are recomputed instead of kept.
+    hidden layer before and after GELU (2r). Compiled: norms are recomputed instead of saved.
     """
     width = BYTES[config.precision.compute]
     hidden, ratio = config.model.hidden_size, config.model.mlp_ratio
@@ -88,39 +86,41 @@ def saved_by_double_block(config: RunConfig) -> Saved:
 
 
 def saved_by_single_block(config: RunConfig) -> Saved:
-    """Return what a single-stream block keeps.
+    """Return the bytes that a single-stream block saves.
 
-    Eager 11 + 2r units: input, norm, modulated input (3), all that the first projection gives (3 + r),
+    Eager 11 + 2r units: input, norm, modulated input (3), the output of the first projection (3 + r),
     rotated q and k, attended (3), the second one's input (1 + r) and output (1). Compiled: no norm.
     """
     width, model = BYTES[config.precision.compute], config.model
     hidden, ratio = model.hidden_size, model.mlp_ratio
     if config.parallel.compile:
-        # In float32 the compiler keeps GELU's input once more, apart from the projection's output.
+        # in float32 the compiler saves GELU's input separately from the projection's output
         units = 10 + (3 if width == _FLOAT32 else 2) * ratio
         extra = 0.0
     else:
         units = 11 + 2 * ratio
-        # In float32 the norms' inputs lie inside the projection's output, which is counted already.
+        # in float32 the norms' inputs are views of the projection's output, which is counted already
         extra = _query_key_norms(config) - (3.0 * width * hidden if width == _FLOAT32 else 0.0)
     statistics = 3 * _per_head(model) + 2 * _FLOAT32
     return Saved(int(units * width * hidden + extra) + statistics, 5 * width * hidden)
 
 
 def _query_key_norms(config: RunConfig) -> float:
-    """Return the bytes per token that the eager norms of q and k keep: they work in float32."""
+    """Return the bytes per token that the eager norms of q and k, in float32, save."""
     hidden = config.model.hidden_size
     if config.precision.compute == "float32":
-        return 5.0 * _FLOAT32 * hidden  # the whole projection (q, k, v), and q and k normalised
+        return 5.0 * _FLOAT32 * hidden  # the projection (q, k, v), and q and k normalised
     return 4.0 * _FLOAT32 * hidden  # q and k in float32, before and after
 
 
 def _per_head(model: ModelConfig) -> int:
-    return model.num_heads * _FLOAT32  # q's and k's norms and attention keep one number per head
+    return (
+        model.num_heads * _FLOAT32
+    )  # the norms of q and k, and attention, save one number per head
 
 
 def _outside_blocks(config: RunConfig) -> int:
-    """Return the bytes that the embeddings and the last layer keep for one sample."""
+    """Return the bytes that the embeddings and the last layer save for one sample."""
     width, model = BYTES[config.precision.compute], config.model
     image, text = config.image_tokens, config.data.text_length
     embedded = image * model.in_channels + text * model.context_in_dim

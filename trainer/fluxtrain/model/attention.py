@@ -9,14 +9,14 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (the name everybody gives it)
+from torch.nn import functional as F  # noqa: N812  (the usual name)
 
 Heads = Float[Tensor, "b h s k"]
 Rotation = tuple[Float[Tensor, "s p"], Float[Tensor, "s p"]]  # cosines and sines, float32
 
 
 def rotation(ids: Float[Tensor, "s n"], axes_dim: tuple[int, ...], theta: int) -> Rotation:
-    """Return the RoPE angles' cosines and sines for the positions ``ids``: each axis has channels of its own.
+    """Return cosines and sines of the RoPE angles at the positions ``ids``; each axis has its own channels.
 
     Frequencies and angles are computed in float64, as diffusers does, and returned in float32.
     """
@@ -37,7 +37,7 @@ def rotate(x: Heads, by: Rotation) -> Heads:
 
 
 def attention(q: Heads, k: Heads, v: Heads, positions: Rotation) -> Float[Tensor, "b s d"]:
-    """Return bidirectional attention with rotated ``q`` and ``k``, its heads side by side again."""
+    """Return bidirectional attention with rotated ``q`` and ``k``, its heads concatenated."""
     q, k = rotate(q, positions), rotate(k, positions)
     return rearrange(F.scaled_dot_product_attention(q, k, v), "b h s k -> b s (h k)")
 

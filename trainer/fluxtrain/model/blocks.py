@@ -1,4 +1,4 @@
-"""The two kinds of block and the last layer: modulate, project, attend together, add back.
+"""The two kinds of block and the last layer.
 
 Axes: b batch, n image tokens, l text tokens, s = l + n, d hidden, h heads, k head width.
 """
@@ -9,7 +9,7 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (the name everybody gives it)
+from torch.nn import functional as F  # noqa: N812  (the usual name)
 
 from fluxtrain.model.attention import Heads, QKNorm, Rotation, attention
 
@@ -18,10 +18,10 @@ Triple = tuple[Tensor, Tensor, Tensor]  # shift, scale, gate; each b 1 d
 
 
 class Modulation(nn.Module):
-    """What ``vec`` does to a block: shift, scale and gate, once or twice."""
+    """Computes shift, scale and gate from ``vec``, once or twice (adaLN-Zero)."""
 
     def __init__(self, hidden_size: int, triples: int) -> None:
-        """Make ``triples`` (shift, scale, gate) of width ``hidden_size``."""
+        """Compute ``triples`` times (shift, scale, gate) of width ``hidden_size``."""
         super().__init__()
         self.triples = triples
         self.lin = nn.Linear(hidden_size, 3 * triples * hidden_size)
@@ -33,7 +33,7 @@ class Modulation(nn.Module):
 
 
 def modulate(x: Float[Tensor, "b s d"], shift: Tensor, scale: Tensor) -> Float[Tensor, "b s d"]:
-    """Return (1 + scale) norm(x) + shift; the norm has no weights of its own."""
+    """Return (1 + scale) norm(x) + shift; the norm has no weights."""
     return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=1e-6), 1 + scale)
 
 
@@ -44,7 +44,7 @@ def split_heads(qkv: Float[Tensor, "b s _"], num_heads: int) -> tuple[Heads, Hea
 
 
 class SelfAttention(nn.Module):
-    """The weights of one stream's attention; the block joins the streams."""
+    """The attention weights of one stream; the block computes attention over both streams."""
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         """Project ``hidden_size`` channels to ``num_heads`` heads and back."""
@@ -71,10 +71,10 @@ def mlp(hidden_size: int, mlp_hidden: int) -> nn.Sequential:
 
 
 class DoubleStreamBlock(nn.Module):
-    """Image and text with weights of their own, attending together."""
+    """Image and text streams with separate weights and joint attention."""
 
     def __init__(self, hidden_size: int, num_heads: int, mlp_hidden: int) -> None:
-        """Make both streams ``hidden_size`` wide, with MLPs ``mlp_hidden`` wide."""
+        """Create both streams of width ``hidden_size``, with MLPs of width ``mlp_hidden``."""
         super().__init__()
         self.img_mod = Modulation(hidden_size, triples=2)
         self.img_attn = SelfAttention(hidden_size, num_heads)
@@ -90,7 +90,7 @@ class DoubleStreamBlock(nn.Module):
         vec: Vec,
         positions: Rotation,
     ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b l d"]]:
-        """Return both streams after joint attention and their own MLPs."""
+        """Return both streams after joint attention and the MLPs."""
         (img_shift, img_scale, img_gate), img_mlp_mod = self.img_mod(vec)
         (txt_shift, txt_scale, txt_gate), txt_mlp_mod = self.txt_mod(vec)
 
@@ -111,10 +111,10 @@ def _add_mlp(x: Tensor, layers: nn.Module, mod: Triple) -> Tensor:
 
 
 class SingleStreamBlock(nn.Module):
-    """One stream; attention and MLP side by side, their projections fused."""
+    """One stream with attention and MLP in parallel, their projections fused."""
 
     def __init__(self, hidden_size: int, num_heads: int, mlp_hidden: int) -> None:
-        """Make the stream ``hidden_size`` wide, with an MLP ``mlp_hidden`` wide."""
+        """Create a stream of width ``hidden_size``, with an MLP of width ``mlp_hidden``."""
         super().__init__()
         self.num_heads = num_heads
         self.widths = [3 * hidden_size, mlp_hidden]
@@ -132,12 +132,12 @@ class SingleStreamBlock(nn.Module):
         q, k, v = split_heads(qkv, self.num_heads)
         q, k = self.norm(q, k)
         attended = attention(q, k, v, positions)
-        together = torch.cat((attended, F.gelu(hidden, approximate="tanh")), dim=-1)
-        return torch.addcmul(x, gate, self.linear2(together))
+        concatenated = torch.cat((attended, F.gelu(hidden, approximate="tanh")), dim=-1)
+        return torch.addcmul(x, gate, self.linear2(concatenated))
 
 
 class LastLayer(nn.Module):
-    """Modulate once more and project to packed latent channels."""
+    """Modulates and projects to packed latent channels."""
 
     def __init__(self, hidden_size: int, out_channels: int) -> None:
         """Project ``hidden_size`` to ``out_channels``."""

@@ -1,4 +1,4 @@
-"""Numbers to vectors: the timestep's sinusoids and the small MLPs that make ``vec``.
+"""Embeddings of timestep, guidance and pooled text, whose sum is ``vec``.
 
 Axes: b batch, d hidden.
 """

@@ -1,7 +1,7 @@
-"""FLOPs of one sample: what the matrix products cost, one FLOP being a multiplication or an addition.
+"""FLOPs of one sample: those of the matrix products, a multiplication or an addition each counted as one.
 
-Element-wise work is left out and attention counted in full (it is bidirectional), as
-``torch.utils.flop_counter`` does. d is the hidden width; a linear layer from i to o costs 2 i o per row.
+Element-wise operations are not counted, attention is counted in full (it is bidirectional), as by
+``torch.utils.flop_counter``. d is the hidden width; a linear layer from i to o costs 2 i o per row.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def forward_flops(config: ModelConfig, image_tokens: int, text_tokens: int) -> i
 def training_flops(config: ModelConfig, image_tokens: int, text_tokens: int) -> int:
     """Return the FLOPs of forward and backward for one sample, without recomputation.
 
-    Each product costs two in the backward pass, one where the layer's input needs no gradient. A model
-    without single blocks drops its last text stream, whose few backward FLOPs are counted here all the same.
+    Each product costs two in the backward pass, one if the layer's input needs no gradient. A model
+    without single blocks does not use its last text stream, whose few backward FLOPs are still counted.
     """
     layers = _linear_flops(config, image_tokens, text_tokens)
     inputs = sum(flops for name, flops in layers.items() if name in _INPUT_WEIGHTS)

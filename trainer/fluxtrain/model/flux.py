@@ -1,4 +1,4 @@
-"""FLUX.1's transformer, in the order of its figure and with the names of BFL's files.
+"""FLUX.1's transformer, with the tensor names of BFL's files.
 
 Axes: b batch, n image tokens, l text tokens, s = l + n, c packed channels, d hidden.
 """
@@ -18,11 +18,11 @@ from fluxtrain.model.embed import TIMESTEP_DIM, MLPEmbedder, timestep_embedding
 class Flux(nn.Module):
     """Predicts the velocity of packed latents from noisy ones, text and time.
 
-    Timestep embedding and position angles are computed in float32 whatever the weights' dtype.
+    Timestep embedding and RoPE angles are computed in float32 for any dtype of the weights.
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        """Make the layers; the config has checked that heads and axes fit."""
+        """Create the layers; ``config`` has validated that heads and axes fit."""
         super().__init__()
         hidden, heads = config.hidden_size, config.num_heads
         mlp_hidden = int(hidden * config.mlp_ratio)
@@ -52,7 +52,7 @@ class Flux(nn.Module):
     ) -> Float[Tensor, "b n c"]:
         """Return the velocity at ``img``; ``timesteps`` run from 0 (clean) to 1 (noise).
 
-        Raises ValueError where the model needs ``guidance`` and none is given, or the reverse.
+        Raises ValueError if the model needs ``guidance`` and there is none, or the reverse.
         """
         if (guidance is None) != (self.guidance_in is None):
             needed = "needs" if self.guidance_in is not None else "takes no"

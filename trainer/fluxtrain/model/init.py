@@ -1,4 +1,4 @@
-"""Initial weights: a table of distributions, and values that depend on seed and name alone.
+"""Initial weights, which depend on the seed and the parameter's name only.
 
 | parameters                                            | distribution                           |
 |-------------------------------------------------------|----------------------------------------|
@@ -24,7 +24,7 @@ _NORMAL = ("time_in", "vector_in", "guidance_in")
 def initial_value(
     name: str, shape: torch.Size, seed: int, device: torch.device | None = None
 ) -> Tensor:
-    """Return the whole initial value of parameter ``name``: equal on every rank that asks."""
+    """Return the unsharded initial value of parameter ``name``: the same on every rank."""
     parts = name.split(".")
     if parts[-1] == "scale":
         return torch.ones(shape, device=device)

@@ -1,4 +1,4 @@
-"""Latents as the model sees them: 2 x 2 patches as tokens, and where each token lies.
+"""Packed latents, the model's image tokens: 2 x 2 patches, and their position ids.
 
 Axes: b batch, ch latent channels, h w latent image, n image tokens, l text tokens, c packed channels.
 """
@@ -12,12 +12,12 @@ from torch import Tensor
 
 
 def pack(latents: Float[Tensor, "b ch h w"]) -> Float[Tensor, "b n c"]:
-    """Fold each 2x2 patch of latents into one token, row by row."""
+    """Pack each 2x2 patch of latents into one token, row by row."""
     return rearrange(latents, "b ch (h ph) (w pw) -> b (h w) (ch ph pw)", ph=2, pw=2)
 
 
 def unpack(img: Float[Tensor, "b n c"], height: int, width: int) -> Float[Tensor, "b ch h w"]:
-    """Return the latents, ``height`` x ``width``, that :func:`pack` folded into ``img``."""
+    """Return the latents, ``height`` x ``width``, that :func:`pack` packed into ``img``."""
     return rearrange(
         img, "b (h w) (ch ph pw) -> b ch (h ph) (w pw)", h=height // 2, w=width // 2, ph=2, pw=2
     )
@@ -35,5 +35,5 @@ def image_ids(height: int, width: int) -> Float[Tensor, "n 3"]:
 
 
 def text_ids(length: int) -> Float[Tensor, "l 3"]:
-    """Return the position of each text token: all zero, so text is not rotated."""
+    """Return the position ids of text tokens: all zero, so they are not rotated."""
     return torch.zeros(length, 3)

@@ -1,4 +1,4 @@
-"""How many parameters the transformer has, block by block, without building it."""
+"""Parameter counts of the transformer, without creating it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fluxtrain.model.tensor_names import entries
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Parameters of one block of each kind and of all the rest, and how many blocks there are."""
+    """Parameters of one block of each kind and of the rest, and the number of blocks."""
 
     double_block: int
     single_block: int
@@ -29,13 +29,13 @@ class ParameterCounts:
 
     @property
     def blocks_in_order(self) -> list[int]:
-        """Return the parameters of the first two blocks of each kind, enough to find the largest pair."""
+        """Return the parameters of the first two blocks of each kind, enough for the largest pair."""
         double, single = min(self.depth, 2), min(self.depth_single_blocks, 2)
         return [self.double_block] * double + [self.single_block] * single
 
     @property
     def largest_pair(self) -> int:
-        """Return the most parameters that two blocks in a row have: one at work, one on its way."""
+        """Return the most parameters that two consecutive blocks have: one in use, one being gathered."""
         blocks = self.blocks_in_order
         pairs = [a + b for a, b in pairwise(blocks)]
         return max(pairs, default=sum(blocks))

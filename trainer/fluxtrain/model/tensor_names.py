@@ -1,7 +1,7 @@
-"""BFL's names of the transformer's tensors, and which of diffusers' tensors hold the same rows.
+"""Names of the transformer's tensors in BFL's layout, which is ours, and in diffusers'.
 
-Ours are BFL's. diffusers keeps queries, keys, values and a single block's MLP apart, where BFL has their
-rows one below the other; and the final modulation's halves are the other way round (BFL: shift, scale).
+diffusers has separate tensors for queries, keys, values and a single block's MLP, which BFL concatenates
+by rows; and the halves of the final modulation are swapped (BFL: shift, scale).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _EMBEDDERS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One of BFL's tensors: its shape, and the parts that diffusers cuts it into, in order of rows."""
+    """One of BFL's tensors: its shape, and diffusers' tensors that hold its rows, in order."""
 
     name: str
     shape: Shape
     parts: tuple[tuple[str, int], ...]  # diffusers' name, number of rows
-    swapped: bool = False  # its two halves change places
+    swapped: bool = False  # its two halves are swapped
 
 
 def entries(model: ModelConfig) -> Iterator[Entry]:
-    """Yield every tensor of a transformer of this shape."""
+    """Yield every tensor of the transformer ``model``."""
     hidden, mlp = model.hidden_size, int(model.hidden_size * model.mlp_ratio)
     yield from _linear("img_in", hidden, model.in_channels, "x_embedder")
     yield from _linear("txt_in", hidden, model.context_in_dim, "context_embedder")

@@ -38,11 +38,11 @@ class PrecomputeReporter:
     def __enter__(self) -> PrecomputeReporter:
         """Start the endpoint and log the amount of work."""
         if self._world.local_rank == 0:
-            self._endpoint.open(self._closing)
+            self._endpoint.start(self._closing)
         if self._world.is_main:
             self._console = Console(self._total, self._done)
             self._closing.callback(self._console.close)
-            self._console.say(
+            self._console.print_line(
                 f"{self._num_samples:,} samples in {self._total:,} shards on {self._world.size} × "
                 f"{self._world.device.type}; {self._done:,} shards exist"
             )
@@ -61,16 +61,16 @@ class PrecomputeReporter:
         """Start the clock of the throughput and enter the phase running."""
         self._start = time.monotonic()
         self._progress.update(steps=self._total)
-        self._endpoint.enter(RUNNING)
-        self._endpoint.stepped()
+        self._endpoint.set_phase(RUNNING)
+        self._endpoint.step_done()
 
     def wait_for_others(self) -> None:
         """Enter the phase finishing: this rank's shards are written."""
-        self._endpoint.enter(FINISHING)
+        self._endpoint.set_phase(FINISHING)
 
     def record_activity(self) -> None:
         """Refresh the time of the last activity, by which a hang is detected."""
-        self._endpoint.stepped()
+        self._endpoint.step_done()
 
     def log_dropped(self, output: EncodedOutput, faults: list[str]) -> int:
         """Print the first unreadable samples to stderr; return how many ``output`` has so far."""
@@ -87,7 +87,7 @@ class PrecomputeReporter:
         if self._world.is_main:
             rate, left = self._rate()
             text = f"shard {self._done:>6}/{self._total}  {rate:>8.1f} samples/s  {duration(left)} left"
-            self._console.say(text)
+            self._console.print_line(text)
 
     def refresh(self) -> None:
         """Count the shards again; more of them, from any rank, are activity."""
@@ -110,10 +110,10 @@ class PrecomputeReporter:
     def complete(self) -> None:
         """Report success and log the output folders."""
         self._progress.update(status="success", step=self._total)
-        self._endpoint.enter(COMPLETE)
+        self._endpoint.set_phase(COMPLETE)
         if self._world.is_main:
             for output in self._outputs:
-                self._console.say(f"{output.part}: {output.folder}")
+                self._console.print_line(f"{output.part}: {output.folder}")
 
     def _count(self) -> int:
         return sum(output.num_existing() for output in self._outputs)

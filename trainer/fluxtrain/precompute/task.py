@@ -33,7 +33,7 @@ def preprocess(config: RunConfig, paths: RunPaths, world: World) -> None:
     Raises StoppedError after a stop request, DataError if too many samples are unreadable.
     """
     stop = StopRequest(world)
-    stop.listen()
+    stop.install()
     outputs = open_outputs(config, paths.data, paths.models)
     with ExitStack() as stack:
         reporter = stack.enter_context(PrecomputeReporter(config, paths, world, outputs))

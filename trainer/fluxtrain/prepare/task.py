@@ -41,15 +41,15 @@ def prepare(config: RunConfig, paths: RunPaths, world: World) -> None:
     with ExitStack() as stack:
         endpoint = Endpoint(config, paths, world)
         if world.local_rank == 0:
-            endpoint.open(stack)
+            endpoint.start(stack)
         if not world.is_main:
-            return endpoint.enter(FINISHING)
+            return endpoint.set_phase(FINISHING)
         stack.enter_context(handled(_stop, signal.SIGTERM, signal.SIGINT))
-        endpoint.enter(RUNNING)
+        endpoint.set_phase(RUNNING)
 
         def on_progress(done: int, total: int) -> None:
             endpoint.metrics.step.set(done)
-            endpoint.stepped(step=done, steps=total)
+            endpoint.step_done(step=done, steps=total)
 
         with _flags_as_fields():
             report = open_task(config, paths)(on_progress=on_progress)
@@ -57,7 +57,7 @@ def prepare(config: RunConfig, paths: RunPaths, world: World) -> None:
             total = report["kept" if config.prepare.dataset == "cc12m" else "samples"]
             on_progress(total, total)
         endpoint.progress.update(status="success")
-        endpoint.enter(COMPLETE)
+        endpoint.set_phase(COMPLETE)
 
 
 def open_task(config: RunConfig, paths: RunPaths) -> Prepare:

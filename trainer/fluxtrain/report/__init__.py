@@ -1,1 +1,1 @@
-"""What a run reports: metrics, records, the loss curve, lines on the terminal."""
+"""Reporting of a run: metrics, records, loss curve, terminal."""

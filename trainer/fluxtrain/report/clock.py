@@ -1,4 +1,4 @@
-"""Time spent training, and what follows from it: throughput and the time left."""
+"""The clock of training time, paused during evaluation, sampling and saving."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable
 
 
 class Clock:
-    """Time spent training, with evaluation, sampling and saving left out."""
+    """Measures the seconds spent training."""
 
     def __init__(self, seconds: float = 0.0, now: Callable[[], float] = time.perf_counter) -> None:
-        """Start from ``seconds`` already spent before a resume."""
+        """Start from ``seconds`` spent before a resume."""
         self._now, self._total, self._since = now, seconds, now()
 
     def pause(self) -> None:
         """Stop counting."""
         self._total += self._now() - self._since
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Count again."""
         self._since = self._now()
 
     @property
     def seconds(self) -> float:
-        """Return the seconds counted so far; only meaningful while counting."""
+        """Return the seconds counted so far; only valid while the clock runs."""
         return self._total + self._now() - self._since

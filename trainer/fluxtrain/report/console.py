@@ -1,4 +1,4 @@
-"""What a person sees while it trains: a bar on a terminal, else one line of fixed shape per interval."""
+"""Terminal output: a progress bar on a terminal, else one line per log interval."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tqdm import tqdm
 
 
 class Console:
-    """Human words go to stderr; stdout belongs to the MLPerf log."""
+    """Writes to stderr; stdout is used by the MLPerf log."""
 
     def __init__(self, steps: int, step: int, stream: TextIO = sys.stderr) -> None:
-        """Show progress from ``step`` to ``steps`` on ``stream``."""
+        """Show a bar from ``step`` to ``steps`` if ``stream`` is a terminal."""
         self._stream, self._steps, self._step = stream, steps, step
         self._bar: tqdm | None = None
         if stream.isatty():
@@ -35,26 +35,26 @@ class Console:
     def step_line(
         self, step: int, loss: float, rate: float, lr: float, norm: float, left: float
     ) -> None:
-        """Show the numbers of a logged step; ``rate`` in samples/s, ``left`` in seconds."""
+        """Show the metrics of a logged step; ``rate`` in samples/s, ``left`` in seconds."""
         if self._bar is not None:
             self._bar.set_postfix_str(
                 f"loss {loss:.4f} · {rate:.1f} samples/s · {duration(left)} left"
             )
             return
-        self.say(
+        self.print_line(
             f"step {step:>7}/{self._steps}  loss {loss:<8.5f}  grad {norm:<8.4f}  lr {lr:.2e}  "
             f"{rate:>8.1f} samples/s  {duration(left)} left"
         )
 
-    def say(self, text: str) -> None:
-        """Print ``text`` on a line of its own, above the bar."""
+    def print_line(self, text: str) -> None:
+        """Print ``text``, above the bar."""
         if self._bar is not None:
             self._bar.write(text, file=self._stream)
         else:
             print(text, file=self._stream, flush=True)
 
     def task(self, name: str, total: int) -> Callable[[int], None]:
-        """Return what to call with the samples done of something that interrupts training."""
+        """Show a second bar; return a function that advances it by a number of samples."""
         if self._bar is None:
             return lambda done: None
         bar = tqdm(total=total, desc=name, unit="sample", file=self._stream, leave=False)
@@ -67,7 +67,7 @@ class Console:
         return advance
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.close()
 

@@ -10,7 +10,7 @@ from matplotlib import pyplot
 from fluxtrain.files import atomic_write
 from fluxtrain.report.records import Record
 
-matplotlib.use("Agg")  # no display is needed, and none is looked for
+matplotlib.use("Agg")  # needs no display
 
 
 def save_loss_curve(path: Path, records: list[Record], target: float | None) -> None:

@@ -1,4 +1,4 @@
-"""What a process is watched by: /metrics and /progress, and its last words."""
+"""Metrics and progress of a process: /metrics, /progress and the termination message."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World
 from fluxtrain.report.metrics import Metrics, Progress
 from fluxtrain.report.server import serve
-from fluxtrain.report.termination_message import leave
+from fluxtrain.report.termination_message import write_progress
 
 
 class Endpoint:
-    """The metrics and the progress of a process; served once it is opened."""
+    """The metrics and the progress of a process, served after `start`."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, world: World) -> None:
-        """Prepare to serve where ``config`` and ``paths`` say, as this rank of ``world``."""
+        """Create the metrics and the progress of this rank of ``world``."""
         self.metrics, self.progress = Metrics(), Progress()
         self._port, self._address = config.logging.metrics_port, paths.metrics_address
-        self._leaving = world.leaving
+        self._world_stack = world.exit_stack
         self.progress.update(
             rank=world.rank,
             numNodes=world.num_nodes,
@@ -30,31 +30,31 @@ class Endpoint:
             aliveTime=time.time(),
         )
 
-    def open(self, stack: ExitStack) -> None:
-        """Serve until all ranks leave; when ``stack`` is closed the last words are left for the agent."""
+    def start(self, stack: ExitStack) -> None:
+        """Serve until all ranks are done; write the progress for the agent when ``stack`` is closed."""
         stop = serve(self.metrics, self.progress, self._address, self._port)
         if stop is not None:
-            self._leaving.callback(stop)
-        stack.callback(leave, self.progress)
+            self._world_stack.callback(stop)
+        stack.callback(write_progress, self.progress)
 
     def alive(self) -> None:
-        """Note a sign of progress: a watcher would else think that this process hangs."""
+        """Record a sign of progress, so that the operator does not report a hang; thread-safe."""
         self.progress.update(aliveTime=time.time())
 
-    def stepped(self, **values: object) -> None:
-        """Note a step of the task, with its ``values``."""
+    def step_done(self, **values: object) -> None:
+        """Record a finished step of the task and update ``values``."""
         now = time.time()
         self.metrics.last_progress.set(now)
-        self.progress.stepped(now, **values)
+        self.progress.step_done(now, **values)
 
-    def enter(self, phase: Phase) -> None:
-        """Note that ``phase`` begins."""
-        self.progress.enter(phase, time.time())
+    def set_phase(self, phase: Phase) -> None:
+        """Record that ``phase`` begins."""
+        self.progress.set_phase(phase, time.time())
 
     @contextmanager
-    def inside(self, phase: Phase) -> Iterator[None]:
-        """Be in ``phase``, then in the one before again; an error leaves the phase that it came in."""
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Set ``phase`` and afterwards the previous one, which an error does not restore."""
         before = self.progress.read()["phase"]
-        self.enter(phase)
+        self.set_phase(phase)
         yield
-        self.enter(before)
+        self.set_phase(before)

@@ -1,4 +1,4 @@
-"""The numbers that Prometheus scrapes and the operator reads: one registry per process, base units."""
+"""Prometheus metrics and the progress that the operator reads, of one process."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from fluxtrain.contract.progress import LOADING, Phase
 _STEP_BUCKETS = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60, 120)
 
 
-class _LateGauge(Gauge):
-    """A gauge that says nothing before its first value: a run that resumes did not fall back to 0."""
+class _UnsetGauge(Gauge):
+    """A gauge without a sample until it is set, so that a resumed run does not report 0."""
 
     _is_set = False
 
     def set(self, value: float) -> None:
-        """Have this ``value`` from now on."""
+        """Set the gauge to ``value``."""
         super().set(value)
         self._is_set = True
 
     def collect(self) -> list[Metric]:
-        """Return the gauge, without a sample as long as it has no value."""
-        found = list(super().collect())
+        """Return the metric, without samples if no value is set."""
+        metrics = list(super().collect())
         if not self._is_set:
-            for metric in found:
+            for metric in metrics:
                 metric.samples = []
-        return found
+        return metrics
 
 
 class Metrics:
-    """The Prometheus metrics of one trainer process, in a registry of their own; base units."""
+    """The Prometheus metrics of one trainer process, in their own registry and in base units."""
 
     def __init__(self) -> None:
-        """Register every metric; ``registry`` is what the server exports."""
+        """Register every metric in ``registry``."""
         self.registry = registry = CollectorRegistry()
 
         def gauge(name: str, text: str) -> Gauge:
-            return _LateGauge(f"fluxtrain_{name}", text, registry=registry)
+            return _UnsetGauge(f"fluxtrain_{name}", text, registry=registry)
 
         def counter(name: str, text: str) -> Counter:
             return Counter(f"fluxtrain_{name}", text, registry=registry)
@@ -80,10 +80,10 @@ class Metrics:
 
 
 class Progress:
-    """The last known progress, as JSON for the operator and as numbers for whoever asks."""
+    """The newest values of /progress, by key; thread-safe."""
 
     def __init__(self) -> None:
-        """Start with nothing known."""
+        """Start in phase ``loading``."""
         self._values: dict[str, Any] = {"phase": LOADING}
         self._lock = threading.Lock()
 
@@ -92,15 +92,15 @@ class Progress:
         with self._lock:
             self._values = {**self._values, **values}
 
-    def enter(self, phase: Phase, now: float) -> None:
-        """Note that ``phase`` began at the Unix time ``now``."""
+    def set_phase(self, phase: Phase, now: float) -> None:
+        """Record that ``phase`` began at Unix time ``now``."""
         self.update(phase=phase, aliveTime=now)
 
-    def stepped(self, now: float, **values: object) -> None:
-        """Note that a step ended at the Unix time ``now``, and replace the given values."""
+    def step_done(self, now: float, **values: object) -> None:
+        """Record that a step ended at Unix time ``now``, and replace the given values."""
         with self._lock:
-            known = {"firstStepTime": now, **self._values}
-            self._values = {**known, **values, "lastStepTime": now, "aliveTime": now}
+            before = {"firstStepTime": now, **self._values}
+            self._values = {**before, **values, "lastStepTime": now, "aliveTime": now}
 
     def read(self) -> dict[str, Any]:
         """Return all values."""

@@ -1,4 +1,4 @@
-"""Records by step as lines of JSON, gone on with after a resume: metrics.jsonl and the ledger."""
+"""Records by step as lines of JSON, continued after a resume: metrics.jsonl and the ledger."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Record = dict[str, Any]
 
 
 class Records:
-    """A file of records by step: one object a line; after a resume no step stands twice."""
+    """A file of records by step, one JSON object a line; no step is repeated after a resume."""
 
     def __init__(self, path: Path, step: int) -> None:
-        """Open ``path`` to go on after ``step``: later and torn lines are dropped."""
+        """Open ``path`` for appending after ``step``: later and incomplete lines are dropped."""
         self.path = path
         drop_after(path, step)
         self._file = path.open("a", buffering=1)
 
     def write(self, record: Record) -> None:
-        """Append ``record`` as one line, at once."""
+        """Append ``record`` and flush it."""
         self._file.write(json.dumps(record) + "\n")
 
     def close(self) -> None:
@@ -30,20 +30,20 @@ class Records:
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Remove the records of ``path`` after ``step``, and what a kill left half written."""
+    """Remove the records of ``path`` after ``step`` and incomplete lines."""
     kept = [record for record in read_records(path) if record["step"] <= step]
     with atomic_write(path) as partial:
         partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return the records of a metrics.jsonl that are whole; none where there is no file."""
+    """Return the complete records of ``path``; none if it does not exist."""
     records = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # torn by a kill
+            continue  # cut off when the process was killed
         if isinstance(record, dict) and "step" in record:
             records.append(record)
     return records

@@ -18,10 +18,10 @@ from fluxtrain.report.metrics import Metrics, Progress
 def serve(
     metrics: Metrics, progress: Progress, address: str, port: int | None
 ) -> Callable[[], None] | None:
-    """Serve /metrics, /progress and /healthz in a thread; return what stops it, None for port 0.
+    """Serve /metrics, /progress and /healthz in a thread; return a function that stops it, None for port 0.
 
-    ``port`` None means the usual one, or a free one where that is taken. Raises ConfigError where the
-    port that was asked for cannot be had. Sets ``progress`` "port" to the one in use.
+    ``port`` None means METRICS_PORT, or a free port if that is in use. Sets "port" of ``progress``. Raises
+    ConfigError if the requested port is in use.
     """
     if port == 0:
         return None
@@ -62,23 +62,23 @@ def _handler(metrics: Metrics, progress: Progress) -> type[BaseHTTPRequestHandle
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/metrics":
-                self._answer(generate_latest(metrics.registry), "text/plain; version=0.0.4")
+                self._respond(generate_latest(metrics.registry), "text/plain; version=0.0.4")
             elif self.path == "/progress":
-                self._answer(json.dumps(progress.read()).encode(), "application/json")
+                self._respond(json.dumps(progress.read()).encode(), "application/json")
             elif self.path == "/healthz":
-                self._answer(b"ok\n", "text/plain")
+                self._respond(b"ok\n", "text/plain")
             else:
                 self.send_error(404)
 
-        def _answer(self, body: bytes, kind: str) -> None:
+        def _respond(self, body: bytes, kind: str) -> None:
             self.send_response(200)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
-            with suppress(ConnectionError):  # who asked did not wait
+            with suppress(ConnectionError):  # the client has disconnected
                 self.end_headers()
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing: scrapes are no news."""
+            """Do not log requests."""
 
     return Handler

@@ -1,6 +1,6 @@
-"""What a trainer says as it ends, and how its agent hands that on to Kubernetes.
+"""The termination message of a pod: a trainer leaves its progress in a file, its agent forwards it.
 
-Rank 0 may be gone before the operator asks it for the last time; the status of its pod stays.
+The operator reads it from the pod's status if rank 0 ends before it is polled again.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from pathlib import Path
 from fluxtrain.contract.launch import ENV_TERMINATION_MESSAGE
 from fluxtrain.report.metrics import Progress
 
-LONGEST_BYTES = 2048
-"""Of a termination message: kubelet keeps 4096 of one container, 12,288 of all containers of a pod."""
-_LONGEST_CHARACTER = 6  # bytes, as JSON writes control characters
+MAX_BYTES = 2048
+"""Of a termination message; kubelet keeps 4096 of one container, 12,288 of all containers of a pod."""
+_MAX_CHARACTER_BYTES = 6  # as JSON writes control characters
 
 
-def leave(progress: Progress, environment: Mapping[str, str] = os.environ) -> None:
-    """Leave ``progress`` for the agent that started this process, where one asked for it."""
+def write_progress(progress: Progress, environment: Mapping[str, str] = os.environ) -> None:
+    """Write ``progress`` to the file that the agent named in ``environment``, if any."""
     path = environment.get(ENV_TERMINATION_MESSAGE)
     if path is not None:
-        with suppress(OSError):  # that nothing can be told must not hide how the run ended
+        with suppress(OSError):  # must not hide the error that ended the run
             Path(path).write_text(json.dumps(progress.read()))
 
 
-def forward_termination_message(words: Path, message: str, log: Path) -> None:
-    """Write the progress left at ``words`` and the ``message`` to ``log``, as JSON of LONGEST_BYTES at most.
+def write_termination_log(progress_file: Path, message: str, log: Path) -> None:
+    """Write the progress in ``progress_file`` and ``message`` to ``log``, as JSON of at most MAX_BYTES.
 
-    A message that is too long loses its beginning: errors stand at the end. A ``log`` that does not exist
-    is read by nobody.
+    A message that is too long loses its beginning, since errors are at the end. Nothing is written if
+    ``log`` does not exist.
     """
     if log.exists():
-        said = _read(words) | ({"message": message} if message else {})
-        while message and (excess := len(_encoded(said)) - LONGEST_BYTES) > 0:
-            message = message[excess // _LONGEST_CHARACTER + 1 :]
-            said["message"] = message
-        log.write_bytes(_encoded(said))
+        content = _read(progress_file) | ({"message": message} if message else {})
+        while message and (excess := len(_encode(content)) - MAX_BYTES) > 0:
+            message = message[excess // _MAX_CHARACTER_BYTES + 1 :]
+            content["message"] = message
+        log.write_bytes(_encode(content))
 
 
-def _read(words: Path) -> dict[str, object]:
+def _read(progress_file: Path) -> dict[str, object]:
     try:
-        values = json.loads(words.read_text())
+        values = json.loads(progress_file.read_text())
     except (OSError, ValueError):
-        return {}  # no trainer came so far, or it was killed while it wrote
+        return {}  # no trainer has started, or it was killed while writing
     return values if isinstance(values, dict) else {}
 
 
-def _encoded(said: dict[str, object]) -> bytes:
-    return json.dumps(said, ensure_ascii=False).encode(errors="replace")
+def _encode(content: dict[str, object]) -> bytes:
+    return json.dumps(content, ensure_ascii=False).encode(errors="replace")

@@ -56,16 +56,16 @@ def sample_prompts(config: RunConfig, paths: RunPaths, world: World) -> None:
     with ExitStack() as stack:
         endpoint = Endpoint(config, paths, world)
         if world.local_rank == 0:
-            endpoint.open(stack)
+            endpoint.start(stack)
         image_paths = _image_paths(config, paths)
         own = range(world.rank, len(image_paths), world.size)
         if missing := [index for index in own if not image_paths[index].exists()]:
             _sample(config, paths, world, missing, endpoint)
-        endpoint.enter(FINISHING)
+        endpoint.set_phase(FINISHING)
         if world.local_rank == 0:
             _wait_for_node(image_paths, world, endpoint)
         endpoint.progress.update(status="success")
-        endpoint.enter(COMPLETE)
+        endpoint.set_phase(COMPLETE)
 
 
 def _image_paths(config: RunConfig, paths: RunPaths) -> list[Path]:
@@ -98,13 +98,13 @@ def _sample(
     decode = load_decoder(config.encoders, paths.models, world.device)
     noise = initial_noise(config.seed, max(indices) + 1, config.latent_shape).to(world.device)
     endpoint.progress.update(steps=len(indices))
-    endpoint.enter(SAMPLING)
+    endpoint.set_phase(SAMPLING)
     for done, (index, text) in enumerate(zip(indices, texts, strict=False), 1):
         start = noise[index : index + 1]
         latents = denoise(flow_loss, start, text, empty, config.sampling, endpoint.alive)
         (image,) = to_pil_images(decode(latents))
         _save(image_paths[index], image, _text_fields(config, index))
-        endpoint.stepped(step=done)
+        endpoint.step_done(step=done)
         print(f"{image_paths[index]}: {config.sampling.prompts[index]}", flush=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.free_ports import free_port
+from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.data.small_runs import batches, encoded_run, image_run, ledger, losses, train
 from tests.trainer.tiny_encoders import config
@@ -47,7 +47,7 @@ def test_losses_are_the_same_on_ranks_with_unequal_shares(
     paths = RunPaths(tmp_path / "run", prepared.data, prepared.models)
     run = image_run(parallel={"micro_batch_size": 2})
     together = partial(ranks.train_together, port=free_port())
-    assert ranks.finish(together, run, paths, size) == [0] * size, ranks.said(paths)
+    assert ranks.finish(together, run, paths, size) == [0] * size, ranks.output_of(paths)
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-4)
     used = ledger(tmp_path / "run")
     first_steps = [index for line in used if line["step"] <= 3 for index in line["indices"]]

@@ -14,7 +14,7 @@ from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import Layout
 from fluxtrain.data.loader import evaluation_batches
 from fluxtrain.data.sources import open_source
-from fluxtrain.launch.torchrun import _check_before_starting as check_before_starting
+from fluxtrain.launch.torchrun import check_before_starting
 
 
 def test_losses_are_bit_equal_from_every_layout(prepared: RunPaths, tmp_path: Path) -> None:

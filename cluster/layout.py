@@ -1,4 +1,4 @@
-"""Where things lie: the state of the running cluster, the cache between runs, the addresses."""
+"""Paths, names and addresses of the cluster."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 STATE = FOLDER.parent / ".cluster"
-"""Everything that the running cluster writes; `down` removes it."""
+"""Files of the running cluster; `down` removes them."""
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fluxtrain-cluster"
-"""Binaries and images, in folders named by what they were made from; other clones find them."""
+"""Binaries and images, in folders named by a hash of their sources; shared by all clones."""
 
 KUBECONFIG = STATE / "kubeconfig"
 BIN = STATE / "bin"
@@ -21,13 +21,13 @@ LOGS = STATE / "logs"
 
 BRIDGE = "fluxtrain0"
 BRIDGE_ADDRESS = "10.99.0.1"
-"""The host, as the nodes see it: the API server and the DNS listen here."""
+"""The host's address on the bridge, of the API server and the DNS."""
 
 POD_RANGE = "10.98.0.0/16"
 SERVICE_RANGE = "10.97.0.0/16"
 SERVICE_ADDRESS = "10.97.0.1"
 FAKE_POD_RANGE = "10.96.0.1/16"
-"""Pods of fake nodes get addresses from here; nobody answers there."""
+"""Addresses of pods on fake nodes; nothing listens there."""
 
 API_PORT = 6443
 API_URL = f"https://{BRIDGE_ADDRESS}:{API_PORT}"
@@ -39,7 +39,7 @@ MAX_SOCKET_PATH = 107  # bytes that Linux allows in the address of a Unix socket
 
 @dataclass(frozen=True)
 class Node:
-    """One node: its names, its addresses and its folder all follow from its number."""
+    """One node: its names, addresses and folder, from its number."""
 
     index: int
 
@@ -55,7 +55,7 @@ class Node:
 
     @property
     def link(self) -> str:
-        """The host's end of the cable to this node."""
+        """The host's end of the veth pair of this node."""
         return f"ft-{self.name}"
 
     @property
@@ -75,11 +75,11 @@ class Node:
 
     @property
     def containerd_socket(self) -> Path:
-        """Where containerd listens."""
+        """The socket of containerd."""
         return self.folder / "containerd.sock"
 
     def process(self, program: str) -> str:
-        """Return the name under which ``program`` of this node runs."""
+        """Return the process name of ``program`` on this node."""
         return f"{self.name}.{program}"
 
 

@@ -1,4 +1,4 @@
-"""Ports of loopback for the servers that tests start."""
+"""Free ports of the loopback interface."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of loopback that nobody listens on, all different."""
+    """Return ``count`` different loopback ports that no process listens on."""
     with ExitStack() as stack:
         servers = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
@@ -16,5 +16,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
+    """Return a loopback port that no process listens on."""
     return free_ports(1)[0]

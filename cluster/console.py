@@ -1,4 +1,4 @@
-"""One line per part on standard error, with the seconds that it took."""
+"""Log lines on standard error, and polling."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ from contextlib import contextmanager
 from cluster.errors import ClusterError
 
 
-def say(text: str) -> None:
-    """Print a line for the person who waits."""
+def log(text: str) -> None:
+    """Print ``text`` on standard error."""
     print(f"cluster: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def part(name: str) -> Iterator[None]:
-    """Print ``name`` and how long the block took, where it succeeds."""
+def timed(name: str) -> Iterator[None]:
+    """Log ``name`` and the duration of the block if it succeeds."""
     begin = time.monotonic()
     yield
-    say(f"{time.monotonic() - begin:6.1f} s  {name}")
+    log(f"{time.monotonic() - begin:6.1f} s  {name}")
 
 
 def wait_until(
     condition: Callable[[], bool], what: str, *, seconds: float, every: float = 0.2
 ) -> None:
-    """Return as soon as ``condition()`` holds.
-
-    Raises ClusterError where it does not within ``seconds``.
-    """
+    """Wait until ``condition()`` is true; raise ClusterError after ``seconds``."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""What programs leave on the machine outside `.cluster`, whatever one tells them: undone at the end."""
+"""Changes to the machine outside `.cluster` that programs always make: saved before, restored after."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import shutil
 from pathlib import Path
 
 from cluster import mounts
-from cluster.places import STATE
+from cluster.layout import STATE
 
 FOLDERS = (
-    "/var/lib/kubelet",  # the kubelet's sockets for device plugins
+    "/var/lib/kubelet",  # the kubelet's device plugin sockets
     "/var/log/containers",  # its links to the pods' logs
-    "/var/lib/cni",  # what the network plugins remember of a pod
+    "/var/lib/cni",  # state of the network plugins
     "/run/containerd",  # the sockets of containerd's shims
     "/run/netns",  # mounted on itself by the first `ip netns add`
 )
 
 SYSCTLS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
-"""Set by the kubelet."""
+"""Sysctls that the kubelet sets."""
 
-RECORD = STATE / "traces.json"
+RECORD = STATE / "host_state.json"
 
 
-def remember() -> None:
-    """Note how the machine looks before the first program starts."""
+def save() -> None:
+    """Record the state of the machine before the first program starts."""
     missing = [folder for folder in FOLDERS if not Path(folder).exists()]
     sysctls = {name: _sysctl(name).read_text() for name in SYSCTLS}
     STATE.mkdir(exist_ok=True)
     RECORD.write_text(json.dumps({"missing_folders": missing, "sysctls": sysctls}))
 
 
-def undo() -> None:
-    """Make the machine look so again; what was there before is left alone but for our own entries."""
+def restore() -> None:
+    """Restore the recorded state; folders that existed before lose only our entries."""
     if not RECORD.exists():
         return
     record = json.loads(RECORD.read_text())

@@ -1,0 +1,99 @@
+"""The jobs of a namespace with its own operator, and the samples that they use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cluster.kubectl import Kubectl, Manifest
+from tests.end_to_end import stage
+from tests.end_to_end.stage import RUN, Operator, condition, job, wait_for
+
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.data.order import Order
+
+ENDLESS = {**RUN, "schedule": {"steps": 100_000}}
+
+
+class Jobs:
+    """The jobs of one namespace by name, and their operator."""
+
+    def __init__(self, kubectl: Kubectl, folder: Path, namespace: str) -> None:
+        self.kubectl, self.output = kubectl, folder / "output"
+        self.operator = Operator(kubectl, namespace, folder)
+        self.namespace, self.here = namespace, f"--namespace={namespace}"
+
+    def apply(self, name: str, **spec: Any) -> None:
+        self.kubectl.apply(job(name, **spec), namespace=self.namespace)
+
+    def patch(self, name: str, **spec: Any) -> None:
+        change = json.dumps({"spec": spec})
+        self.kubectl("patch", "ft", name, self.here, "--type=merge", f"--patch={change}")
+
+    def scale(self, name: str, replicas: int) -> None:
+        self.kubectl("scale", f"ft/{name}", f"--replicas={replicas}", self.here)
+
+    def status(self, name: str) -> Manifest:
+        return stage.status(self.kubectl, self.namespace, name)
+
+    def pods(self, name: str, *more: str) -> dict[str, Manifest]:
+        """Return the job's pods by name."""
+        pods = self.kubectl.get("pods", f"--selector=fluxtrain.dev/job={name}", self.here, *more)
+        return {pod["metadata"]["name"]: pod for pod in pods["items"]}
+
+    def uids(self, name: str) -> dict[str, str]:
+        return {pod: manifest["metadata"]["uid"] for pod, manifest in self.pods(name).items()}
+
+    def exists(self, name: str) -> bool:
+        return bool(self.kubectl("get", "ft", name, self.here, "--ignore-not-found"))
+
+    def wait(self, name: str, done: Callable[[Manifest], bool]) -> Manifest:
+        """Return the job's status once ``done`` accepts it."""
+        status: Manifest = {}
+
+        def check() -> bool:
+            nonlocal status
+            status = self.status(name)
+            return done(status)
+
+        wait_for(check, lambda: self.debug_text(name, status), seconds=240)
+        return status
+
+    def wait_for_condition(self, name: str, kind: str, reason: str) -> str:
+        """Return the message of the condition ``kind`` once it has this ``reason``."""
+        status = self.wait(name, lambda s: condition(s, kind).get("reason") == reason)
+        return str(condition(status, kind)["message"])
+
+    def wait_for_steps(self, name: str, count: int, after: str) -> None:
+        """Wait for ``count`` further steps; print the seconds."""
+        seconds = stage.wait_for_steps(
+            self.output, count, lambda: self.debug_text(name, self.status(name))
+        )
+        print(f"{after}: {count} further steps after {seconds:.1f} s")
+
+    def debug_text(self, name: str, status: Manifest) -> str:
+        """Return everything that explains why a wait timed out."""
+        pods = self.kubectl("get", "pods", "-o", "wide", self.here)
+        logs = stage.logs(self.kubectl, self.namespace, name)
+        return f"{json.dumps(status, indent=1)}\n{pods}\n{self.operator.log()}\n{logs}"
+
+
+def used_samples(output: Path) -> dict[int, list[int]]:
+    """Return the samples of each step, sorted, over all ranks."""
+    used: dict[int, list[int]] = {}
+    for path in (output / "ledger").glob("rank_*.jsonl"):
+        for record in map(json.loads, path.read_text().splitlines()):
+            used.setdefault(record["step"], []).extend(record["indices"])
+    return {step: sorted(indices) for step, indices in sorted(used.items())}
+
+
+def expected_samples(run: Manifest, num_steps: int) -> dict[int, list[int]]:
+    """Return the samples that each of the first steps of ``run`` must use, sorted."""
+    config = resolve(run)
+    batch = config.schedule.global_batch_size
+    order = Order(config.seed, config.data.synthetic.train_samples, batch)
+    positions = np.arange(batch)
+    return {k + 1: sorted(order.indices(k, positions).tolist()) for k in range(num_steps)}

@@ -1,0 +1,56 @@
+"""Runs of two steps on 21 samples, their data sets, and what they log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.trainer.tiny_encoders import CHANNELS, TOKENS, WIDTH
+
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.resolve import merge
+from fluxtrain.data.empty_text import write_empty_text
+from fluxtrain.data.sample_writer import Sample
+from fluxtrain.data.shard_writer import ShardWriter
+
+NUM_SAMPLES, SHARD_SIZE = 21, 8  # the last batch needs fillers with any number of ranks
+ENCODED_RUN = {
+    "preset": "micro",
+    "data": {"source": "encoded"},
+    "schedule": {"global_batch_size": 12, "steps": 2, "warmup_steps": 0},
+    "evaluation": {"every_samples": 12, "batch_size": 4},
+    "checkpoint": {"every_steps": 0},
+    "logging": {"every_steps": 1, "metrics_port": 0},
+}
+IMAGES = {
+    "model": {"in_channels": 4 * CHANNELS, "vec_in_dim": WIDTH, "context_in_dim": WIDTH},
+    "data": {"source": "images", "text_length": TOKENS},
+    "encoders": {"precision": "float32"},
+}
+"""Changes to ENCODED_RUN: the same run on images."""
+
+
+def merge_all(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with all ``changes``, in order."""
+    for change in changes:
+        base = merge(base, change)
+    return base
+
+
+def write_encoded(root: Path, validation_value: float = 0.5) -> None:
+    """Write both encoded data sets; latents of the validation set are ``validation_value``."""
+    for part, value in (("train", 0.5), ("validation", validation_value)):
+        with ShardWriter(root / part, shard_size=SHARD_SIZE, dtype=torch.float32) as writer:
+            for index in range(NUM_SAMPLES):
+                mean, logvar = torch.full((4, 4, 4), value), torch.full((4, 4, 4), -9.0)
+                texts = torch.randn(4, 16), torch.randn(16)
+                writer.add(Sample(f"key{index}", "a caption", *texts, mean, logvar))
+    write_empty_text(root / "empty.safetensors", torch.zeros(4, 16), torch.zeros(16))
+
+
+def mlperf_events(paths: RunPaths) -> list[dict[str, Any]]:
+    """Return the events of the run's MLPerf log."""
+    lines = (paths.output / "mlperf.log").read_text().splitlines()
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]

@@ -1,0 +1,172 @@
+"""The logs that rank 0 writes: metrics.jsonl, the MLPerf log, the loss curve and the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from fluxtrain.checkpoint import RunState
+from fluxtrain.contract.launch import LOSS_FILE, METRICS_FILE, MLPERF_FILE, RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.replicas import replicas
+from fluxtrain.data.order import BatchShares
+from fluxtrain.distributed import World
+from fluxtrain.evaluate import Evaluation
+from fluxtrain.mlperf import MLPerfLog, RunFacts
+from fluxtrain.report.console import Console, duration
+from fluxtrain.report.records import Records, read_records
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """What is read from the device at a log interval."""
+
+    step: int
+    samples: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Training speed since the last log interval."""
+
+    samples_per_second: float
+    step_seconds: float
+    remaining_seconds: float
+    """Estimated time to the last step; 0 if nothing was measured."""
+
+
+class RunLogs:
+    """The logs of one run on rank 0, continued after a resume."""
+
+    def __init__(self, facts: RunFacts, paths: RunPaths, run: RunState, closing: ExitStack) -> None:
+        """Open all logs until ``closing`` is closed: lines after ``run.step`` are dropped."""
+        self._config, self._shares, self._paths = facts.config, facts.shares, paths
+        self._num_validation = facts.eval_samples
+        self._records = Records(paths.output / METRICS_FILE, run.step)
+        closing.callback(self._records.close)
+        self._mlperf = MLPerfLog.open(
+            paths.output / MLPERF_FILE,
+            samples=run.samples,
+            stdout=not sys.stdout.isatty(),
+            facts=facts,
+        )
+        closing.callback(self._mlperf.close)
+        self._console = Console(facts.config.schedule.steps, run.step)
+        closing.callback(self._console.close)
+
+    def print_summary(
+        self, run: RunState, world: World, num_parameters: int, port: int | None
+    ) -> None:
+        """Print the size of the run on one line."""
+        self._console.print_line(
+            f"{num_parameters:,} parameters · {self._shares.global_batch_size} samples a step on "
+            f"{world.size} × {world.device.type}"
+            + _uneven(self._config, self._shares, world.size)
+            + (f" · http://{self._paths.metrics_address}:{port}/metrics" if port else "")
+            + (f" · resumed after step {run.step}" if run.step else "")
+        )
+
+    def on_train_begin(self) -> None:
+        """Start MLPerf's clock."""
+        self._mlperf.ready()
+
+    def on_step_begin(self, step: int) -> None:
+        """Open an MLPerf block if none is open."""
+        self._mlperf.block_start((step - 1) * self._config.schedule.global_batch_size)
+
+    def on_step_end(self, step: int) -> None:
+        """Move the progress bar."""
+        self._console.advance(step)
+
+    def log_step(
+        self, metrics: StepMetrics, speed: Throughput, seconds: float, data_wait_seconds: float
+    ) -> None:
+        """Write the metrics of a step; ``seconds`` were spent training so far."""
+        rate = speed.samples_per_second
+        self._records.write(
+            {
+                "step": metrics.step,
+                "samples": metrics.samples,
+                "train_loss": metrics.loss,
+                "grad_norm": metrics.grad_norm,
+                "learning_rate": metrics.learning_rate,
+                "samples_per_second": rate,
+                "seconds": seconds,
+                "data_wait_seconds": data_wait_seconds,
+            }
+        )
+        self._mlperf.tracked_stats(
+            metrics.samples,
+            {"throughput": rate, "loss": metrics.loss, "lr": metrics.learning_rate},
+        )
+        self._console.step_line(
+            metrics.step,
+            metrics.loss,
+            rate,
+            metrics.learning_rate,
+            metrics.grad_norm,
+            speed.remaining_seconds,
+        )
+
+    def on_evaluate_begin(self, run: RunState) -> Callable[[int], None]:
+        """Return the progress bar's function, called with the number of samples evaluated."""
+        if run.step:
+            self._mlperf.block_stop(run.samples)
+            self._mlperf.eval_start(run.samples)
+        return self._console.task("evaluate", self._num_validation)
+
+    def on_evaluate_end(self, run: RunState, result: Evaluation) -> None:
+        """Write the evaluation loss."""
+        self._records.write(
+            {
+                "step": run.step,
+                "samples": run.samples,
+                "eval_loss": result.loss,
+                "eval_loss_by_timestep": result.by_timestep,
+                "eval_samples": result.num_samples,
+            }
+        )
+        if run.step:
+            self._mlperf.eval_accuracy(run.samples, result.loss, result.num_samples)
+            self._mlperf.eval_stop(run.samples)
+        num_bad = len(result.faults)
+        self._console.print_line(
+            f"evaluation at step {run.step}: loss {result.loss:.5f} on {result.num_samples} samples"
+            + (f", {num_bad} could not be read" if num_bad else "")
+        )
+
+    def on_sampled(self, step: int, path: object) -> None:
+        """Print where the sample images are."""
+        self._console.print_line(f"sample images at step {step}: {path}")
+
+    def on_run_stop(self, run: RunState) -> None:
+        """Stop MLPerf's clock."""
+        self._mlperf.block_stop(run.samples)
+        self._mlperf.run_stop(run.status, run.samples)
+
+    def on_train_end(self, run: RunState) -> None:
+        """Draw the loss curve and print the result."""
+        # a second of imports, spent once at the end
+        from fluxtrain.report.curve import save_loss_curve
+
+        output = self._paths.output
+        target = self._config.evaluation.target_loss
+        save_loss_curve(output / LOSS_FILE, read_records(output / METRICS_FILE), target)
+        self._console.print_line(
+            f"{run.status} at step {run.step}: {run.samples:,} samples in {duration(run.train_seconds)}"
+        )
+
+
+def _uneven(config: RunConfig, shares: BatchShares, num_ranks: int) -> str:
+    """Return what a number of ranks costs that does not divide the batch or the replicas."""
+    text, requested = "", config.parallel.dp_replicate
+    if shares.padding:
+        text += f" · {shares.padding} padding samples a step"
+    if (actual := replicas(config, num_ranks)) != requested:
+        text += f" · dp_replicate {actual}: {requested} does not divide {num_ranks} ranks"
+    return text
