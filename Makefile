@@ -4,10 +4,11 @@ BIN := .venv/bin
 EXTRAS := operator,trainer,demo,test,bench
 OUTPUT ?= runs/openmoji
 PYTEST_OPTIONS ?=
+QUICK := $(addprefix tests/,architecture contract operator chart trainer)
 NODES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format generate golden bench bench-operator cluster cluster-down chart size clean
+.PHONY: help setup run test test-quick check format generate golden bench bench-operator cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -25,8 +26,11 @@ run: setup ## train examples/openmoji.yaml on this machine; again: resume
 	$(BIN)/fluxtrain run examples/openmoji.yaml --output $(OUTPUT)
 
 test: setup ## run all tests; as root, those on a real cluster too
-	@test "$$(id -u)" != 0 || $(BIN)/python -m cluster prepare || echo "no cluster here; its tests say why they are skipped"
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+	@test "$$(id -u)" != 0 || $(BIN)/python -m cluster prepare || echo "no cluster here; its tests report why they are skipped"
+	$(BIN)/python -m tests.run $(PYTEST_OPTIONS)
+
+test-quick: setup ## the tests that need no cluster and few seconds each
+	$(BIN)/python -m pytest -q -m "not slow" --durations=10 $(PYTEST_OPTIONS) $(QUICK)
 
 check: setup ## format, lint, types, layers, generated files up to date
 	$(BIN)/ruff format --check --quiet .
@@ -44,7 +48,7 @@ generate: setup ## write manifests/crd.yaml, docs/crd.md, docs/config.md from th
 	$(BIN)/python -m fluxtrain_operator.generate
 
 golden: setup ## write the golden files anew; review the diff like code
-	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/contract tests/operator tests/trainer/test_model.py
+	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/contract tests/operator tests/trainer/model tests/trainer/encode
 
 bench: setup ## measure against the peers (makes their environments; about an hour)
 	$(BIN)/python -m benchmarks

@@ -14,6 +14,8 @@ from tests.paths import MICRO
 
 from fluxtrain.cli import main
 
+pytestmark = pytest.mark.slow
+
 GLOBAL_BATCH_SIZE = 2048
 CADENCE = math.ceil(262_144 / GLOBAL_BATCH_SIZE) * GLOBAL_BATCH_SIZE
 CLOSED = {

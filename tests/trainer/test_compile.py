@@ -26,6 +26,8 @@ from fluxtrain.distributed import World
 from fluxtrain.model.flux import Flux
 from fluxtrain.parallelize import compile_blocks, recompute_activations
 
+pytestmark = pytest.mark.slow
+
 TRAINING = {
     "preset": "micro",
     "model": {"depth": 0, "depth_single_blocks": 2},

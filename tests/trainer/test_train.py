@@ -16,6 +16,8 @@ from tests.trainer.commands import command, environment, fluxtrain
 
 from fluxtrain.errors import EXIT_STOPPED
 
+pytestmark = pytest.mark.slow
+
 LOGGING = ["--logging.metrics_port=0", "--logging.every_steps=1", "--logging.ledger=true"]
 THIRTY_STEPS = ("--schedule.steps=30", "--evaluation.every_samples=160")
 Losses = dict[int, float]

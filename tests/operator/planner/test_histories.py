@@ -31,6 +31,8 @@ from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.plan import Delete, Plan, plan
 from fluxtrain_operator.planner.status import finished
 
+pytestmark = pytest.mark.slow
+
 NUM_HISTORIES = int(os.environ.get("FLUXTRAIN_HISTORIES", "20000"))
 FIRST = int(os.environ.get("FLUXTRAIN_FIRST_HISTORY", "0"))
 CHUNK = 250

@@ -22,6 +22,8 @@ from fluxtrain.contract.launch import ENV_CONFIG, RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, EXIT_STORAGE, EXIT_USAGE
 
+pytestmark = pytest.mark.slow
+
 Process = subprocess.Popen[bytes]
 SLOW = {
     "preset": "micro",

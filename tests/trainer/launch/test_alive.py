@@ -33,6 +33,8 @@ from fluxtrain.sample import task
 from fluxtrain.sample.task import sample_prompts
 from fluxtrain.train import train
 
+pytestmark = pytest.mark.slow
+
 Progress = dict[str, Any]
 GROWING_SECONDS, BLOCKED_SECONDS = 2.5, 4.0
 """Seconds during which a checkpoint's file grows, then does not."""

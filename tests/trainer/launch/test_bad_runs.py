@@ -22,6 +22,8 @@ from fluxtrain.data.sample_writer import Sample
 from fluxtrain.data.shard_writer import ShardWriter
 from fluxtrain.errors import EXIT_DIVERGED, EXIT_STORAGE, EXIT_USAGE
 
+pytestmark = pytest.mark.slow
+
 
 def run(
     tmp_path: Path, *flags: str, output: Path | None = None

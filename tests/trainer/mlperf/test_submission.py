@@ -19,6 +19,8 @@ from fluxtrain.mlperf import MLPerfLog, RunFacts
 from fluxtrain.mlperf.machine import machine_facts
 from fluxtrain.mlperf.system import FIELDS
 
+pytestmark = pytest.mark.slow
+
 EVALUATION = 262_144
 SIZE = 512
 CONVERGED = (27, 28, 28, 28, 28, 28, 29, 29, 29, 29)  # evaluations; the reference's mean is 27.6

@@ -25,6 +25,8 @@ from fluxtrain.prepare.cc12m.build import prepare_cc12m
 from fluxtrain.prepare.cc12m.source import FolderSource
 from fluxtrain.prepare.task import open_task
 
+pytestmark = pytest.mark.slow
+
 
 def run_config(**prepare: Any) -> dict[str, Any]:
     return {
