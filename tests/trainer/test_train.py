@@ -7,13 +7,20 @@ import os
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.free_ports import free_port
 from tests.paths import MICRO
+from tests.trainer import ranks
 from tests.trainer.commands import command, environment, fluxtrain
 
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.resource.document import load_job
+from fluxtrain.contract.run.overrides import parse_overrides
+from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_STOPPED
 
 pytestmark = pytest.mark.slow
@@ -36,6 +43,15 @@ def finish(output: Path, *more: str, processes: int = 1) -> subprocess.Completed
     done = run(output, *more, processes=processes)
     assert done.returncode == 0, done.stderr
     return done
+
+
+def train(output: Path, *more: str, processes: int = 1) -> None:
+    """Train to the end on ranks that are forked from one process, without torchrun."""
+    run = load_job(MICRO).spec.run
+    config = resolve(merge(run, parse_overrides([*LOGGING, *more])))
+    paths = RunPaths(output, output, output)
+    joined = partial(ranks.train_together, port=free_port())
+    assert ranks.finish(joined, config, paths, processes) == [0] * processes, ranks.output_of(paths)
 
 
 def records(output: Path) -> list[dict[str, Any]]:
@@ -98,7 +114,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_losses_and_samples_do_not_depend_on_the_number_of_ranks(
     reference: Path, tmp_path: Path, processes: int
 ) -> None:
-    finish(tmp_path / "run", *THIRTY_STEPS, processes=processes)
+    train(tmp_path / "run", *THIRTY_STEPS, processes=processes)
     assert losses(tmp_path / "run") == pytest.approx(losses(reference), rel=1e-4)
     assert eval_losses(tmp_path / "run") == pytest.approx(eval_losses(reference), rel=1e-4)
     assert ledger(tmp_path / "run") == ledger(reference)
@@ -107,8 +123,8 @@ def test_losses_and_samples_do_not_depend_on_the_number_of_ranks(
 @pytest.mark.parametrize(("batch", "processes"), [(1, 2), (2, 5)])
 def test_ranks_without_samples_change_nothing(tmp_path: Path, batch: int, processes: int) -> None:
     flags = (f"--schedule.global_batch_size={batch}", "--schedule.steps=8")
-    finish(tmp_path / "one", *flags)
-    finish(tmp_path / "many", *flags, processes=processes)
+    train(tmp_path / "one", *flags)
+    train(tmp_path / "many", *flags, processes=processes)
     assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
     assert ledger(tmp_path / "many") == ledger(tmp_path / "one")
     assert all(len(used) == batch for used in ledger(tmp_path / "many").values())
@@ -130,7 +146,7 @@ def test_ranks_without_samples_change_nothing(tmp_path: Path, batch: int, proces
 def test_losses_do_not_depend_on_parallelism_and_batching(
     reference: Path, tmp_path: Path, flags: list[str], processes: int, tolerance: float
 ) -> None:
-    finish(tmp_path / "run", *THIRTY_STEPS, *flags, processes=processes)
+    train(tmp_path / "run", *THIRTY_STEPS, *flags, processes=processes)
     assert losses(tmp_path / "run") == pytest.approx(losses(reference), rel=tolerance, abs=0)
 
 
@@ -143,7 +159,7 @@ def test_two_ranks_are_killed_and_resumed_on_other_numbers_of_ranks(
     process = start_and_wait_for(output, 9, *cadence, processes=2)
     kill(process)
     for processes, until in zip(later, (18, 30), strict=True):
-        finish(output, *cadence, f"--schedule.steps={until}", processes=processes)
+        train(output, *cadence, f"--schedule.steps={until}", processes=processes)
     assert losses(output) == pytest.approx(losses(reference), rel=1e-4)
     assert ledger(output) == ledger(reference)
 

@@ -282,7 +282,7 @@ def test_a_file_without_a_tokenizer_is_an_error_that_names_the_field(name: str) 
     with pytest.raises(ConfigError) as refused:
         resolve(given)
     assert str(refused.value) == (
-        f"spec.run.encoders.{name}: got 'models/x.safetensors'; may be a .safetensors file only where "
+        f"spec.run.encoders.{name}: got 'models/x.safetensors'; may be a .safetensors file only if "
         f"{name}_tokenizer names the folder of its tokenizer"
     )
 
