@@ -69,9 +69,9 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     state: State = {}
     for name, parameter in model.named_parameters():
         state[f"model.{name}"] = parameter.detach()
-        moments = optimizer.state[parameter]
-        state[f"optimizer.exp_avg.{name}"] = moments["exp_avg"]
-        state[f"optimizer.exp_avg_sq.{name}"] = moments["exp_avg_sq"]
+        for key, tensor in optimizer.state[parameter].items():
+            if tensor.dim():  # not the step, which RunState has
+                state[f"optimizer.{key}.{name}"] = tensor
     return state
 
 

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from fluxtrain.contract.run.config import OptimConfig, ScheduleConfig
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's state of each parameter, of the parameter's shape: also in checkpoints and in `plan`."""
+
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """Return AdamW over all parameters in one group, with its state allocated so that it can be loaded."""
@@ -25,8 +28,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     for parameter in parameters:
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
+            **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
         }
     return optimizer
 

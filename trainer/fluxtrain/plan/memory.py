@@ -10,10 +10,10 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.replicas import replicas
 from fluxtrain.model.activations import BYTES, activation_bytes
 from fluxtrain.model.parameters import ParameterCounts
+from fluxtrain.optim import MOMENTS
 
 _FLOAT32 = 4
-_MOMENTS = 2  # AdamW's running means of gradients and of squared gradients
-STATE_BYTES = _FLOAT32 * (1 + _MOMENTS)
+STATE_BYTES = _FLOAT32 * (1 + len(MOMENTS))
 """Bytes of one parameter in a checkpoint: weight and moments in float32."""
 
 
@@ -65,7 +65,7 @@ def memory(
     parts = {
         "weights": shard,
         "gradients": shard,
-        "optimizer": _MOMENTS * shard,
+        "optimizer": len(MOMENTS) * shard,
         "gathered": _gathered(config, counts) if sharding.sharded else 0,
         "activations": micro_batch * (kept + live),
     }
