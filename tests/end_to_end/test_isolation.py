@@ -23,7 +23,7 @@ pytestmark = [
 EAST, WEST = "isolation-east", "isolation-west"
 NAME = "micro"
 """The name in the golden file."""
-GOLDEN = ROOT / "tests" / "operator" / "golden" / f"{NAME}.yaml"
+GOLDEN = ROOT / "tests" / "operator" / "resources" / "golden" / f"{NAME}.yaml"
 KINDS = ("configmap", "service", "networkpolicy", "poddisruptionbudget", "pod")
 TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where Kubernetes mounts a pod's credentials."""
