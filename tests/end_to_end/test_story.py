@@ -161,7 +161,7 @@ def test_kubectl_explains_fields(kubectl: Kubectl) -> None:
         except ClusterError:
             assert time.monotonic() < deadline
             time.sleep(1)
-    assert "Base learning rate, reached after warm-up." in description
+    assert "Learning rate after the warm-up." in description
 
 
 def test_a_spec_that_only_the_operator_can_refuse_fails_with_the_path(
