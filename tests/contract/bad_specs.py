@@ -273,7 +273,7 @@ CLOSED_DIVISION = [
         ({"schedule": {"decay": "cosine"}}, "constant", "schedule.decay"),
         ({"evaluation": {"target_loss": 0.6}}, "0.586", "evaluation.target_loss"),
         ({"data": {"text_length": 128}}, "256", "data.text_length"),
-        ({"initial_weights": "flux1.safetensors"}, "none", "initial_weights"),
+        ({"initial_weights": "flux1.safetensors"}, "null", "initial_weights"),
     )
 ]  # fmt: skip
 STORAGE = [
@@ -381,7 +381,7 @@ POD_TEMPLATE = [
     Bad(f"{_TEMPLATE}.metadata.annotations", {"fluxtrain.dev/nodes": "1:1"}, "must have no keys that"),
     Bad(f"{_TEMPLATE}.spec.hostname", "x", "must be left out: the other pods resolve it"),
     Bad(f"{_TEMPLATE}.spec.subdomain", "x", "must be left out: the other pods resolve it"),
-    Bad(f"{_TEMPLATE}.spec.restartPolicy", "Always", "must be left out: the operator decides"),
+    Bad(f"{_TEMPLATE}.spec.restartPolicy", "Always", "must be left out: the operator restarts pods"),
     Bad(f"{_TEMPLATE}.spec.hostNetwork", True, "must be left out: set spec.network.mode"),
     Bad(f"{_TEMPLATE}.spec.nodeName", "node-0", "left out: set spec.scheduling.nodeSelector"),
     Bad(f"{_TEMPLATE}.spec.schedulingGroup", {"podGroupName": "x"}, "set spec.scheduling.gang"),
