@@ -35,9 +35,10 @@ class Result:
 
     exit_code: int
     seconds: dict[str, float] = field(default_factory=dict)
-    outcomes: Counter[str] = field(default_factory=Counter)
+    outcomes: dict[str, str] = field(default_factory=dict)
+    """passed, failed or skipped, by test."""
     logs: dict[str, str] = field(default_factory=dict)
-    """Output of each failed test."""
+    """Errors and output, by test."""
 
 
 def run(lane: str, options: Sequence[str], folder: Path) -> Result:
@@ -45,16 +46,16 @@ def run(lane: str, options: Sequence[str], folder: Path) -> Result:
     report = folder / f"{lane}-{time.monotonic_ns()}.xml"
     command = [
         *(sys.executable, "-m", "pytest", "--color=no", f"--junitxml={report}"),
-        *("-o", f"cache_dir=.pytest_cache/{lane}", *options),
+        *("-o", f"cache_dir=.pytest_cache/{lane}", "-o", "junit_logging=all", *options),
         *(f"tests/{name}" for name in LANES[lane]),
     ]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        print(f"{lane} | {line}", end="", flush=True)
-    result = Result(process.wait())
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(f"{lane} | {line}", end="", flush=True)
+    result = Result(process.returncode)
     if report.exists():
         read(report, result)
     return result
@@ -65,11 +66,10 @@ def read(report: Path, result: Result) -> None:
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('classname', '')}::{case.get('name', '')}"
         result.seconds[name] = result.seconds.get(name, 0.0) + float(case.get("time", 0))
-        faults = [child for child in case if child.tag in ("failure", "error")]
-        kind = "failed" if faults else "skipped" if case.find("skipped") is not None else "passed"
-        result.outcomes[kind] += 1
-        if faults:
-            result.logs[name] = "\n".join(child.text or "" for child in faults)
+        tags = {child.tag for child in case}
+        failed = bool(tags & {"failure", "error"})
+        result.outcomes[name] = "failed" if failed else "skipped" if "skipped" in tags else "passed"
+        result.logs[name] = "\n".join(child.text or "" for child in case)
 
 
 def run_all(options: Sequence[str], folder: Path) -> dict[str, Result]:
@@ -88,15 +88,18 @@ def run_all(options: Sequence[str], folder: Path) -> dict[str, Result]:
 
 
 def repeat(first: Result, options: Sequence[str], folder: Path) -> int:
-    """Run the failed cluster tests again; return how many passed then, and count them as passed."""
+    """Run the failed cluster tests again; return how many passed then, and count them as passed.
+
+    A test that is skipped the second time has not passed.
+    """
     second = run("cluster", [*options, "--last-failed", "--last-failed-no-failures=none"], folder)
-    flaky = [name for name in first.logs if name in second.seconds and name not in second.logs]
+    failed = [name for name, kind in first.outcomes.items() if kind == "failed"]
+    flaky = [name for name in failed if second.outcomes.get(name) == "passed"]
     for name in flaky:
         print(f"\nFLAKY {name}: failed, then passed. The first log:\n{first.logs[name]}")
-        print(f"The second run took {second.seconds[name]:.0f} s and passed.")
-    first.outcomes["failed"] -= len(flaky)
-    first.outcomes["passed"] += len(flaky)
-    if second.exit_code in (0, NO_TESTS) and not first.outcomes["failed"]:
+        print(f"The second log, {second.seconds[name]:.0f} s:\n{second.logs[name]}")
+        first.outcomes[name] = "passed"
+    if second.exit_code == 0 and flaky == failed:
         first.exit_code = 0
     return len(flaky)
 
@@ -107,7 +110,7 @@ def main(arguments: list[str]) -> int:
     begin, num_flaky = time.monotonic(), 0
     with TemporaryDirectory() as name:
         results = run_all(options, Path(name))
-        if "--repeat" in arguments and results["cluster"].logs:
+        if "--repeat" in arguments and "failed" in results["cluster"].outcomes.values():
             num_flaky = repeat(results["cluster"], options, Path(name))
     seconds = {name: took for result in results.values() for name, took in result.seconds.items()}
     print(f"\n{NUM_SLOWEST} slowest tests")
@@ -115,7 +118,7 @@ def main(arguments: list[str]) -> int:
         print(f"{seconds[name]:7.1f} s  {name}")
     for lane, result in results.items():
         counts = ", ".join(
-            f"{count} {kind}" for kind, count in sorted(result.outcomes.items()) if count
+            f"{count} {kind}" for kind, count in sorted(Counter(result.outcomes.values()).items())
         )
         print(f"{lane}: {counts or 'no tests'}, exit code {result.exit_code}")
     minutes, rest = divmod(round(time.monotonic() - begin), 60)
