@@ -29,7 +29,7 @@ test: setup ## run all tests; as root, those on a real cluster too
 	@test "$$(id -u)" != 0 || $(BIN)/python -m cluster prepare || echo "no cluster here; its tests report why they are skipped"
 	$(BIN)/python -m tests.run $(PYTEST_OPTIONS)
 
-test-quick: setup ## the tests that need no cluster and few seconds each
+test-quick: setup ## the tests that need no cluster and start no training of their own
 	$(BIN)/python -m pytest -q -m "not slow" --durations=10 $(PYTEST_OPTIONS) $(QUICK)
 
 check: setup ## format, lint, types, layers, generated files up to date
