@@ -53,7 +53,7 @@ def _sections(model: type[StrictModel], path: str = "") -> Iterator[tuple[str, t
     for name, field in model.model_fields.items():
         below = model_of(field.annotation)
         if below is not None:
-            items = ".items" if is_list(field) else ""
+            items = ".items" if is_list(field.annotation) else ""
             yield from _sections(below, f"{path}.{field.alias or name}{items}".strip("."))
 
 

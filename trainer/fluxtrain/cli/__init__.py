@@ -8,7 +8,7 @@ import signal
 import sys
 
 from fluxtrain import __version__
-from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
+from fluxtrain.errors import EXIT_STOPPED, ConfigError, FluxtrainError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,7 +19,10 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(EXIT_STOPPED))
     try:
         parsed, rest = _parser().parse_known_args(arguments)
-        return int(parsed.action(parsed, rest))
+        if rest and not parsed.takes_overrides:
+            raise ConfigError("arguments", " ".join(rest), "no such option")
+        parsed.overrides = rest
+        return int(parsed.action(parsed))
     except FluxtrainError as error:
         print(f"fluxtrain: error: {error}", file=sys.stderr)
         return error.exit_code
@@ -45,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="fluxtrain", allow_abbrev=False, description="Train FLUX.1 from one FluxTraining file."
     )
     parser.add_argument("--version", action="version", version=__version__)
+    parser.set_defaults(takes_overrides=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # in the order of use; the commands that the operator runs come last
     user = (run, prepare, convert, plan, sample, export, import_weights, mlperf_check)

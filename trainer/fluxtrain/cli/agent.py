@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fluxtrain.cli.arguments import path, reject_unknown
+from fluxtrain.cli.arguments import Commands, add_command, path
 from fluxtrain.contract.launch import TERMINATION_LOG
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser("agent", allow_abbrev=False, help="train on one node of a cluster")
+    parser = add_command(commands, "agent", action, help="train on one node of a cluster")
     parser.add_argument("--termination-log", type=path, default=Path(TERMINATION_LOG))
-    parser.set_defaults(action=action)
 
 
-def action(arguments: argparse.Namespace, rest: list[str]) -> int:
+def action(arguments: argparse.Namespace) -> int:
     """Train on this node; torchrun's ``PET_*`` variables name the rendezvous."""
     from fluxtrain.launch.agent import main
 
-    reject_unknown(rest)
     return main(arguments.termination_log)

@@ -1,21 +1,35 @@
-"""Arguments shared by several commands, and loading a job file with overrides from the command line."""
+"""What several commands share: arguments, a job file with overrides, and starting the trainers."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from fluxtrain.cli import reference_environment
 from fluxtrain.cli.field_help import add_field_help
+from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, cluster_only_fields
 from fluxtrain.contract.run.closed_division import is_closed
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.errors import ConfigError
+from fluxtrain.errors import EXIT_OK
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_command(
+    commands: Commands, name: str, action: Callable[[argparse.Namespace], int], **texts: str | None
+) -> argparse.ArgumentParser:
+    """Add the command ``name`` with its help ``texts``; ``action`` returns its exit code."""
+    parser = commands.add_parser(name, allow_abbrev=False, **texts)
+    parser.set_defaults(action=action)
+    return parser
 
 
 def path(text: str) -> Path:
@@ -72,7 +86,11 @@ def _print_notes(
             print(f"  {line}", file=sys.stderr)
 
 
-def reject_unknown(rest: list[str]) -> None:
-    """Raise ConfigError if ``rest``, the arguments that the parser left over, is not empty."""
-    if rest:
-        raise ConfigError("arguments", " ".join(rest), "no such option")
+def run_task(config: RunConfig, paths: RunPaths, processes: int | None) -> int:
+    """Run the task of ``config`` on this machine and return its exit code; print why it failed."""
+    from fluxtrain.launch import torchrun
+
+    code, message = torchrun.run(config, paths, processes or torchrun.default_processes())
+    if code != EXIT_OK:
+        print(f"fluxtrain: {message}", file=sys.stderr)
+    return code

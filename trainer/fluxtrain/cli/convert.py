@@ -6,16 +6,17 @@ import argparse
 import sys
 from typing import get_args
 
-from fluxtrain.cli.arguments import path, reject_unknown
+from fluxtrain.cli.arguments import Commands, add_command, path
 from fluxtrain.contract.run.config import Layout
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "convert",
-        allow_abbrev=False,
+        action,
         help="convert encoded samples to another layout",
         description=__doc__,
         epilog="Only the layout shards keeps captions; arrow, parquet and webdataset drop them.",
@@ -32,12 +33,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--shard-size", type=int, default=1024, help="samples per file (default: 1024)"
     )
-    parser.set_defaults(action=action)
 
 
-def action(arguments: argparse.Namespace, rest: list[str]) -> int:
+def action(arguments: argparse.Namespace) -> int:
     """Convert, verify and print the number of samples."""
-    reject_unknown(rest)
     if not 1 <= arguments.shard_size <= 1_000_000:
         raise ConfigError("--shard-size", arguments.shard_size, "must be between 1 and 1000000")
     from tqdm import tqdm

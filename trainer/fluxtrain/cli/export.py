@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from fluxtrain.cli.arguments import path, reject_unknown
+from fluxtrain.cli.arguments import Commands, add_command, path
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "export",
-        allow_abbrev=False,
+        action,
         help="write a run's weights in a published layout",
         description="Write the weights of a run, a checkpoint or a published model in a published layout.",
     )
@@ -29,24 +30,22 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the options and the action of a command that writes weights."""
+    """Add the options of a command that writes weights."""
     parser.add_argument(
         "--output", type=path, required=True, help="file or folder to write (required)"
     )
     parser.add_argument(
         "--dtype", default="bfloat16", help="bfloat16 (default), float16 or float32"
     )
-    parser.set_defaults(action=action)
 
 
-def action(arguments: argparse.Namespace, rest: list[str]) -> int:
+def action(arguments: argparse.Namespace) -> int:
     """Write and verify the weights, and print their number and size."""
     from tqdm import tqdm
 
     from fluxtrain.weights.reader import open_weights
     from fluxtrain.weights.writer import DTYPES, LAYOUTS, write_weights
 
-    reject_unknown(rest)
     if arguments.to not in LAYOUTS:
         raise ConfigError("--to", arguments.to, f"must be one of {', '.join(LAYOUTS)}")
     if arguments.dtype not in DTYPES:

@@ -20,7 +20,8 @@ _PARAGRAPH = textwrap.TextWrapper(
 
 
 def add_field_help(parser: argparse.ArgumentParser) -> None:
-    """Add ``--help-fields`` and the note on overrides."""
+    """Let the command take overrides; add ``--help-fields`` and a note on them."""
+    parser.set_defaults(takes_overrides=True)
     parser.add_argument(
         "--help-fields",
         nargs="?",
@@ -72,7 +73,7 @@ def field_help(prefix: str) -> str:
         for text in (
             field.description.replace("``", "`"),
             f"allowed: {field.allowed}",
-            _default(field.default),
+            _default(field.info.get_default()),
         ):
             lines += _PARAGRAPH.wrap(text)
     return "\n".join(lines)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-
-from fluxtrain.cli.arguments import path
-from fluxtrain.cli.export import add_output
+from fluxtrain.cli.arguments import Commands, add_command, path
+from fluxtrain.cli.export import action, add_output
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     """Add the command's parser; the action is that of ``fluxtrain export``."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "import",
-        allow_abbrev=False,
+        action,
         help="convert published weights for training",
         description="Convert published weights to the single file that spec.run.initial_weights names.",
     )

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 
 from fluxtrain.cli import mlperf_package as package
-from fluxtrain.cli.arguments import path, reject_unknown
+from fluxtrain.cli.arguments import Commands, path
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
-        "mlperf", allow_abbrev=False, help="check an MLPerf log or create a submission"
-    )
+    text = "check an MLPerf log or create a submission"
+    parser = commands.add_parser("mlperf", allow_abbrev=False, help=text)
     subcommands = parser.add_subparsers(dest="mlperf_command", required=True, metavar="COMMAND")
     check = subcommands.add_parser(
         "check", help="run MLCommons' compliance checker on a log", description=__doc__
@@ -24,11 +23,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     package.add(subcommands)
 
 
-def action(arguments: argparse.Namespace, rest: list[str]) -> int:
+def action(arguments: argparse.Namespace) -> int:
     """Print the result; return 0 only if the checker reports SUCCESS."""
     from fluxtrain.mlperf import check, render
 
-    reject_unknown(rest)
     result = check(arguments.log, arguments.ruleset)
     print(render(result))
     return EXIT_OK if result.success else EXIT_ERROR

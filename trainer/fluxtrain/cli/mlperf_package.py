@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fluxtrain.cli.arguments import path, reject_unknown
+from fluxtrain.cli.arguments import Commands, path
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
     from fluxtrain.mlperf.submission import FinishedRun
 
 
-def add(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subcommands: Commands) -> None:
     """Add the command's parser to ``fluxtrain mlperf``."""
     package = subcommands.add_parser(
         "package", help="create and check a submission from ten runs", description=__doc__
@@ -42,11 +42,10 @@ def add(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     package.set_defaults(action=action)
 
 
-def action(arguments: argparse.Namespace, rest: list[str]) -> int:
+def action(arguments: argparse.Namespace) -> int:
     """Write the package and print the result of each tool; return 0 only if all of them pass."""
     from fluxtrain.mlperf import RULESETS
 
-    reject_unknown(rest)
     if arguments.ruleset not in RULESETS:
         raise ConfigError("--ruleset", arguments.ruleset, f"allowed: {', '.join(RULESETS)}")
     if bool(arguments.runs) == (arguments.selector is not None):

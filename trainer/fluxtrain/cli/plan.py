@@ -5,33 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 
-from fluxtrain.cli.arguments import add_file, load_config
+from fluxtrain.cli.arguments import Commands, add_command, add_file, load_config
 from fluxtrain.contract.run.replicas import require_replicas
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
-        "plan",
-        allow_abbrev=False,
-        help="estimate memory, FLOPs, time and disk space",
-        description=__doc__,
-    )
+    text = "estimate memory, FLOPs, time and disk space"
+    parser = add_command(commands, "plan", action, help=text, description=__doc__)
     add_file(parser)
     parser.add_argument("--gpu", help="GPU model (default: MI300X)")
     parser.add_argument(
         "--mfu", type=float, help="assumed fraction of the dense peak (default: 0.3)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
-    parser.set_defaults(action=action)
 
 
-def action(arguments: argparse.Namespace, rest: list[str]) -> int:
+def action(arguments: argparse.Namespace) -> int:
     """Print the plan."""
     from fluxtrain.plan import make_plan, render
 
-    job, config = load_config(arguments.file, rest)
+    job, config = load_config(arguments.file, arguments.overrides)
     if config.task != "train":
         raise ConfigError("spec.run.task", config.task, "must be train: other tasks have no plan")
     require_replicas(config, job.spec.rank_counts)

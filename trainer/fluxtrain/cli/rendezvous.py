@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import argparse
 
-from fluxtrain.cli.arguments import reject_unknown
+from fluxtrain.cli.arguments import Commands, add_command
 from fluxtrain.contract.launch import RENDEZVOUS_PORT
 from fluxtrain.errors import EXIT_OK
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
-        "rendezvous", allow_abbrev=False, help="serve the rendezvous store of a job's agents"
-    )
+    text = "serve the rendezvous store of a job's agents"
+    parser = add_command(commands, "rendezvous", action, help=text)
     parser.add_argument("--port", type=int, default=RENDEZVOUS_PORT)
-    parser.set_defaults(action=action)
 
 
-def action(arguments: argparse.Namespace, rest: list[str]) -> int:
+def action(arguments: argparse.Namespace) -> int:
     """Serve the rendezvous store until SIGTERM or SIGINT."""
     from fluxtrain.launch.rendezvous import serve_store
 
-    reject_unknown(rest)
     serve_store(arguments.port)
     return EXIT_OK

@@ -8,18 +8,25 @@ import sys
 from pathlib import Path
 
 from fluxtrain.cli import reference_environment
-from fluxtrain.cli.arguments import add_file, add_paths, load_config, path
+from fluxtrain.cli.arguments import (
+    Commands,
+    add_command,
+    add_file,
+    add_paths,
+    load_config,
+    path,
+    run_task,
+)
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.resource.fluxtraining import FluxTraining
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
-        "run", allow_abbrev=False, help="train from a FluxTraining file", description=__doc__
-    )
+    text = "train from a FluxTraining file"
+    parser = add_command(commands, "run", action, help=text, description=__doc__)
     add_file(parser)
     add_paths(parser)
     parser.add_argument(
@@ -28,29 +35,22 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--processes", type=int, help="trainer processes (default: the GPUs, or one)"
     )
-    parser.set_defaults(action=action)
 
 
-def action(arguments: argparse.Namespace, rest: list[str]) -> int:
+def action(arguments: argparse.Namespace) -> int:
     """Validate the job, run it and return its exit code."""
-    job, config = load_config(arguments.file, rest, verbose=True)
-    from fluxtrain.cli.summary import print_summary
-    from fluxtrain.launch import torchrun  # imports torch: only once the file is validated
-
-    processes = arguments.processes
-    if processes is not None and not 1 <= processes <= 1024:
-        raise ConfigError("--processes", processes, "must be between 1 and 1024")
-    processes = processes or torchrun.default_processes()
-    _warn_without_gpus(job)
+    job, config = load_config(arguments.file, arguments.overrides, verbose=True)
+    if arguments.processes is not None and not 1 <= arguments.processes <= 1024:
+        raise ConfigError("--processes", arguments.processes, "must be between 1 and 1024")
+    _warn_without_gpus(job)  # imports torch: only once the file is validated
     paths = _paths(arguments, job.metadata.name)
     if (message := _finished_message(config, paths)) is not None:
         print(message)
-    else:
-        code, message = torchrun.run(config, paths, processes)
-        if code != EXIT_OK:
-            print(f"fluxtrain: {message}", file=sys.stderr)
-            return code
+    elif (code := run_task(config, paths, arguments.processes)) != EXIT_OK:
+        return code
     if config.task == "train":
+        from fluxtrain.cli.summary import print_summary
+
         print_summary(paths.output, config)
     return EXIT_OK
 

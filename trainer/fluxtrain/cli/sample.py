@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.cli.arguments import add_paths, path
+from fluxtrain.cli.arguments import Commands, add_command, add_paths, path, run_task
 from fluxtrain.cli.field_help import add_field_help
 from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.run.overrides import parse_overrides
@@ -15,11 +14,10 @@ from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: Commands) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser(
-        "sample", allow_abbrev=False, help="generate images of prompts", description=__doc__
-    )
+    text = "generate images of prompts"
+    parser = add_command(commands, "sample", action, help=text, description=__doc__)
     parser.add_argument(
         "weights",
         type=path,
@@ -40,12 +38,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--processes", type=int, help="processes (default: the GPUs, or one)")
     add_paths(parser)
     add_field_help(parser)
-    parser.set_defaults(action=action)
 
 
-def action(arguments: argparse.Namespace, rest: list[str]) -> int:
+def action(arguments: argparse.Namespace) -> int:
     """Run the sample task, which is the same in a cluster."""
-    from fluxtrain.launch import torchrun
     from fluxtrain.weights import open_weights
 
     prompts = [*arguments.prompt, *_lines(arguments.prompts)]
@@ -61,19 +57,15 @@ def action(arguments: argparse.Namespace, rest: list[str]) -> int:
         "sampling": {"prompts": prompts},
         "logging": {"metrics_port": 0},
     }
-    config = resolve(merge(run, parse_overrides(rest)))
+    config = resolve(merge(run, parse_overrides(arguments.overrides)))
     paths = RunPaths(
         output=arguments.output.resolve(),
         data=arguments.data.resolve(),
         models=arguments.models.resolve(),
     )
-    processes = arguments.processes or torchrun.default_processes()
-    code, message = torchrun.run(config, paths, processes)
-    if code != EXIT_OK:
-        print(f"fluxtrain: {message}", file=sys.stderr)
-        return code
-    print(f"{len(prompts)} images in {paths.output / SAMPLES_FOLDER}")
-    return EXIT_OK
+    if (code := run_task(config, paths, arguments.processes)) == EXIT_OK:
+        print(f"{len(prompts)} images in {paths.output / SAMPLES_FOLDER}")
+    return code
 
 
 def _lines(file: Path | None) -> list[str]:

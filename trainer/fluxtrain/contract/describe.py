@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
 from fluxtrain.contract.strict_model import Immutable, StrictModel
 
 Schema = dict[str, Any]
+Node = type[StrictModel] | Schema
+"""A model, or the JSON schema of a field that is none; the items of a list may be a model."""
 _TYPES = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
 
 
@@ -22,14 +24,20 @@ class FieldDoc:
 
     path: str
     """Path in the file, such as ``optim.learning_rate``."""
-    allowed: str
-    """The allowed values, in words."""
-    default: Any
-    """The default; pydantic's PydanticUndefined if the field is required."""
-    description: str
-    """The docstring under the field."""
     immutable: bool
     """Whether it cannot change while the job exists."""
+    info: FieldInfo
+    """Pydantic's description."""
+
+    @property
+    def allowed(self) -> str:
+        """Return the allowed values, in words."""
+        return allowed(node_of(self.info))
+
+    @property
+    def description(self) -> str:
+        """Return the docstring under the field."""
+        return " ".join((self.info.description or "").split())
 
 
 def iter_fields(
@@ -38,21 +46,13 @@ def iter_fields(
     """Yield the documentation of every field of ``model`` and of the models below it, in order."""
     for name, field in model.model_fields.items():
         at = f"{path}{field.alias or name}"
-        fixed = immutable or is_immutable(field)
+        fixed = immutable or any(isinstance(mark, Immutable) for mark in field.metadata)
         below = model_of(field.annotation)
-        if below is not None:
-            listed = "[]" if is_list(field) else ""
-            yield from iter_fields(below, f"{at}{listed}.", fixed)
+        if below is None:
+            yield FieldDoc(at, fixed, field)
         else:
-            description = " ".join((field.description or "").split())
-            yield FieldDoc(
-                at, allowed(field_schema(field)), field.get_default(), description, fixed
-            )
-
-
-def is_immutable(field: FieldInfo) -> bool:
-    """Return whether ``field`` is marked IMMUTABLE."""
-    return any(isinstance(mark, Immutable) for mark in field.metadata)
+            listed = "[]" if is_list(field.annotation) else ""
+            yield from iter_fields(below, f"{at}{listed}.", fixed)
 
 
 def model_of(annotation: Any) -> type[StrictModel] | None:
@@ -63,17 +63,21 @@ def model_of(annotation: Any) -> type[StrictModel] | None:
     return next((model for model in models if model is not None), None)
 
 
-def field_schema(field: FieldInfo) -> Schema:
-    """Return the JSON schema of ``field`` alone, with its bounds."""
+def is_list(annotation: Any) -> bool:
+    """Return whether ``annotation`` is a list or an optional list."""
+    return get_origin(annotation) is list or any(map(is_list, get_args(annotation)))
+
+
+def node_of(field: FieldInfo) -> Node:
+    """Return the model of ``field``, or its JSON schema with its bounds."""
+    below = model_of(field.annotation)
+    if below is not None and not is_list(field.annotation):
+        return below
     kind: Any = Annotated[(field.annotation, None, *field.metadata)]
-    nested = model_of(field.annotation) is not None  # TypeAdapter takes no config for a model
-    adapter = TypeAdapter(kind) if nested else TypeAdapter(kind, config=ConfigDict(strict=True))
-    return {**adapter.json_schema(), **({"title": field.title} if field.title else {})}
-
-
-def is_list(field: FieldInfo) -> bool:
-    """Return whether ``field`` is a list or an optional list."""
-    return non_null(field_schema(field)).get("type") == "array"
+    schema = TypeAdapter(kind).json_schema()
+    if below is not None:
+        non_null(schema)["items"] = below
+    return {**schema, **({"title": field.title} if field.title else {})}
 
 
 def non_null(schema: Schema) -> Schema:
@@ -82,8 +86,10 @@ def non_null(schema: Schema) -> Schema:
     return options[0] if len(options) == 1 else schema
 
 
-def allowed(schema: Schema) -> str:
+def allowed(schema: Node) -> str:
     """Return the values that ``schema`` allows, in words, such as "a whole number from 1 to 64"."""
+    if isinstance(schema, type):
+        return f"a mapping with some of {', '.join(schema.attributes())}"
     if "anyOf" in schema:
         return " or ".join(allowed(option) for option in schema["anyOf"])
     if "enum" in schema:

@@ -39,14 +39,14 @@ class Rule:
 
     field: str
     """The field that the error names, as in the file; empty for the model itself."""
-    others: tuple[str, ...]
-    """The other fields of the rule; the API server checks it only if all of them are set."""
     message: str
     """What ``field`` must be, such as "must be a multiple of num_heads"."""
     holds: Callable[[Any], bool]
     """Returns whether a model obeys the rule."""
     cel: str
     """The CEL expression for ``holds``, in terms of ``self``, with the field names of the file."""
+    others: tuple[str, ...] = ()
+    """The other fields of the rule; the API server checks it only if all of them are set."""
 
     def explain(self, model: StrictModel) -> str:
         """Return the message with the values of the other fields in ``model``."""
@@ -85,16 +85,10 @@ class StrictModel(BaseModel):
     def look_up(self, path: str) -> Any:
         """Return the value at ``path``, written with the names of the file."""
         return reduce(
-            lambda model, name: getattr(model, model.attribute(name)), path.split("."), self
+            lambda model, name: getattr(model, model.attributes()[name]), path.split("."), self
         )
 
     @classmethod
-    def attribute(cls, name: str) -> str:
-        """Return the Python name of the field ``name`` of the file."""
-        fields = cls.model_fields.items()
-        return next(attribute for attribute, field in fields if name == (field.alias or attribute))
-
-    @classmethod
-    def file_names(cls) -> list[str]:
-        """Return the names of the fields, as in the file."""
-        return [field.alias or name for name, field in cls.model_fields.items()]
+    def attributes(cls) -> dict[str, str]:
+        """Return the attribute of every field by its name in the file."""
+        return {field.alias or name: name for name, field in cls.model_fields.items()}

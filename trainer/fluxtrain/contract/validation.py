@@ -12,12 +12,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from fluxtrain.contract.describe import (
+    Node,
     Schema,
     allowed,
-    field_schema,
-    is_list,
     key_schema,
-    model_of,
+    node_of,
     non_null,
     value_schema,
 )
@@ -91,15 +90,12 @@ def _explain(model: type[StrictModel], detail: ErrorDetails, at: str) -> Iterato
     elif kind == "extra_forbidden":
         *above, name = detail["loc"]
         parent, _ = _resolve(model, above, "")
-        names = parent.file_names() if isinstance(parent, type) else []
+        names = parent.attributes() if isinstance(parent, type) else []
         yield ConfigError(path, UNSET, f"no such field{did_you_mean(str(name), names)}")
     elif kind == "missing":
-        yield ConfigError(path, UNSET, f"must be given: {_allowed(node)}")
+        yield ConfigError(path, UNSET, f"must be given: {allowed(node)}")
     else:
-        yield ConfigError(path, detail["input"], f"must be {_allowed(node)}")
-
-
-Node = type[StrictModel] | Schema
+        yield ConfigError(path, detail["input"], f"must be {allowed(node)}")
 
 
 def _resolve(model: type[StrictModel], location: Iterable[int | str], at: str) -> tuple[Node, str]:
@@ -112,30 +108,17 @@ def _resolve(model: type[StrictModel], location: Iterable[int | str], at: str) -
         if part == "[key]":  # the key itself is wrong: the error names the mapping
             return key_schema(mapping), path.removesuffix(f".{key}")
         if isinstance(node, type):
-            field = node.model_fields.get(_attribute(node, part))
             path = f"{path}.{part}".strip(".")
-            if field is None:
+            attribute = node.attributes().get(str(part))
+            if attribute is None:
                 break
-            below = model_of(field.annotation)
-            node = below if below and not is_list(field) else field_schema(field)
-            item = below
+            node = node_of(node.model_fields[attribute])
         elif isinstance(part, int):
             path = f"{path}[{part}]"
             listed = non_null(node)
-            items = listed.get("items") or listed.get("prefixItems", [{}])[0]
-            node = item if item is not None else items
+            node = listed.get("items") or listed.get("prefixItems", [{}])[0]
         elif non_null(node).get("type") == "object":
             path = f"{path}.{part}"
             mapping, key = non_null(node), part
             node = value_schema(mapping) or mapping
     return node, path
-
-
-def _attribute(model: type[StrictModel], name: Any) -> str:
-    return model.attribute(name) if name in model.file_names() else ""
-
-
-def _allowed(node: Node) -> str:
-    if isinstance(node, type):
-        return f"a mapping with some of {', '.join(node.file_names())}"
-    return allowed(node)

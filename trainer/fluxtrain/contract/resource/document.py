@@ -55,9 +55,8 @@ def load_job(path: Path) -> FluxTraining:
     """Return the job in ``path``; raise ConfigError naming the line or every wrong field."""
     values = parse_yaml(_read(path), str(path))
     if not isinstance(values, dict):
-        raise ConfigError(
-            str(path), values, "must be one FluxTraining, a mapping with apiVersion and kind"
-        )
+        text = "must be one FluxTraining, a mapping with apiVersion and kind"
+        raise ConfigError(str(path), values, text)
     return validate(FluxTraining, values, "")
 
 
@@ -84,9 +83,8 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
 def _read(path: Path) -> str:
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise ConfigError(
-                str(path), f"{path.stat().st_size} bytes", f"at most {_MAX_BYTES} are read"
-            )
+            size = f"{path.stat().st_size} bytes"
+            raise ConfigError(str(path), size, f"at most {_MAX_BYTES} are read")
         return path.read_bytes().decode("utf-8")
     except OSError as error:
         raise ConfigError(str(path), UNSET, f"cannot be read ({error.strerror})") from None

@@ -49,10 +49,10 @@ class Nodes(ApiModel):
     rules: ClassVar = (
         Rule(
             "min",
-            ("max",),
             "must be at most max",
             lambda nodes: nodes.min <= nodes.max,
             "self.min <= self.max",
+            others=("max",),
         ),
     )
 
@@ -100,21 +100,19 @@ class Toleration(ApiModel):
     rules: ClassVar = (
         Rule(
             "operator",
-            (),
             "must be Exists if no key is given",
             lambda taint: taint.key is not None or taint.operator == "Exists",
             "has(self.key) || self.operator == 'Exists'",
         ),
         Rule(
             "value",
-            ("operator",),
             "must be left out if operator is Exists",
             lambda taint: taint.operator != "Exists" or not taint.value,
             "self.operator != 'Exists' || self.value == ''",
+            others=("operator",),
         ),
         Rule(
             "tolerationSeconds",
-            (),
             "must be left out if effect is not NoExecute",
             lambda taint: taint.toleration_seconds is None or taint.effect == "NoExecute",
             "has(self.effect) && self.effect == 'NoExecute'",
@@ -167,7 +165,6 @@ class Network(ApiModel):
     rules: ClassVar = (
         Rule(
             "env",
-            (),
             "must not contain a name twice",
             lambda network: len({variable.name for variable in network.env}) == len(network.env),
             "self.env.all(one, self.env.exists_one(other, other.name == one.name))",
@@ -188,28 +185,26 @@ class Spec(ApiModel):
     rules: ClassVar = (
         Rule(
             "network.rdmaResource",
-            ("gpusPerNode",),
             "must be left out without GPUs: one device is requested per GPU",
             lambda spec: spec.network.rdma_resource is None or spec.gpus_per_node > 0,
             "self.gpusPerNode > 0",
+            others=("gpusPerNode",),
         ),
         Rule(
             "network.rdmaResource",
-            ("gpuResource",),
             "must differ from the resource of the GPUs",
             lambda spec: spec.network.rdma_resource != spec.gpu_resource,
             "self.network.rdmaResource != self.gpuResource",
+            others=("gpuResource",),
         ),
         Rule(
             "nodes.max",
-            (),
             "must be 1 if run.task is prepare",
             lambda spec: spec.nodes.max == 1 or spec.run.get("task") != "prepare",
             "self.nodes.max == 1 || !has(self.run.task) || self.run.task != 'prepare'",
         ),
         Rule(
             "gpusPerNode",
-            (),
             "must be 0 if run.task is prepare: the task does not use GPUs",
             lambda spec: spec.gpus_per_node == 0 or spec.run.get("task") != "prepare",
             "self.gpusPerNode == 0 || !has(self.run.task) || self.run.task != 'prepare'",
@@ -256,10 +251,10 @@ class FluxTraining(ApiModel):
     rules: ClassVar = (
         Rule(
             "spec.lifecycle.startAfter",
-            ("metadata.name",),
             "must not contain the job itself",
             lambda job: job.metadata.name not in job.spec.lifecycle.start_after,
             "!(self.metadata.name in self.spec.lifecycle.startAfter)",
+            others=("metadata.name",),
         ),
     )
 

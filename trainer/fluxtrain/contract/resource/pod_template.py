@@ -32,7 +32,6 @@ Objects = Annotated[list[dict[str, Any]], Field(max_length=64)]
 
 RESERVED_NAMES = Rule(
     "name",
-    (),
     f"must not begin with {' or '.join(RESERVED_PREFIXES)}: the operator sets those",
     lambda variable: not variable.name.startswith(RESERVED_PREFIXES),
     " && ".join(f"!self.name.startsWith('{begin}')" for begin in RESERVED_PREFIXES),
@@ -42,23 +41,18 @@ RESERVED_NAMES = Rule(
 
 def _reserved(field: str, instead: str) -> Rule:
     """Return the rule that ``field`` of the pod is not set."""
-    return Rule(
-        field,
-        (),
-        f"must be left out: {instead}",
-        lambda part: part.look_up(field) is None,
-        "false",
-    )
+    message = f"must be left out: {instead}"
+    return Rule(field, message, lambda part: part.look_up(field) is None, "false")
 
 
 def _reserved_in_trainer(field: str, instead: str) -> Rule:
     """Return the rule that ``field`` of the training container is not set."""
     return Rule(
         field,
-        ("name",),
         f"must be left out if name is {TRAINER}: {instead}",
         lambda container: container.name != TRAINER or container.look_up(field) is None,
         f"self.name != '{TRAINER}'",
+        others=("name",),
     )
 
 
@@ -66,7 +60,6 @@ def _without_reserved_keys(field: str) -> Rule:
     """Return the rule that the mapping ``field`` has no key reserved for the operator."""
     return Rule(
         field,
-        (),
         f"must have no keys that begin with {' or '.join(_RESERVED_KEYS)}: the operator sets those",
         lambda metadata: (
             not any(key.startswith(_RESERVED_KEYS) for key in metadata.look_up(field) or ())
@@ -112,7 +105,6 @@ class TemplateContainer(OpenModel):
         _reserved_in_trainer("args", "the operator sets the command"),
         Rule(
             "name",
-            (),
             f"must be {TRAINER}, or the container must have an image",
             lambda container: container.name == TRAINER or container.image is not None,
             f"self.name == '{TRAINER}' || has(self.image)",
@@ -164,7 +156,6 @@ class TemplateVolume(OpenModel):
     rules: ClassVar = (
         Rule(
             "name",
-            (),
             f"must not be {', '.join(_RESERVED_VOLUMES)}: set spec.storage for data, models and output",
             lambda volume: volume.name not in _RESERVED_VOLUMES,
             f"!(self.name in {list(_RESERVED_VOLUMES)})",

@@ -25,7 +25,6 @@ class HostPath(ApiModel):
     rules: ClassVar = (
         Rule(
             "path",
-            (),
             "must not contain ..",
             lambda volume: ".." not in volume.path.split("/"),
             "!self.path.split('/').exists(part, part == '..')",
@@ -54,7 +53,6 @@ class Volume(ApiModel):
     rules: ClassVar = (
         Rule(
             "",
-            (),
             f"exactly one of {', '.join(_VOLUME_KINDS)} must be set",
             lambda volume: sum(volume.look_up(kind) is not None for kind in _VOLUME_KINDS) == 1,
             f"{' + '.join(f'(has(self.{kind}) ? 1 : 0)' for kind in _VOLUME_KINDS)} == 1",

@@ -11,7 +11,8 @@ from operator import attrgetter
 from fluxtrain.contract.run.config import FlowConfig, RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, MLPERF_TARGET_LOSS
-from fluxtrain.errors import ConfigError, JoinedConfigError
+from fluxtrain.contract.validation import join_errors
+from fluxtrain.errors import ConfigError
 
 PREFIX = "mlperf-"
 """Prefix of the presets for benchmark runs."""
@@ -61,12 +62,10 @@ def message(allowed: object) -> str:
 
 def require_allowed(config: RunConfig, at: str) -> None:
     """Raise ConfigError naming all fields of a closed run, below ``at``, with forbidden values."""
-    if not is_closed(config):
-        return
     wrong = [
         ConfigError(f"{at}.{path}", given, message(allowed))
         for path, allowed in FIXED_VALUES.items()
         if (given := attrgetter(path)(config)) != allowed
     ]
-    if wrong:
-        raise wrong[0] if len(wrong) == 1 else JoinedConfigError(wrong)
+    if wrong and is_closed(config):
+        raise join_errors(wrong)

@@ -51,10 +51,10 @@ class DataConfig(StrictModel):
     rules: ClassVar = (
         Rule(
             "latent_size",
-            ("source", "image_size"),
             "must be image_size / 8 if source is images",
             lambda data: data.source != "images" or data.latent_size * 8 == data.image_size,
             "self.source != 'images' || self.latent_size * 8 == self.image_size",
+            others=("source", "image_size"),
         ),
     )
 
@@ -95,17 +95,17 @@ class PrepareConfig(StrictModel):
     rules: ClassVar = (
         Rule(
             "samples",
-            ("dataset",),
             "must be 1 or more if dataset is coco",
             lambda prepare: prepare.samples != 0 or prepare.dataset != "coco",
             "self.samples != 0 || self.dataset != 'coco'",
+            others=("dataset",),
         ),
         Rule(
             "problematic",
-            ("dataset",),
             "must be left out if dataset is coco",
             lambda prepare: prepare.problematic is None or prepare.dataset != "coco",
             "self.dataset != 'coco'",
+            others=("dataset",),
         ),
     )
 
@@ -277,7 +277,6 @@ class LoggingConfig(StrictModel):
     rules: ClassVar = (
         Rule(
             "metrics_port",
-            (),
             f"must not be {RENDEZVOUS_PORT}, the port of the rendezvous store",
             lambda logging: logging.metrics_port != RENDEZVOUS_PORT,
             f"self.metrics_port != {RENDEZVOUS_PORT}",
@@ -297,10 +296,10 @@ class LoggingConfig(StrictModel):
 def _needs_images(task: str) -> Rule:
     return Rule(
         "data.source",
-        ("task",),
         f"must be images if task is {task}",
         lambda run: run.task != task or run.data.source == "images",
         f"self.task != '{task}' || self.data.source == 'images'",
+        others=("task",),
     )
 
 
@@ -310,10 +309,10 @@ class RunConfig(StrictModel):
     rules: ClassVar = (
         Rule(
             "schedule.min_learning_rate",
-            ("optim.learning_rate",),
             "must be at most optim.learning_rate",
             lambda run: run.schedule.min_learning_rate <= run.optim.learning_rate,
             "self.schedule.min_learning_rate <= self.optim.learning_rate",
+            others=("optim.learning_rate",),
         ),
         _needs_images("preprocess"),
         _needs_images("prepare"),

@@ -20,7 +20,6 @@ def _needs_tokenizer(encoder: str) -> Rule:
     tokenizer = f"{encoder}_tokenizer"
     return Rule(
         encoder,
-        (),
         f"may be a .safetensors file only if {tokenizer} names the folder of its tokenizer",
         lambda it: getattr(it, tokenizer) or not is_single_file(getattr(it, encoder)),
         f"has(self.{tokenizer}) || !self.{encoder}.endsWith('.safetensors')",

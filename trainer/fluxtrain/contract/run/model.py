@@ -21,17 +21,17 @@ class ModelConfig(StrictModel):
     rules: ClassVar = (
         Rule(
             "hidden_size",
-            ("num_heads",),
             "must be a multiple of num_heads",
             lambda model: model.hidden_size % model.num_heads == 0,
             "self.hidden_size % self.num_heads == 0",
+            others=("num_heads",),
         ),
         Rule(
             "axes_dim",
-            ("hidden_size", "num_heads"),
             "must sum to the head dimension, hidden_size / num_heads",
             lambda model: sum(model.axes_dim) == _head_dim(model),
             "self.axes_dim.sum() == self.hidden_size / self.num_heads",
+            others=("hidden_size", "num_heads"),
         ),
     )
 

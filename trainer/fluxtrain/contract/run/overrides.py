@@ -26,10 +26,9 @@ def parse_overrides(arguments: list[str]) -> dict[str, Any]:
         name, equals, text = argument.partition("=")
         parts = name.removeprefix("--").split(".")
         _require_field(name, parts)
-        if not equals:
-            if not remaining or remaining[0].startswith("--"):
-                raise ConfigError(name, UNSET, f"needs a value: {name}=VALUE")
-            text = remaining.pop(0)
+        if not equals and (not remaining or remaining[0].startswith("--")):
+            raise ConfigError(name, UNSET, f"needs a value: {name}=VALUE")
+        text = text if equals else remaining.pop(0)
         _set(result, parts, parse_yaml(text, name))
     return result
 
@@ -49,8 +48,7 @@ def _set(result: dict[str, Any], parts: list[str], value: object) -> None:
     for section in sections:
         below = result.setdefault(section, {})
         if not isinstance(below, dict):
-            raise ConfigError(
-                f"--{'.'.join(parts)}", value, f"--{section} was already set as a whole"
-            )
+            text = f"--{section} was already set as a whole"
+            raise ConfigError(f"--{'.'.join(parts)}", value, text)
         result = below
     result[last] = value

@@ -11,10 +11,19 @@ MLPERF_EVALUATION_SAMPLES = 262_144
 MLPERF_TARGET_LOSS = 0.586
 """Evaluation loss that completes a run of MLPerf's benchmark flux1."""
 
-_DEV_MODEL: Values = {"guidance_embed": True}
-_OPEN_DIVISION: Values = {"mlperf": {"division": "open"}}
-_DEV_SAMPLING: Values = {"num_steps": 28, "time_shift": "dev", "cfg_scale": 1.0}
-
+_ENCODED: Values = {
+    "train": "cc12m_preprocessed",
+    "validation": "coco_preprocessed",
+    "empty_encodings": "empty_encodings",
+}
+_DEV: Values = {
+    "model": {"guidance_embed": True},
+    "data": {"latent_size": 128, "image_size": 1024, "text_length": 512},
+    "schedule": {"steps": 2000, "global_batch_size": 8, "warmup_steps": 100},
+    "evaluation": {"every_samples": 0},
+    "sampling": {"num_steps": 28, "time_shift": "dev", "cfg_scale": 1.0},
+    "logging": {"mlperf": {"division": "open"}},
+}
 _SCHNELL: Values = {
     "sampling": {"num_steps": 4, "cfg_scale": 1.0},
     "optim": {"learning_rate": 2e-4},
@@ -24,42 +33,18 @@ _SCHNELL: Values = {
 }
 
 PRESETS: dict[str, Values] = {
-    "mlperf-schnell": {
-        **_SCHNELL,
-        "data": {
-            "train": "cc12m_preprocessed",
-            "validation": "coco_preprocessed",
-            "empty_encodings": "empty_encodings",
-        },
-    },
+    "mlperf-schnell": {**_SCHNELL, "data": _ENCODED},
     "mlperf-schnell-raw": {
         **_SCHNELL,
         "data": {"source": "images", "train": "cc12m_disk", "validation": "coco"},
-        "preprocess": {
-            "train": "cc12m_preprocessed",
-            "validation": "coco_preprocessed",
-            "empty_encodings": "empty_encodings",
-        },
+        "preprocess": _ENCODED,
     },
     "dev-finetune": {
-        "model": _DEV_MODEL,
+        **_DEV,
         "initial_weights": "flux1-dev.safetensors",
-        "data": {"latent_size": 128, "image_size": 1024, "text_length": 512},
-        "schedule": {"steps": 2000, "global_batch_size": 8, "warmup_steps": 100},
         "optim": {"learning_rate": 1e-5, "weight_decay": 0.01},
-        "evaluation": {"every_samples": 0},
-        "sampling": _DEV_SAMPLING,
-        "logging": _OPEN_DIVISION,
     },
-    "dev-lora": {
-        "model": _DEV_MODEL,
-        "adapter": {"kind": "lora", "rank": 16, "alpha": 16.0},
-        "data": {"latent_size": 128, "image_size": 1024, "text_length": 512},
-        "schedule": {"steps": 2000, "global_batch_size": 8, "warmup_steps": 100},
-        "evaluation": {"every_samples": 0},
-        "sampling": _DEV_SAMPLING,
-        "logging": _OPEN_DIVISION,
-    },
+    "dev-lora": {**_DEV, "adapter": {"kind": "lora", "rank": 16, "alpha": 16.0}},
     "benchmark": {
         "task": "benchmark",
         "data": {"source": "synthetic"},

@@ -20,8 +20,5 @@ def require_replicas(config: RunConfig, rank_counts: Sequence[int]) -> None:
     if all(count % requested for count in rank_counts):
         first, last = rank_counts[0], rank_counts[-1]
         counts = f"{first}" if first == last else f"{first} to {last}"
-        raise ConfigError(
-            "spec.run.parallel.dp_replicate",
-            requested,
-            f"must divide the number of ranks, {counts}",
-        )
+        text = f"must divide the number of ranks, {counts}"
+        raise ConfigError("spec.run.parallel.dp_replicate", requested, text)
