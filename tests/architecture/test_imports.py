@@ -6,33 +6,27 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from tests.paths import ROOT
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Yield the full names of all modules and objects that ``path`` imports."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+def imported(folder: str) -> Iterator[tuple[Path, list[str]]]:
+    """Yield every module below ``folder`` and the parts of each full name that it imports."""
+    for path in (ROOT / folder).rglob("*.py"):
+        if ".peers" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from ((path, alias.name.split(".")) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                module = node.module.split(".")
+                yield from ((path, [*module, alias.name]) for alias in node.names)
 
 
-def modules(folder: str) -> list[Path]:
-    return [p for p in sorted((ROOT / folder).rglob("*.py")) if ".peers" not in p.parts]
+def test_no_module_imports_a_test_module() -> None:
+    for path, (package, *parts) in imported("tests"):
+        assert package != "tests" or not any(part.startswith("test_") for part in parts), path
 
 
-def is_test_module(name: str) -> bool:
-    parts = name.split(".")
-    return parts[0] == "tests" and any(part.startswith("test_") for part in parts)
-
-
-@pytest.mark.parametrize("path", modules("tests"), ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_module_imports_a_test_module(path: Path) -> None:
-    assert [name for name in imported(path) if is_test_module(name)] == []
-
-
-@pytest.mark.parametrize("path", modules("benchmarks"), ids=lambda p: p.name)
-def test_no_benchmark_imports_tests(path: Path) -> None:
-    assert [name for name in imported(path) if name.split(".")[0] == "tests"] == []
+def test_no_benchmark_imports_tests() -> None:
+    for path, (package, *_) in imported("benchmarks"):
+        assert package != "tests", path

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from tests.paths import ROOT
+
+pytest_plugins = ["pytester"]
 
 PASSES = "def test_passes(): pass\n"
 SKIPS = "import pytest\ndef test_skips(): pytest.skip('a program is missing')\n"
@@ -26,14 +24,10 @@ FAILS = "def test_fails(): assert False\n"
     ],
 )
 def test_a_skipped_test_fails_the_run_that_asks_for_it(
-    texts: list[str], options: list[str], code: int, tmp_path: Path
+    texts: list[str], options: list[str], code: int, pytester: pytest.Pytester
 ) -> None:
-    for number, text in enumerate(texts):
-        (tmp_path / f"test_{number}.py").write_text(text)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", *options, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
+    pytester.makepyfile(**{f"test_{number}": text for number, text in enumerate(texts)})
+    assert pytester.runpytest_inprocess("-p", "tests.conftest", *options).ret == code
 
 
 def test_ci_asks_for_it() -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.paths import MICRO
 
+from fluxtrain.cli import main
 from fluxtrain.cli.arguments import load_config
 from fluxtrain.cli.reference_environment import Setting, hugging_face, output, root, seed
-from fluxtrain.errors import ConfigError
+from fluxtrain.errors import EXIT_USAGE, ConfigError
 
 
 @pytest.mark.parametrize(
@@ -65,35 +63,35 @@ def test_hf_home_is_set_from_hf_cache() -> None:
     assert hugging_face({}) == {}
 
 
-def stderr_of(tmp_path: Path, *flags: str) -> str:
-    """Return stderr of a run with all variables set, which fails because its data is missing."""
+MODELS = "models weights ($MODELROOT)"
+
+
+@pytest.mark.parametrize(
+    ("flags", "roots"),
+    [
+        ([], f"data sets ($DATAROOT) · {MODELS} · output logs/micro ($LOGDIR)"),
+        (
+            ["--seed=5", "--output=mine", "--data=here"],
+            f"data here (--data) · {MODELS} · output mine (--output)",
+        ),
+    ],
+)
+def test_a_run_uses_and_prints_them_unless_overridden(
+    flags: list[str],
+    roots: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     variables = {"DATAROOT": "sets", "MODELROOT": "weights", "LOGDIR": "logs", "SEED": "77"}
-    arguments = ["run", str(MICRO), "--data.source=encoded", *flags]
-    completed = subprocess.run(
-        [sys.executable, "-m", "fluxtrain.cli", *arguments],
-        env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert completed.returncode == 2, completed.stderr
-    return completed.stderr
-
-
-def test_a_run_uses_and_prints_them(tmp_path: Path) -> None:
-    text = stderr_of(tmp_path)
-    assert "seed 77 ($SEED)" in text
-    roots = "data sets ($DATAROOT) · models weights ($MODELROOT)"
-    assert f"{roots} · output logs/micro ($LOGDIR)" in text
-    assert f"{tmp_path}/sets/train: no encoded data set is here" in text
-
-
-def test_fields_and_options_override_them(tmp_path: Path) -> None:
-    text = stderr_of(tmp_path, "--seed=5", "--output", "mine", "--data", "here")
-    assert "$SEED" not in text
-    assert "data here (--data) · models weights ($MODELROOT) · output mine (--output)" in text
-    assert f"{tmp_path}/here/train: no encoded data set is here" in text
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", str(MICRO), "--data.source=encoded", *flags]) == EXIT_USAGE
+    text = capsys.readouterr().err
+    assert ("seed 77 ($SEED)" in text) == ("$SEED" in text) == (not flags)
+    assert roots in text
+    assert f"{tmp_path / roots.split()[1]}/train: no encoded data set is here" in text
 
 
 def test_the_seed_reaches_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
