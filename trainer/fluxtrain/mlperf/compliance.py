@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -12,13 +11,13 @@ from pathlib import Path
 from fluxtrain.errors import ConfigError
 from fluxtrain.mlperf.explain import explain, path_finding, sanitize
 from fluxtrain.mlperf.lines import read_lines
+from fluxtrain.mlperf.tools import TIMEOUT_SECONDS, run_tool
 
 RULESETS = ("5.1.0", "6.0.0", "6.1.0")
 """The rulesets with the benchmark ``flux1``; the newest last."""
 _MAX_BYTES = 256 * 2**20  # a run's log is below one MiB; a pod's log has other lines too
-_TIMEOUT_SECONDS = 300.0
 _SEPARATOR = "\n" + "-" * 30 + "\n"
-_PREFIXES = ("INFO - ", "ERROR - ")
+_RECORDS = ("INFO - ", "ERROR - ", "WARNING - ", "Traceback")
 
 
 @dataclass(frozen=True)
@@ -84,22 +83,13 @@ def _require_readable(log: Path) -> None:
 
 
 def _run_checker(log: Path, ruleset: str) -> tuple[int, str]:
-    """Return the checker's exit code and stderr; no file is written."""
-    # -P: do not import from the working directory.
-    command = [sys.executable, "-P", "-m", "mlperf_logging.compliance_checker"]
-    command += ["--usage", "training", "--ruleset", ruleset, "--log_output", os.devnull]
+    """Return the checker's exit code and output; no file is written."""
+    options = ("--usage", "training", "--ruleset", ruleset, "--log_output", os.devnull)
     try:
-        completed = subprocess.run(
-            [*command, str(log.resolve())],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT_SECONDS,
-            check=False,
-        )
+        return run_tool("compliance_checker", (*options, str(log.resolve())))
     except subprocess.TimeoutExpired:
-        text = f"the checker timed out after {_TIMEOUT_SECONDS:.0f} seconds"
+        text = f"the checker timed out after {TIMEOUT_SECONDS:.0f} seconds"
         raise ConfigError("LOG", str(log), text) from None
-    return completed.returncode, completed.stderr.decode("utf-8", "replace")
 
 
 def _messages(output: str) -> list[str]:
@@ -116,10 +106,9 @@ def _messages(output: str) -> list[str]:
 
 def _records(output: str) -> list[str]:
     """Return the log records of ``output``, each with its continuation lines."""
-    starts = (*_PREFIXES, "WARNING - ", "Traceback")
     records: list[list[str]] = []
     for line in output.splitlines():
-        if line.startswith(starts) or not records:
+        if line.startswith(_RECORDS) or not records:
             records.append([])
         records[-1].append(line)
     return ["\n".join(record) for record in records]

@@ -194,18 +194,15 @@ def _crash_causes(lines: Sequence[LogLine]) -> list[str]:
     """Return the lines that are known to crash the checker."""
     causes = []
     for line in lines:
-        if line.key in ("eval_accuracy", "averaged_validation_loss") and not isinstance(
-            line.value, int | float
-        ):
-            causes.append(f"{line.key} (line {line.number}) is {_repr(line.value)}, not a number")
+        given = f"{line.key} (line {line.number}) is {_repr(line.value)}"
+        if line.key in ("eval_accuracy", "averaged_validation_loss"):
+            if not isinstance(line.value, int | float):
+                causes.append(f"{given}, not a number")
         elif line.key == "submission_division" and line.value not in _INIT_MINUTES:
             rule = KEY_RULES[line.key]
-            causes.append(
-                f"{line.key} (line {line.number}) is {_repr(line.value)}; allowed: {rule.allowed}; "
-                f"{rule.fix}"
-            )
+            causes.append(f"{given}; allowed: {rule.allowed}; {rule.fix}")
         elif line.key == "submission_benchmark" and line.value != "flux1":
-            causes.append(f"{line.key} (line {line.number}) is {_repr(line.value)}; allowed: flux1")
+            causes.append(f"{given}; allowed: flux1")
     return [f"{cause}; the checker crashed on it" for cause in causes]
 
 

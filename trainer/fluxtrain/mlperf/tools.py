@@ -9,11 +9,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_TIMEOUT_SECONDS = 600.0
+TIMEOUT_SECONDS = 600.0
+"""Time limit of one tool."""
 _LEVELS = ("ERROR - ", "WARNING - ")
 
 
@@ -31,6 +32,24 @@ class _Tool:
     name: str
     arguments: tuple[str, ...]
     success: tuple[str, ...]  # all of them must be in the output
+
+
+def run_tool(name: str, arguments: Sequence[str], folder: Path | None = None) -> tuple[int, str]:
+    """Run the tool ``name`` in ``folder``; return its exit code and output, stderr last.
+
+    Raises subprocess.TimeoutExpired.
+    """
+    completed = subprocess.run(
+        # -P: do not import from the working directory, into which the tools write logs.
+        [sys.executable, "-P", "-m", f"mlperf_logging.{name}", *arguments],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    output = completed.stdout + b"\n" + completed.stderr
+    return completed.returncode, output.decode("utf-8", "replace")
 
 
 def check_package(
@@ -62,23 +81,13 @@ def _tools(organisation: Path, system: str, ruleset: str, closed: bool) -> Itera
 
 
 def _run(tool: _Tool) -> ToolResult:
-    # -P: do not import from the working directory, into which the tools write logs.
-    command = [sys.executable, "-P", "-m", f"mlperf_logging.{tool.name}", *tool.arguments]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            completed = subprocess.run(
-                command,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_TIMEOUT_SECONDS,
-                check=False,
-            )
+            returncode, output = run_tool(tool.name, tool.arguments, Path(folder))
         except subprocess.TimeoutExpired:
-            return ToolResult(tool.name, False, [f"timed out after {_TIMEOUT_SECONDS:.0f} seconds"])
+            return ToolResult(tool.name, False, [f"timed out after {TIMEOUT_SECONDS:.0f} seconds"])
         written = "".join(path.read_text() for path in sorted(Path(folder).glob("*.csv")))
-    output = (completed.stdout + b"\n" + completed.stderr).decode("utf-8", "replace")
-    passed = completed.returncode == 0 and all(text in output + written for text in tool.success)
+    passed = returncode == 0 and all(text in output + written for text in tool.success)
     return ToolResult(tool.name, passed, [] if passed else _errors(output))
 
 
