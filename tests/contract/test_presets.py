@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
-from tests.paths import ROOT
+from tests.contract.bad_specs import GOOD, changed
+from tests.paths import EXAMPLES, MICRO
 
 from fluxtrain.contract.describe import iter_fields
 from fluxtrain.contract.resource.document import load_job, parse_yaml
-from fluxtrain.contract.resource.fluxtraining import FluxTraining
+from fluxtrain.contract.resource.fluxtraining import FluxTraining, cluster_only_fields
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.contract.run.resolve import NOT_IMPLEMENTED, merge, resolve
+from fluxtrain.contract.strict_model import StrictModel
 from fluxtrain.errors import ConfigError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -46,7 +48,7 @@ def test_a_resolved_config_resolves_to_itself() -> None:
     assert again == config
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda p: p.name)
 def test_an_example_resolves(path: Path) -> None:
     assert resolve(load_job(path).spec.run)
 
@@ -72,14 +74,8 @@ def test_an_integral_float_is_an_integer(tmp_path: Path) -> None:
     config = resolve({"preset": "mlperf-schnell", "prepare": {"samples": 2.0}, **flags})
     assert repr((config.schedule.steps, config.prepare.samples)) == "(1000, 2)"
     assert config.model.axes_dim == (16, 56, 56)
-    job = {
-        "apiVersion": "fluxtrain.dev/v1alpha1",
-        "kind": "FluxTraining",
-        "metadata": {"name": "job"},
-        "spec": {"run": {"preset": "micro"}, "nodes": {"max": 2.0}},
-    }
     path = tmp_path / "job.yaml"
-    path.write_text(json.dumps(job))
+    path.write_text(json.dumps(changed(GOOD, "spec.nodes", {"max": 2.0})))
     assert repr(load_job(path).spec.nodes.max) == "2"
 
 
@@ -89,26 +85,22 @@ def test_other_values_are_not_integers(value: object) -> None:
         resolve({"preset": "micro", "schedule": {"steps": value}})
 
 
-def test_every_field_has_a_description_and_allowed_values() -> None:
-    for model in (RunConfig, FluxTraining):
-        for field in iter_fields(model):
-            assert field.description.endswith("."), field.path
-            assert field.allowed, field.path
-
-
-def test_every_field_has_a_bound() -> None:
+def test_every_field_has_a_description_and_bounded_allowed_values() -> None:
     # Unbounded text or numbers would let one object fill the API server's store.
-    open_ended = {"spec.run"}
-    for model in (RunConfig, FluxTraining):
-        for field in iter_fields(model):
-            plain = field.allowed in ("text", "a whole number", "a mapping")
-            assert not plain or field.path in open_ended, field.path
+    for field in (*iter_fields(RunConfig), *iter_fields(FluxTraining)):
+        assert field.description.endswith("."), field.path
+        unbounded = field.allowed in ("", "text", "a whole number", "a mapping")
+        assert unbounded == (field.path == "spec.run"), field.path
+
+
+def test_the_fields_that_only_a_cluster_reads_are_listed() -> None:
+    fields = ["spec.gpuResource", "spec.gpusPerNode", "spec.nodes", "spec.storage"]
+    assert cluster_only_fields(load_job(MICRO)) == []
+    assert cluster_only_fields(load_job(EXAMPLES / "mlperf-schnell.yaml")) == fields
 
 
 def test_models_are_frozen() -> None:
     def models(model: type[BaseModel]) -> list[type[BaseModel]]:
         return [model, *(below for sub in model.__subclasses__() for below in models(sub))]
-
-    from fluxtrain.contract.strict_model import StrictModel
 
     assert all(model.model_config["frozen"] for model in models(StrictModel))
