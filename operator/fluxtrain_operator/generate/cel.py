@@ -101,12 +101,9 @@ def _closed_division() -> Iterator[Validation]:
         )
     )
     for path, allowed in closed_division.FIXED_VALUES.items():
-        fixed = f"!({_has(path)})" + (
-            "" if allowed is None else f" || self.{path} == {_cel(allowed)}"
-        )
-        yield _validation_of(
-            f"!({closed}) || {fixed}", f"{path}: {closed_division.message(allowed)}", path
-        )
+        equal = "" if allowed is None else f" || self.{path} == {json.dumps(allowed)}"
+        message = f"{path}: {closed_division.message(allowed)}"
+        yield _validation_of(f"!({closed}) || !({_has(path)}){equal}", message, path)
 
 
 def _is_or_unset(path: str, value: str) -> str:
@@ -117,17 +114,12 @@ def _not_yet() -> Iterator[Validation]:
     """Yield a rule per value that the schema allows and this version does not support."""
     for (path, value), feature in NOT_IMPLEMENTED.items():
         anything = value is ANY_VALUE
-        others = "false" if anything else f"self.{path} != {_cel(value)}"
+        others = "false" if anything else f"self.{path} != {json.dumps(value)}"
         yield _validation_of(
             f"!({_has(path)}) || {others}",
             f"{path if anything else f'{path} {value}'}: not yet: {feature} comes in a later version",
             path,
         )
-
-
-def _cel(value: object) -> str:
-    """Return ``value`` as a CEL literal, which is JSON."""
-    return json.dumps(value)
 
 
 _METRICS_PORT = _validation_of(

@@ -88,9 +88,7 @@ def _section(title: str, fields: dict[str, Schema], path: tuple[str, ...]) -> It
 
 def _config_row(path: tuple[str, ...], field: Schema) -> str:
     values = {name: value_at(PRESETS[name], ".".join(path)) for name in PRESETS}
-    differ = ", ".join(
-        f"{name} {_code(value)}" for name, value in values.items() if value is not None
-    )
+    differ = ", ".join(f"{name} {_code(v)}" for name, v in values.items() if v is not None)
     return f"| `{'.'.join(path)}` | {_type(field)} | {_text(field)} | {differ} |"
 
 

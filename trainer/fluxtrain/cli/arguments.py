@@ -54,6 +54,11 @@ def add_paths(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=path, default=Path(default), help=text)
 
 
+def add_output(parser: argparse.ArgumentParser, text: str = "folder to write (required)") -> None:
+    """Add the required ``--output``."""
+    parser.add_argument("--output", type=path, required=True, help=text)
+
+
 def load_config(
     file: Path, overrides: list[str], verbose: bool = False
 ) -> tuple[FluxTraining, RunConfig]:

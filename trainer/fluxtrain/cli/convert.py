@@ -13,26 +13,20 @@ from fluxtrain.errors import EXIT_OK, ConfigError
 
 def add(commands: Commands) -> None:
     """Add the command's parser."""
-    parser = add_command(
-        commands,
-        "convert",
-        action,
-        help="convert encoded samples to another layout",
-        description=__doc__,
-        epilog="Only the layout shards keeps captions; arrow, parquet and webdataset drop them.",
+    text = "convert encoded samples to another layout"
+    parser = add_command(commands, "convert", action, help=text, description=__doc__)
+    parser.epilog = (
+        "Only the layout shards keeps captions; arrow, parquet and webdataset drop them."
     )
     layouts = get_args(Layout)
     parser.add_argument("source", type=path, metavar="SOURCE", help="folder of encoded samples")
-    parser.add_argument(
-        "target", type=path, metavar="TARGET", help="folder to write; must not exist"
-    )
-    parser.add_argument(
-        "--from", dest="layout", choices=layouts, help="layout of SOURCE (default: detected)"
-    )
+    text = "folder to write; must not exist"
+    parser.add_argument("target", type=path, metavar="TARGET", help=text)
+    text = "layout of SOURCE (default: detected)"
+    parser.add_argument("--from", dest="layout", choices=layouts, help=text)
     parser.add_argument("--to", required=True, choices=layouts, help="layout of TARGET (required)")
-    parser.add_argument(
-        "--shard-size", type=int, default=1024, help="samples per file (default: 1024)"
-    )
+    text = "samples per file (default: 1024)"
+    parser.add_argument("--shard-size", type=int, default=1024, help=text)
 
 
 def action(arguments: argparse.Namespace) -> int:

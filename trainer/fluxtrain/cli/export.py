@@ -4,39 +4,27 @@ from __future__ import annotations
 
 import argparse
 
-from fluxtrain.cli.arguments import Commands, add_command, path
+from fluxtrain.cli.arguments import Commands, add_command, add_output, path
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
 def add(commands: Commands) -> None:
     """Add the command's parser."""
-    parser = add_command(
-        commands,
-        "export",
-        action,
-        help="write a run's weights in a published layout",
-        description="Write the weights of a run, a checkpoint or a published model in a published layout.",
-    )
-    parser.add_argument(
-        "source",
-        type=path,
-        metavar="SOURCE",
-        help="run, checkpoint, weights file or diffusers folder",
-    )
-    parser.add_argument(
-        "--to", default="bfl", help="bfl (one file, default) or diffusers (a folder)"
-    )
-    add_output(parser)
+    text = "write a run's weights in a published layout"
+    long = "Write the weights of a run, a checkpoint or a published model in a published layout."
+    parser = add_command(commands, "export", action, help=text, description=long)
+    text = "run, checkpoint, weights file or diffusers folder"
+    parser.add_argument("source", type=path, metavar="SOURCE", help=text)
+    text = "bfl (one file, default) or diffusers (a folder)"
+    parser.add_argument("--to", default="bfl", help=text)
+    add_target(parser)
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
+def add_target(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that writes weights."""
-    parser.add_argument(
-        "--output", type=path, required=True, help="file or folder to write (required)"
-    )
-    parser.add_argument(
-        "--dtype", default="bfloat16", help="bfloat16 (default), float16 or float32"
-    )
+    add_output(parser, "file or folder to write (required)")
+    text = "bfloat16 (default), float16 or float32"
+    parser.add_argument("--dtype", default="bfloat16", help=text)
 
 
 def action(arguments: argparse.Namespace) -> int:

@@ -14,11 +14,10 @@ def add(commands: Commands) -> None:
     text = "check an MLPerf log or create a submission"
     parser = commands.add_parser("mlperf", allow_abbrev=False, help=text)
     subcommands = parser.add_subparsers(dest="mlperf_command", required=True, metavar="COMMAND")
-    check = subcommands.add_parser(
-        "check", help="run MLCommons' compliance checker on a log", description=__doc__
-    )
+    text = "run MLCommons' compliance checker on a log"
+    check = subcommands.add_parser("check", help=text, description=__doc__)
     check.add_argument("log", type=path, metavar="LOG")
-    check.add_argument("--ruleset", default="6.1.0", help="5.1.0, 6.0.0 or 6.1.0 (default: 6.1.0)")
+    package.add_ruleset(check)
     check.set_defaults(action=action)
     package.add(subcommands)
 

@@ -6,40 +6,31 @@ import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fluxtrain.cli.arguments import Commands, path
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, ConfigError
 
-if TYPE_CHECKING:
-    from fluxtrain.mlperf.submission import FinishedRun
-
 
 def add(subcommands: Commands) -> None:
     """Add the command's parser to ``fluxtrain mlperf``."""
-    package = subcommands.add_parser(
-        "package", help="create and check a submission from ten runs", description=__doc__
-    )
+    text = "create and check a submission from ten runs"
+    package = subcommands.add_parser("package", help=text, description=__doc__)
     package.add_argument("runs", type=path, nargs="*", metavar="RUN", help="output folder of a run")
-    package.add_argument(
-        "--selector",
-        help="use the Complete FluxTrainings with these labels instead (needs kubectl), such as app=x",
-    )
+    text = "use the Complete FluxTrainings with these labels instead (needs kubectl), such as app=x"
+    package.add_argument("--selector", help=text)
     package.add_argument("--namespace", help="namespace of the FluxTrainings (default: kubectl's)")
-    package.add_argument(
-        "--system", type=path, default=Path("system.yaml"), metavar="FILE",
-        help="system description (default: system.yaml); created as a template if missing",
-    )  # fmt: skip
-    package.add_argument(
-        "--output",
-        type=path,
-        default=Path("submission"),
-        help="folder to write (default: submission)",
-    )
-    package.add_argument(
-        "--ruleset", default="6.1.0", help="5.1.0, 6.0.0 or 6.1.0 (default: 6.1.0)"
-    )
+    text = "system description (default: system.yaml); created as a template if missing"
+    default = Path("system.yaml")
+    package.add_argument("--system", type=path, default=default, metavar="FILE", help=text)
+    text = "folder to write (default: submission)"
+    package.add_argument("--output", type=path, default=Path("submission"), help=text)
+    add_ruleset(package)
     package.set_defaults(action=action)
+
+
+def add_ruleset(parser: argparse.ArgumentParser) -> None:
+    """Add ``--ruleset``."""
+    parser.add_argument("--ruleset", default="6.1.0", help="5.1.0, 6.0.0 or 6.1.0 (default: 6.1.0)")
 
 
 def action(arguments: argparse.Namespace) -> int:
@@ -59,16 +50,15 @@ def action(arguments: argparse.Namespace) -> int:
 
 
 def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
-    from fluxtrain.mlperf import submission, system, tools
+    from fluxtrain.mlperf import rcp, submission, system, tools
 
     runs = [submission.FinishedRun.read(folder) for folder in folders]
     submission.require_one_result(runs)
     known = submission.known_fields(runs)
     if not arguments.system.exists():
         arguments.system.write_text(system.template(known))
-        raise ConfigError(
-            "--system", str(arguments.system), "created as a template: replace its nulls"
-        )
+        text = "created as a template: replace its nulls"
+        raise ConfigError("--system", str(arguments.system), text)
     description = system.describe(known, system.read_answers(arguments.system))
     organisation, name = submission.write_package(runs, description, arguments.output)
     print(f"package: {organisation}")
@@ -80,13 +70,8 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
             print(f"    {message}")
         passed &= result.passed
     if closed:
-        print(_convergence(runs, arguments.ruleset))
+        size = int(runs[0].values["global_batch_size"])
+        samples = [run.samples for run in runs]
+        compared = rcp.compare_with_reference(samples, size, arguments.ruleset)
+        print(f"convergence: {rcp.explain(compared, size, arguments.ruleset)}")
     return EXIT_OK if passed else EXIT_ERROR
-
-
-def _convergence(runs: Sequence[FinishedRun], ruleset: str) -> str:
-    from fluxtrain.mlperf import submission
-    from fluxtrain.mlperf.rcp import explain
-
-    size = int(runs[0].values["global_batch_size"])
-    return f"convergence: {explain(submission.convergence(runs, ruleset), size, ruleset)}"

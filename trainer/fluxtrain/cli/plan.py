@@ -16,9 +16,8 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "plan", action, help=text, description=__doc__)
     add_file(parser)
     parser.add_argument("--gpu", help="GPU model (default: MI300X)")
-    parser.add_argument(
-        "--mfu", type=float, help="assumed fraction of the dense peak (default: 0.3)"
-    )
+    text = "assumed fraction of the dense peak (default: 0.3)"
+    parser.add_argument("--mfu", type=float, help=text)
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
 
 
@@ -30,8 +29,7 @@ def action(arguments: argparse.Namespace) -> int:
     if config.task != "train":
         raise ConfigError("spec.run.task", config.task, "must be train: other tasks have no plan")
     require_replicas(config, job.spec.rank_counts)
-    plan = make_plan(
-        config, job.spec.nodes.max, job.spec.gpus_per_node, arguments.gpu, arguments.mfu
-    )
+    size = job.spec.nodes.max, job.spec.gpus_per_node
+    plan = make_plan(config, *size, arguments.gpu, arguments.mfu)
     print(json.dumps(plan.model_dump(), indent=2) if arguments.json else render(plan))
     return EXIT_OK

@@ -29,12 +29,10 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "run", action, help=text, description=__doc__)
     add_file(parser)
     add_paths(parser)
-    parser.add_argument(
-        "--output", type=path, help="folder of the run (default: $LOGDIR/NAME, else runs/NAME)"
-    )
-    parser.add_argument(
-        "--processes", type=int, help="trainer processes (default: the GPUs, or one)"
-    )
+    text = "folder of the run (default: $LOGDIR/NAME, else runs/NAME)"
+    parser.add_argument("--output", type=path, help=text)
+    text = "trainer processes (default: the GPUs, or one)"
+    parser.add_argument("--processes", type=int, help=text)
 
 
 def action(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.cli.arguments import Commands, add_command, add_paths, path, run_task
+from fluxtrain.cli.arguments import (
+    Commands,
+    add_command,
+    add_output,
+    add_paths,
+    path,
+    run_task,
+)
 from fluxtrain.cli.field_help import add_field_help
 from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.run.overrides import parse_overrides
@@ -18,23 +25,15 @@ def add(commands: Commands) -> None:
     """Add the command's parser."""
     text = "generate images of prompts"
     parser = add_command(commands, "sample", action, help=text, description=__doc__)
-    parser.add_argument(
-        "weights",
-        type=path,
-        metavar="WEIGHTS",
-        help="run, checkpoint, weights file or diffusers folder",
-    )
-    parser.add_argument(
-        "--prompt", action="append", default=[], help="prompt of an image; may be repeated"
-    )
-    parser.add_argument(
-        "--prompts", type=path, metavar="FILE", help="file with one prompt per line"
-    )
-    parser.add_argument("--output", type=path, required=True, help="folder to write (required)")
-    parser.add_argument(
-        "--preset",
-        help="preset to start from (default: dev-finetune or mlperf-schnell, by the model)",
-    )
+    text = "run, checkpoint, weights file or diffusers folder"
+    parser.add_argument("weights", type=path, metavar="WEIGHTS", help=text)
+    text = "prompt of an image; may be repeated"
+    parser.add_argument("--prompt", action="append", default=[], help=text)
+    text = "file with one prompt per line"
+    parser.add_argument("--prompts", type=path, metavar="FILE", help=text)
+    add_output(parser)
+    text = "preset to start from (default: dev-finetune or mlperf-schnell, by the model)"
+    parser.add_argument("--preset", help=text)
     parser.add_argument("--processes", type=int, help="processes (default: the GPUs, or one)")
     add_paths(parser)
     add_field_help(parser)
@@ -59,9 +58,7 @@ def action(arguments: argparse.Namespace) -> int:
     }
     config = resolve(merge(run, parse_overrides(arguments.overrides)))
     paths = RunPaths(
-        output=arguments.output.resolve(),
-        data=arguments.data.resolve(),
-        models=arguments.models.resolve(),
+        arguments.output.resolve(), arguments.data.resolve(), arguments.models.resolve()
     )
     if (code := run_task(config, paths, arguments.processes)) == EXIT_OK:
         print(f"{len(prompts)} images in {paths.output / SAMPLES_FOLDER}")

@@ -30,7 +30,6 @@ class RunFacts:
     eval_samples: int  # of the whole validation set
     started: float  # Unix time at which the launcher started
     machine: Mapping[str, str] = field(default_factory=dict)  # see machine.py
-    caches_cleared: bool = False  # fluxtrain does not drop the page caches
 
     @property
     def evaluates_all(self) -> bool:

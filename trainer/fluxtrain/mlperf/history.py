@@ -21,9 +21,8 @@ class LogState:
     finished: bool = False
     eval_samples_stated: bool = False
     block_open: bool = False
-    eval_without_stop: int | None = (
-        None  # samples at an evaluation that has its loss but no eval_stop
-    )
+    eval_without_stop: int | None = None
+    """Samples at an evaluation that has its loss but no eval_stop."""
 
     def update(self, key: str, samples: int | None = None) -> None:
         """Update the state with the next event."""

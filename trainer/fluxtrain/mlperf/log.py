@@ -20,9 +20,8 @@ from fluxtrain.errors import StorageError
 from fluxtrain.mlperf.facts import RunFacts, init_events
 from fluxtrain.mlperf.history import LogState, lines_until, rewrite
 
-_SOURCES = str(
-    Path(__file__).parents[2]
-)  # removed from metadata.file, so that paths in the log are relative
+_SOURCES = str(Path(__file__).parents[2])
+"""Removed from metadata.file, so that paths in the log are relative."""
 _STDOUT = 1
 
 
@@ -129,7 +128,9 @@ class MLPerfLog:
             self._file = None
 
     def _start(self, facts: RunFacts) -> None:
-        self._write(self._mllog.event, "cache_clear", facts.caches_cleared, at=facts.started)
+        self._write(
+            self._mllog.event, "cache_clear", False, at=facts.started
+        )  # page caches are kept
         self._write(self._mllog.start, "init_start", at=facts.started)
         for key, value in init_events(facts):
             self._write(self._mllog.event, key, value)

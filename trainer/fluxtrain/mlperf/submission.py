@@ -23,7 +23,7 @@ from fluxtrain.contract.launch import CONFIG_FILE, MLPERF_FILE
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, StorageError
 from fluxtrain.mlperf.facts import SYSTEM_KEY
 from fluxtrain.mlperf.lines import LogLine, read_lines
-from fluxtrain.mlperf.rcp import NUM_RUNS, Convergence, compare_with_reference
+from fluxtrain.mlperf.rcp import NUM_RUNS
 from fluxtrain.mlperf.system import STATUSES
 
 _SOURCE = Path(__file__).parents[1]
@@ -112,12 +112,6 @@ def known_fields(runs: Sequence[FinishedRun]) -> dict[str, str]:
         if all(isinstance(system, dict) and system.get(name) == value for system in systems):
             known[str(name)] = str(value)
     return {name: value for name, value in known.items() if value}
-
-
-def convergence(runs: Sequence[FinishedRun], ruleset: str) -> Convergence:
-    """Compare the runs' samples to convergence with the reference of ``ruleset``."""
-    size = int(runs[0].values.get("global_batch_size", 0))
-    return compare_with_reference([run.samples for run in runs], size, ruleset)
 
 
 def write_package(

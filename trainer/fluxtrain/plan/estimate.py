@@ -98,7 +98,8 @@ def make_plan(
     Raises ConfigError if ``gpu`` is unknown or ``mfu`` is outside (0, 1].
     """
     device = _device(gpu, gpus_per_node)
-    _require_mfu(mfu)
+    if mfu is not None and not 0 < mfu <= 1:
+        raise ConfigError("--mfu", mfu, "must be above 0 and at most 1")
     num_ranks = nodes * max(gpus_per_node, 1)
     shares = BatchShares.of(config, num_ranks)
     micro_batch, accumulation = shares.micro_batch_size, shares.accumulation_steps
@@ -144,11 +145,6 @@ def _device(gpu: str | None, gpus_per_node: int) -> Gpu | None:
     if gpu is None and gpus_per_node == 0:
         return None
     return find_gpu(gpu or DEFAULT_GPU)
-
-
-def _require_mfu(mfu: float | None) -> None:
-    if mfu is not None and not 0 < mfu <= 1:
-        raise ConfigError("--mfu", mfu, "must be above 0 and at most 1")
 
 
 def _rate(device: Gpu | None, mfu: float | None, num_ranks: int, flops: float) -> float | None:
