@@ -6,6 +6,7 @@ import copy
 from typing import Any, NamedTuple
 
 from fluxtrain.contract.resource.fluxtraining import FluxTraining
+from fluxtrain.contract.run.closed_division import FIXED_VALUES
 from fluxtrain.contract.run.resolve import ANY_VALUE, NOT_IMPLEMENTED, resolve
 from fluxtrain.contract.validation import validate
 
@@ -77,7 +78,7 @@ def _container(**fields: Any) -> list[Manifest]:
     return [{"name": "trainer", **fields}]
 
 
-_CLOSED = {"preset": "mlperf-schnell"}
+CLOSED_RUN = {"preset": "mlperf-schnell"}
 _CLAIM = {"persistentVolumeClaim": {"claimName": "data"}}
 _TOLERATION = "spec.scheduling.tolerations"
 _TEMPLATE = "spec.podTemplate"
@@ -262,19 +263,29 @@ RUNNING = [
     Bad("spec.run.logging.mlperf.organization", "o" * 129, "may not be more than 128"),
     Bad("spec.run.logging.mlperf.submitter", "example-org", UNKNOWN),
 ]  # fmt: skip
+CLOSED_VALUES: list[tuple[str, Any]] = [
+    ("optim.beta1", 0.95),
+    ("optim.beta2", 0.999),
+    ("optim.epsilon", 1e-5),
+    ("optim.weight_decay", 0),
+    ("optim.max_grad_norm", 2.0),
+    ("schedule.decay", "cosine"),
+    ("evaluation.every_samples", 262_656),
+    ("evaluation.target_loss", 0.6),
+    ("flow.timestep_sampling", "logit_normal"),
+    ("flow.prompt_dropout", 0.0),
+    ("model.depth", 18),
+    ("model.guidance_embed", True),
+    ("data.text_length", 512),
+    ("encoders.latent_scale", 0.3),
+    ("initial_weights", "flux1.safetensors"),
+]
+"""Fields of ``spec.run`` with a value that the closed division forbids."""
 CLOSED_DIVISION = [
-    Bad("spec.run", {**_CLOSED, **changes}, f"the closed division allows only {allowed};", f"spec.run.{path}")
-    for changes, allowed, path in (
-        ({"flow": {"prompt_dropout": 0.2}}, "0.1", "flow.prompt_dropout"),
-        ({"flow": {"timestep_sampling": "logit_normal"}}, "uniform", "flow.timestep_sampling"),
-        ({"model": {"depth": 18}}, "19", "model.depth"),
-        ({"optim": {"beta2": 0.999}}, "0.95", "optim.beta2"),
-        ({"optim": {"weight_decay": 0}}, "0.1", "optim.weight_decay"),
-        ({"schedule": {"decay": "cosine"}}, "constant", "schedule.decay"),
-        ({"evaluation": {"target_loss": 0.6}}, "0.586", "evaluation.target_loss"),
-        ({"data": {"text_length": 128}}, "256", "data.text_length"),
-        ({"initial_weights": "flux1.safetensors"}, "null", "initial_weights"),
-    )
+    Bad("spec.run", changed(CLOSED_RUN, path, value),
+        f"the closed division allows only {'null' if FIXED_VALUES[path] is None else FIXED_VALUES[path]};",
+        f"spec.run.{path}")
+    for path, value in CLOSED_VALUES
 ]  # fmt: skip
 STORAGE = [
     Bad("spec.storage.data", {}, "exactly one of persistentVolumeClaim, hostPath, emptyDir"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tests.contract.bad_specs import GOOD, MISSING, changed
+from tests.contract.bad_specs import GOOD, MISSING, Manifest, changed
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_USAGE
@@ -97,28 +97,36 @@ BAD_FLAGS: list[tuple[list[str], str]] = [
 ]
 
 
-def job_file(folder: Path, text: str) -> Path:
-    path = folder / "job.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
+Refused = Callable[..., str]
 
 
-def refused(file: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the errors of ``fluxtrain run``; nothing may have been written."""
-    output = file.parent / "run"
-    code = main(["run", str(file), "--output", str(output), *flags])
-    stderr = capsys.readouterr().err
-    assert code == EXIT_USAGE, stderr
-    assert "Traceback" not in stderr
-    assert not output.exists()
-    return stderr
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Return a function that runs ``fluxtrain run`` on a file and returns its errors.
+
+    Nothing may have been written.
+    """
+
+    def run(content: bytes | Manifest | None, *flags: str) -> str:
+        file, output = tmp_path / "job.yaml", tmp_path / "run"
+        if content is not None:
+            is_text = isinstance(content, bytes)
+            file.write_bytes(content if is_text else yaml.safe_dump(content).encode())
+        code = main(["run", str(file), "--output", str(output), *flags])
+        stderr = capsys.readouterr().err
+        assert code == EXIT_USAGE, stderr
+        assert "Traceback" not in stderr
+        assert not output.exists()
+        return stderr
+
+    return run
 
 
 @pytest.mark.parametrize(("path", "value", "line"), BAD_FIELDS)
 def test_a_bad_field_is_reported_with_given_and_allowed_values(
-    path: str, value: Any, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    path: str, value: Any, line: str, refused: Refused
 ) -> None:
-    stderr = refused(job_file(tmp_path, yaml.safe_dump(changed(GOOD, path, value))), [], capsys)
+    stderr = refused(changed(GOOD, path, value))
     assert line in stderr
     assert len(stderr.splitlines()) <= 2
 
@@ -126,36 +134,26 @@ def test_a_bad_field_is_reported_with_given_and_allowed_values(
 @pytest.mark.parametrize(
     ("text", "line"), [row[1:] for row in BAD_TEXTS], ids=[row[0] for row in BAD_TEXTS]
 )
-def test_an_invalid_file_is_reported_with_its_line(
-    text: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stderr = refused(job_file(tmp_path, text), [], capsys)
-    assert str(tmp_path / "job.yaml") in stderr
+def test_an_invalid_file_is_reported_with_its_line(text: str, line: str, refused: Refused) -> None:
+    stderr = refused(text.encode())
+    assert "/job.yaml" in stderr
     assert line in stderr
     assert len(stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("flags", "line"), BAD_FLAGS)
-def test_a_bad_option_is_reported(
-    flags: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert line in refused(job_file(tmp_path, yaml.safe_dump(GOOD)), flags, capsys)
+def test_a_bad_option_is_reported(flags: list[str], line: str, refused: Refused) -> None:
+    assert line in refused(GOOD, *flags)
 
 
-def test_a_missing_file_and_a_binary_file_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "cannot be read (No such file" in refused(tmp_path / "job.yaml", [], capsys)
-    (tmp_path / "job.yaml").write_bytes(b"\xff\xfe\x00")
-    assert "not UTF-8 text (byte 0)" in refused(tmp_path / "job.yaml", [], capsys)
+def test_a_missing_file_and_a_binary_file_are_reported(refused: Refused) -> None:
+    assert "cannot be read (No such file" in refused(None)
+    assert "not UTF-8 text (byte 0)" in refused(b"\xff\xfe\x00")
 
 
-def test_all_errors_are_reported_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = copy.deepcopy(GOOD)
-    job["spec"]["run"] |= {"seed": "x", "schedule": {"steps": 0}, "optim": {"lr": 3}}
-    stderr = refused(job_file(tmp_path, yaml.safe_dump(job)), [], capsys)
+def test_all_errors_are_reported_at_once(refused: Refused) -> None:
+    run = {"preset": "micro", "seed": "x", "schedule": {"steps": 0}, "optim": {"lr": 3}}
+    stderr = refused(changed(GOOD, "spec.run", run))
     assert [line.split(": got")[0] for line in stderr.splitlines()] == [
         "fluxtrain: error: spec.run.seed",
         "spec.run.optim.lr: no such field; did you mean learning_rate?",

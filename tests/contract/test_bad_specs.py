@@ -7,7 +7,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.contract.bad_specs import BAD_SPECS, GOOD, ONLY_HERE, ONLY_THERE, Bad, changed, check
+from tests.contract.bad_specs import (
+    BAD_SPECS,
+    CLOSED_DIVISION,
+    GOOD,
+    ONLY_HERE,
+    ONLY_THERE,
+    Bad,
+    changed,
+    check,
+)
 from tests.contract.updates import ALLOWED, FORBIDDEN, LIVING
 
 from fluxtrain.contract.describe import iter_fields
@@ -36,6 +45,7 @@ def test_a_bad_job_is_refused_with_the_path_of_the_api_server(row: Bad) -> None:
     lines = str(refused.value).splitlines()
     assert (row.here or row.named) in [line.partition(":")[0] for line in lines]
     assert [line for line in lines if not REFUSED.fullmatch(line)] == []
+    assert row not in CLOSED_DIVISION or row.says in str(refused.value)
 
 
 @pytest.mark.parametrize("row", ONLY_HERE, ids=title)

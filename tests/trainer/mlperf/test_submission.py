@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,27 @@ def answers(folder: Path, **changed: Any) -> Path:
     return path
 
 
+@dataclass
+class Submission:
+    """Finished runs and a complete system description, and the command that packages them."""
+
+    folder: Path
+    runs: list[str]
+    capsys: pytest.CaptureFixture[str]
+
+    def package(self, *more: str) -> tuple[int, str]:
+        """Return the exit code and the output; exit code 2 means that nothing was written."""
+        paths = ("--output", str(self.target), "--system", str(self.folder / "system.yaml"))
+        existed = self.target.exists()
+        code = main(["mlperf", "package", *self.runs, *paths, *more])
+        assert code != EXIT_USAGE or self.target.exists() == existed
+        return code, "".join(self.capsys.readouterr())
+
+    @property
+    def target(self) -> Path:
+        return self.folder / "package"
+
+
 @pytest.fixture(scope="module")
 def closed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("closed") / "runs"
@@ -90,100 +112,84 @@ def closed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, closed_runs: Path) -> list[str]:
-    """Return ten closed runs, beside a complete system description."""
+def empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Submission:
+    """Return a submission without runs."""
     answers(tmp_path)
-    copy = shutil.copytree(closed_runs, tmp_path / "runs")
-    return [str(run) for run in sorted(copy.iterdir())]
+    return Submission(tmp_path, [], capsys)
 
 
-def package(runs: list[str], folder: Path, *more: str) -> int:
-    output = ["--output", str(folder / "package"), "--system", str(folder / "system.yaml")]
-    return main(["mlperf", "package", *runs, *output, *more])
+@pytest.fixture
+def closed(empty: Submission, closed_runs: Path) -> Submission:
+    """Return a submission of ten closed runs."""
+    copy = shutil.copytree(closed_runs, empty.folder / "runs")
+    empty.runs = [str(run) for run in sorted(copy.iterdir())]
+    return empty
 
 
 @pytest.mark.parametrize("ruleset", ["6.0.0", pytest.param("6.1.0", marks=pytest.mark.slow)])
 def test_ten_runs_become_a_package_that_every_tool_accepts_and_that_is_not_overwritten(
-    ruleset: str,
-    runs: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    ruleset: str, closed: Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ruleset == "6.1.0":  # once with the programs themselves
         monkeypatch.setattr(tools, "run_tool", run_tool)
-    code = package(runs, tmp_path, "--ruleset", ruleset)
-    output = capsys.readouterr().out
+    code, output = closed.package("--ruleset", ruleset)
     assert code == EXIT_OK, output
+    names = "system_desc_checker package_checker rcp_checker result_summarizer repo_checker"
     verdicts = [line.split()[:2] for line in output.splitlines()[1:6]]
-    assert verdicts == [
-        ["system_desc_checker", "passed"],
-        ["package_checker", "passed"],
-        ["rcp_checker", "passed"],
-        ["result_summarizer", "passed"],
-        ["repo_checker", "passed"],
-    ]
+    assert verdicts == [[name, "passed"] for name in names.split()]
     assert "accepted: mean of 8 runs 7,438,336 samples" in output
-    organisation = tmp_path / "package" / "example-org"
+    organisation = closed.target / "example-org"
     results = organisation / "results" / "8xMI300X" / "flux1"
     assert len(list(results.glob("result_*.txt"))) == 10
     implementation = organisation / "benchmarks/flux1/implementations/8xMI300X_fluxtrain"
     assert (implementation / "fluxtrain" / "train.py").exists()
     assert json.loads((implementation / "config_3.json").read_text())["seed"] == 103
     assert resolve(json.loads((implementation / "job_3.json").read_text())["spec"]["run"])
-    assert package(runs, tmp_path) == EXIT_USAGE
-    assert "exists already" in capsys.readouterr().err
+    code, output = closed.package()
+    assert code == EXIT_USAGE
+    assert "exists already" in output
 
 
-def test_an_older_ruleset_refuses_faster_convergence(
-    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert package(runs, tmp_path, "--ruleset", "5.1.0") == EXIT_ERROR
-    output = capsys.readouterr().out
+def test_an_older_ruleset_refuses_faster_convergence(closed: Submission) -> None:
+    code, output = closed.package("--ruleset", "5.1.0")
+    assert code == EXIT_ERROR
     assert "RCP Test Failed" in output
     assert "refused: mean of 8 runs 7,438,336 samples, 548,282 below the accepted minimum" in output
 
 
-def test_a_score_faster_than_the_reference_is_scaled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs = ten_runs(tmp_path / "runs", (27, 27, 27, 27, 27, 27, 27, 28, 28, 28))
-    answers(tmp_path)
-    assert package(runs, tmp_path) == EXIT_OK
-    output = capsys.readouterr().out
+def test_a_score_faster_than_the_reference_is_scaled(empty: Submission) -> None:
+    empty.runs = ten_runs(empty.folder / "runs", (27,) * 7 + (28,) * 3)
+    code, output = empty.package()
+    assert code == EXIT_OK, output
     factor = float(output.rpartition("multiplied by ")[2])
-    written = tmp_path / "package/example-org/results/8xMI300X/flux1/scaling.json"
+    written = empty.target / "example-org/results/8xMI300X/flux1/scaling.json"
     assert json.loads(written.read_text())["scaling_factor"] == pytest.approx(factor, abs=1e-4)
 
 
-def test_the_open_division_is_packaged_without_a_reference(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_open_division_is_packaged_without_a_reference(empty: Submission) -> None:
     open_run = {"logging": {"mlperf": {"division": "open"}}, "optim": {"beta2": 0.99}}
-    runs = ten_runs(tmp_path / "runs", (20,) * 10, **open_run)
-    answers(tmp_path, division="open")
-    assert package(runs, tmp_path) == EXIT_OK
-    assert "rcp_checker" not in capsys.readouterr().out
+    empty.runs = ten_runs(empty.folder / "runs", (20,) * 10, **open_run)
+    answers(empty.folder, division="open")
+    code, output = empty.package()
+    assert code == EXIT_OK, output
+    assert "rcp_checker" not in output
 
 
-def test_a_missing_system_description_is_created_as_a_template(
-    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "system.yaml"
+def test_a_missing_system_description_is_created_as_a_template(closed: Submission) -> None:
+    path = closed.folder / "system.yaml"
     path.unlink()
-    assert package(runs, tmp_path) == EXIT_USAGE
+    assert closed.package()[0] == EXIT_USAGE
     asked = yaml.safe_load(path.read_text())
     assert set(asked) == set(FIELDS)
     assert asked["submitter"] == "example-org"
     assert asked["number_of_nodes"] == "1"
     assert asked["framework"].startswith("PyTorch")
     assert asked["cooling"] is None
-    assert package(runs, tmp_path) == EXIT_USAGE
-    output = capsys.readouterr().err
+    code, output = closed.package()
+    assert code == EXIT_USAGE
     assert "cooling: missing: air or liquid" in output
-    assert not (tmp_path / "package").exists(), "nothing is written of an incomplete submission"
     path.write_text(path.read_text().replace(": null", ': "told"'))
-    assert package(runs, tmp_path) == EXIT_OK
+    assert closed.package()[0] == EXIT_OK
 
 
 def cut_off(logs: list[Path]) -> None:
@@ -207,16 +213,13 @@ def lose_two(logs: list[Path]) -> None:
     ],
 )
 def test_runs_that_are_not_one_result_are_refused(
-    change: Callable[[list[Path]], object],
-    message: str,
-    runs: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    change: Callable[[list[Path]], object], message: str, closed: Submission
 ) -> None:
-    change([Path(run) / "mlperf.log" for run in runs])
-    assert package([run for run in runs if Path(run).exists()], tmp_path) == EXIT_USAGE
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "package").exists()
+    change([Path(run) / "mlperf.log" for run in closed.runs])
+    closed.runs = [run for run in closed.runs if Path(run).exists()]
+    code, output = closed.package()
+    assert code == EXIT_USAGE
+    assert message in output
 
 
 @pytest.mark.parametrize(
@@ -232,19 +235,13 @@ def test_runs_that_are_not_one_result_are_refused(
     ],
 )
 def test_a_wrong_answer_is_refused(
-    runs: list[str],
-    field: str,
-    value: Any,
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    field: str, value: Any, message: str, closed: Submission
 ) -> None:
-    answers(tmp_path, **{field: value})
-    assert package(runs, tmp_path) == EXIT_USAGE
-    output = capsys.readouterr().err
+    answers(closed.folder, **{field: value})
+    code, output = closed.package()
+    assert code == EXIT_USAGE
     assert field in output
     assert message in output
-    assert not (tmp_path / "package").exists()
 
 
 def test_the_machine_facts_are_those_of_lscpu() -> None:

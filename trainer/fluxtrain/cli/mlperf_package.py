@@ -35,10 +35,9 @@ def add_ruleset(parser: argparse.ArgumentParser) -> None:
 
 def action(arguments: argparse.Namespace) -> int:
     """Write the package and print the result of each tool; return 0 only if all of them pass."""
-    from fluxtrain.mlperf import RULESETS
+    from fluxtrain.mlperf.compliance import require_ruleset
 
-    if arguments.ruleset not in RULESETS:
-        raise ConfigError("--ruleset", arguments.ruleset, f"allowed: {', '.join(RULESETS)}")
+    require_ruleset(arguments.ruleset)
     if bool(arguments.runs) == (arguments.selector is not None):
         raise ConfigError("RUN ...", len(arguments.runs), "give output folders, or --selector")
     if arguments.selector is None:

@@ -38,7 +38,7 @@ def check(log: Path, ruleset: str = RULESETS[-1]) -> CheckResult:
 
     Raises ConfigError if the ruleset is unknown or the file is missing, empty, too large or not text.
     """
-    _require_ruleset(ruleset)
+    require_ruleset(ruleset)
     _require_readable(log)
     lines = list(read_lines(log))
     if (finding := path_finding(lines)) is not None:
@@ -59,7 +59,8 @@ def render(result: CheckResult) -> str:
     return "\n".join([head, *findings])
 
 
-def _require_ruleset(ruleset: str) -> None:
+def require_ruleset(ruleset: str) -> None:
+    """Raise ConfigError if there is no such ruleset."""
     if ruleset not in RULESETS:
         raise ConfigError("--ruleset", ruleset, f"allowed: {', '.join(RULESETS)}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, MLPERF_TARGET_LOSS
 from fluxtrain.mlperf.lines import TOKEN, LogLine, parse
@@ -97,7 +96,7 @@ def _evaluation_frequency(line: LogLine, lines: Sequence[LogLine], ruleset: str)
             f"spec.run.evaluation.every_samples {MLPERF_EVALUATION_SAMPLES}"
         )
     batch = _first(lines, "global_batch_size")
-    if batch is None or not _is_count(batch.value):
+    if batch is None or not isinstance(batch.value, int) or not 0 < batch.value <= 2**53:
         return f"{head}; it is checked against global_batch_size, which must come before it"
     if batch.number > _line_number(line, lines):
         return f"{head}; global_batch_size must come before it (it is in line {batch.number})"
@@ -226,7 +225,3 @@ def _named(line: LogLine, lines: Sequence[LogLine]) -> str:
 
 def _repr(value: object) -> str:
     return sanitize(repr(value))
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and 0 < value <= 2**53

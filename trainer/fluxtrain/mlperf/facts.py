@@ -32,11 +32,6 @@ class RunFacts:
     machine: Mapping[str, str] = field(default_factory=dict)  # see machine.py
 
     @property
-    def evaluates_all(self) -> bool:
-        """Return whether every evaluation covers the whole validation set or ends the run."""
-        return claims_closed(self.config)
-
-    @property
     def evaluation_frequency(self) -> int:
         """Return the actual number of samples between two evaluations; 0 if there are none."""
         return self.config.evaluation_steps * self.config.schedule.global_batch_size
@@ -70,7 +65,7 @@ def _work(facts: RunFacts) -> Iterator[Event]:
     yield "global_batch_size", facts.config.schedule.global_batch_size
     yield "gradient_accumulation_steps", facts.shares.accumulation_steps
     yield "train_samples", facts.train_samples
-    if facts.evaluates_all:  # otherwise logged with the first evaluation
+    if claims_closed(facts.config):  # every evaluation covers the whole set, or ends the run
         yield "eval_samples", facts.eval_samples
     yield "evaluation_frequency", facts.evaluation_frequency
     yield "target_accuracy", facts.config.evaluation.target_loss

@@ -46,11 +46,6 @@ class ReferencePoint:
         margin = _INTERPOLATED_MARGIN if self.source == "interpolated" else _MEASURED_MARGIN
         return self.mean - margin * self.deviation
 
-    @property
-    def num_evaluations(self) -> int:
-        """Return the evaluation at which an average reference run reaches the target."""
-        return round(self.mean / MLPERF_EVALUATION_SAMPLES)
-
 
 @dataclass(frozen=True)
 class Convergence:
@@ -67,13 +62,13 @@ class Convergence:
         return self.mean - self.point.minimum if self.point else -inf
 
 
-def compatible_batch_sizes(up_to: int = 4096) -> tuple[int, ...]:
+def compatible_batch_sizes() -> tuple[int, ...]:
     """Return the global batch sizes with which one log can satisfy every ruleset.
 
     5.1.0 and 6.0.0 require an evaluation every 262,144 samples exactly, 6.1.0 rounds up to a whole batch:
     only divisors of 262,144 satisfy both.
     """
-    return tuple(size for n in range(13) if (size := 2**n) <= up_to)
+    return tuple(2**n for n in range(13))
 
 
 @cache
@@ -91,11 +86,10 @@ def reference_point(global_batch_size: int, ruleset: str) -> ReferencePoint | No
     Below the smallest measured batch size it is the smallest point.
     """
     points = reference_points(ruleset)
-    for point in points:
-        if point.global_batch_size == global_batch_size:
-            return point
-    lower = [point for point in points if point.global_batch_size < global_batch_size]
+    lower = [point for point in points if point.global_batch_size <= global_batch_size]
     upper = [point for point in points if point.global_batch_size > global_batch_size]
+    if lower and lower[-1].global_batch_size == global_batch_size:
+        return lower[-1]
     if not upper:
         return None
     if not lower:
@@ -124,8 +118,9 @@ def describe_targets(global_batch_size: int, rulesets: Sequence[str]) -> list[st
             largest = reference_points(ruleset)[-1].global_batch_size
             lines.append(f"{ruleset}: no reference above global batch size {largest}")
             continue
+        evaluations = round(point.mean / MLPERF_EVALUATION_SAMPLES)
         lines.append(
-            f"{ruleset}: the reference needs {point.mean:,.0f} samples, {point.num_evaluations} evaluations "
+            f"{ruleset}: the reference needs {point.mean:,.0f} samples, {evaluations} evaluations "
             f"({_origin(point)}); accepted from a mean of {point.minimum:,.0f}"
         )
     if global_batch_size not in (sizes := compatible_batch_sizes()):

@@ -130,16 +130,15 @@ def write_package(
     partial = output / f".{system}.partial"
     try:
         shutil.rmtree(partial, ignore_errors=True)
-        _write_results(runs, partial / "results" / system / "flux1")
+        logs = partial / "results" / system / "flux1"
+        logs.mkdir(parents=True)
+        for index, run in enumerate(runs):
+            shutil.copyfile(run.log, logs / f"result_{index}.txt")
         _write_json(partial / "systems" / f"{system}.json", description)
         implementation = Path("benchmarks/flux1/implementations") / f"{system}_fluxtrain"
         _write_implementation(runs, description, partial / implementation)
         shutil.rmtree(organisation / implementation, ignore_errors=True)  # of an unfinished attempt
-        for part in (
-            implementation,
-            Path(f"systems/{system}.json"),
-            Path(f"results/{system}/flux1"),
-        ):
+        for part in (implementation, f"systems/{system}.json", f"results/{system}/flux1"):
             (organisation / part).parent.mkdir(parents=True, exist_ok=True)
             (partial / part).replace(organisation / part)
     except OSError as error:
@@ -162,12 +161,6 @@ def _folder_name(field: str, name: str) -> str:
         text = "names a folder: letters, digits, '.', '_' and '-' only"
         raise ConfigError(field, name, text)
     return name
-
-
-def _write_results(runs: Sequence[FinishedRun], folder: Path) -> None:
-    folder.mkdir(parents=True)
-    for index, run in enumerate(runs):
-        shutil.copyfile(run.log, folder / f"result_{index}.txt")
 
 
 def _write_implementation(

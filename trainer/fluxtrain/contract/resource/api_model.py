@@ -71,7 +71,6 @@ LabelKey = Annotated[
 ]
 Seconds = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Number = Annotated[float, Field()]
 
 
 class ApiModel(StrictModel):

@@ -179,6 +179,15 @@ class Network(ApiModel):
     """Environment variables for RCCL/NCCL; they override the defaults."""
 
 
+def _in_prepare_task(field: str, allowed: int, why: str) -> Rule:
+    return Rule(
+        field,
+        f"must be {allowed} if run.task is prepare{why}",
+        lambda spec: spec.look_up(field) == allowed or spec.run.get("task") != "prepare",
+        f"self.{field} == {allowed} || !has(self.run.task) || self.run.task != 'prepare'",
+    )
+
+
 class Spec(ApiModel):
     """Desired state of the job."""
 
@@ -197,18 +206,8 @@ class Spec(ApiModel):
             "self.network.rdmaResource != self.gpuResource",
             others=("gpuResource",),
         ),
-        Rule(
-            "nodes.max",
-            "must be 1 if run.task is prepare",
-            lambda spec: spec.nodes.max == 1 or spec.run.get("task") != "prepare",
-            "self.nodes.max == 1 || !has(self.run.task) || self.run.task != 'prepare'",
-        ),
-        Rule(
-            "gpusPerNode",
-            "must be 0 if run.task is prepare: the task does not use GPUs",
-            lambda spec: spec.gpus_per_node == 0 or spec.run.get("task") != "prepare",
-            "self.gpusPerNode == 0 || !has(self.run.task) || self.run.task != 'prepare'",
-        ),
+        _in_prepare_task("nodes.max", 1, ""),
+        _in_prepare_task("gpusPerNode", 0, ": the task does not use GPUs"),
     )
 
     image: Image | None = None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, WithJsonSchema
 
 from fluxtrain.contract.describe import model_of
-from fluxtrain.contract.resource.api_model import ApiModel, Count, Number
+from fluxtrain.contract.resource.api_model import ApiModel, Count
 
 PHASES = ("Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed")
 CONDITION_TYPES = ("Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed")
@@ -72,17 +72,17 @@ class ProgressStatus(StatusModel):
     """Optimizer steps done."""
     samples: Annotated[int, Field(ge=0, le=2**53)] = 0
     """Training samples used."""
-    train_loss: Number | None = None
+    train_loss: float | None = None
     """Training loss of the last logged step."""
-    eval_loss: Number | None = None
+    eval_loss: float | None = None
     """Evaluation loss of the last evaluation."""
-    samples_per_second: Number | None = None
+    samples_per_second: float | None = None
     """Throughput of the whole job."""
-    mfu: Number | None = None
+    mfu: float | None = None
     """Model FLOPs utilization: model FLOPs over the GPUs' dense peak."""
-    remaining_seconds: Number | None = None
+    remaining_seconds: float | None = None
     """Estimated time to the last step."""
-    train_seconds: Number | None = None
+    train_seconds: float | None = None
     """Time spent on steps over all attempts; steps repeated after a restart count once."""
     first_step_time: Annotated[str, Field(max_length=64)] | None = None
     """When the current processes completed their first step."""
@@ -126,7 +126,7 @@ class Status(StatusModel):
     """When the job completed or failed."""
     suspended_seconds: Count | None = None
     """Time between start and end during which the job was suspended and had no pods."""
-    train_seconds_before: Number | None = None
+    train_seconds_before: float | None = None
     """Training time already recorded in the output when this job began to train."""
     goodput: Annotated[float, Field(ge=0, le=1)] | None = None
     """Fraction of the time from the start to the last step, or to the end, spent on steps that were not

@@ -11,10 +11,6 @@ from fluxtrain.contract.strict_model import Positive, Rule, StrictModel, Width
 AxisWidth = Annotated[int, Field(ge=2, le=4096, multiple_of=2)]
 
 
-def _head_dim(model: ModelConfig) -> int:
-    return model.hidden_size // model.num_heads
-
-
 class ModelConfig(StrictModel):
     """The FLUX.1 transformer, with BFL's names; the defaults are those of schnell."""
 
@@ -29,7 +25,7 @@ class ModelConfig(StrictModel):
         Rule(
             "axes_dim",
             "must sum to the head dimension, hidden_size / num_heads",
-            lambda model: sum(model.axes_dim) == _head_dim(model),
+            lambda model: sum(model.axes_dim) == model.hidden_size // model.num_heads,
             "self.axes_dim.sum() == self.hidden_size / self.num_heads",
             others=("hidden_size", "num_heads"),
         ),
