@@ -32,7 +32,7 @@ from fluxtrain.model.parameters import count_parameters
 from fluxtrain.parallelize import blocks, recompute_activations
 from fluxtrain.plan import make_plan, render
 from fluxtrain.plan.estimate import USABLE
-from fluxtrain.plan.memory import communication_bytes, make_sharding, memory
+from fluxtrain.plan.memory import Memory, communication_bytes, make_sharding, memory
 
 GIB = 2**30
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -62,6 +62,16 @@ def at_size(latent_size: int, text_length: int, compiled: bool, recompute: float
         data={"latent_size": latent_size, "text_length": text_length},
         parallel={"compile": compiled, "activation_checkpointing": recompute},
     )
+
+
+def memory_of(config: RunConfig, num_ranks: int, micro_batch: int = 1) -> Memory:
+    counts = count_parameters(config.model)
+    return memory(config, counts, make_sharding(config, num_ranks), micro_batch)
+
+
+def sent_bytes(config: RunConfig, num_ranks: int, accumulation: int = 1) -> int:
+    counts = count_parameters(config.model)
+    return communication_bytes(config, counts, make_sharding(config, num_ranks), accumulation)
 
 
 def example(folder: Path, nodes: str) -> Path:
@@ -144,9 +154,7 @@ def test_schnell_matches_the_reference_sheet() -> None:
 
 
 def test_the_state_has_sixteen_bytes_per_parameter_and_is_sharded() -> None:
-    config = make_config()
-    counts = count_parameters(config.model)
-    alone, eighth = (memory(config, counts, make_sharding(config, n), 1) for n in (1, 8))
+    alone, eighth = (memory_of(make_config(), num_ranks) for num_ranks in (1, 8))
     assert alone.weights + alone.gradients + alone.optimizer == pytest.approx(190.3e9, rel=1e-3)
     for part in ("weights", "gradients", "optimizer"):
         assert getattr(eighth, part) == pytest.approx(getattr(alone, part) / 8, rel=1e-6)
@@ -165,8 +173,7 @@ def test_each_replica_has_the_whole_state() -> None:
 def test_without_resharding_the_whole_model_is_gathered() -> None:
     config = make_config(parallel={"reshard_after_forward": False})
     counts = count_parameters(config.model)
-    more = memory(config, counts, make_sharding(config, 8), 1).gathered
-    less = memory(make_config(), counts, make_sharding(config, 8), 1).gathered
+    more, less = memory_of(config, 8).gathered, memory_of(make_config(), 8).gathered
     assert more - less == 2 * (counts.total - counts.rest - counts.largest_pair)
     assert more > 23.8e9
 
@@ -179,21 +186,14 @@ def test_communication_matches_the_reference_sheet(
     reshard: bool, reduce: str, gigabytes: float
 ) -> None:
     config = make_config(parallel={"reshard_after_forward": reshard}, precision={"reduce": reduce})
-    counts, sharding = count_parameters(config.model), make_sharding(config, 8)
-    sent = communication_bytes(config, counts, sharding, accumulation=1)
+    sent = sent_bytes(config, 8)
     assert sent == pytest.approx(gigabytes * 1e9 * 7 / 8, rel=2e-3)
-    assert communication_bytes(config, counts, sharding, accumulation=3) == pytest.approx(3 * sent)
+    assert sent_bytes(config, 8, accumulation=3) == pytest.approx(3 * sent)
 
 
-def test_replicas_also_all_reduce_their_shards() -> None:
-    one, two = make_config(), make_config(parallel={"dp_replicate": 2})
-    counts = count_parameters(one.model)
-    within = communication_bytes(one, counts, make_sharding(one, 8), 1)
-    both = communication_bytes(two, counts, make_sharding(two, 16), 1)
-    assert both - within == pytest.approx(5.95e9, rel=1e-3)
-
-
-def test_a_single_rank_sends_nothing() -> None:
+def test_replicas_also_all_reduce_their_shards_and_a_single_rank_sends_nothing() -> None:
+    within, both = make_config(), make_config(parallel={"dp_replicate": 2})
+    assert sent_bytes(both, 16) - sent_bytes(within, 8) == pytest.approx(5.95e9, rel=1e-3)
     assert make_plan(make_config("openmoji"), 1, 0).communication_bytes_per_step == 0
 
 
@@ -300,33 +300,24 @@ def test_recomputing_blocks_use_as_much_memory_as_estimated(fraction: float) -> 
 def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
     config = make_config()
     plan = make_plan(config, 1, 8, "MI300X")
-    counts, sharding = count_parameters(config.model), make_sharding(config, 8)
     assert plan.largest_micro_batch is not None
     room = USABLE * GPUS["MI300X"].memory_bytes
-    last, next_one = (
-        memory(config, counts, sharding, plan.largest_micro_batch + more).total for more in (0, 1)
-    )
-    assert last <= room < next_one
+    last, more = (memory_of(config, 8, plan.largest_micro_batch + n).total for n in (0, 1))
+    assert last <= room < more
     assert plan.fits is (plan.micro_batch_size <= plan.largest_micro_batch)
 
 
 def test_a_model_that_does_not_fit_is_reported() -> None:
     plan = make_plan(make_config(schedule={"global_batch_size": 32}), 1, 1, "H100")
-    assert plan.largest_micro_batch == 0
-    assert plan.fits is False
+    assert (plan.largest_micro_batch, plan.fits) == (0, False)
     assert "DOES NOT FIT at any micro batch" in render(plan)
-
-
-def test_the_micro_batch_is_the_one_that_training_would_use() -> None:
-    plan = make_plan(make_config(schedule={"global_batch_size": 2304}), 9, 8)
-    assert (plan.micro_batch_size, plan.accumulation_steps) == (32, 1)
-    plan = make_plan(make_config(schedule={"global_batch_size": 72 * 40}), 9, 8)
-    assert (plan.micro_batch_size, plan.accumulation_steps) == (20, 2)
 
 
 @pytest.mark.parametrize(
     ("batch", "nodes", "largest", "micro", "accumulation", "padded"),
     [
+        (2304, 9, 32, 32, 1, 0),
+        (72 * 40, 9, 32, 20, 2, 0),
         (512, 7, 32, 10, 1, 48),  # a share of 9.14
         (512, 3, 32, 22, 1, 16),
         (512, 3, 16, 11, 2, 16),

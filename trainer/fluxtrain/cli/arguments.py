@@ -24,10 +24,14 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_command(
-    commands: Commands, name: str, action: Callable[[argparse.Namespace], int], **texts: str | None
+    commands: Commands,
+    name: str,
+    action: Callable[[argparse.Namespace], int],
+    help: str,
+    description: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Add the command ``name`` with its help ``texts``; ``action`` returns its exit code."""
-    parser = commands.add_parser(name, allow_abbrev=False, **texts)
+    """Add the command ``name`` with its help texts; ``action`` returns its exit code."""
+    parser = commands.add_parser(name, allow_abbrev=False, help=help, description=description)
     parser.set_defaults(action=action)
     return parser
 
