@@ -361,21 +361,20 @@ def test_the_plan_reports_the_cost_of_padding(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "replicate", "refused"),
+    ("nodes", "replicate", "error"),
     [
         ("2, max: 3", 16, ""),
         ("1, max: 7", 5, ""),
-        ("3, max: 3", 16, "got 16; must divide the number of ranks, 24\n"),
-        ("2, max: 3", 7, "got 7; must divide the number of ranks, 16 to 24\n"),
+        ("3, max: 3", 16, "parallel.dp_replicate: got 16; must divide the number of ranks, 24\n"),
     ],
 )
 def test_replicas_must_fit_one_size_of_the_job(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: str, replicate: int, refused: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: str, replicate: int, error: str
 ) -> None:
     file = example(tmp_path, nodes)
     code = main(["plan", str(file), f"--parallel.dp_replicate={replicate}"])
-    assert code == (EXIT_USAGE if refused else EXIT_OK)
-    assert f"spec.run.parallel.dp_replicate: {refused}" in capsys.readouterr().err or not refused
+    assert code == (EXIT_USAGE if error else EXIT_OK)
+    assert error in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_refused() -> None:
