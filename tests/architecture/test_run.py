@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests import run
 
+pytestmark = pytest.mark.slow  # each test starts two or more pytest processes
+
 FIRST_FAILS = """
 import pytest
 from pathlib import Path

@@ -24,8 +24,13 @@ FAILS = "def test_fails(): assert False\n"
     ],
 )
 def test_a_skipped_test_fails_the_run_that_asks_for_it(
-    texts: list[str], options: list[str], code: int, pytester: pytest.Pytester
+    texts: list[str],
+    options: list[str],
+    code: int,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # importing them takes a second
     pytester.makepyfile(**{f"test_{number}": text for number, text in enumerate(texts)})
     assert pytester.runpytest_inprocess("-p", "tests.conftest", *options).ret == code
 
