@@ -150,6 +150,7 @@ def test_ten_runs_become_a_package_that_every_tool_accepts_and_that_is_not_overw
     assert "exists already" in output
 
 
+@pytest.mark.slow
 def test_an_older_ruleset_refuses_faster_convergence(closed: Submission) -> None:
     code, output = closed.package("--ruleset", "5.1.0")
     assert code == EXIT_ERROR
@@ -157,6 +158,7 @@ def test_an_older_ruleset_refuses_faster_convergence(closed: Submission) -> None
     assert "refused: mean of 8 runs 7,438,336 samples, 548,282 below the accepted minimum" in output
 
 
+@pytest.mark.slow
 def test_a_score_faster_than_the_reference_is_scaled(empty: Submission) -> None:
     empty.runs = ten_runs(empty.folder / "runs", (27,) * 7 + (28,) * 3)
     code, output = empty.package()
@@ -166,6 +168,7 @@ def test_a_score_faster_than_the_reference_is_scaled(empty: Submission) -> None:
     assert json.loads(written.read_text())["scaling_factor"] == pytest.approx(factor, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_open_division_is_packaged_without_a_reference(empty: Submission) -> None:
     open_run = {"logging": {"mlperf": {"division": "open"}}, "optim": {"beta2": 0.99}}
     empty.runs = ten_runs(empty.folder / "runs", (20,) * 10, **open_run)
@@ -175,6 +178,7 @@ def test_the_open_division_is_packaged_without_a_reference(empty: Submission) ->
     assert "rcp_checker" not in output
 
 
+@pytest.mark.slow
 def test_a_missing_system_description_is_created_as_a_template(closed: Submission) -> None:
     path = closed.folder / "system.yaml"
     path.unlink()
