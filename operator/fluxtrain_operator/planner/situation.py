@@ -48,8 +48,8 @@ class Situation:
         return Situation(job, observed, now, attempt)
 
     def in_attempt(self, attempt: int) -> Situation:
-        """Return the same situation in another attempt."""
-        return replace(self, attempt=attempt)
+        """Return the same situation in ``attempt``."""
+        return self if attempt == self.attempt else replace(self, attempt=attempt)
 
     @property
     def stale(self) -> bool:

@@ -120,13 +120,17 @@ def conditions(
     result = {condition.type: condition for condition in before}
     for update in updates:
         value, old = _VALUES[update.value], result.get(update.type)
-        changed = old is None or old.status != value
+        facts = value, update.reason, update.message[:_MAX_MESSAGE], generation
+        if old and (old.status, old.reason, old.message, old.observed_generation) == facts:
+            continue  # comparing and validating all of them anew is a third of a plan's time
         result[update.type] = Condition(
             type=update.type,
             status=value,
             reason=update.reason,
             message=update.message[:_MAX_MESSAGE],
-            lastTransitionTime=stamp(now) if old is None or changed else old.last_transition_time,
+            lastTransitionTime=old.last_transition_time
+            if old and old.status == value
+            else stamp(now),
             observedGeneration=generation,
         )
     return list(result.values())

@@ -6,6 +6,7 @@ through delayed watches, and writes to it with optimistic concurrency.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,8 +27,8 @@ MAX_RESTARTS = 2
 PROGRAM_CODES, FATAL_CODE = (1, 74), 3
 _GRACE_SECONDS = 180
 _RECENT_SECONDS = 30.0
-_QUIET_ROUNDS = 5
-"""Of 15 s each: progress counts as recent for a minute."""
+_QUIET_ROUNDS = 2
+"""Of 30 s each: progress counts as recent for a minute."""
 _RECENT_OUTAGE_SECONDS = 3600.0
 _MAX_SNAPSHOTS = 6
 _ALL_ACTS = 1000
@@ -80,14 +81,15 @@ def make_job(suspend: bool, size: Size, image: str) -> Job:
         "spec": spec,
     }
     job = load(manifest, "trainer:1")
-    vars(job).update(spec_hash=job.spec_hash, config_json=job.config_json)
+    assert job.spec_hash, job.legacy_spec_hash
     return job
 
 
 def with_status(job: Job, status: Status) -> Job:
-    """Return ``job`` with ``status``, its hash and config already computed."""
-    changed = replace(job, training=job.training.model_copy(update={"status": status}))
-    vars(changed).update(spec_hash=job.spec_hash, config_json=job.config_json)
+    """Return ``job`` with ``status``."""
+    changed = copy.copy(job)
+    training = job.training.model_copy(update={"status": status})
+    vars(changed)["training"] = training  # its hash and config stay computed
     return changed
 
 
@@ -103,8 +105,7 @@ class SmallCluster:
         self.store: Pod | None = None
         self.containers: dict[str, Container] = {}
         self.applied: dict[tuple[str, str], str] = {}
-        self.ready = dict.fromkeys(NODES, True)
-        self.turned = dict.fromkeys(NODES, self.now)
+        self.nodes = {name: NodeView(name, since=self.now) for name in NODES}
         self.down: set[str] = set()
         """Nodes that are down; on other nodes that are not ready, all containers run on."""
         self.world: tuple[str, ...] = ()
@@ -123,13 +124,14 @@ class SmallCluster:
         """Append a snapshot of the present state."""
         last = self.snapshots[-1] if self.snapshots else None
         job = last.job if last is not None and last.version == self.version else self._job()
+        answer = self._answer()
         observed = Observed(
             pods=tuple(sorted(self.pods.values(), key=lambda pod: pod.index)),
             rendezvous=self.store,
-            progress=self._answer(),
-            any_progress=self._answer(),
-            nodes={n: NodeView(n, up, since=self.turned[n]) for n, up in self.ready.items()},
-            applied=dict(self.applied),
+            progress=answer,
+            any_progress=answer,
+            nodes=self.nodes,
+            applied=self.applied,
         )
         self.snapshots = [
             *self.snapshots[1 - _MAX_SNAPSHOTS :],
@@ -184,11 +186,9 @@ class SmallCluster:
     def _check_lost(self, result: Plan) -> None:
         """Check that no node counts as lost while its pod trains, or while most nodes are not ready."""
         lost = [e.message.partition(":")[0] for e in result.events if e.reason == "NodeLost"]
-        up = sum(self.ready.values())
-        lately = [
-            self.now - self.turned[n] < _RECENT_OUTAGE_SECONDS for n in NODES if not self.ready[n]
-        ]
-        outage = not up or sum(lately) > up
+        since = [node.since for node in self.nodes.values() if not node.ready]
+        num_lately = sum(self.now - turned < _RECENT_OUTAGE_SECONDS for turned in since)
+        outage = not self.num_ready or num_lately > self.num_ready
         last = self.progress.last_step_time if self.progress else None
         just_now = last is not None and last > stamp(self.now - _RECENT_SECONDS)
         living = {pod.uid for pod in self._gang()}
@@ -215,7 +215,7 @@ class SmallCluster:
     def _delete(self, act: Delete) -> None:
         pod = self.store if act.name == names.rendezvous("job") else self.pods.get(act.name)
         if act.kind != "Pod":
-            self.applied.pop((act.kind, act.name), None)
+            self.applied = {k: v for k, v in self.applied.items() if k != (act.kind, act.name)}
         elif pod is not None and pod.uid == act.uid:
             self.remove(pod, act.grace_seconds)
 
@@ -223,7 +223,7 @@ class SmallCluster:
         name = manifest["metadata"]["name"]
         if manifest["kind"] != "Pod":
             hashed = manifest["metadata"]["annotations"][names.ANNOTATION_APPLIED]
-            self.applied[manifest["kind"], name] = hashed
+            self.applied = {**self.applied, (manifest["kind"], name): hashed}
             return
         assert not finished(self.status), "a finished job is never started again"
         self.num_uids += 1
@@ -254,11 +254,11 @@ class SmallCluster:
 
     def kubelet(self, pod: Pod) -> None:
         """Stop a pod that is being deleted, or start a new one, if there is a ready node."""
-        if pod.deleting and self.ready.get(pod.node, True):
+        if pod.deleting and self._reaches(pod):
             self.containers.pop(pod.uid, None)
             self._put(pod, None)
         elif not pod.node and not pod.ended:
-            up = [name for name in NODES if self.ready[name]]
+            up = [name for name in NODES if self.nodes[name].ready]
             if up:
                 self._start(pod, up[self.num_uids % len(up)])
 
@@ -273,13 +273,27 @@ class SmallCluster:
         """Stop the containers whose pods were force deleted, on ready nodes."""
         living = {pod.uid for pod in self.pods.values()}
         for uid, container in list(self.containers.items()):
-            if uid not in living and self.ready[container.node]:
+            if uid not in living and self.nodes[container.node].ready:
                 del self.containers[uid]
 
     def turn(self, node: str, down: bool) -> None:
         """Toggle the readiness of a node; a ``down`` one also stops its containers' training."""
-        self.ready[node], self.turned[node] = not self.ready[node], self.now
-        self.down = self.down | {node} if down and not self.ready[node] else self.down - {node}
+        ready = not self.nodes[node].ready
+        self.nodes = {**self.nodes, node: NodeView(node, ready, since=self.now)}
+        self.down = self.down | {node} if down and not ready else self.down - {node}
+
+    def repair(self) -> None:
+        """Make all nodes ready."""
+        self.nodes = {name: replace(node, ready=True) for name, node in self.nodes.items()}
+        self.down = set()
+
+    @property
+    def num_ready(self) -> int:
+        return sum(node.ready for node in self.nodes.values())
+
+    def _reaches(self, pod: Pod) -> bool:
+        """Return whether the pod is on a ready node, or on none."""
+        return not pod.node or self.nodes[pod.node].ready
 
     def some(self, number: int) -> Pod | None:
         """Return one of the pods, selected by ``number``."""
@@ -293,7 +307,7 @@ class SmallCluster:
 
     def end(self, pod: Pod, code: int | None) -> None:
         """Let the main process exit with ``code``, or evict the pod if None, if its node is ready."""
-        if not pod.running or not self.ready[pod.node]:
+        if not pod.running or not self._reaches(pod):
             return
         self.containers.pop(pod.uid, None)
         phase = "Succeeded" if code == 0 else "Failed"
@@ -339,8 +353,8 @@ class SmallCluster:
     def settle(self) -> None:
         """Run without further faults until the state is stable."""
         num_quiet = 0
-        for _ in range(120):
-            self.now += 15.0
+        for _ in range(60):
+            self.now += 30.0
             self.kill_orphans()
             for pod in self.everything():
                 self.kubelet(pod)
@@ -348,7 +362,6 @@ class SmallCluster:
             self.snapshot()
             before = self.status
             result = self.reconcile()
-            self.snapshot()
             quiet = not result.delete and not result.create
             rests = quiet and _same(before, self.status) and not self._holds()
             num_quiet = num_quiet + 1 if rests else 0
@@ -359,7 +372,7 @@ class SmallCluster:
     def check(self) -> None:
         """Check the invariants of a stable cluster."""
         status, spec_hash = self.status, self.snapshots[-1].job.spec_hash
-        reachable = [pod for pod in self.pods.values() if self.ready.get(pod.node, True)]
+        reachable = [pod for pod in self.pods.values() if self._reaches(pod)]
         if finished(status):
             assert not reachable, "cleanPods is All, and pods are left"
         elif self.suspend:
