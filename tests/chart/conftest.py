@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -77,11 +78,12 @@ def promtool() -> Program:
 
 @pytest.fixture(scope="session")
 def template(helm: Program) -> Template:
+    @cache
     def render(*values: str, apis: tuple[str, ...] = (), chart: Path = CHART) -> list[Manifest]:
         options = [f"--set-json={value}" for value in values]
         options += [f"--api-versions={api}" for api in apis]
         name, namespace = "fluxtrain-operator", "--namespace=fluxtrain-system"
         text = helm("template", name, chart, namespace, *options).stdout
-        return [manifest for manifest in yaml.safe_load_all(text) if manifest]
+        return [manifest for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
 
     return render

@@ -11,7 +11,7 @@ from tests.paths import ROOT
 CHART = ROOT / "charts" / "fluxtrain-operator"
 Manifest = dict[str, Any]
 Template = Callable[..., list[Manifest]]
-"""Renders the chart: ``template("replicas=1", apis=[…])`` returns its objects."""
+"""Renders the chart: ``template("replicas=1", apis=(…,))`` returns its objects, which all tests share."""
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 """Runs a program with arguments in the repository; fails unless it exits with 0 or ``check`` is false."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import yaml
@@ -44,17 +43,19 @@ def metric_names() -> set[str]:
     return {sample.name for metric in metrics for sample in metric.samples}
 
 
-def run_test(
-    promtool: Program,
-    folder: Path,
-    series: dict[str, str],
-    check: bool = True,
-    rule_files: tuple[Path, ...] = (),
-    **test: Any,
-) -> CompletedProcess[str]:
-    """Run ``promtool test rules`` with one value of each of ``series`` per minute."""
+def make_test(series: dict[str, str], **test: Any) -> dict[str, Any]:
+    """Return promtool's test with one value of each of ``series`` per minute."""
     inputs = [{"series": name, "values": values} for name, values in series.items()]
-    tests = [{"interval": "1m", "input_series": inputs, **test}]
+    return {"interval": "1m", "input_series": inputs, **test}
+
+
+def run_tests(
+    promtool: Program, folder: Path, tests: list[dict[str, Any]], rules: Path | None = None
+) -> str:
+    """Run ``promtool test rules``; return its errors."""
     file = folder / "test.yaml"
-    file.write_text(yaml.safe_dump({"rule_files": [*map(str, rule_files)], "tests": tests}))
-    return promtool("test", "rules", file, check=check)
+    file.write_text(yaml.safe_dump({"rule_files": [str(rules)] if rules else [], "tests": tests}))
+    done = promtool("test", "rules", file, check=False)
+    output = done.stdout + done.stderr
+    assert ("FAILED" in output) == (done.returncode != 0), output
+    return output

