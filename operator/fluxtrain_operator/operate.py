@@ -42,9 +42,9 @@ async def operate(options: Options, stop: asyncio.Event) -> None:
         collector(registry=registry)
     metrics, health = Metrics(registry), server.Health()
     close = await server.serve(registry, health, options.address, options.port)
-    await _load_credentials()
     lease = options.lease_namespace, options.lease_name, options.identity
     try:
+        await _load_credentials()
         async with ApiClient() as lease_client, _trainer_client() as http:
             elector = LeaderElector(lease_client, *lease, on_response=health.record_response)
 

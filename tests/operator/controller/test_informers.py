@@ -15,6 +15,7 @@ import pytest
 from benchmarks.fake_api_server import FakeApiServer, serving
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
+from tests.operator.controller.event_loop import until
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
@@ -38,12 +39,6 @@ def make_pod(name: str, namespace: str = "ns", **metadata: Any) -> dict[str, Any
 def make_node(name: str, ready: bool = True) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": str(ready)}]
     return {"metadata": {"name": name}, "status": {"conditions": conditions}}
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -92,7 +87,8 @@ def run(
             async with cancelled_at_end(informers.run()):
                 async with asyncio.timeout(20):
                     await informers.wait_for_sync()
-                await scenario(synced)
+                async with asyncio.timeout(60):
+                    await scenario(synced)
 
     asyncio.run(main())
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
+from tests.operator.controller.event_loop import now, run_in_virtual_time, until
 
 from fluxtrain_operator.controller.leader_election import (
     FencedClient,
     LeaderElector,
     LeaseTiming,
-    boot_time,
 )
 from fluxtrain_operator.errors import ApiError
 
 FAST = LeaseTiming(lease_duration=1, renew_deadline=0.5, retry_period=0.05, request_timeout=0.2)
+_RESPONSE_SECONDS = 0.005
 OTHER = {"holderIdentity": "other", "leaseDurationSeconds": 1, "renewTime": "2026-01-01T00:00:00Z"}
 
 
@@ -43,28 +43,52 @@ class LeaseServer:
         version = {"name": "lease", "resourceVersion": str(self.version), **metadata}
         self.lease = None if spec is None else {"metadata": version, "spec": spec}
 
-    async def respond(self, request: web.Request) -> web.Response:
-        replica = request.headers["User-Agent"]
-        if replica in self.hangs_for:
-            await asyncio.sleep(10)
-        self.requests.append(f"{replica} {request.method}")
+    async def respond(self, replica: str, method: str, body: Any) -> tuple[int, Any]:
+        """Return the HTTP status and the object of a response."""
+        await asyncio.sleep(10 if replica in self.hangs_for else _RESPONSE_SECONDS)
+        self.requests.append(f"{replica} {method}")
         if self.fails:
-            return web.json_response({"message": "etcd has no leader"}, status=503)
-        if request.can_read_body:
-            body, is_new = await request.json(), request.method == "POST"
+            return 503, {"message": "etcd has no leader"}
+        if "spec" in (body or {}):
             version = self.lease and self.lease["metadata"]["resourceVersion"]
-            if version != (None if is_new else body["metadata"]["resourceVersion"]):
-                return web.json_response({}, status=404 if version is None else 409)
+            if version != (None if method == "POST" else body["metadata"]["resourceVersion"]):
+                return 404 if version is None else 409, {}
             self.put(body["spec"])
-        return web.json_response(self.lease or {}, status=404 if self.lease is None else 200)
+        return 404 if self.lease is None else 200, self.lease or {}
+
+
+class Response:
+    """What the client reads of a response."""
+
+    def __init__(self, status: int, values: Any) -> None:
+        self.status, self.data, self.reason = status, json.dumps(values).encode(), ""
+        self.headers: dict[str, str] = {}
+
+    async def read(self) -> bytes:
+        return self.data
+
+
+class Connection:
+    """Sends the requests of a client to ``server`` without a network."""
+
+    def __init__(self, server: LeaseServer, replica: str) -> None:
+        self._server, self._replica = server, replica
+
+    async def request(
+        self, method: str, url: str, *, body: Any, _request_timeout: float | None, **_: Any
+    ) -> Response:
+        async with asyncio.timeout(_request_timeout):
+            return Response(*await self._server.respond(self._replica, method, body))
+
+    async def close(self) -> None: ...
 
 
 class Replica:
     """The elector of one process; ``log`` records when it starts and stops to lead."""
 
-    def __init__(self, name: str, host: str, log: list[str]) -> None:
-        self.api = ApiClient(Configuration(host=host))
-        self.api.user_agent = name
+    def __init__(self, name: str, server: LeaseServer, log: list[str]) -> None:
+        self.api = ApiClient(Configuration())
+        self.api.rest_client = Connection(server, name)
         self.clock_offset = 0.0
         self.name, self.log, self.done = name, log, asyncio.Event()
         self.elector = LeaderElector(
@@ -73,7 +97,7 @@ class Replica:
             "lease",
             name,
             timing=FAST,
-            clock=lambda: boot_time() + self.clock_offset,
+            clock=lambda: now() + self.clock_offset,
         )
         self.task = asyncio.create_task(self.elector.run(self.work))
 
@@ -88,51 +112,32 @@ class Replica:
 class Election:
     """Replicas that compete for the Lease of ``server``, and their common log."""
 
-    def __init__(self, server: LeaseServer, host: str) -> None:
-        self.server, self.log = server, list[str]()
-        self._host, self._replicas = host, list[Replica]()
+    def __init__(self) -> None:
+        self.server, self.log = LeaseServer(), list[str]()
+        self._replicas: list[Replica] = []
 
     def start(self, name: str) -> Replica:
-        self._replicas.append(Replica(name, self._host, self.log))
+        self._replicas.append(Replica(name, self.server, self.log))
         return self._replicas[-1]
 
     async def close(self) -> None:
         for replica in self._replicas:
             replica.task.cancel()
             await asyncio.gather(replica.task, return_exceptions=True)
-            await replica.api.close()
 
 
 def scenario(function: Callable[[Election], Awaitable[None]]) -> Callable[[], None]:
     """Return a test that runs ``function`` with an election."""
 
     async def main() -> None:
-        async with asyncio.timeout(30), serving() as (server, host):
-            election = Election(server, host)
+        async with asyncio.timeout(30):
+            election = Election()
             try:
                 await function(election)
             finally:
                 await election.close()
 
-    return lambda: asyncio.run(main())
-
-
-@asynccontextmanager
-async def serving() -> AsyncIterator[tuple[LeaseServer, str]]:
-    server, app = LeaseServer(), web.Application()
-    app.router.add_route("*", "/{path:.*}", server.respond)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield server, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.01)
+    return lambda: run_in_virtual_time(main())
 
 
 @scenario
@@ -211,24 +216,18 @@ async def test_a_leader_that_was_frozen_stops_without_a_request(election: Electi
 
 @scenario
 async def test_only_the_leader_may_send_writes(election: Election) -> None:
-    try:
-        replica = election.start("a")
-        Configuration.set_default(replica.api.configuration)
-        async with FencedClient(replica.elector) as api:
-            url, headers = f"{replica.api.configuration.host}/anything", {"User-Agent": "work"}
-            await until(lambda: bool(election.log))
-            await api.call_api("POST", url, headers, {"metadata": {}})
-            replica.clock_offset = 100.0
-            for method in ("POST", "PUT", "PATCH", "DELETE"):
-                with pytest.raises(ApiError, match="is not the leader"):
-                    await api.call_api(method, url, headers, {})
-            await api.call_api("GET", url, headers)
-        assert [r for r in election.server.requests if r.startswith("work")] == [
-            "work POST",
-            "work GET",
-        ]
-    finally:
-        Configuration.set_default(None)
+    replica = election.start("a")
+    api = FencedClient(replica.elector)
+    api.rest_client = Connection(election.server, "work")
+    await until(lambda: bool(election.log))
+    await api.call_api("POST", "/anything", {}, {"metadata": {}})
+    replica.clock_offset = 100.0
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        with pytest.raises(ApiError, match="is not the leader"):
+            await api.call_api(method, "/anything", {}, {})
+    await api.call_api("GET", "/anything", {})
+    sent = [request for request in election.server.requests if request.startswith("work")]
+    assert sent == ["work POST", "work GET"]
 
 
 @scenario

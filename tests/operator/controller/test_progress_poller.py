@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from tests.operator.controller.event_loop import run_in_virtual_time, until
 
 from fluxtrain.contract.resource.status import ProgressStatus
 from fluxtrain_operator import names
@@ -63,11 +64,6 @@ class Trainers:
         return self.progress if address == self.rank_0 else None
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.01)
-
-
 class Polling:
     """A poller of ``pods``, the trainers in them, and the jobs reported as changed."""
 
@@ -88,7 +84,10 @@ class Polling:
         return self.poller.rank_0(KEY)
 
 
-def run(polling: Polling, scenario: Callable[[Polling], Awaitable[None]]) -> None:
+Scenario = Callable[[Polling], Awaitable[None]]
+
+
+def run(polling: Polling, scenario: Scenario) -> None:
     async def main() -> None:
         try:
             async with asyncio.timeout(20):
@@ -96,10 +95,7 @@ def run(polling: Polling, scenario: Callable[[Polling], Awaitable[None]]) -> Non
         finally:
             await polling.poller.close()
 
-    asyncio.run(main())
-
-
-Scenario = Callable[[Polling], Awaitable[None]]
+    run_in_virtual_time(main())
 
 
 def scenario(

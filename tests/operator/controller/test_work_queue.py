@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
+from tests.operator.controller.event_loop import now, run_in_virtual_time, until
+
 from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.names import Key
 
@@ -33,7 +35,7 @@ def run(
             workers.cancel()
             await asyncio.gather(workers, return_exceptions=True)
 
-    asyncio.run(main())
+    run_in_virtual_time(main())
     return failures
 
 
@@ -47,14 +49,13 @@ class Recorder:
 
     async def work(self, key: Key) -> float | None:
         self.keys.append(key)
-        self.times.append(asyncio.get_running_loop().time())
+        self.times.append(now())
         if len(self.keys) <= self._num_failures:
             raise RuntimeError("not now")
         return self._delays.pop(0) if self._delays else None
 
     async def until(self, count: int) -> None:
-        while len(self.keys) < count:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(self.keys) >= count)
 
 
 def test_a_key_that_is_added_often_is_processed_once() -> None:
@@ -140,9 +141,8 @@ def test_a_key_is_not_processed_again_within_the_minimum_interval() -> None:
         for _ in range(10):
             queue.add(A)
             await asyncio.sleep(0.01)
-        added = asyncio.get_running_loop().time()
-        while recorder.times[-1] < added:
-            await asyncio.sleep(0.01)
+        added = now()
+        await until(lambda: recorder.times[-1] >= added)
 
     run(scenario, recorder.work, min_interval_seconds=0.2)
     intervals = [later - sooner for sooner, later in pairwise(recorder.times)]
@@ -176,8 +176,7 @@ def test_nothing_stays_in_memory_of_keys_that_need_no_more_work() -> None:
         for count in (1, 2, 3):
             for key in keys:
                 queue.add(key)
-            while any(seen.get(key, 0) < count for key in keys):
-                await asyncio.sleep(0.01)
+            await until(lambda count=count: all(seen.get(key, 0) >= count for key in keys))
         await asyncio.sleep(0.05)
 
     run(scenario, work)
