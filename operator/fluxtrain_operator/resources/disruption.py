@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.resources.metadata import metadata, with_applied_hash
+from fluxtrain_operator.resources.metadata import supporting_object
 
 
 def disruption_budget(job: Job) -> Manifest | None:
@@ -12,14 +12,7 @@ def disruption_budget(job: Job) -> Manifest | None:
     nodes = job.spec.nodes
     if nodes.min == nodes.max:
         return None
-    return with_applied_hash(
-        {
-            "apiVersion": "policy/v1",
-            "kind": "PodDisruptionBudget",
-            "metadata": metadata(job, names.disruption_budget(job.name)),
-            "spec": {
-                "minAvailable": nodes.min,
-                "selector": {"matchLabels": names.trainer_selector(job.name)},
-            },
-        }
-    )
+    selector = {"matchLabels": names.trainer_selector(job.name)}
+    spec = {"minAvailable": nodes.min, "selector": selector}
+    name = names.disruption_budget(job.name)
+    return supporting_object(job, "policy/v1", "PodDisruptionBudget", name, spec=spec)

@@ -8,7 +8,7 @@ from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.resources.metadata import metadata, with_applied_hash
+from fluxtrain_operator.resources.metadata import supporting_object
 
 _TEMPLATE = "trainer"
 
@@ -55,8 +55,7 @@ class Coscheduling(Gang):
         return {"minMember": job.spec.nodes.min}
 
     def _object(self, job: Job, kind: str, name: str, spec: Manifest) -> Manifest:
-        manifest = {"apiVersion": self.api_version, "kind": kind}
-        return with_applied_hash({**manifest, "metadata": metadata(job, name), "spec": spec})
+        return supporting_object(job, self.api_version, kind, name, spec=spec)
 
 
 class Volcano(Coscheduling):

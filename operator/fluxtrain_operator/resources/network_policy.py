@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.resources.metadata import metadata, with_applied_hash
+from fluxtrain_operator.resources.metadata import supporting_object
 
 
 def network_policy(job: Job) -> Manifest:
@@ -13,21 +13,14 @@ def network_policy(job: Job) -> Manifest:
     Egress is unrestricted: DNS, data sets and checkpoints may be anywhere.
     """
     pods = {"matchLabels": names.selector(job.name)}
-    return with_applied_hash(
-        {
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": metadata(job, names.network_policy(job.name)),
-            "spec": {
-                "podSelector": pods,
-                "policyTypes": ["Ingress"],
-                "ingress": [
-                    {"from": [{"podSelector": pods}]},
-                    {
-                        "from": [{"namespaceSelector": {}}],
-                        "ports": [{"port": job.metrics_port, "protocol": "TCP"}],
-                    },
-                ],
-            },
-        }
-    )
+    metrics = {"port": job.metrics_port, "protocol": "TCP"}
+    spec = {
+        "podSelector": pods,
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [{"podSelector": pods}]},
+            {"from": [{"namespaceSelector": {}}], "ports": [metrics]},
+        ],
+    }
+    name = names.network_policy(job.name)
+    return supporting_object(job, "networking.k8s.io/v1", "NetworkPolicy", name, spec=spec)

@@ -15,13 +15,26 @@ from fluxtrain_operator.resources.placement import (
     tolerations_of,
     trainer_affinity,
 )
-from fluxtrain_operator.resources.queueing import queueing_of
+from fluxtrain_operator.resources.queueing import pod_annotations, pod_labels
 from fluxtrain_operator.resources.template import merge_into_rendezvous, merge_into_trainer
 from fluxtrain_operator.resources.volumes import SCRATCH_PATH, mounts, volumes
 
 GRACE_SECONDS = 180
 """Seconds from SIGTERM to SIGKILL; the launcher gives its trainers 120 s for a checkpoint."""
 _USER = 1000  # the user of our images; set here as other images need not have one
+_POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": _USER,
+    "runAsGroup": _USER,
+    "fsGroup": _USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+_CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,7 @@ def training_pod(job: Job, slot: Slot, gang: Gang | None = None) -> Manifest:
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": _pod_security() | _device_groups(job),
+            "securityContext": _POD_SECURITY | _device_groups(job),
             "affinity": trainer_affinity(job, slot.excluded_nodes),
             "tolerations": tolerations_of(job),
             "nodeSelector": dict(job.spec.scheduling.node_selector),
@@ -83,7 +96,7 @@ def rendezvous_pod(job: Job, excluded_nodes: tuple[str, ...] = ()) -> Manifest:
             "terminationGracePeriodSeconds": 5,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": _pod_security(),
+            "securityContext": _POD_SECURITY,
             "affinity": rendezvous_affinity(job, excluded_nodes),
             "tolerations": tolerations_of(job),
             "containers": [_rendezvous(job)],
@@ -106,7 +119,7 @@ def _trainer(job: Job, slot: Slot) -> Manifest:
         "ports": [{"name": "metrics", "containerPort": job.metrics_port, "protocol": "TCP"}],
         "resources": _devices(job),
         "volumeMounts": mounts(job),
-        "securityContext": _container_security(),
+        "securityContext": _CONTAINER_SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
@@ -117,12 +130,10 @@ def _rendezvous(job: Job) -> Manifest:
         "image": job.image,
         "command": ["fluxtrain", "rendezvous"],
         "env": [{"name": "HOME", "value": SCRATCH_PATH}],
-        "ports": [
-            {"name": "rendezvous", "containerPort": RENDEZVOUS_PORT, "protocol": "TCP"},
-        ],
+        "ports": [{"name": "rendezvous", "containerPort": RENDEZVOUS_PORT, "protocol": "TCP"}],
         "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
         "volumeMounts": [{"name": "tmp", "mountPath": SCRATCH_PATH}],
-        "securityContext": _container_security(),
+        "securityContext": _CONTAINER_SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
@@ -154,27 +165,8 @@ def _priority(job: Job) -> Manifest:
     return {} if name is None else {"priorityClassName": name}
 
 
-def _pod_security() -> Manifest:
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": _USER,
-        "runAsGroup": _USER,
-        "fsGroup": _USER,
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
-def _container_security() -> Manifest:
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-
-
 def _annotate(pod: Manifest, job: Job, slot: Slot) -> None:
-    nodes, queueing = job.spec.nodes, queueing_of(job)
+    nodes = job.spec.nodes
     labels, notes = pod["metadata"]["labels"], pod["metadata"]["annotations"]
     labels[names.LABEL_INDEX] = str(slot.index)
     labels[names.LABEL_ATTEMPT] = str(slot.attempt)
@@ -182,5 +174,5 @@ def _annotate(pod: Manifest, job: Job, slot: Slot) -> None:
     notes[names.ANNOTATION_NODES] = f"{nodes.min}:{nodes.max}"
     notes[names.ANNOTATION_REPLACEMENT] = str(slot.replacement)
     notes[names.ANNOTATION_DEFAULT_CONTAINER] = names.TRAINER
-    labels.update(queueing.pod_labels(job, slot.attempt))
-    notes.update(queueing.pod_annotations(job))
+    labels.update(pod_labels(job, slot.attempt))
+    notes.update(pod_annotations(job))

@@ -5,24 +5,18 @@ from __future__ import annotations
 from fluxtrain.contract.launch import RENDEZVOUS_PORT
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.resources.metadata import metadata, with_applied_hash
+from fluxtrain_operator.resources.metadata import supporting_object
 
 
 def headless_service(job: Job) -> Manifest:
     """Return the service; it publishes pods that are not ready, as agents resolve each other at start."""
-    return with_applied_hash(
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata(job, names.service(job.name)),
-            "spec": {
-                "clusterIP": "None",
-                "publishNotReadyAddresses": True,
-                "selector": names.selector(job.name),
-                "ports": [
-                    {"name": "rendezvous", "port": RENDEZVOUS_PORT, "protocol": "TCP"},
-                    {"name": "metrics", "port": job.metrics_port, "protocol": "TCP"},
-                ],
-            },
-        }
-    )
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": names.selector(job.name),
+        "ports": [
+            {"name": "rendezvous", "port": RENDEZVOUS_PORT, "protocol": "TCP"},
+            {"name": "metrics", "port": job.metrics_port, "protocol": "TCP"},
+        ],
+    }
+    return supporting_object(job, "v1", "Service", names.service(job.name), spec=spec)
