@@ -13,6 +13,7 @@ from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
 from tests.chart.objects import Manifest, Template, one
+from tests.operator.jobs import KEY, OWNER, make_training
 from tests.paths import ROOT
 
 from fluxtrain_operator import names
@@ -54,7 +55,7 @@ def permissions_of(method: str, path: str, watch: bool) -> Iterator[tuple[str, s
 OWN: Manifest = {
     "uid": "old",
     "labels": {names.LABEL_JOB: "job"},
-    "ownerReferences": [{"kind": "FluxTraining", "name": "job", "uid": "uid", "controller": True}],
+    "ownerReferences": [OWNER],
 }
 OLD = (
     "stale",
@@ -104,14 +105,8 @@ def make_job(gang: str = "none", phase: str | None = None, **spec: Any) -> Manif
         condition = {"type": phase, "status": "True", "reason": "Over", "message": ""}
         times = {"lastTransitionTime": LONG_AGO, "observedGeneration": 1}
         status = {"phase": phase, "attempt": 1, "conditions": [{**condition, **times}]}
-    metadata = {"name": "job", "namespace": "team", "uid": "uid", "resourceVersion": "1"}
-    return {
-        "apiVersion": "fluxtrain.dev/v1alpha1",
-        "kind": "FluxTraining",
-        "metadata": {**metadata, "generation": 1, "creationTimestamp": LONG_AGO},
-        "spec": {"run": {"preset": "micro"}, "scheduling": {"gang": gang}, **spec},
-        "status": status,
-    }
+    added = {"resourceVersion": "1", "generation": 1, "creationTimestamp": LONG_AGO}
+    return make_training({"scheduling": {"gang": gang}, **spec}, status, **added)
 
 
 JOBS = [
@@ -141,7 +136,7 @@ async def used_permissions() -> set[tuple[str, str]]:
             for manifest in JOBS:
                 await reconcile(KubernetesApi(api, http), manifest)
             await watch_everything(api, recorder)
-            election = LeaderElector(api, "team", "lease", "me").run(lambda: asyncio.sleep(0))
+            election = LeaderElector(api, "ns", "lease", "me").run(lambda: asyncio.sleep(0))
             await asyncio.wait_for(election, 30)
     finally:
         await running.cleanup()
@@ -156,12 +151,12 @@ async def reconcile(cluster: KubernetesApi, manifest: Manifest) -> None:
         pod["metadata"] |= {"uid": "pod", "resourceVersion": "2"}
         cache.set_pod(pod)
     metrics = Metrics(CollectorRegistry())
-    await Reconciler(cache, cluster, metrics, "trainer").reconcile(("team", "job"))
+    await Reconciler(cache, cluster, metrics, "trainer").reconcile(KEY)
 
 
 async def watch_everything(api: ApiClient, recorder: Recorder) -> None:
     """Run the informers of a namespace until all of their watches are open."""
-    informers = Informers(api, Cache(), Metrics(CollectorRegistry()), lambda key: None, ["team"])
+    informers = Informers(api, Cache(), Metrics(CollectorRegistry()), lambda key: None, ["ns"])
     running = asyncio.create_task(informers.run())
     try:
         async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""Makers of FluxTrainings and of the state of their pods."""
+"""Makers of FluxTrainings, pods and nodes as the API server returns them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,44 @@ NOW = stamp(time.time())
 """A recent time: pods that started long ago without any progress would count as stuck."""
 
 
-def make_job(name: str = "job", **status: Any) -> Manifest:
-    metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "resourceVersion": "1"}
+OWNER = {"kind": "FluxTraining", "name": "job", "uid": "uid-job", "controller": True}
+
+
+def make_training(
+    spec: Manifest | None = None, status: Manifest | None = None, **metadata: Any
+) -> Manifest:
+    """Return a FluxTraining of the smallest run."""
     return {
         "apiVersion": "fluxtrain.dev/v1alpha1",
         "kind": "FluxTraining",
-        "metadata": {**metadata, "generation": 1, "creationTimestamp": NOW},
-        "spec": {"run": {"preset": "micro"}, "nodes": {"min": 1, "max": 4}},
-        "status": status,
+        "metadata": {"name": "job", "namespace": "ns", "uid": "uid-job", **metadata},
+        "spec": {"run": {"preset": "micro"}, **(spec or {})},
+        "status": status or {},
     }
+
+
+def make_job(name: str = "job", **status: Any) -> Manifest:
+    """Return a FluxTraining of several nodes as an API server returns it."""
+    spec = {"nodes": {"min": 1, "max": 4}}
+    added = {"uid": f"uid-{name}", "resourceVersion": "1", "generation": 1}
+    return make_training(spec, status, name=name, creationTimestamp=NOW, **added)
+
+
+def make_pod(
+    name: str = "job-0", version: int = 1, node: str = "n1", job: str = "job", **metadata: Any
+) -> Manifest:
+    """Return a pod that ``job`` controls."""
+    labels = {names.LABEL_JOB: job, names.LABEL_MANAGED_BY: names.FIELD_MANAGER}
+    common = {"name": name, "namespace": "ns", "uid": name, "resourceVersion": str(version)}
+    return {
+        "metadata": {**common, "labels": labels, "ownerReferences": [OWNER], **metadata},
+        "spec": {"nodeName": node},
+    }
+
+
+def make_node(name: str = "n1", ready: bool = True) -> Manifest:
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    return {"metadata": {"name": name}, "status": {"conditions": conditions}}
 
 
 def run_pods(cache: Cache, num_running: int) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.operator.jobs import KEY, make_training
 
 from fluxtrain.contract.resource.status import Condition, ProgressStatus, Status
 from fluxtrain_operator.metrics import PHASES, Metrics
@@ -13,7 +14,6 @@ from fluxtrain_operator.planner.plan import Plan, load
 from fluxtrain_operator.timestamps import stamp
 
 CREATED = 1_800_000_000.0
-KEY = ("team", "job")
 
 
 def progress(first: float | None, last: float) -> ProgressStatus:
@@ -31,13 +31,7 @@ def record(metrics: Metrics, *statuses: Status) -> dict[str, float]:
     """Return the samples without labels after the job had ``statuses``."""
     before: dict[str, Any] = {}
     for status in statuses:
-        manifest = {
-            "apiVersion": "fluxtrain.dev/v1alpha1",
-            "kind": "FluxTraining",
-            "metadata": {"name": "job", "uid": "u", "creationTimestamp": stamp(CREATED)},
-            "spec": {"run": {"preset": "micro"}},
-            "status": before,
-        }
+        manifest = make_training(status=before, creationTimestamp=stamp(CREATED))
         metrics.record_plan(KEY, load(manifest, "trainer:1"), Plan(status))
         before = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     return values(metrics)
@@ -115,11 +109,11 @@ def jobs(metrics: Metrics) -> dict[str, float]:
 def test_jobs_are_counted_by_phase_until_they_are_deleted() -> None:
     metrics = Metrics(CollectorRegistry())
     for number, phase in enumerate([*PHASES, "Failed"]):
-        metrics.set_phase(("team", str(number)), phase)
+        metrics.set_phase(("ns", str(number)), phase)
     assert jobs(metrics) == {**dict.fromkeys(PHASES, 1), "Failed": 2}
-    metrics.set_phase(("team", "0"), "Running")
-    metrics.remove_job(("team", str(len(PHASES))))
-    metrics.remove_job(("team", "unknown"))
+    metrics.set_phase(("ns", "0"), "Running")
+    metrics.remove_job(("ns", str(len(PHASES))))
+    metrics.remove_job(("ns", "unknown"))
     assert jobs(metrics) == {**dict.fromkeys(PHASES[1:], 1), "Running": 2}
 
 

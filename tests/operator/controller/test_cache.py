@@ -5,19 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.operator.jobs import KEY, OWNER, make_node, make_pod, make_training
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Applied, Cache, SupportObjects
 from fluxtrain_operator.planner.observed import Pod
 
-KEY = ("ns", "job")
-OWNED = [{"kind": "FluxTraining", "name": "job", "uid": "u", "controller": True}]
-"""Owner references of an object that the job of ``make_job()`` controls."""
-
 
 def make_job(version: int = 1, name: str = "job", **metadata: Any) -> dict[str, Any]:
-    common = {"name": name, "namespace": "ns", "uid": "u", "resourceVersion": str(version)}
-    return {"metadata": {**common, **metadata}}
+    return make_training(name=name, resourceVersion=str(version), **metadata)
 
 
 def make_cache(*pods: dict[str, Any]) -> Cache:
@@ -27,22 +23,6 @@ def make_cache(*pods: dict[str, Any]) -> Cache:
     for pod in pods:
         cache.set_pod(pod)
     return cache
-
-
-def make_pod(
-    name: str = "job-0", version: int = 1, node: str = "n1", **metadata: Any
-) -> dict[str, Any]:
-    common = {"name": name, "namespace": "ns", "uid": name, "labels": {names.LABEL_JOB: "job"}}
-    version_and_owner = {"resourceVersion": str(version), "ownerReferences": OWNED}
-    return {
-        "metadata": {**common, **version_and_owner, **metadata},
-        "spec": {"nodeName": node},
-    }
-
-
-def make_node(name: str = "n1", ready: bool = True) -> dict[str, Any]:
-    conditions = [{"type": "Ready", "status": str(ready)}]
-    return {"metadata": {"name": name}, "status": {"conditions": conditions}}
 
 
 def uids(pods: list[Any]) -> list[str]:
@@ -174,8 +154,8 @@ def test_pods_missing_from_a_list_are_removed_unless_they_are_newer() -> None:
     "owners",
     [
         [],
-        [{**OWNED[0], "uid": "another"}],
-        [{**OWNED[0], "controller": False}],
+        [{**OWNER, "uid": "another"}],
+        [{**OWNER, "controller": False}],
         [{"kind": "ReplicaSet", "name": "job", "uid": "v", "controller": True}],
     ],
 )
@@ -210,17 +190,17 @@ def make_support(*services: dict[str, Any]) -> SupportObjects:
 
 def test_only_supporting_objects_that_the_job_controls_count() -> None:
     support = make_support(
-        make_service("job", "a", *OWNED),
+        make_service("job", "a", OWNER),
         make_service("foreign", "b"),
-        make_service("not-controlled", "c", {**OWNED[0], "controller": False}),
+        make_service("not-controlled", "c", {**OWNER, "controller": False}),
     )
-    assert support.of("ns", "u") == {("Service", "job"): Applied("", "a")}
+    assert support.of("ns", "uid-job") == {("Service", "job"): Applied("", "a")}
     assert support.of("ns", "other") == {}
 
 
 def test_jobs_whose_supporting_objects_came_went_or_changed_are_reported() -> None:
-    before = make_support(make_service("job", "a", *OWNED))
-    after = make_support(make_service("job", "b", *OWNED))
+    before = make_support(make_service("job", "a", OWNER))
+    after = make_support(make_service("job", "b", OWNER))
     none = make_support()
     for one, other in ((after, before), (none, before), (before, none)):
         assert one.changed_since(other) == [KEY]

@@ -16,6 +16,7 @@ from benchmarks.fake_api_server import FakeApiServer, serving
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
 from tests.operator.controller.event_loop import until
+from tests.operator.jobs import KEY, make_node, make_pod
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
@@ -23,22 +24,6 @@ from fluxtrain_operator.controller.informers import Informers
 from fluxtrain_operator.controller.list_watch import PAGE, ListWatch, list_and_watch
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
-
-KEY = ("ns", "job")
-OWNED = {
-    "labels": {names.LABEL_JOB: "job", names.LABEL_MANAGED_BY: names.FIELD_MANAGER},
-    "ownerReferences": [{"uid": "u", "controller": True}],
-}
-
-
-def make_pod(name: str, namespace: str = "ns", **metadata: Any) -> dict[str, Any]:
-    common = {"name": name, "namespace": namespace, **OWNED, **metadata}
-    return {"metadata": common, "spec": {"nodeName": "n1"}}
-
-
-def make_node(name: str, ready: bool = True) -> dict[str, Any]:
-    conditions = [{"type": "Ready", "status": str(ready)}]
-    return {"metadata": {"name": name}, "status": {"conditions": conditions}}
 
 
 @asynccontextmanager
@@ -77,7 +62,9 @@ def run(
     async def main() -> None:
         synced = Synced(Cache(), [])
         for namespace in ("ns", "one", "two", "three"):
-            synced.cache.set_job({"metadata": {"name": "job", "namespace": namespace, "uid": "u"}})
+            synced.cache.set_job(
+                {"metadata": {"name": "job", "namespace": namespace, "uid": "uid-job"}}
+            )
         metrics = Metrics(CollectorRegistry())
         async with (
             serving(server, folder) as kubeconfig,
@@ -110,14 +97,14 @@ def test_the_sync_waits_for_all_pages(tmp_path: Path, count: int) -> None:
 def test_only_labelled_pods_in_the_watched_namespaces_are_cached(tmp_path: Path) -> None:
     server = FakeApiServer()
     for name, namespace in (("a", "one"), ("b", "two"), ("c", "three")):
-        server.put("pods", make_pod(name, namespace))
-    server.put("pods", make_pod("d", "one", labels={names.LABEL_JOB: "job"}))
+        server.put("pods", make_pod(name, namespace=namespace))
+    server.put("pods", make_pod("d", namespace="one", labels={names.LABEL_JOB: "job"}))
 
     async def scenario(synced: Synced) -> None:
         cached = {name: synced.names(name) for name in ("one", "two", "three")}
         assert cached == {"one": {"a"}, "two": {"b"}, "three": set()}
-        server.put("pods", make_pod("e", "three"))
-        server.put("pods", make_pod("f", "two"))
+        server.put("pods", make_pod("e", namespace="three"))
+        server.put("pods", make_pod("f", namespace="two"))
         await until(lambda: synced.names("two") == {"b", "f"})
         assert synced.names("three") == set()
 
@@ -241,7 +228,7 @@ def test_supporting_objects_are_listed_for_all_jobs_together(tmp_path: Path) -> 
             server.put(plural, make_pod(f"{plural}-{index}", annotations=annotations))
 
     async def scenario(synced: Synced) -> None:
-        objects = synced.cache.support.of("ns", "u")
+        objects = synced.cache.support.of("ns", "uid-job")
         assert len(objects) == 1200
         assert {applied.applied_hash for applied in objects.values()} == {"hash"}
         assert len(server.requests) < 10

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from tests.operator import jobs
 from tests.operator.controller.event_loop import run_in_virtual_time, until
+from tests.operator.jobs import KEY, make_training
 
 from fluxtrain.contract.resource.status import ProgressStatus
 from fluxtrain_operator import names
@@ -17,29 +19,21 @@ from fluxtrain_operator.controller.progress_poller import FetchProgress, Progres
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.progress import Progress
 
-KEY = ("ns", "job")
 PORT = 9464
 
 
 def make_pod(
     index: int, phase: str = "Running", uid: str | None = None, job: str = "job"
 ) -> dict[str, Any]:
-    owner = {"kind": "FluxTraining", "name": "job", "uid": "job", "controller": True}
-    metadata = {
-        "name": f"job-{index}",
-        "namespace": "ns",
-        "uid": uid or f"uid-{index}",
-        "labels": {names.LABEL_JOB: job},
-        "ownerReferences": [owner],
-    }
-    return {"metadata": metadata, "status": {"phase": phase, "podIP": f"10.0.0.{index}"}}
+    pod = jobs.make_pod(f"job-{index}", uid=uid or f"uid-{index}", job=job)
+    return {**pod, "status": {"phase": phase, "podIP": f"10.0.0.{index}"}}
 
 
 def make_cache(*pods: dict[str, Any]) -> Cache:
     """Return a cache with ``pods`` and their jobs."""
     cache = Cache()
     for name in {"job", *(pod["metadata"]["labels"][names.LABEL_JOB] for pod in pods)}:
-        cache.set_job({"metadata": {"name": name, "namespace": "ns", "uid": "job"}})
+        cache.set_job(make_training(name=name))
     for pod in pods:
         cache.set_pod(pod)
     return cache

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tests.operator.jobs import make_training
+
 from fluxtrain.contract.resource.status import ProgressStatus, Status
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.names import ANNOTATION_APPLIED
@@ -22,12 +24,9 @@ SUCCEEDED: dict[str, Any] = {"phase": "Succeeded", "exit_code": 0, "finished": N
 
 
 def make_job(status: Status | None = None, **spec: Any) -> Job:
-    manifest = {
-        "apiVersion": "fluxtrain.dev/v1alpha1",
-        "kind": "FluxTraining",
-        "metadata": {"name": "job", "namespace": "team", "uid": "uid", "generation": 1},
-        "spec": {"run": {"preset": "micro"}, "nodes": {"min": 1, "max": 2}, **spec},
-    }
+    manifest = make_training(
+        {"nodes": {"min": 1, "max": 2}, **spec}, namespace="team", uid="uid", generation=1
+    )
     return with_status(load(manifest, "trainer:1"), status)
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
+from tests.operator.jobs import make_training
+
 from fluxtrain.contract.resource.status import ProgressStatus, Status
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
@@ -69,18 +71,11 @@ def make_job(suspend: bool, size: Size, image: str) -> Job:
     """Return the job, with its hash and config computed once."""
     spec = {
         "image": image,
-        "run": {"preset": "micro"},
         "nodes": {"min": size.low, "max": size.high},
         "lifecycle": {"suspend": suspend, "cleanPods": "All"},
         "restart": {"maxRestarts": MAX_RESTARTS, "forceDeleteOnLostNode": size.force},
     }
-    manifest = {
-        "apiVersion": "fluxtrain.dev/v1alpha1",
-        "kind": "FluxTraining",
-        "metadata": {"name": "job", "uid": "uid"},
-        "spec": spec,
-    }
-    job = load(manifest, "trainer:1")
+    job = load(make_training(spec), "trainer:1")
     assert job.spec_hash, job.legacy_spec_hash
     return job
 

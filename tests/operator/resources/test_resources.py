@@ -22,7 +22,7 @@ from tests.operator.resources.variants import BASE, PARTITIONS, VARIANTS, Manife
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner.plan import load
-from fluxtrain_operator.resources import Slot, desired, rendezvous_pod, training_pod
+from fluxtrain_operator.resources import Slot, desired, training_pod
 
 GOLDEN = Path(__file__).parent / "golden"
 COMPLETE = (BASE, "mlperf-schnell")
@@ -180,51 +180,8 @@ def test_the_rendezvous_id_contains_the_attempt_and_its_endpoint_does_not() -> N
     assert first["PET_RDZV_ENDPOINT"] == "micro-rendezvous.micro:29500"
 
 
-@pytest.mark.parametrize(
-    ("gpus", "resource", "processes"),
-    [
-        (0, "amd.com/gpu", "1"),
-        (8, "amd.com/gpu", "8"),
-        (64, "amd.com/cpx_nps4", "64"),
-        (1, "nvidia.com/gpu", "1"),
-    ],
-)
-def test_there_is_one_process_per_requested_gpu(gpus: int, resource: str, processes: str) -> None:
-    job = make_job(gpusPerNode=gpus, gpuResource=resource)
-    assert environment(job)["PET_NPROC_PER_NODE"] == processes
-    container = trainer(training_pod(job, Slot(0)))
-    requests = container.get("resources", {}).get("requests", {})
-    assert requests == ({resource: str(gpus)} if gpus else {})
-
-
-def test_torchrun_allows_more_restarts_if_there_are_peers() -> None:
-    assert environment(make_job())["PET_MAX_RESTARTS"] == "10"
-    assert environment(make_job(**ELASTIC))["PET_MAX_RESTARTS"] == "20"
-
-
 def test_pods_get_the_number_of_process_restarts() -> None:
     assert environment(make_job(), process_restarts=3)["FLUXTRAIN_PROCESS_RESTARTS"] == "3"
-
-
-def test_network_env_overrides_the_defaults() -> None:
-    env = [{"name": "NCCL_SOCKET_IFNAME", "value": "bond0"}]
-    values = environment(make_job(gpusPerNode=8, network={"env": env}))
-    assert (values["NCCL_SOCKET_IFNAME"], values["GLOO_SOCKET_IFNAME"]) == ("bond0", "eth0")
-
-
-def test_a_job_of_fixed_size_has_no_disruption_budget() -> None:
-    kinds = {m["kind"] for m in desired(make_job(nodes={"min": 2, "max": 2}))}
-    assert "PodDisruptionBudget" not in kinds
-
-
-def test_every_object_has_an_owner_reference_that_does_not_block() -> None:
-    for manifest in desired(make_job(**ELASTIC, scheduling={"gang": "native"})):
-        (owner,) = manifest["metadata"]["ownerReferences"]
-        assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (
-            "0000-uid",
-            True,
-            False,
-        )
 
 
 def test_the_default_image_is_not_hashed() -> None:
@@ -264,26 +221,6 @@ def test_pods_with_gpus_get_the_groups_of_the_device_files(
     rendezvous = groups if groups == [7] else None  # it opens no device
     assert actual == {"micro-0": groups, "micro-rendezvous": rendezvous}
     assert job.spec_hash == plain.spec_hash
-
-
-@pytest.mark.parametrize("count", [0, 1, 8])
-def test_a_trainer_gets_the_number_of_requested_gpus(count: int) -> None:
-    value = environment(make_job(gpusPerNode=count)).get("FLUXTRAIN_GPUS")
-    assert value == (str(count) if count else None)
-
-
-def test_parts_of_the_template_are_merged_into_the_rendezvous_pod() -> None:
-    parts = ("metadata", "pull-secrets", "env", "volume", "resources", "gate")
-    pods = {
-        part: rendezvous_pod(load_job(VARIANTS[f"template-{part}"].manifest())) for part in parts
-    }
-    assert pods["metadata"]["metadata"]["labels"]["team"] == "vision"
-    assert pods["pull-secrets"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
-    assert {"name": "HOME", "value": "/site"} in trainer(pods["env"])["env"]
-    assert trainer(pods["volume"])["volumeMounts"][-1]["mountPath"] == "/site"
-    requests = trainer(pods["resources"])["resources"]["requests"]
-    assert requests == {"cpu": "50m", "memory": "256Mi"}
-    assert "schedulingGates" not in pods["gate"]["spec"]
 
 
 def container(**fields: Any) -> dict[str, Any]:
