@@ -1,10 +1,11 @@
-"""An event loop whose time passes at once while nothing can run, so that no test waits or is late."""
+"""Event loops of tests. In virtual time, which passes while nothing can run, no test waits or is late."""
 
 from __future__ import annotations
 
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
+from functools import wraps
 from typing import Any
 
 
@@ -26,6 +27,16 @@ class _Loop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return float(self._passing.now)
+
+
+def synchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Return ``test`` as pytest can call it."""
+
+    @wraps(test)
+    def call(*args: Any, **fixtures: Any) -> None:
+        asyncio.run(test(*args, **fixtures))
+
+    return call
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, None]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 
 import pytest
+from tests.operator.controller.event_loop import synchronous
 from tests.operator.jobs import KEY, make_job, run_pods
 from tests.operator.object_store import Harness, run
 
@@ -66,21 +66,18 @@ def test_a_foreign_object_is_reported_and_kept_and_the_job_starts_once_it_is_gon
     assert harness.cluster.status["nodes"]["desired"] == 4
 
 
-def test_a_foreign_object_that_replaced_ours_is_not_overwritten() -> None:
+@synchronous
+async def test_a_foreign_object_that_replaced_ours_is_not_overwritten() -> None:
     harness = Harness()
-
-    async def main() -> None:
+    await harness.reconcile()
+    harness.cluster.put("ConfigMap", "job-config", FOREIGN)
+    changed = make_job(**harness.cluster.status)
+    changed["spec"]["run"] = {"preset": "micro", "schedule": {"steps": 7}}
+    changed["metadata"]["generation"] = 2
+    harness.set_job(changed)
+    with pytest.raises(ApiError, match="job-config was deleted or replaced"):
         await harness.reconcile()
-        harness.cluster.put("ConfigMap", "job-config", FOREIGN)
-        changed = make_job(**harness.cluster.status)
-        changed["spec"]["run"] = {"preset": "micro", "schedule": {"steps": 7}}
-        changed["metadata"]["generation"] = 2
-        harness.set_job(changed)
-        with pytest.raises(ApiError, match="job-config was deleted or replaced"):
-            await harness.reconcile()
-        await harness.reconcile()
-
-    asyncio.run(main())
+    await harness.reconcile()
     assert harness.cluster.objects["ConfigMap", "job-config"]["data"] == "theirs"
     assert "NameConflict" in harness.cluster.warnings()
 
@@ -221,18 +218,14 @@ def test_a_server_error_is_not_a_rejection(code: int) -> None:
     assert harness.cluster.warnings() == []
 
 
-def test_a_refused_request_is_not_retried_before_its_backoff_has_passed() -> None:
+@synchronous
+async def test_a_refused_request_is_not_retried_before_its_backoff_has_passed() -> None:
     harness = Harness()
     harness.cluster.refuse = {"Pod": forbidden(QUOTA)}
-
-    async def main() -> float | None:
-        await harness.reconcile()
-        tried = harness.cluster.num_tried
-        requeue_after = await harness.reconciler.reconcile(KEY)
-        assert harness.cluster.num_tried == tried
-        return requeue_after
-
-    requeue_after = asyncio.run(main())
+    await harness.reconcile()
+    tried = harness.cluster.num_tried
+    requeue_after = await harness.reconciler.reconcile(KEY)
+    assert harness.cluster.num_tried == tried
     assert requeue_after is not None
     assert 0 < requeue_after <= 60
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.operator.controller.event_loop import synchronous
 from tests.operator.jobs import KEY, NOW, make_job, run_pods
 from tests.operator.object_store import ObjectStore
 
@@ -139,20 +140,18 @@ def test_the_objects_of_a_new_job_are_not_listed(status: dict[str, Any], num_lis
     assert len(cluster.requests("list")) == num_lists
 
 
-def test_a_job_that_was_deleted_between_two_watches_is_forgotten() -> None:
+@synchronous
+async def test_a_job_that_was_deleted_between_two_watches_is_forgotten() -> None:
     class NotFound(RecordingStore):
         async def write_status(self, manifest: Mapping[str, Any], status: Manifest) -> Manifest:
             raise ApiError(404, "not found")
 
-    async def main() -> None:
-        cluster = NotFound()
-        reconciler = make_reconciler(cluster, make_job())
-        with pytest.raises(ApiError, match="not found"):
-            await reconciler.reconcile(KEY)
-        assert await reconciler.reconcile(KEY) is None
-        assert cluster.log == [], "nothing is created for it"
-
-    asyncio.run(main())
+    cluster = NotFound()
+    reconciler = make_reconciler(cluster, make_job())
+    with pytest.raises(ApiError, match="not found"):
+        await reconciler.reconcile(KEY)
+    assert await reconciler.reconcile(KEY) is None
+    assert cluster.log == [], "nothing is created for it"
 
 
 def list_support(reconciler: Reconciler) -> SupportObjects:
@@ -170,65 +169,58 @@ def list_support(reconciler: Reconciler) -> SupportObjects:
     return support
 
 
-def test_objects_listed_for_all_jobs_are_not_listed_per_job() -> None:
+@synchronous
+async def test_objects_listed_for_all_jobs_are_not_listed_per_job() -> None:
     cluster = RecordingStore()
-
-    async def main() -> None:
-        first = make_reconciler(cluster, make_job())
-        await first.reconcile(KEY)
-        manifest = first.cache.job(KEY)
-        assert manifest is not None
-        second = make_reconciler(cluster, dict(manifest))
-        for pod in first.cache.pods(KEY):
-            second.cache.set_pod(pod)
-        second.cache.support = list_support(first)
-        cluster.log.clear()
-        await second.reconcile(KEY)
-        for verb in ("list", "create", "apply"):
-            assert cluster.requests(verb) == []
-        remaining = second.cache.support.of("ns", "uid-job")
-        kind, name = next(iter(remaining))
-        del remaining[kind, name], cluster.objects[kind, name]
-        second.cache.support = SupportObjects(time.monotonic(), {("ns", "uid-job"): remaining})
-        await second.reconcile(KEY)
-        assert cluster.requests("create") == [f"{kind}/{name}"], "the missing one is recreated"
-        await first.poller.close()
-        await second.poller.close()
-
-    asyncio.run(main())
+    first = make_reconciler(cluster, make_job())
+    await first.reconcile(KEY)
+    manifest = first.cache.job(KEY)
+    assert manifest is not None
+    second = make_reconciler(cluster, dict(manifest))
+    for pod in first.cache.pods(KEY):
+        second.cache.set_pod(pod)
+    second.cache.support = list_support(first)
+    cluster.log.clear()
+    await second.reconcile(KEY)
+    for verb in ("list", "create", "apply"):
+        assert cluster.requests(verb) == []
+    remaining = second.cache.support.of("ns", "uid-job")
+    kind, name = next(iter(remaining))
+    del remaining[kind, name], cluster.objects[kind, name]
+    second.cache.support = SupportObjects(time.monotonic(), {("ns", "uid-job"): remaining})
+    await second.reconcile(KEY)
+    assert cluster.requests("create") == [f"{kind}/{name}"], "the missing one is recreated"
+    await first.poller.close()
+    await second.poller.close()
 
 
-def test_a_deleted_pod_that_is_already_gone_is_removed_from_the_cache() -> None:
-    async def main() -> None:
-        reconciler = make_reconciler(RecordingStore(), make_job())
+@synchronous
+async def test_a_deleted_pod_that_is_already_gone_is_removed_from_the_cache() -> None:
+    reconciler = make_reconciler(RecordingStore(), make_job())
+    await reconciler.reconcile(KEY)
+    assert len(reconciler.cache.pods(KEY)) == 5
+    suspended = make_job(phase="Pending", attempt=1)
+    suspended["spec"]["lifecycle"] = {"suspend": True}
+    suspended["metadata"]["resourceVersion"] = "5000"
+    reconciler.cache.set_job(suspended)
+    for _ in range(3):
         await reconciler.reconcile(KEY)
-        assert len(reconciler.cache.pods(KEY)) == 5
-        suspended = make_job(phase="Pending", attempt=1)
-        suspended["spec"]["lifecycle"] = {"suspend": True}
-        suspended["metadata"]["resourceVersion"] = "5000"
-        reconciler.cache.set_job(suspended)
-        for _ in range(3):
-            await reconciler.reconcile(KEY)
-        assert reconciler.cache.pods(KEY) == []
-        await reconciler.poller.close()
-
-    asyncio.run(main())
+    assert reconciler.cache.pods(KEY) == []
+    await reconciler.poller.close()
 
 
-def test_pods_that_start_one_by_one_share_a_status_and_no_reconcile_waits_for_trainers() -> None:
+@synchronous
+async def test_pods_that_start_one_by_one_share_a_status_and_no_reconcile_waits_for_trainers() -> (
+    None
+):
     cluster = RecordingStore()
-
-    async def main() -> list[float | None]:
-        reconciler, requeue_after = make_reconciler(cluster, make_job()), []
-        async with asyncio.timeout(20):
-            for num_running in range(5):
-                run_pods(reconciler.cache, num_running)
-                requeue_after.append(await reconciler.reconcile(KEY))
-        assert len(reconciler.poller) == 1, "the trainers are polled nevertheless"
-        await reconciler.poller.close()
-        return requeue_after
-
-    requeue_after = asyncio.run(main())
+    reconciler, requeue_after = make_reconciler(cluster, make_job()), []
+    async with asyncio.timeout(20):
+        for num_running in range(5):
+            run_pods(reconciler.cache, num_running)
+            requeue_after.append(await reconciler.reconcile(KEY))
+    assert len(reconciler.poller) == 1, "the trainers are polled nevertheless"
+    await reconciler.poller.close()
     assert len(cluster.requests("status")) == 2, "at the start, and with the first pod"
     assert all(s is not None and 0 < s <= 3 for s in requeue_after[2:]), requeue_after
 
@@ -273,22 +265,18 @@ def test_only_a_status_that_counts_pods_is_delayed(changes: dict[str, Any], can_
     assert status_delay(before, with_actions, state, now=1.0) is None
 
 
-def test_nothing_stays_in_memory_of_deleted_jobs() -> None:
+@synchronous
+async def test_nothing_stays_in_memory_of_deleted_jobs() -> None:
     jobs = [make_job(f"job-{index}") for index in range(20)]
-
-    async def main() -> Reconciler:
-        reconciler = make_reconciler(RecordingStore(), *jobs)
-        for job in jobs:
-            key = ("ns", job["metadata"]["name"])
-            await reconciler.reconcile(key)
-            reconciler.poller.start(key, 1)
-            for pod in reconciler.cache.pods(key):
-                reconciler.cache.set_pod(pod, deleted=True)
-            reconciler.cache.set_job(job, deleted=True)
-            assert await reconciler.reconcile(key) is None
-        return reconciler
-
-    reconciler = asyncio.run(main())
+    reconciler = make_reconciler(RecordingStore(), *jobs)
+    for job in jobs:
+        key = ("ns", job["metadata"]["name"])
+        await reconciler.reconcile(key)
+        reconciler.poller.start(key, 1)
+        for pod in reconciler.cache.pods(key):
+            reconciler.cache.set_pod(pod, deleted=True)
+        reconciler.cache.set_job(job, deleted=True)
+        assert await reconciler.reconcile(key) is None
     for part in (reconciler, reconciler.cache, reconciler.poller, reconciler.metrics):
         private = {name: value for name, value in vars(part).items() if name.startswith("_")}
         sizes = {name: len(value) for name, value in private.items() if hasattr(value, "__len__")}

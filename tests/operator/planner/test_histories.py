@@ -219,6 +219,7 @@ def play_all(seeds: range) -> Tally:
     return tally
 
 
+@pytest.mark.timeout(3600)
 def test_every_history_converges_and_violates_no_invariant() -> None:
     end = FIRST + NUM_HISTORIES
     chunks = [range(at, min(end, at + CHUNK)) for at in range(FIRST, end, CHUNK)]
