@@ -16,15 +16,17 @@ from fluxtrain_operator.timestamps import stamp
 CREATED = 1_800_000_000.0
 
 
-def progress(first: float | None, last: float) -> ProgressStatus:
-    """Return progress with first and last step so many seconds after the job's creation."""
+def at(first: float | None, last: float, **others: Any) -> Status:
+    """Return the status with first and last step so many seconds after the job's creation."""
     first_time = None if first is None else stamp(CREATED + first)
-    return ProgressStatus(step=7, firstStepTime=first_time, lastStepTime=stamp(CREATED + last))
+    last_time = stamp(CREATED + last)
+    progress = ProgressStatus(step=7, firstStepTime=first_time, lastStepTime=last_time)
+    return Status(progress=progress, **others)
 
 
-def suspension(status: Any, at: float) -> Condition:
+def suspension(status: Any, at: float) -> list[Condition]:
     time = stamp(CREATED + at)
-    return Condition(type="Suspended", status=status, reason="Why", lastTransitionTime=time)
+    return [Condition(type="Suspended", status=status, reason="Why", lastTransitionTime=time)]
 
 
 def record(metrics: Metrics, *statuses: Status) -> dict[str, float]:
@@ -42,49 +44,28 @@ def values(metrics: Metrics) -> dict[str, float]:
     return {s.name.removeprefix("fluxtrain_operator_"): s.value for s in samples}
 
 
+RESUMED = {"conditions": suspension("False", 600)}
 RUNS: list[tuple[str, list[Status], float, float]] = [
     ("no progress", [Status(), Status(phase="Starting")], 0, 0),
-    ("first progress", [Status(), Status(progress=progress(30, 38))], 30, 0),
-    (
-        "more progress",
-        [Status(progress=progress(30, 38)), Status(progress=progress(30, 48))],
-        30,
-        0,
-    ),
-    (
-        "progress after a restart",
-        [Status(progress=progress(30, 38)), Status(progress=progress(50, 55))],
-        30,
-        12,
-    ),
+    ("first progress", [Status(), at(30, 38)], 30, 0),
+    ("more progress", [at(30, 38), at(30, 48)], 30, 0),
+    ("progress after a restart", [at(30, 38), at(50, 55)], 30, 12),
     (
         "a restart without progress at first",
-        [
-            Status(progress=progress(30, 38)),
-            Status(progress=progress(30, 38), phase="Restarting"),
-            Status(progress=progress(51, 55)),
-            Status(progress=progress(51, 65)),
-        ],
+        [at(30, 38), at(30, 38, phase="Restarting"), at(51, 55), at(51, 65)],
         30,
         13,
     ),
     (
         "a suspension in between",
         [
-            Status(progress=progress(30, 38), conditions=[suspension("True", 45)]),
-            Status(progress=progress(30, 38), conditions=[suspension("False", 600)]),
-            Status(progress=progress(620, 625), conditions=[suspension("False", 600)]),
-            Status(progress=progress(640, 645), conditions=[suspension("False", 600)]),
+            at(30, 38, conditions=suspension("True", 45)),
+            *(at(30, 38, **RESUMED), at(620, 625, **RESUMED), at(640, 645, **RESUMED)),
         ],
         30,
         15,
     ),
-    (
-        "a status of an operator that did not record the first step",
-        [Status(progress=progress(None, 38)), Status(progress=progress(30, 48))],
-        0,
-        0,
-    ),
+    ("an operator that did not record the first step", [at(None, 38), at(30, 48)], 0, 0),
 ]
 
 

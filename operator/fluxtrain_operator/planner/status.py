@@ -225,7 +225,8 @@ def _healthy(
     if decision.action == "fail" or decision.uses_restart:
         problem: tuple[str, str] | None = decision.reason, decision.message
     else:
-        problem = _node_problem(situation) or _pod_failure(situation)
+        failed = next(((f.reason, f.message) for f in situation.failures), None)
+        problem = _node_problem(situation) or failed
     if problem is None and failures and failures[0].reason != LEAVING:
         problem = _create_failure(failures)
     if problem is None:
@@ -252,10 +253,6 @@ def _node_problem(situation: Situation) -> tuple[str, str] | None:
         text = "is not ready; it is kept while training goes on with it"
         return "NodeNotReady", f"{pod.name}: node {pod.node} {text}"
     return None
-
-
-def _pod_failure(situation: Situation) -> tuple[str, str] | None:
-    return next(((f.reason, f.message) for f in situation.failures), None)
 
 
 def _degraded(situation: Situation, decision: Decision, phase: Phase) -> tuple[str, str] | None:

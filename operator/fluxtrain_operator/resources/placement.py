@@ -11,9 +11,7 @@ def trainer_affinity(job: Job, excluded_nodes: tuple[str, ...]) -> Manifest:
 
     Spreading over nodes is preferred, not required: pods of small jobs may share a node.
     """
-    result = _exclude(excluded_nodes)
-    result["podAntiAffinity"] = _preferred(100, names.trainer_selector(job.name), names.HOSTNAME)
-    topology = job.spec.scheduling.topology
+    result, topology = rendezvous_affinity(job, excluded_nodes), job.spec.scheduling.topology
     if topology is not None:
         result["podAffinity"] = _preferred(50, names.trainer_selector(job.name), topology)
     return result

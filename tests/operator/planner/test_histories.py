@@ -7,6 +7,7 @@ requests. FLUXTRAIN_HISTORIES sets the number of histories, FLUXTRAIN_FIRST_HIST
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing
 import os
 import random
@@ -223,7 +224,8 @@ def play_all(seeds: range) -> Tally:
 def test_every_history_converges_and_violates_no_invariant() -> None:
     end = FIRST + NUM_HISTORIES
     chunks = [range(at, min(end, at + CHUNK)) for at in range(FIRST, end, CHUNK)]
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(os.cpu_count(), fork, initializer=gc.freeze) as pool:
         tallies = list(pool.map(play_all, chunks))
     faults = [seed for tally in tallies for seed in tally.faults]
     if faults:
