@@ -29,8 +29,8 @@ MAX_RESTARTS = 2
 PROGRAM_CODES, FATAL_CODE = (1, 74), 3
 _GRACE_SECONDS = 180
 _RECENT_SECONDS = 30.0
-_QUIET_ROUNDS = 2
-"""Of 30 s each: progress counts as recent for a minute."""
+_QUIET_ROUNDS = 5
+"""Of 15 s each: progress counts as recent for a minute."""
 _RECENT_OUTAGE_SECONDS = 3600.0
 _MAX_SNAPSHOTS = 6
 _ALL_ACTS = 1000
@@ -348,8 +348,8 @@ class SmallCluster:
     def settle(self) -> None:
         """Run without further faults until the state is stable."""
         num_quiet = 0
-        for _ in range(60):
-            self.now += 30.0
+        for _ in range(120):
+            self.now += 15.0
             self.kill_orphans()
             for pod in self.everything():
                 self.kubelet(pod)
