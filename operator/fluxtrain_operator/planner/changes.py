@@ -214,11 +214,11 @@ def _free_indices(situation: Situation) -> list[int]:
     The index of a pod that is being deleted stays reserved until its name is free. That of an unreachable
     pod, or of one whose object Kueue keeps in a group that goes on, is skipped, as that may take forever.
     """
-    job, pods = situation.job, situation.observed.pods
+    job, pods, queueing = situation.job, situation.observed.pods, situation.queueing
     active = {pod.index for pod in situation.active}
     unreachable = [pod for pod in pods if situation.unreachable(pod)]
     ongoing = {situation.attempt, *(pod.attempt for pod in unreachable)}
-    kept = {pod.index for pod in pods if pod.keeps_name and pod.attempt in ongoing}
+    kept = {pod.index for pod in pods if queueing.keeps_name(pod) and pod.attempt in ongoing}
     skipped = active | kept | {pod.index for pod in unreachable}
     num_missing = job.spec.nodes.max - len(active) - len(situation.lost_members)
     candidates = (index for index in count() if index not in skipped)

@@ -68,25 +68,6 @@ class Pod:
         """Return whether its main process runs."""
         return self.phase == "Running" and self.started is not None and not self.ended
 
-    @property
-    def is_group_member(self) -> bool:
-        """Return whether Kueue manages it: its finalizer keeps the object, even a deleted one.
-
-        That depends on the pod alone: the queue name of a running job may be removed, and Kueue may manage
-        all pods of a namespace.
-        """
-        return names.KUEUE_FINALIZER in self.finalizers
-
-    @property
-    def keeps_name(self) -> bool:
-        """Return whether Kueue keeps the object until the group has a replacement for it."""
-        return self.is_group_member and self.deleting and (self.ended or not self.node)
-
-    @property
-    def is_never_admitted(self) -> bool:
-        """Return whether it was created in a group that had ended: Kueue never admits it."""
-        return names.KUEUE_GATE in self.gates and not self.is_group_member
-
     @staticmethod
     def from_object(manifest: Mapping[str, Any]) -> Pod:
         """Return the pod in ``manifest``; missing or malformed fields have their defaults."""

@@ -11,7 +11,6 @@ from fluxtrain_operator.planner.failures import Failure, retry_time
 from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.watchdog import has_stalled
-from fluxtrain_operator.resources import queueing
 from fluxtrain_operator.timestamps import stamp
 
 _COMPLETE, _FAILED = "Complete", "Failed"  # phases of the jobs in startAfter
@@ -138,8 +137,8 @@ def group_ended(situation: Situation) -> Decision | None:
 
     Kueue ends a group with its last pod, and admits none after that.
     """
-    left = [pod for pod in situation.active if not pod.is_never_admitted]
-    need = queueing.min_pods(situation.job, bool(situation.lost_members))
+    left = [pod for pod in situation.active if not situation.queueing.is_never_admitted(pod)]
+    need = situation.queueing.min_pods(situation.job, bool(situation.lost_members))
     if not situation.current or len(left) >= need:
         return None
     for failure in situation.failures:
@@ -185,7 +184,8 @@ def _predecessor_state(name: str, phase: str | None) -> str:
 def _fits(pod: Pod, situation: Situation) -> bool:
     """Return whether the agent in ``pod`` can train with newly created ones."""
     low, high = pod.nodes
-    return low == situation.job.spec.nodes.min and queueing.fits(situation.job, high)
+    nodes = situation.job.spec.nodes
+    return low == nodes.min and situation.queueing.fits(high, nodes.max)
 
 
 def _program_failure(situation: Situation) -> Failure | None:

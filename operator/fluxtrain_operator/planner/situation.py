@@ -19,6 +19,7 @@ from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.progress import Progress
 from fluxtrain_operator.resources import supporting
 from fluxtrain_operator.resources.gang import Gang, gang_of
+from fluxtrain_operator.resources.queueing import Queueing, queueing_of
 from fluxtrain_operator.timestamps import seconds
 
 _UNRESPONSIVE_SECONDS = 30.0
@@ -54,6 +55,11 @@ class Situation:
     def stale(self) -> bool:
         """Return whether there are pods of a later attempt: then the status is out of date."""
         return any(pod.attempt > self.attempt for pod in self.observed.pods)
+
+    @cached_property
+    def queueing(self) -> Queueing:
+        """Return how the job's pods are queued."""
+        return queueing_of(self.job)
 
     @cached_property
     def gang(self) -> Gang:
@@ -95,7 +101,7 @@ class Situation:
         either as an excess pod.
         """
         lost = (pod for pod in self.current if pod.succeeded or self.unreachable(pod))
-        return tuple(pod for pod in lost if pod.is_group_member)
+        return tuple(pod for pod in lost if self.queueing.is_member(pod))
 
     @property
     def has_min_nodes(self) -> bool:

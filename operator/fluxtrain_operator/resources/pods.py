@@ -15,7 +15,7 @@ from fluxtrain_operator.resources.placement import (
     tolerations_of,
     trainer_affinity,
 )
-from fluxtrain_operator.resources.queueing import pod_annotations, pod_labels
+from fluxtrain_operator.resources.queueing import queueing_of
 from fluxtrain_operator.resources.template import merge_into_rendezvous, merge_into_trainer
 from fluxtrain_operator.resources.volumes import SCRATCH_PATH, mounts, volumes
 
@@ -166,7 +166,7 @@ def _priority(job: Job) -> Manifest:
 
 
 def _annotate(pod: Manifest, job: Job, slot: Slot) -> None:
-    nodes = job.spec.nodes
+    nodes, queueing = job.spec.nodes, queueing_of(job)
     labels, notes = pod["metadata"]["labels"], pod["metadata"]["annotations"]
     labels[names.LABEL_INDEX] = str(slot.index)
     labels[names.LABEL_ATTEMPT] = str(slot.attempt)
@@ -174,5 +174,5 @@ def _annotate(pod: Manifest, job: Job, slot: Slot) -> None:
     notes[names.ANNOTATION_NODES] = f"{nodes.min}:{nodes.max}"
     notes[names.ANNOTATION_REPLACEMENT] = str(slot.replacement)
     notes[names.ANNOTATION_DEFAULT_CONTAINER] = names.TRAINER
-    labels.update(pod_labels(job, slot.attempt))
-    notes.update(pod_annotations(job))
+    labels.update(queueing.pod_labels(job, slot.attempt))
+    notes.update(queueing.pod_annotations(job))

@@ -2,56 +2,111 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job
 
 
-def pod_labels(job: Job, attempt: int) -> dict[str, str]:
-    """Return the labels of a training pod: the queue and the pod group, which is that of the attempt."""
-    if not _is_queued(job):
+class PodState(Protocol):
+    """What queueing reads of an observed pod."""
+
+    @property
+    def finalizers(self) -> tuple[str, ...]:
+        """Return its finalizers."""
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """Return its scheduling gates."""
+
+    @property
+    def deleting(self) -> bool:
+        """Return whether it has a deletion timestamp."""
+
+    @property
+    def ended(self) -> bool:
+        """Return whether its main process has exited."""
+
+    @property
+    def node(self) -> str:
+        """Return the name of its node; empty if it is not scheduled."""
+
+
+class Queueing:
+    """A job without a queue: its pods are created and replaced one by one.
+
+    Whether Kueue manages a pod depends on the pod alone: the queue name of a running job may be removed, and
+    Kueue may manage all pods of a namespace.
+    """
+
+    def pod_labels(self, job: Job, attempt: int) -> dict[str, str]:
+        """Return the labels of a training pod."""
         return {}
-    return {
-        names.KUEUE_QUEUE: str(job.spec.scheduling.queue_name),
-        names.KUEUE_GROUP: names.kueue_group(job.name, attempt),
-    }
 
-
-def pod_annotations(job: Job) -> dict[str, str]:
-    """Return the annotations of a training pod: the group's size and how Kueue treats its pods.
-
-    Not retriable: else Kueue keeps the names, and the quota, of ended pods until they are replaced.
-    One role: else pods that exclude different nodes would belong to different pod sets.
-    """
-    if not _is_queued(job):
+    def pod_annotations(self, job: Job) -> dict[str, str]:
+        """Return the annotations of a training pod."""
         return {}
-    notes = {
-        names.KUEUE_COUNT: str(job.spec.nodes.max),
-        names.KUEUE_RETRIABLE: "false",
-        names.KUEUE_ROLE: names.TRAINER,
-    }
-    topology = job.spec.scheduling.topology
-    return notes if topology is None else {**notes, names.KUEUE_TOPOLOGY: topology}
 
+    def fits(self, started_max: int, nodes_max: int) -> bool:
+        """Return whether agents started for ``started_max`` nodes can train with ``nodes_max``.
 
-def fits(job: Job, started_max: int) -> bool:
-    """Return whether agents started for ``started_max`` nodes can train with ``nodes.max``.
+        Agents that were started for fewer never complete a rendezvous of more.
+        """
+        return started_max >= nodes_max
 
-    Agents that were started for fewer never complete a rendezvous of more. A group of Kueue has a fixed
-    number of pods.
-    """
-    nodes_max = job.spec.nodes.max
-    return started_max == nodes_max if _is_queued(job) else started_max >= nodes_max
-
-
-def min_pods(job: Job, has_lost_members: bool) -> int:
-    """Return the active pods below which Kueue's group has ended and the job needs another one.
-
-    A group ends with its last pod, or below ``nodes.min`` if it cannot replace lost pods.
-    """
-    if not _is_queued(job):
+    def min_pods(self, job: Job, has_lost_members: bool) -> int:
+        """Return the active pods below which the group has ended and the job needs another one."""
         return 0
-    return job.spec.nodes.min if has_lost_members else 1
+
+    def is_member(self, pod: PodState) -> bool:
+        """Return whether Kueue manages ``pod``: its finalizer keeps the object, even a deleted one."""
+        return names.KUEUE_FINALIZER in pod.finalizers
+
+    def keeps_name(self, pod: PodState) -> bool:
+        """Return whether Kueue keeps the object of ``pod`` until the group has a replacement for it."""
+        return self.is_member(pod) and pod.deleting and (pod.ended or not pod.node)
+
+    def is_never_admitted(self, pod: PodState) -> bool:
+        """Return whether ``pod`` was created in a group that had ended: Kueue never admits it."""
+        return names.KUEUE_GATE in pod.gates and not self.is_member(pod)
 
 
-def _is_queued(job: Job) -> bool:
-    return job.spec.scheduling.queue_name is not None
+class Kueue(Queueing):
+    """A job in one of Kueue's local queues."""
+
+    def pod_labels(self, job: Job, attempt: int) -> dict[str, str]:
+        """Return the queue and the pod group, which is that of the attempt."""
+        return {
+            names.KUEUE_QUEUE: str(job.spec.scheduling.queue_name),
+            names.KUEUE_GROUP: names.kueue_group(job.name, attempt),
+        }
+
+    def pod_annotations(self, job: Job) -> dict[str, str]:
+        """Return the group's size and how Kueue treats its pods.
+
+        Not retriable: else Kueue keeps the names, and the quota, of ended pods until they are replaced.
+        One role: else pods that exclude different nodes would belong to different pod sets.
+        """
+        notes = {
+            names.KUEUE_COUNT: str(job.spec.nodes.max),
+            names.KUEUE_RETRIABLE: "false",
+            names.KUEUE_ROLE: names.TRAINER,
+        }
+        topology = job.spec.scheduling.topology
+        return notes if topology is None else {**notes, names.KUEUE_TOPOLOGY: topology}
+
+    def fits(self, started_max: int, nodes_max: int) -> bool:
+        """Return whether the size is unchanged: a group has a fixed number of pods."""
+        return started_max == nodes_max
+
+    def min_pods(self, job: Job, has_lost_members: bool) -> int:
+        """Return 1, as a group ends with its last pod, or ``nodes.min`` if it cannot replace lost pods."""
+        return job.spec.nodes.min if has_lost_members else 1
+
+
+_NO_QUEUE, _KUEUE = Queueing(), Kueue()
+
+
+def queueing_of(job: Job) -> Queueing:
+    """Return how the pods of ``job`` are queued."""
+    return _NO_QUEUE if job.spec.scheduling.queue_name is None else _KUEUE

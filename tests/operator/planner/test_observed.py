@@ -11,6 +11,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.planner.failures import failure_of
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.resources.queueing import Queueing
 
 
 def manifest(component: str = names.TRAINER, **status: Any) -> dict[str, Any]:
@@ -94,12 +95,13 @@ def test_kueues_gate_and_finalizer_are_parsed() -> None:
     managed["metadata"]["finalizers"] = [names.KUEUE_FINALIZER]
     managed["spec"]["schedulingGates"] = [{"name": names.KUEUE_GATE}]
     pod = Pod.from_object(managed)
+    queueing = Queueing()
     assert (pod.gates, pod.finalizers) == ((names.KUEUE_GATE,), (names.KUEUE_FINALIZER,))
-    assert (pod.is_group_member, pod.is_never_admitted) == (True, False)
+    assert (queueing.is_member(pod), queueing.is_never_admitted(pod)) == (True, False)
     managed["metadata"]["deletionGracePeriodSeconds"] = 0
     assert (pod.forced, Pod.from_object(managed).forced) == (False, True)
     del managed["metadata"]["finalizers"]
-    assert Pod.from_object(managed).is_never_admitted
+    assert queueing.is_never_admitted(Pod.from_object(managed))
 
 
 @pytest.mark.parametrize(
