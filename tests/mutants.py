@@ -204,7 +204,9 @@ def run_tests(copy: Path, files: list[str]) -> str:
         return "timeout"
     if done.returncode in OUTCOMES:
         return OUTCOMES[done.returncode]
-    raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+    raise RuntimeError(
+        f"pytest ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+    )
 
 
 def outcome(mutant: Mutant, copy: Path, files: dict[Path, str]) -> str:
