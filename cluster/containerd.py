@@ -98,7 +98,7 @@ def _pod_network(node: Node) -> dict[str, object]:
 
 
 def import_image(node: Node, archive: Path) -> None:
-    """Import the image of an OCI archive, under the name in the archive."""
+    """Import the image of an archive, under the name in the archive."""
     ctr(node, "images", "import", str(archive))
 
 

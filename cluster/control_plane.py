@@ -37,7 +37,7 @@ DNS_READY_URL = f"http://{BRIDGE_ADDRESS}:8181/ready"
 START_SECONDS = 60
 
 
-def start() -> None:
+def start(node_grace_seconds: int) -> None:
     """Start all five and return when the API server is ready.
 
     Raises ClusterError with the end of the log of a program that exited.
@@ -46,7 +46,7 @@ def start() -> None:
     start_etcd()
     start_api_server()
     _wait("kube-apiserver", kubectl.is_ready)
-    start_controller_manager()
+    start_controller_manager(node_grace_seconds)
     start_scheduler()
     start_dns()
 
@@ -102,7 +102,7 @@ def start_api_server() -> None:
     processes.start("kube-apiserver", [path("kube-apiserver"), *flags])
 
 
-def start_controller_manager() -> None:
+def start_controller_manager(node_grace_seconds: int) -> None:
     """Start the controllers; pod ranges are static, see layout.py."""
     config = kubeconfigs.write(STATE / "controller-manager.kubeconfig", CONTROLLER_MANAGER)
     flags = [
@@ -111,6 +111,7 @@ def start_controller_manager() -> None:
         f"--authorization-kubeconfig={config}",
         "--bind-address=127.0.0.1",
         "--leader-elect=false",
+        f"--node-monitor-grace-period={node_grace_seconds}s",
         "--use-service-account-credentials",
         f"--service-account-private-key-file={SERVICE_ACCOUNT_KEY}",
         f"--root-ca-file={AUTHORITY.certificate}",

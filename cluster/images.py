@@ -92,7 +92,8 @@ def build(
     options += [f"--volume={volume}" for volume in volumes]
     argv = ["build", "--quiet", "--layers", "--tag", name, "--file", str(dockerfile), *options]
     _buildah(*argv, str(context))
-    _buildah("push", "--quiet", "--disable-compression", name, f"oci-archive:{archive}:{name}")
+    # not an OCI archive: buildah would compress it, and every node decompress it
+    _buildah("push", "--quiet", name, f"docker-archive:{archive}:{name}")
     return archive
 
 
@@ -105,6 +106,12 @@ def load(archives: list[Path]) -> None:
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(load_into, nodes()))
+
+
+def tag(name: str, other: str) -> None:
+    """Give the loaded image ``name`` the name ``other`` too, in every node."""
+    for node in nodes():
+        containerd.ctr(node, "images", "tag", "--force", name, other)
 
 
 def _buildah(*arguments: str) -> str:

@@ -41,15 +41,19 @@ CONTROL_PLANE = (
 )
 
 
+NODE_GRACE_SECONDS = 50
+"""Kubernetes' default."""
+
 KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
 """Fixed in the kubelet's source: our kubelets share it, since there is no device plugin."""
 
 
-def up(num_nodes: int = 2) -> Path:
+def up(num_nodes: int = 2, node_grace_seconds: int = NODE_GRACE_SECONDS) -> Path:
     """Return the kubeconfig of a cluster: that of KUBECONFIG, the running one, or a new one.
 
-    A new one has ``num_nodes`` nodes with eight fake GPUs each; nodes of a running one that are down are
-    powered on. If a new one cannot start, only its logs are kept. Raises MachineError if this machine lacks
+    A new one has ``num_nodes`` nodes with eight fake GPUs each, which are not ready after
+    ``node_grace_seconds`` without a heartbeat. Nodes of a running one that are down are powered on. If a new
+    one cannot start, only its logs are kept. Raises MachineError if this machine lacks
     something, ClusterError if a program fails.
     """
     if (existing := _existing_kubeconfig()) is not None:
@@ -64,7 +68,7 @@ def up(num_nodes: int = 2) -> Path:
         _require_possible(num_nodes)
         _build()
         try:
-            _start([Node(index) for index in range(num_nodes)])
+            _start([Node(index) for index in range(num_nodes)], node_grace_seconds)
         except BaseException:
             _remove_all(keep_logs=True)
             raise
@@ -99,7 +103,7 @@ def status() -> dict[str, bool]:
     return {name: processes.is_running(name) for name in processes.names()}
 
 
-def _start(new: list[Node]) -> None:
+def _start(new: list[Node], node_grace_seconds: int) -> None:
     network.require_free_ranges()
     _require_no_kubelet()
     host_state.save()
@@ -107,11 +111,11 @@ def _start(new: list[Node]) -> None:
         certificates.create(new)
         network.create(new)
         for each in new:
-            node.prepare(each)
+            node.prepare(each, node_grace_seconds)
     with ThreadPoolExecutor() as pool:
         images_loaded = pool.submit(_start_containerd, new)
         with timed("control plane"):
-            control_plane.start()
+            control_plane.start(node_grace_seconds)
         images_loaded.result()
     with timed(f"{len(new)} nodes ready"):
         for each in new:

@@ -16,8 +16,8 @@ PROGRAMS = ("kubelet", "kube-proxy", "containerd")
 READY_SECONDS = 60
 
 
-def prepare(node: Node) -> None:
-    """Write the node's configuration and create its cgroup.
+def prepare(node: Node, grace_seconds: int) -> None:
+    """Write the node's configuration and create its cgroup; five heartbeats in ``grace_seconds``.
 
     Raises MachineError if the path of the clone is too long for socket addresses.
     """
@@ -30,10 +30,12 @@ def prepare(node: Node) -> None:
     kubeconfigs.write(node.folder / "kubelet.kubeconfig", kubelet(node))
     kubeconfigs.write(node.folder / "kube-proxy.kubeconfig", PROXY)
     (node.folder / "resolv.conf").write_text(f"nameserver {BRIDGE_ADDRESS}\n")
-    (node.folder / "kubelet.json").write_text(json.dumps(_kubelet_config(node), indent=2))
+    (node.folder / "kubelet.json").write_text(
+        json.dumps(_kubelet_config(node, grace_seconds), indent=2)
+    )
 
 
-def _kubelet_config(node: Node) -> dict[str, object]:
+def _kubelet_config(node: Node, grace_seconds: int) -> dict[str, object]:
     identity = kubelet(node)
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -48,6 +50,7 @@ def _kubelet_config(node: Node) -> dict[str, object]:
         "tlsCertFile": str(identity.certificate),
         "tlsPrivateKeyFile": str(identity.key),
         "containerRuntimeEndpoint": f"unix://{node.containerd_socket}",
+        "nodeLeaseDurationSeconds": grace_seconds * 4 // 5,  # it is renewed four times as often
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{node.namespace}",
         "failCgroupV1": False,
