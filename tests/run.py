@@ -1,9 +1,10 @@
-"""Run all tests in two pytest processes at once: those that compute, and those that wait for a cluster.
+"""Run all tests in three pytest processes at once: those that compute, and those that wait.
 
     python -m tests.run [--repeat] [pytest's own options]
 
-Ends with the ten slowest tests and all counts. With ``--repeat`` a failed cluster test runs once more;
-if it then passes it is reported as FLAKY, with both logs.
+The others wait for an API server or for a cluster. Ends with the ten slowest tests and all counts.
+With ``--repeat`` a failed test that waits runs once more; if it then passes it is reported as FLAKY, with
+both logs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.paths import ROOT
 
 LANES = {
     "compute": ["architecture", "contract", "operator", "chart", "trainer"],
+    "api_server": ["api_server"],
     "cluster": ["cluster", "end_to_end"],
 }
 NUM_SLOWEST = 10
@@ -73,7 +75,7 @@ def read(report: Path, result: Result) -> None:
 
 
 def run_all(options: Sequence[str], folder: Path) -> dict[str, Result]:
-    """Run both lanes at once."""
+    """Run all lanes at once."""
     results: dict[str, Result] = {}
 
     def keep(lane: str) -> None:
@@ -87,12 +89,12 @@ def run_all(options: Sequence[str], folder: Path) -> dict[str, Result]:
     return results
 
 
-def repeat(first: Result, options: Sequence[str], folder: Path) -> int:
-    """Run the failed cluster tests again; return how many passed then, and count them as passed.
+def repeat(lane: str, first: Result, options: Sequence[str], folder: Path) -> int:
+    """Run the failed tests of ``lane`` again; return how many passed then, and count them as passed.
 
     A test that is skipped the second time has not passed.
     """
-    second = run("cluster", [*options, "--last-failed", "--last-failed-no-failures=none"], folder)
+    second = run(lane, [*options, "--last-failed", "--last-failed-no-failures=none"], folder)
     failed = [name for name, kind in first.outcomes.items() if kind == "failed"]
     flaky = [name for name in failed if second.outcomes.get(name) == "passed"]
     for name in flaky:
@@ -105,13 +107,15 @@ def repeat(first: Result, options: Sequence[str], folder: Path) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Run everything; return 0 if both lanes passed."""
+    """Run everything; return 0 if all lanes passed."""
     options = [argument for argument in arguments if argument != "--repeat"]
     begin, num_flaky = time.monotonic(), 0
     with TemporaryDirectory() as name:
         results = run_all(options, Path(name))
-        if "--repeat" in arguments and "failed" in results["cluster"].outcomes.values():
-            num_flaky = repeat(results["cluster"], options, Path(name))
+        for lane, result in results.items():
+            failed = "failed" in result.outcomes.values()
+            if "--repeat" in arguments and lane != "compute" and failed:
+                num_flaky += repeat(lane, result, options, Path(name))
     seconds = {name: took for result in results.values() for name, took in result.seconds.items()}
     print(f"\n{NUM_SLOWEST} slowest tests")
     for name in sorted(seconds, key=lambda each: -seconds[each])[:NUM_SLOWEST]:

@@ -32,8 +32,10 @@ RESTRICTED = {
 }
 
 ALL_REDUCE = """
+import sys
 import torch, torch.distributed as dist
-dist.init_process_group("gloo")
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", "tcp://train-0.train:29500", rank=rank, world_size=2)
 total = torch.ones(1) * (dist.get_rank() + 1)
 dist.all_reduce(total)
 print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {total.item():.0f}")
@@ -210,14 +212,10 @@ def test_two_pods_reduce_a_tensor_over_a_headless_service(kubectl: Kubectl, name
 
 
 def make_rank(rank: int) -> Manifest:
-    """Return a pod of one torchrun agent, on the node with the number ``rank``."""
-    torchrun = ["python3", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    rendezvous = ["--master-addr=train-0.train", "--master-port=29500", f"--node-rank={rank}"]
+    """Return a pod of one rank, on the node with the number ``rank``."""
     return make_pod(
         f"train-{rank}",
-        *torchrun,
-        *rendezvous,
-        "/script/all_reduce.py",
+        *("python3", "/script/all_reduce.py", str(rank)),
         hostname=f"train-{rank}",
         subdomain="train",
         nodeSelector={"kubernetes.io/hostname": f"node-{rank}"},

@@ -11,20 +11,28 @@ import cluster
 import pytest
 from cluster import images
 from cluster.errors import ClusterError, MachineError
-from cluster.kubectl import Kubectl
 from cluster.layout import KUBECONFIG
+from tests.api_server.client import Kubectl
 from tests.end_to_end.stage import IMAGE
 from tests.paths import ROOT
 
-NUM_NODES = 3
-COMMAND = """#!/bin/sh
-exec {python} -m fluxtrain.cli "$@"
-"""
+NUM_NODES, NODE_GRACE_SECONDS = 3, 20
+HERE = Path(__file__).parent
+FILES = {
+    "bin/fluxtrain": '#!/bin/sh\nexec /usr/bin/python3 -m fluxtrain.cli "$@"\n',
+    "slow_steps-1.dist-info/entry_points.txt": "[torch.backends]\nslow = slow_steps:install\n",
+}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.timeout(1500))  # the first start builds Kubernetes
 
 
 @pytest.fixture(scope="session")
 def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     """Return kubectl for a cluster with our CRD and the trainer's image."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, for the cluster's nodes")
     if "KUBECONFIG" in os.environ:
         pytest.skip("KUBECONFIG is set: images cannot be loaded into an existing cluster")
     created = not KUBECONFIG.exists()
@@ -33,20 +41,28 @@ def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     except ClusterError as error:
         pytest.skip(f"the cluster cannot be prepared here: {error}")
     try:
-        kubectl = Kubectl(cluster.up(NUM_NODES))
+        kubectl = Kubectl(cluster.up(NUM_NODES, NODE_GRACE_SECONDS))
     except MachineError as error:
         pytest.skip(f"no cluster can run here: {error}")
     context = tmp_path_factory.mktemp("image")
-    shutil.copytree(ROOT / "trainer" / "fluxtrain", context / "fluxtrain")
-    (context / "bin").mkdir()
-    program = context / "bin" / "fluxtrain"
-    program.write_text(COMMAND.format(python="/usr/bin/python3"))
-    program.chmod(0o755)
-    dockerfile = Path(__file__).parent / "trainer.Dockerfile"
+    write_context(context)
+    dockerfile = HERE / "trainer.Dockerfile"
     images.load([images.build(IMAGE, dockerfile, context, {"BASE": images.BASE_IMAGE})])
     crd = f"--filename={ROOT / 'manifests' / 'crd.yaml'}"
     kubectl("apply", "--server-side", "--force-conflicts", crd)
     kubectl("wait", "--for=condition=Established", "crd/fluxtrainings.fluxtrain.dev")
     yield kubectl
+    kubectl.server.close()
     if created:
         cluster.down()
+
+
+def write_context(folder: Path) -> None:
+    """Write the files that `trainer.Dockerfile` copies."""
+    without_caches = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "trainer" / "fluxtrain", folder / "fluxtrain", ignore=without_caches)
+    shutil.copy(HERE / "slow_steps.py", folder)
+    for path, text in FILES.items():
+        (folder / path).parent.mkdir()
+        (folder / path).write_text(text)
+        (folder / path).chmod(0o755)

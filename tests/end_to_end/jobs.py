@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cluster.kubectl import Kubectl, Manifest
+from cluster.kubectl import Manifest
+from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
 from tests.end_to_end.stage import RUN, Operator, condition, job, wait_for
 
@@ -39,25 +40,28 @@ class Jobs:
     def status(self, name: str) -> Manifest:
         return stage.status(self.kubectl, self.namespace, name)
 
-    def pods(self, name: str, *more: str) -> dict[str, Manifest]:
+    def pods(self, name: str) -> dict[str, Manifest]:
         """Return the job's pods by name."""
-        pods = self.kubectl.get("pods", f"--selector=fluxtrain.dev/job={name}", self.here, *more)
+        pods = self.kubectl.get("pods", f"--selector=fluxtrain.dev/job={name}", self.here)
         return {pod["metadata"]["name"]: pod for pod in pods["items"]}
 
     def uids(self, name: str) -> dict[str, str]:
         return {pod: manifest["metadata"]["uid"] for pod, manifest in self.pods(name).items()}
 
     def exists(self, name: str) -> bool:
-        return bool(self.kubectl("get", "ft", name, self.here, "--ignore-not-found"))
+        jobs = self.kubectl.get("ft", self.here)["items"]
+        return name in {job["metadata"]["name"] for job in jobs}
 
     def wait(self, name: str, done: Callable[[Manifest], bool]) -> Manifest:
-        """Return the job's status once ``done`` accepts it."""
+        """Return the job's status once ``done`` accepts it; fail at once if the job has failed."""
         status: Manifest = {}
 
         def check() -> bool:
             nonlocal status
             status = self.status(name)
-            return done(status)
+            if not (accepted := done(status)) and status.get("phase") == "Failed":
+                raise AssertionError(self.debug_text(name, status))
+            return accepted
 
         wait_for(check, lambda: self.debug_text(name, status), seconds=240)
         return status

@@ -16,9 +16,14 @@ from typing import Any
 from cluster import images, volumes
 from cluster.errors import ClusterError
 from cluster.free_ports import free_port
-from cluster.kubectl import NO_PROXY, Kubectl, Manifest
+from cluster.kubectl import NO_PROXY, Manifest
+from tests.api_server.client import Kubectl
+from tests.end_to_end import slow_steps
+from tests.trainer.commands import fluxtrain
 
 IMAGE = "localhost/fluxtrain/trainer:test"
+STEP_SECONDS = "0.1"
+"""A pause after each step in a pod: jobs that train while a test waits do not occupy the cores."""
 RUN: Manifest = {
     "preset": "micro",
     "optim": {"learning_rate": 1e-3},
@@ -33,8 +38,9 @@ def job(name: str, **spec: Any) -> Manifest:
     """Return a job of two nodes whose packages come from a volume, since the test's image has none."""
     mount = {"name": "packages", "mountPath": volumes.SITE_PACKAGES, "readOnly": True}
     claim = {"name": "packages", "persistentVolumeClaim": {"claimName": "packages"}}
-    threads = [{"name": "OMP_NUM_THREADS", "value": "1"}]
-    container = {"name": "trainer", "volumeMounts": [mount], "env": threads}
+    env = {"OMP_NUM_THREADS": "1", slow_steps.SECONDS: STEP_SECONDS}
+    variables = [{"name": name, "value": value} for name, value in env.items()]
+    container = {"name": "trainer", "volumeMounts": [mount], "env": variables}
     return {
         "apiVersion": "fluxtrain.dev/v1alpha1",
         "kind": "FluxTraining",
@@ -140,24 +146,13 @@ def status(kubectl: Kubectl, namespace: str, name: str) -> Manifest:
     return result
 
 
-def wait_until(
-    done: Callable[[Manifest], bool], operator: Operator, name: str, *, seconds: float = 240
-) -> Manifest:
-    """Return the status once ``done`` accepts it; fail with status, logs and events on a timeout."""
-    deadline = time.monotonic() + seconds
-    while True:
-        current = status(operator.kubectl, operator.namespace, name)
-        if done(current):
-            return current
-        if time.monotonic() > deadline or current.get("phase") == "Failed":
-            raise AssertionError(
-                f"{json.dumps(current, indent=1)}\n{operator.log()}\n"
-                + operator.kubectl(
-                    "get", "pods,events", "-o", "wide", f"--namespace={operator.namespace}"
-                )
-                + logs(operator.kubectl, operator.namespace, name)
-            )
-        time.sleep(0.5)
+def ready_nodes(kubectl: Kubectl) -> set[str]:
+    """Return the names of the nodes whose condition Ready is True."""
+    return {
+        node["metadata"]["name"]
+        for node in kubectl.get("nodes")["items"]
+        if condition(node["status"], "Ready").get("status") == "True"
+    }
 
 
 def wait_for(
@@ -220,13 +215,7 @@ def laptop(folder: Path, run: Manifest = RUN) -> Path:
     """Run the same training on this machine; return its output."""
     (folder / "job.json").write_text(json.dumps(job("laptop", run=run)))
     output = folder / "laptop"
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "fluxtrain.cli", "run", str(folder / "job.json")),
-            *("--output", str(output), "--logging.metrics_port=0"),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-        capture_output=True,
-    )
+    options = ("--output", str(output), "--logging.metrics_port=0")
+    done = fluxtrain("run", str(folder / "job.json"), *options)
+    assert done.returncode == 0, done.stderr
     return output

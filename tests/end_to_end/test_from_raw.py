@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +11,13 @@ from typing import Any
 import pytest
 import yaml
 from cluster import images, volumes
-from cluster.kubectl import Kubectl, Manifest
+from cluster.kubectl import Manifest
+from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
-from tests.end_to_end.stage import Operator, is_complete, losses, wait_until
+from tests.end_to_end.jobs import Jobs
+from tests.end_to_end.stage import is_complete, losses
 from tests.paths import ROOT
+from tests.trainer.commands import fluxtrain
 from tests.trainer.prepare.raw_cc12m import write_raw_cc12m
 from tests.trainer.prepare.raw_coco import write_raw_coco
 from tests.trainer.ranks import made_in
@@ -26,11 +26,6 @@ from tests.trainer.tiny_encoders import TOKENS, write_encoders
 from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.mlperf import check
-
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
-    pytest.mark.timeout(1500),  # the first start builds Kubernetes
-]
 
 NAMESPACE = "from-raw"
 STEPS = 12
@@ -115,12 +110,8 @@ def on_this_machine(folder: Path) -> Path:
         paths = ["--data", str(folder / "laptop" / "data"), "--models", str(folder / "models")]
         last = manifest["spec"]["run"].get("task") is None
         paths += ["--output", str(output if last else file.with_suffix(""))]
-        subprocess.run(
-            [*(sys.executable, "-m", "fluxtrain.cli", "run", str(file)), *paths],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=True,
-            capture_output=True,
-        )
+        done = fluxtrain("run", str(file), *paths)
+        assert done.returncode == 0, done.stderr
     return output
 
 
@@ -132,17 +123,17 @@ def bytes_of(data: Path) -> dict[str, bytes]:
 def test_four_jobs_applied_at_once_produce_a_checked_log_from_raw_images(
     kubectl: Kubectl, folder: Path
 ) -> None:
-    operator = Operator(kubectl, NAMESPACE, folder)
-    operator.start()
+    applied = Jobs(kubectl, folder, NAMESPACE)
+    applied.operator.start()
     try:
         submitted = jobs()
         kubectl.apply(*submitted, namespace=NAMESPACE)
         names = [manifest["metadata"]["name"] for manifest in submitted]
-        waiting = wait_until(lambda s: s.get("phase") == "Pending", operator, names[-1])
+        waiting = applied.wait(names[-1], lambda s: s.get("phase") == "Pending")
         assert "mlperf-preprocess" in json.dumps(waiting["conditions"])
-        ended = {name: wait_until(is_complete, operator, name) for name in names}
+        ended = {name: applied.wait(name, is_complete) for name in names}
     finally:
-        operator.stop()
+        applied.operator.stop()
     for name, before in (
         ("mlperf-preprocess", ("mlperf-cc12m", "mlperf-coco")),
         ("mlperf-train", ("mlperf-preprocess",)),

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from cluster.kubectl import Kubectl, Manifest
+from cluster.kubectl import Manifest
+from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
 from tests.end_to_end.stage import RUN, Operator, job, losses, wait_for
 from tests.paths import ROOT
-
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
-    pytest.mark.timeout(1500),  # the first start builds Kubernetes
-]
 
 EAST, WEST = "isolation-east", "isolation-west"
 NAME = "micro"

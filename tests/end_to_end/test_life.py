@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from cluster.errors import ClusterError
-from cluster.kubectl import Kubectl
+from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
 from tests.end_to_end.jobs import ENDLESS, Jobs, expected_samples, used_samples
 from tests.end_to_end.stage import RUN, condition, is_complete, job, losses, wait_for
-
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
-    pytest.mark.timeout(1500),  # the first start builds Kubernetes
-]
 
 NAMESPACE = "life"
 HERE = f"--namespace={NAMESPACE}"
 GATE = {"name": "example.org/not-yet"}
 NOWHERE = {"scheduling": {"nodeSelector": {"example.org/place": "nowhere"}}, "storage": {}}
 """For jobs whose pods must not run: no node matches."""
+SHORT: dict[str, Any] = {
+    "run": {**RUN, "schedule": {"steps": 2}},
+    "nodes": {"min": 1, "max": 1},
+    "storage": {},
+    "lifecycle": {"cleanPods": "None"},
+}
 WRONG = {**RUN, "model": {"num_heads": 5}}
 """A spec that only the operator can refuse, from the preset's width."""
 
@@ -34,6 +34,7 @@ def jobs(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     stage.make_namespace(kubectl, NAMESPACE)
     stage.make_volumes(kubectl, NAMESPACE, jobs.output)
     jobs.operator.start()
+    jobs.apply("again", **SHORT)  # for a later test
     try:
         yield jobs
     finally:
@@ -129,8 +130,7 @@ def test_a_job_waits_for_others_and_is_cleaned_up_by_its_lifecycle(
     assert "first does not exist" in message
     jobs.patch("second", lifecycle={"startAfter": ["first"]})
     assert "first does not exist" in jobs.wait_for_condition("second", "Admitted", "WaitingForJobs")
-    one = {"run": {**RUN, "schedule": {"steps": 1}}, "nodes": {"min": 1, "max": 1}, "storage": {}}
-    jobs.apply("first", lifecycle={"cleanPods": "None"}, **one)
+    jobs.apply("first", **SHORT)
     jobs.wait("second", lambda s: "first is Starting" in condition(s, "Admitted")["message"])
     assert jobs.pods("second") == {}
     jobs.wait("first", is_complete)
@@ -201,19 +201,16 @@ def test_a_change_of_an_immutable_field_is_refused_with_its_path(
 
 
 def test_a_new_job_with_the_name_of_a_deleted_one_is_trained(jobs: Jobs) -> None:
-    once = {"run": {**RUN, "schedule": {"steps": 2}}, "nodes": {"min": 1, "max": 1}, "storage": {}}
-    keep = {"lifecycle": {"cleanPods": "None"}}
-    jobs.apply("again", **once, **keep)
     jobs.wait("again", is_complete)
 
     before = jobs.uids("again")
     jobs.kubectl("delete", "ft", "again", HERE)  # its pods are deleted while the new job starts
-    jobs.apply("again", **once, **keep)
+    jobs.apply("again", **SHORT)
     assert jobs.wait("again", is_complete)["progress"]["step"] == 2
     assert not set(jobs.uids("again").values()) & set(before.values()), "new pods"
 
     jobs.kubectl("delete", "ft", "again", HERE, "--cascade=orphan")
-    jobs.apply("again", **once, **keep)
+    jobs.apply("again", **SHORT)
     message = jobs.wait_for_condition("again", "Ready", "NameConflict")
     assert "belongs to nobody: an earlier job left it; delete or rename it" in message
     status = jobs.status("again")
@@ -231,7 +228,7 @@ def test_a_job_of_another_controller_is_left_alone(jobs: Jobs) -> None:
     jobs.apply("ours", run=WRONG)
     jobs.wait_for_condition("ours", "Failed", "InvalidSpec")  # so the others were reconciled too
     for name in ("theirs", "theirs-and-wrong"):
-        manifest = jobs.kubectl.get("ft", name, HERE, "--show-managed-fields")
+        manifest = jobs.kubectl.get("ft", name, HERE)
         assert {entry["manager"] for entry in manifest["metadata"]["managedFields"]} == {
             "kubectl-client-side-apply"
         }

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import yaml
 from cluster import volumes
 from cluster.kubectl import Manifest
 from tests.paths import ROOT
+from tests.trainer.commands import fluxtrain
 
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.tar.dataset import TarImages
@@ -44,6 +42,7 @@ SHORT = {
 
 def prepare(folder: Path) -> None:
     """Write the output of `fluxtrain prepare openmoji` to ``folder``, of few images."""
+    torch.set_num_threads(1)  # more would wait for each other while pods use the cores
     config = resolve({"preset": "openmoji"})
     emoji = read_catalogue(_svg_folder())[: NUM_TRAIN + NUM_VALIDATION]
     parts = {"train": emoji[:NUM_TRAIN], "validation": emoji[NUM_TRAIN:]}
@@ -53,7 +52,7 @@ def prepare(folder: Path) -> None:
     pixels = torch.stack([dataset.image(index) for index in range(len(dataset))])
     autoencoder = folder / config.encoders.autoencoder
     autoencoder.parent.mkdir(parents=True)
-    save_patch_autoencoder(autoencoder, fit_patch_autoencoder(pixels, FitSettings(steps=20)))
+    save_patch_autoencoder(autoencoder, fit_patch_autoencoder(pixels, FitSettings(steps=4)))
     text = _text_encoder(config)
     folders = {"train": config.data.train, "validation": config.data.validation}
     for part, name in folders.items():
@@ -86,16 +85,9 @@ def laptop(folder: Path) -> Path:
     """Run the same file on this machine, with the data in ``folder/demo``; return its output."""
     (folder / "job.json").write_text(json.dumps(short_job()))
     output, demo = folder / "laptop", folder / "demo"
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "fluxtrain.cli", "run", str(folder / "job.json")),
-            *("--data", str(demo), "--models", str(demo), "--output", str(output)),
-            "--logging.metrics_port=0",
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-        capture_output=True,
-    )
+    folders = ("--data", str(demo), "--models", str(demo), "--output", str(output))
+    done = fluxtrain("run", str(folder / "job.json"), *folders, "--logging.metrics_port=0")
+    assert done.returncode == 0, done.stderr
     return output
 
 

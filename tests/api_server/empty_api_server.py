@@ -13,8 +13,8 @@ from cluster import binaries
 from cluster.commands import run
 from cluster.console import wait_until
 from cluster.free_ports import free_ports
-from cluster.kubectl import Kubectl
 from cluster.packages import program
+from tests.api_server.client import Kubectl
 
 START_SECONDS = 120
 
@@ -54,6 +54,7 @@ def empty_api_server(folder: Path) -> Iterator[Kubectl]:
         stack.enter_context(running("kube-apiserver", api_server, folder))
         kubectl = Kubectl(kubeconfig(folder, port, token))
         wait_until(kubectl.is_ready, "the API server is ready", seconds=START_SECONDS)
+        stack.callback(kubectl.server.close)
         yield kubectl
 
 

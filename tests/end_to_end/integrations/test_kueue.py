@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,16 +10,12 @@ from typing import Any
 
 import pytest
 from cluster.errors import ClusterError
-from cluster.kubectl import Kubectl, Manifest
+from cluster.kubectl import Manifest
+from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
-from tests.end_to_end.jobs import ENDLESS, expected_samples, used_samples
-from tests.end_to_end.kueue import FINALIZER, GATE, RESOURCE, Kueue
-from tests.end_to_end.stage import RUN, Operator, condition, is_complete, job, losses, wait_for
-
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
-    pytest.mark.timeout(1500),  # the first start builds Kubernetes and Kueue
-]
+from tests.end_to_end.integrations.kueue import FINALIZER, GATE, RESOURCE, Kueue
+from tests.end_to_end.jobs import ENDLESS, Jobs, expected_samples, used_samples
+from tests.end_to_end.stage import RUN, condition, is_complete, job, losses, wait_for
 
 NAMESPACE = "queued"
 HERE = f"--namespace={NAMESPACE}"
@@ -29,12 +24,11 @@ URGENT = "queued-urgent"
 SHORT = {**RUN, "schedule": {"steps": 2}}
 
 
-class QueuedJobs:
+class QueuedJobs(Jobs):
     """The jobs of a namespace with a queue for two GPUs, the operator and Kueue."""
 
     def __init__(self, kubectl: Kubectl, folder: Path) -> None:
-        self.kubectl, self.output = kubectl, folder / "output"
-        self.operator = Operator(kubectl, NAMESPACE, folder)
+        super().__init__(kubectl, folder, NAMESPACE)
         self.kueue = Kueue(kubectl, NAMESPACE, folder / "kueue")
         self.sizes: dict[str, int] = {}
 
@@ -53,65 +47,50 @@ class QueuedJobs:
     def suspend(self, name: str, suspend: bool) -> None:
         stage.suspend(self.kubectl, NAMESPACE, name, suspend)
 
-    def pods(self, name: str) -> dict[str, Manifest]:
-        """Return the job's training pods by name."""
-        chosen = f"fluxtrain.dev/job={name},app.kubernetes.io/component=trainer"
-        status = self.kubectl.get("pods", f"--selector={chosen}", HERE)
-        return {pod["metadata"]["name"]: pod for pod in status["items"]}
+    def training_pods(self, name: str) -> dict[str, Manifest]:
+        return {pod: each for pod, each in self.pods(name).items() if "rendezvous" not in pod}
 
-    def wait(self, name: str, done: Callable[[Manifest], bool], what: str) -> Manifest:
+    def wait_until(self, name: str, done: Callable[[Manifest], bool], what: str) -> Manifest:
         """Return the job's status once ``done`` accepts it; print the seconds."""
-        status: Manifest = {}
-
-        def check() -> bool:
-            nonlocal status
-            status = stage.status(self.kubectl, NAMESPACE, name)
-            return done(status)
-
-        seconds = wait_for(check, lambda: self.debug_text(name), seconds=180)
-        print(f"{name} {what} after {seconds:.1f} s")
+        began = time.monotonic()
+        status = self.wait(name, done)
+        print(f"{name} {what} after {time.monotonic() - began:.1f} s")
         return status
 
     def wait_until_runs(self, name: str) -> Manifest:
-        return self.wait(name, lambda s: s.get("phase") == "Running", "runs")
+        return self.wait_until(name, lambda s: s.get("phase") == "Running", "runs")
 
     def wait_until_gated(self, name: str) -> Manifest:
         """Wait until the job waits for admission and reports it."""
         message = f"{self.sizes[name]} pods wait at a scheduling gate: {GATE}"
-        status = self.wait(
+        status = self.wait_until(
             name,
             lambda s: condition(s, "Admitted").get("message") == message,
             "waits for admission",
         )
         admitted = condition(status, "Admitted")
         assert (admitted["status"], admitted["reason"]) == ("False", "SchedulingGated")
-        for pod in self.pods(name).values():
+        for pod in self.training_pods(name).values():
             assert [gate["name"] for gate in pod["spec"]["schedulingGates"]] == [GATE]
             assert FINALIZER in pod["metadata"]["finalizers"]
         return status
 
     def wait_until_suspended(self, name: str) -> None:
         """Wait until Kueue has released all pods of the job."""
-        self.wait(name, lambda s: condition(s, "Suspended").get("status") == "True", "is suspended")
-        assert self.pods(name) == {}
-
-    def wait_for_steps(self, count: int) -> None:
-        """Wait for ``count`` further steps of the first job."""
-        stage.wait_for_steps(self.output, count, lambda: self.debug_text("first"), seconds=180)
+        self.wait_until(
+            name, lambda s: condition(s, "Suspended").get("status") == "True", "is suspended"
+        )
+        assert self.training_pods(name) == {}
 
     def group(self, name: str) -> str:
         """Return the pod group of a job's training pods."""
-        labels = (pod["metadata"]["labels"] for pod in self.pods(name).values())
+        labels = (pod["metadata"]["labels"] for pod in self.training_pods(name).values())
         (group,) = {each["kueue.x-k8s.io/pod-group-name"] for each in labels}
         return str(group)
 
-    def debug_text(self, name: str) -> str:
-        """Return everything that explains why a wait timed out."""
-        status = stage.status(self.kubectl, NAMESPACE, name)
-        pods = self.kubectl("get", "pods,workloads.kueue.x-k8s.io", "-o", "wide", HERE)
-        pod_logs = stage.logs(self.kubectl, NAMESPACE, name)
-        logs = f"{self.operator.log()}\n{self.kueue.log()}"
-        return f"{json.dumps(status, indent=1)}\n{pods}\n{logs}\n{pod_logs}"
+    def debug_text(self, name: str, status: Manifest) -> str:
+        workloads = self.kubectl("get", "workloads.kueue.x-k8s.io", "-o", "wide", HERE)
+        return f"{super().debug_text(name, status)}\n{workloads}\n{self.kueue.log()}"
 
 
 @pytest.fixture(scope="module")
@@ -150,13 +129,13 @@ def test_a_job_waits_at_its_gate_and_one_of_a_higher_priority_preempts_the_first
     assert FINALIZER not in store["metadata"].get("finalizers", []), "it needs no quota"
 
     jobs.apply("urgent", scheduling={"priorityClassName": URGENT})
-    jobs.wait("first", lambda s: s["phase"] == "Restarting", "is preempted")
+    jobs.wait_until("first", lambda s: s["phase"] == "Restarting", "is preempted")
     jobs.wait_until_gated("first")
     assert jobs.group("first") == "first-2"
-    jobs.wait("urgent", is_complete, "is complete")
-    jobs.wait("second", is_complete, "is complete")
+    jobs.wait_until("urgent", is_complete, "is complete")
+    jobs.wait_until("second", is_complete, "is complete")
     jobs.wait_until_runs("first")
-    jobs.wait_for_steps(3)
+    jobs.wait_for_steps("first", 3, "running")
 
 
 def test_a_job_whose_workload_is_deleted_is_queued_again_and_resumes(
@@ -165,14 +144,14 @@ def test_a_job_whose_workload_is_deleted_is_queued_again_and_resumes(
     jobs.kueue.set_policy(QUEUE, "Hold")
     workload = f"workload.kueue.x-k8s.io/{jobs.group('first')}"
     jobs.kubectl("delete", workload, HERE, "--wait=false")
-    jobs.wait("first", lambda s: s["phase"] == "Restarting", "lost its workload")
+    jobs.wait_until("first", lambda s: s["phase"] == "Restarting", "lost its workload")
     status = jobs.wait_until_gated("first")
     assert jobs.group("first") == "first-3"
     assert status["restarts"] == {"process": 0, "pod": 0, "gang": 0}, "no restart is counted"
     before = max(losses(jobs.output))
     jobs.kueue.set_policy(QUEUE, "None")
     jobs.wait_until_runs("first")
-    jobs.wait_for_steps(3)
+    jobs.wait_for_steps("first", 3, "running")
     assert list(losses(jobs.output))[:before] == list(range(1, before + 1))
 
 
@@ -186,7 +165,7 @@ def test_a_suspended_job_releases_its_quota_whether_it_trains_or_waits(jobs: Que
     jobs.wait_until_gated("third")
     jobs.suspend("first", True)
     jobs.wait_until_suspended("first")
-    jobs.wait("third", is_complete, "is complete")
+    jobs.wait_until("third", is_complete, "is complete")
     steps = list(losses(jobs.output))
     assert steps == list(range(1, steps[-1] + 1))
     assert used_samples(jobs.output) == expected_samples(ENDLESS, steps[-1]), (
@@ -199,8 +178,9 @@ def replace_a_pod(jobs: QueuedJobs) -> None:
     group = jobs.group("first")
     jobs.kubectl("delete", "pod", "first-1", HERE, "--wait=false")
     wait_for(
-        lambda: set(jobs.pods("first")) == {"first-0", "first-2"}, lambda: jobs.debug_text("first")
+        lambda: set(jobs.training_pods("first")) == {"first-0", "first-2"},
+        lambda: jobs.debug_text("first", jobs.status("first")),
     )
-    jobs.wait("first", lambda s: s["nodes"] == {"ready": 2, "desired": 2}, "has both nodes")
+    jobs.wait_until("first", lambda s: s["nodes"] == {"ready": 2, "desired": 2}, "has both nodes")
     assert jobs.group("first") == group
-    jobs.wait_for_steps(3)
+    jobs.wait_for_steps("first", 3, "running")

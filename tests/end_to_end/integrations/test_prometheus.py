@@ -3,79 +3,49 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cluster import prometheus as programs
-from cluster.kubectl import Kubectl, Manifest
+from cluster.kubectl import Manifest
 from dashboards.draw import Curve, Span, curves, draw
 from dashboards.grafana import Dashboard, Panel, substitute
 from dashboards.job_page import JOB
 from dashboards.operator_page import OPERATOR
+from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
-from tests.end_to_end.prometheus import SCRAPE_SECONDS, Prometheus, targets_of
+from tests.end_to_end.integrations.prometheus import SCRAPE_SECONDS, Prometheus, targets_of
+from tests.end_to_end.jobs import Jobs
 from tests.end_to_end.stage import RUN, Operator, condition, is_complete, losses, step
 
 from fluxtrain_operator.timestamps import seconds
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
-    pytest.mark.timeout(1500),  # the first start builds Kubernetes
-]
-
 NAMESPACE = "prometheus"
 NAME = "watched"
-STEPS = 600
+STEPS = 300
 EMPTY = {"MFU": "the peak of a CPU is unknown"} | dict.fromkeys(
     ("Activity", "Power", "Junction temperature"), "no GPU, so no metrics of AMD's exporter"
 )
 """Panels that have no data in this run, and why."""
 
 
-@dataclass
-class ScrapedJob:
+class ScrapedJob(Jobs):
     """A job, its operator, and a Prometheus that scrapes its pods and the operator."""
 
-    kubectl: Kubectl
-    operator: Operator
-    prometheus: Prometheus
-    output: Path
-    began: float = field(default_factory=time.time)
+    def __init__(self, kubectl: Kubectl, folder: Path) -> None:
+        super().__init__(kubectl, folder, NAMESPACE)
+        program = programs.find("prometheus")
+        assert program is not None, "cluster.prepare installs it"
+        self.prometheus = Prometheus(program, folder / "prometheus")
+        self.began = time.time()
 
-    def status(self) -> Manifest:
+    def status(self, name: str) -> Manifest:
         """Return the job's status; scrape the current pods from now on."""
-        objects = self.kubectl.get("ft,pods", f"--namespace={NAMESPACE}")["items"]
-        pods = [*(each for each in objects if each["kind"] == "Pod"), as_pod(self.operator)]
+        pods = [*self.pods(name).values(), as_pod(self.operator)]
         self.prometheus.set_targets(target for pod in pods for target in targets_of(pod))
-        (job,) = (each for each in objects if each["metadata"]["name"] == NAME)
-        status: Manifest = job.get("status", {})
-        return status
-
-    def wait(self, done: Any, seconds: float = 400) -> Manifest:
-        """Return the status once ``done`` accepts it."""
-        status: Manifest = {}
-
-        def check() -> bool:
-            nonlocal status
-            time.sleep(0.4)  # each check takes a tenth of a second of CPU
-            status = self.status()
-            return bool(done(status))
-
-        stage.wait_for(
-            check,
-            lambda: (
-                json.dumps(status, indent=1)
-                + self.operator.log()
-                + stage.logs(self.kubectl, NAMESPACE, NAME)
-            ),
-            seconds=seconds,
-        )
-        return status
+        return super().status(name)
 
     def curves(self, expr: str) -> list[Curve]:
         """Return the series of ``expr`` over the whole run, as Grafana queries them."""
@@ -111,20 +81,17 @@ def as_pod(operator: Operator) -> Manifest:
 
 @pytest.fixture
 def scraped(kubectl: Kubectl, tmp_path: Path) -> Iterator[ScrapedJob]:
-    program = programs.find("prometheus")
-    assert program is not None, "cluster.prepare installs it"
+    scraped = ScrapedJob(kubectl, tmp_path)
     stage.make_namespace(kubectl, NAMESPACE)
-    stage.make_volumes(kubectl, NAMESPACE, tmp_path / "output")
-    operator = Operator(kubectl, NAMESPACE, tmp_path)
-    prometheus = Prometheus(program, tmp_path / "prometheus")
+    stage.make_volumes(kubectl, NAMESPACE, scraped.output)
     try:
-        operator.start()
-        prometheus.start()
-        yield ScrapedJob(kubectl, operator, prometheus, tmp_path / "output")
+        scraped.operator.start()
+        scraped.prometheus.start()
+        yield scraped
     finally:
-        prometheus.stop()
+        scraped.prometheus.stop()
         stage.clear(kubectl, NAMESPACE)
-        operator.stop()
+        scraped.operator.stop()
 
 
 def panels(dashboard: Dashboard) -> list[Panel]:
@@ -135,23 +102,25 @@ def test_an_interrupted_run_is_monitored_from_first_to_last_step(
     scraped: ScrapedJob,
 ) -> None:
     run = {**RUN, "schedule": {"steps": STEPS}, "evaluation": {"every_samples": 640}}
-    job = stage.job(NAME, run=run, nodes={"min": 2, "max": 2})
-    scraped.kubectl.apply(job, namespace=NAMESPACE)
-    scraped.wait(lambda s: step(s) >= 10)
+    scraped.apply(NAME, run=run, nodes={"min": 2, "max": 2})
+    scraped.wait(NAME, lambda s: step(s) >= 10)
     wait_for_no_alert(scraped)
     scraped.kubectl("delete", "pod", f"{NAME}-0", "--now", f"--namespace={NAMESPACE}")
     step_at_deletion = max(losses(scraped.output))
-    scraped.wait(lambda s: max(losses(scraped.output)) > step_at_deletion + 20)
+    scraped.wait(NAME, lambda s: max(losses(scraped.output)) > step_at_deletion + 20)
 
     scraped.suspend(True)
-    paused = scraped.wait(lambda s: condition(s, "Suspended").get("status") == "True")
+    paused = scraped.wait(NAME, lambda s: condition(s, "Suspended").get("status") == "True")
     assert step(paused) == max(losses(scraped.output)), "the termination message of a deleted pod"
+    saved = max(int(path.name[5:]) for path in (scraped.output / "checkpoints").glob("step_*"))
+    assert saved == step(paused), "a checkpoint of the last step is saved"
+    stage.wait_for(lambda: not scraped.pods(NAME), "a suspended job keeps no pods", seconds=60)
     scraped.suspend(False)
-    resumed = scraped.wait(lambda s: step(s) > step(paused) or is_complete(s))
+    resumed = scraped.wait(NAME, lambda s: step(s) > step(paused) or is_complete(s))
     assert 0 < resumed["goodput"] < 1
     assert resumed["suspendedSeconds"] >= 0
 
-    check_final_status(scraped, scraped.wait(is_complete))
+    check_final_status(scraped, scraped.wait(NAME, is_complete))
     wait_for_no_alert(scraped)
     check_dashboards(scraped)
     check_operator_metrics(scraped)
@@ -174,6 +143,7 @@ def check_final_status(scraped: ScrapedJob, status: Manifest) -> None:
     """Check the status of the complete job against metrics.jsonl."""
     lines = (scraped.output / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
+    assert list(losses(scraped.output)) == list(range(1, STEPS + 1))
     progress = status["progress"]
     assert progress["step"] == status["checkpoint"]["step"] == STEPS
     for key, name in (("train_loss", "trainLoss"), ("eval_loss", "evalLoss")):

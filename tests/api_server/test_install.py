@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cluster.errors import ClusterError
-from cluster.kubectl import Kubectl
-from tests.end_to_end.empty_api_server import empty_api_server
-from tests.end_to_end.release import CHART, Helm
+from tests.api_server.client import Kubectl
+from tests.api_server.empty_api_server import empty_api_server
+from tests.end_to_end.integrations.release import CHART, Helm
 from tests.paths import ROOT
-
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
-    pytest.mark.timeout(1500),  # the first start builds Kubernetes
-]
 
 NAME = "fluxtrain-operator"
 SYSTEM = "--namespace=fluxtrain-system"
@@ -26,18 +19,25 @@ MICRO = f"--filename={ROOT / 'examples' / 'micro.yaml'}"
 PLAIN = ("apply", "--server-side", "--kustomize", str(ROOT / "manifests"))
 
 
-@pytest.fixture
-def empty(kubectl: Kubectl, tmp_path: Path) -> Iterator[Kubectl]:
-    """Return kubectl for an empty API server of this test."""
-    began = time.monotonic()
-    with empty_api_server(tmp_path) as kubectl_of_empty:
-        print(f"an empty API server: {time.monotonic() - began:.1f} s")
-        yield kubectl_of_empty
+@pytest.fixture(scope="module")
+def server(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
+    """Return kubectl for an API server without our CRD."""
+    with empty_api_server(tmp_path_factory.mktemp("install")) as kubectl:
+        yield kubectl
 
 
 @pytest.fixture
-def helm(empty: Kubectl, tmp_path: Path) -> Helm:
-    return Helm(empty.kubeconfig, tmp_path / "helm")
+def helm(server: Kubectl, tmp_path: Path) -> Helm:
+    return Helm(server.kubeconfig, tmp_path / "helm")
+
+
+@pytest.fixture
+def empty(server: Kubectl, helm: Helm) -> Iterator[Kubectl]:
+    """Return kubectl; afterwards remove everything that the test has installed."""
+    yield server
+    for release in helm("list", "--short", SYSTEM).split():
+        helm("uninstall", release, SYSTEM)
+    server("delete", CRD)
 
 
 def submit(kubectl: Kubectl) -> None:

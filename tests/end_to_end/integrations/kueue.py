@@ -16,8 +16,9 @@ from cluster.certificates import AUTHORITY, SERVER
 from cluster.commands import run
 from cluster.errors import ClusterError
 from cluster.free_ports import free_ports
-from cluster.kubectl import NO_PROXY, Kubectl, Manifest
+from cluster.kubectl import NO_PROXY, Manifest
 from cluster.layout import BRIDGE_ADDRESS, FOLDER
+from tests.api_server.client import Kubectl
 from tests.end_to_end.stage import wait_for
 
 GROUP = "kueue.x-k8s.io"

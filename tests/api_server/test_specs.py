@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
-from cluster.kubectl import Kubectl
+from cluster.kubectl import Manifest
+from tests.api_server import pod_groups
+from tests.api_server.client import ApiServer, Kubectl, Response
 from tests.contract.bad_specs import BAD_SPECS, GOOD, ONLY_HERE, ONLY_THERE, Bad, changed, check
 from tests.contract.updates import ALLOWED, FORBIDDEN, LIVING
-from tests.end_to_end import pod_groups
-from tests.end_to_end.api_server import ApiServer, Manifest, Response
-from tests.end_to_end.stage import wait_for
 from tests.operator.resources.variants import VARIANTS, Variant
 from tests.paths import ROOT
 
@@ -24,11 +23,6 @@ from fluxtrain.errors import ConfigError
 from fluxtrain_operator.generate.crd import resource_schema
 from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources import desired
-
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
-    pytest.mark.timeout(1500),  # the first start builds Kubernetes
-]
 
 LEVELS = ("restricted", "baseline", "privileged")
 NAMESPACE = "specs-restricted"
@@ -63,32 +57,15 @@ def namespace_of(level: str) -> list[Manifest]:
     ]
 
 
-NAMESPACES = [namespace_of(level) for level in LEVELS]
-
-
 @pytest.fixture(scope="module")
-def server(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+def server(kubectl: Kubectl) -> ApiServer:
     """Return the API server with a namespace for each level of Pod Security."""
-    server = ApiServer(kubectl.kubeconfig, tmp_path_factory.mktemp("client"))
-    wait_for(lambda: make(server, NEEDED), "the referenced objects")
-    kubectl("wait", "--for=condition=Established", *map(crd_name, pod_groups.DEFINITIONS))
-    for namespace in NAMESPACES:  # one of an earlier run may still be terminating
-        wait_for(
-            lambda manifests=namespace: make(server, manifests), "a namespace with its accounts"
-        )
-    yield server
-    for manifest in (*NEEDED, *(namespace[0] for namespace in NAMESPACES)):
-        server.delete(path_of(manifest))
-    server.close()
-
-
-def make(server: ApiServer, manifests: list[Manifest]) -> bool:
-    """Apply ``manifests``; return whether all of them were accepted."""
-    return all(server.apply(path_of(m), m, dry_run=False).accepted for m in manifests)
-
-
-def crd_name(manifest: Manifest) -> str:
-    return f"crd/{manifest['metadata']['name']}"
+    for manifest in (*NEEDED, *chain(*map(namespace_of, LEVELS))):
+        response = kubectl.server.apply(path_of(manifest), manifest, dry_run=False)
+        assert response.accepted, response.message
+    crds = (f"crd/{each['metadata']['name']}" for each in pod_groups.DEFINITIONS)
+    kubectl("wait", "--for=condition=Established", *crds)
+    return kubectl.server
 
 
 def collection(manifest: Manifest) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -10,18 +9,23 @@ from pathlib import Path
 
 import pytest
 from cluster.errors import ClusterError
-from cluster.kubectl import Kubectl, Manifest
+from cluster.kubectl import Manifest
 from cluster.volumes import host_folder
-from tests.end_to_end import openmoji, stage
-from tests.end_to_end.release import CHART, NEXT_TAG, OPERATOR, TAG, TRAINER, Helm, build_and_load
+from tests.api_server.client import Kubectl
+from tests.end_to_end import stage
+from tests.end_to_end.integrations import openmoji
+from tests.end_to_end.integrations.release import (
+    CHART,
+    NEXT_TAG,
+    OPERATOR,
+    TAG,
+    TRAINER,
+    Helm,
+    build_and_load,
+)
 from tests.end_to_end.stage import losses, step, wait_for
 
 from fluxtrain.mlperf import check
-
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the cluster's nodes"),
-    pytest.mark.timeout(1500),  # the first start builds Kubernetes
-]
 
 NAMESPACE = "helm"
 NAME = "fluxtrain-operator"
@@ -33,7 +37,7 @@ VALUES = (
     "--set=crds.install=false",  # the CRD exists and is used by other operators
 )
 UPGRADED = (f"--set=image.tag={NEXT_TAG}", "--set=resources.requests.cpu=50m")
-"""A new image and another value, as in a release."""
+"""The name of another image and another value, as in a release."""
 
 
 @pytest.fixture(scope="module")

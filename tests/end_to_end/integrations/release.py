@@ -39,7 +39,7 @@ class Helm:
 
 
 def build_and_load(context: Path) -> None:
-    """Build operator and trainer, the operator under two tags, and load them into all nodes."""
+    """Build operator and trainer and load them into all nodes, the operator under two tags."""
     _pip("wheel", "--no-deps", "--wheel-dir", context / "dist", ROOT)
     shutil.copytree(ROOT / "images", context / "images")
     for name in ("constraints.txt", ".dockerignore"):
@@ -50,12 +50,10 @@ def build_and_load(context: Path) -> None:
     packages = [f"{sysconfig.get_path('purelib')}:{volumes.SITE_PACKAGES}:O"]
     archives = [
         _build("operator", f"{OPERATOR}:{TAG}", context, operator, wheels),
-        _build(
-            "operator", f"{OPERATOR}:{NEXT_TAG}", context, {**operator, "REVISION": "next"}, wheels
-        ),
         _build("trainer", f"{TRAINER}:{TAG}", context, {"PIP_OPTIONS": "--no-index"}, packages),
     ]
     images.load(archives)
+    images.tag(f"{OPERATOR}:{TAG}", f"{OPERATOR}:{NEXT_TAG}")
 
 
 def _build(
