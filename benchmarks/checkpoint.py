@@ -21,11 +21,12 @@ from benchmarks.contender import FLUX_DEBUG
 from benchmarks.table import print_table, spread
 
 from fluxtrain import optim
-from fluxtrain.checkpoint import Checkpoints, RunState, training_state
+from fluxtrain.checkpoint import Checkpoints, training_state
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.distributed import process_group
 from fluxtrain.parallelize import build_model
+from fluxtrain.run_state import RunState
 
 TARGET = 0.1
 Save = Callable[[int], tuple[float, float]]

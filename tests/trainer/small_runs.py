@@ -1,15 +1,13 @@
-"""Runs of two steps on 21 samples, their data sets, and what they log."""
+"""Runs of two steps on 21 samples, and their data sets."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from tests.trainer.tiny_encoders import CHANNELS, TOKENS, WIDTH
 
-from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.data.empty_text import write_empty_text
 from fluxtrain.data.sample_writer import Sample
@@ -48,9 +46,3 @@ def write_encoded(root: Path, validation_value: float = 0.5) -> None:
                 texts = torch.randn(4, 16), torch.randn(16)
                 writer.add(Sample(f"key{index}", "a caption", *texts, mean, logvar))
     write_empty_text(root / "empty.safetensors", torch.zeros(4, 16), torch.zeros(16))
-
-
-def mlperf_events(paths: RunPaths) -> list[dict[str, Any]]:
-    """Return the events of the run's MLPerf log."""
-    lines = (paths.output / "mlperf.log").read_text().splitlines()
-    return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]

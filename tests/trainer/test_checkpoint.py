@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.trainer.tiny_model import initialised
 
-from fluxtrain import checkpoint
-from fluxtrain.checkpoint import Checkpoints, RunState
+from fluxtrain import checkpoint, run_state
+from fluxtrain.checkpoint import Checkpoints
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import ConfigError, DataError, StorageError
-from fluxtrain.model.flux import Flux
-from fluxtrain.model.init import init_weights
 from fluxtrain.optim import make_optimizer
+from fluxtrain.run_state import RunState
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,8 +34,7 @@ def make_config(**checkpoints: object) -> RunConfig:
 
 
 def make_state(config: RunConfig, seed: int = 0) -> checkpoint.State:
-    model = Flux(config.model)
-    init_weights(model, seed)
+    model = initialised(config.model, seed)
     return checkpoint.training_state(model, make_optimizer(model, config.optim))
 
 
@@ -54,7 +53,7 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
         "step_0000000002",
         "step_0000000003",
     ]
-    assert checkpoint.latest(tmp_path) == tmp_path / "step_0000000003"
+    assert run_state.latest(tmp_path) == tmp_path / "step_0000000003"
 
 
 def test_a_saved_checkpoint_is_loaded(tmp_path: Path) -> None:
@@ -81,16 +80,16 @@ def test_training_may_change_the_tensors_while_they_are_written(tmp_path: Path) 
 def test_a_folder_without_done_is_ignored(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
     (tmp_path / "step_0000000002" / "DONE").unlink()
-    assert checkpoint.latest(tmp_path) == tmp_path / "step_0000000001"
+    assert run_state.latest(tmp_path) == tmp_path / "step_0000000001"
     save(tmp_path, 2)  # overwrites the incomplete one
-    assert checkpoint.latest(tmp_path) == tmp_path / "step_0000000002"
+    assert run_state.latest(tmp_path) == tmp_path / "step_0000000002"
 
 
 def test_a_checkpoint_is_reported_when_it_is_complete(tmp_path: Path) -> None:
     config, reported = make_config(), list[tuple[int, Path | None]]()
 
     def saved(step: int) -> None:
-        reported.append((step, checkpoint.latest(tmp_path)))
+        reported.append((step, run_state.latest(tmp_path)))
 
     checkpoints = Checkpoints(tmp_path, make_state(config), config, is_main=True, on_saved=saved)
     checkpoints.save(RunState(step=1, samples=16))
@@ -108,7 +107,7 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
         (tmp_path / name / "DONE").touch()
     save(tmp_path, 1, 2, 3)
     assert {"step_12", "step_000000000x", "notes"} <= {path.name for path in tmp_path.iterdir()}
-    assert checkpoint.latest(tmp_path / "nowhere") is None
+    assert run_state.latest(tmp_path / "nowhere") is None
 
 
 def test_nothing_is_pickled(tmp_path: Path) -> None:
@@ -157,7 +156,7 @@ def test_a_change_of_the_trajectory_is_refused_with_the_field(
 ) -> None:
     save(tmp_path, 1)
     with pytest.raises(ConfigError) as refused:
-        checkpoint.check_same_run(
+        run_state.check_same_run(
             resolve({"preset": "micro", **change}), tmp_path / "step_0000000001"
         )
     assert refused.value.path == path
@@ -178,7 +177,7 @@ def test_a_change_that_keeps_the_trajectory_is_accepted(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
     save(tmp_path, 1)
-    checkpoint.check_same_run(resolve({"preset": "micro", **change}), tmp_path / "step_0000000001")
+    run_state.check_same_run(resolve({"preset": "micro", **change}), tmp_path / "step_0000000001")
 
 
 def test_the_resolved_config_is_saved(tmp_path: Path) -> None:

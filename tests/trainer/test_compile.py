@@ -6,7 +6,6 @@ one kind, and the runs share one compile cache.
 
 from __future__ import annotations
 
-import json
 import os
 from functools import partial
 from pathlib import Path
@@ -16,9 +15,10 @@ import torch
 from cluster.free_ports import free_port
 from safetensors.torch import load_file
 from tests.trainer import ranks
+from tests.trainer.outputs import records
 from torch import Tensor
 
-from fluxtrain import checkpoint
+from fluxtrain import run_state
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
@@ -57,12 +57,12 @@ def finish(
     run = partial(train, port=free_port(), cache=str(cache))
     config = resolve(merge(TRAINING, {"parallel": parallel, **changes}))
     assert ranks.finish(run, config, paths, size) == [0] * size, ranks.output_of(paths)
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return records(output)
 
 
 def state(output: Path) -> State:
     """Return the tensors of one rank's last checkpoint: weights and both moments."""
-    newest = checkpoint.latest(output / "checkpoints")
+    newest = run_state.latest(output / "checkpoints")
     assert newest is not None
     (shard,) = newest.glob("*.safetensors")
     return load_file(shard)

@@ -5,7 +5,6 @@ A hook writes the bad value into one gradient on one rank, while the loss of tha
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ import pytest
 import torch
 from cluster.free_ports import free_port
 from tests.trainer import ranks
+from tests.trainer.outputs import losses, records
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from fluxtrain import checkpoint
+from fluxtrain import run_state
 from fluxtrain import train as training
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
@@ -63,25 +63,17 @@ def spoiled(
     ranks.train_together(config, paths, world, port=port)
 
 
-def rows(output: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(output: Path) -> dict[int, float]:
-    return {row["step"]: row["train_loss"] for row in rows(output) if "train_loss" in row}
-
-
 INF, NAN = float("inf"), float("nan")
 # ranks, step of the bad gradient, its value, config, step of the checkpoint that is kept
 BAD_STEPS = [
     (1, 1, INF, make_config(log=1, save=1, steps=4), None),
     (2, 1, NAN, make_config(log=10, save=2, steps=4), None),
-    (1, 5, NAN, make_config(log=10, save=2, steps=20), 4),
-    (2, 5, INF, make_config(log=10, save=2, steps=20), 4),
+    (1, 5, NAN, make_config(log=10, save=2, steps=8), 4),
+    (2, 5, INF, make_config(log=10, save=2, steps=8), 4),
     (1, 6, INF, make_config(log=2, save=2, steps=6), 4),  # a log, a save and the last step
     (2, 6, -INF, make_config(log=3, save=2, steps=6), 4),
-    (3, 3, INF, make_config(log=7, save=0, steps=20), None),  # detected four steps later
-    (1, 3, INF, make_config(log=50, save=0, steps=20, evaluate=4), None),
+    (3, 3, INF, make_config(log=7, save=0, steps=8), None),  # detected four steps later
+    (1, 3, INF, make_config(log=50, save=0, steps=6, evaluate=4), None),
 ]
 
 
@@ -99,9 +91,11 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_keeps_the_last_good_chec
             f"the checkpoint of step {kept} is kept" if kept else "no checkpoint was saved yet"
         )
         assert kept_text in output
-    newest = checkpoint.latest(paths.output / "checkpoints")
-    assert (checkpoint.read_state(newest).step if newest else None) == kept
-    assert all(row["step"] < bad for row in rows(paths.output)), "no metrics after it are logged"
+    newest = run_state.latest(paths.output / "checkpoints")
+    assert (run_state.read_state(newest).step if newest else None) == kept
+    assert all(record["step"] < bad for record in records(paths.output)), (
+        "no metrics after it are logged"
+    )
     assert "run_stop" not in (paths.output / "mlperf.log").read_text()
 
     reference = RunPaths(tmp_path / "reference", tmp_path, tmp_path)

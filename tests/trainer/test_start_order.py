@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from cluster.free_ports import free_port
 from tests.trainer import ranks
-from tests.trainer.small_runs import ENCODED_RUN, IMAGES, merge_all, mlperf_events, write_encoded
+from tests.trainer.outputs import mlperf_events
+from tests.trainer.small_runs import ENCODED_RUN, IMAGES, merge_all, write_encoded
 from tests.trainer.tiny_encoders import write_encoders, write_images
 
 from fluxtrain.contract.launch import RunPaths
@@ -23,7 +24,7 @@ from fluxtrain.distributed import World, process_group
 from fluxtrain.report.observer import Observer
 from fluxtrain.train import train
 
-DELAY = 2.0
+DELAY = 1.0
 
 
 def train_with_a_late_rank(
@@ -75,7 +76,9 @@ def test_no_sample_is_read_before_the_run_starts(
             write_images(tmp_path / part, 24)
     run = partial(train_with_a_late_rank, port=free_port(), late=late)
     assert ranks.finish(run, config, paths, size=2) == [0, 0], ranks.output_of(paths)
-    (started,) = [event["time_ms"] for event in mlperf_events(paths) if event["key"] == "run_start"]
+    (started,) = [
+        event["time_ms"] for event in mlperf_events(paths.output) if event["key"] == "run_start"
+    ]
     for rank in range(2):
         ready = json.loads((paths.output / f"ready_{rank}.json").read_text())
         reads = (paths.output / f"reads_{rank}.jsonl").read_text().split()

@@ -11,6 +11,9 @@ from tests.trainer.tiny_encoders import CHANNELS, WIDTH
 
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.flux import Flux
+from fluxtrain.parallelize import initial_weights, load_weights
+
+CPU = torch.device("cpu")
 
 
 def tiny_model(**changes: Any) -> ModelConfig:
@@ -26,6 +29,17 @@ def tiny_model(**changes: Any) -> ModelConfig:
         "axes_dim": (8, 12, 12),
     }
     return ModelConfig(**fields | changes)
+
+
+SMALL = tiny_model(vec_in_dim=40, context_in_dim=48, depth=2, depth_single_blocks=3)
+"""A model whose input widths and numbers of blocks all differ."""
+
+
+def initialised(config: ModelConfig, seed: int = 0) -> Flux:
+    """Return a model with its initial weights."""
+    flux = Flux(config)
+    load_weights(flux, initial_weights(flux, seed, CPU), CPU)
+    return flux
 
 
 def random_flux(config: ModelConfig) -> Flux:

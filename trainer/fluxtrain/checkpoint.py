@@ -1,26 +1,15 @@
-"""Checkpoints: one folder per step with safetensors shards; any number of ranks can resume.
-
-    checkpoints/step_0000001000/
-      shard-*.safetensors   model and optimizer, one part per rank (torch.distributed.checkpoint)
-      run.json              RunState
-      config.json           the resolved RunConfig
-      DONE                  written last by rank 0: a folder without it is ignored
-
-No pickle is written or read. The loader has no state: its position is the step.
-"""
+"""Saves and loads checkpoints; any number of ranks can resume. Their folders are listed in run_state.py."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from time import perf_counter
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -37,31 +26,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.immutable_fields import IMMUTABLE_PATHS, value_at
-from fluxtrain.errors import ConfigError, DataError, StorageError
+from fluxtrain.errors import DataError, StorageError
 from fluxtrain.files import folder_size
+from fluxtrain.run_state import RunState, complete, read_state
 
 State = dict[str, Tensor]
 Alive = Callable[[], None]
 _POLL_SECONDS = 0.5
-_FOLDER = re.compile(r"step_(\d{10})")
-
-
-@dataclass(frozen=True)
-class RunState:
-    """The state of a run besides its tensors."""
-
-    step: int
-    samples: int
-    status: str = "running"  # running | success | aborted
-    eval_loss: float | None = None
-    train_seconds: float = 0.0
-
-    def is_over(self, config: RunConfig) -> bool:
-        """Return whether the run is complete for ``config``: all steps taken, or its target reached."""
-        target = config.evaluation.target_loss
-        reached = target is not None and self.eval_loss is not None and self.eval_loss <= target
-        return self.status != "running" and (reached or self.step >= config.schedule.steps)
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
@@ -73,50 +44,6 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
             if tensor.dim():  # not the step, which RunState has
                 state[f"optimizer.{key}.{name}"] = tensor
     return state
-
-
-def latest(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint in ``folder``, None if there is none."""
-    complete = _complete(folder)
-    return complete[-1] if complete else None
-
-
-def read_state(checkpoint: Path) -> RunState:
-    """Return the RunState of ``checkpoint``; raise DataError if it is unreadable.
-
-    Raises OSError if the checkpoint was removed in the meantime: a restart uses a newer one.
-    """
-    try:
-        return RunState(**json.loads((checkpoint / "run.json").read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        if not (checkpoint / "DONE").exists():
-            raise
-        raise DataError(f"{checkpoint / 'run.json'}: not the state of a run ({error})") from None
-
-
-def read_config(checkpoint: Path) -> dict[str, Any]:
-    """Return the resolved config that ``checkpoint`` was trained with."""
-    try:
-        values = json.loads((checkpoint / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{checkpoint / 'config.json'}: not a config ({error})") from None
-    if not isinstance(values, dict):
-        raise DataError(f"{checkpoint / 'config.json'}: not a config (not an object)")
-    return values
-
-
-def check_same_run(config: RunConfig, checkpoint: Path) -> None:
-    """Raise ConfigError if ``config`` and ``checkpoint`` are of different runs."""
-    saved, current = read_config(checkpoint), config.model_dump(mode="json")
-    for path in IMMUTABLE_PATHS:
-        before, now = value_at(saved, path), value_at(current, path)
-        if before != now:
-            raise ConfigError(
-                f"spec.run.{path}",
-                now,
-                f"the checkpoint {checkpoint.name} was trained with {before!r}; "
-                "use another --output for another run",
-            )
 
 
 def load(checkpoint: Path, state: State, alive: Alive = lambda: None) -> RunState:
@@ -156,7 +83,6 @@ class Checkpoints:
     state: State
     config: RunConfig
     is_main: bool
-    stall_seconds: float = 0.0
     saved_step: int | None = None
     on_saved: Callable[[int], None] = lambda step: None
     """Called in the writer thread with the step of each complete checkpoint."""
@@ -174,7 +100,6 @@ class Checkpoints:
 
     def save(self, run: RunState) -> None:
         """Save at ``run.step``: copy the tensors, then write them in the background."""
-        begin = perf_counter()
         self.finish()
         self._stage()
         self._target = self.folder / f"step_{run.step:010d}"
@@ -182,7 +107,6 @@ class Checkpoints:
         self._writer.start()
         if not self.config.checkpoint.asynchronous:
             self.finish()
-        self.stall_seconds = perf_counter() - begin
 
     def finish(self) -> None:
         """Wait until the pending checkpoint is complete; raise StorageError if it could not be written."""
@@ -236,7 +160,7 @@ class Checkpoints:
         (target / "run.json").write_text(json.dumps(asdict(run), indent=1))
         (target / "config.json").write_text(self.config.model_dump_json(indent=1))
         (target / "DONE").touch()
-        for old in _complete(self.folder)[: -self.config.checkpoint.keep]:
+        for old in complete(self.folder)[: -self.config.checkpoint.keep]:
             (old / "DONE").unlink()  # first, so that a partly deleted folder is ignored
             shutil.rmtree(old)
             self.alive()
@@ -245,13 +169,6 @@ class Checkpoints:
 def _reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else repr(error)
-
-
-def _complete(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    steps = (path for path in folder.iterdir() if _FOLDER.fullmatch(path.name))
-    return sorted(path for path in steps if (path / "DONE").exists())
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -1,10 +1,15 @@
-"""Atomic writes, and the size of a folder."""
+"""Atomic writes, locks, and the size of a folder."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from fluxtrain.errors import StorageError
 
 
 @contextmanager
@@ -13,6 +18,34 @@ def atomic_write(path: Path) -> Iterator[Path]:
     partial = path.with_suffix(".partial")
     yield partial
     partial.replace(path)
+
+
+@contextmanager
+def exclusive_lock(path: Path, refusal: str = "", wait_seconds: float = 0.0) -> Iterator[None]:
+    """Hold a lock on ``path``, a file or a folder; the kernel releases it if the process ends.
+
+    Raises StorageError, with the text ``refusal``, if another process still holds it after ``wait_seconds``.
+    """
+    file = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # NFS locks what it may write
+    deadline = time.monotonic() + wait_seconds
+    try:
+        # a file system without locks, such as some NFS: the user must run one process only
+        with suppress(OSError):
+            while not _try_lock(file):
+                if time.monotonic() >= deadline:
+                    raise StorageError(refusal or f"{path}: another process is writing here")
+                time.sleep(0.2)
+        yield
+    finally:
+        os.close(file)
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def folder_size(folder: Path) -> int:

@@ -44,11 +44,11 @@ _ROWS: list[tuple[str, float, int]] = [
 GPUS = {name: Gpu(name, peak * _TERA, memory * _GIGA) for name, peak, memory in _ROWS}
 
 
-def find_gpu(name: str, at: str = "--gpu") -> Gpu:
+def find_gpu(name: str) -> Gpu:
     """Return the GPU called ``name``, ignoring case; raise ConfigError if it is unknown."""
     gpu = GPUS.get(name.strip().upper())
     if gpu is None:
-        raise ConfigError(at, name, f"known: {', '.join(GPUS)}")
+        raise ConfigError("--gpu", name, f"known: {', '.join(GPUS)}")
     return gpu
 
 

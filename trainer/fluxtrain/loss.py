@@ -23,7 +23,7 @@ class FlowLoss:
     config: RunConfig
     dtype: torch.dtype
 
-    def __call__(self, batch: Batch) -> Float[Tensor, b]:
+    def __call__(self, batch: Batch) -> Float[Tensor, " b"]:
         """Return each sample's mean squared error of the velocity, float32."""
         encoders = self.config.encoders
         clean = flow.sample_latents(
@@ -42,7 +42,7 @@ class FlowLoss:
         noisy: Float[Tensor, "b ch h w"],
         txt: Float[Tensor, "b l d"],
         vec: Float[Tensor, "b v"],
-        timesteps: Float[Tensor, b],
+        timesteps: Float[Tensor, " b"],
     ) -> Float[Tensor, "b ch h w"]:
         """Return the predicted velocity at ``noisy``."""
         height, width = noisy.shape[-2:]

@@ -4,34 +4,22 @@ import math
 
 import pytest
 import torch
+from tests.trainer.tiny_model import initialised, tiny_model
 
-from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.flux import Flux
-from fluxtrain.model.init import init_weights, initial_value
+from fluxtrain.model.init import initial_value
 from fluxtrain.model.latents import image_ids, text_ids
 
-CONFIG = ModelConfig(
-    in_channels=16,
+CONFIG = tiny_model(
     vec_in_dim=96,
     context_in_dim=80,
     hidden_size=128,
-    num_heads=8,
+    num_heads=4,
     depth=2,
     depth_single_blocks=2,
-    axes_dim=(4, 6, 6),
     guidance_embed=True,
 )
 XAVIER = {"img_in", "txt_in", "qkv", "proj", "0", "2", "linear1", "linear2"}
 QKV = "double_blocks.0.img_attn.qkv.weight"
-
-
-def initialised(seed: int = 0) -> Flux:
-    model = Flux(CONFIG)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(math.nan)
-    init_weights(model, seed)
-    return model
 
 
 def rule(name: str) -> str:
@@ -49,7 +37,7 @@ def rule(name: str) -> str:
 
 def test_every_parameter_has_the_documented_distribution() -> None:
     seen = set()
-    for name, parameter in initialised().named_parameters():
+    for name, parameter in initialised(CONFIG).named_parameters():
         row = rule(name)
         seen.add(row)
         spread = parameter.std().item()
@@ -84,7 +72,7 @@ def test_bounds_at_true_width_are_those_of_the_fused_matrices(
 
 
 def test_the_first_prediction_is_exactly_zero() -> None:
-    prediction = initialised()(
+    prediction = initialised(CONFIG)(
         img=torch.randn(2, 6, CONFIG.in_channels),
         img_ids=image_ids(4, 6),
         txt=torch.randn(2, 5, CONFIG.context_in_dim),
@@ -119,5 +107,5 @@ def test_another_name_or_seed_gives_an_independent_value(name: str, seed: int) -
 
 
 def test_a_model_has_the_initial_values() -> None:
-    for name, parameter in initialised(seed=3).named_parameters():
+    for name, parameter in initialised(CONFIG, seed=3).named_parameters():
         assert torch.equal(parameter, initial_value(name, parameter.shape, 3)), name

@@ -7,6 +7,7 @@ import pytest
 import torch
 from benchmarks.reference_model import random_model, reference, to_diffusers
 from diffusers import FluxTransformer2DModel
+from tests.trainer.tiny_model import SMALL, tiny_model
 from torch import Tensor
 
 from fluxtrain.contract.run.model import ModelConfig
@@ -15,27 +16,7 @@ from fluxtrain.model.latents import image_ids, text_ids
 
 GOLDEN = Path(__file__).parent / "golden"
 DEV = ModelConfig(guidance_embed=True)
-SMALL = ModelConfig(
-    in_channels=16,
-    vec_in_dim=40,
-    context_in_dim=48,
-    hidden_size=64,
-    num_heads=4,
-    depth=2,
-    depth_single_blocks=3,
-    axes_dim=(4, 6, 6),
-)
-GUIDED = ModelConfig(
-    in_channels=8,
-    vec_in_dim=24,
-    context_in_dim=32,
-    hidden_size=48,
-    num_heads=2,
-    depth=1,
-    depth_single_blocks=1,
-    axes_dim=(8, 8, 8),
-    guidance_embed=True,
-)
+GUIDED = tiny_model(vec_in_dim=40, context_in_dim=48, guidance_embed=True)
 TRUE_DOUBLE = ModelConfig(
     in_channels=16, vec_in_dim=16, context_in_dim=16, depth=1, depth_single_blocks=0
 )
@@ -110,8 +91,8 @@ def test_parameters_have_the_names_and_shapes_of_the_published_weights(
     [
         pytest.param(SMALL, (4, 6, 7), id="small"),
         pytest.param(GUIDED, (6, 4, 5), id="guidance"),
-        pytest.param(TRUE_DOUBLE, (2, 3, 3), id="true-width-double-block"),
-        pytest.param(TRUE_SINGLE, (2, 3, 3), id="true-width-single-block"),
+        pytest.param(TRUE_DOUBLE, (2, 3, 3), id="true-width-double", marks=pytest.mark.slow),
+        pytest.param(TRUE_SINGLE, (2, 3, 3), id="true-width-single", marks=pytest.mark.slow),
     ],
 )
 def test_predictions_and_gradients_equal_diffusers(
@@ -147,15 +128,15 @@ def test_samples_of_a_batch_are_independent() -> None:
     torch.testing.assert_close(model(**alone), model(**batch)[:1], rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_with_guidance_requires_it() -> None:
-    batch = inputs(GUIDED) | {"guidance": None}
-    with pytest.raises(ValueError, match="needs guidance"):
-        Flux(GUIDED)(**batch)
-
-
-def test_a_model_without_guidance_refuses_it() -> None:
-    with pytest.raises(ValueError, match="takes no guidance"):
-        Flux(SMALL)(**inputs(SMALL), guidance=torch.ones(2))
+@pytest.mark.parametrize(
+    ("config", "guidance", "message"),
+    [(GUIDED, None, "needs guidance"), (SMALL, torch.ones(2), "takes no guidance")],
+)
+def test_guidance_is_given_if_and_only_if_the_model_takes_it(
+    config: ModelConfig, guidance: Tensor | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Flux(config)(**inputs(config) | {"guidance": guidance})
 
 
 def test_bfloat16_predictions_are_near_float32_ones() -> None:
@@ -168,7 +149,7 @@ def test_bfloat16_predictions_are_near_float32_ones() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_compile_into_one_graph(dtype: torch.dtype) -> None:
-    model, batch = random_model(SMALL).to(dtype).requires_grad_(False), inputs(SMALL)
+    model, batch = random_model(GUIDED).to(dtype).requires_grad_(False), inputs(GUIDED)
     eager = model(**batch)
     for block in (*model.double_blocks, *model.single_blocks):
         block.compile(fullgraph=True, backend="eager")

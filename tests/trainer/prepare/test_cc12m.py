@@ -27,10 +27,10 @@ from tests.trainer.ranks import made_in
 
 from fluxtrain.data.tar.dataset import TarImages
 from fluxtrain.errors import ConfigError, DataError, StorageError
+from fluxtrain.files import exclusive_lock
 from fluxtrain.prepare.cc12m.build import prepare_cc12m, read_problematic
 from fluxtrain.prepare.cc12m.image import RejectedError, clean
 from fluxtrain.prepare.cc12m.source import FolderSource, open_source
-from fluxtrain.prepare.staging_dir import exclusive_lock
 
 
 def reference_pixels(content: bytes) -> np.ndarray[Any, Any]:

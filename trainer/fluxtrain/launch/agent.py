@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -43,18 +43,19 @@ class FatalTrainerError(Exception):
         super().__init__(message)
 
 
-def run_agent(environment: Mapping[str, str], termination_log: Path) -> tuple[int, str]:
-    """Train on this node with torchrun's ``PET_*`` environment; return the exit code and a message.
+def main(termination_log: Path) -> int:
+    """Train on this node with torchrun's ``PET_*`` environment; return the exit code.
 
-    Writes the message, and the progress of rank 0 if it ran here, to ``termination_log``.
+    Prints the message of a failure, and writes it with the progress of rank 0, if that ran here, to
+    ``termination_log``.
     """
     with tempfile.TemporaryDirectory() as folder:
         progress_file = Path(folder) / "progress.json"
         os.environ[ENV_TERMINATION_MESSAGE] = str(progress_file)
         try:
             with _raise_on_sigterm(), _raise_on_fatal_error(Path(folder) / "fatal_error.json"):
-                require_gpus(int(environment.get(ENV_GPUS, "0")), environment)
-                code, message = _run_until_done(environment)
+                require_gpus(int(os.environ.get(ENV_GPUS, "0")), os.environ)
+                code, message = _run_until_done()
         except FluxtrainError as error:
             code, message = error.exit_code, str(error)
         except FatalTrainerError as error:
@@ -62,15 +63,17 @@ def run_agent(environment: Mapping[str, str], termination_log: Path) -> tuple[in
         except SignalException as error:
             code, message = EXIT_STOPPED, f"stopped by {error.sigval.name} during the rendezvous"
         write_termination_log(progress_file, message, termination_log)
-        return code, message
+    if message:
+        print(f"fluxtrain: {message}", file=sys.stderr, flush=True)
+    return code
 
 
-def _run_until_done(environment: Mapping[str, str]) -> tuple[int, str]:
-    paths = RunPaths.from_environment(environment)
+def _run_until_done() -> tuple[int, str]:
+    paths = RunPaths.from_environment(os.environ)
     register_backend()
     while True:
         with stop_event() as stop:
-            if not wait_for_store(environment[_ENDPOINT], stop):
+            if not wait_for_store(os.environ[_ENDPOINT], stop):
                 return EXIT_STOPPED, "stopped while waiting for the rendezvous store"
         try:
             return torchrun.launch([f"--rdzv-backend={BACKEND}"], paths)
@@ -110,11 +113,3 @@ def _raise_on_fatal_error(path: Path) -> Iterator[None]:
 
     with handled(handle, signal.SIGUSR1):
         yield
-
-
-def main(termination_log: Path) -> int:
-    """Run this pod's agent."""
-    code, message = run_agent(os.environ, termination_log)
-    if message:
-        print(f"fluxtrain: {message}", file=sys.stderr, flush=True)
-    return code

@@ -9,13 +9,13 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 
 from fluxtrain.contract.launch import ENV_CONFIG, ENV_FATAL_ERROR, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.validation import validate
-from fluxtrain.distributed import World, end_with_parent, process_group
+from fluxtrain.distributed import end_with_parent, process_group
 from fluxtrain.errors import (
     EXIT_DIVERGED,
     EXIT_ERROR,
@@ -24,20 +24,16 @@ from fluxtrain.errors import (
     EXIT_USAGE,
     FluxtrainError,
 )
-from fluxtrain.precompute import preprocess
-from fluxtrain.prepare.task import prepare
-from fluxtrain.sample.task import sample_prompts
-from fluxtrain.train import train
 
 _STORAGE_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
-TASKS: dict[str, Callable[[RunConfig, RunPaths, World], object]] = {
-    "train": train,
-    "prepare": prepare,
-    "preprocess": preprocess,
-    "sample": sample_prompts,
+TASKS = {
+    "train": "fluxtrain.train:train",
+    "prepare": "fluxtrain.prepare.task:prepare",
+    "preprocess": "fluxtrain.precompute:preprocess",
+    "sample": "fluxtrain.sample.task:sample_prompts",
 }
-"""The function that each rank runs, by ``spec.run.task``."""
+"""The function that each rank runs, by ``spec.run.task``; only this task is imported."""
 
 FINAL_CODES = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE)
 """Exit codes of errors that a restart by torchrun would only repeat."""
@@ -51,7 +47,7 @@ def main() -> int:
         text = Path(os.environ[ENV_CONFIG]).read_text()
         config = validate(RunConfig, json.loads(text), "spec.run")
         with process_group() as world:
-            TASKS[config.task](config, paths, world)
+            resolve_name(TASKS[config.task])(config, paths, world)
         return EXIT_OK
     except FluxtrainError as error:
         return _report(str(error), error.exit_code)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +20,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher import api
 from torch.distributed.run import config_from_args, get_args_parser
 
-from fluxtrain import checkpoint
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, CONFIG_FILE, ENV_CONFIG, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.replicas import require_replicas
@@ -31,12 +28,10 @@ from fluxtrain.data.layouts.detect import SlowRandomAccess
 from fluxtrain.data.sources import open_sources
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, StorageError
-from fluxtrain.files import atomic_write
-from fluxtrain.precompute import open_outputs
-from fluxtrain.prepare.task import open_task
+from fluxtrain.files import atomic_write, exclusive_lock
 from fluxtrain.report.metrics import Metrics, Progress
 from fluxtrain.report.server import serve
-from fluxtrain.sample.task import check_sample_task
+from fluxtrain.run_state import RunState, check_same_run, latest, read_state
 
 MALLOC_SETTINGS = {
     "MALLOC_MMAP_MAX_": "0",
@@ -77,11 +72,18 @@ def run(config: RunConfig, paths: RunPaths, processes: int) -> tuple[int, str]:
 
 def check_before_starting(config: RunConfig, paths: RunPaths, processes: int) -> None:
     """Raise the errors that a trainer would only raise after seconds of starting up."""
+    # each task's imports take as long as the checks
     if config.task == "preprocess":
+        from fluxtrain.precompute import open_outputs
+
         open_outputs(config, paths.data, paths.models)
     elif config.task == "prepare":
+        from fluxtrain.prepare.task import open_task
+
         open_task(config, paths)
     elif config.task == "sample":
+        from fluxtrain.sample.task import check_sample_task
+
         check_sample_task(config, paths)
     else:
         _check_training(config, paths, processes)
@@ -92,9 +94,9 @@ def check_before_starting(config: RunConfig, paths: RunPaths, processes: int) ->
 
 def _check_training(config: RunConfig, paths: RunPaths, processes: int) -> None:
     require_replicas(config, [processes])
-    newest = checkpoint.latest(paths.output / CHECKPOINTS_FOLDER)
+    newest = latest(paths.output / CHECKPOINTS_FOLDER)
     if newest is not None:
-        checkpoint.check_same_run(config, newest)
+        check_same_run(config, newest)
     sources = open_sources(config, paths.data)
     if isinstance(sources.train, ImageDataset):
         check_files(config.encoders, paths.models)
@@ -129,37 +131,25 @@ def launch(torchrun_arguments: list[str], paths: RunPaths) -> tuple[int, str]:
     return EXIT_OK, ""
 
 
-def finished_state(config: RunConfig, output: Path) -> checkpoint.RunState | None:
+def finished_state(config: RunConfig, output: Path) -> RunState | None:
     """Return the state of the run in ``output`` if ``config`` asks for nothing beyond it, else None."""
-    newest = checkpoint.latest(output / CHECKPOINTS_FOLDER)
-    state = checkpoint.read_state(newest) if newest else None
+    newest = latest(output / CHECKPOINTS_FOLDER)
+    state = read_state(newest) if newest else None
     return state if state is not None and state.is_over(config) else None
 
 
 @contextmanager
 def lock_output(output: Path) -> Iterator[None]:
-    """Lock ``output``; the kernel releases the lock if the process ends. StorageError if it is locked."""
+    """Lock ``output``, which is created; StorageError if that fails or another run holds the lock."""
+    lock = output / ".lock"
     try:
         output.mkdir(parents=True, exist_ok=True)
-        lock = os.open(output / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock.touch()
     except OSError as error:
         raise StorageError(f"--output {output}: cannot be written ({error.strerror})") from None
-    try:
-        _acquire(lock, output)
+    refusal = f"--output {output}: another run is writing there"
+    with exclusive_lock(lock, refusal, _LOCK_TIMEOUT_SECONDS):
         yield
-    finally:
-        os.close(lock)
-
-
-def _acquire(lock: int, output: Path) -> None:
-    deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise StorageError(f"--output {output}: another run is writing there") from None
-            time.sleep(0.2)
 
 
 def _write_config(config: RunConfig, output: Path) -> Path:
@@ -195,10 +185,8 @@ def _failure_message(failure: ProcessFailure) -> tuple[int, str]:
 
 
 def _stop_message(paths: RunPaths, signum: int) -> str:
-    newest = checkpoint.latest(paths.output / CHECKPOINTS_FOLDER)
-    saved = (
-        f"a checkpoint of step {checkpoint.read_state(newest).step}" if newest else "no checkpoint"
-    )
+    newest = latest(paths.output / CHECKPOINTS_FOLDER)
+    saved = f"a checkpoint of step {read_state(newest).step}" if newest else "no checkpoint"
     return (
         f"stopped by {signal.Signals(signum).name}; {paths.output} holds {saved}; "
         "the same command resumes"

@@ -15,7 +15,7 @@ import hashlib
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 _ZERO = ("img_mod", "txt_mod", "modulation", "final_layer")
 _NORMAL = ("time_in", "vector_in", "guidance_in")
@@ -36,13 +36,6 @@ def initial_value(
         return value.normal_(0, 0.02, generator=generator)
     bound = math.sqrt(6 / (shape[0] + shape[1]))
     return value.uniform_(-bound, bound, generator=generator)
-
-
-def init_weights(model: nn.Module, seed: int) -> None:
-    """Fill every parameter of an unsharded ``model`` with its initial value."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_value(name, parameter.shape, seed, parameter.device))
 
 
 def _key(seed: int, name: str) -> int:

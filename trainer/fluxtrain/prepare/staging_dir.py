@@ -6,7 +6,6 @@ and in ``report.json`` of the complete output.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 
 from fluxtrain.data.tar.index import UNFINISHED_SIDECARS
 from fluxtrain.errors import DataError, StorageError
-from fluxtrain.files import atomic_write
+from fluxtrain.files import atomic_write, exclusive_lock
 
 Settings = dict[str, Any]
 _REPORT = "report.json"
@@ -80,26 +79,6 @@ def storage_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(f"{error.filename or folder}: {error.strerror or error}") from None
-
-
-@contextmanager
-def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Hold a lock on ``folder`` that the kernel releases however the process ends.
-
-    Raises StorageError if another process holds it.
-    """
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
-        raise StorageError(f"{folder}: another process is writing here") from None
-    except OSError:
-        pass  # a file system without locks, such as some NFS: the user must run one process only
-    try:
-        yield
-    finally:
-        os.close(file)
 
 
 def read_json(path: Path) -> Any:

@@ -49,7 +49,7 @@ class Endpoint:
 
     def set_phase(self, phase: Phase) -> None:
         """Record that ``phase`` begins."""
-        self.progress.set_phase(phase, time.time())
+        self.progress.update(phase=phase, aliveTime=time.time())
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
-from fluxtrain.contract.progress import LOADING, Phase
+from fluxtrain.contract.progress import LOADING
 
 _STEP_BUCKETS = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60, 120)
 
@@ -91,10 +91,6 @@ class Progress:
         """Replace the given values and keep the others."""
         with self._lock:
             self._values = {**self._values, **values}
-
-    def set_phase(self, phase: Phase, now: float) -> None:
-        """Record that ``phase`` began at Unix time ``now``."""
-        self.update(phase=phase, aliveTime=now)
 
     def step_done(self, now: float, **values: object) -> None:
         """Record that a step ended at Unix time ``now``, and replace the given values."""

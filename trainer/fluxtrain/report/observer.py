@@ -8,11 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
-from fluxtrain.checkpoint import RunState
 from fluxtrain.contract.launch import LEDGER_FOLDER, SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.progress import COMPLETE, EVALUATING, FINISHING, RUNNING, SAMPLING, SAVING
 from fluxtrain.contract.run.config import RunConfig
@@ -27,42 +25,32 @@ from fluxtrain.report.clock import Clock
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.report.records import Records, drop_after
 from fluxtrain.report.run_logs import RunLogs, StepMetrics, Throughput
+from fluxtrain.run_state import RunState
 
 _MAX_UNREADABLE_LOGGED = 20
 
 
 class Observer:
-    """Reports the events of a training to its logs, Prometheus and /progress; used as a context manager."""
+    """Reports the events of a training to its logs, Prometheus and /progress."""
 
-    def __init__(self, config: RunConfig, paths: RunPaths, world: World) -> None:
-        """Prepare the endpoint and the metrics; nothing is opened yet."""
+    def __init__(
+        self, config: RunConfig, paths: RunPaths, world: World, closing: ExitStack
+    ) -> None:
+        """Serve /metrics and /progress on local rank 0; no log is opened yet. ``closing`` closes all."""
         self.config, self.paths, self.world = config, paths, world
         self._endpoint = Endpoint(config, paths, world)
         self.metrics, self.progress = self._endpoint.metrics, self._endpoint.progress
         self.alive = self._endpoint.alive
         self.num_unreadable, self.last_fault = 0, ""
         self._logged_faults = set[str]()  # of the validation set
-        self._closing = ExitStack()
+        self._closing = closing
         self._clock = Clock()
         self._last_logged = (0, 0.0)  # samples and seconds
         self._data_wait = 0.0
         self._ledger: Records | None = None
         self._logs: RunLogs | None = None  # on rank 0
-
-    def __enter__(self) -> Observer:
-        """Serve /metrics and /progress, on local rank 0."""
-        if self.world.local_rank == 0:
-            self._endpoint.start(self._closing)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close all logs."""
-        self._closing.close()
+        if world.local_rank == 0:
+            self._endpoint.start(closing)
 
     def open_logs(
         self,
@@ -171,7 +159,7 @@ class Observer:
     def _set_gauges(self, metrics: StepMetrics, speed: Throughput) -> None:
         gauges, mfu = self.metrics, self._mfu(speed.samples_per_second)
         gauges.samples.set(metrics.samples)
-        gauges.train_loss.set(metrics.loss)
+        gauges.train_loss.set(metrics.train_loss)
         gauges.grad_norm.set(metrics.grad_norm)
         gauges.learning_rate.set(metrics.learning_rate)
         gauges.samples_per_second.set(speed.samples_per_second)
@@ -182,7 +170,7 @@ class Observer:
             gauges.mfu.set(mfu)
         self.progress.update(
             samples=metrics.samples,
-            trainLoss=metrics.loss,
+            trainLoss=metrics.train_loss,
             samplesPerSecond=speed.samples_per_second,
             remainingSeconds=speed.remaining_seconds,
             mfu=mfu,

@@ -16,7 +16,6 @@ class Records:
 
     def __init__(self, path: Path, step: int) -> None:
         """Open ``path`` for appending after ``step``: later and incomplete lines are dropped."""
-        self.path = path
         drop_after(path, step)
         self._file = path.open("a", buffering=1)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from fluxtrain.checkpoint import RunState
 from fluxtrain.contract.launch import LOSS_FILE, METRICS_FILE, MLPERF_FILE, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.replicas import replicas
@@ -17,6 +16,7 @@ from fluxtrain.evaluate import Evaluation
 from fluxtrain.mlperf import MLPerfLog, RunFacts
 from fluxtrain.report.console import Console, duration
 from fluxtrain.report.records import Records, read_records
+from fluxtrain.run_state import RunState
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class StepMetrics:
 
     step: int
     samples: int
-    loss: float
+    train_loss: float
     grad_norm: float
     learning_rate: float
 
@@ -90,11 +90,7 @@ class RunLogs:
         rate = speed.samples_per_second
         self._records.write(
             {
-                "step": metrics.step,
-                "samples": metrics.samples,
-                "train_loss": metrics.loss,
-                "grad_norm": metrics.grad_norm,
-                "learning_rate": metrics.learning_rate,
+                **asdict(metrics),
                 "samples_per_second": rate,
                 "seconds": seconds,
                 "data_wait_seconds": data_wait_seconds,
@@ -102,11 +98,11 @@ class RunLogs:
         )
         self._mlperf.tracked_stats(
             metrics.samples,
-            {"throughput": rate, "loss": metrics.loss, "lr": metrics.learning_rate},
+            {"throughput": rate, "loss": metrics.train_loss, "lr": metrics.learning_rate},
         )
         self._console.step_line(
             metrics.step,
-            metrics.loss,
+            metrics.train_loss,
             rate,
             metrics.learning_rate,
             metrics.grad_norm,

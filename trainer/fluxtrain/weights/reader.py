@@ -25,13 +25,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fluxtrain import checkpoint
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.validation import validate
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.model.tensor_names import Entry, Shape, entries
+from fluxtrain.run_state import latest, read_config
 from fluxtrain.safetensors_file import Span, read_header, read_tensor
 
 _PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "model.")
@@ -55,7 +55,7 @@ class Weights(Protocol):
 def open_weights(path: Path) -> Weights:
     """Return the weights at ``path``; raise DataError if its layout is not in the table above."""
     if path.is_dir():
-        newest = checkpoint.latest(path / CHECKPOINTS_FOLDER)
+        newest = latest(path / CHECKPOINTS_FOLDER)
         if newest or (path / "DONE").exists():
             return _CheckpointWeights(newest or path)
         if (path / "transformer").is_dir():
@@ -158,15 +158,17 @@ class _CheckpointWeights:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        values = checkpoint.read_config(path).get("model")
+        values = read_config(path).get("model")
         self.model = validate(ModelConfig, values, f"{path}/config.json: model")
         self.shapes = {entry.name: entry.shape for entry in entries(self.model)}
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors, reading a gigabyte of them at once."""
+        from fluxtrain.checkpoint import load  # a second of imports
+
         for group in _groups(names, self.shapes):
             state = {f"model.{name}": torch.empty(self.shapes[name]) for name in group}
-            checkpoint.load(self.path, state)
+            load(self.path, state)
             yield from ((name, state[f"model.{name}"]) for name in group)
 
 

@@ -17,11 +17,12 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from fluxtrain.files import exclusive_lock
 from fluxtrain.prepare.download.file import fetch
 from fluxtrain.prepare.download.http import DownloadError, HttpClient
 from fluxtrain.prepare.download.manifest import VERIFIED, Entry, read_manifest
 from fluxtrain.prepare.progress import Advance
-from fluxtrain.prepare.staging_dir import exclusive_lock, storage_errors
+from fluxtrain.prepare.staging_dir import storage_errors
 
 _MAX_FAILURES_SHOWN = 10
 
