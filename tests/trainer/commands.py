@@ -1,10 +1,24 @@
-"""The command line ``fluxtrain`` as a process of its own."""
+"""The command line ``fluxtrain`` as a process that is forked, with its trainers, from the fork server."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from tests.trainer import ranks
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from fluxtrain.cli import main
+from fluxtrain.launch import rank
 
 
 def environment() -> dict[str, str]:
@@ -17,13 +31,107 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "fluxtrain.cli", *arguments]
 
 
+class Forked:
+    """A function that runs in its own process group."""
+
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        self._process = ranks.FORKED.Process(target=_run_in_group, args=(function, *arguments))
+        ranks.start_process(self._process)
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while the process runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Return the exit code, None if the process still runs after ``timeout`` seconds."""
+        self._process.join(timeout)
+        return self.poll()
+
+    def send_signal(self, signum: signal.Signals) -> None:
+        """Send ``signum`` to the process, not to its group."""
+        os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        """Kill the process group if the process runs; trainers end with it."""
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+
+
+def start(*arguments: str, log: Path, errors: Path | None = None, **variables: str) -> Forked:
+    """Start ``fluxtrain ARGUMENTS``; write stdout to ``log``, stderr to ``errors`` (default: ``log``)."""
+    return Forked(run_command, arguments, {**environment(), **variables}, log, errors or log)
+
+
 def fluxtrain(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run ``fluxtrain ARGUMENTS`` to its end, whatever its exit code."""
-    return subprocess.run(
-        command(*arguments),
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=300,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        out, errors = Path(folder) / "stdout", Path(folder) / "stderr"
+        process = start(*arguments, log=out, errors=errors)
+        code = process.wait(300)
+        process.kill()
+        assert code is not None, f"still running after 300 s: {errors.read_text()}"
+        return subprocess.CompletedProcess(arguments, code, out.read_text(), errors.read_text())
+
+
+def run_command(
+    arguments: tuple[str, ...], variables: Mapping[str, str], log: Path, errors: Path
+) -> None:
+    """Run ``fluxtrain ARGUMENTS`` in this process, and its trainers as forks of it."""
+    _replace_environment(variables)
+    ranks.redirect(log, errors)
+    with mock.patch.object(SubprocessHandler, "_popen", _fork_trainer):
+        _exit(main(list(arguments)))
+
+
+def _run_in_group(function: Callable[..., object], *arguments: object) -> None:
+    os.setsid()
+    function(*arguments)
+
+
+def _fork_trainer(handler: SubprocessHandler, command: tuple[str, ...], env: Any) -> _Trainer:
+    assert command[1:] == ("-u", "-m", "fluxtrain.launch.rank"), command
+    return _Trainer(env)
+
+
+class _Trainer:
+    """What torchrun uses of `subprocess.Popen`, for a trainer that is forked from its agent."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                signal.signal(signum, signal.SIG_DFL)
+            _replace_environment(variables)
+            torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
+            _exit(rank.main())
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("trainer", timeout)
+            time.sleep(0.01)
+        return code
+
+
+def _replace_environment(variables: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+def _exit(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -15,19 +16,13 @@ from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World, process_group
 from fluxtrain.errors import FluxtrainError
+from fluxtrain.launch.torchrun import MALLOC_SETTINGS
 from fluxtrain.train import train
 
 Run = Callable[[RunConfig, RunPaths, World], object]
 CPU = torch.device("cpu")
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(
-    [
-        "fluxtrain.launch.rank",
-        "matplotlib.pyplot",
-        "transformers.models.t5.modeling_t5",
-        "transformers.models.clip.modeling_clip",
-    ]
-)
+FORKED.set_forkserver_preload(["tests.trainer.preloaded"])
 
 
 def _run_rank(run: Run, config: RunConfig, paths: RunPaths, rank: int, size: int) -> None:
@@ -35,9 +30,8 @@ def _run_rank(run: Run, config: RunConfig, paths: RunPaths, rank: int, size: int
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # for loader processes, as under torchrun
     paths.output.mkdir(parents=True, exist_ok=True)
-    log = os.open(paths.output / f"rank_{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    for stream in (1, 2):
-        os.dup2(log, stream)
+    log = paths.output / f"rank_{rank}.txt"
+    redirect(log, log)
     try:
         run(config, paths, World(rank, rank, size, CPU))
     except FluxtrainError as error:
@@ -52,8 +46,21 @@ def start(run: Run, config: RunConfig, paths: RunPaths, size: int = 1) -> list[F
         for rank in range(size)
     ]
     for process in ranks:
-        process.start()
+        start_process(process)
     return ranks
+
+
+def start_process(process: ForkServerProcess) -> None:
+    """Start ``process``; the first one starts the fork server, with the variables of a trainer."""
+    with mock.patch.dict(os.environ, MALLOC_SETTINGS, OMP_NUM_THREADS="1"):
+        process.start()
+
+
+def redirect(log: Path, errors: Path) -> None:
+    """Write this process's stdout to ``log`` and its stderr to ``errors``."""
+    out = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out if errors == log else os.open(errors, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
 
 
 def finish(run: Run, config: RunConfig, paths: RunPaths, size: int = 1) -> list[int | None]:

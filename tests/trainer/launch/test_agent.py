@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +15,10 @@ from uuid import uuid4
 import pytest
 from cluster.free_ports import free_port
 from tests.first_process import catches, first_process
+from tests.trainer.commands import Forked, command, start
+from tests.trainer.outputs import ledger, losses, mlperf_values
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from fluxtrain.contract.launch import ENV_CONFIG, RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
@@ -24,31 +26,25 @@ from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, EXIT_STORAGE, EXIT_USAGE
 
 pytestmark = pytest.mark.slow
 
-Process = subprocess.Popen[bytes]
+STEPS = 200
+HEARTBEAT = {"keep_alive_interval": 1, "keep_alive_max_attempt": 3}
 SLOW = {
     "preset": "micro",
-    "schedule": {"steps": 400},
+    "schedule": {"steps": STEPS},
     "checkpoint": {"every_steps": 10},
     "evaluation": {"every_samples": 0, "at_end": False},
     "logging": {"every_steps": 1, "metrics_port": 0, "ledger": True},
 }
 
 
-PEER = """
-import time
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-settings = dict(is_host=0, last_call_timeout=2, keep_alive_interval=1, keep_alive_max_attempt=3)
-settings["local_addr"] = "127.0.0.1"
-parameters = RendezvousParameters("c10d", "{endpoint}", "{job}", {min_nodes}, 2, **settings)
-handler = get_rendezvous_handler(parameters)
-size = handler.next_rendezvous().world_size
-"""
-WAIT_FOR_NODES = """
-print("joined", size, flush=True)
-while not handler.num_nodes_waiting():
-    time.sleep(0.1)
-"""
+def join(endpoint: str, job: str, min_nodes: int, joined: Path, wait_for_nodes: bool) -> None:
+    """Join the rendezvous as an agent does and write its size; then, on request, wait for another node."""
+    settings = {"is_host": 0, "last_call_timeout": 2, "local_addr": "127.0.0.1"} | HEARTBEAT
+    parameters = RendezvousParameters("c10d", endpoint, job, min_nodes, 2, **settings)
+    handler = get_rendezvous_handler(parameters)
+    joined.write_text(str(handler.next_rendezvous().world_size))
+    while wait_for_nodes and not handler.num_nodes_waiting():
+        time.sleep(0.1)
 
 
 class Agents:
@@ -56,32 +52,28 @@ class Agents:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port, self.job = folder, free_port(), uuid4().hex
-        self.processes: list[Process] = []
+        self.output = folder / "output"
+        self.processes: list[Forked] = []
         self.configure({})
 
     def configure(self, changes: dict[str, Any]) -> None:
         config = resolve(merge(SLOW, changes))
         (self.folder / "config.json").write_text(config.model_dump_json())
 
-    def start(self, *arguments: str, **environment: str) -> Process:
-        with (self.folder / f"{arguments[0]}_{len(self.processes)}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "fluxtrain.cli", *arguments],
-                env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+    def start(self, *arguments: str, **environment: str) -> Forked:
+        log = self.folder / f"{arguments[0]}_{len(self.processes)}.log"
+        return self.add(start(*arguments, log=log, **environment))
+
+    def add(self, process: Forked) -> Forked:
         self.processes.append(process)
         return process
 
-    def store(self) -> Process:
+    def store(self) -> Forked:
         return self.start("rendezvous", f"--port={self.port}")
 
-    def agent(self, read_timeout: int = 60, nodes: str = "1:2", **more: str) -> Process:
-        paths = RunPaths(self.folder / "output", self.folder, self.folder)
-        quick = "is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
-        quick += f",read_timeout={read_timeout}"
+    def agent(self, read_timeout: int = 60, nodes: str = "1:2", **more: str) -> Forked:
+        paths = RunPaths(self.output, self.folder, self.folder)
+        settings = {"is_host": 0, "last_call_timeout": 2, "read_timeout": read_timeout} | HEARTBEAT
         log = self.folder / f"termination_{len(self.processes)}.json"
         log.touch()  # as kubelet does
         return self.start(
@@ -94,7 +86,7 @@ class Agents:
             PET_RDZV_BACKEND="c10d",
             PET_RDZV_ENDPOINT=f"127.0.0.1:{self.port}",
             PET_RDZV_ID=self.job,
-            PET_RDZV_CONF=quick,
+            PET_RDZV_CONF=",".join(f"{key}={value}" for key, value in settings.items()),
             PET_LOCAL_ADDR="127.0.0.1",
             PET_MAX_RESTARTS="100",
             PET_MONITOR_INTERVAL="0.2",
@@ -102,20 +94,15 @@ class Agents:
             **more,
         )
 
-    def peer(self, code: str = "", min_nodes: int = 1) -> Process:
-        """Start a process that joins the rendezvous as an agent does, then runs ``code``."""
-        program = PEER.format(endpoint=f"127.0.0.1:{self.port}", job=self.job, min_nodes=min_nodes)
-        with (self.folder / "peer.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", program + code], stdout=log, start_new_session=True
-            )
-        self.processes.append(process)
-        return process
+    def peer(self, min_nodes: int = 1, wait_for_nodes: bool = False) -> Forked:
+        """Start a process that joins the rendezvous as an agent does."""
+        joined = self.folder / "joined"
+        arguments = (f"127.0.0.1:{self.port}", self.job, min_nodes, joined, wait_for_nodes)
+        return self.add(Forked(join, *arguments))
 
     def step(self) -> int:
         try:
-            lines = (self.folder / "output" / "metrics.jsonl").read_text().splitlines()
-            return int(json.loads(lines[-1])["step"]) if lines else 0
+            return max(losses(self.output), default=0)
         except (OSError, ValueError):
             return 0
 
@@ -148,52 +135,33 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     agents = Agents(tmp_path)
     yield agents
     for process in agents.processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def losses_of(folder: Path) -> list[float]:
-    return [record["train_loss"] for record in records_of(folder)]
-
-
-def steps_of(folder: Path) -> list[int]:
-    return [record["step"] for record in records_of(folder)]
-
-
-def records_of(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "output" / "metrics.jsonl").read_text().splitlines()
-    return [record for line in lines if "train_loss" in (record := json.loads(line))]
+        process.kill()
 
 
 def test_training_survives_the_loss_of_the_store_or_an_agent(agents: Agents) -> None:
     store, first, second = agents.store(), agents.agent(), agents.agent()
     agents.wait_for_step(10)
-    os.killpg(store.pid, signal.SIGKILL)
-    store.wait()
+    store.kill()
     time.sleep(1)
     agents.store()
     here = agents.step()
     agents.wait_for_step(here + 15)
-    os.killpg(second.pid, signal.SIGKILL)
-    second.wait()
+    second.kill()
     here = agents.step()
     agents.wait_for_step(here + 15)
     assert first.wait(timeout=240) == EXIT_OK, agents.logs()
-    assert steps_of(agents.folder) == list(range(1, 401))
+    assert list(losses(agents.output)) == list(range(1, STEPS + 1))
     (message,) = agents.termination_messages()
-    assert (message["rank"], message["step"], message["checkpointStep"]) == (0, 400, 400)
-    assert message["trainLoss"] == losses_of(agents.folder)[-1]
+    assert (message["rank"], message["step"], message["checkpointStep"]) == (0, STEPS, STEPS)
+    assert message["trainLoss"] == losses(agents.output)[STEPS]
     assert 0 < message["trainSecondsBefore"] < message["trainSeconds"]
     assert 0 < message["firstStepTime"] < message["lastStepTime"]
     assert "message" not in message, "there was no error"
 
 
-def ranks_of(folder: Path) -> list[int]:
-    """Return the number of ranks after each resume, from the MLPerf log."""
-    lines = (folder / "output" / "mlperf.log").read_text().splitlines()
-    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
-    return [event["value"]["num_ranks"] for event in events if event["key"] == "run_resumed"]
+def ranks_of(agents: Agents) -> list[int]:
+    """Return the number of ranks after each resume."""
+    return [value["num_ranks"] for value in mlperf_values(agents.output, "run_resumed")]
 
 
 def test_training_continues_when_one_of_three_agents_is_replaced(
@@ -205,20 +173,15 @@ def test_training_continues_when_one_of_three_agents_is_replaced(
     started = [agents.agent(nodes="2:3") for _ in range(3)]
     agents.wait_for_step(15)
     lost = started.pop()
-    os.killpg(lost.pid, signal.SIGKILL)
-    lost.wait()
-    agents.wait_for(lambda: 2 in ranks_of(agents.folder))
+    lost.kill()
+    agents.wait_for(lambda: 2 in ranks_of(agents))
     here = agents.step()
     agents.wait_for_step(here + 15)
     started.append(agents.agent(nodes="2:3"))
-    agents.wait_for(lambda: ranks_of(agents.folder)[-1] == 3)
+    agents.wait_for(lambda: ranks_of(agents)[-1] == 3)
     assert [agent.wait(timeout=240) for agent in started] == [EXIT_OK] * 3, agents.logs()
-    assert steps_of(agents.folder) == list(range(1, 401))
-    used: dict[int, list[int]] = {}
-    for path in (agents.folder / "output" / "ledger").glob("rank_*.jsonl"):
-        for record in map(json.loads, path.read_text().splitlines()):
-            used.setdefault(record["step"], []).extend(record["indices"])
-    assert {len(indices) for indices in used.values()} == {16}
+    assert list(losses(agents.output)) == list(range(1, STEPS + 1))
+    assert {len(indices) for indices in ledger(agents.output).values()} == {16}
 
 
 def test_training_survives_a_node_that_is_lost_while_it_joins(agents: Agents) -> None:
@@ -241,10 +204,11 @@ def test_an_agent_that_was_removed_joins_again_and_does_not_train_in_parallel(
     agents.wait_for(lambda: agents.step() >= 1)
     os.kill(agent.pid, signal.SIGSTOP)  # the agent; its trainer continues
     time.sleep(4)
-    others = agents.peer(WAIT_FOR_NODES)
-    agents.wait_for(lambda: "joined 1" in (agents.folder / "peer.log").read_text())
+    other = agents.peer(wait_for_nodes=True)
+    agents.wait_for(lambda: (agents.folder / "joined").exists())
+    assert (agents.folder / "joined").read_text() == "1"
     os.kill(agent.pid, signal.SIGCONT)
-    assert others.wait(timeout=60) == 0, agents.logs()
+    assert other.wait(timeout=60) == 0, agents.logs()
 
 
 def test_a_stop_saves_a_checkpoint_and_returns_its_exit_code(agents: Agents) -> None:
@@ -253,9 +217,9 @@ def test_a_stop_saves_a_checkpoint_and_returns_its_exit_code(agents: Agents) -> 
     agents.wait_for_step(5)
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(timeout=60) == EXIT_STOPPED, agents.logs()
-    assert list((agents.folder / "output" / "checkpoints").glob("step_*/DONE"))
+    assert list((agents.output / "checkpoints").glob("step_*/DONE"))
     (message,) = agents.termination_messages()
-    assert message["step"] == message["checkpointStep"] == steps_of(agents.folder)[-1]
+    assert message["step"] == message["checkpointStep"] == max(losses(agents.output))
     assert "stopped by SIGTERM" in message["message"]
     assert message["trainSecondsBefore"] == 0, "there was no earlier training"
 
@@ -285,7 +249,7 @@ def test_a_stop_before_enough_nodes_have_joined_ends_the_agent(agents: Agents) -
     """Else the pod would run until the end of its grace period: process 1 ignores unhandled signals."""
     store, agent = agents.store(), agents.agent(nodes="2:2")
     agents.wait_for(lambda: catches(agent.pid, signal.SIGTERM))
-    time.sleep(4)  # it is connected to the store and waits for the other
+    time.sleep(2)  # it is connected to the store and waits for the other
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(timeout=20) == EXIT_STOPPED, agents.logs()
     (message,) = agents.termination_messages()
@@ -298,8 +262,7 @@ def test_process_1_of_a_container_handles_a_stop_from_the_start(tmp_path: Path) 
     """It waits for its file here; the kernel ignores a SIGTERM without a handler."""
     file = tmp_path / "job.yaml"
     os.mkfifo(file)
-    command = [sys.executable, "-m", "fluxtrain.cli", "run", str(file)]
-    with first_process(command) as (process, pid):
+    with first_process(command("run", str(file))) as (process, pid):
         while not catches(pid, signal.SIGTERM):
             time.sleep(0.1)
         os.kill(pid, signal.SIGTERM)
@@ -322,7 +285,7 @@ def test_a_pod_without_its_gpus_fails_before_training_starts(agents: Agents) -> 
     (message,) = agents.termination_messages()
     assert message["message"].startswith("spec.gpusPerNode: got 8; torch sees 0 GPUs in this pod")
     assert "HIP_VISIBLE_DEVICES='-1'" in message["message"]
-    assert not (agents.folder / "output" / "metrics.jsonl").exists()
+    assert not (agents.output / "metrics.jsonl").exists()
 
 
 def test_a_store_whose_port_is_in_use_fails(agents: Agents) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,7 +17,7 @@ import pytest
 from cluster.free_ports import free_port
 from tests.paths import MICRO
 from tests.trainer import ranks
-from tests.trainer.commands import environment
+from tests.trainer.commands import start
 from tests.trainer.tiny_encoders import write_encoders
 from tests.trainer.tiny_model import random_flux, save_flux, tiny_model
 
@@ -73,36 +71,26 @@ def ended(processes: list[Any]) -> bool:
     return all(process.exitcode is not None for process in processes)
 
 
-def slow_run(folder: Path, port: int) -> subprocess.Popen[str]:
-    """Start a run of one step with a long evaluation before and a long sampling after it."""
-    flags = [
-        f"--logging.metrics_port={port}",
-        "--schedule.steps=1",
-        "--data.synthetic.validation_samples=6000",
-        "--evaluation.batch_size=1",
-        "--evaluation.at_start=true",
-        "--evaluation.at_end=false",
-        "--sampling.at_end=true",
-        "--sampling.num_steps=1000",
-    ]
-    paths = ["--output", str(folder / "run"), "--models", str(write_encoders(folder))]
-    command = [sys.executable, "-m", "fluxtrain.cli", "run", str(MICRO), *paths]
-    return subprocess.Popen(
-        [*command, *flags],
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+SLOW_FLAGS = (
+    "--schedule.steps=1",
+    "--data.synthetic.validation_samples=6000",
+    "--evaluation.batch_size=1",
+    "--evaluation.at_start=true",
+    "--evaluation.at_end=false",
+    "--sampling.at_end=true",
+    "--sampling.num_steps=1000",
+)
+"""A run of one step with a long evaluation before and a long sampling after it."""
 
 
 def test_every_phase_of_a_run_is_reported_with_signs_of_progress(tmp_path: Path) -> None:
-    port = free_port()
-    process = slow_run(tmp_path, port)
+    port, log = free_port(), tmp_path / "log"
+    paths = ["--output", str(tmp_path / "run"), "--models", str(write_encoders(tmp_path))]
+    flags = (f"--logging.metrics_port={port}", *SLOW_FLAGS)
+    process = start("run", str(MICRO), *paths, *flags, log=log)
     polled = list(follow(port, lambda: process.poll() is not None))
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
+    errors = log.read_text()
+    assert process.poll() == 0, errors
     assert "Traceback" not in errors, "a client that disconnects is not logged"
     responses = [progress for _, progress in polled]
     assert {progress["rank"] for progress in responses} == {0}, "from the first response on"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -15,12 +14,16 @@ import pytest
 import torch
 from tests.paths import MICRO
 from tests.trainer.commands import fluxtrain
+from tests.trainer.outputs import losses
 
-from fluxtrain import checkpoint
+from fluxtrain import run_state
+from fluxtrain.cli import main
 from fluxtrain.data.empty_text import write_empty_text
 from fluxtrain.data.sample_writer import Sample
 from fluxtrain.data.shard_writer import ShardWriter
 from fluxtrain.errors import EXIT_DIVERGED, EXIT_STORAGE, EXIT_USAGE
+from fluxtrain.launch import torchrun
+from fluxtrain.safetensors_file import read_header
 
 pytestmark = pytest.mark.slow
 
@@ -147,13 +150,14 @@ def test_an_unwritable_output_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_two_runs_do_not_write_to_one_output(tmp_path: Path) -> None:
-    from fluxtrain.launch.torchrun import lock_output
-
-    with lock_output(tmp_path / "run"):
-        done = run(tmp_path)
-    assert done.returncode == EXIT_STORAGE
-    assert "another run is writing there" in done.stderr
+def test_two_runs_do_not_write_to_one_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torchrun, "_LOCK_TIMEOUT_SECONDS", 0.3)
+    command = ["run", str(MICRO), "--output", str(tmp_path), "--logging.metrics_port=0"]
+    with torchrun.lock_output(tmp_path):
+        assert main(command) == EXIT_STORAGE
+    assert f"--output {tmp_path}: another run is writing there" in capsys.readouterr().err
 
 
 def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -166,9 +170,9 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path: Path
     assert "the training loss is" in done.stderr
     assert "the checkpoint of step 4 is kept" in done.stderr
     assert "Traceback" not in done.stderr
-    newest = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    newest = run_state.latest(tmp_path / "run" / "checkpoints")
     assert newest is not None
-    assert checkpoint.read_state(newest).step == 4
+    assert run_state.read_state(newest).step == 4
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -182,9 +186,9 @@ def test_a_gradient_that_is_not_finite_fails_the_run_with_a_finite_loss(
     assert "the gradient norm is not finite at step 2; the checkpoint of step 1 is" in done.stderr
     assert "the training loss" not in done.stderr
     assert "Traceback" not in done.stderr
-    newest = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    newest = run_state.latest(tmp_path / "run" / "checkpoints")
     assert newest is not None
-    assert checkpoint.read_state(newest).step == 1
+    assert run_state.read_state(newest).step == 1
 
 
 @pytest.mark.parametrize("limit", ["1e-300", "1e12"])
@@ -217,23 +221,20 @@ def test_fillers_are_not_counted_as_unreadable_samples(tmp_path: Path, processes
         "--data.max_bad_fraction=0.5",
         "--logging.every_steps=1",
     ]
-    messages, losses = list[list[str]](), list[list[float]]()
+    messages, found = list[list[str]](), list[dict[int, float]]()
     for number in (1, processes):
         output = tmp_path / f"run_{number}"
         done = run(tmp_path, *flags, f"--processes={number}", output=output)
         assert done.returncode == 0, done.stderr
         # ranks share one stderr, so another message may follow on the same line
         messages.append(re.findall(r"skipped an unreadable sample: .*?: not finite", done.stderr))
-        rows = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
-        losses.append([row["train_loss"] for row in rows if "train_loss" in row])
+        found.append(losses(output))
     assert messages[0] == messages[1]
     assert len(messages[0]) == 2  # two epochs
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
 def damage_one_latent(shard: Path, row: int = 3) -> None:
-    from fluxtrain.safetensors_file import read_header
-
     span = read_header(shard)["mean"]
     with shard.open("r+b") as file:
         file.seek(span.offset + row * span.row_bytes)
@@ -264,6 +265,6 @@ def test_a_full_disk_is_named_and_saved_checkpoints_stay_complete(
     assert done.returncode == EXIT_STORAGE, done.stderr
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
-    newest = checkpoint.latest(output / "checkpoints")
+    newest = run_state.latest(output / "checkpoints")
     assert newest is not None
-    assert checkpoint.read_state(newest).step >= 2
+    assert run_state.read_state(newest).step >= 2

@@ -17,6 +17,8 @@ import torch
 from diffusers import FluxTransformer2DModel
 from safetensors.torch import load_file, save_file
 from tests.paths import MICRO
+from tests.trainer.commands import fluxtrain
+from tests.trainer.tiny_model import SMALL
 from torch import Tensor
 
 from fluxtrain.cli import main
@@ -27,22 +29,12 @@ from fluxtrain.model.latents import image_ids, text_ids
 from fluxtrain.model.tensor_names import entries
 from fluxtrain.weights import open_weights, write_weights
 
-SMALL = ModelConfig(
-    in_channels=16,
-    vec_in_dim=40,
-    context_in_dim=48,
-    hidden_size=64,
-    num_heads=2,
-    depth=2,
-    depth_single_blocks=3,
-    axes_dim=(8, 12, 12),
-    guidance_embed=True,
-)
+GUIDED = SMALL.model_copy(update={"guidance_embed": True})
 SHAPES = {
-    "guided": SMALL,
-    "schnell-like": SMALL.model_copy(update={"guidance_embed": False}),
-    "only double": SMALL.model_copy(update={"depth_single_blocks": 0}),
-    "only single": SMALL.model_copy(update={"depth": 0}),
+    "guided": GUIDED,
+    "schnell-like": SMALL,
+    "only double": GUIDED.model_copy(update={"depth_single_blocks": 0}),
+    "only single": GUIDED.model_copy(update={"depth": 0}),
 }
 
 
@@ -120,7 +112,7 @@ def test_weights_from_diffusers_are_bit_equal(model: ModelConfig, tmp_path: Path
 
 
 def test_prefixes_and_other_norm_names_are_read(tmp_path: Path) -> None:
-    state = random_state(SMALL)
+    state = random_state(GUIDED)
     renamed = {
         "model.diffusion_model." + name.replace("norm.scale", "norm.weight"): tensor
         for name, tensor in state.items()
@@ -132,7 +124,7 @@ def test_prefixes_and_other_norm_names_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_weights_are_rounded_once_to_the_dtype(dtype: str, tmp_path: Path) -> None:
-    state = random_state(SMALL)
+    state = random_state(GUIDED)
     source = bfl_file(tmp_path / "a.safetensors", state)
     output = tmp_path / "b.safetensors"
     assert main(["export", str(source), "--output", str(output), "--dtype", dtype]) == EXIT_OK
@@ -141,10 +133,9 @@ def test_weights_are_rounded_once_to_the_dtype(dtype: str, tmp_path: Path) -> No
 
 
 def run_micro(output: Path, *more: str) -> None:
-    command = [sys.executable, "-m", "fluxtrain.cli", "run", str(MICRO), "--output", str(output)]
-    command += ["--logging.metrics_port=0", "--schedule.steps=4", "--evaluation.every_samples=0"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, *more], check=True, capture_output=True, env=env)
+    flags = ["--logging.metrics_port=0", "--schedule.steps=4", "--evaluation.every_samples=0"]
+    done = fluxtrain("run", str(MICRO), "--output", str(output), *flags, *more)
+    assert done.returncode == EXIT_OK, done.stderr
 
 
 def test_a_trained_run_is_exported_and_another_starts_from_it(tmp_path: Path) -> None:
@@ -188,7 +179,7 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("change", "message"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES]
 )
 def test_incomplete_weights_are_refused(change: Any, message: str, tmp_path: Path) -> None:
-    state = random_state(SMALL)
+    state = random_state(GUIDED)
     change(state)
     source = bfl_file(tmp_path / "bad.safetensors", state)
     with pytest.raises(DataError, match=message):
@@ -211,7 +202,7 @@ def test_pickles_and_empty_folders_are_refused(
 def test_an_existing_file_is_not_overwritten(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = bfl_file(tmp_path / "a.safetensors", random_state(SMALL))
+    source = bfl_file(tmp_path / "a.safetensors", random_state(GUIDED))
     before = source.read_bytes()
     assert main(["export", str(source), "--output", str(source)]) == EXIT_USAGE
     assert "exists already" in capsys.readouterr().err
@@ -221,19 +212,19 @@ def test_an_existing_file_is_not_overwritten(
 def test_a_killed_export_leaves_nothing_and_can_be_repeated(
     tmp_path: Path,
 ) -> None:
-    model = SMALL.model_copy(update={"hidden_size": 256, "num_heads": 8})
+    model = GUIDED.model_copy(update={"hidden_size": 256, "num_heads": 8})
     source = bfl_file(tmp_path / "a.safetensors", random_state(model))
     began = time.monotonic()
     whole = convert(source, tmp_path / "whole", "diffusers", shard_bytes=10**7)
     undisturbed = time.monotonic() - began
     expected = {path.name: path.read_bytes() for path in whole.iterdir()}
     output, met = tmp_path / "out", 0
-    for attempt in range(12):
+    for attempt in range(6):
         child = os.fork()
         if child == 0:
             convert(source, output, "diffusers", shard_bytes=10**7)
             os._exit(0)
-        time.sleep(undisturbed * attempt / 12)
+        time.sleep(undisturbed * attempt / 6)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         met += os.WIFSIGNALED(status)
@@ -247,8 +238,8 @@ def test_a_killed_export_leaves_nothing_and_can_be_repeated(
 
 
 def test_memory_is_far_below_the_size_of_the_model(tmp_path: Path) -> None:
-    model = SMALL.model_copy(
-        update={"hidden_size": 1024, "num_heads": 32, "depth_single_blocks": 6}
+    model = GUIDED.model_copy(
+        update={"hidden_size": 512, "num_heads": 16, "depth_single_blocks": 6}
     )
     source = bfl_file(tmp_path / "a.safetensors", random_state(model))
     program = (
