@@ -111,27 +111,15 @@ class _Location:
 
 
 class _FileWeights:
-    """Weights in BFL's layout, in one or several safetensors files."""
+    """Weights in safetensors files; diffusers' are in parts and have the halves of a tensor swapped."""
 
-    def __init__(self, path: Path, locations: dict[str, _Location]) -> None:
-        self.path, self._locations = path, locations
-        self.shapes = {name: location.span.shape for name, location in locations.items()}
-        self.model = _infer_model(path, self.shapes, _BFL)
-
-    def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors."""
-        for name in names:
-            yield name, self._locations[name].read()
-
-
-class _DiffusersWeights:
-    """Weights in diffusers' layout; reading concatenates the parts of a tensor and swaps its halves back."""
-
-    def __init__(self, path: Path, locations: dict[str, _Location]) -> None:
+    def __init__(self, path: Path, locations: dict[str, _Location], keys: _ShapeKeys) -> None:
         self.path, self._locations = path, locations
         shapes = {name: location.span.shape for name, location in locations.items()}
-        self.model = _infer_model(path, shapes, _DIFFUSERS)
+        self.model = _infer_model(path, shapes, keys)
         named = {entry.name: entry for entry in entries(self.model)}
+        if keys is _BFL:
+            named = {name: Entry(name, e.shape, ((name, e.shape[0]),)) for name, e in named.items()}
         self._entries = {
             name: entry
             for name, entry in named.items()
@@ -139,18 +127,19 @@ class _DiffusersWeights:
         }
         used = {part for entry in self._entries.values() for part, _ in entry.parts}
         self.shapes = {name: self._shape(entry) for name, entry in self._entries.items()}
-        self.shapes |= {name: locations[name].span.shape for name in locations if name not in used}
+        self.shapes |= {name: shape for name, shape in shapes.items() if name not in used}
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors."""
         for name in names:
             entry = self._entries[name]
-            rows = torch.cat([self._locations[part].read() for part, _ in entry.parts])
+            first, *others = (self._locations[part].read() for part, _ in entry.parts)
+            rows = torch.cat([first, *others]) if others else first
             yield name, torch.cat(rows.chunk(2)[::-1]) if entry.swapped else rows
 
     def _shape(self, entry: Entry) -> Shape:
-        shapes = [self._locations[part].span.shape for part, _ in entry.parts]
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        first, *others = (self._locations[part].span.shape for part, _ in entry.parts)
+        return (sum(shape[0] for shape in (first, *others)), *first[1:]) if others else first
 
 
 class _CheckpointWeights:
@@ -182,9 +171,9 @@ def _open_files(path: Path, files: list[Path]) -> Weights:
     locations = _without_prefix(locations)
     if "img_in.weight" in locations:
         named = {_scale_name(name): location for name, location in locations.items()}
-        return _FileWeights(path, named)
+        return _FileWeights(path, named, _BFL)
     if "x_embedder.weight" in locations:
-        return _DiffusersWeights(path, locations)
+        return _FileWeights(path, locations, _DIFFUSERS)
     names = ", ".join(sorted(locations)[:3])
     raise DataError(f"{path}: neither BFL's nor diffusers' FLUX transformer (it has {names} ...)")
 
