@@ -65,14 +65,16 @@ def spoiled(
 
 INF, NAN = float("inf"), float("nan")
 # ranks, step of the bad gradient, its value, config, step of the checkpoint that is kept
-BAD_STEPS = [
+BAD_STEPS: list[Any] = [
     (1, 1, INF, make_config(log=1, save=1, steps=4), None),
     (2, 1, NAN, make_config(log=10, save=2, steps=4), None),
     (1, 5, NAN, make_config(log=10, save=2, steps=8), 4),
-    (2, 5, INF, make_config(log=10, save=2, steps=8), 4),
+    pytest.param(2, 5, INF, make_config(log=10, save=2, steps=8), 4, marks=pytest.mark.slow),
     (1, 6, INF, make_config(log=2, save=2, steps=6), 4),  # a log, a save and the last step
-    (2, 6, -INF, make_config(log=3, save=2, steps=6), 4),
-    (3, 3, INF, make_config(log=7, save=0, steps=8), None),  # detected four steps later
+    pytest.param(2, 6, -INF, make_config(log=3, save=2, steps=6), 4, marks=pytest.mark.slow),
+    pytest.param(
+        3, 3, INF, make_config(log=7, save=0, steps=8), None, marks=pytest.mark.slow
+    ),  # detected four steps later
     (1, 3, INF, make_config(log=50, save=0, steps=6, evaluate=4), None),
 ]
 

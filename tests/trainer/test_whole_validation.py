@@ -137,6 +137,7 @@ def test_a_loss_that_is_not_finite_on_readable_samples_is_divergence(
     assert_no_result(paths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2])
 def test_unreadable_images_are_treated_alike(tmp_path: Path, size: int) -> None:
     for part in ("train", "validation"):

@@ -73,12 +73,12 @@ def ended(processes: list[Any]) -> bool:
 
 SLOW_FLAGS = (
     "--schedule.steps=1",
-    "--data.synthetic.validation_samples=6000",
+    "--data.synthetic.validation_samples=2000",
     "--evaluation.batch_size=1",
     "--evaluation.at_start=true",
     "--evaluation.at_end=false",
     "--sampling.at_end=true",
-    "--sampling.num_steps=1000",
+    "--sampling.num_steps=400",
 )
 """A run of one step with a long evaluation before and a long sampling after it."""
 

@@ -237,6 +237,7 @@ def test_a_killed_export_leaves_nothing_and_can_be_repeated(
     assert not list(tmp_path.glob(".*")), "no partial file is left"
 
 
+@pytest.mark.slow
 def test_memory_is_far_below_the_size_of_the_model(tmp_path: Path) -> None:
     model = GUIDED.model_copy(
         update={"hidden_size": 512, "num_heads": 16, "depth_single_blocks": 6}
