@@ -31,7 +31,8 @@ from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 from transformers.utils.logging import disable_progress_bar
 
 from fluxtrain.data.dataset import Encodings
-from fluxtrain.data.layouts.detect import EncodedSource, open_encoded
+from fluxtrain.data.file_dataset import FileDataset
+from fluxtrain.data.layouts.detect import open_encoded
 from fluxtrain.data.shards import FIELDS
 from fluxtrain.data.tar.writer import TarWriter
 from fluxtrain.encode.autoencoder import Autoencoder
@@ -121,7 +122,7 @@ def take_turn(contender: str, root: Path, turns: Turns) -> None:
     turns.peak.append(usage.peak_bytes)
 
 
-def encodings(folder: Path) -> tuple[EncodedSource, dict[str, int]]:
+def encodings(folder: Path) -> tuple[FileDataset, dict[str, int]]:
     """Return the data set in ``folder`` and its indices by key."""
     dataset = open_encoded(folder)
     return dataset, {dataset.key(index): index for index in range(len(dataset))}

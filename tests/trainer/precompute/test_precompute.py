@@ -7,17 +7,16 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.trainer import ranks
+from tests.trainer import in_process, ranks
+from tests.trainer.commands import fluxtrain
 from tests.trainer.tiny_encoders import (
     BASE,
     SIDE,
@@ -31,6 +30,7 @@ from tests.trainer.tiny_encoders import (
 )
 from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
 
+from fluxtrain.cli import main
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge
@@ -73,7 +73,7 @@ def paths(tmp_path: Path, images: Path, models: Path) -> RunPaths:
 
 
 def finish(run: RunConfig, paths: RunPaths, size: int = 1) -> list[int | None]:
-    return ranks.finish(preprocess, run, paths, size)
+    return in_process.finish(preprocess, run, paths, size)
 
 
 @pytest.fixture(scope="module")
@@ -86,21 +86,32 @@ def expected_files(
     return ranks.contents(paths.data / "preprocessed")
 
 
-@torch.no_grad()
-def expected(models: Path, index: int) -> dict[str, torch.Tensor]:
-    """Return the encodings of one sample, computed by transformers and the autoencoder directly."""
-    options = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
-    t5_ids = AutoTokenizer.from_pretrained(models / "t5")(
-        caption(index), max_length=TOKENS, **options
-    )
-    clip_ids = AutoTokenizer.from_pretrained(models / "clip")(
-        caption(index), max_length=77, **options
-    )
-    pixels = torch.from_numpy(np.array(small_image(index))).permute(2, 0, 1)[None] / 127.5 - 1
-    mean, logvar = load_autoencoder(models / "autoencoder/ae.safetensors").encode(pixels)
-    txt = T5EncoderModel.from_pretrained(models / "t5")(t5_ids.input_ids).last_hidden_state
-    vec = CLIPTextModel.from_pretrained(models / "clip")(clip_ids.input_ids).pooler_output
-    return {"txt": txt[0], "vec": vec[0], "mean": mean[0], "logvar": logvar[0]}
+@pytest.fixture(scope="module")
+def expected(models: Path) -> dict[int, dict[str, torch.Tensor]]:
+    """Return the encodings of three samples, computed by transformers and the autoencoder directly."""
+    tokenizers = [AutoTokenizer.from_pretrained(models / name) for name in ("t5", "clip")]
+    t5 = T5EncoderModel.from_pretrained(models / "t5")
+    clip = CLIPTextModel.from_pretrained(models / "clip")
+    autoencoder = load_autoencoder(models / "autoencoder/ae.safetensors")
+
+    @torch.no_grad()
+    def encode(index: int) -> dict[str, torch.Tensor]:
+        t5_ids, clip_ids = (
+            tokenizer(
+                caption(index),
+                padding="max_length",
+                truncation=True,
+                return_tensors="pt",
+                max_length=length,
+            ).input_ids
+            for tokenizer, length in zip(tokenizers, (TOKENS, 77), strict=True)
+        )
+        pixels = torch.from_numpy(np.array(small_image(index))).permute(2, 0, 1)[None] / 127.5 - 1
+        mean, logvar = autoencoder.encode(pixels)
+        txt, vec = t5(t5_ids).last_hidden_state, clip(clip_ids).pooler_output
+        return {"txt": txt[0], "vec": vec[0], "mean": mean[0], "logvar": logvar[0]}
+
+    return {index: encode(index) for index in (0, 20, 52)}  # 20 is in the second tar
 
 
 def read(dataset: Any, index: int) -> dict[str, torch.Tensor]:
@@ -113,19 +124,23 @@ def read(dataset: Any, index: int) -> dict[str, torch.Tensor]:
     ("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 6e-2)], ids=str
 )
 def test_encodings_equal_those_of_the_encoders(
-    paths: RunPaths, models: Path, precision: str, tolerance: float
+    paths: RunPaths,
+    expected: dict[int, dict[str, torch.Tensor]],
+    precision: str,
+    tolerance: float,
 ) -> None:
     run = config(task="preprocess", encoders={"precision": precision})
     assert finish(run, paths) == [0]
     train = open_encoded(paths.data / "preprocessed/train", verify=True)
     assert (len(train), train.stored_timesteps) == (53, None)
-    for index in (0, 20, 52):  # 20 is in the second tar
+    for index, reference in expected.items():
         assert train.key(index) == f"{index:09d}"
         assert train.caption(index) == caption(index)
         for name, values in read(train, index).items():
             assert values.dtype == getattr(torch, precision)
-            reference = expected(models, index)[name]
-            torch.testing.assert_close(values.float(), reference, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(
+                values.float(), reference[name], rtol=tolerance, atol=tolerance
+            )
 
 
 def test_a_validation_set_keeps_its_timesteps_and_image_ids(
@@ -162,7 +177,7 @@ def num_shards(paths: RunPaths) -> int:
 
 
 def kill_at_a_random_moment(
-    started: list[ForkServerProcess], paths: RunPaths, chance: random.Random
+    started: list[ForkProcess], paths: RunPaths, chance: random.Random
 ) -> int:
     """Kill ``started`` ranks while they load, encode, write or end; return how many were alive."""
     target, delay = num_shards(paths) + chance.choice([0, 1, 2, 3, 20]), chance.uniform(0, 0.1)
@@ -177,6 +192,7 @@ def kill_at_a_random_moment(
     return len(alive)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_writes_the_same_files(
     tmp_path: Path, images: Path, models: Path, expected_files: dict[str, bytes]
 ) -> None:
@@ -186,7 +202,7 @@ def test_killed_at_random_moments_it_writes_the_same_files(
         paths = copy_data(tmp_path / str(rounds), images, models)
         while not (paths.data / "preprocessed/validation/dataset.json").exists():
             resumed += num_shards(paths) > 0
-            started = ranks.start(preprocess, RUN, paths, chance.choice([1, 2, 3]))
+            started = in_process.start(preprocess, RUN, paths, chance.choice([1, 2, 3]))
             kills += kill_at_a_random_moment(started, paths, chance)
         assert finish(RUN, paths) == [0]
         assert ranks.contents(paths.data / "preprocessed") == expected_files
@@ -198,7 +214,7 @@ def test_killed_at_random_moments_it_writes_the_same_files(
 def test_a_stopped_task_leaves_whole_shards_and_is_resumed(
     paths: RunPaths, expected_files: dict[str, bytes]
 ) -> None:
-    (process,) = ranks.start(preprocess, RUN, paths)
+    (process,) = in_process.start(preprocess, RUN, paths)
     while not list(paths.data.glob("preprocessed/train/*.safetensors")):
         time.sleep(0.01)
     os.kill(process.pid or 0, signal.SIGTERM)
@@ -229,42 +245,41 @@ def test_a_shard_without_content_is_written_again(
     assert ranks.contents(paths.data / "preprocessed") == expected_files
 
 
-def fluxtrain_run(paths: RunPaths, file: Path) -> subprocess.CompletedProcess[str]:
-    roots = ["--data", str(paths.data), "--models", str(paths.models)]
-    return subprocess.run(
-        [sys.executable, "-m", "fluxtrain.cli", "run", str(file), *roots, "--processes", "2"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=file.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def command(tmp_path: Path, paths: RunPaths) -> list[str]:
+    """Return the arguments of ``fluxtrain`` that run the task on two ranks."""
+    head = {"apiVersion": "fluxtrain.dev/v1alpha1", "kind": "FluxTraining"}
+    spec = {"run": {**BASE, "task": "preprocess"}}
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps({**head, "metadata": {"name": "preprocess"}, "spec": spec}))
+    roots = {"--data": paths.data, "--models": paths.models, "--output": paths.output}
+    options = [str(each) for option in roots.items() for each in option]
+    return ["run", str(job), *options, "--processes", "2"]
 
 
-def test_the_command_runs_the_task_under_torchrun_once(
-    tmp_path: Path, paths: RunPaths, models: Path, expected_files: dict[str, bytes]
+@pytest.mark.slow
+def test_the_command_runs_the_task_under_torchrun(
+    paths: RunPaths, command: list[str], expected_files: dict[str, bytes]
 ) -> None:
-    file = tmp_path / "job.yaml"
-    job = {
-        "apiVersion": "fluxtrain.dev/v1alpha1",
-        "kind": "FluxTraining",
-        "metadata": {"name": "preprocess"},
-        "spec": {"run": {**BASE, "task": "preprocess"}},
-    }
-    file.write_text(json.dumps(job))
-    done = fluxtrain_run(paths, file)
+    done = fluxtrain(*command)
     assert done.returncode == 0, done.stderr
     assert "64 samples in 17 shards on 2 × cpu; 0 shards exist" in done.stderr
     assert ranks.contents(paths.data / "preprocessed") == expected_files
-    again = fluxtrain_run(paths, file)
-    assert (again.returncode, again.stdout) == (0, "preprocess: everything is there already\n")
-    (models / "clip" / "config.json").rename(models / "clip" / "hidden.json")
+
+
+def test_the_command_starts_nothing_for_a_finished_data_set_or_without_encoders(
+    paths: RunPaths, models: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert finish(RUN, paths) == [0]
+    assert main(command) == 0
+    assert capsys.readouterr().out == "preprocess: everything is there already\n"
+    config_file = models / "clip" / "config.json"
+    config_file.rename(models / "clip" / "hidden.json")
     try:
-        refused = fluxtrain_run(paths, file)
+        assert main(command) == 2
     finally:
-        (models / "clip" / "hidden.json").rename(models / "clip" / "config.json")
-    assert refused.returncode == 2
-    assert "clip/config.json: missing; the encoders need it" in refused.stderr
+        (models / "clip" / "hidden.json").rename(config_file)
+    assert "clip/config.json: missing; the encoders need it" in capsys.readouterr().err
 
 
 def write_some_broken(folder: Path, count: int, broken: set[int]) -> None:

@@ -5,16 +5,15 @@ Axes: n samples, l text tokens, d text width, v pooled width, ch h w latent imag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fluxtrain.draws import NUM_TIMESTEPS, Array
+from fluxtrain.draws import Array
 
 
 @dataclass(frozen=True)
@@ -107,25 +106,3 @@ def sample_shape(
     if (len(txt), len(vec), len(latent)) != (2, 1, 3) or latent != logvar or len(set(dtypes)) != 1:
         return None
     return SampleShape((txt[0], txt[1]), vec[0], (latent[0], latent[1], latent[2]), dtypes[0])
-
-
-def name_faults(
-    name: Callable[[int], str], indices: Array, faults: list[str | None], finite: list[bool]
-) -> list[str | None]:
-    """Return ``faults`` with the names of their samples; a sample that is not finite has a fault too."""
-    return [
-        f"{name(int(index))}: {fault or 'not finite'}" if fault or not ok else None
-        for index, fault, ok in zip(indices, faults, finite, strict=True)
-    ]
-
-
-def timesteps_at(stored: Array | None, indices: Array) -> Array:
-    """Return the ``stored`` timesteps at ``indices``, index modulo 8 if none are stored."""
-    timesteps: Array = indices % NUM_TIMESTEPS if stored is None else stored[indices]
-    return timesteps
-
-
-def concatenate_timesteps(parts: list[Array | None]) -> Array | None:
-    """Return the timesteps of all files, None if one file has none."""
-    stored = [part for part in parts if part is not None]
-    return np.concatenate(stored) if len(stored) == len(parts) else None

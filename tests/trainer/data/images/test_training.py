@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cluster.free_ports import free_port
-from tests.trainer import ranks
+from tests.trainer import in_process, ranks
 from tests.trainer.data.small_runs import batches, encoded_run, image_run, ledger, losses, train
 from tests.trainer.tiny_encoders import config
 
@@ -32,7 +32,7 @@ def test_losses_equal_those_from_float32_encodings(
     paths = RunPaths(tmp_path / "out", tmp_path, prepared.models)
     for part in ("train", "validation"):
         shutil.copytree(prepared.data / part, tmp_path / part)
-    assert ranks.finish(preprocess, config(task="preprocess"), paths) == [0]
+    assert in_process.finish(preprocess, config(task="preprocess"), paths) == [0]
     (tmp_path / "shards").symlink_to(tmp_path / "preprocessed")
     from_encodings = train(encoded_run("shards"), paths, tmp_path / "run")
     worst = max(abs(a - b) / b for a, b in zip(expected, from_encodings, strict=True))
@@ -40,21 +40,23 @@ def test_losses_equal_those_from_float32_encodings(
     assert worst < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 5])
 def test_losses_are_the_same_on_ranks_with_unequal_shares(
     prepared: RunPaths, expected: list[float], tmp_path: Path, size: int
 ) -> None:
     paths = RunPaths(tmp_path / "run", prepared.data, prepared.models)
-    run = image_run(parallel={"micro_batch_size": 2})
+    run = image_run(parallel={"micro_batch_size": 2}, schedule={"steps": 4})
     together = partial(ranks.train_together, port=free_port())
     assert ranks.finish(together, run, paths, size) == [0] * size, ranks.output_of(paths)
-    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-4)
+    assert losses(tmp_path / "run") == pytest.approx(expected[:5], rel=1e-4)
     used = ledger(tmp_path / "run")
     first_steps = [index for line in used if line["step"] <= 3 for index in line["indices"]]
     assert len(set(first_steps)) == len(first_steps) == 36  # of the first epoch's 37
     assert min(first_steps) >= 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_losses(
     prepared: RunPaths, expected: list[float], tmp_path: Path
 ) -> None:

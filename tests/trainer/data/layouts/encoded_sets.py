@@ -17,7 +17,8 @@ import torch
 
 from fluxtrain.contract.run.config import Layout
 from fluxtrain.data.dataset import Encodings
-from fluxtrain.data.layouts.detect import EncodedSource, make_writer
+from fluxtrain.data.file_dataset import FileDataset
+from fluxtrain.data.layouts.detect import make_writer
 from fluxtrain.data.sample_writer import Sample
 
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
@@ -51,7 +52,7 @@ def write(
 
 
 def read(
-    dataset: EncodedSource, indices: list[int], skip: list[bool] | None = None
+    dataset: FileDataset, indices: list[int], skip: list[bool] | None = None
 ) -> tuple[Encodings, list[str | None]]:
     encodings = Encodings.empty(len(indices), dataset.shape)
     for field in FIELDS:
@@ -60,7 +61,7 @@ def read(
     return encodings, dataset.read(np.array(indices), encodings, skipped)
 
 
-def assert_reads(dataset: EncodedSource, indices: list[int]) -> None:
+def assert_reads(dataset: FileDataset, indices: list[int]) -> None:
     """Assert that the samples at ``indices`` are those of :func:`sample`."""
     encodings, faults = read(dataset, indices)
     assert not any(faults)

@@ -17,10 +17,11 @@ from fluxtrain.data.sources import open_source
 from fluxtrain.launch.torchrun import check_before_starting
 
 
+@pytest.mark.slow
 def test_losses_are_bit_equal_from_every_layout(prepared: RunPaths, tmp_path: Path) -> None:
     losses = [
-        train(encoded_run(layout, data={"num_workers": i % 2}), prepared, tmp_path / layout)
-        for i, layout in enumerate(LAYOUTS)
+        train(encoded_run(layout, data={"num_workers": 1}), prepared, tmp_path / layout)
+        for layout in LAYOUTS
     ]
     assert len(losses[0]) == 8 + 2
     assert all(each == losses[0] for each in losses)

@@ -6,6 +6,8 @@ import io
 import json
 import multiprocessing
 import os
+import pickle
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -168,12 +170,14 @@ def test_threads_read_the_same_samples(tmp_path: Path, max_open: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # fork beside torch's threads
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_processes_read_the_same_samples(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize("copy", [lambda data: data, lambda data: pickle.loads(pickle.dumps(data))])
+def test_other_processes_read_the_same_samples(
+    tmp_path: Path, copy: Callable[[TarImages], TarImages]
+) -> None:
     data = TarImages(write_tars(tmp_path, count=6, shard_size=2))
     expected = [data.caption(i) for i in range(6)]  # opens the tars
-    with multiprocessing.get_context(method).Pool(2) as pool:
-        assert pool.map(data.caption, range(6)) == expected
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(copy(data).caption, range(6)) == expected
 
 
 def test_open_tars_are_closed_with_the_data_set(tmp_path: Path) -> None:

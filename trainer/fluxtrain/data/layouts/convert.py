@@ -12,7 +12,8 @@ import torch
 
 from fluxtrain.contract.run.config import Layout
 from fluxtrain.data.dataset import Encodings
-from fluxtrain.data.layouts.detect import EncodedSource, detect, make_writer, open_encoded
+from fluxtrain.data.file_dataset import FileDataset
+from fluxtrain.data.layouts.detect import detect, make_writer, open_encoded
 from fluxtrain.data.sample_writer import Sample
 from fluxtrain.data.shard_writer import sample_views
 from fluxtrain.data.shards import FIELDS
@@ -53,7 +54,7 @@ def convert(
     return len(dataset)
 
 
-def _check(source: Path, target: Path, dataset: EncodedSource, to: Layout) -> None:
+def _check(source: Path, target: Path, dataset: FileDataset, to: Layout) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError("TARGET", str(target), "exists already; name a new folder")
     if target.resolve().is_relative_to(source.resolve()):
@@ -64,7 +65,7 @@ def _check(source: Path, target: Path, dataset: EncodedSource, to: Layout) -> No
 
 
 def _write(
-    dataset: EncodedSource, folder: Path, to: Layout, shard_size: int, advance: Advance
+    dataset: FileDataset, folder: Path, to: Layout, shard_size: int, advance: Advance
 ) -> list[bytes]:
     """Write all samples; return their hashes."""
     hashes, timesteps = list[bytes](), dataset.stored_timesteps is not None
@@ -76,7 +77,7 @@ def _write(
     return hashes
 
 
-def _compare(written: EncodedSource, hashes: list[bytes], target: Path, advance: Advance) -> None:
+def _compare(written: FileDataset, hashes: list[bytes], target: Path, advance: Advance) -> None:
     if len(written) != len(hashes):
         raise StorageError(f"{target}: {len(written)} of {len(hashes)} samples were written")
     for index, (sample, expected) in enumerate(zip(samples(written), hashes, strict=True)):
@@ -85,7 +86,7 @@ def _compare(written: EncodedSource, hashes: list[bytes], target: Path, advance:
         advance(1)
 
 
-def samples(dataset: EncodedSource) -> Iterator[Sample]:
+def samples(dataset: FileDataset) -> Iterator[Sample]:
     """Yield every sample of ``dataset`` in order; DataError, naming it, if one cannot be read."""
     stored, count = dataset.stored_timesteps, len(dataset)
     for begin in range(0, count, _SAMPLES_PER_READ):

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from fluxtrain.contract.run.config import Layout
-from fluxtrain.data.dataset import Dataset
+from fluxtrain.data.file_dataset import FileDataset
 from fluxtrain.data.sample_writer import SampleWriter
 from fluxtrain.data.shard_dataset import ShardDataset
 from fluxtrain.data.shard_writer import ShardWriter
 from fluxtrain.data.shards import LISTING
-from fluxtrain.draws import Array
 from fluxtrain.errors import DataError
 
 _PATTERNS: dict[Layout, str] = {
@@ -23,19 +22,6 @@ _PATTERNS: dict[Layout, str] = {
     "parquet": "*.parquet",
     "webdataset": "*.tar",
 }
-
-
-class EncodedSource(Dataset, Protocol):
-    """A data set on disk, whose samples have keys."""
-
-    @property
-    def stored_timesteps(self) -> Array | None:
-        """Return the evaluation timestep of every sample, None if not all have one."""
-        ...
-
-    def key(self, index: int) -> str:
-        """Return the key of sample ``index`` in its source data set."""
-        ...
 
 
 @runtime_checkable
@@ -58,7 +44,7 @@ def detect(folder: Path) -> Layout:
     return matches[0]
 
 
-def open_encoded(folder: Path, layout: Layout | None = None, verify: bool = False) -> EncodedSource:
+def open_encoded(folder: Path, layout: Layout | None = None, verify: bool = False) -> FileDataset:
     """Return the samples of ``folder``; ``layout`` None detects it.
 
     With ``verify`` the CRC-32 of every sample read is compared, which only ``shards`` stores. Raises

@@ -6,33 +6,24 @@ Axes: n samples, f fields.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Int64
 
-from fluxtrain.data.dataset import (
-    Encodings,
-    SampleShape,
-    concatenate_timesteps,
-    name_faults,
-    sample_shape,
-    timesteps_at,
-)
+from fluxtrain.data.dataset import SampleShape, sample_shape
+from fluxtrain.data.file_dataset import TEXT_FIELDS, FileDataset
 from fluxtrain.data.layouts.npy import MAX_CELL_BYTES, NpyHeader, read_header
 from fluxtrain.data.open_files import OpenFiles, read_into
-from fluxtrain.data.shard_writer import sample_views
 from fluxtrain.data.shards import FIELDS
 from fluxtrain.draws import NUM_TIMESTEPS, Array
 from fluxtrain.errors import DataError
 
 COLUMNS = {"txt": "t5_encodings", "vec": "clip_encodings", "mean": "mean", "logvar": "logvar"}
 KEY, TIMESTEP = "__key__", "timestep"
-_TEXT = ("txt", "vec")
 _HEADER_BYTES = 4096
 
 
@@ -73,80 +64,32 @@ class CellTable:
     sizes: Int64[np.ndarray[Any, Any], "n f"]
     metadata: SampleMetadata
 
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self.offsets)
-
     def span(self, record: int, field: int) -> tuple[int, int]:
         """Return offset and size of one cell."""
         return int(self.offsets[record, field]), int(self.sizes[record, field])
 
 
-class NpyDataset:
+class NpyDataset(FileDataset):
     """Samples whose encodings are .npy files inside larger files, read straight into the batch."""
-
-    attribution = ""
 
     def __init__(self, folder: Path, tables: list[CellTable]) -> None:
         """Open the files of ``tables``; DataError if the first sample's shapes are not those of encodings."""
-        self.folder, self._tables = folder, [table for table in tables if len(table)]
-        if not self._tables:
-            raise DataError(f"{folder}: its files hold no samples")
-        self._starts = np.cumsum([0, *(len(table) for table in self._tables)])
-        self._files = OpenFiles([table.path for table in self._tables])
+        super().__init__(folder, (len(table.offsets) for table in tables))
+        self._tables = tables
+        self._files = OpenFiles([table.path for table in tables])
         self._headers = [self._first_header(field) for field in range(len(FIELDS))]
         self.shape = shape_of(self.name(0), self._headers)
 
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return int(self._starts[-1])
-
-    def read(self, indices: Array, out: Encodings, skip_text: Array) -> list[str | None]:
-        """Fill ``out`` with the samples at ``indices`` and return a fault message, or None, per sample."""
-        views = zip(*(sample_views(getattr(out, field)) for field in FIELDS), strict=True)
-        faults = [
-            self._read_one(*place, sample, skip)
-            for place, sample, skip in zip(
-                self._places(indices), views, skip_text.tolist(), strict=True
-            )
-        ]
-        return name_faults(self.name, indices, faults, out.finite(skip_text))
-
-    @cached_property
-    def stored_timesteps(self) -> Array | None:
-        """Return the evaluation timestep (0 ... 7) of every sample, None if not all have one."""
-        return concatenate_timesteps([table.metadata.timesteps() for table in self._tables])
-
-    def timesteps(self, indices: Array) -> Array:
-        """Return the stored evaluation timesteps, index modulo 8 if not all are stored."""
-        return timesteps_at(self.stored_timesteps, indices)
-
-    def caption(self, index: int) -> str:
-        """Return "": these layouts store no prompts."""
-        return ""
-
     def key(self, index: int) -> str:
-        """Return the key of sample ``index`` in its source data set."""
-        table, record = self._place(index)
-        return table.metadata.key(record)
+        """Return the key of sample ``index`` in its source data set, "" if it has none."""
+        number, record = self._place(index)
+        return self._tables[number].metadata.key(record)
 
-    def name(self, index: int) -> str:
-        """Return the file and the key of sample ``index``, for messages."""
-        table, record = self._place(index)
-        return f"{table.path} record {record} (key {self.key(index)!r:.80})"
+    def _timesteps_by_file(self) -> list[Array | None]:
+        return [table.metadata.timesteps() for table in self._tables]
 
-    def empty_text(self) -> None:
-        """Return None: the empty prompt's encodings are in files of their own."""
-
-    def _place(self, index: int) -> tuple[CellTable, int]:
-        number, record = next(self._places(np.array([index])))
-        return self._tables[number], record
-
-    def _places(self, indices: Array) -> Iterator[tuple[int, int]]:
-        """Yield the file and the record of each of ``indices``."""
-        numbers = np.searchsorted(self._starts, indices, side="right") - 1
-        records = indices - self._starts[numbers]
-        return zip(numbers.tolist(), records.tolist(), strict=True)
+    def _location(self, part: int, record: int) -> str:
+        return f"{self._tables[part].path} record {record}"
 
     def _first_header(self, field: int) -> NpyHeader:
         """Return the header of the first cell of ``field``; all others must have its shape and dtype."""
@@ -163,15 +106,14 @@ class NpyDataset:
         raise DataError(f"{self.folder}: no sample has {COLUMNS[FIELDS[field]]}")
 
     def _read_one(
-        self, number: int, record: int, sample: tuple[memoryview, ...], skip: bool
+        self, part: int, record: int, sample: tuple[memoryview, ...], skip_text: bool
     ) -> str | None:
-        """Fill the views of ``sample`` with ``record`` of file ``number``; return a fault message or None."""
         try:
-            file = self._files.get(number)
+            file = self._files.get(part)
             for field, view in enumerate(sample):
-                if skip and FIELDS[field] in _TEXT:
+                if skip_text and FIELDS[field] in TEXT_FIELDS:
                     continue
-                span = self._tables[number].span(record, field)
+                span = self._tables[part].span(record, field)
                 if fault := _read_cell(file, *span, self._headers[field], view):
                     return f"{COLUMNS[FIELDS[field]]}: {fault}"
         except OSError as error:

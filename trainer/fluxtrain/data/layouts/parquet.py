@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fluxtrain.data.dataset import Encodings, concatenate_timesteps, name_faults, timesteps_at
+from fluxtrain.data.file_dataset import TEXT_FIELDS, FileDataset
 from fluxtrain.data.layouts.arrow import (
     check_columns,
     schema_with,
@@ -32,7 +31,6 @@ from fluxtrain.data.layouts.mlcommons import (
 )
 from fluxtrain.data.layouts.npy import MAX_CELL_BYTES, NpyHeader, read_header
 from fluxtrain.data.sample_writer import Sample, StreamWriter
-from fluxtrain.data.shard_writer import sample_views
 from fluxtrain.data.shards import FIELDS
 from fluxtrain.draws import Array
 from fluxtrain.errors import DataError
@@ -42,10 +40,9 @@ _DAMAGED = (pa.ArrowException, OSError, ValueError, StopIteration)
 _ROWS_AT_ONCE = 16
 
 
-class ParquetDataset:
+class ParquetDataset(FileDataset):
     """The samples of all parquet files in a folder, in the order of file names; reading in order is fast."""
 
-    attribution = ""
     advice = (
         "parquet has no random access, so every sample decodes its row group from the start; "
         "`fluxtrain convert SOURCE TARGET --to shards` makes a set with random access"
@@ -53,74 +50,49 @@ class ParquetDataset:
 
     def __init__(self, folder: Path) -> None:
         """Open ``folder``; DataError, naming the file, if one is cut off or has other columns."""
-        self.folder, self._paths = folder, sorted(folder.glob("*.parquet"))
-        self._groups = [group for path in self._paths for group in _groups(path)]
-        self._starts = np.cumsum([0, *(rows for _, _, rows in self._groups)])
-        if not len(self):
-            raise DataError(f"{folder}: its files hold no samples")
-        small = [_small_columns(path) for path in self._paths]
+        paths = sorted(folder.glob("*.parquet"))
+        self._groups = [group for path in paths for group in _groups(path)]
+        super().__init__(folder, (rows for _, _, rows in self._groups))
+        small = [_small_columns(path) for path in paths]
         self._keys = [key for keys, _ in small for key in keys]
-        self.stored_timesteps = concatenate_timesteps([steps for _, steps in small])
+        self._timesteps = [steps for _, steps in small]
         self._cursor = _Cursor()
         self._headers = self._first_headers()
         self.shape = shape_of(self.name(0), self._headers)
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return int(self._starts[-1])
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the open file, for another process."""
         return {**self.__dict__, "_cursor": _Cursor()}
 
-    def read(self, indices: Array, out: Encodings, skip_text: Array) -> list[str | None]:
-        """Fill ``out`` with the samples at ``indices`` and return a fault message, or None, per sample."""
-        faults: list[str | None] = [None] * len(indices)
-        targets = [sample_views(getattr(out, field)) for field in FIELDS]
-        for place in np.argsort(indices, kind="stable").tolist():  # one pass over each row group
-            views = [target[place] for target in targets]
-            faults[place] = self._read_one(int(indices[place]), views, bool(skip_text[place]))
-        return name_faults(self.name, indices, faults, out.finite(skip_text))
-
-    def timesteps(self, indices: Array) -> Array:
-        """Return the stored evaluation timesteps (0 ... 7), index modulo 8 if not all are stored."""
-        return timesteps_at(self.stored_timesteps, indices)
-
-    def caption(self, index: int) -> str:
-        """Return "": this layout stores no prompts."""
-        return ""
-
     def key(self, index: int) -> str:
-        """Return the key of sample ``index`` in its source data set."""
+        """Return the key of sample ``index`` in its source data set, "" if it has none."""
         return self._keys[index]
 
-    def name(self, index: int) -> str:
-        """Return the file, row group, row and key of sample ``index``, for messages."""
-        path, group, row = self._place(index)
-        return f"{path} row group {group} row {row} (key {self.key(index)!r:.80})"
+    def _timesteps_by_file(self) -> list[Array | None]:
+        return self._timesteps
 
-    def empty_text(self) -> None:
-        """Return None: the empty prompt's encodings are in files of their own."""
-
-    def _place(self, index: int) -> tuple[Path, int, int]:
-        number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        path, group, _ = self._groups[number]
-        return path, group, index - int(self._starts[number])
+    def _location(self, part: int, record: int) -> str:
+        path, group, _ = self._groups[part]
+        return f"{path} row group {group} row {record}"
 
     def _first_headers(self) -> list[NpyHeader]:
+        part, record = self._place(0)
         try:
-            return [read_header(cell or b"") for cell in self._cursor.cells(*self._place(0))]
+            cells = self._cursor.cells(*self._groups[part][:2], record)
+            return [read_header(cell or b"") for cell in cells]
         except _DAMAGED as error:
             raise DataError(f"{self.name(0)}: {short_message(error)}") from None
 
-    def _read_one(self, index: int, views: list[memoryview], skip: bool) -> str | None:
+    def _read_one(
+        self, part: int, record: int, sample: tuple[memoryview, ...], skip_text: bool
+    ) -> str | None:
         try:
-            cells = self._cursor.cells(*self._place(index))
+            cells = self._cursor.cells(*self._groups[part][:2], record)
         except _DAMAGED as error:
             self._cursor = _Cursor()
             return f"not readable ({short_message(error)})"
-        for field, cell, view, expected in zip(FIELDS, cells, views, self._headers, strict=True):
-            if skip and field in ("txt", "vec"):
+        for field, cell, view, expected in zip(FIELDS, cells, sample, self._headers, strict=True):
+            if skip_text and field in TEXT_FIELDS:
                 continue
             if fault := "missing" if cell is None else copy_cell(cell, expected, view):
                 return f"{COLUMNS[field]}: {fault}"

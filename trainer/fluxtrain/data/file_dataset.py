@@ -1,0 +1,112 @@
+"""The base of encoded data sets in files: finds samples by index, and names those that cannot be read.
+
+A part is a file or a section of one that is read on its own; a record is the number of a sample in its part.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from fluxtrain.data.dataset import Encodings, SampleShape
+from fluxtrain.data.shard_writer import sample_views
+from fluxtrain.data.shards import FIELDS
+from fluxtrain.draws import NUM_TIMESTEPS, Array
+from fluxtrain.errors import DataError
+
+TEXT_FIELDS = ("txt", "vec")
+
+
+class FileDataset(ABC):
+    """Encoded samples in the files of one folder."""
+
+    shape: SampleShape
+    attribution = ""
+
+    def __init__(self, folder: Path, sizes: Iterable[int], verify: bool = False) -> None:
+        """Number the samples of parts of ``sizes`` in order; DataError if there are none.
+
+        With ``verify`` text that is not needed is read too: the checksums include it.
+        """
+        self.folder, self._verify = folder, verify
+        self._starts = np.cumsum([0, *sizes])
+        if not len(self):
+            raise DataError(f"{folder}: its files hold no samples")
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return int(self._starts[-1])
+
+    def read(self, indices: Array, out: Encodings, skip_text: Array) -> list[str | None]:
+        """Fill ``out`` with the samples at ``indices`` and return a fault message, or None, per sample."""
+        skipped = skip_text & (not self._verify)
+        views = list(zip(*(sample_views(getattr(out, field)) for field in FIELDS), strict=True))
+        places, faults = list(self._places(indices)), list[str | None]([None] * len(indices))
+        for row in np.argsort(indices, kind="stable").tolist():  # each part is read in one pass
+            part, record = places[row]
+            faults[row] = self._read_one(part, record, views[row], bool(skipped[row]))
+        return [
+            f"{self.name(index)}: {fault or 'not finite'}" if fault or not finite else None
+            for index, fault, finite in zip(
+                indices.tolist(), faults, out.finite(skipped), strict=True
+            )
+        ]
+
+    @cached_property
+    def stored_timesteps(self) -> Array | None:
+        """Return the evaluation timestep (0 ... 7) of every sample, None if not all have one.
+
+        Raises DataError if one is invalid.
+        """
+        parts = self._timesteps_by_file()
+        stored = [part for part in parts if part is not None]
+        return np.concatenate(stored) if len(stored) == len(parts) else None
+
+    def timesteps(self, indices: Array) -> Array:
+        """Return the stored evaluation timesteps, index modulo 8 if not all are stored."""
+        stored = self.stored_timesteps
+        timesteps: Array = indices % NUM_TIMESTEPS if stored is None else stored[indices]
+        return timesteps
+
+    def caption(self, index: int) -> str:
+        """Return the prompt of sample ``index``, "" if it is not stored."""
+        return ""
+
+    def name(self, index: int) -> str:
+        """Return the file, the record and the key of sample ``index``, for messages."""
+        return f"{self._location(*self._place(index))} (key {self.key(index)!r:.80})"
+
+    def empty_text(self) -> None:
+        """Return None: the empty prompt's encodings are in files of their own."""
+        return
+
+    @abstractmethod
+    def key(self, index: int) -> str:
+        """Return the key of sample ``index`` in its source data set, "" if it has none."""
+
+    @abstractmethod
+    def _timesteps_by_file(self) -> list[Array | None]:
+        """Return the timesteps of each file, None if not all of its samples have one."""
+
+    @abstractmethod
+    def _location(self, part: int, record: int) -> str:
+        """Return the file and the place of ``record`` in it."""
+
+    @abstractmethod
+    def _read_one(
+        self, part: int, record: int, sample: tuple[memoryview, ...], skip_text: bool
+    ) -> str | None:
+        """Fill the views of ``sample`` with ``record``; return a fault message or None."""
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the part of sample ``index`` and its record there."""
+        return next(self._places(np.array([index])))
+
+    def _places(self, indices: Array) -> Iterator[tuple[int, int]]:
+        """Yield the part and the record of each of ``indices``."""
+        parts = np.searchsorted(self._starts, indices, side="right") - 1
+        return zip(parts.tolist(), (indices - self._starts[parts]).tolist(), strict=True)
