@@ -152,14 +152,6 @@ def test_a_bad_text_is_ignored_if_the_prompt_is_dropped(dataset: ShardDataset) -
     assert torch.equal(got.vec[1], EMPTY[1])
 
 
-def test_skipped_text_is_not_written(dataset: ShardDataset) -> None:
-    out = Encodings.empty(2, dataset.shape)
-    out.txt.fill_(42)
-    assert dataset.read(np.array([0, 1]), out, np.array([True, False])) == [None, None]
-    assert (out.txt[0] == 42).all()
-    assert torch.equal(out.txt[1], sample(1).txt)
-
-
 def test_samples_of_a_shard_cut_off_while_in_use_have_weight_0(dataset: ShardDataset) -> None:
     read(dataset, [0])
     shard = dataset._shards[0]

@@ -89,22 +89,17 @@ def test_parameters_have_the_names_and_shapes_of_the_published_weights() -> None
     assert listing == GOLDEN.read_text()
 
 
-def test_moments_equal_those_of_diffusers() -> None:
+def test_moments_and_images_equal_those_of_diffusers() -> None:
     autoencoder = random_autoencoder()
-    images = 2 * torch.rand(2, 3, 48, 64) - 1
+    theirs = reference(autoencoder)
+    images, latents = 2 * torch.rand(2, 3, 48, 64) - 1, torch.randn(2, 16, 6, 8)
     mean, logvar = autoencoder.encode(images)
-    expected = reference(autoencoder).encoder(images.double())
     assert mean.shape == logvar.shape == (2, 16, 6, 8)
-    assert relative_error(torch.cat([mean, logvar], dim=1), expected) <= 1e-5
-
-
-def test_images_equal_those_of_diffusers() -> None:
-    autoencoder = random_autoencoder()
-    latents = torch.randn(2, 16, 6, 8)
-    images = autoencoder.decode(latents)
-    assert images.shape == (2, 3, 48, 64)
-    expected = reference(autoencoder).decode(latents.double()).sample
-    assert relative_error(images, expected) <= 1e-5
+    moments = torch.cat([mean, logvar], dim=1)
+    assert relative_error(moments, theirs.encoder(images.double())) <= 1e-5
+    decoded = autoencoder.decode(latents)
+    assert decoded.shape == (2, 3, 48, 64)
+    assert relative_error(decoded, theirs.decode(latents.double()).sample) <= 1e-5
 
 
 def test_a_saved_autoencoder_loads_frozen(tmp_path: Path) -> None:
@@ -142,21 +137,14 @@ def test_the_error_names_the_first_wrong_tensor(
         load_autoencoder(path, width=WIDTH)
 
 
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"ae\.safetensors: missing"):
-        load_autoencoder(tmp_path / "ae.safetensors")
-
-
-@pytest.mark.parametrize("content", [b"", b"\x80\x04K\x01.", b"\xff" * 64])
-def test_anything_but_safetensors_is_an_error(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [None, b"", b"\x80\x04K\x01.", b"\xff" * 64, "truncated"])
+def test_anything_but_a_whole_safetensors_file_is_an_error(
+    tmp_path: Path, content: bytes | str | None
+) -> None:
     path = tmp_path / "ae.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"ae\.safetensors: not a whole safetensors file"):
-        load_autoencoder(path)
-
-
-def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
-    path = saved(tmp_path / "ae.safetensors")
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"ae\.safetensors: not a whole safetensors file"):
+    if content is not None:
+        whole = saved(path).read_bytes() if content == "truncated" else b""
+        path.write_bytes(content if isinstance(content, bytes) else whole[:-1])
+    message = "missing" if content is None else "not a whole safetensors file"
+    with pytest.raises(DataError, match=rf"ae\.safetensors: {message}"):
         load_autoencoder(path, width=WIDTH)

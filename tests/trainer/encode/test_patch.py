@@ -37,6 +37,11 @@ def discs(count: int = 24, side: int = 64) -> torch.Tensor:
     return images
 
 
+@pytest.fixture(scope="module")
+def fitted() -> PatchAutoencoder:
+    return fit_patch_autoencoder(discs(), FEW_STEPS)
+
+
 def psnr(autoencoder: PatchAutoencoder, pixels: torch.Tensor) -> float:
     """Return the peak signal-to-noise ratio of a round trip, in dB."""
     images = to_images(pixels)
@@ -76,9 +81,8 @@ def test_fitting_is_better_than_the_linear_code() -> None:
     )
 
 
-def test_latents_have_mean_zero_and_variance_one() -> None:
-    pixels = discs()
-    mean, _ = fit_patch_autoencoder(pixels, FEW_STEPS).encode(to_images(pixels))
+def test_latents_have_mean_zero_and_variance_one(fitted: PatchAutoencoder) -> None:
+    mean, _ = fitted.encode(to_images(discs()))
     torch.testing.assert_close(mean.mean((0, 2, 3)), torch.zeros(16), rtol=0, atol=1e-4)
     assert mean.std().item() == pytest.approx(1, abs=1e-3)
 
@@ -92,19 +96,18 @@ def test_standardizing_latents_does_not_change_images() -> None:
     assert psnr(autoencoder, pixels) == pytest.approx(before, abs=1e-3)
 
 
-def test_fitting_is_deterministic() -> None:
-    first, second = (fit_patch_autoencoder(discs(), FEW_STEPS).state_dict() for _ in range(2))
-    for name, tensor in first.items():
-        torch.testing.assert_close(tensor, second[name], msg=name)
+def test_fitting_is_deterministic(fitted: PatchAutoencoder) -> None:
+    again = fit_patch_autoencoder(discs(), FEW_STEPS).state_dict()
+    for name, tensor in fitted.state_dict().items():
+        torch.testing.assert_close(tensor, again[name], msg=name)
 
 
-def test_a_saved_autoencoder_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_autoencoder_is_loaded(tmp_path: Path, fitted: PatchAutoencoder) -> None:
     path = tmp_path / "models" / "autoencoder.safetensors"
-    autoencoder = fit_patch_autoencoder(discs(), FEW_STEPS)
-    save_patch_autoencoder(path, autoencoder)
+    save_patch_autoencoder(path, fitted)
     latents = torch.randn(2, 16, 8, 8)
     loaded = load_patch_autoencoder(path)
-    torch.testing.assert_close(loaded.decode(latents), autoencoder.decode(latents))
+    torch.testing.assert_close(loaded.decode(latents), fitted.decode(latents))
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 

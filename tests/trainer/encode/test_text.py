@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,16 +25,18 @@ def load(root: Path, length: int = 8, dtype: torch.dtype = torch.float32) -> Tex
     return load_text_encoder(EncodersConfig(), length, root, CPU, dtype)
 
 
-def load_minilm() -> TextEncoder:
-    return load_text_encoder(EncodersConfig(text="minilm"), 16, Path("unused"), CPU, torch.float32)
-
-
-@pytest.fixture
-def models_root(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def models_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    write_t5(tmp_path / "t5", d_model=24)
-    write_clip(tmp_path / "clip", hidden_size=20)
-    return tmp_path
+    root = tmp_path_factory.mktemp("models")
+    write_t5(root / "t5", d_model=24)
+    write_clip(root / "clip", hidden_size=20)
+    return root
+
+
+@pytest.fixture(scope="module")
+def minilm() -> TextEncoder:
+    return load_text_encoder(EncodersConfig(text="minilm"), 16, Path("unused"), CPU, torch.float32)
 
 
 def test_t5_and_clip_equal_transformers_without_a_mask(models_root: Path) -> None:
@@ -64,8 +67,8 @@ def test_encodings_have_the_given_dtype(models_root: Path) -> None:
     assert not txt.requires_grad
 
 
-def test_minilm_returns_normalised_tokens_zero_padding_and_their_mean() -> None:
-    txt, vec = load_minilm().encode(["red heart", "flag: france"])
+def test_minilm_returns_normalised_tokens_zero_padding_and_their_mean(minilm: TextEncoder) -> None:
+    txt, vec = minilm.encode(["red heart", "flag: france"])
 
     tokens = AutoTokenizer.from_pretrained(get_model_path())("red heart", return_tensors="pt")
     with torch.no_grad():
@@ -78,8 +81,8 @@ def test_minilm_returns_normalised_tokens_zero_padding_and_their_mean() -> None:
     assert txt[0, length:].abs().max() == 0
 
 
-def test_similar_captions_have_similar_vectors() -> None:
-    _, vec = load_minilm().encode(["cat face", "kitten", "steam locomotive"])
+def test_similar_captions_have_similar_vectors(minilm: TextEncoder) -> None:
+    _, vec = minilm.encode(["cat face", "kitten", "steam locomotive"])
     cat, kitten, engine = torch.nn.functional.normalize(vec, dim=1)
     assert cat @ kitten > cat @ engine + 0.2
 
@@ -111,8 +114,9 @@ def keep_embedding_only(weights: Path) -> None:
     ],
 )
 def test_unusable_weights_are_an_error(
-    models_root: Path, damage: Callable[[Path], None], message: str
+    models_root: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
-    damage(models_root / "t5" / "model.safetensors")
+    shutil.copytree(models_root, tmp_path, dirs_exist_ok=True)
+    damage(tmp_path / "t5" / "model.safetensors")
     with pytest.raises(DataError, match=message):
-        load(models_root)
+        load(tmp_path)

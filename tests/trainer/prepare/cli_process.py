@@ -16,14 +16,10 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "fluxtrain.cli", *map(str, arguments)]
 
 
-def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def require_success(*arguments: object, **environment: str) -> None:
+    process = subprocess.run(
         command(*arguments), env=os.environ | environment, capture_output=True, text=True
     )
-
-
-def require_success(*arguments: object, **environment: str) -> None:
-    process = run(*arguments, **environment)
     assert process.returncode == 0, process.stderr
 
 

@@ -42,7 +42,12 @@ def select_with_pandas(rows: list[dict[str, Any]], num_samples: int) -> pd.DataF
 
 @pytest.mark.parametrize(
     ("num_images", "per_image", "num_samples"),
-    [(8, 1, 8), (50, 3, 16), (400, 5, 400), (40_504, 5, 29_696)],
+    [
+        (8, 1, 8),
+        (50, 3, 16),
+        (400, 5, 400),
+        pytest.param(40_504, 5, 29_696, marks=pytest.mark.slow),
+    ],
 )
 def test_the_subset_and_its_table_equal_those_of_pandas(
     tmp_path: Path, num_images: int, per_image: int, num_samples: int
@@ -160,6 +165,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 def test_the_bytes_are_the_same_after_being_killed_at_any_step(raw: Path, tmp_path: Path) -> None:
     inputs = ["--images", raw / "val2014", "--captions", raw / CAPTIONS]
     options = ["--samples", 24, "--workers", 2, "--output", tmp_path / "set"]

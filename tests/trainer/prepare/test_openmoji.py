@@ -66,6 +66,7 @@ def test_a_base_is_on_one_side_and_the_split_is_deterministic() -> None:
         assert len(toned) <= NUM_SKIN_TONES
 
 
+@pytest.mark.slow
 def test_a_small_catalogue_becomes_an_encoded_data_set(tmp_path: Path) -> None:
     emoji = read_catalogue(_svg_folder())[:5]
     config = resolve({"preset": "openmoji"})

@@ -4,44 +4,34 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.prepare.cli_process import command, require_success
+from tests.trainer import in_process, ranks
 from tests.trainer.prepare.raw_cc12m import write_raw_cc12m
 from tests.trainer.prepare.raw_coco import CAPTIONS, write_raw_coco
 from tests.trainer.ranks import made_in
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.cli import main
+from fluxtrain.contract.launch import ENV_TERMINATION_MESSAGE, RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, ConfigError
 from fluxtrain.prepare.cc12m.build import prepare_cc12m
 from fluxtrain.prepare.cc12m.source import FolderSource
-from fluxtrain.prepare.task import open_task
-
-pytestmark = pytest.mark.slow
+from fluxtrain.prepare.task import open_task, prepare
 
 
-def run_config(**prepare: Any) -> dict[str, Any]:
+def run_config(**options: Any) -> dict[str, Any]:
     return {
         "preset": "mlperf-schnell-raw",
         "task": "prepare",
-        "prepare": {"workers": 2, **prepare},
+        "prepare": {"workers": 2, **options},
         "data": {"train": "clean", "validation": "subset"},
         "logging": {"metrics_port": 0},
     }
-
-
-def write_job(path: Path, run: dict[str, Any]) -> Path:
-    head = {"apiVersion": "fluxtrain.dev/v1alpha1", "kind": "FluxTraining"}
-    path.write_text(json.dumps({**head, "metadata": {"name": "job"}, "spec": {"run": run}}))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -53,19 +43,12 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def start(*arguments: object, **environment: str) -> subprocess.Popen[str]:
-    program = command(*arguments)
-    return subprocess.Popen(
-        program, stderr=subprocess.PIPE, text=True, env=os.environ | environment
-    )
-
-
 CC12M = {"samples": 0}
 COCO = {"dataset": "coco", "input": "coco", "samples": 24}
 
 
 @pytest.mark.parametrize(
-    ("prepare", "output", "num_units", "inputs"),
+    ("options", "output", "num_units", "inputs"),
     [
         (CC12M, "clean", 4, "cc12m --input {0}/raw --samples all"),
         (
@@ -78,53 +61,57 @@ COCO = {"dataset": "coco", "input": "coco", "samples": 24}
     ids=["cc12m", "coco"],
 )
 def test_the_task_writes_what_the_command_writes_and_reports_its_progress(
-    raw: Path, tmp_path: Path, prepare: dict[str, Any], output: str, num_units: int, inputs: str
+    raw: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    output: str,
+    num_units: int,
+    inputs: str,
 ) -> None:
-    job = write_job(tmp_path / "job.json", run_config(**prepare))
+    monkeypatch.setenv(ENV_TERMINATION_MESSAGE, str(tmp_path / "message.json"))
+    paths = RunPaths(tmp_path / "run", raw, raw)
 
     def run_task() -> dict[str, Any]:
         """Run the task; return its termination message."""
-        message = tmp_path / "message.json"
-        folders = ["--data", raw, "--output", tmp_path / "run"]
-        require_success("run", job, *folders, FLUXTRAIN_LAST_WORDS=str(message))
-        content: dict[str, Any] = json.loads(message.read_text())
+        assert in_process.finish(prepare, resolve(run_config(**options)), paths) == [0]
+        content: dict[str, Any] = json.loads((tmp_path / "message.json").read_text())
         return content
 
     message = run_task()
-    options = ["--output", tmp_path / "set", "--workers", 1]
-    require_success("prepare", *inputs.format(raw).split(), *options)
+    where = ["--output", str(tmp_path / "set"), "--workers", "1"]
+    assert main(["prepare", *inputs.format(raw).split(), *where]) == 0
     assert made_in(raw / output) == made_in(tmp_path / "set") != {}
     assert (message["phase"], message["rank"]) == ("complete", 0)
     assert (message["step"], message["steps"]) == (num_units, num_units)
     assert message["firstStepTime"] <= message["lastStepTime"]
-    if prepare is COCO:  # the data set is complete already
+    if options is COCO:  # the data set is complete already
         assert run_task()["step"] == num_units
 
 
-def test_sigterm_stops_the_task_at_once_and_the_same_command_resumes(
+@pytest.mark.slow
+def test_sigterm_stops_the_task_at_once_and_the_same_task_resumes(
     raw: Path, tmp_path: Path
 ) -> None:
-    run = merge(run_config(**CC12M), {"data": {"train": str(tmp_path / "set")}})
-    job = write_job(tmp_path / "job.json", run)
-    arguments = ["run", job, "--data", raw, "--output", tmp_path / "run"]
-    task = start(*arguments)
+    run = resolve(merge(run_config(**CC12M), {"data": {"train": str(tmp_path / "set")}}))
+    paths = RunPaths(tmp_path / "run", raw, raw)
+    (task,) = ranks.start(prepare, run, paths)
     while not list(tmp_path.glob("set.partial/work/*")):
-        assert task.poll() is None, task.communicate()
+        assert task.is_alive(), ranks.output_of(paths)
         time.sleep(0.01)
-    task.send_signal(signal.SIGTERM)
-    _, errors = task.communicate(timeout=30)
-    assert task.returncode == EXIT_STOPPED, errors
-    assert "the same command" in errors
-    resumed = start(*arguments)
-    assert resumed.communicate(timeout=120)[1].count("samples kept") == 1
-    assert resumed.returncode == EXIT_OK
+    task.terminate()
+    task.join(30)
+    assert task.exitcode == EXIT_STOPPED, ranks.output_of(paths)
+    assert "the same command resumes" in ranks.output_of(paths)
+    assert in_process.finish(prepare, run, paths) == [EXIT_OK]
+    assert ranks.output_of(paths).count("samples kept") == 1
     expected = tmp_path / "uninterrupted"
     prepare_cc12m(FolderSource(raw / "raw"), expected, None, stream=io.StringIO())
     assert made_in(tmp_path / "set") == made_in(expected)
 
 
 @pytest.mark.parametrize(
-    ("prepare", "field", "message"),
+    ("options", "field", "message"),
     [
         ({"input": "missing"}, "input", "No such file"),
         ({"input": "coco"}, "input", "it holds no .tar"),
@@ -135,8 +122,8 @@ def test_sigterm_stops_the_task_at_once_and_the_same_command_resumes(
     ],
 )
 def test_a_missing_input_is_an_error_that_names_the_field(
-    raw: Path, tmp_path: Path, prepare: dict[str, Any], field: str, message: str
+    raw: Path, tmp_path: Path, options: dict[str, Any], field: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as raised:
-        open_task(resolve(run_config(**prepare)), RunPaths(tmp_path, raw, raw))
+        open_task(resolve(run_config(**options)), RunPaths(tmp_path, raw, raw))
     assert raised.value.path == f"spec.run.prepare.{field}"

@@ -5,12 +5,16 @@ Axes: b batch, l text tokens, d text width, v pooled width, ch h w latent image,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
+
+from fluxtrain.draws import Array, Draw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,17 @@ class DrawnBatch:
             name: t.to(device, non_blocking=True) for name, t in self.tensors().items()
         }
         return replace(self, **moved)
+
+
+def drawn_fields(indices: Array, drawn: Sequence[Draw]) -> dict[str, Any]:
+    """Return the fields of a batch that are given by its samples' indices and draws."""
+    return {
+        "latent_noise": torch.from_numpy(np.stack([draw.latent_noise for draw in drawn])),
+        "noise": torch.from_numpy(np.stack([draw.noise for draw in drawn])),
+        "timesteps": torch.tensor([draw.timestep for draw in drawn], dtype=torch.float32),
+        "dropped": torch.tensor([draw.dropped for draw in drawn]),
+        "indices": torch.from_numpy(indices),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fluxtrain import draws
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.batch import Batch, ImageBatch
+from fluxtrain.data.batch import Batch, ImageBatch, drawn_fields
 from fluxtrain.data.dataset import Dataset, Encodings
 from fluxtrain.data.empty_text import EmptyText
 from fluxtrain.data.images.dataset import ImageDataset, build_image_batch
@@ -143,13 +143,9 @@ def build(
         logvar=encodings.logvar.float(),
         txt=encodings.txt,
         vec=encodings.vec,
-        latent_noise=torch.from_numpy(np.stack([draw.latent_noise for draw in drawn])),
-        noise=torch.from_numpy(np.stack([draw.noise for draw in drawn])),
-        timesteps=torch.tensor([draw.timestep for draw in drawn], dtype=torch.float32),
         weights=torch.from_numpy((~bad).astype(np.float32)),
-        dropped=torch.from_numpy(dropped),
-        indices=torch.from_numpy(indices),
         faults=tuple(fault for fault in faults if fault),
+        **drawn_fields(indices, drawn),
     )
 
 

@@ -36,10 +36,55 @@ class OpenFiles:
         return self._open[number]
 
 
+class SharedFiles:
+    """Descriptors for several threads, at most ``max_open``; other files are opened for each read.
+
+    None is closed before the data set is, so that no thread loses the one it is reading.
+    """
+
+    def __init__(self, paths: Sequence[Path], max_open: int) -> None:
+        """Open nothing yet."""
+        self._paths, self._max_open, self._open = paths, max_open, dict[int, int]()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without open descriptors, for another process."""
+        return {**self.__dict__, "_open": {}}
+
+    def __del__(self) -> None:
+        """Close all descriptors."""
+        for file in self._open.values():
+            os.close(file)
+
+    def read(self, number: int, offset: int, size: int) -> bytes:
+        """Return up to ``size`` bytes from ``offset`` of file ``number``; OSError if it cannot be opened."""
+        file = self._open.get(number)
+        if file is not None:
+            return read_bytes(file, offset, size)
+        file = os.open(self._paths[number], os.O_RDONLY | os.O_NONBLOCK)
+        # setdefault is atomic; a lock could be held by another thread during a fork.
+        if len(self._open) < self._max_open and self._open.setdefault(number, file) == file:
+            return read_bytes(file, offset, size)
+        try:
+            return read_bytes(file, offset, size)
+        finally:
+            os.close(file)
+
+
 def max_open_files() -> int:
     """Return the soft limit on this process's open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft >= 0 else 1 << 20
+
+
+def read_bytes(file: int, offset: int, size: int) -> bytes:
+    """Return ``size`` bytes from ``offset`` of ``file``, or fewer if it ends before."""
+    content = os.pread(file, size, offset)
+    while len(content) < size:  # a network file system may return less than requested
+        more = os.pread(file, size - len(content), offset + len(content))
+        if not more:
+            break
+        content += more
+    return content
 
 
 def read_into(file: int, views: list[memoryview], offset: int) -> bool:

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from jaxtyping import Float
@@ -42,12 +41,7 @@ class SampleWriter(ABC):
         """Return the writer."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Finish the last file and write the listing; discard the last file if an exception was raised."""
         if kind is not None:
             self._discard_file()

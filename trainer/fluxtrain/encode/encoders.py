@@ -21,8 +21,8 @@ from fluxtrain.data.batch import Batch, DrawnBatch, ImageBatch
 from fluxtrain.data.dataset import Encodings
 from fluxtrain.data.empty_text import EmptyText
 from fluxtrain.data.images.dataset import ImageDataset
+from fluxtrain.data.images.files import SampleError
 from fluxtrain.data.loader import AnyBatch
-from fluxtrain.data.tar.dataset import SampleError
 from fluxtrain.draws import Array
 from fluxtrain.encode.codec import Codec, load_codec
 from fluxtrain.encode.text import TextEncoder, load_text_encoder

@@ -96,7 +96,6 @@ def load_text_encoder(
 
     Raises DataError if its folder or file is missing, incomplete, another model's or not safetensors.
     """
-    from transformers import AutoModel, CLIPTextModel, T5EncoderModel
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
@@ -110,7 +109,11 @@ def load_text_encoder(
         return TextModel(tokenizer, encoder.to(device).eval().requires_grad_(False), length)
 
     if config.text == "minilm":
+        from transformers import AutoModel
+
         return MiniLM(load_model(_folder_loader(AutoModel), _minilm_folder(), None, text_length))
+    from transformers import CLIPTextModel, T5EncoderModel  # seconds, which minilm does not need
+
     load_t5 = load_t5_file if is_single_file(config.t5) else _folder_loader(T5EncoderModel)
     load_clip = load_clip_file if is_single_file(config.clip) else _folder_loader(CLIPTextModel)
     return T5Clip(

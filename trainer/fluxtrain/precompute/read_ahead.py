@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.tar.dataset import SampleError
+from fluxtrain.data.images.files import SampleError
 from fluxtrain.precompute.output import EncodedOutput
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack
-from types import TracebackType
 
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.progress import COMPLETE, FINISHING, RUNNING
@@ -48,12 +47,7 @@ class PrecomputeReporter:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the endpoint and the console."""
         self._closing.close()
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
+import PIL
 from PIL import Image
 
 SIZE = 256
 """Height and width in pixels."""
 PNG_LEVEL = 1
 """zlib level: two thirds of the time of Pillow's default, a tenth more bytes (docs/log.md)."""
+
+SETTINGS: dict[str, Any] = {
+    "format": 1,
+    "size": SIZE,
+    "png_level": PNG_LEVEL,
+    "pillow": PIL.__version__,
+}
+"""What the bytes of prepared images depend on; a staging directory with other settings is emptied."""
 
 
 def encode(image: Image.Image) -> bytes:

@@ -13,7 +13,7 @@ from PIL import Image
 from tests.trainer.data.tar.tar_files import PILLOW_FORMATS, encode, image, member, open_with
 
 from fluxtrain.data.images.decode import decode
-from fluxtrain.data.tar.dataset import SampleError
+from fluxtrain.data.images.files import SampleError
 
 
 def test_transparent_parts_become_white() -> None:

@@ -30,7 +30,9 @@ from tests.trainer.data.tar.tar_files import (
 )
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
-from fluxtrain.data.tar.dataset import SampleError, TarImages, _Files
+from fluxtrain.data.images.files import SampleError
+from fluxtrain.data.open_files import SharedFiles
+from fluxtrain.data.tar.dataset import TarImages
 from fluxtrain.errors import DataError
 
 
@@ -161,7 +163,7 @@ def test_a_leading_dot_folder_and_upper_case_suffixes_are_accepted(tmp_path: Pat
 @pytest.mark.parametrize("max_open", [1, 100])
 def test_threads_read_the_same_samples(tmp_path: Path, max_open: int) -> None:
     data = TarImages(write_tars(tmp_path, count=12, shard_size=2))
-    data._files = _Files(data._paths, max_open)
+    data._files = SharedFiles(data._paths, max_open)
     order = np.random.default_rng(0).integers(0, len(data), 400).tolist()
     with ThreadPoolExecutor(8) as pool:
         captions = list(pool.map(data.caption, order))

@@ -6,46 +6,18 @@ Axes: b batch, H W image.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.batch import ImageBatch
+from fluxtrain.data.batch import ImageBatch, drawn_fields
 from fluxtrain.data.images.decode import resize_and_crop
+from fluxtrain.data.images.files import ImageFiles, SampleError
 from fluxtrain.data.order import PADDING
-from fluxtrain.data.tar.dataset import SampleError, TarImages
+from fluxtrain.data.tar.dataset import TarImages
 from fluxtrain.draws import NUM_TIMESTEPS, Array, Draw
-
-
-class ImageSource(Protocol):
-    """A set of images with captions; SampleError if one cannot be read."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        ...
-
-    def key(self, index: int) -> str:
-        """Return the key of sample ``index``."""
-        ...
-
-    def name(self, index: int) -> str:
-        """Return the file and the key of sample ``index``, for messages."""
-        ...
-
-    def image(self, index: int) -> Tensor:
-        """Return the image of sample ``index``, "3 H W", 8-bit RGB."""
-        ...
-
-    def caption(self, index: int) -> str:
-        """Return the prompt of sample ``index``."""
-        ...
-
-    def metadata(self, index: int) -> dict[str, Any]:
-        """Return the JSON metadata of sample ``index``."""
-        ...
 
 
 class ImageDataset:
@@ -53,7 +25,7 @@ class ImageDataset:
 
     attribution = ""
 
-    def __init__(self, source: ImageSource, side: int, min_side: int = 1) -> None:
+    def __init__(self, source: ImageFiles, side: int, min_side: int = 1) -> None:
         """Resize the images of ``source`` to ``side`` x ``side`` pixels.
 
         An image with a side below ``min_side`` pixels counts as unreadable.
@@ -106,7 +78,7 @@ class ImageDataset:
 def open_images(config: RunConfig, data_root: Path, part: str) -> ImageDataset:
     """Return the images of ``part`` ("train" or "validation"); DataError if there are none."""
     side, folder = config.data.image_size, data_root / getattr(config.data, part)
-    source: ImageSource
+    source: ImageFiles
     if any(folder.glob("*.arrow")) and not any(folder.glob("*.tar")):
         from fluxtrain.data.images.arrow import ArrowImages  # pyarrow takes a while to import
 
@@ -133,11 +105,7 @@ def build_image_batch(dataset: ImageDataset, indices: Array, drawn: list[Draw]) 
     return ImageBatch(
         images=images,
         captions=tuple(captions),
-        latent_noise=torch.from_numpy(np.stack([draw.latent_noise for draw in drawn])),
-        noise=torch.from_numpy(np.stack([draw.noise for draw in drawn])),
-        timesteps=torch.tensor([draw.timestep for draw in drawn], dtype=torch.float32),
         weights=torch.tensor(weights),
-        dropped=torch.tensor([draw.dropped for draw in drawn]),
-        indices=torch.from_numpy(indices),
         faults=tuple(faults),
+        **drawn_fields(indices, drawn),
     )

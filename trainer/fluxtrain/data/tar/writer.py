@@ -7,7 +7,6 @@ import json
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fluxtrain.data.tar.index import IMAGE_SUFFIXES, MAX_CAPTION_BYTES, split_name
@@ -37,12 +36,7 @@ class TarWriter:
         """Return the writer."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Write the last tar and the extra files; delete the last tar if an exception was raised."""
         if kind is not None:
             self._discard()

@@ -22,8 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-import PIL
-
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.files import atomic_write
 from fluxtrain.prepare.cc12m.clean_tar import (
@@ -35,14 +33,13 @@ from fluxtrain.prepare.cc12m.clean_tar import (
 )
 from fluxtrain.prepare.cc12m.image import UNREADABLE
 from fluxtrain.prepare.cc12m.source import Source
-from fluxtrain.prepare.image import PNG_LEVEL, SIZE
+from fluxtrain.prepare.image import SETTINGS
 from fluxtrain.prepare.progress import Advance, OnProgress, progress_bar
-from fluxtrain.prepare.staging_dir import Settings, StagingDir, finished_report, open_staging_dir
+from fluxtrain.prepare.staging_dir import StagingDir, finished_report, open_staging_dir
 from fluxtrain.prepare.worker_pool import available_cores, map_in_order
 
 NUM_SAMPLES = 1_099_776
 LISTED = "listed as problematic"
-_FORMAT = 1
 _MAX_LIST_BYTES = 1 << 26
 
 
@@ -81,17 +78,11 @@ def prepare_cc12m(
     ``on_progress`` gets samples, or tars if all samples are taken. Raises DataError if a tar is incomplete
     or there are too few usable samples, StorageError if the output cannot be written.
     """
-    cleaning: Settings = {
-        "format": _FORMAT,
-        "size": SIZE,
-        "png_level": PNG_LEVEL,
-        "pillow": PIL.__version__,
-    }
-    settings = {**cleaning, "samples": num_samples, "problematic": _digest(problematic)}
+    settings = {**SETTINGS, "samples": num_samples, "problematic": _digest(problematic)}
     report = None if force else finished_report(output, settings)
     if report is None:
         names = source.names()
-        with open_staging_dir(output, cleaning, force) as staging:
+        with open_staging_dir(output, SETTINGS, force) as staging:
             clean = partial(clean_tar, source=source, staging=staging)
             total = num_samples or len(names)
             with (

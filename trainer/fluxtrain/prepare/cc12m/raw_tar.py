@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 
+from fluxtrain.data.open_files import read_bytes
 from fluxtrain.data.tar.index import IMAGE_SUFFIXES, split_name
 from fluxtrain.data.tar.members import Member, quoted, read_members
 from fluxtrain.errors import DataError
@@ -62,17 +63,12 @@ class RawTar:
 
     def read(self, member: Member) -> bytes:
         """Return the content of ``member``."""
-        content = b""
         try:
-            # A network file system may return less than asked for.
-            while len(content) < member.size:
-                left = member.size - len(content)
-                more = os.pread(self._file, left, member.offset + len(content))
-                if not more:
-                    raise DataError(f"{self._path}: truncated while it was read")
-                content += more
+            content = read_bytes(self._file, member.offset, member.size)
         except OSError as error:
             raise DataError(f"{self._path}: {error.strerror}") from None
+        if len(content) < member.size:
+            raise DataError(f"{self._path}: truncated while it was read")
         return content
 
     def _members(self) -> Iterator[Member]:

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-import PIL
 from PIL import Image
 
 from fluxtrain.data.tar.index import open_index
@@ -28,10 +27,9 @@ from fluxtrain.data.tar.writer import TarWriter
 from fluxtrain.errors import DataError
 from fluxtrain.files import atomic_write
 from fluxtrain.prepare.coco.subset import NUM_SAMPLES, Row, read_annotations, subset, tsv
-from fluxtrain.prepare.image import PNG_LEVEL, SIZE, encode, error_summary
+from fluxtrain.prepare.image import SETTINGS, SIZE, encode, error_summary
 from fluxtrain.prepare.progress import Advance, OnProgress, progress_bar
 from fluxtrain.prepare.staging_dir import (
-    Settings,
     StagingDir,
     finished_report,
     open_staging_dir,
@@ -41,7 +39,6 @@ from fluxtrain.prepare.worker_pool import available_cores, map_in_order
 
 SHARD_SIZE = 1000
 TSV = "val2014_30k.tsv"
-_FORMAT = 1
 _MAX_PIXELS = 1 << 26
 _MAX_FAULTS_SHOWN = 10
 
@@ -76,14 +73,8 @@ def prepare_coco(
     """
     rows = subset(read_annotations(captions), num_samples)
     table = tsv(rows)
-    settings: Settings = {
-        "format": _FORMAT,
-        "size": SIZE,
-        "png_level": PNG_LEVEL,
-        "pillow": PIL.__version__,
-        "shard_size": shard_size,
-        "rows": hashlib.sha256(table.encode()).hexdigest(),
-    }
+    rows_hash = hashlib.sha256(table.encode()).hexdigest()
+    settings = {**SETTINGS, "shard_size": shard_size, "rows": rows_hash}
     report = None if force else finished_report(output, settings)
     if report is None:
         paths = [image_path(images, row) for row in rows]
