@@ -76,7 +76,7 @@ def test_fitting_is_better_than_the_linear_code() -> None:
     linear = PatchAutoencoder()
     init_from_principal_components(linear, pixels)
     assert (
-        psnr(fit_patch_autoencoder(pixels, FitSettings(steps=150, batch_size=8)), pixels)
+        psnr(fit_patch_autoencoder(pixels, FitSettings(steps=100, batch_size=8)), pixels)
         > psnr(linear, pixels) + 0.3
     )
 
