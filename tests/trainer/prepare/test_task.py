@@ -103,7 +103,7 @@ def test_sigterm_stops_the_task_at_once_and_the_same_task_resumes(
     task.join(30)
     assert task.exitcode == EXIT_STOPPED, ranks.output_of(paths)
     assert "the same command resumes" in ranks.output_of(paths)
-    assert in_process.finish(prepare, run, paths) == [EXIT_OK]
+    assert ranks.finish(prepare, run, paths) == [EXIT_OK]
     assert ranks.output_of(paths).count("samples kept") == 1
     expected = tmp_path / "uninterrupted"
     prepare_cc12m(FolderSource(raw / "raw"), expected, None, stream=io.StringIO())

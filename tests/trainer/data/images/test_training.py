@@ -26,6 +26,7 @@ def expected(prepared: RunPaths, tmp_path_factory: pytest.TempPathFactory) -> li
     return train(image_run(), prepared, tmp_path_factory.mktemp("images") / "run")
 
 
+@pytest.mark.slow
 def test_losses_equal_those_from_float32_encodings(
     prepared: RunPaths, expected: list[float], tmp_path: Path
 ) -> None:
