@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.trainer import in_process, ranks
+from tests.trainer import ranks
 from tests.trainer.data.layouts.encoded_sets import FOREIGN
 from tests.trainer.tiny_encoders import config, write_encoders, write_images
 
@@ -21,7 +21,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
     write_encoders(root)
     paths = RunPaths(root / "out", root, root)
     run = config(task="preprocess", encoders={"precision": "bfloat16"})
-    assert in_process.finish(preprocess, run, paths) == [0], ranks.output_of(paths)
+    assert ranks.finish(preprocess, run, paths) == [0], ranks.output_of(paths)
     for layout in FOREIGN:
         for part in ("train", "validation"):
             convert(root / "preprocessed" / part, root / layout / part, layout, shard_size=10)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.trainer import in_process, ranks
+from tests.trainer import ranks
 from tests.trainer.tiny_encoders import config
 
 from fluxtrain.contract.launch import RunPaths
@@ -52,13 +52,9 @@ def ledger(output: Path) -> list[dict[str, Any]]:
 
 
 def train(run: RunConfig, prepared: RunPaths, output: Path) -> list[float]:
-    """Train in ``output``; return all losses, of training and evaluation.
-
-    Loader processes are not forked from the test's process, in which Arrow's threads run.
-    """
+    """Train in ``output``; return all losses, of training and evaluation."""
     paths = RunPaths(output, prepared.data, prepared.models)
-    finish = ranks.finish if run.data.num_workers else in_process.finish
-    assert finish(ranks.train_alone, run, paths) == [0], ranks.output_of(paths)
+    assert ranks.finish(ranks.train_alone, run, paths) == [0], ranks.output_of(paths)
     return losses(output)
 
 

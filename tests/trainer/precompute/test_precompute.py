@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 import time
-from multiprocessing.context import ForkProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,7 @@ def num_shards(paths: RunPaths) -> int:
 
 
 def kill_at_a_random_moment(
-    started: list[ForkProcess], paths: RunPaths, chance: random.Random
+    started: list[ForkServerProcess], paths: RunPaths, chance: random.Random
 ) -> int:
     """Kill ``started`` ranks while they load, encode, write or end; return how many were alive."""
     target, delay = num_shards(paths) + chance.choice([0, 1, 2, 3, 20]), chance.uniform(0, 0.1)
@@ -202,7 +202,7 @@ def test_killed_at_random_moments_it_writes_the_same_files(
         paths = copy_data(tmp_path / str(rounds), images, models)
         while not (paths.data / "preprocessed/validation/dataset.json").exists():
             resumed += num_shards(paths) > 0
-            started = in_process.start(preprocess, RUN, paths, chance.choice([1, 2, 3]))
+            started = ranks.start(preprocess, RUN, paths, chance.choice([1, 2, 3]))
             kills += kill_at_a_random_moment(started, paths, chance)
         assert finish(RUN, paths) == [0]
         assert ranks.contents(paths.data / "preprocessed") == expected_files
@@ -214,7 +214,7 @@ def test_killed_at_random_moments_it_writes_the_same_files(
 def test_a_stopped_task_leaves_whole_shards_and_is_resumed(
     paths: RunPaths, expected_files: dict[str, bytes]
 ) -> None:
-    (process,) = in_process.start(preprocess, RUN, paths)
+    (process,) = ranks.start(preprocess, RUN, paths)
     while not list(paths.data.glob("preprocessed/train/*.safetensors")):
         time.sleep(0.01)
     os.kill(process.pid or 0, signal.SIGTERM)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cluster.free_ports import free_port
-from tests.trainer import in_process, ranks
+from tests.trainer import ranks
 from tests.trainer.data.small_runs import batches, encoded_run, image_run, ledger, losses, train
 from tests.trainer.tiny_encoders import config
 
@@ -33,7 +33,7 @@ def test_losses_equal_those_from_float32_encodings(
     paths = RunPaths(tmp_path / "out", tmp_path, prepared.models)
     for part in ("train", "validation"):
         shutil.copytree(prepared.data / part, tmp_path / part)
-    assert in_process.finish(preprocess, config(task="preprocess"), paths) == [0]
+    assert ranks.finish(preprocess, config(task="preprocess"), paths) == [0]
     (tmp_path / "shards").symlink_to(tmp_path / "preprocessed")
     from_encodings = train(encoded_run("shards"), paths, tmp_path / "run")
     worst = max(abs(a - b) / b for a, b in zip(expected, from_encodings, strict=True))
