@@ -1,8 +1,13 @@
-"""The option --fail-on-skip: a skipped test fails the run."""
+"""One thread for all tests, and the option --fail-on-skip: a skipped test fails the run."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The models are small: on busy cores several threads mostly wait for each other.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
