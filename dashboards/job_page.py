@@ -99,8 +99,8 @@ JOB = Dashboard(
             Query(f"max by (pod) (changes(fluxtrain_step_seconds_created{_JOB}[10m]))", "{{pod}}"),
         ),
         curve(
-            "Steps at stake",
-            "Since the newest complete checkpoint.",
+            "Steps since the last checkpoint",
+            "Lost if all pods end now.",
             Query(f"{_max('step')} - {_max('checkpoint_step')}", "steps"),
         ),
         curve(

@@ -148,7 +148,7 @@ def test_two_jobs_with_the_same_service_name_conflict(tenants: Tenants) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cascade", "reason"), [("orphan", "NameConflict"), ("background", "PredecessorLeaving")]
+    ("cascade", "reason"), [("orphan", "NameConflict"), ("background", "PredecessorTerminating")]
 )
 def test_a_recreated_job_does_not_adopt_the_pods_of_the_previous_one(
     tenants: Tenants, cascade: str, reason: str

@@ -51,7 +51,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("spec.run.optim.learningRate", 1e-4, "optim.learningRate: no such field; did you mean learning_rate?"),
     ("spec.run.optim.lr", 1e-4, "spec.run.optim.lr: no such field; did you mean learning_rate?"),
     ("spec.run.optim.beta2", 1.0, "got 1.0; must be a number at least 0 and below 1"),
-    ("spec.run.optim", None, "spec.run.optim: got None; must be a mapping with some of learning_rate"),
+    ("spec.run.optim", None, "spec.run.optim: got None; must be a mapping with some of name, learning_rate"),
     ("spec.run.schedule.steps", True, "spec.run.schedule.steps: got True; must be a whole number"),
     ("spec.run.schedule.gbs", 5, "schedule.gbs: no such field; did you mean global_batch_size?"),
     ("spec.run.schedule.min_learning_rate", 1.0,

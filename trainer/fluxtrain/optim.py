@@ -1,4 +1,4 @@
-"""AdamW and the learning rate of each step."""
+"""The optimizer and the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from fluxtrain.contract.run.config import OptimConfig, ScheduleConfig
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's state of each parameter, of the parameter's shape: also in checkpoints and in `plan`."""
+STATE = {"adamw": ("exp_avg", "exp_avg_sq")}
+"""Each optimizer's state of a parameter, of the parameter's shape: in memory and in checkpoints."""
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """Return AdamW over all parameters in one group, with its state allocated so that it can be loaded."""
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """Return the optimizer of all parameters, in one group, with its state allocated for loading."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
         parameters,
@@ -28,7 +28,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     for parameter in parameters:
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
+            **{moment: torch.zeros_like(parameter) for moment in STATE[config.name]},
         }
     return optimizer
 
@@ -40,9 +40,10 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 
 
 def set_steps_taken(optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Set the number of steps for AdamW's bias correction, after loading a checkpoint."""
+    """Set the number of steps that AdamW's bias correction needs, after loading a checkpoint."""
     for state in optimizer.state.values():
-        state["step"].fill_(float(steps))
+        if "step" in state:
+            state["step"].fill_(float(steps))
 
 
 def learning_rate(step: int, optim: OptimConfig, schedule: ScheduleConfig) -> float:
@@ -78,7 +79,7 @@ def first_bad_step(before: Tensor, norm: Tensor, step: int) -> Tensor:
     return torch.where(norm.isfinite(), before, before.clamp(max=step))
 
 
-def update(optimizer: torch.optim.AdamW, bad_step: Tensor) -> None:
+def update(optimizer: torch.optim.Optimizer, bad_step: Tensor) -> None:
     """Take an optimizer step if ``bad_step`` is NEVER, else change nothing; decided on the device."""
     vars(optimizer)["found_inf"] = (bad_step != NEVER).float()  # as torch.amp.GradScaler does it
     optimizer.step()

@@ -13,8 +13,8 @@ from fluxtrain_operator import names
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.planner.owner_references import controller_of
 
-NAME_CONFLICT, LEAVING = "NameConflict", "PredecessorLeaving"
-_LEAVING_SECONDS = 2.0
+NAME_CONFLICT, TERMINATING = "NameConflict", "PredecessorTerminating"
+_TERMINATING_SECONDS = 2.0
 _MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 5.0, 60.0
 _REJECTIONS = (
     HTTPStatus.BAD_REQUEST,
@@ -46,7 +46,7 @@ class CreateFailure:
     @property
     def is_name_conflict(self) -> bool:
         """Return whether another object has the name; else the API server rejects the object."""
-        return self.reason in (NAME_CONFLICT, LEAVING)
+        return self.reason in (NAME_CONFLICT, TERMINATING)
 
     def for_object(self, manifest: Mapping[str, Any]) -> CreateFailure:
         """Return the same failure of the object in ``manifest``."""
@@ -59,7 +59,7 @@ class CreateFailure:
         """Return the failure with its retry time, later each time after the same failure ``before``."""
         retries = before.retries + 1 if before is not None and before.reason == self.reason else 0
         wait = min(_MAX_BACKOFF_SECONDS, _MIN_BACKOFF_SECONDS * 2.0 ** min(retries, 10))
-        wait = _LEAVING_SECONDS if self.reason == LEAVING else wait
+        wait = _TERMINATING_SECONDS if self.reason == TERMINATING else wait
         return replace(self, retry_time=now + wait, retries=retries)
 
 
@@ -86,7 +86,7 @@ def name_conflict(kind: str, existing: Mapping[str, Any], job: str) -> CreateFai
     name, controller = metadata["name"], (owner.get("kind"), owner.get("name"))
     if controller == (KIND, job) or "deletionTimestamp" in metadata:
         message = f"{kind} {name} of an earlier job is being deleted"
-        return CreateFailure(kind, name, LEAVING, message)
+        return CreateFailure(kind, name, TERMINATING, message)
     has_label = (metadata.get("labels") or {}).get(names.LABEL_JOB) == job
     belongs_to = " ".join(map(str, controller)) if owner else "nobody"
     if has_label and not owner:

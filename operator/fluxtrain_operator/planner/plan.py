@@ -21,7 +21,7 @@ from fluxtrain_operator.planner.changes import (
     clean_up_times,
     num_requested_pods,
 )
-from fluxtrain_operator.planner.create_failures import LEAVING, CreateFailure
+from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
 from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.rules import Decision, decide
@@ -209,7 +209,7 @@ def _create_failure_events(
     reported = {condition.reason for condition in situation.job.status.conditions}
     for failure in failures[:1]:
         if failure.reason not in reported:
-            kind: EventType = "Normal" if failure.reason == LEAVING else "Warning"
+            kind: EventType = "Normal" if failure.reason == TERMINATING else "Warning"
             yield Event(kind, failure.reason, failure.message)
 
 

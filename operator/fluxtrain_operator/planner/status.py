@@ -10,7 +10,7 @@ from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job
-from fluxtrain_operator.planner.create_failures import LEAVING, CreateFailure
+from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
 from fluxtrain_operator.planner.rules import Decision
 from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.watchdog import has_no_answer
@@ -18,7 +18,7 @@ from fluxtrain_operator.timestamps import seconds, stamp
 
 Phase = Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed"]
 Kind = Literal["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
-_HEALTHY, _DEGRADED = "AsWanted", "Degraded"
+_HEALTHY, _DEGRADED = "AsExpected", "Degraded"
 _MAX_MESSAGE = 4096
 _VALUES: dict[bool | None, Literal["True", "False", "Unknown"]] = {
     True: "True",
@@ -227,7 +227,7 @@ def _healthy(
     else:
         failed = next(((f.reason, f.message) for f in situation.failures), None)
         problem = _node_problem(situation) or failed
-    if problem is None and failures and failures[0].reason != LEAVING:
+    if problem is None and failures and failures[0].reason != TERMINATING:
         problem = _create_failure(failures)
     if problem is None:
         problem = _degraded(situation, decision, phase)

@@ -134,7 +134,7 @@ def test_succeeded_pods_that_the_job_does_not_control_do_not_count(case: str, at
     assert cluster.status["attempt"] == 1
     assert cluster.own("Pod") == [], "none starts before all can"
     is_leaving = case in ("of an earlier job", "being deleted")
-    reason = "PredecessorLeaving" if is_leaving else "NameConflict"
+    reason = "PredecessorTerminating" if is_leaving else "NameConflict"
     assert cluster.condition("Ready")[:2] == ("False", reason)
     assert cluster.warnings() == ([] if is_leaving else ["NameConflict"])
 

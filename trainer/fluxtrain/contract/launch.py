@@ -28,10 +28,10 @@ ENV_GPUS = "FLUXTRAIN_GPUS"
 """GPUs that the pod requests (``spec.gpusPerNode``); unset without GPUs. Set by the operator; the agent
 refuses to train on fewer."""
 
-ENV_FATAL_ERROR = "FLUXTRAIN_VERDICT"
+ENV_FATAL_ERROR = "FLUXTRAIN_FATAL_ERROR"
 """File for the exit code and message of a trainer whose error a process restart does not fix; the trainer
 then sends SIGUSR1 to its agent. Set by the agent, read by the trainer."""
-ENV_TERMINATION_MESSAGE = "FLUXTRAIN_LAST_WORDS"
+ENV_TERMINATION_MESSAGE = "FLUXTRAIN_TERMINATION_MESSAGE"
 """File for the final progress of a trainer that exits. Set by the agent, read by local rank 0."""
 TERMINATION_LOG = "/dev/termination-log"
 """File that the kubelet copies to the pod's status: JSON with the keys of /progress, and ``message``.

@@ -73,7 +73,7 @@ def _work(facts: RunFacts) -> Iterator[Event]:
 
 def _optimizer(config: RunConfig) -> Iterator[Event]:
     optim, schedule = config.optim, config.schedule
-    yield "opt_name", "adamw"
+    yield "opt_name", optim.name
     yield "opt_adamw_beta_1", optim.beta1
     yield "opt_adamw_beta_2", optim.beta2
     yield "opt_adamw_epsilon", optim.epsilon

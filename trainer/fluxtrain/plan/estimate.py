@@ -11,12 +11,12 @@ from fluxtrain.gpus import Gpu, find_gpu
 from fluxtrain.model.flops import training_flops
 from fluxtrain.model.parameters import ParameterCounts, count_parameters
 from fluxtrain.plan.memory import (
-    STATE_BYTES,
     Memory,
     Sharding,
     communication_bytes,
     make_sharding,
     memory,
+    state_bytes,
 )
 
 DEFAULT_GPU = "MI300X"
@@ -110,7 +110,7 @@ def make_plan(
     largest = _largest_micro_batch(config, counts, sharding, device)
     flops = training_flops(config.model, config.image_tokens, config.data.text_length)
     rate = _rate(device, mfu, num_ranks, flops * computed / batch)
-    checkpoint = STATE_BYTES * counts.total
+    checkpoint = state_bytes(config) * counts.total
     return Plan(
         gpu=device.name if device else None,
         gpu_memory_bytes=device.memory_bytes if device else None,

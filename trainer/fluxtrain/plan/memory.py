@@ -10,11 +10,9 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.replicas import replicas
 from fluxtrain.model.activations import BYTES, activation_bytes
 from fluxtrain.model.parameters import ParameterCounts
-from fluxtrain.optim import MOMENTS
+from fluxtrain.optim import STATE
 
 _FLOAT32 = 4
-STATE_BYTES = _FLOAT32 * (1 + len(MOMENTS))
-"""Bytes of one parameter in a checkpoint: weight and moments in float32."""
 
 
 class Memory(BaseModel):
@@ -27,7 +25,7 @@ class Memory(BaseModel):
     gradients: int
     """This rank's shard of the gradients, float32."""
     optimizer: int
-    """This rank's shard of Adam's two moments, float32."""
+    """This rank's shard of the optimizer's state, float32."""
     gathered: int
     """Gathered blocks: weights in the compute dtype, and one block's gradients during their reduction."""
     activations: int
@@ -50,6 +48,11 @@ class Sharding:
         return self.num_ranks // self.dp_replicate
 
 
+def state_bytes(config: RunConfig) -> int:
+    """Return the bytes of one parameter in a checkpoint: weight and optimizer state in float32."""
+    return _FLOAT32 * (1 + len(STATE[config.optim.name]))
+
+
 def make_sharding(config: RunConfig, num_ranks: int) -> Sharding:
     """Return the sharding that parallelize.build_model applies on ``num_ranks`` ranks."""
     is_sharded = num_ranks > 1 or config.precision.compute != "float32"
@@ -65,7 +68,7 @@ def memory(
     parts = {
         "weights": shard,
         "gradients": shard,
-        "optimizer": len(MOMENTS) * shard,
+        "optimizer": len(STATE[config.optim.name]) * shard,
         "gathered": _gathered(config, counts) if sharding.sharded else 0,
         "activations": micro_batch * (kept + live),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from operator import attrgetter
 
-from fluxtrain.contract.run.config import FlowConfig, RunConfig
+from fluxtrain.contract.run.config import FlowConfig, OptimConfig, RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, MLPERF_TARGET_LOSS
 from fluxtrain.contract.validation import join_errors
@@ -29,11 +29,10 @@ FIXED_VALUES: Mapping[str, object] = {
     "encoders.latent_scale": 0.3611,
     **{f"flow.{name}": value for name, value in FlowConfig().model_dump().items()},
     **{f"model.{name}": value for name, value in ModelConfig().model_dump().items()},
-    "optim.beta1": 0.9,
-    "optim.beta2": 0.95,
-    "optim.epsilon": 1e-8,
-    "optim.weight_decay": 0.1,
-    "optim.max_grad_norm": 1.0,
+    **{
+        f"optim.{name}": value
+        for name, value in OptimConfig().model_dump(exclude={"learning_rate"}).items()
+    },
     "schedule.decay": "constant",
     "evaluation.every_samples": MLPERF_EVALUATION_SAMPLES,
     "evaluation.target_loss": MLPERF_TARGET_LOSS,

@@ -142,8 +142,10 @@ class FlowConfig(StrictModel):
 
 
 class OptimConfig(StrictModel):
-    """AdamW on all parameters, with MLPerf's values."""
+    """The optimizer of all parameters, with MLPerf's values."""
 
+    name: Annotated[Literal["adamw"], IMMUTABLE] = "adamw"
+    """The optimizer."""
     learning_rate: LearningRate = 1e-4
     """Learning rate after the warm-up."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
