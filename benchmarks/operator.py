@@ -29,7 +29,7 @@ NOTES = """\
   Theirs has its default flags, but for the scheme and the namespace that it looks after; it then sends 20
   requests per second for pods and services. Requests are those about jobs, without watches and without the
   election that only ours holds. The API server's flow control exempts both (system:masters).
-  Where the cores are busy, it is the cluster on them that limits, and not the operator."""
+  If the cores are busy, the limit is the cluster on them, not the operator."""
 
 
 @contextmanager

@@ -50,7 +50,7 @@ Root = "{folder}/runc"
 def start(node: Node) -> None:
     """Start containerd and return when it listens: the kubelet would not wait for it.
 
-    Raises ClusterError with the end of its log where it dies.
+    Raises ClusterError with the end of its log if it exits.
     """
     name = node.process("containerd")
     if not processes.is_running(name):  # one that runs would listen on, and nobody could reach it

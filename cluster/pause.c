@@ -1,4 +1,4 @@
-/* Holds the namespaces of a pod: waits, collects dead children, ends when told. */
+/* Holds the namespaces of a pod: waits, collects dead children, ends on a signal. */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>

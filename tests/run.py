@@ -38,7 +38,7 @@ class Result:
     exit_code: int
     seconds: dict[str, float] = field(default_factory=dict)
     outcomes: dict[str, str] = field(default_factory=dict)
-    """passed, failed or skipped, by test."""
+    """passed, failed, skipped or xfailed, by test."""
     logs: dict[str, str] = field(default_factory=dict)
     """Errors and output, by test."""
 
@@ -69,8 +69,15 @@ def read(report: Path, result: Result) -> None:
         name = f"{case.get('classname', '')}::{case.get('name', '')}"
         result.seconds[name] = result.seconds.get(name, 0.0) + float(case.get("time", 0))
         tags = {child.tag for child in case}
-        failed = bool(tags & {"failure", "error"})
-        result.outcomes[name] = "failed" if failed else "skipped" if "skipped" in tags else "passed"
+        skipped = case.find("skipped")
+        if tags & {"failure", "error"}:
+            result.outcomes[name] = "failed"
+        elif skipped is not None:
+            result.outcomes[name] = (
+                "xfailed" if skipped.get("type") == "pytest.xfail" else "skipped"
+            )
+        else:
+            result.outcomes[name] = "passed"
         result.logs[name] = "\n".join(child.text or "" for child in case)
 
 

@@ -114,7 +114,7 @@ def test_an_existing_object_is_left_alone_and_the_job_waits_for_its_name(tenants
         tenants.apply(job)
     for job, (kind, name, _) in OTHERS.items():
         message = tenants.wait(job, "Ready", "NameConflict")
-        assert f"{kind} {name} already exists and belongs to nobody" in message
+        assert f"{kind} {name} already exists and has no owner" in message
     time.sleep(12)  # of retries
     for job, (kind, name, _) in OTHERS.items():
         assert tenants.get(kind, name) == before[job]

@@ -1,4 +1,4 @@
-"""CI's test run fails where a test was skipped: what a machine lacks is installed, or told as a failure."""
+"""CI's test run fails if a test was skipped: what a machine lacks is installed, or reported as a failure."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def test_a_new_job_with_the_name_of_a_deleted_one_is_trained(jobs: Jobs) -> None
     jobs.kubectl("delete", "ft", "again", HERE, "--cascade=orphan")
     jobs.apply("again", **SHORT)
     message = jobs.wait_for_condition("again", "Ready", "NameConflict")
-    assert "belongs to nobody: an earlier job left it; delete or rename it" in message
+    assert "has no owner: an earlier job left it; delete or rename it" in message
     status = jobs.status("again")
     assert (status["phase"], status.get("progress")) == ("Pending", None)
     mine = "--selector=fluxtrain.dev/job=again"

@@ -180,6 +180,20 @@ def test_a_change_that_keeps_the_trajectory_is_accepted(
     run_state.check_same_run(resolve({"preset": "micro", **change}), tmp_path / "step_0000000001")
 
 
+def test_a_checkpoint_of_a_version_without_a_field_had_its_default(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    path = tmp_path / "step_0000000001" / "config.json"
+    saved = json.loads(path.read_text())
+    del saved["optim"]["name"], saved["flow"]
+    path.write_text(json.dumps(saved))
+    run_state.check_same_run(resolve({"preset": "micro"}), path.parent)
+    with pytest.raises(ConfigError) as refused:
+        run_state.check_same_run(
+            resolve({"preset": "micro", "flow": {"prompt_dropout": 0.5}}), path.parent
+        )
+    assert refused.value.path == "spec.run.flow.prompt_dropout"
+
+
 def test_the_resolved_config_is_saved(tmp_path: Path) -> None:
     config = make_config()
     save(tmp_path, 1, config=config)

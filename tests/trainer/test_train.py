@@ -1,4 +1,4 @@
-"""``fluxtrain run`` under torchrun on any number of ranks: stopped, killed, resumed."""
+"""``fluxtrain run`` on any number of ranks, under torchrun or forked: stopped, killed, resumed."""
 
 from __future__ import annotations
 
@@ -168,8 +168,10 @@ def test_a_finished_run_is_not_repeated(reference: Path) -> None:
     assert len(losses(reference)) == 30
 
 
-def test_a_different_configuration_is_refused(reference: Path) -> None:
-    changes = ("--schedule.steps=40", "--optim.learning_rate=0.5")
+@pytest.mark.parametrize("steps", [30, 40])
+def test_a_different_configuration_is_refused(reference: Path, steps: int) -> None:
+    """Also if the run is over."""
+    changes = (f"--schedule.steps={steps}", "--optim.learning_rate=0.5")
     refused = fluxtrain(*arguments(reference, *THIRTY_STEPS[1:], *changes))
     assert refused.returncode == 2
     assert "spec.run.optim.learning_rate: got 0.5" in refused.stderr

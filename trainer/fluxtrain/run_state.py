@@ -19,6 +19,7 @@ from typing import Any
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.immutable_fields import IMMUTABLE_PATHS, value_at
+from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import ConfigError, DataError
 
 _FOLDER = re.compile(r"step_(\d{10})")
@@ -79,8 +80,12 @@ def read_config(checkpoint: Path) -> dict[str, Any]:
 
 
 def check_same_run(config: RunConfig, checkpoint: Path) -> None:
-    """Raise ConfigError if ``config`` and ``checkpoint`` are of different runs."""
-    saved, current = read_config(checkpoint), config.model_dump(mode="json")
+    """Raise ConfigError if ``config`` and ``checkpoint`` are of different runs.
+
+    A field that the checkpoint's version did not have yet had its default.
+    """
+    defaults = resolve({"preset": config.preset}).model_dump(mode="json")
+    saved, current = merge(defaults, read_config(checkpoint)), config.model_dump(mode="json")
     for path in IMMUTABLE_PATHS:
         before, now = value_at(saved, path), value_at(current, path)
         if before != now:

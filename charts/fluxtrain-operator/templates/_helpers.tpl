@@ -27,7 +27,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
-{{/* "true" where a monitoring object is wanted: switched on, or left to what the cluster serves. */}}
+{{/* "true" if a monitoring object is installed: switched on, or automatic and served by the cluster. */}}
 {{- define "fluxtrain.monitored" -}}
 {{- if eq (toString .enabled) "auto" }}
 {{- if .root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1" }}true{{ end }}
@@ -40,7 +40,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
   namespace: {{ .Release.Namespace }}
 {{- end }}
 
-{{/* What the operator may do where it reconciles jobs. docs/operator.md has the reason for each verb. */}}
+{{/* What the operator may do in the namespaces of jobs. docs/operator.md has the reason for each verb. */}}
 {{- define "fluxtrain.jobRules" -}}
 - apiGroups: [fluxtrain.dev]
   resources: [fluxtrainings]

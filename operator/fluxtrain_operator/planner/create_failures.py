@@ -88,8 +88,8 @@ def name_conflict(kind: str, existing: Mapping[str, Any], job: str) -> CreateFai
         message = f"{kind} {name} of an earlier job is being deleted"
         return CreateFailure(kind, name, TERMINATING, message)
     has_label = (metadata.get("labels") or {}).get(names.LABEL_JOB) == job
-    belongs_to = " ".join(map(str, controller)) if owner else "nobody"
+    state = f"belongs to {' '.join(map(str, controller))}" if owner else "has no owner"
     if has_label and not owner:
-        belongs_to = f"{belongs_to}: an earlier job left it"
-    message = f"{kind} {name} already exists and belongs to {belongs_to}; {_REMEDY}"
+        state = f"{state}: an earlier job left it"
+    message = f"{kind} {name} already exists and {state}; {_REMEDY}"
     return CreateFailure(kind, name, NAME_CONFLICT, message)

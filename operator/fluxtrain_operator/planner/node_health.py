@@ -1,4 +1,4 @@
-"""When nodes that report a fault are believed: not if most nodes report one at once."""
+"""Whether nodes that report a fault are excluded: not if most nodes report one at once."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ def gpu_exporter_fault(nodes: Iterable[NodeView]) -> str:
     num_unhealthy = sum(bool(node.unhealthy) for node in gpu_nodes)
     if num_unhealthy <= len(gpu_nodes) - num_unhealthy:
         return ""
-    return f"{num_unhealthy} of {len(gpu_nodes)} nodes with GPUs say that theirs are unhealthy"
+    return f"{num_unhealthy} of {len(gpu_nodes)} nodes with GPUs report unhealthy ones"

@@ -1,4 +1,4 @@
-"""The Kubernetes objects of a job, as pure functions; one kind per file."""
+"""The Kubernetes objects of a job, as pure functions."""
 
 from __future__ import annotations
 

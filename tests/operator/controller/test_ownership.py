@@ -53,8 +53,8 @@ def test_a_foreign_object_is_reported_and_kept_and_the_job_starts_once_it_is_gon
     for condition in ("Ready", "Admitted"):
         status, reason, message = cluster.condition(condition)
         assert (status, reason) == ("False", "NameConflict")
-        whose = f"{owner['kind']} {owner['name']}" if owner else "nobody"
-        assert f"{kind} {name} already exists and belongs to {whose}" in message
+        state = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no owner"
+        assert f"{kind} {name} already exists and {state}" in message
         assert "delete or rename it, or give the job another name" in message
     assert cluster.warnings() == ["NameConflict"], "once, not with every retry"
     assert "startTime" not in cluster.status

@@ -54,7 +54,7 @@ def test_every_default_of_help_fields_is_accepted(capsys: pytest.CaptureFixture[
 def test_help_fields_takes_a_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     text = help_text(capsys, "run", "--help-fields", "optim")
     listed = [line for line in text.splitlines() if line.startswith("--")]
-    assert listed[0] == "--optim.learning_rate=VALUE"
+    assert listed[1] == "--optim.learning_rate=VALUE"
     assert all(line.startswith("--optim.") for line in listed)
     one = help_text(capsys, "plan", "--help-fields", "optim.beta2")
     assert [line for line in one.splitlines() if line.startswith("--")] == ["--optim.beta2=VALUE"]

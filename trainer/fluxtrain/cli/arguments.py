@@ -18,7 +18,7 @@ from fluxtrain.contract.run.closed_division import is_closed
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.errors import EXIT_OK
+from fluxtrain.errors import EXIT_OK, ConfigError
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -97,6 +97,8 @@ def _print_notes(
 
 def run_task(config: RunConfig, paths: RunPaths, processes: int | None) -> int:
     """Run the task of ``config`` on this machine and return its exit code; print why it failed."""
+    if processes is not None and not 1 <= processes <= 1024:
+        raise ConfigError("--processes", processes, "must be between 1 and 1024")
     from fluxtrain.launch import torchrun
 
     code, message = torchrun.run(config, paths, processes or torchrun.default_processes())

@@ -39,7 +39,9 @@ def action(arguments: argparse.Namespace) -> int:
 
     require_ruleset(arguments.ruleset)
     if bool(arguments.runs) == (arguments.selector is not None):
-        raise ConfigError("RUN ...", len(arguments.runs), "give output folders, or --selector")
+        raise ConfigError(
+            "RUN ...", len(arguments.runs), "give either output folders or --selector"
+        )
     if arguments.selector is None:
         return _package(arguments, arguments.runs)
     from fluxtrain.mlperf.finished_jobs import collect

@@ -132,10 +132,15 @@ def launch(torchrun_arguments: list[str], paths: RunPaths) -> tuple[int, str]:
 
 
 def finished_state(config: RunConfig, output: Path) -> RunState | None:
-    """Return the state of the run in ``output`` if ``config`` asks for nothing beyond it, else None."""
+    """Return the state of the training in ``output`` if ``config`` asks for nothing beyond it, else None.
+
+    Raises ConfigError if ``config`` is of another run.
+    """
     newest = latest(output / CHECKPOINTS_FOLDER)
-    state = read_state(newest) if newest else None
-    return state if state is not None and state.is_over(config) else None
+    if newest is None or config.task != "train" or not read_state(newest).is_over(config):
+        return None
+    check_same_run(config, newest)
+    return read_state(newest)
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def _memory(plan: Plan) -> list[Row]:
     return [
         ("weights", _gib(parts.weights), "float32, this rank's shard"),
         ("gradients", _gib(parts.gradients), "float32, this rank's shard"),
-        ("optimizer", _gib(parts.optimizer), "two moments, float32, this rank's shard"),
+        ("optimizer", _gib(parts.optimizer), "its state, float32, this rank's shard"),
         ("gathered blocks", _gib(parts.gathered), "current and prefetched blocks"),
         ("activations", _gib(parts.activations), f"{plan.micro_batch_size} samples"),
         ("total", _gib(parts.total), _fit(plan)),
@@ -94,7 +94,7 @@ def _time(plan: Plan) -> list[Row]:
 def _disk(plan: Plan) -> list[Row]:
     kept = plan.disk_bytes // plan.checkpoint_bytes - 1
     return [
-        ("one checkpoint", _gib(plan.checkpoint_bytes), "weights and two moments, float32"),
+        ("one checkpoint", _gib(plan.checkpoint_bytes), "weights and optimizer state, float32"),
         (
             "its copy per rank",
             _gib(plan.host_bytes_per_rank),
