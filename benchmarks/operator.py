@@ -19,7 +19,7 @@ from benchmarks.operator_scale import Measured, scale
 from benchmarks.operator_turn import Turn, take_turn
 from benchmarks.table import print_table, spread
 from cluster import ClusterError, binaries, fake_nodes, processes
-from cluster.console import log, wait_until
+from cluster.console import log
 from cluster.kubectl import kubectl
 from cluster.layout import KUBECONFIG
 
@@ -63,19 +63,11 @@ def _crds(contenders: Sequence[Contender]) -> Iterator[None]:
             if not kubectl("get", "--ignore-not-found", contender.crds()):
                 created.append(contender.crds())
             kubectl("apply", "--server-side", "--force-conflicts", contender.crds())
-            _wait_until_served(contender.crds())
+            kubectl.wait_for_crds()
         yield
     finally:
         for crds in created:
             kubectl("delete", crds, "--timeout=120s", seconds=130)
-
-
-def _wait_until_served(crds: str) -> None:
-    def served() -> bool:
-        conditions = kubectl.get(crds).get("status", {}).get("conditions") or []
-        return any((c["type"], c["status"]) == ("Established", "True") for c in conditions)
-
-    wait_until(served, f"{crds} is served", seconds=60)
 
 
 def _report(turns: Mapping[str, list[Turn]], options: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from cluster import binaries
 from cluster.commands import Arguments, run
+from cluster.console import wait_until
 from cluster.errors import ClusterError
 from cluster.layout import BRIDGE_ADDRESS, KUBECONFIG
 
@@ -52,6 +53,20 @@ class Kubectl:
         except ClusterError:
             return False
         return True
+
+    def wait_for_crds(self) -> None:
+        """Wait until all CRDs are served; ``kubectl wait`` fails if one has no conditions yet."""
+        wait_until(self._crds_are_served, "all CRDs are served", seconds=60)
+
+    def _crds_are_served(self) -> bool:
+        crds = json.loads(self("get", "crd", "--output=json"))["items"]
+        return all(
+            any(
+                (condition["type"], condition["status"]) == ("Established", "True")
+                for condition in crd.get("status", {}).get("conditions") or ()
+            )
+            for crd in crds
+        )
 
     def _send(self, verb: str, manifests: Sequence[Manifest], namespace: str) -> None:
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})

@@ -35,5 +35,5 @@ def kubectl(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Return kubectl for an API server with our CRD."""
     with empty_api_server(tmp_path_factory.mktemp("api_server")) as kubectl:
         kubectl("apply", "--server-side", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
-        kubectl("wait", "--for=condition=Established", "crd/fluxtrainings.fluxtrain.dev")
+        kubectl.wait_for_crds()
         yield kubectl

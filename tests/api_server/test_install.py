@@ -41,7 +41,7 @@ def empty(server: Kubectl, helm: Helm) -> Iterator[Kubectl]:
 
 
 def submit(kubectl: Kubectl) -> None:
-    kubectl("wait", "--for=condition=Established", CRD)
+    kubectl.wait_for_crds()
     kubectl("apply", MICRO)
 
 

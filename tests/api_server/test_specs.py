@@ -63,8 +63,7 @@ def server(kubectl: Kubectl) -> ApiServer:
     for manifest in (*NEEDED, *chain(*map(namespace_of, LEVELS))):
         response = kubectl.server.apply(path_of(manifest), manifest, dry_run=False)
         assert response.accepted, response.message
-    crds = (f"crd/{each['metadata']['name']}" for each in pod_groups.DEFINITIONS)
-    kubectl("wait", "--for=condition=Established", *crds)
+    kubectl.wait_for_crds()
     return kubectl.server
 
 

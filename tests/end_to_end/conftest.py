@@ -29,8 +29,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
-    """Return kubectl for a cluster with our CRD and the trainer's image."""
+def empty_cluster() -> Iterator[Kubectl]:
+    """Return kubectl for a cluster, which is removed at the end if it did not run before."""
     if os.geteuid() != 0:
         pytest.skip("needs root, for the cluster's nodes")
     if "KUBECONFIG" in os.environ:
@@ -44,17 +44,23 @@ def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
         kubectl = Kubectl(cluster.up(NUM_NODES, NODE_GRACE_SECONDS))
     except MachineError as error:
         pytest.skip(f"no cluster can run here: {error}")
+    yield kubectl
+    kubectl.server.close()
+    if created:
+        cluster.down()
+
+
+@pytest.fixture(scope="session")
+def kubectl(empty_cluster: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
+    """Return kubectl for the cluster with our CRD and the trainer's image."""
     context = tmp_path_factory.mktemp("image")
     write_context(context)
     dockerfile = HERE / "trainer.Dockerfile"
     images.load([images.build(IMAGE, dockerfile, context, {"BASE": images.BASE_IMAGE})])
     crd = f"--filename={ROOT / 'manifests' / 'crd.yaml'}"
-    kubectl("apply", "--server-side", "--force-conflicts", crd)
-    kubectl("wait", "--for=condition=Established", "crd/fluxtrainings.fluxtrain.dev")
-    yield kubectl
-    kubectl.server.close()
-    if created:
-        cluster.down()
+    empty_cluster("apply", "--server-side", "--force-conflicts", crd)
+    empty_cluster.wait_for_crds()
+    return empty_cluster
 
 
 def write_context(folder: Path) -> None:

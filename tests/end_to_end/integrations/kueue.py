@@ -49,12 +49,7 @@ class Kueue:
         """Install its CRDs, start it, and install its webhooks."""
         self._folder.mkdir()
         self.kubectl("apply", "--server-side", f"--filename={self._crds}")
-        self.kubectl(
-            "wait",
-            "--for=condition=Established",
-            f"--filename={self._crds}",
-            "--timeout=60s",
-        )
+        self.kubectl.wait_for_crds()
         self.kubectl.apply(_object("v1", "Namespace", _OWN_NAMESPACE))
         self._start(self._programs / "kueue")
         self.kubectl.apply(*self._webhooks())
