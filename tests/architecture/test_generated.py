@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.paths import ROOT
 
+from fluxtrain.contract import launch
 from fluxtrain_operator.generate.__main__ import generated
 
 MAX_LINES = 400
@@ -34,6 +35,17 @@ def test_every_module_says_what_it_is_and_is_not_longer_than_a_person_reads() ->
         text = path.read_text()
         assert text.startswith('"""'), path
         assert "tests" in path.parts or len(text.splitlines()) <= MAX_LINES, path
+
+
+def test_no_output_of_a_run_is_in_the_repository() -> None:
+    outputs = {
+        launch.CONFIG_FILE,
+        launch.METRICS_FILE,
+        launch.MLPERF_FILE,
+        launch.LOSS_FILE,
+        ".lock",
+    }
+    assert outputs.isdisjoint(path.name for path in tracked("*"))
 
 
 def test_every_link_in_the_documents_leads_somewhere() -> None:
