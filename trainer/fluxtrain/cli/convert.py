@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import get_args
 
-from fluxtrain.cli.arguments import Commands, add_command, path
+from fluxtrain.cli.arguments import Commands, add_command, described, path
 from fluxtrain.contract.run.config import Layout
 from fluxtrain.errors import EXIT_OK, ConfigError
 
@@ -14,7 +14,7 @@ from fluxtrain.errors import EXIT_OK, ConfigError
 def add(commands: Commands) -> None:
     """Add the command's parser."""
     text = "convert encoded samples to another layout"
-    parser = add_command(commands, "convert", action, help=text, description=__doc__)
+    parser = add_command(commands, "convert", action, help=text, description=described(__doc__))
     parser.epilog = (
         "Only the layout shards keeps captions; arrow, parquet and webdataset drop them."
     )

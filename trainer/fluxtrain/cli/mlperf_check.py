@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fluxtrain.cli import mlperf_package as package
-from fluxtrain.cli.arguments import Commands, path
+from fluxtrain.cli.arguments import Commands, described, path
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
 
 
@@ -15,8 +15,8 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser("mlperf", allow_abbrev=False, help=text)
     subcommands = parser.add_subparsers(dest="mlperf_command", required=True, metavar="COMMAND")
     text = "run MLCommons' compliance checker on a log"
-    check = subcommands.add_parser("check", help=text, description=__doc__)
-    check.add_argument("log", type=path, metavar="LOG")
+    check = subcommands.add_parser("check", help=text, description=described(__doc__))
+    check.add_argument("log", type=path, metavar="LOG", help="mlperf.log of a run")
     package.add_ruleset(check)
     check.set_defaults(action=action)
     package.add(subcommands)

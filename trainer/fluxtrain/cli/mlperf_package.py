@@ -7,14 +7,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fluxtrain.cli.arguments import Commands, path
+from fluxtrain.cli.arguments import Commands, described, path
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, ConfigError
 
 
 def add(subcommands: Commands) -> None:
     """Add the command's parser to ``fluxtrain mlperf``."""
     text = "create and check a submission from ten runs"
-    package = subcommands.add_parser("package", help=text, description=__doc__)
+    package = subcommands.add_parser("package", help=text, description=described(__doc__))
     package.add_argument("runs", type=path, nargs="*", metavar="RUN", help="output folder of a run")
     text = "use the Complete FluxTrainings with these labels instead (needs kubectl), such as app=x"
     package.add_argument("--selector", help=text)

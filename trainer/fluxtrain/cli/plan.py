@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from fluxtrain.cli.arguments import Commands, add_command, add_file, load_config
+from fluxtrain.cli.arguments import Commands, add_command, add_file, described, load_config
 from fluxtrain.contract.run.replicas import require_replicas
 from fluxtrain.errors import EXIT_OK, ConfigError
 
@@ -13,7 +13,7 @@ from fluxtrain.errors import EXIT_OK, ConfigError
 def add(commands: Commands) -> None:
     """Add the command's parser."""
     text = "estimate memory, FLOPs, time and disk space"
-    parser = add_command(commands, "plan", action, help=text, description=__doc__)
+    parser = add_command(commands, "plan", action, help=text, description=described(__doc__))
     add_file(parser)
     parser.add_argument("--gpu", help="GPU model (default: MI300X)")
     text = "assumed fraction of the dense peak (default: 0.3)"

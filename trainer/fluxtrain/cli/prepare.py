@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from fluxtrain.cli.arguments import Commands, add_command, add_paths, path
+from fluxtrain.cli.arguments import Commands, add_command, add_paths, described, path
 from fluxtrain.errors import EXIT_OK, StoppedError
 
 Parser = argparse.ArgumentParser
@@ -14,7 +14,9 @@ Parser = argparse.ArgumentParser
 def add(commands: Commands) -> None:
     """Add the command's parser."""
     text = "download or prepare a data set"
-    parser = commands.add_parser("prepare", allow_abbrev=False, help=text, description=__doc__)
+    parser = commands.add_parser(
+        "prepare", allow_abbrev=False, help=text, description=described(__doc__)
+    )
     sets = parser.add_subparsers(dest="what", required=True, metavar="SET")
     _add_openmoji(sets)
     _add_cc12m(sets)

@@ -1,4 +1,4 @@
-"""``fluxtrain run FILE``: train on this machine; the same command resumes a stopped run."""
+"""``fluxtrain run FILE``: run a task on this machine, such as training; the same command resumes it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fluxtrain.cli.arguments import (
     add_command,
     add_file,
     add_paths,
+    described,
     load_config,
     path,
     run_task,
@@ -26,7 +27,7 @@ from fluxtrain.errors import EXIT_OK, ConfigError
 def add(commands: Commands) -> None:
     """Add the command's parser."""
     text = "train from a FluxTraining file"
-    parser = add_command(commands, "run", action, help=text, description=__doc__)
+    parser = add_command(commands, "run", action, help=text, description=described(__doc__))
     add_file(parser)
     add_paths(parser)
     text = "folder of the run (default: $LOGDIR/NAME, else runs/NAME)"

@@ -11,6 +11,7 @@ from fluxtrain.cli.arguments import (
     add_command,
     add_output,
     add_paths,
+    described,
     path,
     run_task,
 )
@@ -24,7 +25,7 @@ from fluxtrain.errors import EXIT_OK, ConfigError
 def add(commands: Commands) -> None:
     """Add the command's parser."""
     text = "generate images of prompts"
-    parser = add_command(commands, "sample", action, help=text, description=__doc__)
+    parser = add_command(commands, "sample", action, help=text, description=described(__doc__))
     text = "run, checkpoint, weights file or diffusers folder"
     parser.add_argument("weights", type=path, metavar="WEIGHTS", help=text)
     text = "prompt of an image; may be repeated"
