@@ -19,6 +19,7 @@ import yaml
 from tests.kubernetes_schemas import require_valid
 from tests.operator.resources.variants import BASE, PARTITIONS, VARIANTS, Manifest, Variant
 
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner.plan import load
@@ -68,7 +69,8 @@ def golden_objects(name: str) -> list[Manifest]:
     objects = []
     for manifest in desired(job):
         if manifest["kind"] == "ConfigMap":
-            assert manifest["data"] == {"config.json": job.config_json}
+            written = RunConfig.model_validate_json(manifest["data"]["config.json"])
+            assert written == job.config
             config = f"the resolved config of preset {job.config.preset}"
             manifest = {**manifest, "data": {"config.json": config}}
         if manifest["metadata"]["labels"].get("fluxtrain.dev/node-index", "0") == "0":
