@@ -50,6 +50,17 @@ def test_a_sample_that_could_not_be_read_back_is_refused(
     assert len(TarImages(tmp_path)) == 1
 
 
+def test_an_image_that_is_too_large_to_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fluxtrain.data.tar.writer.MAX_MEMBER_BYTES", 8)
+    with (
+        pytest.raises(DataError, match="an image of 9 bytes, at most 8 are read"),
+        TarWriter(tmp_path) as writer,
+    ):
+        writer.add("k", b"123456789", "png", "")
+
+
 def test_an_interrupted_writer_leaves_whole_tars_only(tmp_path: Path) -> None:
     def interrupted() -> None:
         with TarWriter(tmp_path, shard_size=2, extra_files={"LICENSE.txt": "x"}) as writer:
