@@ -13,7 +13,7 @@ from fluxtrain.cli import reference_environment
 from fluxtrain.cli.field_help import add_field_help
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.resource.document import load_job
-from fluxtrain.contract.resource.fluxtraining import FluxTraining, cluster_only_fields
+from fluxtrain.contract.resource.fluxtraining import FluxTraining
 from fluxtrain.contract.run.closed_division import is_closed
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
@@ -70,26 +70,22 @@ def add_output(parser: argparse.ArgumentParser, text: str = "folder to write (re
 
 
 def load_config(
-    file: Path, overrides: list[str], verbose: bool = False
+    file: Path, overrides: list[str], quiet: bool = False
 ) -> tuple[FluxTraining, RunConfig]:
     """Return the job in ``file`` and its resolved config, with ``--section.field=value`` overrides.
 
-    ``verbose`` prints the ignored cluster fields and the targets of a closed run to stderr.
+    Prints the seed of the environment and the targets of a closed run to stderr, unless ``quiet``.
     """
     job = load_job(file)
     run = merge(job.spec.run, parse_overrides(overrides))
     seed = reference_environment.seed(run, os.environ)
     config = resolve({**run, "seed": int(seed.value)} if seed else run)
-    if verbose:
-        _print_notes(job, config, seed)
+    if not quiet:
+        _print_notes(config, seed)
     return job, config
 
 
-def _print_notes(
-    job: FluxTraining, config: RunConfig, seed: reference_environment.Setting | None
-) -> None:
-    if ignored := cluster_only_fields(job):
-        print(f"ignored outside a cluster: {', '.join(ignored)}", file=sys.stderr)
+def _print_notes(config: RunConfig, seed: reference_environment.Setting | None) -> None:
     if seed:
         print(f"seed {seed}", file=sys.stderr)
     if is_closed(config):
@@ -101,10 +97,14 @@ def _print_notes(
             print(f"  {line}", file=sys.stderr)
 
 
-def run_task(config: RunConfig, paths: RunPaths, processes: int | None) -> int:
-    """Run the task of ``config`` on this machine and return its exit code; print why it failed."""
+def require_processes(processes: int | None) -> None:
+    """Raise ConfigError if ``--processes`` is out of range."""
     if processes is not None and not 1 <= processes <= 1024:
         raise ConfigError("--processes", processes, "must be between 1 and 1024")
+
+
+def run_task(config: RunConfig, paths: RunPaths, processes: int | None) -> int:
+    """Run the task of ``config`` on this machine and return its exit code; print why it failed."""
     from fluxtrain.launch import torchrun
 
     code, message = torchrun.run(config, paths, processes or torchrun.default_processes())

@@ -25,7 +25,7 @@ def action(arguments: argparse.Namespace) -> int:
     """Print the plan."""
     from fluxtrain.plan import make_plan, render
 
-    job, config = load_config(arguments.file, arguments.overrides, verbose=not arguments.json)
+    job, config = load_config(arguments.file, arguments.overrides, quiet=arguments.json)
     if config.task != "train":
         raise ConfigError("spec.run.task", config.task, "must be train: other tasks have no plan")
     require_replicas(config, job.spec.rank_counts)

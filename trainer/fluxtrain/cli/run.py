@@ -16,12 +16,13 @@ from fluxtrain.cli.arguments import (
     described,
     load_config,
     path,
+    require_processes,
     run_task,
 )
 from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.resource.fluxtraining import FluxTraining
+from fluxtrain.contract.resource.fluxtraining import FluxTraining, cluster_only_fields
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.errors import EXIT_OK, ConfigError
+from fluxtrain.errors import EXIT_OK
 
 
 def add(commands: Commands) -> None:
@@ -38,9 +39,10 @@ def add(commands: Commands) -> None:
 
 def action(arguments: argparse.Namespace) -> int:
     """Validate the job, run it and return its exit code."""
-    job, config = load_config(arguments.file, arguments.overrides, verbose=True)
-    if arguments.processes is not None and not 1 <= arguments.processes <= 1024:
-        raise ConfigError("--processes", arguments.processes, "must be between 1 and 1024")
+    job, config = load_config(arguments.file, arguments.overrides)
+    if ignored := cluster_only_fields(job):
+        print(f"ignored outside a cluster: {', '.join(ignored)}", file=sys.stderr)
+    require_processes(arguments.processes)
     _warn_without_gpus(job)  # imports torch: only once the file is validated
     paths = _paths(arguments, job.metadata.name)
     if (message := _finished_message(config, paths)) is not None:

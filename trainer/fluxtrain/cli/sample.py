@@ -13,6 +13,7 @@ from fluxtrain.cli.arguments import (
     add_paths,
     described,
     path,
+    require_processes,
     run_task,
 )
 from fluxtrain.cli.field_help import add_field_help
@@ -44,6 +45,7 @@ def action(arguments: argparse.Namespace) -> int:
     """Run the sample task, which is the same in a cluster."""
     from fluxtrain.weights import open_weights
 
+    require_processes(arguments.processes)
     prompts = [*arguments.prompt, *_lines(arguments.prompts)]
     if not prompts:
         raise ConfigError("--prompt", None, "give at least one, or --prompts FILE")
