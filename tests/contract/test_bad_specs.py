@@ -18,6 +18,7 @@ from tests.contract.bad_specs import (
     check,
 )
 from tests.contract.updates import ALLOWED, FORBIDDEN, LIVING
+from tests.paths import ROOT
 
 from fluxtrain.contract.describe import iter_fields
 from fluxtrain.contract.resource.fluxtraining import Spec
@@ -77,4 +78,6 @@ def test_the_table_has_no_duplicates_and_enough_rows() -> None:
     rows = Counter((row.path, repr(row.value)) for row in BAD_SPECS)
     assert rows.most_common(1)[0][1] == 1
     assert len(BAD_SPECS) + len(FORBIDDEN) >= 120
+    text = f"{len(BAD_SPECS)} bad specs and {len(FORBIDDEN)} changes"
+    assert text in (ROOT / "README.md").read_text()
     assert len(FORBIDDEN) >= 15
