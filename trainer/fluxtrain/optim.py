@@ -42,8 +42,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 def set_steps_taken(optimizer: torch.optim.Optimizer, steps: int) -> None:
     """Set the number of steps that AdamW's bias correction needs, after loading a checkpoint."""
     for state in optimizer.state.values():
-        if "step" in state:
-            state["step"].fill_(float(steps))
+        state["step"].fill_(float(steps))
 
 
 def learning_rate(step: int, optim: OptimConfig, schedule: ScheduleConfig) -> float:

@@ -58,10 +58,8 @@ class _Trainer:
         newest = run_state.latest(folder)
         if newest is not None:
             run_state.check_same_run(config, newest)
-        self.sources, self.shares = (
-            open_sources(config, paths.data),
-            BatchShares.of(config, world.size),
-        )
+        self.sources = open_sources(config, paths.data)
+        self.shares = BatchShares.of(config, world.size)
         self.encode = batch_encoder(config, paths.models, world.device)
         published = None if newest else published_weights(config, paths.models)
         self.model = build_model(config, world, published, observer.alive)

@@ -137,10 +137,11 @@ def finished_state(config: RunConfig, output: Path) -> RunState | None:
     Raises ConfigError if ``config`` is of another run.
     """
     newest = latest(output / CHECKPOINTS_FOLDER)
-    if newest is None or config.task != "train" or not read_state(newest).is_over(config):
+    state = read_state(newest) if newest and config.task == "train" else None
+    if newest is None or state is None or not state.is_over(config):
         return None
     check_same_run(config, newest)
-    return read_state(newest)
+    return state
 
 
 @contextmanager

@@ -128,9 +128,8 @@ class MLPerfLog:
             self._file = None
 
     def _start(self, facts: RunFacts) -> None:
-        self._write(
-            self._mllog.event, "cache_clear", False, at=facts.started
-        )  # page caches are kept
+        # page caches are kept
+        self._write(self._mllog.event, "cache_clear", False, at=facts.started)
         self._write(self._mllog.start, "init_start", at=facts.started)
         for key, value in init_events(facts):
             self._write(self._mllog.event, key, value)
