@@ -85,6 +85,18 @@ def test_a_failed_compute_test_is_not_repeated(project: Path) -> None:
     assert run.main(["--repeat", *OPTIONS]) == 1
 
 
+def test_an_expected_failure_is_counted_by_its_name(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    kinds = ("pytest.xfail", "pytest.skip")
+    cases = "".join(
+        f'<testcase name="{kind}"><skipped type="{kind}"/></testcase>' for kind in kinds
+    )
+    report.write_text(f"<testsuite>{cases}</testsuite>")
+    result = run.Result(0)
+    run.read(report, result)
+    assert list(result.outcomes.values()) == ["xfailed", "skipped"]
+
+
 def test_without_the_option_nothing_is_repeated(cluster_only: Path) -> None:
     write(cluster_only, "cluster", "pass")
     assert run.main(OPTIONS) == 1
