@@ -9,38 +9,8 @@ from pathlib import Path
 from typing import Any
 
 
-class OpenFiles:
-    """Descriptors of ``paths`` by number, at most ``max_open``; the oldest is closed first."""
-
-    def __init__(self, paths: Sequence[Path], max_open: int | None = None) -> None:
-        """Open nothing yet; ``max_open`` defaults to half of the process's limit."""
-        self._paths, self._max_open = paths, max_open or max(1, max_open_files() // 2)
-        self._open: dict[int, int] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without open descriptors, for another process."""
-        return {**self.__dict__, "_open": {}}
-
-    def __del__(self) -> None:
-        """Close all descriptors."""
-        for file in self._open.values():
-            os.close(file)
-
-    def get(self, number: int) -> int:
-        """Return the descriptor of file ``number``; OSError if it cannot be opened."""
-        if number not in self._open:
-            if len(self._open) >= self._max_open:
-                os.close(self._open.pop(next(iter(self._open))))
-            # O_NONBLOCK: opening a named pipe would otherwise block forever.
-            self._open[number] = os.open(self._paths[number], os.O_RDONLY | os.O_NONBLOCK)
-        return self._open[number]
-
-
-class SharedFiles:
-    """Descriptors for several threads, at most ``max_open``; other files are opened for each read.
-
-    None is closed before the data set is, so that no thread loses the one it is reading.
-    """
+class _Descriptors:
+    """Open descriptors of ``paths`` by number."""
 
     def __init__(self, paths: Sequence[Path], max_open: int) -> None:
         """Open nothing yet."""
@@ -55,12 +25,39 @@ class SharedFiles:
         for file in self._open.values():
             os.close(file)
 
+    def _open_file(self, number: int) -> int:
+        # O_NONBLOCK: opening a named pipe would otherwise block forever.
+        return os.open(self._paths[number], os.O_RDONLY | os.O_NONBLOCK)
+
+
+class OpenFiles(_Descriptors):
+    """Descriptors by number, at most ``max_open``; the oldest is closed first."""
+
+    def __init__(self, paths: Sequence[Path], max_open: int | None = None) -> None:
+        """Open nothing yet; ``max_open`` defaults to half of the process's limit."""
+        super().__init__(paths, max_open or max(1, max_open_files() // 2))
+
+    def get(self, number: int) -> int:
+        """Return the descriptor of file ``number``; OSError if it cannot be opened."""
+        if number not in self._open:
+            if len(self._open) >= self._max_open:
+                os.close(self._open.pop(next(iter(self._open))))
+            self._open[number] = self._open_file(number)
+        return self._open[number]
+
+
+class SharedFiles(_Descriptors):
+    """Descriptors for several threads, at most ``max_open``; other files are opened for each read.
+
+    None is closed before the data set is, so that no thread loses the one it is reading.
+    """
+
     def read(self, number: int, offset: int, size: int) -> bytes:
         """Return up to ``size`` bytes from ``offset`` of file ``number``; OSError if it cannot be opened."""
         file = self._open.get(number)
         if file is not None:
             return read_bytes(file, offset, size)
-        file = os.open(self._paths[number], os.O_RDONLY | os.O_NONBLOCK)
+        file = self._open_file(number)
         # setdefault is atomic; a lock could be held by another thread during a fork.
         if len(self._open) < self._max_open and self._open.setdefault(number, file) == file:
             return read_bytes(file, offset, size)
