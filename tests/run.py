@@ -2,9 +2,9 @@
 
     python -m tests.run [--repeat] [pytest's own options]
 
-The others wait for an API server or for a cluster. Ends with the ten slowest tests and all counts.
-With ``--repeat`` a failed test that waits runs once more; if it then passes it is reported as FLAKY, with
-both logs.
+The others wait for an API server or for a cluster. Ends with the ten slowest tests, all counts, and the
+errors of all tests that failed. With ``--repeat`` a failed test runs once more; if it then passes it is
+reported as FLAKY, with both logs.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def run_all(options: Sequence[str], folder: Path) -> dict[str, Result]:
     return results
 
 
-def repeat(lane: str, first: Result, options: Sequence[str], folder: Path) -> int:
-    """Run the failed tests of ``lane`` again; return how many passed then, and count them as passed.
+def repeat(lane: str, first: Result, options: Sequence[str], folder: Path) -> list[str]:
+    """Run the failed tests of ``lane`` again; return those that passed then, and count them as passed.
 
     A test that is skipped the second time has not passed.
     """
@@ -110,19 +110,25 @@ def repeat(lane: str, first: Result, options: Sequence[str], folder: Path) -> in
         first.outcomes[name] = "passed"
     if second.exit_code == 0 and flaky == failed:
         first.exit_code = 0
-    return len(flaky)
+    return flaky
+
+
+def error_of(log: str) -> str:
+    """Return the first lines of ``log`` that pytest marks as the error, or its last line, in one line."""
+    errors = [line[2:].strip() for line in log.splitlines() if line.startswith("E ")]
+    return " | ".join(errors[:4] or log.strip().splitlines()[-1:])[:600]
 
 
 def main(arguments: list[str]) -> int:
     """Run everything; return 0 if all lanes passed."""
     options = [argument for argument in arguments if argument != "--repeat"]
-    begin, num_flaky = time.monotonic(), 0
+    begin, flaky = time.monotonic(), list[str]()
     with TemporaryDirectory() as name:
         results = run_all(options, Path(name))
         for lane, result in results.items():
             failed = "failed" in result.outcomes.values()
-            if "--repeat" in arguments and lane != "compute" and failed:
-                num_flaky += repeat(lane, result, options, Path(name))
+            if "--repeat" in arguments and failed:
+                flaky += repeat(lane, result, options, Path(name))
     seconds = {name: took for result in results.values() for name, took in result.seconds.items()}
     print(f"\n{NUM_SLOWEST} slowest tests")
     for name in sorted(seconds, key=lambda each: -seconds[each])[:NUM_SLOWEST]:
@@ -132,8 +138,14 @@ def main(arguments: list[str]) -> int:
             f"{count} {kind}" for kind, count in sorted(Counter(result.outcomes.values()).items())
         )
         print(f"{lane}: {counts or 'no tests'}, exit code {result.exit_code}")
+    for result in results.values():
+        for name, kind in result.outcomes.items():
+            if kind == "failed":
+                print(f"FAILED {name}: {error_of(result.logs[name])}")
+    for name in flaky:
+        print(f"FLAKY {name}")
     minutes, rest = divmod(round(time.monotonic() - begin), 60)
-    print(f"{minutes} min {rest} s, {num_flaky} flaky")
+    print(f"{minutes} min {rest} s, {len(flaky)} flaky")
     return 0 if all(result.exit_code in (0, NO_TESTS) for result in results.values()) else 1
 
 

@@ -80,9 +80,17 @@ def test_a_cluster_test_that_does_not_pass_the_second_time_fails(
     assert "2 failed, 1 passed" in lines
 
 
-def test_a_failed_compute_test_is_not_repeated(project: Path) -> None:
-    write(project, "compute", "pass")
+def test_the_last_lines_name_the_failed_tests_with_their_errors_and_the_flaky_ones(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(project, "compute", "pass", "assert [1, 2] == [1]")
     assert run.main(["--repeat", *OPTIONS]) == 1
+    end = capfd.readouterr().out.splitlines()[-3:]
+    assert end[0].startswith(
+        "FAILED tests.compute.test_first_1::test_it: AssertionError: the first"
+    )
+    assert end[1] == "FLAKY tests.compute.test_first_0::test_it"
+    assert "1 flaky" in end[2]
 
 
 def test_an_expected_failure_is_counted_by_its_name(tmp_path: Path) -> None:
