@@ -79,6 +79,11 @@ def rendezvous(job: str) -> str:
     return bounded(job, "-rendezvous")
 
 
+def rendezvous_key(job: str, uid: str) -> str:
+    """Return the name of the secret with the job's rendezvous key; an earlier job's has another name."""
+    return bounded(job, f"-key-{uid[:8]}")
+
+
 def service(job: str) -> str:
     """Return the name of the headless service, which must start with a letter."""
     return job if job[0].isalpha() else bounded(f"ft-{job}")

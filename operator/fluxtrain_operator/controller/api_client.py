@@ -28,6 +28,7 @@ KINDS: dict[str, str] = {
     "ConfigMap": "v1",
     "Service": "v1",
     "Pod": "v1",
+    "Secret": "v1",
     "NetworkPolicy": "networking.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",
     KIND: f"{GROUP}/{VERSION}",

@@ -24,6 +24,7 @@ from fluxtrain_operator.planner.create_failures import (
 from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.planner.plan import Delete, Plan
 from fluxtrain_operator.resources.gang import gang_of
+from fluxtrain_operator.resources.secret import with_new_key
 
 NEVER = float("-inf")
 STATUS_SECONDS = 3.0
@@ -136,6 +137,9 @@ class Executor:
         A known object is changed only if its uid is unchanged; any other is created. Another owner's
         object is therefore never overwritten, and a pod is never changed.
         """
+        if desired["kind"] == "Secret":  # may not be read; its name has the job's uid
+            await self.api.create(with_new_key(desired))
+            return None
         applied = state.applied.get(_name(desired))
         if applied is not None:
             self._record(await self.api.apply(desired, applied.uid), desired, state)

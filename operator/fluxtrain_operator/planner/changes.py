@@ -13,7 +13,7 @@ from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.rules import Decision
 from fluxtrain_operator.planner.situation import Situation
-from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod
+from fluxtrain_operator.resources import Slot, key_secret, rendezvous_pod, training_pod
 
 MAX_PODS_PER_PLAN = 64
 """Training pods that one plan creates; more follow in further plans, so that other jobs are not delayed."""
@@ -101,7 +101,8 @@ def _removed_rendezvous(situation: Situation) -> Iterator[Delete]:
         return
     lost = situation.unreachable(pod)
     forced = lost and not _lost_pods_can_train(situation)
-    outdated = not situation.job.matches_hash(pod.spec_hash)
+    nodes = situation.job.spec.nodes
+    outdated = not situation.job.matches_hash(pod.spec_hash) or pod.nodes != (nodes.min, nodes.max)
     if forced or ((lost or pod.ended or outdated) and not pod.deleting):
         yield _delete(pod, 0 if forced else None)
 
@@ -120,7 +121,7 @@ def _undesired(situation: Situation) -> Iterator[Delete]:
 
 
 def _stop(situation: Situation, pods: tuple[Pod, ...]) -> Iterator[Delete]:
-    """Yield ``pods``; the rendezvous pod only once all have exited, as its loss would abort them."""
+    """Yield ``pods``; the rendezvous pod only once all have exited: agents report to it that they leave."""
     yield from _deletions(situation, pods)
     rendezvous = situation.observed.rendezvous
     if rendezvous is not None and not rendezvous.deleting and all(pod.ended for pod in pods):
@@ -194,6 +195,7 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
     """Yield the pods to create now, except those with ``held`` names."""
     job = situation.job
     if situation.observed.rendezvous is None and names.rendezvous(job.name) not in held:
+        yield key_secret(job)
         yield rendezvous_pod(job, situation.excluded_nodes)
     indices = [i for i in _free_indices(situation) if names.pod(job.name, i) not in held]
     indices = indices[:MAX_PODS_PER_PLAN]

@@ -8,7 +8,6 @@ from typing import Literal
 
 from fluxtrain.errors import EXIT_OK
 from fluxtrain_operator.planner.failures import Failure, retry_time
-from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.watchdog import has_stalled
 from fluxtrain_operator.timestamps import stamp
@@ -125,9 +124,8 @@ def spec_changed(situation: Situation) -> Decision | None:
     for pod in situation.active:
         if not situation.job.matches_hash(pod.spec_hash):
             return Decision("restart", "SpecChanged", "the pods take over the changed spec")
-        if not _fits(pod, situation):
-            low, high = pod.nodes
-            message = f"the agents were started for {low} to {high} nodes"
+        if not situation.queueing.fits(pod.nodes[1], situation.job.spec.nodes.max):
+            message = f"Kueue's group was created for {pod.nodes[1]} nodes"
             return Decision("restart", "Scaled", message)
     return None
 
@@ -179,13 +177,6 @@ def _predecessor_state(name: str, phase: str | None) -> str:
         return f"{name} does not exist"
     remedy = "; recreate it, or take it out of spec.lifecycle.startAfter"
     return f"{name} is {phase or 'new'}{remedy if phase == _FAILED else ''}"
-
-
-def _fits(pod: Pod, situation: Situation) -> bool:
-    """Return whether the agent in ``pod`` can train with newly created ones."""
-    low, high = pod.nodes
-    nodes = situation.job.spec.nodes
-    return low == nodes.min and situation.queueing.fits(high, nodes.max)
 
 
 def _program_failure(situation: Situation) -> Failure | None:

@@ -8,15 +8,16 @@ from fluxtrain_operator.resources.disruption import disruption_budget
 from fluxtrain_operator.resources.gang import Gang, gang_of
 from fluxtrain_operator.resources.network_policy import network_policy
 from fluxtrain_operator.resources.pods import Slot, rendezvous_pod, training_pod
+from fluxtrain_operator.resources.secret import key_secret
 from fluxtrain_operator.resources.services import headless_service
 
-__all__ = ["Slot", "desired", "rendezvous_pod", "supporting", "training_pod"]
+__all__ = ["Slot", "desired", "key_secret", "rendezvous_pod", "supporting", "training_pod"]
 
 
 def desired(job: Job) -> list[Manifest]:
     """Return all objects of a new ``job``, in the order in which they are created."""
     pods = [training_pod(job, Slot(index)) for index in range(job.spec.nodes.max)]
-    return [*supporting(job, gang_of(job)), rendezvous_pod(job), *pods]
+    return [*supporting(job, gang_of(job)), key_secret(job), rendezvous_pod(job), *pods]
 
 
 def supporting(job: Job, gang: Gang) -> list[Manifest]:

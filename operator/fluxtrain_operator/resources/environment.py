@@ -8,14 +8,9 @@ from __future__ import annotations
 from fluxtrain.contract import launch
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.resources.secret import KEY_FILE, KEY_PATH
 from fluxtrain_operator.resources.volumes import CONFIG_PATH, SCRATCH_PATH
 
-_RENDEZVOUS = {
-    "is_host": "0",  # the store runs in the rendezvous pod
-    "last_call_timeout": "3",  # seconds to wait for more nodes, once min nodes have joined
-    "keep_alive_interval": "1",
-    "keep_alive_max_attempt": "3",  # with the interval: seconds until a silent agent is dropped
-}
 _PEER_FAILURES = 10
 """Process restarts of a pod beyond ``maxRestarts``: a lost or drained node makes its peers' processes fail
 too, and torchrun counts those failures like the program's own."""
@@ -58,8 +53,6 @@ def environment(job: Job, attempt: int, process_restarts: int) -> list[Manifest]
     address = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     result: list[Manifest] = [{"name": name, "value": values[name]} for name in sorted(values)]
     result.append({"name": launch.ENV_ADDRESS, **address})
-    if job.spec.network.mode == "host":  # pods need not resolve the node's name
-        result.append({"name": "PET_LOCAL_ADDR", **address})
     return result
 
 
@@ -72,17 +65,15 @@ def _defaults(job: Job) -> dict[str, str]:
 def _torchrun(job: Job, attempt: int) -> dict[str, str]:
     """Return torchrun's arguments.
 
-    Its id contains the attempt: a rendezvous that a failed agent has closed stays closed.
+    Its id ends with the attempt: a failed agent closes the attempt, and all later ones are open.
     """
     nodes, budget = job.spec.nodes, job.spec.restart.max_restarts
-    store = f"{names.rendezvous(job.name)}.{names.service(job.name)}"
+    host = f"{names.rendezvous(job.name)}.{names.service(job.name)}"
     return {
         "PET_NNODES": f"{nodes.min}:{nodes.max}",
         "PET_NPROC_PER_NODE": str(max(1, job.spec.gpus_per_node)),
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"{store}:{launch.RENDEZVOUS_PORT}",
+        "PET_RDZV_ENDPOINT": f"{host}:{launch.RENDEZVOUS_PORT}",
         "PET_RDZV_ID": f"{job.uid}-{attempt}",
-        "PET_RDZV_CONF": ",".join(f"{key}={value}" for key, value in _RENDEZVOUS.items()),
         "PET_MAX_RESTARTS": str(budget if nodes.max == 1 else budget + _PEER_FAILURES),
         "PET_MONITOR_INTERVAL": "0.5",
         # Otherwise the other agents keep connecting to the first node's store after it is lost.
@@ -99,4 +90,5 @@ def _trainer(job: Job, process_restarts: int) -> dict[str, str]:
         launch.ENV_MODELS: launch.MODELS_PATH,
         launch.ENV_OUTPUT: launch.OUTPUT_PATH,
         launch.ENV_PROCESS_RESTARTS: str(process_restarts),
+        launch.ENV_RENDEZVOUS_KEY: f"{KEY_PATH}/{KEY_FILE}",
     }

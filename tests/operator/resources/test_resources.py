@@ -159,7 +159,7 @@ def test_pods_meet_the_restricted_pod_security_standard(name: str) -> None:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
-        allowed = {"name", "configMap", "persistentVolumeClaim", "emptyDir"}
+        allowed = {"name", "configMap", "secret", "persistentVolumeClaim", "emptyDir"}
         assert all(set(volume) <= allowed for volume in pod["spec"]["volumes"])
 
 

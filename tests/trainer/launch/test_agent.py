@@ -1,4 +1,4 @@
-"""Agents and the rendezvous store as in the operator's pods: training survives the loss of either."""
+"""Agents and the rendezvous service as in the operator's pods: training survives the loss of either."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from cluster.free_ports import free_port
 from tests.first_process import catches, first_process
 from tests.trainer.commands import Forked, command, start
 from tests.trainer.outputs import ledger, losses, mlperf_values
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from fluxtrain.contract.launch import ENV_CONFIG, RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, EXIT_STORAGE, EXIT_USAGE
+from fluxtrain.rendezvous.client import Client
+from fluxtrain.rendezvous.messages import Heartbeat
 
 pytestmark = pytest.mark.slow
 
 STEPS = 200
-HEARTBEAT = {"keep_alive_interval": 1, "keep_alive_max_attempt": 3}
+KEY = b"a key of this job"
 SLOW = {
     "preset": "micro",
     "schedule": {"steps": STEPS},
@@ -37,23 +37,20 @@ SLOW = {
 }
 
 
-def join(endpoint: str, job: str, min_nodes: int, joined: Path, wait_for_nodes: bool) -> None:
-    """Join the rendezvous as an agent does and write its size; then, on request, wait for another node."""
-    settings = {"is_host": 0, "last_call_timeout": 2, "local_addr": "127.0.0.1"} | HEARTBEAT
-    parameters = RendezvousParameters("c10d", endpoint, job, min_nodes, 2, **settings)
-    handler = get_rendezvous_handler(parameters)
-    joined.write_text(str(handler.next_rendezvous().world_size))
-    while wait_for_nodes and not handler.num_nodes_waiting():
-        time.sleep(0.1)
+def children(process: int) -> list[int]:
+    """Return the process ids of the children of ``process``."""
+    path = Path(f"/proc/{process}/task/{process}/children")
+    return [int(child) for child in path.read_text().split()]
 
 
 class Agents:
-    """A store and agents on this machine, each in its own process group."""
+    """A rendezvous service and agents on this machine, each in its own process group."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.port, self.job = folder, free_port(), uuid4().hex
+        self.folder, self.port, self.job = folder, free_port(), f"{uuid4().hex}-1"
         self.output = folder / "output"
         self.processes: list[Forked] = []
+        self.peers: list[Client] = []
         self.configure({})
 
     def configure(self, changes: dict[str, Any]) -> None:
@@ -68,12 +65,13 @@ class Agents:
         self.processes.append(process)
         return process
 
-    def store(self) -> Forked:
-        return self.start("rendezvous", f"--port={self.port}")
+    def service(self, nodes: str = "1:2") -> Forked:
+        (self.folder / "key").write_bytes(KEY)
+        key = f"--key={self.folder / 'key'}"
+        return self.start("rendezvous", f"--port={self.port}", f"--nodes={nodes}", key)
 
-    def agent(self, read_timeout: int = 60, nodes: str = "1:2", **more: str) -> Forked:
+    def agent(self, nodes: str = "1:2", **more: str) -> Forked:
         paths = RunPaths(self.output, self.folder, self.folder)
-        settings = {"is_host": 0, "last_call_timeout": 2, "read_timeout": read_timeout} | HEARTBEAT
         log = self.folder / f"termination_{len(self.processes)}.json"
         log.touch()  # as kubelet does
         return self.start(
@@ -83,22 +81,22 @@ class Agents:
             **{ENV_CONFIG: str(self.folder / "config.json")},
             PET_NNODES=nodes,
             PET_NPROC_PER_NODE="1",
-            PET_RDZV_BACKEND="c10d",
+            FLUXTRAIN_RENDEZVOUS_KEY=str(self.folder / "key"),
             PET_RDZV_ENDPOINT=f"127.0.0.1:{self.port}",
             PET_RDZV_ID=self.job,
-            PET_RDZV_CONF=",".join(f"{key}={value}" for key, value in settings.items()),
-            PET_LOCAL_ADDR="127.0.0.1",
             PET_MAX_RESTARTS="100",
             PET_MONITOR_INTERVAL="0.2",
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
             **more,
         )
 
-    def peer(self, min_nodes: int = 1, wait_for_nodes: bool = False) -> Forked:
-        """Start a process that joins the rendezvous as an agent does."""
-        joined = self.folder / "joined"
-        arguments = (f"127.0.0.1:{self.port}", self.job, min_nodes, joined, wait_for_nodes)
-        return self.add(Forked(join, *arguments))
+    def peer(self) -> Client:
+        """Return a client that waits for a generation, ordered before all agents."""
+        beat = Heartbeat(sequence=0, attempt=1, agent="peer", node="!", joining=True)
+        client = Client("127.0.0.1", self.port, KEY, beat)
+        client.start()
+        self.peers.append(client)
+        return client
 
     def step(self) -> int:
         try:
@@ -134,18 +132,25 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     (tmp_path / "output").mkdir()
     agents = Agents(tmp_path)
     yield agents
+    for peer in agents.peers:
+        peer.stop()
     for process in agents.processes:
         process.kill()
 
 
-def test_training_survives_the_loss_of_the_store_or_an_agent(agents: Agents) -> None:
-    store, first, second = agents.store(), agents.agent(), agents.agent()
+def ranks_of(agents: Agents) -> list[int]:
+    """Return the number of ranks after each resume."""
+    return [value["num_ranks"] for value in mlperf_values(agents.output, "run_resumed")]
+
+
+def test_training_survives_the_loss_of_the_service_or_an_agent(agents: Agents) -> None:
+    service, first, second = agents.service(), agents.agent(), agents.agent()
     agents.wait_for_step(10)
-    store.kill()
-    time.sleep(1)
-    agents.store()
-    here = agents.step()
-    agents.wait_for_step(here + 15)
+    service.kill()
+    agents.wait_for_step(agents.step() + 15)
+    agents.service()
+    agents.wait_for_step(agents.step() + 15)
+    assert ranks_of(agents) == [], "the loss of the service restarts nothing"
     second.kill()
     here = agents.step()
     agents.wait_for_step(here + 15)
@@ -159,17 +164,12 @@ def test_training_survives_the_loss_of_the_store_or_an_agent(agents: Agents) -> 
     assert "message" not in message, "there was no error"
 
 
-def ranks_of(agents: Agents) -> list[int]:
-    """Return the number of ranks after each resume."""
-    return [value["num_ranks"] for value in mlperf_values(agents.output, "run_resumed")]
-
-
 def test_training_continues_when_one_of_three_agents_is_replaced(
     agents: Agents,
 ) -> None:
     """Of these numbers only two divides the batch of 16."""
     agents.configure({"parallel": {"dp_replicate": 2}})
-    agents.store()
+    agents.service("2:3")
     started = [agents.agent(nodes="2:3") for _ in range(3)]
     agents.wait_for_step(15)
     lost = started.pop()
@@ -185,13 +185,14 @@ def test_training_continues_when_one_of_three_agents_is_replaced(
 
 
 def test_training_survives_a_node_that_is_lost_while_it_joins(agents: Agents) -> None:
-    agents.store()
-    lost, agent = agents.peer(min_nodes=2), agents.agent(read_timeout=5)
-    assert lost.wait(timeout=60) == 0, "it joined and exited"
+    agents.service()
+    peer, agent = agents.peer(), agents.agent()
+    agents.wait_for(lambda: bool(peer.reply and peer.reply.generation == 1))
+    peer.update(generation=1, joining=False)  # as the first of the world it would open the store
+    peer.stop()
     agents.wait_for_step(5)
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(timeout=60) == EXIT_STOPPED, agents.logs()
-    assert "rendezvous lost" in agents.log_of(2)
 
 
 def test_an_agent_that_was_removed_joins_again_and_does_not_train_in_parallel(
@@ -199,20 +200,23 @@ def test_an_agent_that_was_removed_joins_again_and_does_not_train_in_parallel(
 ) -> None:
     # longer than the test: finished trainers would not join again
     agents.configure({"schedule": {"steps": 1_000_000}})
-    agents.store()
+    agents.service("1:1")
     agent = agents.agent()
     agents.wait_for(lambda: agents.step() >= 1)
+    (trainer,) = children(agent.pid)
     os.kill(agent.pid, signal.SIGSTOP)  # the agent; its trainer continues
-    time.sleep(4)
-    other = agents.peer(wait_for_nodes=True)
-    agents.wait_for(lambda: (agents.folder / "joined").exists())
-    assert (agents.folder / "joined").read_text() == "1"
+    peer = agents.peer()
+    agents.wait_for(lambda: bool(peer.reply and peer.reply.generation == 2))
+    peer.update(generation=2, joining=False)
     os.kill(agent.pid, signal.SIGCONT)
-    assert other.wait(timeout=60) == 0, agents.logs()
+    agents.wait_for(lambda: trainer not in children(agent.pid))
+    assert children(agent.pid) == []
+    peer.stop(leaving=True)
+    agents.wait_for(lambda: len(children(agent.pid)) == 1)
 
 
 def test_a_stop_saves_a_checkpoint_and_returns_its_exit_code(agents: Agents) -> None:
-    agents.store()
+    agents.service()
     agent = agents.agent()
     agents.wait_for_step(5)
     agent.send_signal(signal.SIGTERM)
@@ -227,7 +231,7 @@ def test_a_stop_saves_a_checkpoint_and_returns_its_exit_code(agents: Agents) -> 
 def test_a_finished_agent_does_not_wait_for_a_lost_one(agents: Agents) -> None:
     """Torchrun's agents wait five minutes for each other by default."""
     agents.configure({"schedule": {"steps": 60}})
-    agents.store()
+    agents.service("2:2")
     agent, lost = agents.agent(nodes="2:2"), agents.agent(nodes="2:2")
     agents.wait_for_step(1)
     os.kill(lost.pid, signal.SIGSTOP)  # the agent; its trainer continues to the end
@@ -238,7 +242,7 @@ def test_a_finished_agent_does_not_wait_for_a_lost_one(agents: Agents) -> None:
     assert message["aliveTime"] >= message["lastStepTime"]
 
 
-def test_a_stop_without_a_store_ends_the_agent(agents: Agents) -> None:
+def test_a_stop_without_a_service_ends_the_agent(agents: Agents) -> None:
     agent = agents.agent()
     agents.wait_for(lambda: catches(agent.pid, signal.SIGTERM))
     agent.send_signal(signal.SIGTERM)
@@ -247,14 +251,14 @@ def test_a_stop_without_a_store_ends_the_agent(agents: Agents) -> None:
 
 def test_a_stop_before_enough_nodes_have_joined_ends_the_agent(agents: Agents) -> None:
     """Else the pod would run until the end of its grace period: process 1 ignores unhandled signals."""
-    store, agent = agents.store(), agents.agent(nodes="2:2")
+    service, agent = agents.service("2:2"), agents.agent(nodes="2:2")
     agents.wait_for(lambda: catches(agent.pid, signal.SIGTERM))
-    time.sleep(2)  # it is connected to the store and waits for the other
+    time.sleep(2)  # it is known to the service and waits for the other
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(timeout=20) == EXIT_STOPPED, agents.logs()
     (message,) = agents.termination_messages()
     assert "stopped by SIGTERM" in message["message"]
-    assert store.poll() is None
+    assert service.poll() is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a PID namespace")
@@ -271,7 +275,7 @@ def test_process_1_of_a_container_handles_a_stop_from_the_start(tmp_path: Path) 
 
 def test_an_error_that_a_restart_cannot_fix_ends_the_agent(agents: Agents) -> None:
     agents.configure({"data": {"source": "encoded"}})
-    agents.store()
+    agents.service()
     agent = agents.agent()
     assert agent.wait(timeout=120) == EXIT_USAGE, agents.logs()
     assert agents.logs().count("no encoded data set is here") == 1
@@ -288,7 +292,7 @@ def test_a_pod_without_its_gpus_fails_before_training_starts(agents: Agents) -> 
     assert not (agents.output / "metrics.jsonl").exists()
 
 
-def test_a_store_whose_port_is_in_use_fails(agents: Agents) -> None:
+def test_a_service_whose_port_is_in_use_fails(agents: Agents) -> None:
     with socket.create_server(("0.0.0.0", agents.port)):
-        assert agents.store().wait(timeout=60) == EXIT_STORAGE
+        assert agents.service().wait(timeout=60) == EXIT_STORAGE
     assert "cannot listen on 0.0.0.0" in agents.logs()

@@ -28,6 +28,9 @@ ENV_GPUS = "FLUXTRAIN_GPUS"
 """GPUs that the pod requests (``spec.gpusPerNode``); unset without GPUs. Set by the operator; the agent
 refuses to train on fewer."""
 
+ENV_RENDEZVOUS_KEY = "FLUXTRAIN_RENDEZVOUS_KEY"
+"""File with the key that signs the messages between agents and the rendezvous service of the job."""
+
 ENV_FATAL_ERROR = "FLUXTRAIN_FATAL_ERROR"
 """File for the exit code and message of a trainer whose error a process restart does not fix; the trainer
 then sends SIGUSR1 to its agent. Set by the agent, read by the trainer."""

@@ -1,6 +1,6 @@
-"""The process of a training pod: torchrun's agent, restarted if the rendezvous store is lost.
+"""The process of a training pod: torchrun's agent, and heartbeats to the job's rendezvous service.
 
-Torchrun's agent exits if the store does; kubelet would restart it, but with a growing back-off. The loop
+Torchrun's agent exits if a generation's store is lost while ranks are exchanged; the loop joins again. It
 ends with the exit code of the trainers.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -16,20 +17,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from uuid import uuid4
 
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from fluxtrain.contract.launch import ENV_FATAL_ERROR, ENV_GPUS, ENV_TERMINATION_MESSAGE, RunPaths
+from fluxtrain.contract.launch import (
+    ENV_FATAL_ERROR,
+    ENV_GPUS,
+    ENV_RENDEZVOUS_KEY,
+    ENV_TERMINATION_MESSAGE,
+    RunPaths,
+)
 from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
 from fluxtrain.gpus import require_gpus
 from fluxtrain.launch import torchrun
-from fluxtrain.launch.rendezvous import BACKEND, register_backend, stop_event, wait_for_store
+from fluxtrain.launch.rendezvous import BACKEND, MembershipRendezvous, register
+from fluxtrain.rendezvous.client import Client
+from fluxtrain.rendezvous.messages import Heartbeat
 from fluxtrain.report.termination_message import write_termination_log
 from fluxtrain.signals import handled
 
-_ENDPOINT = "PET_RDZV_ENDPOINT"
+_ENDPOINT, _RUN_ID = "PET_RDZV_ENDPOINT", "PET_RDZV_ID"
 _RETRY_SECONDS = 1.0
 """Between two attempts: a rendezvous that a failed agent closed stays closed until the operator acts."""
 
@@ -70,20 +80,37 @@ def main(termination_log: Path) -> int:
 
 def _run_until_done() -> tuple[int, str]:
     paths = RunPaths.from_environment(os.environ)
-    register_backend()
-    while True:
-        with stop_event() as stop:
-            if not wait_for_store(os.environ[_ENDPOINT], stop):
-                return EXIT_STOPPED, "stopped while waiting for the rendezvous store"
-        try:
-            return torchrun.launch([f"--rdzv-backend={BACKEND}"], paths)
-        except (
-            RendezvousError,
-            DistError,
-        ) as error:  # the store is lost, or a node was lost while joining
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            print(f"rendezvous lost ({reason}); joining again", file=sys.stderr, flush=True)
-            time.sleep(_RETRY_SECONDS)
+    with _heartbeats(paths.metrics_address) as rendezvous:
+        while True:
+            try:
+                return torchrun.launch([f"--rdzv-backend={BACKEND}"], paths, rendezvous.is_broken)
+            except (RendezvousError, DistError) as error:
+                # a node was lost while joining, or the attempt is closed
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                print(f"rendezvous lost ({reason}); joining again", file=sys.stderr, flush=True)
+                time.sleep(_RETRY_SECONDS)
+
+
+@contextmanager
+def _heartbeats(address: str) -> Iterator[MembershipRendezvous]:
+    """Send heartbeats to the rendezvous service until the end, and report that the agent leaves.
+
+    ``address`` is that of this node.
+    """
+    host, _, port = os.environ[_ENDPOINT].rpartition(":")
+    key = Path(os.environ[ENV_RENDEZVOUS_KEY]).read_bytes()
+    node = socket.gethostname()
+    agent = f"{node}.{os.getpid()}.{uuid4().hex[:12]}"
+    _, _, attempt = os.environ[_RUN_ID].rpartition("-")
+    beat = Heartbeat(sequence=0, attempt=int(attempt), agent=agent, node=node)
+    client = Client(host, int(port), key, beat)
+    rendezvous = MembershipRendezvous(client, agent, address)
+    register(rendezvous)
+    client.start()
+    try:
+        yield rendezvous
+    finally:
+        client.stop(leaving=True)
 
 
 @contextmanager

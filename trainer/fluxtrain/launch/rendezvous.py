@@ -1,136 +1,146 @@
-"""The rendezvous of a job's agents: a TCPStore in its own process, and torch's c10d rendezvous over it.
-
-The store runs in its own pod, so that it survives the loss of any training pod.
-"""
+"""torch's RendezvousHandler on the job's rendezvous service: torchrun's agent is unchanged."""
 
 from __future__ import annotations
 
-import signal
-import socket
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
-from torch.distributed import DistError, TCPStore
+from torch.distributed import DistError, PrefixStore, Store, TCPStore
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
+    RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
-    DynamicRendezvousHandler,
-    create_handler,
-)
 
-from fluxtrain.errors import StorageError
-from fluxtrain.signals import handled
+from fluxtrain.rendezvous.client import Client
+from fluxtrain.rendezvous.messages import Reply
 
 BACKEND = "fluxtrain"
-"""torchrun's name of the rendezvous that stays open after a failed round; see `register_backend`."""
-_RETRY_SECONDS = 1.0
-_READ_TIMEOUT_SECONDS = 20
-"""How long agents that have joined wait for each other's ranks; usually milliseconds."""
+_STORE_TIMEOUT = timedelta(seconds=20)
+"""How long agents of a new generation wait for each other's ranks; usually milliseconds."""
+_POLL_SECONDS = 1.0
 
 
-def serve_store(port: int, address: str = "0.0.0.0") -> None:
-    """Serve the store at ``address:port`` until SIGTERM or SIGINT; StorageError if it cannot listen."""
-    with stop_event() as stop:
-        store = _open_store(port, address)
-        stop.wait()
-        del store
+class MembershipRendezvous(RendezvousHandler):
+    """Joins the generations that the rendezvous service forms.
 
-
-def _open_store(port: int, address: str) -> TCPStore:
-    try:
-        return TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=30),
-        )
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise StorageError(
-            f"the rendezvous store cannot listen on {address}:{port} ({reason})"
-        ) from None
-
-
-def wait_for_store(endpoint: str, stop: threading.Event) -> bool:
-    """Wait for a listener at ``endpoint`` (host:port); return False if ``stop`` was set first."""
-    host, _, port = endpoint.rpartition(":")
-    while not stop.is_set():
-        try:
-            with socket.create_connection((host, int(port)), timeout=_RETRY_SECONDS):
-                return True
-        except OSError:  # unknown host, no route or connection refused: all are temporary
-            time.sleep(_RETRY_SECONDS)
-    return False
-
-
-@contextmanager
-def stop_event() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and SIGINT set; afterwards restore the previous handlers."""
-    event = threading.Event()
-    with handled(lambda *_: event.set(), signal.SIGTERM, signal.SIGINT):
-        yield event
-
-
-def register_backend() -> None:
-    """Register `BACKEND` with torchrun."""
-    rendezvous_handler_registry.register(BACKEND, _create_handler)
-
-
-class _OpenRendezvous(RendezvousHandler):
-    """torch's c10d rendezvous, with two differences.
-
-    A failed round does not close it. A node may be lost after it has joined and before it has published its
-    rank: the others time out (``read_timeout``), and torchrun would close the rendezvous for all.
-
-    An agent that the others have removed joins again. The next round removes an agent without a heartbeat
-    for three seconds; torch's agent checks only for waiting nodes, so its trainers would continue in
-    parallel with the others'.
+    The TCPStore of a generation, for the exchange of ranks, is opened by the agent of rank 0.
     """
 
-    def __init__(self, c10d: DynamicRendezvousHandler) -> None:
-        self._c10d = c10d
+    def __init__(self, client: Client, agent: str, local_address: str) -> None:
+        """Use ``client``, which sends heartbeats of ``agent``; stores listen on ``local_address``."""
+        self._client, self._agent, self._address = client, agent, local_address
+        self._generation, self._run_id = 0, ""
+        self._store: Store | None = None
 
-    def shutdown(self) -> bool:
-        """Close the rendezvous, unless the agent ends because the store is lost: then it joins again."""
-        return isinstance(sys.exc_info()[1], DistError) or self._c10d.shutdown()
+    def attach(self, parameters: RendezvousParameters) -> MembershipRendezvous:
+        """Return this handler for one run of torchrun."""
+        self._run_id = parameters.run_id
+        return self
 
     def get_backend(self) -> str:
+        """Return torchrun's name of this rendezvous."""
         return BACKEND
 
-    @property
-    def use_agent_store(self) -> bool:
-        return self._c10d.use_agent_store
+    def get_run_id(self) -> str:
+        """Return torchrun's ``--rdzv-id``."""
+        return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        return self._c10d.next_rendezvous()
+        """Wait for a generation with this agent and return its store and ranks.
 
-    def is_closed(self) -> bool:
-        return self._c10d.is_closed()
+        Raises RendezvousClosedError if the attempt has ended.
+        """
+        while True:
+            self._store = None
+            world = self._join()
+            rank = world.index(self._agent)
+            store = self._open_store() if rank == 0 else self._connect()
+            if store is None:
+                continue
+            self._store = store
+            info = RendezvousStoreInfo.build(rank, store, self._address)
+            return RendezvousInfo(store, rank, len(world), info)
 
-    def set_closed(self) -> None:
-        self._c10d.set_closed()
+    def _join(self) -> tuple[str, ...]:
+        """Return the world of the next generation that this agent is in."""
+        self._client.update(joining=True, generation=self._generation, store="")
+        while True:
+            reply = self._client.next_reply(_POLL_SECONDS)
+            if reply is None:
+                continue
+            if reply.closed:
+                raise RendezvousClosedError("the attempt has ended")
+            if reply.generation > self._generation and self._agent in reply.world:
+                self._generation = reply.generation
+                self._client.update(
+                    joining=False, generation=reply.generation, world=reply.world, store=""
+                )
+                return reply.world
+
+    def _open_store(self) -> Store:
+        server = TCPStore(
+            self._address, 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT
+        )
+        self._client.update(store=f"{self._address}:{server.port}")
+        return PrefixStore(str(self._generation), server)
+
+    def _connect(self) -> Store | None:
+        """Return the store of the generation, None if the generation is over before it can be reached."""
+        while True:
+            reply = self._client.next_reply(_POLL_SECONDS)
+            if reply is None:
+                continue
+            if self._must_reform(reply):
+                return None
+            if reply.store and reply.generation == self._generation:
+                host, _, port = reply.store.rpartition(":")
+                try:
+                    client = TCPStore(host, int(port), is_master=False, timeout=_STORE_TIMEOUT)
+                    return PrefixStore(str(self._generation), client)
+                except DistError:  # rank 0's agent was lost; the service notices as well
+                    time.sleep(_POLL_SECONDS)
 
     def num_nodes_waiting(self) -> int:
-        """Return the number of nodes that wait to join; 1 if this node itself was removed."""
-        waiting = self._c10d.num_nodes_waiting()  # updates the state
-        joined = self._c10d._this_node in self._c10d._state_holder.state.participants
-        return waiting or int(not joined)
+        """Return 1 if the trainers must be stopped for another generation, else 0."""
+        reply = self._client.reply
+        return int(reply is not None and self._must_reform(reply))
 
-    def get_run_id(self) -> str:
-        return self._c10d.get_run_id()
+    def is_broken(self) -> bool:
+        """Return whether ranks of the generation are lost, so that the others' collectives cannot end."""
+        reply = self._client.reply
+        return reply is not None and (reply.broken or reply.generation > self._generation)
+
+    def _must_reform(self, reply: Reply) -> bool:
+        return reply.reform or reply.generation > self._generation
+
+    def is_closed(self) -> bool:
+        """Return whether the attempt has ended."""
+        reply = self._client.reply
+        return reply is not None and reply.closed
+
+    def set_closed(self) -> None:
+        """End the attempt for all agents."""
+        self._client.update(closing=True)
+
+    def shutdown(self) -> bool:
+        """End the attempt for all agents if the trainers succeeded or failed.
+
+        If the agent ends for another reason, such as a lost store, it joins again.
+        """
+        error = sys.exc_info()[1]
+        if error is None:
+            self._client.update(closing=True, succeeded=True)
+        elif isinstance(error, ChildFailedError):
+            self._client.update(closing=True)
+        return True
 
 
-def _create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
-    parameters.config.setdefault("read_timeout", _READ_TIMEOUT_SECONDS)
-    backend, store = create_backend(parameters)
-    return _OpenRendezvous(create_handler(store, backend, parameters))
+def register(handler: MembershipRendezvous) -> None:
+    """Register ``handler`` with torchrun as `BACKEND`."""
+    rendezvous_handler_registry.register(BACKEND, handler.attach)

@@ -7,13 +7,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import torch
+from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -105,12 +107,37 @@ def _check_training(config: RunConfig, paths: RunPaths, processes: int) -> None:
         print(f"fluxtrain: {folder}: {sources.train.advice}", file=sys.stderr)
 
 
-def launch(torchrun_arguments: list[str], paths: RunPaths) -> tuple[int, str]:
-    """Run ``fluxtrain.launch.rank`` under torchrun with these arguments and the PET_* environment."""
+class _Agent(LocalElasticAgent):
+    """torchrun's agent; trainers whose peers are lost are killed at once.
+
+    Their collectives cannot end, so they would not handle SIGTERM; torchrun waits 30 seconds for that.
+    """
+
+    def __init__(self, *arguments: Any, is_broken: Callable[[], bool], **options: Any) -> None:
+        options["exit_barrier_timeout"] = _EXIT_BARRIER_SECONDS
+        super().__init__(*arguments, **options)
+        self._is_broken = is_broken
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        if self._is_broken():
+            self._shutdown(signal.SIGKILL)
+        else:
+            super()._stop_workers(worker_group)
+
+
+def launch(
+    torchrun_arguments: list[str],
+    paths: RunPaths,
+    is_broken: Callable[[], bool] = lambda: False,
+) -> tuple[int, str]:
+    """Run ``fluxtrain.launch.rank`` under torchrun with these arguments and the PET_* environment.
+
+    ``is_broken`` returns whether ranks of other nodes are lost.
+    """
     logging.getLogger("torch.distributed.elastic").setLevel(
         logging.CRITICAL
     )  # the errors are reported by the caller
-    agent = partial(LocalElasticAgent, exit_barrier_timeout=_EXIT_BARRIER_SECONDS)
+    agent = partial(_Agent, is_broken=is_broken)
     vars(api)[LocalElasticAgent.__name__] = agent  # the launcher has no argument for it
     parser = get_args_parser()
     if any("--shutdown-timeout" in action.option_strings for action in parser._actions):

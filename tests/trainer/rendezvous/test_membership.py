@@ -1,0 +1,325 @@
+"""Generations of agents, decided from heartbeats at chosen times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluxtrain.rendezvous.membership import Limits, Membership
+from fluxtrain.rendezvous.messages import Heartbeat, Reply
+
+
+@dataclass
+class Agents:
+    """Agents that follow the service's replies, on one clock."""
+
+    service: Membership
+    now: float = 0.0
+    generations: dict[str, int] = field(default_factory=dict)
+    """Generation of each agent, 0 while it has none."""
+    waiting: set[str] = field(default_factory=set)
+    worlds: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    sent: int = 0
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            self.generations[name], self.worlds[name] = 0, ()
+            self.waiting.add(name)
+
+    def kill(self, *names: str) -> None:
+        for name in names:
+            del self.generations[name]
+            self.waiting.discard(name)
+
+    def fail(self, name: str) -> None:
+        """The trainers of ``name`` fail, and its agent joins again."""
+        self.waiting.add(name)
+
+    def beat(self, name: str, **values: object) -> Reply:
+        self.sent += 1
+        beat = Heartbeat(
+            sequence=self.sent,
+            attempt=1,
+            agent=name,
+            node=name,
+            generation=self.generations[name],
+            joining=name in self.waiting,
+            world=self.worlds[name],
+        ).model_copy(update=values)
+        reply = self.service.heartbeat(beat, self.now)
+        if name in self.waiting:
+            if reply.generation > self.generations[name] and name in reply.world:
+                self.generations[name], self.worlds[name] = reply.generation, reply.world
+                self.waiting.discard(name)
+        elif reply.reform or reply.generation > self.generations[name]:
+            self.waiting.add(name)
+        return reply
+
+    def run(self, seconds: float) -> None:
+        """Let all agents send heartbeats for ``seconds``, two a second."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.5
+            for name in list(self.generations):
+                self.beat(name)
+
+    @property
+    def running(self) -> set[str]:
+        """Agents that run in the newest generation."""
+        newest = self.service.generation
+        return {
+            name
+            for name, generation in self.generations.items()
+            if generation == newest and newest and name not in self.waiting
+        }
+
+
+def agents(minimum: int = 1, wanted: int = 3) -> Agents:
+    return Agents(Membership(Limits(minimum, wanted)))
+
+
+def test_a_generation_forms_as_soon_as_all_wanted_agents_wait() -> None:
+    job = agents()
+    job.start("c", "a")
+    job.run(10)
+    assert job.running == set()
+    job.start("b")
+    job.run(1)
+    assert job.running == {"a", "b", "c"}
+    assert (job.service.generation, job.service.world) == (1, ("a", "b", "c"))
+
+
+def test_the_first_generation_waits_for_further_agents_but_not_forever() -> None:
+    job = agents(minimum=2)
+    job.start("a")
+    job.run(60)
+    assert not job.running
+    job.start("b")
+    job.run(1)
+    assert job.running == {"a", "b"}
+    job = agents(minimum=2)
+    job.start("a", "b")
+    job.run(29)
+    assert not job.running
+    job.run(2)
+    assert job.running == {"a", "b"}
+
+
+def test_the_rest_goes_on_without_a_lost_agent_at_once() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.kill("b")
+    job.run(6)
+    assert job.running == {"a", "b", "c"} - {"b"}
+    assert job.service.generation == 1
+    job.run(1.5)
+    assert job.service.world == ("a", "c")
+    assert job.running == {"a", "c"}
+
+
+def test_too_few_agents_wait_for_a_replacement() -> None:
+    job = agents(minimum=2, wanted=2)
+    job.start("a", "b")
+    job.run(2)
+    job.kill("b")
+    job.run(100)
+    assert job.running == set()
+    job.start("d")
+    job.run(1)
+    assert job.service.world == ("a", "d")
+    assert job.service.generation == 2
+
+
+def test_an_agent_that_joins_again_ends_the_generation_once() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.fail("b")
+    job.run(3)
+    assert job.service.generation == 2
+    assert job.running == {"a", "b", "c"}
+    late = Heartbeat(sequence=0, attempt=1, agent="b", node="b", generation=1, joining=True)
+    job.service.heartbeat(late, job.now)  # repeated after the generation was formed
+    job.run(5)
+    assert job.service.generation == 2
+
+
+def test_a_new_agent_is_taken_in_once_all_wanted_ones_are_there_or_the_time_is_over() -> None:
+    job = agents(wanted=4)
+    job.start("a", "b")
+    job.run(35)
+    job.start("c")
+    job.run(10)
+    assert job.running == {"a", "b"}
+    assert job.service.generation == 1
+    job.start("d")
+    job.run(2)
+    assert job.running == {"a", "b", "c", "d"}
+    assert job.service.generation == 2
+    job = agents(wanted=4)
+    job.start("a", "b")
+    job.run(35)
+    job.start("c")
+    job.run(33)
+    assert job.running == {"a", "b", "c"}
+    assert job.service.generation == 2
+
+
+def test_agents_beyond_the_wanted_number_are_spares() -> None:
+    job = agents(wanted=2)
+    job.start("a", "b")
+    job.run(2)
+    job.start("0")
+    job.run(60)
+    assert job.running == {"a", "b"}
+    assert job.service.generation == 1
+    job.kill("a")
+    job.run(8)
+    assert job.running == {"0", "b"}
+    assert job.service.generation == 2
+
+
+def test_a_larger_wanted_number_takes_the_spares_in() -> None:
+    job = agents(wanted=2)
+    job.start("a", "b", "c")
+    job.run(3)
+    assert job.running == {"a", "b"}
+    job.service.limits = Limits(1, 3)
+    job.run(2)
+    assert job.running == {"a", "b", "c"}
+
+
+def test_an_agent_that_leaves_is_not_waited_for() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.beat("c", leaving=True)
+    job.kill("c")
+    job.run(1.5)
+    assert job.running == {"a", "b"}
+
+
+def test_a_frozen_agent_that_returns_stops_its_trainers_and_joins() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    frozen = (job.generations["c"], job.worlds["c"])
+    job.kill("c")
+    job.run(10)
+    job.generations["c"], job.worlds["c"] = frozen
+    reply = job.beat("c")
+    assert reply.generation == 2
+    assert "c" in job.waiting
+    job.run(2)
+    assert job.running == {"a", "b", "c"}
+    assert job.service.generation == 3
+
+
+@pytest.mark.parametrize("first", ["a", "b", "c"])
+def test_a_service_that_starts_empty_changes_nothing(first: str) -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.service = Membership(Limits(1, 3), forms_after=job.now + 6)
+    job.now += 4
+    job.beat(first)
+    job.run(30)
+    assert job.running == {"a", "b", "c"}
+    assert job.service.generation == 1
+
+
+def test_a_service_that_starts_empty_sees_who_was_lost_meanwhile() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.kill("b")
+    job.service = Membership(Limits(1, 3))
+    job.run(8)
+    assert job.running == {"a", "c"}
+    assert job.service.generation == 2
+
+
+def test_a_new_agent_alone_does_not_start_beside_a_generation_that_the_service_does_not_know() -> (
+    None
+):
+    job = agents(wanted=1)
+    job.start("a")
+    job.run(2)
+    job.service = Membership(Limits(1, 1), forms_after=job.now + 2)
+    job.start("b")
+    job.beat("b")
+    job.run(5)
+    assert job.running == {"a"}
+    assert job.service.generation == 1
+
+
+def test_a_closed_attempt_forms_no_generation() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.beat("a", closing=True)
+    assert job.beat("b").closed
+    job.fail("b")
+    job.run(60)
+    assert job.service.generation == 1
+
+
+def test_trainers_that_still_exit_after_a_success_are_not_stopped() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.beat("a", closing=True, succeeded=True, leaving=True)
+    assert not job.beat("b").reform
+
+
+def test_only_rank_0_reports_the_store() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.beat("b", store="b:1")
+    assert job.beat("c").store == ""
+    job.beat("a", store="a:1")
+    assert job.beat("c").store == "a:1"
+    job.fail("c")
+    job.run(2)
+    assert job.beat("c").store == ""
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["start", "kill", "fail", "restart", "wait"]),
+        st.sampled_from("abcdef"),
+        st.floats(0, 12),
+    ),
+    max_size=25,
+)
+
+
+@given(EVENTS, st.integers(1, 3), st.integers(3, 5))
+def test_after_any_history_as_many_train_as_can(
+    events: list[tuple[str, str, float]], minimum: int, wanted: int
+) -> None:
+    job = agents(minimum, wanted)
+    for kind, name, seconds in events:
+        if kind == "start" and name not in job.generations:
+            job.start(name)
+        elif kind == "kill" and name in job.generations:
+            job.kill(name)
+        elif kind == "fail" and name in job.running:
+            job.fail(name)
+        elif kind == "restart":
+            job.service = Membership(Limits(minimum, wanted), forms_after=job.now + 2)
+        before = job.service.generation
+        job.run(seconds)
+        assert job.service.generation >= before
+        assert len(job.service.world) <= wanted
+    job.run(90)
+    alive = len(job.generations)
+    assert len(job.running) == (min(alive, wanted) if alive >= minimum else 0)
+    quiet = job.service.generation
+    job.run(90)
+    assert job.service.generation == quiet  # and then nothing changes

@@ -1,0 +1,159 @@
+"""The agents of one attempt: who is in the current generation, and when the next one forms.
+
+Decided from heartbeats alone; ``now`` is the service's monotonic clock in seconds. A service that starts
+empty learns the current generation from the next heartbeats, so its loss costs no step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fluxtrain.rendezvous.messages import Heartbeat, Reply
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The sizes of a generation, and how long to wait for agents."""
+
+    min_nodes: int
+    wanted_nodes: int
+    """Agents beyond these wait as spares."""
+    settle_seconds: float = 30.0
+    """How long a first generation, or a larger one, waits for further agents up to the wanted number."""
+    lost_seconds: float = 6.0
+    """An agent without a heartbeat for this long is lost."""
+
+
+@dataclass
+class _Agent:
+    node: str
+    last_seen: float
+    waiting: bool = False
+    """Whether its trainers are stopped and it waits for a new generation."""
+
+
+@dataclass
+class Membership:
+    """The agents of one attempt."""
+
+    limits: Limits
+    generation: int = 0
+    world: tuple[str, ...] = ()
+    """The agents of the generation in the order of their ranks; empty if they are unknown."""
+    store: str = ""
+    closed: bool = False
+    """Whether an agent ended the attempt: no further generation forms."""
+    succeeded: bool = False
+    """Whether it ended because the task is complete: trainers that still exit are not stopped."""
+    forms_after: float = 0.0
+    """No generation forms before: the agents of one that runs have not been heard yet."""
+    _agents: dict[str, _Agent] = field(default_factory=dict)
+    _waiting_since: float | None = None
+    """When the first of the agents that wait now began to."""
+
+    def heartbeat(self, beat: Heartbeat, now: float) -> Reply:
+        """Record ``beat``, form a generation if all is ready, and return what the agent must know."""
+        self._adopt(beat, now)
+        self._record(beat, now)
+        self._expire(now)
+        if self._is_ready(now):
+            self._form()
+        return self._reply(beat, now)
+
+    def silent_seconds(self, now: float) -> dict[str, float]:
+        """Return the seconds since the last heartbeat of each agent of the world; lost ones are left out."""
+        return {
+            agent: now - self._agents[agent].last_seen
+            for agent in self.world
+            if agent in self._agents
+        }
+
+    def _adopt(self, beat: Heartbeat, now: float) -> None:
+        """Take over the generation of ``beat`` if it is newer: this service was started after it formed."""
+        if beat.generation > self.generation:
+            self.generation, self.world, self.store = beat.generation, (), ""
+        if beat.generation == self.generation and beat.world and not self.world:
+            self.world = beat.world
+            for agent in self.world:  # each has the usual time for its next heartbeat
+                self._agents.setdefault(agent, _Agent(agent, now))
+
+    def _record(self, beat: Heartbeat, now: float) -> None:
+        self.closed |= beat.closing
+        self.succeeded |= beat.succeeded
+        if beat.leaving:
+            self._agents.pop(beat.agent, None)
+            return
+        is_member = beat.generation == self.generation or beat.agent not in self.world
+        waiting = beat.joining and is_member  # else a late repetition from before this generation
+        self._agents[beat.agent] = _Agent(beat.node, now, waiting)
+        if beat.store and beat.generation == self.generation and self._has_rank_0(beat.agent):
+            self.store = beat.store
+
+    def _has_rank_0(self, agent: str) -> bool:
+        return self.world[:1] == (agent,)
+
+    def _expire(self, now: float) -> None:
+        self._agents = {
+            name: agent
+            for name, agent in self._agents.items()
+            if now - agent.last_seen <= self.limits.lost_seconds
+        }
+        if not self._waiting:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now
+
+    @property
+    def _waiting(self) -> list[str]:
+        return [name for name, agent in self._agents.items() if agent.waiting]
+
+    @property
+    def _lost(self) -> bool:
+        """Return whether an agent of the generation is lost, has left or waits for the next one."""
+        return any(name not in self._agents or self._agents[name].waiting for name in self.world)
+
+    def _is_ready(self, now: float) -> bool:
+        """Return whether a generation can form: every agent waits, and they are enough."""
+        waiting = self._waiting
+        if self.closed or now < self.forms_after:
+            return False
+        if len(waiting) < max(1, self.limits.min_nodes) or len(waiting) < len(self._agents):
+            return False
+        remains = any(name in self.world for name in waiting)  # of the generation before
+        return len(waiting) >= self.limits.wanted_nodes or remains or self._is_settled(now)
+
+    def _is_settled(self, now: float) -> bool:
+        since = self._waiting_since
+        return since is not None and now - since >= self.limits.settle_seconds
+
+    def _form(self) -> None:
+        """Form the next generation: of the waiting agents those that were in the last one come first."""
+        waiting = self._waiting
+        waiting.sort(key=lambda name: (name not in self.world, self._agents[name].node, name))
+        chosen = waiting[: self.limits.wanted_nodes]
+        self.world = tuple(sorted(chosen, key=lambda name: (self._agents[name].node, name)))
+        self.generation, self.store = self.generation + 1, ""
+        for name in self.world:
+            self._agents[name].waiting = False
+        self._waiting_since = None
+
+    def _reply(self, beat: Heartbeat, now: float) -> Reply:
+        is_member = beat.agent in self.world
+        current = beat.generation == self.generation
+        return Reply(
+            boot="",
+            generation=self.generation,
+            world=() if current else self.world,
+            store=self.store,
+            broken=self._lost,
+            reform=not self.succeeded and (self._lost or not is_member or self._can_grow(now)),
+            closed=self.closed,
+            unknown=current and not self.world and self.generation > 0,
+        )
+
+    def _can_grow(self, now: float) -> bool:
+        """Return whether agents wait that the generation has room for: all that are wanted, or settled."""
+        waiting, wanted = len(self._waiting), self.limits.wanted_nodes
+        if not waiting or len(self.world) >= wanted:
+            return False
+        return len(self.world) + waiting >= wanted or self._is_settled(now)

@@ -1,0 +1,91 @@
+"""Messages between the agents of a job and its rendezvous service: JSON over HTTP, signed with the job's key.
+
+A heartbeat names the service's ``boot`` and has a ``sequence`` that grows, so a recorded request is refused;
+a reply is signed together with the request's signature, so a recorded reply is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Annotated
+
+from pydantic import Field
+
+from fluxtrain.contract.strict_model import StrictModel
+
+PATH = "/heartbeat"
+SIGNATURE_HEADER = "Fluxtrain-Signature"
+MAX_BYTES = 1 << 20
+MAX_NODES = 4096
+
+Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
+Endpoint = Annotated[str, Field(max_length=300, pattern=r"^[\x21-\x7e]*$")]
+Number = Annotated[int, Field(ge=0, lt=1 << 53)]
+World = Annotated[tuple[Name, ...], Field(max_length=MAX_NODES)]
+
+
+class Heartbeat(StrictModel):
+    """The state of an agent, sent every half second."""
+
+    boot: str = Field(default="", max_length=64)
+    """The service's ``boot`` of the last reply; empty before the first."""
+    sequence: Number
+    """Grows with each heartbeat of the agent."""
+    attempt: Number
+    """The job's attempt that the agent belongs to."""
+    agent: Name
+    """Unique for each process of an agent."""
+    node: Name
+    """The key that orders the nodes' ranks."""
+    generation: Number = 0
+    """The generation that its trainers run in, or the last one that they ran in; 0 if none."""
+    joining: bool = False
+    """Whether its trainers are stopped and it waits for a generation after ``generation``."""
+    world: World = ()
+    """The agents of ``generation`` in the order of their ranks; sent if the service does not know them."""
+    store: Endpoint = ""
+    """host:port of the generation's TCPStore, from the agent of rank 0."""
+    leaving: bool = False
+    """Whether the agent ends: its node is no longer part of the job."""
+    closing: bool = False
+    """Whether the attempt ends: no further generation forms."""
+    succeeded: bool = False
+    """Whether it ends because the task is complete."""
+
+
+class Reply(StrictModel):
+    """The newest generation, and what the agent must do."""
+
+    boot: str = Field(max_length=64)
+    """A random number of the service's process."""
+    generation: Number = 0
+    """The newest generation; 0 if none was formed yet."""
+    world: World = ()
+    """Its agents in the order of their ranks; sent to agents of another generation."""
+    store: Endpoint = ""
+    """host:port of its TCPStore; empty until the agent of rank 0 reported it."""
+    broken: bool = False
+    """Whether an agent of the generation is lost, has left or waits for the next one."""
+    reform: bool = False
+    """Whether this agent must stop its trainers and join the next generation."""
+    closed: bool = False
+    """Whether the attempt has ended."""
+    unknown: bool = False
+    """Whether the agent must send the world of its generation."""
+
+
+def request_signature(key: bytes, body: bytes) -> str:
+    """Return the signature of a heartbeat."""
+    return hmac.new(key, b"request\n" + body, hashlib.sha256).hexdigest()
+
+
+def reply_signature(key: bytes, request: str, body: bytes) -> str:
+    """Return the signature of the reply ``body`` to the heartbeat with signature ``request``."""
+    content = b"reply\n" + request.encode("ascii", "replace") + b"\n" + body
+    return hmac.new(key, content, hashlib.sha256).hexdigest()
+
+
+def is_valid(signature: str, expected: str) -> bool:
+    """Return whether both signatures are equal, in constant time."""
+    return hmac.compare_digest(signature.encode(), expected.encode())

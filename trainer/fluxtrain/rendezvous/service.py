@@ -1,0 +1,208 @@
+"""The rendezvous service of a job: heartbeats over HTTP, signed with the job's key.
+
+It holds nothing that running trainers need: they continue while it is gone, and a service that starts empty
+learns the current generation from the next heartbeats. GET /healthz and /members need no key.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fluxtrain.errors import StorageError
+from fluxtrain.rendezvous.membership import Limits, Membership
+from fluxtrain.rendezvous.messages import (
+    MAX_BYTES,
+    MAX_NODES,
+    PATH,
+    SIGNATURE_HEADER,
+    Heartbeat,
+    Reply,
+    is_valid,
+    reply_signature,
+    request_signature,
+)
+from fluxtrain.signals import handled
+
+_GRACE_SECONDS = 2.0
+"""How long a new service only listens: agents of a generation that runs send heartbeats meanwhile."""
+_READ_SECONDS = 10.0
+_MAX_CONNECTIONS = 2 * MAX_NODES
+
+
+@dataclass
+class Sessions:
+    """The membership of the newest attempt; thread-safe."""
+
+    limits: Limits
+    clock: Callable[[], float] = time.monotonic
+    boot: str = field(default_factory=lambda: secrets.token_hex(16))
+    attempt: int = -1
+
+    def __post_init__(self) -> None:
+        """Start without agents."""
+        self._lock = threading.Lock()
+        self._sequences = dict[str, int]()
+        self._forms_after = self.clock() + _GRACE_SECONDS
+        self._membership = self._new()
+
+    def heartbeat(self, beat: Heartbeat) -> Reply:
+        """Return the reply to ``beat``; one of an earlier attempt is told that its attempt is closed."""
+        if beat.boot != self.boot:
+            return Reply(boot=self.boot, unknown=True)
+        with self._lock:
+            if beat.attempt < self.attempt or not self._is_new(beat):
+                return Reply(boot=self.boot, closed=beat.attempt < self.attempt)
+            if beat.attempt > self.attempt:
+                self.attempt, self._membership = beat.attempt, self._new()
+            reply = self._membership.heartbeat(beat, self.clock())
+        return reply.model_copy(update={"boot": self.boot})
+
+    def members(self) -> dict[str, Any]:
+        """Return the attempt, the generation and the seconds since the last heartbeat of each agent."""
+        with self._lock:
+            membership = self._membership
+            silent = membership.silent_seconds(self.clock())
+            return {
+                "attempt": self.attempt,
+                "generation": membership.generation,
+                "world": list(membership.world),
+                "silentSeconds": {agent: round(seconds, 1) for agent, seconds in silent.items()},
+            }
+
+    def _new(self) -> Membership:
+        return Membership(self.limits, forms_after=self._forms_after)
+
+    def _is_new(self, beat: Heartbeat) -> bool:
+        """Return whether ``beat`` is later than all of its agent, and remember it."""
+        if beat.sequence <= self._sequences.get(beat.agent, -1):
+            return False
+        self._sequences.pop(beat.agent, None)
+        self._sequences[beat.agent] = beat.sequence
+        if len(self._sequences) > 4 * MAX_NODES:  # the one that was silent for longest
+            self._sequences.pop(next(iter(self._sequences)))
+        return True
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 1024
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve ``request`` in a thread, or close it if too many are open."""
+        if not self._connections.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Drop a connection that failed; one line."""
+        print(
+            f"rendezvous: {client_address[0]}: {sys.exc_info()[1]!r}", file=sys.stderr, flush=True
+        )
+
+
+def serve(sessions: Sessions, key: bytes, address: str, port: int) -> ThreadingHTTPServer:
+    """Listen on ``address:port`` and serve in a thread; StorageError if it cannot listen."""
+    try:
+        server = _Server((address, port), _handler(sessions, key))
+    except OSError as error:
+        reason = error.strerror
+        raise StorageError(f"the rendezvous cannot listen on {address}:{port} ({reason})") from None
+    threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
+    return server
+
+
+def _handler(sessions: Sessions, key: bytes) -> type[BaseHTTPRequestHandler]:
+    class Handler(_Handler):
+        pass
+
+    Handler.sessions, Handler.key = sessions, key
+    return Handler
+
+
+class _Handler(BaseHTTPRequestHandler):
+    sessions: Sessions
+    key: bytes
+    protocol_version = "HTTP/1.1"
+    timeout = _READ_SECONDS
+    server_version, sys_version = "fluxtrain", ""
+
+    def do_GET(self) -> None:
+        if self.path == "/healthz":
+            self._respond(200, b"ok\n", "text/plain")
+        elif self.path == "/members":
+            self._respond(200, json.dumps(self.sessions.members()).encode())
+        else:
+            self._respond(404, b"not found\n", "text/plain")
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if self.path != PATH or not length.isdecimal() or int(length) > MAX_BYTES:
+            self.close_connection = True
+            return self._respond(400, b"not a heartbeat\n", "text/plain")
+        body = self.rfile.read(int(length))
+        signature = self.headers.get(SIGNATURE_HEADER, "")
+        if not is_valid(signature, request_signature(self.key, body)):
+            return self._respond(403, b"wrong signature\n", "text/plain")
+        try:
+            beat = Heartbeat.model_validate_json(body)
+        except ValidationError as error:
+            return self._respond(400, f"{error.errors()[0]['msg']}\n".encode(), "text/plain")
+        content = self.sessions.heartbeat(beat).model_dump_json(exclude_defaults=True).encode()
+        signed = reply_signature(self.key, signature, content)
+        return self._respond(200, content, signed=signed)
+
+    def _respond(
+        self, status: int, body: bytes, kind: str = "application/json", signed: str = ""
+    ) -> None:
+        with suppress(ConnectionError):  # the client has disconnected
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            if signed:
+                self.send_header(SIGNATURE_HEADER, signed)
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing for each request."""
+
+
+def run(port: int, limits: Limits, key: Path, address: str = "0.0.0.0") -> None:
+    """Serve until SIGTERM or SIGINT; ``key`` is a file with the key of the job.
+
+    Raises StorageError if the file cannot be read or the port is in use.
+    """
+    try:
+        secret = key.read_bytes()
+    except OSError as error:
+        raise StorageError(f"--key {key}: cannot be read ({error.strerror})") from None
+    stop = threading.Event()
+    with handled(lambda *_: stop.set(), signal.SIGTERM, signal.SIGINT):
+        server = serve(Sessions(limits), secret, address, port)
+        stop.wait()
+        server.shutdown()
