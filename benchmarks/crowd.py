@@ -44,7 +44,7 @@ def _add_job(
         if desired["kind"] == "Pod":
             node_name = f"node-{(first_node + number) % num_nodes}"
             pods.append(server.put("pods", running(desired, node_name)))
-        else:
+        elif desired["kind"] != "Secret":
             server.put(PLURALS[desired["kind"]], desired)
             key = desired["kind"], desired["metadata"]["name"]
             applied[key] = desired["metadata"]["annotations"][names.ANNOTATION_APPLIED]

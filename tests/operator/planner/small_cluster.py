@@ -216,6 +216,8 @@ class SmallCluster:
 
     def _create(self, manifest: Manifest) -> None:
         name = manifest["metadata"]["name"]
+        if manifest["kind"] == "Secret":
+            return
         if manifest["kind"] != "Pod":
             hashed = manifest["metadata"]["annotations"][names.ANNOTATION_APPLIED]
             self.applied = {**self.applied, (manifest["kind"], name): hashed}

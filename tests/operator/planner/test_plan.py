@@ -21,6 +21,7 @@ from tests.operator.planner.pods import (
     observe,
     plan_with,
     progress,
+    rendezvous,
     running,
     started,
     with_status,
@@ -38,7 +39,8 @@ ERROR = ConfigError("spec.run.model.hidden_size", 32, "must be a multiple of num
 def test_a_new_job_gets_its_objects_in_order_and_pods_for_the_maximum() -> None:
     result = plan(make_job(), Observed(), NOW)
     kinds = [m["kind"] for m in result.create]
-    assert kinds == ["ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", *["Pod"] * 3]
+    support = ["ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", "Secret"]
+    assert kinds == [*support, *["Pod"] * 3]
     assert created(result) == ["job-rendezvous", "job-0", "job-1"]
     assert (result.status.phase, result.status.attempt) == ("Pending", 1)
     assert result.status.nodes is not None
@@ -214,13 +216,22 @@ def test_scaling_down_deletes_the_highest_indices() -> None:
     assert (deleted(result), created(result), result.status.attempt) == (["job-2"], [], 1)
 
 
-def test_scaling_up_restarts_all_agents() -> None:
-    """Agents with different maxima never complete a rendezvous."""
+@pytest.mark.parametrize(
+    ("nodes", "removed", "added"),
+    [
+        ({"min": 1, "max": 3}, [], ["job-2"]),
+        ({"min": 2, "max": 4}, [], ["job-2", "job-3"]),
+        ({"min": 1, "max": 1}, ["job-1"], []),
+    ],
+)
+def test_scaling_restarts_nothing_but_the_rendezvous_service(
+    nodes: dict[str, int], removed: list[str], added: list[str]
+) -> None:
     job = running()
-    larger = make_job(job.status, nodes={"min": 1, "max": 3})
-    result = plan_with(larger, *make_pods(), progress=progress())
-    assert (result.status.attempt, sorted(deleted(result))) == (2, ["job-0", "job-1"])
-    assert created(result) == ["job-2"]
+    resized = make_job(job.status, nodes=nodes)
+    result = plan_with(resized, *make_pods(), rendezvous=rendezvous(job), progress=progress())
+    assert (result.status.attempt, sorted(deleted(result))) == (1, [*removed, "job-rendezvous"])
+    assert created(result) == added
     assert result.status.restarts == job.status.restarts
 
 

@@ -148,6 +148,8 @@ def observed_of(job: Job) -> Observed:
     """Return the state in which all objects of ``job`` exist and its pods run."""
     pods, rendezvous, applied = [], None, {}
     for number, manifest in enumerate(desired(job)):
+        if manifest["kind"] == "Secret":
+            continue
         if manifest["kind"] != "Pod":
             notes = manifest["metadata"]["annotations"]
             applied[manifest["kind"], manifest["metadata"]["name"]] = notes[

@@ -51,6 +51,7 @@ class Agents:
         self.output = folder / "output"
         self.processes: list[Forked] = []
         self.peers: list[Client] = []
+        (folder / "key").write_bytes(KEY)
         self.configure({})
 
     def configure(self, changes: dict[str, Any]) -> None:
@@ -66,7 +67,6 @@ class Agents:
         return process
 
     def service(self, nodes: str = "1:2") -> Forked:
-        (self.folder / "key").write_bytes(KEY)
         key = f"--key={self.folder / 'key'}"
         return self.start("rendezvous", f"--port={self.port}", f"--nodes={nodes}", key)
 
@@ -216,7 +216,7 @@ def test_an_agent_that_was_removed_joins_again_and_does_not_train_in_parallel(
 
 
 def test_a_stop_saves_a_checkpoint_and_returns_its_exit_code(agents: Agents) -> None:
-    agents.service()
+    agents.service("1:1")
     agent = agents.agent()
     agents.wait_for_step(5)
     agent.send_signal(signal.SIGTERM)
@@ -275,7 +275,7 @@ def test_process_1_of_a_container_handles_a_stop_from_the_start(tmp_path: Path) 
 
 def test_an_error_that_a_restart_cannot_fix_ends_the_agent(agents: Agents) -> None:
     agents.configure({"data": {"source": "encoded"}})
-    agents.service()
+    agents.service("1:1")
     agent = agents.agent()
     assert agent.wait(timeout=120) == EXIT_USAGE, agents.logs()
     assert agents.logs().count("no encoded data set is here") == 1

@@ -160,7 +160,7 @@ def test_agents_of_an_earlier_attempt_are_told_that_it_is_over(service: Service)
 
 
 def test_a_thread_sends_heartbeats_until_it_is_stopped(service: Service) -> None:
-    service.sessions._membership.limits = Limits(1, 1)
+    service.sessions.limits = Limits(1, 1)
     client = service.client("a")
     client.start()
     deadline = time.monotonic() + 30
