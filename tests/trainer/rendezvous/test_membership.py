@@ -219,6 +219,21 @@ def test_a_frozen_agent_that_returns_stops_its_trainers_and_joins() -> None:
     assert job.service.generation == 3
 
 
+def test_a_silent_agent_is_not_lost_while_steps_are_reported() -> None:
+    """Its ranks take part in each of them: the agent alone is frozen, or cut off from the service."""
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.kill("c")
+    for step in range(1, 61):
+        job.now += 0.5
+        job.beat("a", step=step)
+        assert not job.beat("b").reform
+    job.run(8)
+    assert job.running == {"a", "b"}
+    assert job.service.generation == 2
+
+
 @pytest.mark.parametrize("first", ["a", "b", "c"])
 def test_a_service_that_starts_empty_changes_nothing(first: str) -> None:
     job = agents()

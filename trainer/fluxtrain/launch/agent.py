@@ -24,16 +24,20 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from fluxtrain.contract.launch import (
+    ENV_CONFIG,
     ENV_FATAL_ERROR,
     ENV_GPUS,
     ENV_RENDEZVOUS_KEY,
     ENV_TERMINATION_MESSAGE,
+    METRICS_PORT,
     RunPaths,
 )
+from fluxtrain.contract.run.immutable_fields import value_at
 from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
 from fluxtrain.gpus import require_gpus
 from fluxtrain.launch import torchrun
 from fluxtrain.launch.rendezvous import BACKEND, MembershipRendezvous, register
+from fluxtrain.launch.trainer_progress import reported_steps
 from fluxtrain.rendezvous.client import Client
 from fluxtrain.rendezvous.messages import Heartbeat
 from fluxtrain.report.termination_message import write_termination_log
@@ -108,9 +112,15 @@ def _heartbeats(address: str) -> Iterator[MembershipRendezvous]:
     register(rendezvous)
     client.start()
     try:
-        yield rendezvous
+        with reported_steps(address, _metrics_port(), lambda step: client.update(step=step)):
+            yield rendezvous
     finally:
         client.stop(leaving=True)
+
+
+def _metrics_port() -> int:
+    config = json.loads(Path(os.environ[ENV_CONFIG]).read_text())
+    return value_at(config, "logging.metrics_port") or METRICS_PORT
 
 
 @contextmanager

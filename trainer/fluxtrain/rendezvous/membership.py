@@ -21,7 +21,7 @@ class Limits:
     settle_seconds: float = 30.0
     """How long a first generation, or a larger one, waits for further agents up to the wanted number."""
     lost_seconds: float = 6.0
-    """An agent without a heartbeat for this long is lost."""
+    """An agent is lost without a heartbeat, and without a step of its generation, for this long."""
 
 
 @dataclass
@@ -30,6 +30,7 @@ class _Agent:
     last_seen: float
     waiting: bool = False
     """Whether its trainers are stopped and it waits for a new generation."""
+    step: int = 0
 
 
 @dataclass
@@ -48,6 +49,8 @@ class Membership:
     forms_after: float = 0.0
     """No generation forms before: the agents of one that runs have not been heard yet."""
     _agents: dict[str, _Agent] = field(default_factory=dict)
+    _stepped: float = float("-inf")
+    """When an agent of the generation last reported a new step: all its ranks were alive then."""
     _waiting_since: float | None = None
     """When the first of the agents that wait now began to."""
 
@@ -85,7 +88,10 @@ class Membership:
             return
         is_member = beat.generation == self.generation or beat.agent not in self.world
         waiting = beat.joining and is_member  # else a late repetition from before this generation
-        self._agents[beat.agent] = _Agent(beat.node, now, waiting)
+        before = self._agents.get(beat.agent)
+        if beat.generation == self.generation and before and beat.step > before.step > 0:
+            self._stepped = now
+        self._agents[beat.agent] = _Agent(beat.node, now, waiting, beat.step)
         if beat.store and beat.generation == self.generation and self._has_rank_0(beat.agent):
             self.store = beat.store
 
@@ -96,12 +102,17 @@ class Membership:
         self._agents = {
             name: agent
             for name, agent in self._agents.items()
-            if now - agent.last_seen <= self.limits.lost_seconds
+            if now - self._last_alive(name, agent) <= self.limits.lost_seconds
         }
         if not self._waiting:
             self._waiting_since = None
         elif self._waiting_since is None:
             self._waiting_since = now
+
+    def _last_alive(self, name: str, agent: _Agent) -> float:
+        """Return when ``agent`` was alive for certain: a step needs the ranks of all agents."""
+        runs = name in self.world and not agent.waiting
+        return max(agent.last_seen, self._stepped) if runs else agent.last_seen
 
     @property
     def _waiting(self) -> list[str]:
@@ -132,7 +143,7 @@ class Membership:
         waiting.sort(key=lambda name: (name not in self.world, self._agents[name].node, name))
         chosen = waiting[: self.limits.wanted_nodes]
         self.world = tuple(sorted(chosen, key=lambda name: (self._agents[name].node, name)))
-        self.generation, self.store = self.generation + 1, ""
+        self.generation, self.store, self._stepped = self.generation + 1, "", float("-inf")
         for name in self.world:
             self._agents[name].waiting = False
         self._waiting_since = None

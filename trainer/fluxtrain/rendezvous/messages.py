@@ -46,6 +46,8 @@ class Heartbeat(StrictModel):
     """The agents of ``generation`` in the order of their ranks; sent if the service does not know them."""
     store: Endpoint = ""
     """host:port of the generation's TCPStore, from the agent of rank 0."""
+    step: Number = 0
+    """The newest step of its trainers."""
     leaving: bool = False
     """Whether the agent ends: its node is no longer part of the job."""
     closing: bool = False
