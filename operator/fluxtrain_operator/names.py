@@ -33,6 +33,8 @@ ANNOTATION_SPEC = f"{GROUP}/spec-hash"
 """Hash of the spec for which a pod was created. Read by the planner."""
 ANNOTATION_NODES = f"{GROUP}/nodes"
 """``min:max`` of torchrun in this pod. Read by the planner when the job is scaled."""
+ANNOTATION_RENDEZVOUS = f"{GROUP}/rendezvous"
+"""`RENDEZVOUS_VERSION`. Read by the planner: only pods of the same version can train together."""
 ANNOTATION_REPLACEMENT = f"{GROUP}/replacement"
 """Replacement number of a pod, 0 for an initial one; the largest is ``restarts.pod``."""
 ANNOTATION_APPLIED = f"{GROUP}/applied-hash"
@@ -41,6 +43,9 @@ ANNOTATION_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 TRAINER, RENDEZVOUS = "trainer", "rendezvous"
 """Components, and the names of the main containers of their pods."""
+
+RENDEZVOUS_VERSION = "2"
+"""Version of the messages of agents and rendezvous; pods without it use torch's c10d store."""
 
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"

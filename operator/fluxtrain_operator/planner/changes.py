@@ -101,8 +101,7 @@ def _removed_rendezvous(situation: Situation) -> Iterator[Delete]:
         return
     lost = situation.unreachable(pod)
     forced = lost and not _lost_pods_can_train(situation)
-    nodes = situation.job.spec.nodes
-    outdated = not situation.job.matches_hash(pod.spec_hash) or pod.nodes != (nodes.min, nodes.max)
+    outdated = situation.is_outdated_rendezvous(pod)
     if forced or ((lost or pod.ended or outdated) and not pod.deleting):
         yield _delete(pod, 0 if forced else None)
 

@@ -31,6 +31,7 @@ class Pod:
     replacement: int = 0
     spec_hash: str = ""
     nodes: tuple[int, int] = (1, 1)
+    rendezvous_version: str = ""
     phase: str = "Pending"
     ready: bool = False
     node: str = ""
@@ -57,6 +58,11 @@ class Pod:
     def ended(self) -> bool:
         """Return whether its main process has exited; sidecars may still run."""
         return self.exit_code is not None or self.phase in ("Succeeded", "Failed")
+
+    @property
+    def uses_other_rendezvous(self) -> bool:
+        """Return whether an operator of another version created it, whose agents cannot train with ours."""
+        return self.rendezvous_version != names.RENDEZVOUS_VERSION
 
     @property
     def succeeded(self) -> bool:
@@ -88,6 +94,7 @@ class Pod:
             replacement=_number(notes.get(names.ANNOTATION_REPLACEMENT)),
             spec_hash=str(notes.get(names.ANNOTATION_SPEC, "")),
             nodes=_range(notes.get(names.ANNOTATION_NODES)),
+            rendezvous_version=str(notes.get(names.ANNOTATION_RENDEZVOUS, "")),
             phase=str(status.get("phase", "Pending")),
             ready=_mapping(conditions, "Ready").get("status") == "True",
             node=str(spec.get("nodeName") or ""),

@@ -130,6 +130,24 @@ def spec_changed(situation: Situation) -> Decision | None:
     return None
 
 
+def rendezvous_changed(situation: Situation) -> Decision | None:
+    """Restart the gang if agents of another version of the operator need a pod: ours cannot join them.
+
+    Agents that train undisturbed go on.
+    """
+    agents, rendezvous = situation.active, situation.observed.rendezvous
+    if not any(agent.uses_other_rendezvous for agent in agents):
+        return None
+    peers = [*agents, *([rendezvous] if rendezvous and not rendezvous.deleting else [])]
+    same = all(peer.uses_other_rendezvous and not situation.unreachable(peer) for peer in peers)
+    nodes = situation.job.spec.nodes
+    sized = all(agent.nodes == (nodes.min, nodes.max) for agent in agents)
+    if same and sized and len(peers) == nodes.max + 1:
+        return None
+    message = "pods of this version of the operator cannot join those of another one"
+    return Decision("restart", "RendezvousChanged", message)
+
+
 def group_ended(situation: Situation) -> Decision | None:
     """Queue the pods again, as another group, if Kueue has evicted them or its group has ended.
 
@@ -167,6 +185,7 @@ RULES: tuple[Rule, ...] = (
     waiting_for_jobs,
     resumed,
     spec_changed,
+    rendezvous_changed,
     group_ended,
     no_progress,
 )

@@ -103,6 +103,15 @@ class Situation:
         lost = (pod for pod in self.current if pod.succeeded or self.unreachable(pod))
         return tuple(pod for pod in lost if self.queueing.is_member(pod))
 
+    def is_outdated_rendezvous(self, pod: Pod) -> bool:
+        """Return whether the rendezvous pod was created for another spec, or for agents that are gone."""
+        nodes = self.job.spec.nodes
+        if not self.job.matches_hash(pod.spec_hash):
+            return True
+        if pod.uses_other_rendezvous:
+            return not any(agent.uses_other_rendezvous for agent in self.active)
+        return pod.nodes != (nodes.min, nodes.max)
+
     @property
     def has_min_nodes(self) -> bool:
         """Return whether at least ``nodes.min`` pods run."""

@@ -108,6 +108,7 @@ def rendezvous_pod(job: Job, excluded_nodes: tuple[str, ...] = ()) -> Manifest:
     notes = result["metadata"]["annotations"]
     notes[names.ANNOTATION_SPEC] = job.spec_hash
     notes[names.ANNOTATION_NODES] = _nodes(job)
+    notes[names.ANNOTATION_RENDEZVOUS] = names.RENDEZVOUS_VERSION
     notes[names.ANNOTATION_DEFAULT_CONTAINER] = names.RENDEZVOUS
     return merge_into_rendezvous(result, job.spec.pod_template.written)
 
@@ -179,6 +180,7 @@ def _annotate(pod: Manifest, job: Job, slot: Slot) -> None:
     labels[names.LABEL_ATTEMPT] = str(slot.attempt)
     notes[names.ANNOTATION_SPEC] = job.spec_hash
     notes[names.ANNOTATION_NODES] = _nodes(job)
+    notes[names.ANNOTATION_RENDEZVOUS] = names.RENDEZVOUS_VERSION
     notes[names.ANNOTATION_REPLACEMENT] = str(slot.replacement)
     notes[names.ANNOTATION_DEFAULT_CONTAINER] = names.TRAINER
     labels.update(queueing.pod_labels(job, slot.attempt))

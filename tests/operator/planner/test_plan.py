@@ -30,7 +30,7 @@ from tests.operator.planner.pods import (
 from fluxtrain.contract.resource.status import Status
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
-from fluxtrain_operator.planner.observed import Observed
+from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.planner.plan import Plan, plan, plan_invalid
 
 ERROR = ConfigError("spec.run.model.hidden_size", 32, "must be a multiple of num_heads")
@@ -277,3 +277,47 @@ def test_pods_of_a_gang_are_scheduled_one_by_one_if_its_api_is_missing() -> None
     assert "PodGroup" not in {m["kind"] for m in result.create}
     assert all("schedulerName" not in pod["spec"] for pod in created_pods(result))
     assert condition(result.status, "Admitted") == ("True", "NoPodGroups")
+
+
+def c10d(*pods: Pod) -> list[Pod]:
+    """Return ``pods`` as an operator created them whose agents meet in torch's c10d store."""
+    return [replace(pod, rendezvous_version="") for pod in pods]
+
+
+def test_agents_of_an_operator_with_another_rendezvous_go_on_undisturbed() -> None:
+    job = running()
+    (store,) = c10d(rendezvous(job))
+    result = plan_with(job, *c10d(*make_pods()), rendezvous=store, progress=progress())
+    assert (result.delete, result.create, result.status.attempt) == ((), (), 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["a pod is lost", "a pod is new", "the store is lost", "the store is new", "scaled"],
+)
+def test_agents_with_another_rendezvous_restart_once_they_need_a_pod(change: str) -> None:
+    job = running()
+    (store, *pods) = c10d(rendezvous(job), *make_pods())
+    if change == "a pod is lost":
+        pods = [replace(pods[0], deleting=True), pods[1]]
+    if change == "a pod is new":
+        pods = [replace(pods[0], rendezvous_version=names.RENDEZVOUS_VERSION), pods[1]]
+    if change == "the store is lost":
+        store = replace(store, deleting=True)
+    if change == "the store is new":
+        store = replace(store, rendezvous_version=names.RENDEZVOUS_VERSION)
+    if change == "scaled":
+        job = make_job(job.status, nodes={"min": 1, "max": 3})
+    result = plan_with(job, *pods, rendezvous=store, progress=progress())
+    assert result.status.attempt == 2
+    restarts = result.status.restarts
+    assert restarts is not None
+    assert restarts.gang == 0, "no budget pays for an upgrade"
+    assert {pod.name for pod in pods if not pod.deleting} <= set(deleted(result))
+
+
+def test_a_rendezvous_of_another_version_is_replaced_if_no_agent_uses_it() -> None:
+    job = running()
+    (store,) = c10d(rendezvous(job))
+    result = plan_with(job, *make_pods(), rendezvous=store, progress=progress())
+    assert (deleted(result), result.status.attempt) == (["job-rendezvous"], 1)
