@@ -114,6 +114,7 @@ async def _reconcile_all(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await reconciler.poller.close()
+        await reconciler.members.close()
 
     registry = kopf_handlers.make_registry(cache, queue, metrics)
     kopf_handlers.add_cleanup(registry, stop_tasks)

@@ -12,12 +12,14 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
+from fluxtrain.contract.members import MEMBERS_PATH
 from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import KIND, PLURAL, VERSION
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Applied
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.members import Members
 from fluxtrain_operator.planner.changes import Delete
 from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.planner.plan import Event
@@ -40,8 +42,9 @@ SUPPORT_KINDS = {
 """Those of a job's supporting objects."""
 _PLURALS = {"NetworkPolicy": "networkpolicies", KIND: PLURAL}
 _TIMEOUT_SECONDS = 30.0
-_PROGRESS_TIMEOUT_SECONDS = 2.0
+_POD_TIMEOUT_SECONDS = 2.0
 _MAX_PROGRESS_BYTES = 1 << 16
+_MAX_MEMBERS_BYTES = 1 << 20
 _MAX_NOTE_LENGTH = 1000
 
 
@@ -163,16 +166,26 @@ class KubernetesApi:
 
     async def fetch_progress(self, address: str, port: int) -> Progress | None:
         """Return the progress from the trainer at ``address``; None without a response that has a rank."""
-        host = f"[{address}]" if ":" in address else address
-        url = f"http://{host}:{port}/progress"
-        timeout = aiohttp.ClientTimeout(total=_PROGRESS_TIMEOUT_SECONDS)
-        try:
-            async with self._http.get(url, timeout=timeout, allow_redirects=False) as response:
-                values = json.loads(await response.content.read(_MAX_PROGRESS_BYTES))
-        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
-            return None  # not started yet, or stopped: the watchdog decides about that
+        values = await self._fetch_json(address, port, "/progress", _MAX_PROGRESS_BYTES)
         has_rank = isinstance(values, dict) and type(values.get("rank")) is int
         return Progress.from_json(values) if has_rank else None
+
+    async def fetch_members(self, address: str, port: int) -> Members | None:
+        """Return the members from the rendezvous service at ``address``; None without a valid response."""
+        values = await self._fetch_json(address, port, MEMBERS_PATH, _MAX_MEMBERS_BYTES)
+        return Members.from_json(values)
+
+    async def _fetch_json(self, address: str, port: int, path: str, max_bytes: int) -> object:
+        """Return the JSON at ``path`` of a pod, None if there is none: the pod is starting or stopped."""
+        host = f"[{address}]" if ":" in address else address
+        timeout = aiohttp.ClientTimeout(total=_POD_TIMEOUT_SECONDS)
+        try:
+            async with self._http.get(
+                f"http://{host}:{port}{path}", timeout=timeout, allow_redirects=False
+            ) as response:
+                return json.loads(await _read(response.content, max_bytes))
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
+            return None
 
     async def _request(
         self, method: str, path: str, body: Any = None, content: str = "application/json"
@@ -196,6 +209,17 @@ class KubernetesApi:
             reason = str(values.get("reason") or "")
             raise ApiError(response.status, f"{method} {path}: {message}", reason, message)
         return values
+
+
+async def _read(content: aiohttp.StreamReader, max_bytes: int) -> bytes:
+    """Return all of ``content``; ValueError if it is longer than ``max_bytes``."""
+    parts, length = list[bytes](), 0
+    async for part in content.iter_any():
+        parts.append(part)
+        length += len(part)
+        if length > max_bytes:
+            raise ValueError(f"more than {max_bytes} bytes")
+    return b"".join(parts)
 
 
 def _json_object(text: bytes) -> Manifest:

@@ -14,6 +14,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.controller.api_client import KINDS, SUPPORT_KINDS, KubernetesApi
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.executor import NEVER, Executor, JobState, status_delay
+from fluxtrain_operator.controller.members_poller import MembersPoller
 from fluxtrain_operator.controller.progress_poller import ProgressPoller
 from fluxtrain_operator.errors import ApiError, UnreadableError
 from fluxtrain_operator.job import Job
@@ -47,9 +48,10 @@ class Reconciler:
     _served: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Create the executor and the poller."""
+        """Create the executor and the pollers."""
         self.executor = Executor(self.cache, self.api)
         self.poller = ProgressPoller(self.cache, self.api.fetch_progress, self.enqueue)
+        self.members = MembersPoller(self.cache, self.api.fetch_members, self.enqueue)
 
     async def reconcile(self, key: Key) -> float | None:
         """Take the next actions for a job; return the seconds after which to requeue it, or None."""
@@ -77,8 +79,9 @@ class Reconciler:
         await self.executor.execute(manifest, job, plan, state)
         if plan.status.phase in ("Starting", "Running", "Restarting"):
             self.poller.start(key, job.metrics_port)
+            self.members.start(key, job.metrics_port)
         else:
-            self.poller.stop(key)
+            self._stop_polling(key)
         self.metrics.record_plan(key, job, plan)
         if state.create_failures != create_failures:
             return 0.0  # the status must report them
@@ -93,8 +96,12 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         """Drop the state of a job that is deleted or not managed by this operator."""
         self.metrics.remove_job(key)
-        self.poller.stop(key)
+        self._stop_polling(key)
         self._states.pop(key, None)
+
+    def _stop_polling(self, key: Key) -> None:
+        self.poller.stop(key)
+        self.members.stop(key)
 
     async def _refuse(
         self, key: Key, manifest: Mapping[str, Any], error: ConfigError
@@ -120,6 +127,7 @@ class Reconciler:
             self.cache.pods(key),
             progress=self.poller.rank_0(key),
             any_progress=self.poller.lowest_rank(key),
+            silent=self.members.silent(key),
             nodes=self.cache.nodes,
             predecessors=self._phases_of_predecessors(job),
             applied={name: applied.applied_hash for name, applied in state.applied.items()},

@@ -195,7 +195,7 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
     job = situation.job
     if situation.observed.rendezvous is None and names.rendezvous(job.name) not in held:
         yield key_secret(job)
-        yield rendezvous_pod(job, situation.excluded_nodes)
+        yield rendezvous_pod(job, situation.excluded_nodes, situation.avoided_nodes)
     indices = [i for i in _free_indices(situation) if names.pod(job.name, i) not in held]
     indices = indices[:MAX_PODS_PER_PLAN]
     for index, number in zip(indices, _replacements(situation, len(indices)), strict=True):
@@ -205,6 +205,7 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
             replacement=number,
             process_restarts=situation.restarts.process,
             excluded_nodes=situation.excluded_nodes,
+            avoided_nodes=situation.avoided_nodes,
         )
         yield training_pod(job, slot, situation.gang)
 

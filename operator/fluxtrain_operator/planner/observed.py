@@ -156,6 +156,8 @@ class Observed:
     """Rank 0's answer at /progress; None if it did not answer."""
     any_progress: Progress | None = None
     """Answer of any rank, rank 0's if it answered; None if no trainer answered."""
+    silent: frozenset[str] = frozenset()
+    """Uids of the pods whose agents are lost for the rendezvous service, or of itself if it is silent."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """Nodes by name; a missing one counts as healthy."""
     predecessors: Mapping[str, str] = field(default_factory=dict)

@@ -199,7 +199,7 @@ def _events(
             yield Event("Warning", failure.reason, f"{failure.message}; replaced")
     for pod in situation.current:
         if situation.unreachable(pod) and pod.uid in deleted_uids and not pod.deleting:
-            yield Event("Warning", "NodeLost", f"{pod.name}: node {pod.node} is lost; replaced")
+            yield Event("Warning", "NodeLost", f"{situation.loss_of(pod)}; replaced")
 
 
 def _create_failure_events(

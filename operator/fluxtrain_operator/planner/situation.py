@@ -228,9 +228,20 @@ class Situation:
         """Return the nodes with unhealthy GPUs."""
         return tuple(sorted(n for n in self.observed.nodes if self._has_unhealthy_gpus(n)))
 
+    @cached_property
+    def avoided_nodes(self) -> tuple[str, ...]:
+        """Return the nodes with silent pods: Kubernetes may report them as lost only later."""
+        pods = [*self.observed.pods, self.observed.rendezvous]
+        return tuple(sorted({pod.node for pod in pods if pod and self._is_silent(pod)}))
+
     def unreachable(self, pod: Pod) -> bool:
         """Return whether ``pod`` may still run, but its kubelet cannot report it."""
         return self.kubelet_unresponsive(pod) and not pod.ended
+
+    def loss_of(self, pod: Pod) -> str:
+        """Return a sentence about the unreachable ``pod``."""
+        cause = ": its agent sends no heartbeats" if self._is_silent(pod) else ""
+        return f"{pod.name}: node {pod.node} is lost{cause}"
 
     def kubelet_unresponsive(self, pod: Pod) -> bool:
         """Return whether the node of ``pod`` is lost, or its kubelet does not delete the pod."""
@@ -258,8 +269,13 @@ class Situation:
         return not self.gpu_exporter_fault
 
     def _on_lost_node(self, pod: Pod) -> bool:
-        """Return whether the node of ``pod`` is deleted, or not ready and no progress proves it runs."""
+        """Return whether the node of ``pod`` is deleted, or not ready and no progress proves it runs.
+
+        A silent pod's node counts as lost before it is not ready.
+        """
         node = self._node(pod)
+        if self._is_silent(pod):
+            return True
         if node.ready or node.gone:
             return node.gone
         participates = pod in self._running_current or pod is self.observed.rendezvous
@@ -267,6 +283,12 @@ class Situation:
             return False
         dropped = participates and self._world_excludes_not_ready
         return dropped or self.now >= node.since + GRACE_SECONDS
+
+    def _is_silent(self, pod: Pod) -> bool:
+        """Return whether the agent in ``pod`` is lost; not while the control plane itself is cut off."""
+        if not pod.running or pod.uid not in self.observed.silent:
+            return False
+        return not (self.observed.nodes and self.control_plane_outage)
 
     @property
     def _world_includes_not_ready(self) -> bool:

@@ -245,7 +245,7 @@ def _node_problem(situation: Situation) -> tuple[str, str] | None:
         return "UnhealthyGPUs", text
     for pod in situation.current:
         if situation.unreachable(pod):
-            return "NodeLost", f"{pod.name}: node {pod.node} is lost"
+            return "NodeLost", situation.loss_of(pod)
         if situation.on_unhealthy_node(pod):
             fault = situation.observed.nodes[pod.node].unhealthy
             return "UnhealthyGPU", f"{pod.name}: node {pod.node}: {fault}"

@@ -50,9 +50,10 @@ def environment(job: Job, attempt: int, process_restarts: int) -> list[Manifest]
         **_torchrun(job, attempt),
         **_trainer(job, process_restarts),
     }
-    address = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    fields = {launch.ENV_ADDRESS: "status.podIP", launch.ENV_POD_UID: "metadata.uid"}
     result: list[Manifest] = [{"name": name, "value": values[name]} for name in sorted(values)]
-    result.append({"name": launch.ENV_ADDRESS, **address})
+    for name, path in fields.items():
+        result.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
     return result
 
 

@@ -6,21 +6,21 @@ from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 
 
-def trainer_affinity(job: Job, excluded_nodes: tuple[str, ...]) -> Manifest:
-    """Return the affinity of a training pod.
+def trainer_affinity(job: Job, excluded: tuple[str, ...], avoided: tuple[str, ...]) -> Manifest:
+    """Return the affinity of a training pod: not on ``excluded`` nodes, rather not on ``avoided`` ones.
 
     Spreading over nodes is preferred, not required: pods of small jobs may share a node.
     """
-    result, topology = rendezvous_affinity(job, excluded_nodes), job.spec.scheduling.topology
+    result, topology = rendezvous_affinity(job, excluded, avoided), job.spec.scheduling.topology
     if topology is not None:
         result["podAffinity"] = _preferred(50, names.trainer_selector(job.name), topology)
     return result
 
 
-def rendezvous_affinity(job: Job, excluded_nodes: tuple[str, ...]) -> Manifest:
+def rendezvous_affinity(job: Job, excluded: tuple[str, ...], avoided: tuple[str, ...]) -> Manifest:
     """Return the affinity of the rendezvous pod, which prefers nodes without training pods."""
     anti_affinity = _preferred(100, names.trainer_selector(job.name), names.HOSTNAME)
-    return {**_exclude(excluded_nodes), "podAntiAffinity": anti_affinity}
+    return {**_not_on(excluded, avoided), "podAntiAffinity": anti_affinity}
 
 
 def tolerations_of(job: Job) -> list[Manifest]:
@@ -35,9 +35,19 @@ def _preferred(weight: int, labels: dict[str, str], topology: str) -> Manifest:
     return {"preferredDuringSchedulingIgnoredDuringExecution": terms}
 
 
-def _exclude(nodes: tuple[str, ...]) -> Manifest:
-    if not nodes:
-        return {}
+def _not_on(excluded: tuple[str, ...], avoided: tuple[str, ...]) -> Manifest:
+    affinity: Manifest = {}
+    if excluded:
+        affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {
+            "nodeSelectorTerms": [_others(excluded)]
+        }
+    if avoided:
+        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [
+            {"weight": 100, "preference": _others(avoided)}
+        ]
+    return {"nodeAffinity": affinity} if affinity else {}
+
+
+def _others(nodes: tuple[str, ...]) -> Manifest:
     expression = {"key": names.HOSTNAME, "operator": "NotIn", "values": sorted(nodes)}
-    term = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}
+    return {"matchExpressions": [expression]}

@@ -48,6 +48,8 @@ class Slot:
     process_restarts: int = 0
     excluded_nodes: tuple[str, ...] = ()
     """Nodes with unhealthy GPUs."""
+    avoided_nodes: tuple[str, ...] = ()
+    """Nodes whose pods are silent."""
 
 
 def training_pod(job: Job, slot: Slot, gang: Gang | None = None) -> Manifest:
@@ -69,7 +71,7 @@ def training_pod(job: Job, slot: Slot, gang: Gang | None = None) -> Manifest:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": _POD_SECURITY | _device_groups(job),
-            "affinity": trainer_affinity(job, slot.excluded_nodes),
+            "affinity": trainer_affinity(job, slot.excluded_nodes, slot.avoided_nodes),
             "tolerations": tolerations_of(job),
             "nodeSelector": dict(job.spec.scheduling.node_selector),
             "containers": [_trainer(job, slot)],
@@ -83,7 +85,9 @@ def training_pod(job: Job, slot: Slot, gang: Gang | None = None) -> Manifest:
     return merge_into_trainer(result, job.spec.pod_template.written)
 
 
-def rendezvous_pod(job: Job, excluded_nodes: tuple[str, ...] = ()) -> Manifest:
+def rendezvous_pod(
+    job: Job, excluded_nodes: tuple[str, ...] = (), avoided_nodes: tuple[str, ...] = ()
+) -> Manifest:
     """Return the pod of the rendezvous service; kubelet restarts its container in place."""
     name = names.rendezvous(job.name)
     result: Manifest = {
@@ -98,7 +102,7 @@ def rendezvous_pod(job: Job, excluded_nodes: tuple[str, ...] = ()) -> Manifest:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": _POD_SECURITY,
-            "affinity": rendezvous_affinity(job, excluded_nodes),
+            "affinity": rendezvous_affinity(job, excluded_nodes, avoided_nodes),
             "tolerations": tolerations_of(job),
             "containers": [_rendezvous(job)],
             "volumes": [{"name": "tmp", "emptyDir": {}}, key_volume(job)],
@@ -132,7 +136,11 @@ def _rendezvous(job: Job) -> Manifest:
         "name": names.RENDEZVOUS,
         "image": job.image,
         "command": ["fluxtrain", "rendezvous"],
-        "args": [f"--nodes={_nodes(job)}", f"--key={KEY_PATH}/{KEY_FILE}"],
+        "args": [
+            f"--nodes={_nodes(job)}",
+            f"--key={KEY_PATH}/{KEY_FILE}",
+            f"--members-port={job.metrics_port}",
+        ],
         "env": [{"name": "HOME", "value": SCRATCH_PATH}],
         "ports": [{"name": "rendezvous", "containerPort": RENDEZVOUS_PORT, "protocol": "TCP"}],
         "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.operator.planner.pods import (
@@ -173,3 +174,58 @@ def test_the_rendezvous_pod_is_replaced_unless_that_could_split_the_training() -
     result = plan_with(job, *pods, nodes=lost("node-s", "node-0", "node-1"))
     grace = {delete.name: delete.grace_seconds for delete in result.delete}
     assert grace["job-rendezvous"] is None, "pods on lost nodes may still train"
+
+
+SILENT = frozenset({"pod-1"})
+
+
+def test_a_silent_pod_is_replaced_on_another_node_before_its_node_is_not_ready() -> None:
+    result = plan_with(running(), *make_pods(), nodes=nodes(), silent=SILENT)
+    assert (deleted(result), created(result)) == (["job-1"], ["job-2"])
+    message = "job-1: node node-1 is lost: its agent sends no heartbeats"
+    assert [event.message for event in result.events] == [f"{message}; replaced"]
+    (pod,) = created_pods(result)
+    affinity = pod["spec"]["affinity"]["nodeAffinity"]
+    assert affinity == {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "weight": 100,
+                "preference": {
+                    "matchExpressions": [
+                        {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node-1"]}
+                    ]
+                },
+            }
+        ]
+    }
+
+
+def test_a_silent_rendezvous_pod_is_replaced_by_force_unless_that_could_split_the_training() -> (
+    None
+):
+    job = running()
+    result = plan_with(job, *make_pods(), nodes=nodes(), silent=frozenset({"rdzv"}))
+    assert [(d.name, d.grace_seconds) for d in result.delete] == [("job-rendezvous", 0)]
+    both = plan_with(job, *make_pods(), nodes=nodes(), silent=frozenset({"rdzv", "pod-1"}))
+    grace = {d.name: d.grace_seconds for d in both.delete}
+    assert grace == {"job-1": None, "job-rendezvous": None}
+
+
+@pytest.mark.parametrize(
+    ("state", "changes"),
+    [
+        (nodes(*NAMES[:3]), {}),
+        (nodes(), {"phase": "Pending", "started": None}),
+        (nodes(), {"deleting": True, "deletion_deadline": NOW + 60}),
+    ],
+    ids=["most nodes not ready", "does not run", "is being deleted"],
+)
+def test_a_silent_pod_is_not_replaced(state: dict[str, NodeView], changes: dict[str, Any]) -> None:
+    first, second = make_pods()
+    result = plan_with(running(), first, replace(second, **changes), nodes=state, silent=SILENT)
+    assert "job-1" not in deleted(result)
+
+
+def test_a_silent_pod_is_replaced_without_any_view_of_nodes() -> None:
+    result = plan_with(running(), *make_pods(), nodes={}, silent=SILENT)
+    assert deleted(result) == ["job-1"]

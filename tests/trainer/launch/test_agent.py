@@ -68,7 +68,9 @@ class Agents:
 
     def service(self, nodes: str = "1:2") -> Forked:
         key = f"--key={self.folder / 'key'}"
-        return self.start("rendezvous", f"--port={self.port}", f"--nodes={nodes}", key)
+        return self.start(
+            "rendezvous", f"--port={self.port}", "--members-port=0", f"--nodes={nodes}", key
+        )
 
     def agent(self, nodes: str = "1:2", **more: str) -> Forked:
         paths = RunPaths(self.output, self.folder, self.folder)

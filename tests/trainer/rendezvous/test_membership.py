@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluxtrain.rendezvous.membership import Limits, Membership
@@ -314,6 +314,7 @@ EVENTS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(EVENTS, st.integers(1, 3), st.integers(3, 5))
 def test_after_any_history_as_many_train_as_can(
     events: list[tuple[str, str, float]], minimum: int, wanted: int
@@ -338,3 +339,29 @@ def test_after_any_history_as_many_train_as_can(
     quiet = job.service.generation
     job.run(90)
     assert job.service.generation == quiet  # and then nothing changes
+
+
+def test_a_lost_agent_is_listed_until_it_returns_or_leaves() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    assert (sorted(job.service.alive), job.service.lost) == (["a", "b", "c"], {})
+    job.kill("b")
+    job.run(8)
+    assert (sorted(job.service.alive), set(job.service.lost)) == (["a", "c"], {"b"})
+    job.start("b")
+    job.run(2)
+    assert (sorted(job.service.alive), job.service.lost) == (["a", "b", "c"], {})
+    job.beat("b", leaving=True)
+    job.kill("b")
+    job.run(8)
+    assert (sorted(job.service.alive), job.service.lost) == (["a", "c"], {})
+
+
+def test_an_agent_is_lost_without_any_further_heartbeat() -> None:
+    service = Membership(Limits(1, 1))
+    service.heartbeat(Heartbeat(sequence=1, attempt=1, agent="a", node="a"), 10.0)
+    service.expire(16.0)
+    assert not service.lost
+    service.expire(16.1)
+    assert service.lost == {"a": 10.0}

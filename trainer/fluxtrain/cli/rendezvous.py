@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fluxtrain.cli.arguments import Commands, add_command, path
-from fluxtrain.contract.launch import RENDEZVOUS_PORT
+from fluxtrain.contract.launch import METRICS_PORT, RENDEZVOUS_PORT
 from fluxtrain.errors import EXIT_OK
 
 
@@ -14,6 +14,7 @@ def add(commands: Commands) -> None:
     text = "serve the rendezvous of a job's agents"
     parser = add_command(commands, "rendezvous", action, help=text)
     parser.add_argument("--port", type=int, default=RENDEZVOUS_PORT)
+    parser.add_argument("--members-port", type=int, default=METRICS_PORT, help="port of /members")
     parser.add_argument("--nodes", type=_nodes, required=True, help="MIN:MAX nodes that train")
     parser.add_argument("--key", type=path, required=True, help="file with the key of the job")
 
@@ -23,7 +24,7 @@ def action(arguments: argparse.Namespace) -> int:
     from fluxtrain.rendezvous.membership import Limits
     from fluxtrain.rendezvous.service import run
 
-    run(arguments.port, Limits(*arguments.nodes), arguments.key)
+    run(arguments.port, arguments.members_port, Limits(*arguments.nodes), arguments.key)
     return EXIT_OK
 
 

@@ -28,6 +28,9 @@ ENV_GPUS = "FLUXTRAIN_GPUS"
 """GPUs that the pod requests (``spec.gpusPerNode``); unset without GPUs. Set by the operator; the agent
 refuses to train on fewer."""
 
+ENV_POD_UID = "FLUXTRAIN_POD_UID"
+"""Uid of the pod, which begins the name of its agent. Set by the operator, read by the agent."""
+
 ENV_RENDEZVOUS_KEY = "FLUXTRAIN_RENDEZVOUS_KEY"
 """File with the key that signs the messages between agents and the rendezvous service of the job."""
 

@@ -27,11 +27,13 @@ from fluxtrain.contract.launch import (
     ENV_CONFIG,
     ENV_FATAL_ERROR,
     ENV_GPUS,
+    ENV_POD_UID,
     ENV_RENDEZVOUS_KEY,
     ENV_TERMINATION_MESSAGE,
     METRICS_PORT,
     RunPaths,
 )
+from fluxtrain.contract.members import agent_name
 from fluxtrain.contract.run.immutable_fields import value_at
 from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
 from fluxtrain.gpus import require_gpus
@@ -104,7 +106,7 @@ def _heartbeats(address: str) -> Iterator[MembershipRendezvous]:
     host, _, port = os.environ[_ENDPOINT].rpartition(":")
     key = Path(os.environ[ENV_RENDEZVOUS_KEY]).read_bytes()
     node = socket.gethostname()
-    agent = f"{node}.{os.getpid()}.{uuid4().hex[:12]}"
+    agent = agent_name(os.environ.get(ENV_POD_UID, node), f"{os.getpid()}-{uuid4().hex[:12]}")
     _, _, attempt = os.environ[_RUN_ID].rpartition("-")
     beat = Heartbeat(sequence=0, attempt=int(attempt), agent=agent, node=node)
     client = Client(host, int(port), key, beat)

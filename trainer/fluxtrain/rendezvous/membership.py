@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fluxtrain.rendezvous.messages import Heartbeat, Reply
+from fluxtrain.rendezvous.messages import MAX_NODES, Heartbeat, Reply
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Membership:
     """Whether it ended because the task is complete: trainers that still exit are not stopped."""
     forms_after: float = 0.0
     """No generation forms before: the agents of one that runs have not been heard yet."""
+    lost: dict[str, float] = field(default_factory=dict)
+    """Agents that were lost and did not return, with the time of their last heartbeat; the oldest first."""
     _agents: dict[str, _Agent] = field(default_factory=dict)
     _stepped: float = float("-inf")
     """When an agent of the generation last reported a new step: all its ranks were alive then."""
@@ -58,18 +60,25 @@ class Membership:
         """Record ``beat``, form a generation if all is ready, and return what the agent must know."""
         self._adopt(beat, now)
         self._record(beat, now)
-        self._expire(now)
+        self.expire(now)
+        self._update_waiting(now)
         if self._is_ready(now):
             self._form()
         return self._reply(beat, now)
 
-    def silent_seconds(self, now: float) -> dict[str, float]:
-        """Return the seconds since the last heartbeat of each agent of the world; lost ones are left out."""
-        return {
-            agent: now - self._agents[agent].last_seen
-            for agent in self.world
-            if agent in self._agents
-        }
+    @property
+    def alive(self) -> list[str]:
+        """Return the agents that are not lost, waiting ones included."""
+        return list(self._agents)
+
+    def expire(self, now: float) -> None:
+        """Drop the agents that are lost by ``now``."""
+        for name, agent in list(self._agents.items()):
+            if now - self._last_alive(name, agent) > self.limits.lost_seconds:
+                del self._agents[name]
+                self.lost[name] = agent.last_seen
+        while len(self.lost) > MAX_NODES:
+            del self.lost[next(iter(self.lost))]
 
     def _adopt(self, beat: Heartbeat, now: float) -> None:
         """Take over the generation of ``beat`` if it is newer: this service was started after it formed."""
@@ -83,6 +92,7 @@ class Membership:
     def _record(self, beat: Heartbeat, now: float) -> None:
         self.closed |= beat.closing
         self.succeeded |= beat.succeeded
+        self.lost.pop(beat.agent, None)
         if beat.leaving:
             self._agents.pop(beat.agent, None)
             return
@@ -98,12 +108,7 @@ class Membership:
     def _has_rank_0(self, agent: str) -> bool:
         return self.world[:1] == (agent,)
 
-    def _expire(self, now: float) -> None:
-        self._agents = {
-            name: agent
-            for name, agent in self._agents.items()
-            if now - self._last_alive(name, agent) <= self.limits.lost_seconds
-        }
+    def _update_waiting(self, now: float) -> None:
         if not self._waiting:
             self._waiting_since = None
         elif self._waiting_since is None:

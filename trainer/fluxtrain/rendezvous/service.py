@@ -1,7 +1,8 @@
 """The rendezvous service of a job: heartbeats over HTTP, signed with the job's key.
 
 It holds nothing that running trainers need: they continue while it is gone, and a service that starts empty
-learns the current generation from the next heartbeats. GET /healthz and /members need no key.
+learns the current generation from the next heartbeats. Another port serves /members and /healthz, without
+a key.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fluxtrain.contract.members import MEMBERS_PATH
 from fluxtrain.errors import StorageError
 from fluxtrain.rendezvous.membership import Limits, Membership
 from fluxtrain.rendezvous.messages import (
@@ -71,15 +73,18 @@ class Sessions:
         return reply.model_copy(update={"boot": self.boot})
 
     def members(self) -> dict[str, Any]:
-        """Return the attempt, the generation and the seconds since the last heartbeat of each agent."""
+        """Return the attempt, the generation, and which agents are alive and which are lost."""
         with self._lock:
-            membership = self._membership
-            silent = membership.silent_seconds(self.clock())
+            now, membership = self.clock(), self._membership
+            membership.expire(now)
             return {
-                "attempt": self.attempt,
+                "attempt": max(0, self.attempt),
                 "generation": membership.generation,
                 "world": list(membership.world),
-                "silentSeconds": {agent: round(seconds, 1) for agent, seconds in silent.items()},
+                "alive": membership.alive,
+                "lostSeconds": {
+                    name: round(now - seen, 1) for name, seen in membership.lost.items()
+                },
             }
 
     def _new(self) -> Membership:
@@ -126,9 +131,28 @@ class _Server(ThreadingHTTPServer):
 
 
 def serve(sessions: Sessions, key: bytes, address: str, port: int) -> ThreadingHTTPServer:
-    """Listen on ``address:port`` and serve in a thread; StorageError if it cannot listen."""
+    """Serve heartbeats on ``address:port`` in a thread; StorageError if it cannot listen."""
+
+    class Handler(_HeartbeatHandler):
+        pass
+
+    Handler.sessions, Handler.key = sessions, key
+    return _start(address, port, Handler)
+
+
+def serve_members(sessions: Sessions, address: str, port: int) -> ThreadingHTTPServer:
+    """Serve /members and /healthz on ``address:port`` in a thread; StorageError if it cannot listen."""
+
+    class Handler(_MembersHandler):
+        pass
+
+    Handler.sessions = sessions
+    return _start(address, port, Handler)
+
+
+def _start(address: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
     try:
-        server = _Server((address, port), _handler(sessions, key))
+        server = _Server((address, port), handler)
     except OSError as error:
         reason = error.strerror
         raise StorageError(f"the rendezvous cannot listen on {address}:{port} ({reason})") from None
@@ -136,28 +160,40 @@ def serve(sessions: Sessions, key: bytes, address: str, port: int) -> ThreadingH
     return server
 
 
-def _handler(sessions: Sessions, key: bytes) -> type[BaseHTTPRequestHandler]:
-    class Handler(_Handler):
-        pass
-
-    Handler.sessions, Handler.key = sessions, key
-    return Handler
-
-
 class _Handler(BaseHTTPRequestHandler):
     sessions: Sessions
-    key: bytes
     protocol_version = "HTTP/1.1"
     timeout = _READ_SECONDS
     server_version, sys_version = "fluxtrain", ""
 
+    def _respond(
+        self, status: int, body: bytes, kind: str = "application/json", signed: str = ""
+    ) -> None:
+        with suppress(ConnectionError):  # the client has disconnected
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            if signed:
+                self.send_header(SIGNATURE_HEADER, signed)
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing for each request."""
+
+
+class _MembersHandler(_Handler):
     def do_GET(self) -> None:
         if self.path == "/healthz":
             self._respond(200, b"ok\n", "text/plain")
-        elif self.path == "/members":
+        elif self.path == MEMBERS_PATH:
             self._respond(200, json.dumps(self.sessions.members()).encode())
         else:
             self._respond(404, b"not found\n", "text/plain")
+
+
+class _HeartbeatHandler(_Handler):
+    key: bytes
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
@@ -176,33 +212,22 @@ class _Handler(BaseHTTPRequestHandler):
         signed = reply_signature(self.key, signature, content)
         return self._respond(200, content, signed=signed)
 
-    def _respond(
-        self, status: int, body: bytes, kind: str = "application/json", signed: str = ""
-    ) -> None:
-        with suppress(ConnectionError):  # the client has disconnected
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            if signed:
-                self.send_header(SIGNATURE_HEADER, signed)
-            self.end_headers()
-            self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing for each request."""
-
-
-def run(port: int, limits: Limits, key: Path, address: str = "0.0.0.0") -> None:
+def run(port: int, members_port: int, limits: Limits, key: Path, address: str = "0.0.0.0") -> None:
     """Serve until SIGTERM or SIGINT; ``key`` is a file with the key of the job.
 
-    Raises StorageError if the file cannot be read or the port is in use.
+    Raises StorageError if the file cannot be read or a port is in use.
     """
     try:
         secret = key.read_bytes()
     except OSError as error:
         raise StorageError(f"--key {key}: cannot be read ({error.strerror})") from None
-    stop = threading.Event()
+    stop, sessions = threading.Event(), Sessions(limits)
     with handled(lambda *_: stop.set(), signal.SIGTERM, signal.SIGINT):
-        server = serve(Sessions(limits), secret, address, port)
+        servers = (
+            serve(sessions, secret, address, port),
+            serve_members(sessions, address, members_port),
+        )
         stop.wait()
-        server.shutdown()
+        for server in servers:
+            server.shutdown()

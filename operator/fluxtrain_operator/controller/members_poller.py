@@ -1,0 +1,101 @@
+"""Polls /members of rendezvous pods: which pods of a job are silent, earlier than Kubernetes reports it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fluxtrain_operator import names
+from fluxtrain_operator.controller.cache import Cache
+from fluxtrain_operator.members import Members
+from fluxtrain_operator.names import Key
+
+MEMBERS_SECONDS = 4.0
+"""Polling interval of a job."""
+SILENT_SECONDS = 15.0
+"""A rendezvous pod that answered before is silent if it has not for this long."""
+_JOBS_PER_SECOND = 100.0
+"""Requests per second for all jobs: each costs a millisecond."""
+
+FetchMembers = Callable[[str, int], Awaitable[Members | None]]
+"""Returns the members at an address and port, or None if there is no response."""
+NOBODY: frozenset[str] = frozenset()
+
+
+@dataclass
+class _PolledJob:
+    port: int
+    task: asyncio.Task[None] | None = None
+    uid: str = ""
+    """Uid of the rendezvous pod that answered last."""
+    answered: float = 0.0
+    silent: frozenset[str] = NOBODY
+
+
+class MembersPoller:
+    """The silent pods of each polled job."""
+
+    def __init__(self, cache: Cache, fetch: FetchMembers, on_change: Callable[[Key], None]) -> None:
+        """Poll the rendezvous pods in ``cache``; call ``on_change`` with jobs whose silent pods changed."""
+        self._cache, self._fetch, self._on_change = cache, fetch, on_change
+        self._jobs: dict[Key, _PolledJob] = {}
+
+    def start(self, key: Key, port: int) -> None:
+        """Poll the job's rendezvous pod from now on."""
+        job = self._jobs.setdefault(key, _PolledJob(port))
+        job.port = port
+        if job.task is None or job.task.done():
+            job.task = asyncio.create_task(self._poll(key, job))
+
+    def stop(self, key: Key) -> None:
+        """Stop polling the job."""
+        job = self._jobs.pop(key, None)
+        if job is not None and job.task is not None:
+            job.task.cancel()
+
+    async def close(self) -> None:
+        """Stop polling all jobs."""
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
+        for key in list(self._jobs):
+            self.stop(key)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def silent(self, key: Key) -> frozenset[str]:
+        """Return the uids of the job's pods that do not answer: training pods, or the rendezvous pod."""
+        job = self._jobs.get(key)
+        return job.silent if job else NOBODY
+
+    async def _poll(self, key: Key, job: _PolledJob) -> None:
+        while True:
+            before, job.silent = job.silent, await self._silent(key, job)
+            if job.silent != before:
+                self._on_change(key)
+            await asyncio.sleep(max(MEMBERS_SECONDS, len(self._jobs) / _JOBS_PER_SECOND))
+
+    async def _silent(self, key: Key, job: _PolledJob) -> frozenset[str]:
+        pod = next((pod for pod in self._cache.pods(key) if _serves_members(pod)), None)
+        if pod is None:
+            return NOBODY
+        uid = str(pod["metadata"].get("uid", ""))
+        members = await self._fetch(str(pod["status"]["podIP"]), job.port)
+        now = asyncio.get_running_loop().time()
+        if members is not None:
+            job.uid, job.answered = uid, now
+            return members.lost if members.most_are_alive else NOBODY
+        if job.uid == uid and now - job.answered >= SILENT_SECONDS:
+            return frozenset({uid})
+        return job.silent - {job.uid}  # of a pod that is gone
+
+
+def _serves_members(pod: Mapping[str, Any]) -> bool:
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    return (
+        labels.get(names.LABEL_COMPONENT) == names.RENDEZVOUS
+        and notes.get(names.ANNOTATION_RENDEZVOUS) == names.RENDEZVOUS_VERSION
+        and "deletionTimestamp" not in metadata
+        and status.get("phase") == "Running"
+        and bool(status.get("podIP"))
+    )

@@ -1,0 +1,38 @@
+"""Members: what the operator reads of the rendezvous service's answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from fluxtrain_operator.members import Members
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (None, None),
+        ([], None),
+        ({}, None),
+        ({"attempt": "1"}, None),
+        ({"attempt": True}, None),
+        ({"attempt": 2}, Members(2)),
+        ({"attempt": 2, "alive": "a", "lostSeconds": ["b"]}, Members(2)),
+        ({"attempt": 2, "alive": ["a.1", 7, None]}, Members(2, frozenset({"a"}))),
+        (
+            {"attempt": 2, "alive": ["a.1"], "lostSeconds": {"a.0": 9, "b.1": 7.5}},
+            Members(2, frozenset({"a"}), frozenset({"b"})),
+        ),
+    ],
+)
+def test_invalid_values_are_left_out(answer: object, expected: Members | None) -> None:
+    assert Members.from_json(answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("alive", "lost", "expected"),
+    [("", "", True), ("a", "", True), ("", "a", False), ("a", "b", True), ("a", "bc", False)],
+)
+def test_a_service_that_hears_fewer_agents_than_it_lost_is_cut_off_itself(
+    alive: str, lost: str, expected: bool
+) -> None:
+    assert Members(1, frozenset(alive), frozenset(lost)).most_are_alive is expected
