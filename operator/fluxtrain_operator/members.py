@@ -32,5 +32,18 @@ class Members:
         return len(self.lost) <= len(self.alive)
 
 
+@dataclass(frozen=True)
+class Heard:
+    """Which pods of a job are heard of, by uid; others may be starting, or the service is being replaced."""
+
+    alive: frozenset[str] = frozenset()
+    """Pods whose agents send heartbeats, or whose world makes steps."""
+    silent: frozenset[str] = frozenset()
+    """Pods whose agents are lost; the rendezvous pod if it does not answer any more."""
+
+
+NOT_HEARD = Heard()
+
+
 def _pods(agents: Mapping[object, object] | list[object]) -> frozenset[str]:
     return frozenset(pod_of(agent) for agent in agents if isinstance(agent, str))

@@ -9,7 +9,7 @@ from typing import Any
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.members import Members
+from fluxtrain_operator.members import NOT_HEARD, Heard, Members
 from fluxtrain_operator.names import Key
 
 MEMBERS_SECONDS = 4.0
@@ -21,7 +21,6 @@ _JOBS_PER_SECOND = 100.0
 
 FetchMembers = Callable[[str, int], Awaitable[Members | None]]
 """Returns the members at an address and port, or None if there is no response."""
-NOBODY: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -31,14 +30,14 @@ class _PolledJob:
     uid: str = ""
     """Uid of the rendezvous pod that answered last."""
     answered: float = 0.0
-    silent: frozenset[str] = NOBODY
+    heard: Heard = NOT_HEARD
 
 
 class MembersPoller:
-    """The silent pods of each polled job."""
+    """Which pods of each polled job are heard of."""
 
     def __init__(self, cache: Cache, fetch: FetchMembers, on_change: Callable[[Key], None]) -> None:
-        """Poll the rendezvous pods in ``cache``; call ``on_change`` with jobs whose silent pods changed."""
+        """Poll the rendezvous pods in ``cache``; call ``on_change`` with jobs if that changes."""
         self._cache, self._fetch, self._on_change = cache, fetch, on_change
         self._jobs: dict[Key, _PolledJob] = {}
 
@@ -62,31 +61,31 @@ class MembersPoller:
             self.stop(key)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def silent(self, key: Key) -> frozenset[str]:
-        """Return the uids of the job's pods that do not answer: training pods, or the rendezvous pod."""
+    def heard(self, key: Key) -> Heard:
+        """Return which pods of the job are heard of."""
         job = self._jobs.get(key)
-        return job.silent if job else NOBODY
+        return job.heard if job else NOT_HEARD
 
     async def _poll(self, key: Key, job: _PolledJob) -> None:
         while True:
-            before, job.silent = job.silent, await self._silent(key, job)
-            if job.silent != before:
+            before, job.heard = job.heard, await self._ask(key, job)
+            if job.heard != before:
                 self._on_change(key)
             await asyncio.sleep(max(MEMBERS_SECONDS, len(self._jobs) / _JOBS_PER_SECOND))
 
-    async def _silent(self, key: Key, job: _PolledJob) -> frozenset[str]:
+    async def _ask(self, key: Key, job: _PolledJob) -> Heard:
         pod = next((pod for pod in self._cache.pods(key) if _serves_members(pod)), None)
         if pod is None:
-            return NOBODY
+            return NOT_HEARD
         uid = str(pod["metadata"].get("uid", ""))
         members = await self._fetch(str(pod["status"]["podIP"]), job.port)
         now = asyncio.get_running_loop().time()
         if members is not None:
             job.uid, job.answered = uid, now
-            return members.lost if members.most_are_alive else NOBODY
+            return Heard(members.alive, members.lost) if members.most_are_alive else NOT_HEARD
         if job.uid == uid and now - job.answered >= SILENT_SECONDS:
-            return frozenset({uid})
-        return job.silent - {job.uid}  # of a pod that is gone
+            return Heard(silent=frozenset({uid}))
+        return Heard(silent=job.heard.silent - {job.uid})
 
 
 def _serves_members(pod: Mapping[str, Any]) -> bool:

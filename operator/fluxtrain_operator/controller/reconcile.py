@@ -127,7 +127,7 @@ class Reconciler:
             self.cache.pods(key),
             progress=self.poller.rank_0(key),
             any_progress=self.poller.lowest_rank(key),
-            silent=self.members.silent(key),
+            heard=self.members.heard(key),
             nodes=self.cache.nodes,
             predecessors=self._phases_of_predecessors(job),
             applied={name: applied.applied_hash for name, applied in state.applied.items()},

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fluxtrain_operator import names
+from fluxtrain_operator.members import NOT_HEARD, Heard
 from fluxtrain_operator.planner.create_failures import CreateFailure
 from fluxtrain_operator.progress import Progress, read_termination_message
 from fluxtrain_operator.timestamps import seconds
@@ -156,8 +157,8 @@ class Observed:
     """Rank 0's answer at /progress; None if it did not answer."""
     any_progress: Progress | None = None
     """Answer of any rank, rank 0's if it answered; None if no trainer answered."""
-    silent: frozenset[str] = frozenset()
-    """Uids of the pods whose agents are lost for the rendezvous service, or of itself if it is silent."""
+    heard: Heard = NOT_HEARD
+    """Which pods the rendezvous service hears of."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """Nodes by name; a missing one counts as healthy."""
     predecessors: Mapping[str, str] = field(default_factory=dict)

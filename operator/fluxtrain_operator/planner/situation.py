@@ -274,11 +274,13 @@ class Situation:
         A silent pod's node counts as lost before it is not ready.
         """
         node = self._node(pod)
-        if self._is_silent(pod):
+        if node.gone or self._is_silent(pod):
             return True
-        if node.ready or node.gone:
-            return node.gone
+        if node.ready:
+            return False
         participates = pod in self._running_current or pod is self.observed.rendezvous
+        if participates and pod.uid in self.observed.heard.alive:
+            return False
         if self.control_plane_outage or (participates and self._world_includes_not_ready):
             return False
         dropped = participates and self._world_excludes_not_ready
@@ -286,7 +288,7 @@ class Situation:
 
     def _is_silent(self, pod: Pod) -> bool:
         """Return whether the agent in ``pod`` is lost; not while the control plane itself is cut off."""
-        if not pod.running or pod.uid not in self.observed.silent:
+        if not pod.running or pod.uid not in self.observed.heard.silent:
             return False
         return not (self.observed.nodes and self.control_plane_outage)
 

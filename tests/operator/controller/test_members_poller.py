@@ -15,14 +15,14 @@ from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.members_poller import (
     MEMBERS_SECONDS,
-    NOBODY,
     SILENT_SECONDS,
     MembersPoller,
 )
-from fluxtrain_operator.members import Members
+from fluxtrain_operator.members import Heard, Members
 from fluxtrain_operator.names import Key
 
 PORT = 9464
+NOBODY = frozenset[str]()
 LOST = Members(1, frozenset({"pod-0"}), frozenset({"pod-1"}))
 FINE = Members(1, frozenset({"pod-0", "pod-1"}))
 
@@ -56,7 +56,7 @@ class Polling:
         self.answer = answer
         self.poller.start(KEY, PORT)
         await asyncio.sleep(number * MEMBERS_SECONDS)
-        return self.poller.silent(KEY)
+        return self.poller.heard(KEY).silent
 
 
 def run(scenario: Callable[[Polling], Awaitable[None]]) -> None:
@@ -72,17 +72,18 @@ def run(scenario: Callable[[Polling], Awaitable[None]]) -> None:
 
 def test_lost_agents_are_reported_once_until_they_return() -> None:
     async def scenario(p: Polling) -> None:
-        assert p.poller.silent(KEY) == NOBODY
+        assert p.poller.heard(KEY) == Heard()
         assert await p.polls(3, FINE) == NOBODY
         assert set(p.requests) == {("10.0.0.9", PORT)}
-        assert p.changed == []
-        assert await p.polls(3, LOST) == {"pod-1"}
         assert p.changed == [KEY]
-        assert await p.polls(3, FINE) == NOBODY
+        assert await p.polls(3, LOST) == {"pod-1"}
         assert p.changed == [KEY, KEY]
+        assert await p.polls(3, FINE) == NOBODY
+        assert p.changed == [KEY] * 3
+        assert p.poller.heard(KEY).alive == {"pod-0", "pod-1"}
         p.poller.stop(KEY)
         p.poller.stop(KEY)
-        assert p.poller.silent(KEY) == NOBODY
+        assert p.poller.heard(KEY) == Heard()
 
     run(scenario)
 

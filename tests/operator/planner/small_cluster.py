@@ -18,6 +18,7 @@ from tests.operator.jobs import make_training
 from fluxtrain.contract.resource.status import ProgressStatus, Status
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.members import Heard
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Delete, Plan, load, plan
 from fluxtrain_operator.planner.status import finished
@@ -125,6 +126,7 @@ class SmallCluster:
             rendezvous=self.store,
             progress=answer,
             any_progress=answer,
+            heard=self._heard(),
             nodes=self.nodes,
             applied=self.applied,
         )
@@ -138,6 +140,15 @@ class SmallCluster:
         if self.progress is None:
             return None
         return Progress(self.progress, num_nodes=len(self.world))
+
+    def _heard(self) -> Heard:
+        """Return the members that the rendezvous service reports, if it answers."""
+        if self.store is None or not self.store.running or not self._reaches(self.store):
+            return Heard()
+        running = {pod.uid for pod in self.pods.values() if pod.running}
+        alive = {pod.uid for pod in self._gang()}
+        lost = running - alive
+        return Heard(frozenset(alive), frozenset(lost)) if len(lost) <= len(alive) else Heard()
 
     def _job(self) -> Job:
         return with_status(make_job(self.suspend, self.size, self.image), self.status)

@@ -242,9 +242,6 @@ def test_every_history_converges_and_violates_no_invariant() -> None:
         assert count > NUM_HISTORIES / 2, f"too few histories in which something was {name}"
 
 
-@pytest.mark.xfail(
-    reason="the number of nodes that train does not tell which of those not ready do"
-)
 def test_of_two_nodes_that_are_not_ready_only_the_one_without_training_is_lost() -> None:
     events = (
         *(12580, 1701, 9477, 6744, 7365, 8866, 4942, 5667, 16006, 7169, 3387, 3514),

@@ -23,6 +23,7 @@ from tests.operator.planner.pods import (
 )
 
 from fluxtrain_operator import names
+from fluxtrain_operator.members import Heard
 from fluxtrain_operator.planner.observed import NodeView
 
 NAMES = ("node-0", "node-1", "node-s", "spare-0", "spare-1")
@@ -176,11 +177,11 @@ def test_the_rendezvous_pod_is_replaced_unless_that_could_split_the_training() -
     assert grace["job-rendezvous"] is None, "pods on lost nodes may still train"
 
 
-SILENT = frozenset({"pod-1"})
+SILENT = Heard(silent=frozenset({"pod-1"}))
 
 
 def test_a_silent_pod_is_replaced_on_another_node_before_its_node_is_not_ready() -> None:
-    result = plan_with(running(), *make_pods(), nodes=nodes(), silent=SILENT)
+    result = plan_with(running(), *make_pods(), nodes=nodes(), heard=SILENT)
     assert (deleted(result), created(result)) == (["job-1"], ["job-2"])
     message = "job-1: node node-1 is lost: its agent sends no heartbeats"
     assert [event.message for event in result.events] == [f"{message}; replaced"]
@@ -204,9 +205,11 @@ def test_a_silent_rendezvous_pod_is_replaced_by_force_unless_that_could_split_th
     None
 ):
     job = running()
-    result = plan_with(job, *make_pods(), nodes=nodes(), silent=frozenset({"rdzv"}))
+    result = plan_with(job, *make_pods(), nodes=nodes(), heard=Heard(silent=frozenset({"rdzv"})))
     assert [(d.name, d.grace_seconds) for d in result.delete] == [("job-rendezvous", 0)]
-    both = plan_with(job, *make_pods(), nodes=nodes(), silent=frozenset({"rdzv", "pod-1"}))
+    both = plan_with(
+        job, *make_pods(), nodes=nodes(), heard=Heard(silent=frozenset({"rdzv", "pod-1"}))
+    )
     grace = {d.name: d.grace_seconds for d in both.delete}
     assert grace == {"job-1": None, "job-rendezvous": None}
 
@@ -222,10 +225,22 @@ def test_a_silent_rendezvous_pod_is_replaced_by_force_unless_that_could_split_th
 )
 def test_a_silent_pod_is_not_replaced(state: dict[str, NodeView], changes: dict[str, Any]) -> None:
     first, second = make_pods()
-    result = plan_with(running(), first, replace(second, **changes), nodes=state, silent=SILENT)
+    result = plan_with(running(), first, replace(second, **changes), nodes=state, heard=SILENT)
     assert "job-1" not in deleted(result)
 
 
 def test_a_silent_pod_is_replaced_without_any_view_of_nodes() -> None:
-    result = plan_with(running(), *make_pods(), nodes={}, silent=SILENT)
+    result = plan_with(running(), *make_pods(), nodes={}, heard=SILENT)
     assert deleted(result) == ["job-1"]
+
+
+@pytest.mark.parametrize("answer", [progress(61), None], ids=["old", "none"])
+def test_a_pod_whose_agent_is_alive_stays_on_a_node_that_is_not_ready(answer: object) -> None:
+    alive = Heard(alive=frozenset({"pod-0", "pod-1"}))
+    result = plan_with(running(), *make_pods(), nodes=nodes("node-1"), progress=answer, heard=alive)
+    assert deleted(result) == []
+    assert condition(result.status, "Healthy") == ("False", "NodeNotReady")
+    one = Heard(frozenset({"pod-1"}), frozenset({"pod-0"}))
+    state = nodes("node-0", "node-1")
+    result = plan_with(running(), *make_pods(), nodes=state, progress=answer, heard=one)
+    assert deleted(result) == ["job-0"]
