@@ -279,7 +279,7 @@ class LoggingConfig(StrictModel):
     rules: ClassVar = (
         Rule(
             "metrics_port",
-            f"must not be {RENDEZVOUS_PORT}, the port of the rendezvous store",
+            f"must not be {RENDEZVOUS_PORT}, the port of the rendezvous",
             lambda logging: logging.metrics_port != RENDEZVOUS_PORT,
             f"self.metrics_port != {RENDEZVOUS_PORT}",
         ),
