@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,17 @@ def rendezvous_id(twins: Twins, namespace: str) -> str:
     return twins.inside(namespace, "printenv", "PET_RDZV_ID")
 
 
+def test_jobs_of_one_name_have_keys_of_their_own(twins: Twins) -> None:
+    keys = [twins.get(namespace, "secret") for namespace in (EAST, WEST)]
+    for namespace, secrets in zip((EAST, WEST), keys, strict=True):
+        (secret,) = secrets.values()
+        job = twins.kubectl.get("ft", NAME, f"--namespace={namespace}")
+        assert owner_of(secret) == job["metadata"]["uid"]
+        assert (secret["immutable"], len(b64decode(secret["data"]["key"]))) == (True, 64)
+    (one,), (other,) = (secrets.values() for secrets in keys)
+    assert one["data"] != other["data"]
+
+
 def test_the_network_policies_are_those_of_the_golden_file(twins: Twins) -> None:
     expected = next(
         m for m in yaml.safe_load_all(GOLDEN.read_text()) if m["kind"] == "NetworkPolicy"
@@ -137,7 +149,10 @@ def test_the_network_policies_are_those_of_the_golden_file(twins: Twins) -> None
 def test_a_pod_has_no_credentials_and_the_api_server_refuses_it(twins: Twins, pod: str) -> None:
     spec = twins.get(EAST, "pod")[pod]["spec"]
     assert spec["automountServiceAccountToken"] is False
-    assert not any("projected" in volume or "secret" in volume for volume in spec["volumes"])
+    assert not any("projected" in volume for volume in spec["volumes"])
+    (key,) = twins.get(EAST, "secret").values()
+    secrets = [volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume]
+    assert secrets == [key["metadata"]["name"]], "the key of the job's rendezvous"
     inside = ("exec", pod, f"--namespace={EAST}", "--")
     assert (
         twins.kubectl(*inside, "sh", "-c", f"ls {TOKENS} 2>&1 || true")
