@@ -186,6 +186,22 @@ def test_training_continues_when_one_of_three_agents_is_replaced(
     assert {len(indices) for indices in ledger(agents.output).values()} == {16}
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_agents_that_are_stopped_one_after_the_other_report_the_last_step(
+    agents: Agents, first: int
+) -> None:
+    agents.service("2:2")
+    started = [agents.agent(nodes="2:2") for _ in range(2)]
+    agents.wait_for_step(10)
+    started[first].send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    started[1 - first].send_signal(signal.SIGTERM)
+    assert [agent.wait(timeout=60) for agent in started] == [EXIT_STOPPED] * 2, agents.logs()
+    steps = max(losses(agents.output))
+    messages = agents.termination_messages()
+    assert [m["step"] for m in messages if m.get("rank") == 0] == [steps]
+
+
 def test_training_survives_a_node_that_is_lost_while_it_joins(agents: Agents) -> None:
     agents.service()
     peer, agent = agents.peer(), agents.agent()

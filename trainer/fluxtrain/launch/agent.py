@@ -89,7 +89,9 @@ def _run_until_done() -> tuple[int, str]:
     with _heartbeats(paths.metrics_address) as rendezvous:
         while True:
             try:
-                return torchrun.launch([f"--rdzv-backend={BACKEND}"], paths, rendezvous.is_broken)
+                return torchrun.launch(
+                    [f"--rdzv-backend={BACKEND}"], paths, rendezvous.stop_seconds
+                )
             except (RendezvousError, DistError) as error:
                 # a node was lost while joining, or the attempt is closed
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -24,6 +24,8 @@ BACKEND = "fluxtrain"
 _STORE_TIMEOUT = timedelta(seconds=20)
 """How long agents of a new generation wait for each other's ranks; usually milliseconds."""
 _POLL_SECONDS = 1.0
+_LEFT_SECONDS = 5
+"""For the last files of trainers whose peers have left."""
 
 
 class MembershipRendezvous(RendezvousHandler):
@@ -111,10 +113,15 @@ class MembershipRendezvous(RendezvousHandler):
         reply = self._client.reply
         return int(reply is not None and self._must_reform(reply))
 
-    def is_broken(self) -> bool:
-        """Return whether ranks of the generation are lost, so that the others' collectives cannot end."""
+    def stop_seconds(self) -> int | None:
+        """Return the seconds from SIGTERM to SIGKILL of the trainers; None if no rank of theirs is missing.
+
+        Without one their collectives cannot end. If all ranks stopped together, they end by themselves.
+        """
         reply = self._client.reply
-        return reply is not None and (reply.broken or reply.generation > self._generation)
+        if reply is None or not (reply.broken or reply.generation > self._generation):
+            return None
+        return 0 if reply.lost else _LEFT_SECONDS
 
     def _must_reform(self, reply: Reply) -> bool:
         return reply.reform or reply.generation > self._generation

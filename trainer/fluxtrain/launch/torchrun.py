@@ -35,6 +35,7 @@ from fluxtrain.report.metrics import Metrics, Progress
 from fluxtrain.report.server import serve
 from fluxtrain.run_state import RunState, check_same_run, latest, read_state
 
+StopSeconds = Callable[[], int | None]
 MALLOC_SETTINGS = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
@@ -108,36 +109,34 @@ def _check_training(config: RunConfig, paths: RunPaths, processes: int) -> None:
 
 
 class _Agent(LocalElasticAgent):
-    """torchrun's agent; trainers whose peers are lost are killed at once.
+    """torchrun's agent, which does not wait half a minute for trainers whose peers are lost."""
 
-    Their collectives cannot end, so they would not handle SIGTERM; torchrun waits 30 seconds for that.
-    """
-
-    def __init__(self, *arguments: Any, is_broken: Callable[[], bool], **options: Any) -> None:
+    def __init__(self, *arguments: Any, stop_seconds: StopSeconds, **options: Any) -> None:
         options["exit_barrier_timeout"] = _EXIT_BARRIER_SECONDS
         super().__init__(*arguments, **options)
-        self._is_broken = is_broken
+        self._stop_seconds = stop_seconds
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        if self._is_broken():
-            self._shutdown(signal.SIGKILL)
-        else:
+        seconds = self._stop_seconds()
+        if seconds is None:
             super()._stop_workers(worker_group)
+        else:
+            self._shutdown(signal.SIGTERM if seconds else signal.SIGKILL, seconds or 30)
 
 
 def launch(
     torchrun_arguments: list[str],
     paths: RunPaths,
-    is_broken: Callable[[], bool] = lambda: False,
+    stop_seconds: StopSeconds = lambda: None,
 ) -> tuple[int, str]:
     """Run ``fluxtrain.launch.rank`` under torchrun with these arguments and the PET_* environment.
 
-    ``is_broken`` returns whether ranks of other nodes are lost.
+    ``stop_seconds`` returns the seconds from SIGTERM to SIGKILL of trainers; torchrun's if it returns None.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(
         logging.CRITICAL
     )  # the errors are reported by the caller
-    agent = partial(_Agent, is_broken=is_broken)
+    agent = partial(_Agent, stop_seconds=stop_seconds)
     vars(api)[LocalElasticAgent.__name__] = agent  # the launcher has no argument for it
     parser = get_args_parser()
     if any("--shutdown-timeout" in action.option_strings for action in parser._actions):

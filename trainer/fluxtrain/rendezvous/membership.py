@@ -124,7 +124,7 @@ class Membership:
         return [name for name, agent in self._agents.items() if agent.waiting]
 
     @property
-    def _lost(self) -> bool:
+    def _broken(self) -> bool:
         """Return whether an agent of the generation is lost, has left or waits for the next one."""
         return any(name not in self._agents or self._agents[name].waiting for name in self.world)
 
@@ -161,8 +161,9 @@ class Membership:
             generation=self.generation,
             world=() if current else self.world,
             store=self.store,
-            broken=self._lost,
-            reform=not self.succeeded and (self._lost or not is_member or self._can_grow(now)),
+            broken=self._broken,
+            lost=any(name in self.lost for name in self.world),
+            reform=not self.succeeded and (self._broken or not is_member or self._can_grow(now)),
             closed=self.closed,
             unknown=current and not self.world and self.generation > 0,
         )

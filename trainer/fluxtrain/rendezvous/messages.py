@@ -69,6 +69,8 @@ class Reply(StrictModel):
     """host:port of its TCPStore; empty until the agent of rank 0 reported it."""
     broken: bool = False
     """Whether an agent of the generation is lost, has left or waits for the next one."""
+    lost: bool = False
+    """Whether an agent of the generation is lost: it did not stop its trainers."""
     reform: bool = False
     """Whether this agent must stop its trainers and join the next generation."""
     closed: bool = False
