@@ -26,6 +26,7 @@ _COLUMNS = (
     ("Loss", "number", ".status.progress.trainLoss", "Training loss."),
     ("Eval", "number", ".status.progress.evalLoss", "Evaluation loss."),
     ("Samples/s", "number", ".status.progress.samplesPerSecond", "Throughput."),
+    ("ETA", "string", ".status.eta", "Estimated time to the last step."),
     ("Restarts", "integer", ".status.restarts.pod", "Pods replaced."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
 )

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from fluxtrain.contract.resource.status import Condition, NodesStatus, Restarts, Status
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
+from fluxtrain_operator.durations import duration
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
@@ -20,6 +21,8 @@ Phase = Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Co
 Kind = Literal["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
 _HEALTHY, _DEGRADED = "AsExpected", "Degraded"
 _MAX_MESSAGE = 4096
+_MAX_ETA_SECONDS = 3650 * 86_400.0
+"""A longer estimate, ten years, is not shown: the rate that it was computed from is not credible."""
 _VALUES: dict[bool | None, Literal["True", "False", "Unknown"]] = {
     True: "True",
     False: "False",
@@ -73,6 +76,7 @@ def next_status(
         attempt=situation.attempt,
         restarts=restarts,
         progress=situation.progress,
+        eta=_eta(situation, phase),
         checkpoint=(latest.checkpoint if latest else None) or before.checkpoint,
         startTime=_start_time(situation, admitted),
         completionTime=stamp(situation.now) if decision.action in ("complete", "fail") else None,
@@ -287,6 +291,15 @@ def _start_time(situation: Situation, admitted: ConditionUpdate) -> str | None:
     before = situation.job.status.start_time
     started = admitted.value and any(not pod.gated for pod in situation.current)
     return before or (stamp(situation.now) if started else None)
+
+
+def _eta(situation: Situation, phase: Phase) -> str | None:
+    """Return the time to the last step; a column of dates would show it as an age."""
+    progress = situation.progress
+    remaining = progress.remaining_seconds if progress is not None else None
+    if phase != "Running" or remaining is None or remaining > _MAX_ETA_SECONDS:
+        return None
+    return duration(remaining)
 
 
 def _suspended_seconds(situation: Situation, decision: Decision) -> int | None:

@@ -258,3 +258,16 @@ def test_timestamps_are_read(text: object, expected: float | None) -> None:
 
 def test_timestamps_are_written_as_kubernetes_does() -> None:
     assert stamp(1_767_225_600.9) == "2026-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("remaining", "eta"),
+    [(None, None), (0.0, "0s"), (7_800.0, "2h10m"), (1e18, None)],
+)
+def test_the_eta_is_that_of_a_job_that_trains(remaining: float | None, eta: str | None) -> None:
+    job, answer = pods.running(), pods.progress()
+    changed = answer.status.model_copy(update={"remaining_seconds": remaining})
+    answer = replace(answer, status=changed)
+    training = pods.plan_with(job, *pods.make_pods(2, job), progress=answer).status
+    assert (training.phase, training.eta) == ("Running", eta)
+    assert pods.plan_with(pods.with_status(job, training)).status.eta is None

@@ -118,6 +118,8 @@ class Status(StatusModel):
     """Restarts so far."""
     progress: ProgressStatus | None = None
     """Progress of the training."""
+    eta: Annotated[str, Field(max_length=16)] | None = None
+    """Estimated time to the last step, such as 2h10m; only while the job trains."""
     checkpoint: CheckpointStatus | None = None
     """The checkpoint that a restart resumes from."""
     start_time: Annotated[str, Field(max_length=64)] | None = None
