@@ -22,6 +22,7 @@ from fluxtrain_operator.controller.informers import Informers
 from fluxtrain_operator.controller.leader_election import FencedClient, LeaderElector
 from fluxtrain_operator.controller.reconcile import Reconciler, is_conflict
 from fluxtrain_operator.controller.work_queue import WorkQueue
+from fluxtrain_operator.log_format import configure_logging
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.options import Options, parse
@@ -149,9 +150,8 @@ async def _load_credentials() -> None:
 
 async def main(arguments: list[str] | None = None) -> int:
     """Run the operator until SIGTERM; return 1 if the Lease was lost, 2 without cluster credentials."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("kopf").setLevel(logging.WARNING)
     options, stop = parse(arguments), asyncio.Event()
+    configure_logging(options.log_format)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)

@@ -7,6 +7,8 @@ import os
 import socket
 from dataclasses import dataclass
 
+from fluxtrain_operator.log_format import LOG_FORMATS, LogFormat
+
 _MAX_GROUP_ID = 2**31 - 1  # the limit of Kubernetes
 
 
@@ -22,6 +24,7 @@ class Options:
     address: str
     port: int
     supplemental_groups: tuple[int, ...] = ()
+    log_format: LogFormat = "json"
 
 
 def parse(arguments: list[str] | None) -> Options:
@@ -54,9 +57,19 @@ def parse(arguments: list[str] | None) -> Options:
         default=_split(get("FLUXTRAIN_SUPPLEMENTAL_GROUPS", "")),
         help="group id of training pods with GPUs, such as the nodes' render; may be given several times",
     )
+    parser.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default=get("FLUXTRAIN_LOG_FORMAT", "json"),
+        help="json: one object a line, with the fields of each decision (default); text: for people",
+    )
     values = vars(parser.parse_args(arguments))
     if not values["image"]:
         parser.error("--image or FLUXTRAIN_IMAGE must name the default trainer image")
+    if values["log_format"] not in LOG_FORMATS:  # argparse does not check defaults
+        parser.error(
+            f"FLUXTRAIN_LOG_FORMAT: got {values['log_format']!r}; must be {' or '.join(LOG_FORMATS)}"
+        )
     groups = values.pop("supplemental_groups")
     invalid = next((text for text in groups if not _is_group_id(text)), None)
     if invalid is not None:

@@ -213,7 +213,10 @@ BAD_VALUES = [  # one of each field at a time, as Helm reports them together
         *('replicas="2"', 'watchNamespaces=["Team"]', 'image.tag="a b"', "crds.keep=true"),
         *('podMonitor.interval="15"', "resources.claims=[]"),
     ],
-    ['watchNamespaces=["a","a"]', 'image.pullPolicy="Sometimes"', "podMonitor.labels.release=1"],
+    [
+        *('watchNamespaces=["a","a"]', 'image.pullPolicy="Sometimes"'),
+        *("podMonitor.labels.release=1", 'logFormat="xml"'),
+    ],
 ]
 
 

@@ -13,6 +13,7 @@ from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain.contract.resource.status import Status, preserve_unknown_fields
 from fluxtrain_operator.controller.api_client import KINDS, KubernetesApi
 from fluxtrain_operator.controller.cache import Applied, Cache
+from fluxtrain_operator.controller.decision_log import log_decision
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.create_failures import (
@@ -69,6 +70,7 @@ class Executor:
         if plan.status != job.status or plan.delete or plan.create:
             await self.write_status(manifest, plan.status)
             state.written = time.monotonic()
+        log_decision(manifest, job.status, plan)
         await _gather(self._delete(job, deletion, state) for deletion in plan.delete)
         pods = [desired for desired in plan.create if desired["kind"] == "Pod"]
         support = [desired for desired in plan.create if desired["kind"] != "Pod"]

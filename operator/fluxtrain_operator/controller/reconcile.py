@@ -13,6 +13,7 @@ from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.api_client import KINDS, SUPPORT_KINDS, KubernetesApi
 from fluxtrain_operator.controller.cache import Cache
+from fluxtrain_operator.controller.decision_log import log_decision
 from fluxtrain_operator.controller.executor import NEVER, Executor, JobState, status_delay
 from fluxtrain_operator.controller.members_poller import MembersPoller
 from fluxtrain_operator.controller.progress_poller import ProgressPoller
@@ -108,8 +109,10 @@ class Reconciler:
     ) -> float | None:
         """Report an invalid spec; return the seconds after which to requeue the job, or None."""
         plan = plan_invalid(manifest, error, time.time())
-        if plan.status != read_status(manifest.get("status")):
+        before = read_status(manifest.get("status"))
+        if plan.status != before:
             await self.executor.write_status(manifest, plan.status)
+        log_decision(manifest, before, plan)
         self.metrics.set_phase(key, plan.status.phase)
         for deletion in plan.delete:
             await self.api.delete(key[0], deletion, KINDS[deletion.kind])

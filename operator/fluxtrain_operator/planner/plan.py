@@ -69,6 +69,8 @@ class Plan:
     events: tuple[Event, ...] = ()
     requeue_after: float | None = None
     """Seconds after which to plan again if nothing changes."""
+    decision: Decision | None = None
+    """Why, for the log; None for a job that has finished or is rejected."""
 
 
 def load(manifest: Mapping[str, Any], default_image: str) -> Job:
@@ -115,6 +117,7 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
         requeue_after=earliest(
             [_requeue_after(before, decision, status), _retry(failures, now), _resume(create)]
         ),
+        decision=decision,
     )
 
 
