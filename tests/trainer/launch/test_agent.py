@@ -18,7 +18,7 @@ from tests.first_process import catches, first_process
 from tests.trainer.commands import Forked, command, start
 from tests.trainer.outputs import ledger, losses, mlperf_values
 
-from fluxtrain.contract.launch import ENV_CONFIG, RunPaths
+from fluxtrain.contract.launch import ENV_CONFIG, STACKS_SIGNAL, RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, EXIT_STORAGE, EXIT_USAGE
 from fluxtrain.rendezvous.client import Client
@@ -244,6 +244,18 @@ def test_a_stop_saves_a_checkpoint_and_returns_its_exit_code(agents: Agents) -> 
     assert message["step"] == message["checkpointStep"] == max(losses(agents.output))
     assert "stopped by SIGTERM" in message["message"]
     assert message["trainSecondsBefore"] == 0, "there was no earlier training"
+
+
+def test_a_trainer_prints_its_stacks_on_a_signal_and_continues(agents: Agents) -> None:
+    agents.service("1:1")
+    agent = agents.agent()
+    agents.wait_for_step(5)
+    (trainer,) = children(agent.pid)
+    os.kill(trainer, STACKS_SIGNAL)
+    agents.wait_for(lambda: "most recent call first" in agents.log_of(1))
+    agents.wait_for(lambda: "in train" in agents.log_of(1))
+    agents.wait_for_step(agents.step() + 5)
+    assert children(agent.pid) == [trainer]
 
 
 def test_a_finished_agent_does_not_wait_for_a_lost_one(agents: Agents) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ ENV_TERMINATION_MESSAGE = "FLUXTRAIN_TERMINATION_MESSAGE"
 TERMINATION_LOG = "/dev/termination-log"
 """File that the kubelet copies to the pod's status: JSON with the keys of /progress, and ``message``.
 Written by the agent, read by the operator."""
+
+STACKS_SIGNAL = signal.SIGUSR2
+"""A trainer that gets it prints the stacks of all its threads to stderr, and continues."""
 
 METRICS_PORT = 9464
 """Port of /metrics and /progress, on local rank 0 of each node. Read by Prometheus and the operator."""

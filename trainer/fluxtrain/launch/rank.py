@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import faulthandler
 import json
 import os
 import signal
@@ -12,10 +13,9 @@ import traceback
 from pathlib import Path
 from pkgutil import resolve_name
 
-from fluxtrain.contract.launch import ENV_CONFIG, ENV_FATAL_ERROR, RunPaths
+from fluxtrain.contract.launch import ENV_CONFIG, ENV_FATAL_ERROR, STACKS_SIGNAL, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.validation import validate
-from fluxtrain.distributed import end_with_parent, process_group
 from fluxtrain.errors import (
     EXIT_DIVERGED,
     EXIT_ERROR,
@@ -41,6 +41,9 @@ FINAL_CODES = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE)
 
 def main() -> int:
     """Run this rank with torchrun's environment; return its exit code."""
+    _print_stacks_on_signal()
+    from fluxtrain.distributed import end_with_parent, process_group  # torch: seconds
+
     end_with_parent()
     paths = RunPaths.from_environment(os.environ)
     try:
@@ -58,6 +61,12 @@ def main() -> int:
         return _report(f"{path}: cannot be written or read ({error.strerror})", EXIT_STORAGE)
     except Exception:
         return _report(traceback.format_exc(), EXIT_ERROR)
+
+
+def _print_stacks_on_signal() -> None:
+    """Print the stacks of all threads to stderr on STACKS_SIGNAL and on a crash; nothing is interrupted."""
+    faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL, all_threads=True)
 
 
 def _report(message: str, exit_code: int) -> int:
