@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         rendezvous,
         run,
         sample,
+        stacks,
     )
 
     parser = argparse.ArgumentParser(
@@ -50,8 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     parser.set_defaults(takes_overrides=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # in the order of use; the commands that the operator runs come last
+    # in the order of use; the commands that are run in pods come last
     user = (run, prepare, convert, plan, sample, export, import_weights, mlperf_check)
-    for module in (*user, agent, rendezvous):
+    for module in (*user, agent, rendezvous, stacks):
         module.add(commands)
     return parser

@@ -58,6 +58,8 @@ OUTPUT_PATH = "/output"
 
 CONFIG_FILE = "config.json"
 MLPERF_FILE = "mlperf.log"
+MLPERF_TOKEN = ":::MLLOG "
+"""Begins each event of the MLPerf log, in the file and on stdout."""
 METRICS_FILE = "metrics.jsonl"
 LOSS_FILE = "loss.png"
 SAMPLES_FOLDER = "samples"

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TOKEN = ":::MLLOG "
+from fluxtrain.contract.launch import MLPERF_TOKEN
+
+TOKEN = MLPERF_TOKEN
 _FIELDS = ("time_ms", "key", "value", "metadata")
 
 

@@ -1,0 +1,77 @@
+"""``fluxtrain stacks``: which processes are asked for their stacks, and that none is harmed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.trainer.rank_processes import proc_with, rank_process
+
+from fluxtrain.contract.stacks import RankProcess, read_ranks
+from fluxtrain.launch.stacks import ask_ranks
+
+
+def children_of(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def is_running(pid: int) -> bool:
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state != "Z"
+
+
+def test_ranks_are_asked_in_their_order_and_continue(tmp_path: Path) -> None:
+    with rank_process(1) as second, rank_process(0) as first:
+        processes = list(ask_ranks(proc_with(tmp_path, second, first)))
+        assert [(p.rank, p.pid, p.asked) for p in processes] == [
+            (0, first, True),
+            (1, second, True),
+        ]
+        assert processes[0].time < processes[1].time
+        assert is_running(first)
+        assert is_running(second)
+
+
+def test_a_process_without_a_handler_is_not_ended(tmp_path: Path) -> None:
+    with rank_process(3, handler=False) as pid:
+        (process,) = ask_ranks(proc_with(tmp_path, pid))
+        assert not process.asked
+        time.sleep(0.1)
+        assert is_running(pid)
+
+
+def test_processes_that_a_rank_has_started_are_not_asked(tmp_path: Path) -> None:
+    with rank_process(0, child=True) as pid:
+        (child,) = children_of(pid)
+        processes = list(ask_ranks(proc_with(tmp_path, pid, child)))
+        assert [p.pid for p in processes] == [pid]
+
+
+def test_a_stopped_process_is_reported_as_stopped(tmp_path: Path) -> None:
+    with rank_process(0) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
+        (process,) = ask_ranks(proc_with(tmp_path, pid))
+        assert process.state == "T"
+
+
+def test_other_processes_and_ended_ones_are_not_asked(tmp_path: Path) -> None:
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True
+    )
+    assert list(ask_ranks(proc_with(tmp_path, os.getpid(), int(gone.stdout)))) == []
+
+
+def test_the_output_can_be_read_again() -> None:
+    ranks = [RankProcess(0, 7, "S", 1.5), RankProcess(12, 9, "T", 2.5, asked=False)]
+    assert read_ranks("\n".join(["a warning", *(rank.to_json() for rank in ranks)])) == ranks
+
+
+def test_other_output_is_skipped() -> None:
+    assert read_ranks('[1]\n{"rank": 0}\n{"rank": "x", "pid": 1}\nnull\n' + "[" * 9999) == []
