@@ -1,0 +1,73 @@
+"""What to do about each reason of a condition, or of a pod that does not run.
+
+Reasons whose message says it already are left out.
+"""
+
+from __future__ import annotations
+
+from string import Template
+
+_REMEDIES = {
+    # the API server refuses objects
+    "PredecessorTerminating": (
+        "Nothing needs to be done; `kubectl get pods -n $namespace -l fluxtrain.dev/job=$job` shows what "
+        "is left of the earlier job."
+    ),
+    "QuotaExceeded": "Raise the quota or free resources: `kubectl describe quota -n $namespace`.",
+    "PodSecurity": (
+        "Change what the message names, usually in spec.podTemplate, spec.storage or spec.network."
+    ),
+    # the job itself
+    "InvalidSpec": "Correct the field; a job that has failed must be deleted and created again.",
+    "WaitingForJobs": "It starts when those jobs are complete.",
+    "SchedulingGated": "Whoever set the gate must remove it; the operator never does.",
+    "DeadlineExceeded": "Raise spec.lifecycle.activeDeadlineSeconds, and create the job again.",
+    "RestartsExhausted": (
+        "Fix the error, and create the job again; it resumes from its newest checkpoint. "
+        "spec.restart.maxRestarts is the limit."
+    ),
+    # the program
+    "InvalidJob": "A restart does not help: correct what the message names, and create the job again.",
+    "Diverged": "Lower the learning rate or lengthen the warm-up, and create the job again.",
+    "StorageError": "Make the output writable: is the volume full or read-only?",
+    "OOMKilled": (
+        "Raise the container's memory limit, or lower the micro batch size or the number of loader workers."
+    ),
+    "ProgramError": "`kubectl fluxtrain logs $job -n $namespace` shows the log.",
+    "NoProgress": (
+        "The operator restarts it; `kubectl fluxtrain stacks $job -n $namespace` shows where ranks wait."
+    ),
+    "NoAnswer": (
+        "No restart is counted for this. Check that network policies, a firewall or a service mesh let the "
+        "operator reach the port of /progress."
+    ),
+    # nodes
+    "NodeLost": "The operator replaces its pod; check the node: `kubectl describe node`.",
+    "NodeNotReady": "The job trains on; check the node: `kubectl describe node`.",
+    "NodesUnknown": "Check the control plane and its network: it receives no heartbeats from most nodes.",
+    "UnhealthyGPU": "The operator replaces the pod; drain or repair the node.",
+    "UnhealthyGPUs": "Check the GPU exporter, which reports most GPU nodes as unhealthy.",
+    "Degraded": "The job trains on fewer nodes until the others' pods run.",
+    # pods
+    "Unschedulable": "Free or add nodes that meet this, or lower spec.nodes.min.",
+    "NotScheduled": "If this lasts, the scheduler that the pod names is not running.",
+    "NoReport": "If this lasts, check the node: `kubectl describe node`.",
+    "ErrImagePull": "Check spec.image and the pull secrets (spec.podTemplate.spec.imagePullSecrets).",
+    "ImagePullBackOff": "Check spec.image and the pull secrets (spec.podTemplate.spec.imagePullSecrets).",
+    "InvalidImageName": "Correct spec.image.",
+    "Pulling": "Large images take minutes on a node that has not used them.",
+    "CreateContainerConfigError": (
+        "Create the secret or config map that the message names, or correct spec.podTemplate."
+    ),
+    "FailedMount": "Check that the volume, its claim or secret exists and can be mounted on that node.",
+    "FailedAttachVolume": "Check that the volume can be attached there: is it in use on another node?",
+    "CrashLoopBackOff": "`kubectl logs -n $namespace $pod --previous` shows why it ended.",
+    "Terminating": "Check the node; if it is gone for good, delete its Node object.",
+}
+_REFUSED = "Follow the message of the API server or webhook; the operator tries again every minute."
+
+
+def remedy(reason: str, job: str, namespace: str, pod: str = "") -> str:
+    """Return what to do about ``reason``; empty if that is not known."""
+    text = _REMEDIES.get(reason, _REFUSED if reason.endswith("Refused") else "")
+    return Template(text).substitute(job=job, namespace=namespace, pod=pod)

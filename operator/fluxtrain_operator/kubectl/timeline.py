@@ -1,0 +1,137 @@
+"""``kubectl fluxtrain timeline NAME``: events, transitions and restarts of a job, in the order of time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from fluxtrain_operator.durations import duration
+from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.kubectl.client import Kubectl
+from fluxtrain_operator.kubectl.job_objects import JobObjects, event_time, read_job
+from fluxtrain_operator.kubectl.rows import aligned
+from fluxtrain_operator.timestamps import seconds, stamp
+
+_MOMENTS = (
+    ("Started", "startTime", "a pod passed all scheduling gates"),
+    ("FirstStep", "progress.firstStepTime", "first step of the present processes"),
+    ("Checkpoint", "checkpoint.time", "newest complete checkpoint"),
+    ("LastStep", "progress.lastStepTime", "newest step"),
+    ("Ended", "completionTime", "completed or failed"),
+)
+"""Times of the status: reason, path and text of each."""
+
+
+_INITIAL_REASONS = ("NotYet", "NotSuspended", "NotTraining", "AsExpected")
+"""Reasons of conditions to which nothing has happened yet."""
+
+
+class Entry(NamedTuple):
+    """One line: the Unix time, what it is about, the reason in one word, and the message."""
+
+    time: float
+    about: str
+    reason: str
+    message: str
+
+
+def timeline(kubectl: Kubectl, name: str) -> str:
+    """Return the table of the job ``name``, oldest first. Raises KubectlError."""
+    objects = read_job(kubectl, name)
+    notes = [f"not read: {reason}" for reason in objects.unread]
+    return "\n".join([table(entries(objects), time.time()), *notes])
+
+
+def entries(objects: JobObjects) -> list[Entry]:
+    """Return all entries, oldest first; those of one second in the order job, conditions, pods, events."""
+    found = [
+        *_job(objects.job),
+        *_conditions(objects.job),
+        *(entry for pod in objects.pods for entry in _pod(pod)),
+        *map(_event, objects.events),
+    ]
+    return sorted(found, key=lambda entry: int(entry.time))
+
+
+def table(listed: list[Entry], now: float) -> str:
+    """Return ``listed`` as a table with absolute and relative times."""
+    rows = [("TIME", "AGE", "ABOUT", "REASON", "MESSAGE")]
+    for entry in listed:
+        message = " ".join(entry.message.split())
+        age = duration(now - entry.time)
+        rows.append((stamp(entry.time), age, entry.about, entry.reason, message))
+    return aligned(rows)
+
+
+def _job(job: Manifest) -> Iterator[Entry]:
+    created = seconds(job["metadata"].get("creationTimestamp"))
+    if created is not None:
+        yield Entry(created, "job", "Created", "")
+    for reason, path, text in _MOMENTS:
+        moment = seconds(_value(job.get("status") or {}, path))
+        if moment is not None:
+            yield Entry(moment, "job", reason, _with_step(job, path, text))
+
+
+def _with_step(job: Manifest, path: str, text: str) -> str:
+    """Return ``text`` with the step that was reached at that time, if the status has it."""
+    section = path.removesuffix("lastStepTime").removesuffix("time")
+    if section == path or not section:
+        return text
+    step = _value(job["status"], f"{section}step")
+    return text if step is None else f"{text}: {step}"
+
+
+def _conditions(job: Manifest) -> Iterator[Entry]:
+    """Yield the last transition of each condition, but not the initial values that say nothing."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    times = [seconds(condition.get("lastTransitionTime")) for condition in conditions]
+    first = min((time for time in times if time is not None), default=None)
+    for condition, moment in zip(conditions, times, strict=True):
+        is_initial = moment == first and condition.get("reason") in _INITIAL_REASONS
+        if moment is not None and not is_initial:
+            name = f"{condition.get('type')}={condition.get('status')}"
+            yield Entry(moment, name, condition.get("reason", ""), condition.get("message", ""))
+
+
+def _pod(pod: Manifest) -> Iterator[Entry]:
+    """Yield creation, starts and ends of a pod that still exists."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    name = metadata["name"]
+    created = seconds(metadata.get("creationTimestamp"))
+    if created is not None:
+        node = (pod.get("spec") or {}).get("nodeName")
+        yield Entry(created, name, "PodCreated", f"now on node {node}" if node else "")
+    for container in status.get("containerStatuses") or ():
+        for key in ("lastState", "state"):
+            yield from _states(name, container, container.get(key) or {})
+
+
+def _states(pod: str, container: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[Entry]:
+    about, name = pod, f"container {container.get('name')}"
+    ended = state.get("terminated") or {}
+    started = seconds((state.get("running") or ended).get("startedAt"))
+    finished = seconds(ended.get("finishedAt"))
+    if started is not None:
+        yield Entry(started, about, "Running", name)
+    if finished is not None:
+        text = f"{name}, exit code {ended.get('exitCode')}"
+        yield Entry(finished, about, str(ended.get("reason") or "Exited"), text)
+
+
+def _event(event: Mapping[str, Any]) -> Entry:
+    regarding = event.get("involvedObject") or {}
+    about = "job" if regarding.get("kind") != "Pod" else str(regarding.get("name"))
+    count = (event.get("series") or {}).get("count") or event.get("count") or 1
+    times = f" ({count} times)" if count > 1 else ""
+    message = f"{event.get('message') or ''}{times}"
+    return Entry(event_time(event), about, str(event.get("reason") or ""), message)
+
+
+def _value(values: Mapping[str, Any], path: str) -> Any:
+    """Return the value at the dotted ``path``; None if there is none."""
+    found: Any = values
+    for part in path.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found

@@ -1,0 +1,90 @@
+"""The arguments of the plugin: options of kubectl are passed on, mistakes are named before any request."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from fluxtrain_operator.kubectl.main import main
+from fluxtrain_operator.kubectl.rows import printable
+
+ECHO = '#!/bin/sh\necho "$@" >> "$KUBECTL_LOG"\necho \'Error from server (NotFound): gone\' >&2\nexit 1\n'
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file with the arguments of each call of a kubectl that finds nothing."""
+    program = tmp_path / "kubectl"
+    program.write_text(ECHO)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("KUBECTL", raising=False)
+    monkeypatch.setenv("KUBECTL_LOG", str(tmp_path / "log"))
+    return tmp_path / "log"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--context=c", "-n", "team", "why", "a"],
+        ["why", "--context", "c", "a", "--namespace=team"],
+        ["why", "a", "--context", "c", "-nteam"],
+        ["why", "ft/a", "--context=c", "--namespace", "team"],
+    ],
+)
+def test_options_of_kubectl_are_passed_on_from_anywhere(
+    arguments: list[str], log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    (call,) = log.read_text().splitlines()
+    assert call.startswith("--context=c --namespace=team get fluxtrainings.fluxtrain.dev a ")
+    assert "--request-timeout=20s" in call
+    assert "no FluxTraining a in namespace team" in capsys.readouterr().err
+
+
+def test_the_users_timeout_and_switches_are_kept(log: Path) -> None:
+    arguments = ["why", "a", "--request-timeout=1m", "--insecure-skip-tls-verify", "--as=bob"]
+    assert main([*arguments, "-n", "x"]) == 1
+    (call,) = log.read_text().splitlines()
+    assert call.startswith("--request-timeout=1m --insecure-skip-tls-verify --as=bob ")
+    assert call.count("--request-timeout") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "COMMAND"),
+        (["whence", "a"], "'whence'"),
+        (["why"], "why needs the NAME"),
+        (["why", "a", "b"], "b"),
+        (["why", "pod/a"], "'pod/a'; must be the name of a FluxTraining"),
+        (["why", "ft/"], "must be the name"),
+        (["why", "a", "--mlperf"], "--mlperf is an option of logs"),
+        (["goodput", "a", "-A"], "--all-namespaces is an option of goodput without a NAME"),
+        (["timeline", "a", "--all-namespaces"], "--all-namespaces is an option of goodput"),
+        (["why", "a", "--contxt=c"], "--contxt=c"),
+    ],
+)
+def test_a_mistake_is_named_and_nothing_is_requested(
+    arguments: list[str], says: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(arguments)
+    assert error.value.code == 2
+    assert says in capsys.readouterr().err
+    assert not log.exists()
+
+
+def test_kubectl_itself_may_be_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBECTL", "/nowhere/kubectl")
+    assert main(["why", "a"]) == 2
+    assert "/nowhere/kubectl is not on the PATH" in capsys.readouterr().err
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\r\nü\x07") == "a\\x1b[2Jb\\r\nü\\x07"

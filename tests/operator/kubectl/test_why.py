@@ -1,0 +1,389 @@
+"""``why``: what is said of each state that a job can be in; the status is the planner's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.operator.kubectl.objects import (
+    make_event,
+    make_pod,
+    make_training,
+    running,
+    state_of,
+    unscheduled,
+    waiting,
+)
+from tests.operator.planner import pods
+from tests.operator.planner.pods import LONG_AGO, NOW
+
+from fluxtrain.contract.resource.status import Condition, Restarts, Status, read_status
+from fluxtrain.errors import ConfigError
+from fluxtrain_operator import names
+from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.kubectl.job_objects import JobObjects
+from fluxtrain_operator.kubectl.why import explanation
+from fluxtrain_operator.planner.create_failures import CreateFailure, name_conflict
+from fluxtrain_operator.planner.observed import NodeView
+from fluxtrain_operator.planner.status import invalid_spec_status
+from fluxtrain_operator.timestamps import stamp
+
+RUNNING = (running(0), running(1), running(0, names.RENDEZVOUS))
+STARTED = (running(0, started=NOW - 90), running(1, started=NOW - 90))
+QUEUED = {"scheduling": {"queueName": "team-a"}}
+NO_GPU = "0/8 nodes are available: 8 Insufficient amd.com/gpu."
+NOT_FOUND = "rpc error: code = NotFound desc = trainer:2: not found"
+FOREIGN = {"metadata": {"name": "job-0", "namespace": "team"}}
+WORKLOAD = {
+    "status": {
+        "conditions": [
+            {"type": "QuotaReserved", "status": "False", "message": "insufficient quota for cpu."}
+        ]
+    }
+}
+
+
+def trains(seconds_ago: float = 5.0, **changes: Any) -> Any:
+    """Return the answer of a rank 0 that made its last step a while ago."""
+    answer = pods.progress(seconds_ago)
+    values = {"train_loss": 0.51234, "remaining_seconds": 7800.0, **changes}
+    return replace(answer, status=answer.status.model_copy(update=values))
+
+
+def ended(code: int, message: str, index: int = 0) -> Manifest:
+    """Return a pod whose trainer exited a minute ago, after two hours."""
+    times = {"startedAt": stamp(LONG_AGO), "finishedAt": stamp(NOW - 60)}
+    state = {"terminated": {"exitCode": code, "message": message, **times}}
+    phase = "Failed" if code else "Succeeded"
+    containers = [{"name": "trainer", "image": "trainer:1", "state": state}]
+    return make_pod(index, phase=phase, containerStatuses=containers)
+
+
+def restarted_soon() -> JobObjects:
+    """Return a job whose program has failed a second time, seconds after its start."""
+    times = {"startedAt": stamp(NOW - 5), "finishedAt": stamp(NOW - 2)}
+    state = {"terminated": {"exitCode": 1, "message": "ValueError: no", **times}}
+    pod = make_pod(0, phase="Failed", containerStatuses=[{"name": "trainer", "state": state}])
+    before = Status(phase="Restarting", attempt=1, restarts=Restarts(gang=1))
+    return state_of(pod, running(1), before=before)
+
+
+def refused(reason: str, message: str) -> JobObjects:
+    failure = CreateFailure("Pod", "job-0", reason, message, retry_time=math.inf)
+    return state_of(create_failures=(failure,))
+
+
+def gated(*gates: str, spec: Manifest | None = None) -> tuple[Manifest, ...]:
+    pods = [unscheduled(n, "SchedulingGated", "Scheduling is blocked", spec) for n in range(2)]
+    for pod in pods:
+        pod["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+        pod["metadata"]["finalizers"] = [names.KUEUE_FINALIZER]
+    return tuple(pods)
+
+
+def without_status(seconds_ago: float) -> JobObjects:
+    job = make_training()
+    job["metadata"]["creationTimestamp"] = stamp(NOW - seconds_ago)
+    return JobObjects(job)
+
+
+def rejected() -> JobObjects:
+    error = ConfigError("spec.run.optim.learning_rate", -1, "must be greater than 0")
+    return JobObjects(make_training(invalid_spec_status(Status(), 1, error, NOW - 60)))
+
+
+def being_deleted() -> JobObjects:
+    objects = state_of(*RUNNING, progress=trains())
+    deletion = {"deletionTimestamp": stamp(NOW - 600), "finalizers": ["example.org/hold"]}
+    objects.job["metadata"] |= deletion
+    return objects
+
+
+def trained() -> Status:
+    """Return the status of a job that trains."""
+    return read_status(state_of(*RUNNING, progress=trains()).job["status"])
+
+
+def admitted_long_ago() -> Status:
+    times = {"last_transition_time": stamp(LONG_AGO)}
+    status = trained()
+    admitted = [c.model_copy(update=times) for c in status.conditions]
+    return status.model_copy(update={"conditions": admitted})
+
+
+def deadline(seconds: int) -> dict[str, Any]:
+    return {"lifecycle": {"activeDeadlineSeconds": seconds}}
+
+
+def last_step(seconds_ago: float) -> JobObjects:
+    """Return a job that should train, but made its last step a while ago."""
+    objects = state_of(*RUNNING, progress=trains())
+    objects.job["status"]["progress"]["lastStepTime"] = stamp(NOW - seconds_ago)
+    return objects
+
+
+def unknown_phase() -> JobObjects:
+    condition = Condition(
+        type="Ready", status="False", reason="Teleporting", lastTransitionTime=stamp(NOW)
+    )
+    return JobObjects(make_training(Status(phase="Teleporting", conditions=[condition])))
+
+
+def stuck() -> JobObjects:
+    """Return a job with a pod that a lost node does not delete."""
+    pod = running(1)
+    pod["metadata"]["deletionTimestamp"] = stamp(NOW - 3600)
+    objects = state_of(running(0))
+    return replace(objects, pods=(*objects.pods, pod))
+
+
+NODE_LOST = {"node-1": NodeView("node-1", ready=False, since=NOW - 600)} | {
+    f"spare-{n}": NodeView(f"spare-{n}") for n in range(4)
+}
+STATES: dict[str, tuple[JobObjects, tuple[str, ...]]] = {
+    "just_created": (without_status(3), ("created 3s ago", "That takes a few seconds")),
+    "operator_not_running": (
+        without_status(600),
+        ("created 10m ago", "written no status", "operator may not be running"),
+    ),
+    "other_manager": (
+        replace(without_status(9), job=make_training(managedBy="example.org/other")),
+        ("left to example.org/other by spec.managedBy",),
+    ),
+    "being_deleted": (being_deleted(), ("was deleted 10m ago", "example.org/hold")),
+    "invalid_spec": (
+        rejected(),
+        ("InvalidSpec", "spec.run.optim.learning_rate: got -1", "deleted and created again"),
+    ),
+    "complete": (
+        state_of(ended(0, ""), ended(0, "", 1), before=trained()),
+        ("(Complete) completed 0s ago at step 7",),
+    ),
+    "failed_with_exit_code_and_line": (
+        state_of(ended(2, "setup\nDataError: /data/train is empty"), running(1)),
+        ("InvalidJob", "exit code 2", "DataError: /data/train is empty", "correct what"),
+    ),
+    "diverged": (state_of(ended(3, "loss is nan"), running(1)), ("Diverged", "learning rate")),
+    "restarts_exhausted": (
+        state_of(ended(1, "ValueError: no"), running(1), spec={"restart": {"maxRestarts": 0}}),
+        ("RestartsExhausted", "0 restarts are used up", "ValueError: no", "maxRestarts"),
+    ),
+    "deadline": (
+        state_of(*RUNNING, before=admitted_long_ago(), spec=deadline(60)),
+        ("DeadlineExceeded", "active for more than 60 s", "activeDeadlineSeconds"),
+    ),
+    "suspended": (
+        state_of(spec={"lifecycle": {"suspend": True}}),
+        ("suspended by spec.lifecycle.suspend", '"suspend":false', "-n team"),
+    ),
+    "about_to_be_suspended": (
+        state_of(*RUNNING, spec={"lifecycle": {"suspend": True}}),
+        ("about to be suspended: 2 pods",),
+    ),
+    "waiting_for_another_job": (
+        state_of(
+            spec={"lifecycle": {"startAfter": ["prepare"]}}, predecessors={"prepare": "Running"}
+        ),
+        ("prepare is Running", "It starts when those jobs are complete"),
+    ),
+    "waiting_for_a_failed_job": (
+        state_of(
+            spec={"lifecycle": {"startAfter": ["prepare"]}}, predecessors={"prepare": "Failed"}
+        ),
+        ("prepare is Failed; recreate it, or take it out of spec.lifecycle.startAfter.",),
+    ),
+    "waiting_for_a_job_that_does_not_exist": (
+        state_of(spec={"lifecycle": {"startAfter": ["prepare"]}}),
+        ("prepare does not exist",),
+    ),
+    "name_conflict": (
+        state_of(create_failures=(name_conflict("Pod", FOREIGN, "job"),)),
+        ("(Pending) waits: Pod job-0 already exists and has no owner", "give the job another name"),
+    ),
+    "predecessor_terminating": (
+        refused("PredecessorTerminating", "Pod job-0 of an earlier job is being deleted"),
+        ("of an earlier job", "Nothing needs to be done"),
+    ),
+    "quota": (
+        refused("QuotaExceeded", "exceeded quota: small, requested: pods=1"),
+        ("exceeded quota: small", "kubectl describe quota -n team"),
+    ),
+    "pod_security": (
+        refused("PodSecurity", "violates PodSecurity restricted"),
+        ("violates PodSecurity", "spec.podTemplate"),
+    ),
+    "webhook": (
+        refused("PodsRefused", "admission webhook says no"),
+        ("admission webhook says no", "tries again every minute"),
+    ),
+    "kueue": (
+        state_of(*gated(names.KUEUE_GATE, spec=QUEUED), spec=QUEUED, workload=WORKLOAD),
+        (
+            "waits for Kueue to admit its pods in the queue team-a: insufficient quota for cpu.",
+            "kubectl describe workload job-1 -n team",
+        ),
+    ),
+    "kueue_without_a_workload": (
+        state_of(*gated(names.KUEUE_GATE, spec=QUEUED), spec=QUEUED),
+        ("waits for Kueue to admit its pods in the queue team-a.",),
+    ),
+    "other_gate": (
+        state_of(*gated("example.org/gate")),
+        ("example.org/gate", "Whoever set the gate must remove it"),
+    ),
+    "unschedulable": (
+        state_of(running(0), unscheduled(1, "Unschedulable", NO_GPU)),
+        ("1 of at least 2 nodes are up", f"job-1 cannot be scheduled: {NO_GPU}", "Free or add"),
+    ),
+    "all_unschedulable": (
+        state_of(*(unscheduled(n, "Unschedulable", NO_GPU) for n in range(2))),
+        ("0 of at least 2 nodes are up", "job-0 (and 1 more like it) cannot be scheduled"),
+    ),
+    "no_scheduler": (
+        state_of(make_pod(0) | {"spec": {}}, make_pod(1) | {"spec": {}}),
+        ("has not been processed by a scheduler yet", "is not running"),
+    ),
+    "image_cannot_be_pulled": (
+        state_of(waiting(0, "ImagePullBackOff", NOT_FOUND), running(1)),
+        (
+            "job-0 cannot start container trainer, image trainer:1: ImagePullBackOff: rpc error",
+            "spec.image",
+        ),
+    ),
+    "image_is_pulled": (
+        state_of(
+            waiting(0, "ContainerCreating"),
+            running(1),
+            events=(make_event("Pulling", 'Pulling image "trainer:1"', "job-0", seconds_ago=90),),
+        ),
+        ('job-0 pulls an image for 1m30s: Pulling image "trainer:1"', "take minutes"),
+    ),
+    "volume_cannot_be_mounted": (
+        state_of(
+            waiting(0, "ContainerCreating"),
+            running(1),
+            events=(make_event("FailedMount", "secret not found", "job-0", "Warning"),),
+        ),
+        ("job-0 cannot start: secret not found", "Check that the volume"),
+    ),
+    "secret_missing": (
+        state_of(waiting(0, "CreateContainerConfigError", 'secret "s" not found'), running(1)),
+        ('secret "s" not found', "Create the secret"),
+    ),
+    "kubelet_is_silent": (
+        state_of(make_pod(0), running(1)),
+        ("assigned to node node-0, which has reported nothing", "kubectl describe node"),
+    ),
+    "containers_are_being_created": (
+        state_of(waiting(0, "ContainerCreating"), running(1)),
+        ("job-0 is creating its containers",),
+    ),
+    "pods_not_read": (
+        replace(state_of(), unread=("pods (forbidden: user bob)",)),
+        ("0 of at least 2 nodes", "Not read: pods (forbidden: user bob)."),
+    ),
+    "pod_is_not_deleted": (
+        stuck(),
+        ("job-1 should have been deleted 1h ago, but node-1 has not done so", "Node object"),
+    ),
+    "backing_off": (
+        restarted_soon(),
+        (
+            "waits after a failure: job-0: exit code 1",
+            "ValueError: no; starts again at",
+            "Z, in 8s.",
+            "kubectl fluxtrain logs job -n team",
+        ),
+    ),
+    "starting": (
+        state_of(*STARTED, running(0, names.RENDEZVOUS)),
+        ("has 2 running pods for 1m30s, but no step is made yet", "load weights or compile"),
+    ),
+    "starting_without_rendezvous": (
+        state_of(*STARTED, waiting(0, "ImagePullBackOff", NOT_FOUND, names.RENDEZVOUS)),
+        ("they wait for the rendezvous, and job-rendezvous cannot start container", "spec.image"),
+    ),
+    "trainers_do_not_answer": (
+        state_of(*RUNNING),
+        ("no trainer answers at /progress", "network policies"),
+    ),
+    "running": (
+        state_of(*RUNNING, progress=trains()),
+        (
+            "(Running) trains on 2 nodes at step 7, training loss 0.5123, 8 samples/s",
+            "last step was 5s ago, and 2h10m are left.",
+        ),
+    ),
+    "running_with_an_old_step": (
+        last_step(900),
+        ("last step was 15m ago", "stacks job -n team", "operator may not be running"),
+    ),
+    "running_on_fewer_nodes": (
+        state_of(
+            running(0),
+            unscheduled(1, "Unschedulable", NO_GPU),
+            progress=trains(),
+            spec={"nodes": {"min": 1, "max": 2}},
+        ),
+        ("trains on 1 node at step 7", "Degraded: 1 of 2 nodes"),
+    ),
+    "node_lost": (
+        state_of(
+            *RUNNING, progress=trains(), nodes=NODE_LOST, spec={"nodes": {"min": 1, "max": 2}}
+        ),
+        ("NodeLost", "node node-1 is lost", "kubectl describe node"),
+    ),
+    "unknown_phase": (unknown_phase(), ("Ready=False (Teleporting)", "newer plugin")),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_each_state_is_explained(state: str) -> None:
+    objects, texts = STATES[state]
+    said = explanation(objects, NOW)
+    for text in texts:
+        assert text in said
+    assert said.startswith("team/job")
+    assert "\n" not in said
+    assert ".." not in said.replace("...", "")
+
+
+def test_restarts_and_the_last_error_are_told() -> None:
+    restarts = Restarts(gang=2, pod=3, process=0)
+    before = Status(phase="Running", attempt=1, restarts=restarts, lastError="OOM in step 9")
+    said = explanation(state_of(*RUNNING, before=before, progress=trains()), NOW)
+    assert (
+        "Restarts so far: 2 of all pods, 3 of single pods. The last error: OOM in step 9." in said
+    )
+
+
+def test_a_problem_of_a_job_that_waits_is_told_beside_what_it_waits_for() -> None:
+    nodes = {**NODE_LOST, "node-0": NodeView("node-0")}
+    said = explanation(state_of(running(0), running(1), nodes=nodes), NOW)
+    assert "waits for pods: 2 of at least 2" not in said
+    assert "NodeLost: job-1: node node-1 is lost." in said
+
+
+def test_a_change_that_the_operator_has_not_seen_is_told() -> None:
+    objects = state_of(*RUNNING, progress=trains())
+    objects.job["metadata"]["generation"] = 2
+    assert "has not yet seen the newest change of the spec" in explanation(objects, NOW)
+
+
+def test_pods_of_an_earlier_attempt_are_not_counted() -> None:
+    objects = state_of(*RUNNING, progress=trains())
+    objects.job["status"]["attempt"] = 2
+    assert "trains on 0 nodes" in explanation(objects, NOW)
+
+
+def test_a_message_of_several_lines_is_one_paragraph() -> None:
+    objects = state_of(waiting(0, "ErrImagePull", "first\nsecond\t third."), running(1))
+    assert "ErrImagePull: first second third. Check" in explanation(objects, NOW)
+
+
+def test_a_status_of_a_newer_operator_is_explained() -> None:
+    objects = state_of(*RUNNING, progress=trains())
+    objects.job["status"] |= {"goodput": {"ratio": 0.9}, "slots": [{"index": 0}]}
+    assert "trains on 2 nodes" in explanation(objects, NOW)
