@@ -31,6 +31,11 @@ refuses to train on fewer."""
 
 ENV_POD_UID = "FLUXTRAIN_POD_UID"
 """Uid of the pod, which begins the name of its agent. Set by the operator, read by the agent."""
+ENV_TOPOLOGY = "FLUXTRAIN_TOPOLOGY"
+"""The pod's value of the label ``spec.scheduling.topology``; ranks are ordered by it first. Set by the
+operator for a job with that field, read by the agent."""
+ENV_NODE = "FLUXTRAIN_NODE"
+"""Name of the pod's node; ranks of the same topology are ordered by it. Set like ``FLUXTRAIN_TOPOLOGY``."""
 
 ENV_RENDEZVOUS_KEY = "FLUXTRAIN_RENDEZVOUS_KEY"
 """File with the key that signs the messages between agents and the rendezvous service of the job."""

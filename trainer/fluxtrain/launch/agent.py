@@ -38,10 +38,12 @@ from fluxtrain.contract.run.immutable_fields import value_at
 from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
 from fluxtrain.gpus import require_gpus
 from fluxtrain.launch import torchrun
+from fluxtrain.launch.environment import prepare_for_gpus
 from fluxtrain.launch.rendezvous import BACKEND, MembershipRendezvous, register
 from fluxtrain.launch.trainer_progress import reported_steps
 from fluxtrain.rendezvous.client import Client
 from fluxtrain.rendezvous.messages import Heartbeat
+from fluxtrain.rendezvous.rank_order import rank_order_key
 from fluxtrain.report.termination_message import write_termination_log
 from fluxtrain.signals import handled
 
@@ -71,6 +73,7 @@ def main(termination_log: Path) -> int:
         try:
             with _raise_on_sigterm(), _raise_on_fatal_error(Path(folder) / "fatal_error.json"):
                 require_gpus(int(os.environ.get(ENV_GPUS, "0")), os.environ)
+                prepare_for_gpus(os.environ)
                 code, message = _run_until_done()
         except FluxtrainError as error:
             code, message = error.exit_code, str(error)
@@ -107,9 +110,10 @@ def _heartbeats(address: str) -> Iterator[MembershipRendezvous]:
     """
     host, _, port = os.environ[_ENDPOINT].rpartition(":")
     key = Path(os.environ[ENV_RENDEZVOUS_KEY]).read_bytes()
-    node = socket.gethostname()
-    agent = agent_name(os.environ.get(ENV_POD_UID, node), f"{os.getpid()}-{uuid4().hex[:12]}")
+    hostname = socket.gethostname()
+    agent = agent_name(os.environ.get(ENV_POD_UID, hostname), f"{os.getpid()}-{uuid4().hex[:12]}")
     _, _, attempt = os.environ[_RUN_ID].rpartition("-")
+    node = rank_order_key(os.environ, hostname)
     beat = Heartbeat(sequence=0, attempt=int(attempt), agent=agent, node=node)
     client = Client(host, int(port), key, beat)
     rendezvous = MembershipRendezvous(client, agent, address)

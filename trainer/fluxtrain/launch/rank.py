@@ -24,6 +24,7 @@ from fluxtrain.errors import (
     EXIT_USAGE,
     FluxtrainError,
 )
+from fluxtrain.numa import bind_near_gpu
 
 _STORAGE_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
@@ -49,6 +50,7 @@ def main() -> int:
     try:
         text = Path(os.environ[ENV_CONFIG]).read_text()
         config = validate(RunConfig, json.loads(text), "spec.run")
+        bind_near_gpu(int(os.environ.get("LOCAL_RANK", 0)))
         with process_group() as world:
             resolve_name(TASKS[config.task])(config, paths, world)
         return EXIT_OK

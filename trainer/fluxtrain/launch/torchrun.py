@@ -31,6 +31,7 @@ from fluxtrain.data.sources import open_sources
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, StorageError
 from fluxtrain.files import atomic_write, exclusive_lock
+from fluxtrain.launch.environment import prepare_for_gpus
 from fluxtrain.report.metrics import Metrics, Progress
 from fluxtrain.report.server import serve
 from fluxtrain.run_state import RunState, check_same_run, latest, read_state
@@ -63,6 +64,7 @@ def run(config: RunConfig, paths: RunPaths, processes: int) -> tuple[int, str]:
         path = _write_config(config, paths.output)
         os.environ.update(paths.environment())
         os.environ[ENV_CONFIG] = str(path)
+        prepare_for_gpus(os.environ)
         rendezvous = [
             "--rdzv-backend=c10d",
             "--rdzv-endpoint=127.0.0.1:0",

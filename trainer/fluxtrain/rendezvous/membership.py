@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fluxtrain.rendezvous.messages import MAX_NODES, Heartbeat, Reply
+from fluxtrain.rendezvous.rank_order import natural
 
 
 @dataclass(frozen=True)
@@ -145,13 +146,15 @@ class Membership:
     def _form(self) -> None:
         """Form the next generation: of the waiting agents those that were in the last one come first."""
         waiting = self._waiting
-        waiting.sort(key=lambda name: (name not in self.world, self._agents[name].node, name))
-        chosen = waiting[: self.limits.wanted_nodes]
-        self.world = tuple(sorted(chosen, key=lambda name: (self._agents[name].node, name)))
+        waiting.sort(key=lambda name: (name not in self.world, *self._order(name)))
+        self.world = tuple(sorted(waiting[: self.limits.wanted_nodes], key=self._order))
         self.generation, self.store, self._stepped = self.generation + 1, "", float("-inf")
         for name in self.world:
             self._agents[name].waiting = False
         self._waiting_since = None
+
+    def _order(self, name: str) -> tuple[list[str | int], str]:
+        return natural(self._agents[name].node), name
 
     def _reply(self, beat: Heartbeat, now: float) -> Reply:
         is_member = beat.agent in self.world

@@ -10,22 +10,32 @@ import hashlib
 import hmac
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from fluxtrain.contract.strict_model import StrictModel
+from fluxtrain.rendezvous.rank_order import MAX_LENGTH
 
 PATH = "/heartbeat"
 SIGNATURE_HEADER = "Fluxtrain-Signature"
 MAX_BYTES = 1 << 20
 MAX_NODES = 4096
 
-Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_LENGTH, pattern=r"^[\x21-\x7e]+$")]
 Endpoint = Annotated[str, Field(max_length=300, pattern=r"^[\x21-\x7e]*$")]
 Number = Annotated[int, Field(ge=0, lt=1 << 53)]
 World = Annotated[tuple[Name, ...], Field(max_length=MAX_NODES)]
 
 
-class Heartbeat(StrictModel):
+class _Message(StrictModel):
+    """A message whose unknown fields, which a newer version may send, are ignored.
+
+    The service runs in the operator's image, the agents in the job's.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Heartbeat(_Message):
     """The state of an agent, sent every half second."""
 
     boot: str = Field(default="", max_length=64)
@@ -56,7 +66,7 @@ class Heartbeat(StrictModel):
     """Whether it ends because the task is complete."""
 
 
-class Reply(StrictModel):
+class Reply(_Message):
     """The newest generation, and what the agent must do."""
 
     boot: str = Field(max_length=64)

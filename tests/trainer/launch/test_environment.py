@@ -1,0 +1,124 @@
+"""Trainers on GPUs get the defaults of the contract, unless the user has set the variables."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fluxtrain.contract.gpu_environment import gpu_environment
+from fluxtrain.launch import environment as module
+from fluxtrain.launch.environment import (
+    describe_environment,
+    has_capability,
+    prepare_for_gpus,
+)
+
+ROOT = "Name:\tpython\nCapInh:\t0\nCapEff:\t000001ffffffffff\n"
+USER = "Name:\tpython\nCapEff:\t0000000000000000\nCapBnd:\t000001ffffffffff\n"
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Pretend that torch sees GPUs of AMD, on a node without RDMA devices."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    monkeypatch.setattr(module, "_RDMA_DEVICES", tmp_path / "infiniband")
+
+
+@pytest.mark.parametrize("is_amd", [True, False])
+def test_no_default_serializes_the_launches_of_fsdp2(is_amd: bool) -> None:
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in gpu_environment(is_amd)
+
+
+def test_only_gpus_of_amd_get_the_variables_of_rocm() -> None:
+    other, amd = gpu_environment(is_amd=False), gpu_environment(is_amd=True)
+    assert all(name.startswith("TORCH_NCCL_") for name in other)
+    assert other.items() < amd.items()
+    assert "HSA_NO_SCRATCH_RECLAIM" in amd
+
+
+def test_defaults_are_set_and_printed_on_one_line(
+    gpus: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = {"PATH": "/bin"}
+    prepare_for_gpus(environment)
+    assert environment == {"PATH": "/bin", **gpu_environment(is_amd=True)}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fluxtrain: environment for GPUs: GPU_MAX_HW_QUEUES=2 HSA_")
+    assert "PATH" not in line
+
+
+def test_values_of_the_user_are_kept(gpus: None) -> None:
+    environment = {"NCCL_CROSS_NIC": "2", "GPU_MAX_HW_QUEUES": ""}
+    prepare_for_gpus(environment)
+    assert (environment["NCCL_CROSS_NIC"], environment["GPU_MAX_HW_QUEUES"]) == ("2", "")
+    assert environment["NCCL_PXN_DISABLE"] == "1"
+
+
+def test_nothing_is_set_or_printed_without_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    environment: dict[str, str] = {}
+    prepare_for_gpus(environment)
+    assert environment == {}
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("INFO", "INFO"), ("", "''"), ("1 2", "'1 2'"), ("a\nb", "'a\\nb'"), ("^=a", "'^=a'")],
+)
+def test_every_value_stays_on_the_line(value: str, shown: str) -> None:
+    assert describe_environment({"NCCL_A": value}) == f"environment for GPUs: NCCL_A={shown}"
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(ROOT, True), (USER, False), ("", False)], ids=["root", "user", "none"]
+)
+def test_a_capability_counts_only_if_it_is_in_effect(status: str, expected: bool) -> None:
+    assert has_capability(status, 14) is expected
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"),
+    [(1 << 16, 8 << 20, 8 << 20), (8 << 20, 8 << 20, 8 << 20), (0, 0, 0)],
+)
+def test_the_limit_of_locked_memory_is_raised_as_far_as_allowed(
+    tmp_path: Path, soft: int, hard: int, expected: int
+) -> None:
+    (tmp_path / "status").write_text(USER)
+    code = (
+        "import resource, pathlib\n"
+        "from fluxtrain.launch import environment as module\n"
+        f"module._PROCESS_STATUS = pathlib.Path({str(tmp_path / 'status')!r})\n"
+        f"resource.setrlimit(resource.RLIMIT_MEMLOCK, ({soft}, {hard}))\n"
+        "print(module.raise_memlock_limit(), *resource.getrlimit(resource.RLIMIT_MEMLOCK))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [int(word) for word in done.stdout.split()] == [expected, expected, expected]
+
+
+def test_rdma_devices_and_a_limit_of_locked_memory_give_a_warning(
+    gpus: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "infiniband").mkdir()
+    for limit, warns in ((8 << 20, True), (None, False)):
+        monkeypatch.setattr(module, "raise_memlock_limit", lambda limit=limit: limit)
+        prepare_for_gpus({})
+        assert ("only 8 MiB" in capsys.readouterr().err) is warns
+
+
+def test_no_limit_of_locked_memory_needs_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda what: unlimited)
+    monkeypatch.setattr(resource, "setrlimit", lambda what, limits: None)
+    assert module.raise_memlock_limit() is None
