@@ -20,6 +20,7 @@ from fluxtrain.contract.strict_model import StrictModel
 from fluxtrain.contract.validation import validate
 from fluxtrain_operator.bounds import require_bounded
 from fluxtrain_operator.names import MANAGED_BY
+from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
 from fluxtrain_operator.timestamps import seconds
 
 Manifest = dict[str, Any]
@@ -27,7 +28,10 @@ Manifest = dict[str, Any]
 
 _NOT_HASHED = {"nodes", "restart", "lifecycle", "scheduling", "managed_by", "pod_template"}
 _HASH_VERSION = "v2-"
-_LEGACY_HASHED = {"image", "gpus_per_node", "gpu_resource", "run", "storage", "network"}
+_LEGACY_HASHED: dict[str, Any] = {
+    **dict.fromkeys(("image", "gpus_per_node", "gpu_resource", "run", "storage"), True),
+    "network": {"mode", "rdma_resource", "env"},
+}
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,10 @@ class Job:
     created: float
     image: str
     deleting: bool = False
-    device_groups: tuple[int, ...] = ()
-    """Groups of the nodes' GPU device files: a setting of the operator, which is not hashed."""
+    rendezvous_image: str = ""
+    """Image of the rendezvous pod; empty: that of the job. A setting of the operator, which is not hashed."""
+    pod_defaults: PodDefaults = NO_DEFAULTS
+    """What the pods get if the job does not set it. A setting of the operator, which is not hashed."""
     unknown_fields: tuple[str, ...] = ()
     """Fields of the spec that only a newer definition has; this operator ignores them."""
 

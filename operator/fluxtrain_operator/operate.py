@@ -90,7 +90,13 @@ async def _reconcile_all(
     metrics.queue_length.set_function(lambda: len(queue))
     client = KubernetesApi(api, http, metrics.count_request)
     reconciler = Reconciler(
-        cache, client, metrics, options.image, queue.add, options.supplemental_groups
+        cache,
+        client,
+        metrics,
+        options.image,
+        queue.add,
+        options.rendezvous_image,
+        options.pod_defaults,
     )
     informers = Informers(api, cache, metrics, queue.add, options.namespaces)
 

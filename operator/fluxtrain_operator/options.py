@@ -7,9 +7,9 @@ import os
 import socket
 from dataclasses import dataclass
 
+from fluxtrain.errors import ConfigError
 from fluxtrain_operator.log_format import LOG_FORMATS, LogFormat
-
-_MAX_GROUP_ID = 2**31 - 1  # the limit of Kubernetes
+from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults, parse_pod_defaults
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,10 @@ class Options:
     identity: str
     address: str
     port: int
-    supplemental_groups: tuple[int, ...] = ()
     log_format: LogFormat = "json"
+    rendezvous_image: str = ""
+    """Image of the rendezvous pods; empty: that of the job."""
+    pod_defaults: PodDefaults = NO_DEFAULTS
 
 
 def parse(arguments: list[str] | None) -> Options:
@@ -50,12 +52,15 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--address", default="0.0.0.0", help="address of /metrics and the probes")
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument(
-        "--supplemental-group",
-        action="append",
-        dest="supplemental_groups",
-        metavar="SUPPLEMENTAL_GROUP",
-        default=_split(get("FLUXTRAIN_SUPPLEMENTAL_GROUPS", "")),
-        help="group id of training pods with GPUs, such as the nodes' render; may be given several times",
+        "--rendezvous-image",
+        default=get("FLUXTRAIN_RENDEZVOUS_IMAGE", ""),
+        help="image of the rendezvous pods, which need no torch (default: that of the job)",
+    )
+    parser.add_argument(
+        "--pod-defaults",
+        default=get("FLUXTRAIN_POD_DEFAULTS", ""),
+        metavar="JSON",
+        help="what all jobs' pods get if the jobs do not set it; the chart's value podDefaults",
     )
     parser.add_argument(
         "--log-format",
@@ -70,20 +75,13 @@ def parse(arguments: list[str] | None) -> Options:
         parser.error(
             f"FLUXTRAIN_LOG_FORMAT: got {values['log_format']!r}; must be {' or '.join(LOG_FORMATS)}"
         )
-    groups = values.pop("supplemental_groups")
-    invalid = next((text for text in groups if not _is_group_id(text)), None)
-    if invalid is not None:
-        parser.error(
-            f"--supplemental-group or FLUXTRAIN_SUPPLEMENTAL_GROUPS: {invalid!r} is not a group id "
-            f"from 0 to {_MAX_GROUP_ID}"
-        )
     namespaces = tuple(values.pop("namespaces"))
-    return Options(namespaces=namespaces, supplemental_groups=tuple(map(int, groups)), **values)
+    try:
+        defaults = parse_pod_defaults(values.pop("pod_defaults"))
+    except ConfigError as error:
+        parser.error(f"--pod-defaults or FLUXTRAIN_POD_DEFAULTS: {error}")
+    return Options(namespaces=namespaces, pod_defaults=defaults, **values)
 
 
 def _split(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
-
-
-def _is_group_id(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and int(text) <= _MAX_GROUP_ID

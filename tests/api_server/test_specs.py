@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from itertools import chain
@@ -22,6 +23,7 @@ from tests.paths import ROOT
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.generate.crd import resource_schema
 from fluxtrain_operator.planner.plan import load
+from fluxtrain_operator.pod_defaults import parse_pod_defaults
 from fluxtrain_operator.resources import desired
 
 LEVELS = ("restricted", "baseline", "privileged")
@@ -240,8 +242,11 @@ def test_privileged_pods_are_refused_in_restricted_namespaces(server: ApiServer,
 def objects(variant: Variant, manifest: Manifest, level: str) -> list[Manifest]:
     """Return the operator's objects for ``manifest``, in the namespace of ``level``."""
     metadata = {**manifest["metadata"], "namespace": f"specs-{level}", "uid": "0000-uid"}
-    job = load({**manifest, "metadata": metadata}, "localhost/fluxtrain/trainer:dev")
-    return desired(job)
+    defaults = parse_pod_defaults(json.dumps(variant.pod_defaults))
+    image = "localhost/fluxtrain/trainer:dev"
+    return desired(
+        load({**manifest, "metadata": metadata}, image, variant.rendezvous_image, defaults)
+    )
 
 
 def submit(server: ApiServer, manifest: Manifest) -> Response:

@@ -92,6 +92,8 @@ ALLOWED: list[tuple[str, Any]] = [
     ("spec.lifecycle.activeDeadlineSeconds", 3600),
     ("spec.scheduling.queueName", "other"),
     ("spec.scheduling.nodeSelector", {"zone": "a"}),
+    ("spec.resources.requests.cpu", "4"),
+    ("spec.resources.sharedMemory", "8Gi"),
     ("spec.network.env", [{"name": "NCCL_DEBUG", "value": "WARN"}]),
     ("spec.podTemplate.spec.priorityClassName", "high"),
 ]

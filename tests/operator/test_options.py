@@ -2,40 +2,76 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from fluxtrain_operator.options import parse
+from fluxtrain_operator.pod_defaults import NO_DEFAULTS
 
 IMAGE = "--image=example.org/trainer:1"
-GROUPS = "FLUXTRAIN_SUPPLEMENTAL_GROUPS"
+DEFAULTS = "FLUXTRAIN_POD_DEFAULTS"
 LOG_FORMAT = "FLUXTRAIN_LOG_FORMAT"
 
 
+def test_without_settings_pods_get_nothing_and_the_rendezvous_has_the_image_of_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(DEFAULTS, raising=False)
+    monkeypatch.delenv("FLUXTRAIN_RENDEZVOUS_IMAGE", raising=False)
+    options = parse([IMAGE])
+    assert (options.pod_defaults, options.rendezvous_image) == (NO_DEFAULTS, "")
+
+
+@pytest.mark.parametrize("groups", [[], [44], [44, 109, 2**31 - 1]])
+def test_pod_defaults_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, groups: list[int]
+) -> None:
+    monkeypatch.setenv(DEFAULTS, json.dumps({"supplementalGroups": groups}))
+    assert parse([IMAGE]).pod_defaults.supplemental_groups == groups
+
+
+def test_options_of_the_command_line_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEFAULTS, "not JSON")
+    monkeypatch.setenv("FLUXTRAIN_RENDEZVOUS_IMAGE", "operator:1")
+    arguments = [IMAGE, '--pod-defaults={"nodeSelector": {"pool": "a"}}', "--rendezvous-image=b:2"]
+    options = parse(arguments)
+    assert options.pod_defaults.node_selector == {"pool": "a"}
+    assert options.rendezvous_image == "b:2"
+
+
 @pytest.mark.parametrize(
-    ("text", "groups"), [("", ()), ("44", (44,)), ("44,109,2147483647", (44, 109, 2**31 - 1))]
+    ("defaults", "message"),
+    [
+        ("{", "podDefaults: got '{'; must be JSON"),
+        ([], "podDefaults: got []; must be a mapping"),
+        ({"labels": {}}, "podDefaults.labels: no such field"),
+        ({"supplementalGroups": ["render"]}, "podDefaults.supplementalGroups[0]: got 'render'"),
+        ({"supplementalGroups": [-1]}, "podDefaults.supplementalGroups[0]: got -1"),
+        ({"supplementalGroups": [2**31]}, "from 0 to 2147483647"),
+        ({"imagePullSecrets": [{"name": "a"}]}, "podDefaults.imagePullSecrets[0]"),
+        ({"tolerations": [{"key": "a", "effect": "Never"}]}, "podDefaults.tolerations[0].effect"),
+        ({"tolerations": [{"value": "a"}]}, "podDefaults.tolerations[0].operator"),
+        ({"nodeSelector": {"a": "b c"}}, "podDefaults.nodeSelector.a"),
+        ({"env": [{"name": "PET_NNODES", "value": "1"}]}, "podDefaults.env[0].name"),
+        ({"env": [{"name": "A", "value": "1"}] * 2}, "podDefaults.env: got"),
+    ],
 )
-def test_groups_come_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, text: str, groups: tuple[int, ...]
+def test_invalid_pod_defaults_are_refused_with_their_path(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    defaults: Any,
+    message: str,
 ) -> None:
-    monkeypatch.setenv(GROUPS, text)
-    assert parse([IMAGE]).supplemental_groups == groups
-
-
-def test_groups_come_from_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(GROUPS, raising=False)
-    arguments = [IMAGE, "--supplemental-group=44", "--supplemental-group", "109"]
-    assert parse(arguments).supplemental_groups == (44, 109)
-
-
-@pytest.mark.parametrize("text", ["render", "-1", "4.5", "2147483648", "44,,x"])
-def test_an_invalid_group_id_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
-    monkeypatch.setenv(GROUPS, text)
+    text = defaults if isinstance(defaults, str) else json.dumps(defaults)
+    monkeypatch.setenv(DEFAULTS, text)
     with pytest.raises(SystemExit) as error:
         parse([IMAGE])
     assert error.value.code == 2
-    assert "is not a group id" in capsys.readouterr().err
+    written = capsys.readouterr().err
+    assert f"error: --pod-defaults or {DEFAULTS}: " in written
+    assert message in written
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def require_gpus(expected: int, environment: Mapping[str, str], dev: Path = Path
         f"torch sees {visible} GPUs in this pod, and training on fewer, or on the CPU, is refused. Look at "
         f"the device files, which the device plugin mounts: {_device_files(dev)}; "
         f"who may open them, often the groups video and render: this is user {os.getuid()} with groups "
-        f"{groups}; the chart's trainer.supplementalGroups adds groups; "
+        f"{groups}; the chart's podDefaults.supplementalGroups adds groups; "
         f"torch {torch.__version__} of the image, built for {_build()}; "
         f"{' '.join(filters) or ', '.join(_FILTERS) + ' (none is set)'}",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
@@ -27,6 +27,7 @@ from fluxtrain_operator.planner.plan import Plan, load, plan_invalid
 from fluxtrain_operator.planner.plan import plan as make_plan
 from fluxtrain_operator.planner.situation import earliest
 from fluxtrain_operator.planner.status import finished
+from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
 from fluxtrain_operator.resources.gang import gang_of
 
 RESYNC_SECONDS = 600.0
@@ -43,8 +44,8 @@ class Reconciler:
     default_image: str
     enqueue: Callable[[Key], None] = lambda key: None
     """Called with a job whose progress has changed."""
-    device_groups: tuple[int, ...] = ()
-    """Supplemental groups of training pods with GPUs."""
+    rendezvous_image: str = ""
+    pod_defaults: PodDefaults = NO_DEFAULTS
     _states: dict[Key, JobState] = field(default_factory=dict)
     _served: dict[str, bool] = field(default_factory=dict)
 
@@ -62,11 +63,9 @@ class Reconciler:
             return None
         with self.metrics.reconcile_seconds.time():
             try:
-                job = load(manifest, self.default_image)
+                job = load(manifest, self.default_image, self.rendezvous_image, self.pod_defaults)
             except ConfigError as error:
                 return await self._refuse(key, manifest, error)
-            if self.device_groups:
-                job = replace(job, device_groups=self.device_groups)
             return await self._reconcile(key, manifest, job, self._state(key, job.uid))
 
     async def _reconcile(

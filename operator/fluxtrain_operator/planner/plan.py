@@ -33,6 +33,7 @@ from fluxtrain_operator.planner.status import (
     next_status,
 )
 from fluxtrain_operator.planner.watchdog import no_answer_time, progress_deadline
+from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
 from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod
 from fluxtrain_operator.resources.template import require_merge_keys
 
@@ -73,14 +74,23 @@ class Plan:
     """Why, for the log; None for a job that has finished or is rejected."""
 
 
-def load(manifest: Mapping[str, Any], default_image: str) -> Job:
-    """Return the job in ``manifest``.
+def load(
+    manifest: Mapping[str, Any],
+    default_image: str,
+    rendezvous_image: str = "",
+    pod_defaults: PodDefaults = NO_DEFAULTS,
+) -> Job:
+    """Return the job in ``manifest`` with these settings of the operator.
 
     Raises ConfigError for a spec of which no pod can be made, and UnreadableError for any other error: no
     job can stop the operator.
     """
     try:
-        job = Job.from_object(manifest, default_image)
+        job = replace(
+            Job.from_object(manifest, default_image),
+            rendezvous_image=rendezvous_image,
+            pod_defaults=pod_defaults,
+        )
         require_merge_keys(job.spec.pod_template.written)
         training_pod(job, Slot(0))
         rendezvous_pod(job)

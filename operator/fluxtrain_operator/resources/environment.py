@@ -1,11 +1,10 @@
-"""The environment of a training pod: torchrun's, the trainer's, and RCCL's.
-
-Sources of the GPU defaults: AMD's published MLPerf and Primus configurations for MI300X.
-"""
+"""The environment of a training pod: torchrun's, the trainer's, and that of RCCL or NCCL."""
 
 from __future__ import annotations
 
 from fluxtrain.contract import launch
+from fluxtrain.contract.gpu_environment import gpu_environment
+from fluxtrain.contract.resource.fluxtraining import EnvironmentVariable, Network
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.secret import KEY_FILE, KEY_PATH
@@ -15,20 +14,8 @@ _PEER_FAILURES = 10
 """Process restarts of a pod beyond ``maxRestarts``: a lost or drained node makes its peers' processes fail
 too, and torchrun counts those failures like the program's own."""
 
-_GPU = {
-    "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # launches collectives before the compute that they overlap
-    "GPU_MAX_HW_QUEUES": "2",
-    "HSA_ENABLE_SDMA": "1",
-    "HSA_NO_SCRATCH_RECLAIM": "1",
-    "NCCL_CHECKS_DISABLE": "1",
-    "NCCL_CROSS_NIC": "0",  # each GPU uses the NIC of its rail
-    "NCCL_P2P_NET_CHUNKSIZE": "524288",
-    "NCCL_PXN_DISABLE": "1",
-    "TORCH_BLAS_PREFER_HIPBLASLT": "1",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # a failed collective aborts the process
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    "TORCH_NCCL_HIGH_PRIORITY": "1",
-}
+_AMD = "amd.com/"
+"""Prefix of the resources of AMD's device plugin, with any naming strategy."""
 _POD_NETWORK = {  # the container runtime's name of a pod's first interface
     "GLOO_SOCKET_IFNAME": "eth0",
     "NCCL_SOCKET_IFNAME": "eth0",
@@ -42,25 +29,56 @@ _CACHES = {  # everything else on the root file system is read-only
 
 
 def environment(job: Job, attempt: int, process_restarts: int) -> list[Manifest]:
-    """Return the variables of a training pod; ``spec.network.env`` overrides the defaults."""
+    """Return the variables of a training pod.
+
+    ``spec.network`` overrides the operator's ``podDefaults``, and those the defaults for GPUs.
+    """
     values = {
         **_CACHES,
         **_defaults(job),
-        **{variable.name: variable.value for variable in job.spec.network.env},
+        **_by_name(job.pod_defaults.env),
+        **_rdma(job.spec.network),
+        **_by_name(job.spec.network.env),
         **_torchrun(job, attempt),
         **_trainer(job, process_restarts),
     }
-    fields = {launch.ENV_ADDRESS: "status.podIP", launch.ENV_POD_UID: "metadata.uid"}
     result: list[Manifest] = [{"name": name, "value": values[name]} for name in sorted(values)]
-    for name, path in fields.items():
-        result.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
-    return result
+    return [*result, *_of_the_pod(job)]
 
 
 def _defaults(job: Job) -> dict[str, str]:
     if job.spec.gpus_per_node == 0:
         return {}
-    return _GPU | (_POD_NETWORK if job.spec.network.mode == "pod" else {})
+    interfaces = _POD_NETWORK if job.spec.network.mode == "pod" else {}
+    return gpu_environment(is_amd=job.spec.gpu_resource.startswith(_AMD)) | interfaces
+
+
+def _by_name(variables: list[EnvironmentVariable]) -> dict[str, str]:
+    return {variable.name: variable.value for variable in variables}
+
+
+def _rdma(network: Network) -> dict[str, str]:
+    devices = ",".join(network.rdma_devices)
+    values = {
+        "NCCL_IB_HCA": f"={devices}" if devices else None,  # "=": else mlx5_1 is mlx5_10 as well
+        "NCCL_IB_GID_INDEX": network.gid_index,
+        "NCCL_IB_TC": network.traffic_class,
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _of_the_pod(job: Job) -> list[Manifest]:
+    """Return the variables that the kubelet fills in; those of the place order the ranks."""
+    paths = {launch.ENV_ADDRESS: "status.podIP", launch.ENV_POD_UID: "metadata.uid"}
+    scheduling = job.spec.scheduling
+    if label := scheduling.topology or scheduling.required_topology:
+        paths[launch.ENV_TOPOLOGY] = f"metadata.labels['{label}']"
+        if scheduling.queue_name is None:
+            paths[launch.ENV_NODE] = "spec.nodeName"
+    return [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in paths.items()
+    ]
 
 
 def _torchrun(job: Job, attempt: int) -> dict[str, str]:

@@ -11,11 +11,13 @@ from fluxtrain_operator.resources.environment import environment
 from fluxtrain_operator.resources.gang import Gang, gang_of
 from fluxtrain_operator.resources.metadata import metadata
 from fluxtrain_operator.resources.placement import (
+    node_selector_of,
     rendezvous_affinity,
     tolerations_of,
     trainer_affinity,
 )
 from fluxtrain_operator.resources.queueing import queueing_of
+from fluxtrain_operator.resources.requests import resources_of
 from fluxtrain_operator.resources.secret import KEY_FILE, KEY_PATH, key_mount, key_volume
 from fluxtrain_operator.resources.template import merge_into_rendezvous, merge_into_trainer
 from fluxtrain_operator.resources.volumes import SCRATCH_PATH, mounts, volumes
@@ -73,7 +75,8 @@ def training_pod(job: Job, slot: Slot, gang: Gang | None = None) -> Manifest:
             "securityContext": _POD_SECURITY | _device_groups(job),
             "affinity": trainer_affinity(job, slot.excluded_nodes, slot.avoided_nodes),
             "tolerations": tolerations_of(job),
-            "nodeSelector": dict(job.spec.scheduling.node_selector),
+            "nodeSelector": node_selector_of(job),
+            "imagePullSecrets": _pull_secrets(job),
             "containers": [_trainer(job, slot)],
             "volumes": volumes(job),
             **_network(job),
@@ -104,6 +107,7 @@ def rendezvous_pod(
             "securityContext": _POD_SECURITY,
             "affinity": rendezvous_affinity(job, excluded_nodes, avoided_nodes),
             "tolerations": tolerations_of(job),
+            "imagePullSecrets": _pull_secrets(job),
             "containers": [_rendezvous(job)],
             "volumes": [{"name": "tmp", "emptyDir": {}}, key_volume(job)],
             **_priority(job),
@@ -114,7 +118,8 @@ def rendezvous_pod(
     notes[names.ANNOTATION_NODES] = _nodes(job)
     notes[names.ANNOTATION_RENDEZVOUS] = names.RENDEZVOUS_VERSION
     notes[names.ANNOTATION_DEFAULT_CONTAINER] = names.RENDEZVOUS
-    return merge_into_rendezvous(result, job.spec.pod_template.written)
+    uses_own_image = job.rendezvous_image not in ("", job.image)
+    return merge_into_rendezvous(result, job.spec.pod_template.written, uses_own_image)
 
 
 def _trainer(job: Job, slot: Slot) -> Manifest:
@@ -124,7 +129,7 @@ def _trainer(job: Job, slot: Slot) -> Manifest:
         "command": ["fluxtrain", "agent"],
         "env": environment(job, slot.attempt, slot.process_restarts),
         "ports": [{"name": "metrics", "containerPort": job.metrics_port, "protocol": "TCP"}],
-        "resources": _devices(job),
+        "resources": resources_of(job),
         "volumeMounts": mounts(job),
         "securityContext": _CONTAINER_SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -134,7 +139,7 @@ def _trainer(job: Job, slot: Slot) -> Manifest:
 def _rendezvous(job: Job) -> Manifest:
     return {
         "name": names.RENDEZVOUS,
-        "image": job.image,
+        "image": job.rendezvous_image or job.image,
         "command": ["fluxtrain", "rendezvous"],
         "args": [
             f"--nodes={_nodes(job)}",
@@ -150,20 +155,14 @@ def _rendezvous(job: Job) -> Manifest:
     }
 
 
-def _devices(job: Job) -> Manifest:
-    """Return requests and limits: GPUs and a NIC for each. Those of extended resources must be equal."""
-    if job.spec.gpus_per_node == 0:
-        return {}
-    resources = [job.spec.gpu_resource, job.spec.network.rdma_resource]
-    counts = {name: str(job.spec.gpus_per_node) for name in resources if name is not None}
-    return {"requests": counts, "limits": dict(counts)}
-
-
 def _device_groups(job: Job) -> Manifest:
     """Return the supplemental groups of the nodes' device files for a pod with GPUs."""
-    if job.spec.gpus_per_node == 0 or not job.device_groups:
-        return {}
-    return {"supplementalGroups": list(job.device_groups)}
+    groups = job.pod_defaults.supplemental_groups
+    return {"supplementalGroups": groups} if job.spec.gpus_per_node and groups else {}
+
+
+def _pull_secrets(job: Job) -> list[Manifest]:
+    return [{"name": name} for name in job.pod_defaults.image_pull_secrets]
 
 
 def _nodes(job: Job) -> str:

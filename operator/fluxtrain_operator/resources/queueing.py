@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from fluxtrain.contract.resource.fluxtraining import Scheduling
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job
 
@@ -89,8 +90,7 @@ class Kueue(Queueing):
             names.KUEUE_RETRIABLE: "false",
             names.KUEUE_ROLE: names.TRAINER,
         }
-        topology = job.spec.scheduling.topology
-        return notes if topology is None else {**notes, names.KUEUE_TOPOLOGY: topology}
+        return {**notes, **_topology(job.spec.scheduling)}
 
     def fits(self, started_max: int, nodes_max: int) -> bool:
         """Return whether the size is unchanged: a group has a fixed number of pods."""
@@ -99,6 +99,17 @@ class Kueue(Queueing):
     def min_pods(self, job: Job, has_lost_members: bool) -> int:
         """Return 1, as a group ends with its last pod, or ``nodes.min`` if it cannot replace lost pods."""
         return job.spec.nodes.min if has_lost_members else 1
+
+
+def _topology(scheduling: Scheduling) -> dict[str, str]:
+    """Return the topology that Kueue requires or prefers; it assigns nodes in the order of the index."""
+    if scheduling.required_topology is not None:
+        topology = {names.KUEUE_REQUIRED_TOPOLOGY: scheduling.required_topology}
+    elif scheduling.topology is not None:
+        topology = {names.KUEUE_PREFERRED_TOPOLOGY: scheduling.topology}
+    else:
+        return {}
+    return {**topology, names.KUEUE_INDEX_LABEL: names.LABEL_INDEX}
 
 
 _NO_QUEUE, _KUEUE = Queueing(), Kueue()

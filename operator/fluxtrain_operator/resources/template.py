@@ -30,6 +30,8 @@ _RENDEZVOUS_SPEC = (  # also for the rendezvous pod; not what sizes or places tr
 _TRAINER_VOLUMES = ("shm", "tmp")
 """Volumes that are not merged into the rendezvous pod: a claim could bind it to a training node."""
 _RENDEZVOUS_CONTAINER = ("env", "envFrom", "volumeMounts", "imagePullPolicy", "securityContext")
+_OF_THE_IMAGE = ("volumes", "env", "envFrom", "volumeMounts", "imagePullPolicy")
+"""What is not merged into a rendezvous pod that runs another image than the job's."""
 
 
 def require_merge_keys(template: Any, path: str = _AT, key: str = "") -> None:
@@ -50,15 +52,19 @@ def merge_into_trainer(pod: Manifest, template: Mapping[str, Any]) -> Manifest:
     return _without_empty(_merge(pod, template, _AT))
 
 
-def merge_into_rendezvous(pod: Manifest, template: Mapping[str, Any]) -> Manifest:
+def merge_into_rendezvous(
+    pod: Manifest, template: Mapping[str, Any], uses_own_image: bool = False
+) -> Manifest:
     """Return the rendezvous ``pod`` with the parts of ``template`` that apply to all pods of the job."""
     spec = template.get("spec", {})
-    shared = {key: spec[key] for key in _RENDEZVOUS_SPEC if key in spec}
+    left_out = _OF_THE_IMAGE if uses_own_image else ()
+    shared = {key: spec[key] for key in _RENDEZVOUS_SPEC if key in spec and key not in left_out}
     if "volumes" in shared:
         shared["volumes"] = [v for v in shared["volumes"] if v["name"] not in _TRAINER_VOLUMES]
     trainers = (c for c in spec.get("containers", []) if c["name"] == names.TRAINER)
     trainer = next(trainers, Manifest())
-    container = {key: trainer[key] for key in _RENDEZVOUS_CONTAINER if key in trainer}
+    keys = (key for key in _RENDEZVOUS_CONTAINER if key in trainer and key not in left_out)
+    container = {key: trainer[key] for key in keys}
     shared["containers"] = [{"name": names.RENDEZVOUS, **container}]
     metadata = {key: value for key, value in template.items() if key == "metadata"}
     return _without_empty(_merge(pod, {**metadata, "spec": shared}, _AT))

@@ -7,19 +7,18 @@ from fluxtrain.contract.resource.storage import Volume
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.secret import key_mount, key_volume
+from fluxtrain_operator.resources.shared_memory import shared_memory
 
 CONFIG_PATH = f"/etc/fluxtrain/{CONFIG_FILE}"
 """Path of the config in a training pod; FLUXTRAIN_CONFIG is set to it."""
 SCRATCH_PATH = "/tmp"
 """The only writable folder outside of the storage: the root file system is read-only."""
 
-_SHARED_MEMORY = {True: "16Gi", False: "1Gi"}  # for RCCL and the data loader; with GPUs, without
-
 
 def volumes(job: Job) -> list[Manifest]:
     """Return the volumes of a training pod."""
     storage = job.spec.storage
-    shared = _SHARED_MEMORY[job.spec.gpus_per_node > 0]
+    shared = job.spec.resources.shared_memory or shared_memory(job.config, job.spec)
     return [
         {"name": "config", "configMap": {"name": names.config_map(job.name)}},
         {"name": "data", **_source(storage.data)},

@@ -24,6 +24,7 @@ from fluxtrain_operator.members import Members
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.planner.changes import Delete
 from fluxtrain_operator.planner.plan import Event, Plan
+from fluxtrain_operator.pod_defaults import parse_pod_defaults
 from fluxtrain_operator.progress import Progress
 
 
@@ -117,16 +118,17 @@ def test_requests_for_one_kind_are_concurrent() -> None:
     assert pods == ["start"] * 5 + ["end"] * 5
 
 
-def test_pods_with_gpus_have_the_operators_supplemental_groups() -> None:
+def test_pods_have_the_settings_of_the_operator() -> None:
     cluster, manifest = RecordingStore(), make_job()
     manifest["spec"]["gpusPerNode"] = 2
-    reconcile(cluster, manifest, device_groups=(44, 109))
-    groups = {
-        name: manifest["spec"]["securityContext"].get("supplementalGroups")
-        for (kind, name), manifest in cluster.objects.items()
-        if kind == "Pod"
-    }
+    defaults = parse_pod_defaults('{"supplementalGroups": [44, 109], "imagePullSecrets": ["a"]}')
+    reconcile(cluster, manifest, pod_defaults=defaults, rendezvous_image="operator:1")
+    pods = {name: pod["spec"] for (kind, name), pod in cluster.objects.items() if kind == "Pod"}
+    assert all(pod["imagePullSecrets"] == [{"name": "a"}] for pod in pods.values())
+    groups = {n: pod["securityContext"].get("supplementalGroups") for n, pod in pods.items()}
     assert groups == {f"job-{i}": [44, 109] for i in range(4)} | {"job-rendezvous": None}
+    images = {name: pod["containers"][0]["image"] for name, pod in pods.items()}
+    assert images == {f"job-{i}": "trainer:1" for i in range(4)} | {"job-rendezvous": "operator:1"}
 
 
 def test_a_pod_that_cannot_be_created_fails_the_reconcile_after_the_other_requests() -> None:

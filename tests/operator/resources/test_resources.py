@@ -7,6 +7,7 @@ complete; the others are diffs to another variant.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from dataclasses import replace
@@ -23,6 +24,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner.plan import load
+from fluxtrain_operator.pod_defaults import parse_pod_defaults
 from fluxtrain_operator.resources import Slot, desired, training_pod
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -42,13 +44,15 @@ class Plain(yaml.CSafeDumper):
 
 
 def make_job(example: str = "micro", **spec: Any) -> Job:
-    return load_job(Variant(spec, example=example).manifest())
+    return load_job(Variant(spec, example=example))
 
 
-def load_job(manifest: Manifest) -> Job:
+def load_job(variant: Variant) -> Job:
+    manifest = variant.manifest()
     added = {"namespace": "team", "uid": "0000-uid", "generation": 1}
-    metadata = manifest["metadata"] | added
-    return load({**manifest, "metadata": metadata}, "localhost/fluxtrain/trainer:dev")
+    manifest["metadata"] |= added
+    defaults = parse_pod_defaults(json.dumps(variant.pod_defaults))
+    return load(manifest, "localhost/fluxtrain/trainer:dev", variant.rendezvous_image, defaults)
 
 
 def trainer(pod: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +69,7 @@ def environment(job: Job, **slot: int) -> dict[str, str | None]:
 @cache
 def golden_objects(name: str) -> list[Manifest]:
     """Return the objects of a variant that its golden contains."""
-    job = load_job(VARIANTS[name].manifest())
+    job = load_job(VARIANTS[name])
     objects = []
     for manifest in desired(job):
         if manifest["kind"] == "ConfigMap":
@@ -195,34 +199,20 @@ def test_the_default_image_is_not_hashed() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("spec", "groups"),
-    [
-        ({"gpusPerNode": 8}, [44, 109]),
-        ({"gpusPerNode": 0}, None),
-        (
-            {
-                "gpusPerNode": 1,
-                "podTemplate": {"spec": {"securityContext": {"supplementalGroups": [7]}}},
-            },
-            [7],
-        ),
-    ],
-    ids=["GPUs", "no GPUs", "those of the template"],
-)
-def test_pods_with_gpus_get_the_groups_of_the_device_files(
-    spec: dict[str, Any], groups: list[int] | None
-) -> None:
-    plain = make_job(**spec)
-    job = replace(plain, device_groups=(44, 109))
-    pods = [m for m in desired(job) if m["kind"] == "Pod"]
-    actual = {
-        pod["metadata"]["name"]: pod["spec"]["securityContext"].get("supplementalGroups")
-        for pod in pods
-    }
-    rendezvous = groups if groups == [7] else None  # it opens no device
-    assert actual == {"micro-0": groups, "micro-rendezvous": rendezvous}
-    assert job.spec_hash == plain.spec_hash
+def test_the_settings_of_the_operator_are_not_hashed() -> None:
+    plain, added = VARIANTS["gpus"], VARIANTS["pod-defaults"]
+    other = replace(added, rendezvous_image="fluxtrain/operator:next")
+    assert load_job(plain).spec_hash == load_job(added).spec_hash == load_job(other).spec_hash
+
+
+def test_a_template_that_does_not_fit_the_defaults_is_rejected_with_the_path() -> None:
+    template = {"securityContext": {"supplementalGroups": "44"}}
+    variant = replace(
+        VARIANTS["pod-defaults"], spec={"gpusPerNode": 8, "podTemplate": {"spec": template}}
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_job(variant)
+    assert caught.value.path == "spec.podTemplate.spec.securityContext.supplementalGroups"
 
 
 def container(**fields: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -35,6 +35,10 @@ class Variant:
     example: str = BASE
     like: str = BASE
     """The variant to which its golden is a diff."""
+    rendezvous_image: str = ""
+    """Of the operator."""
+    pod_defaults: Manifest = field(default_factory=dict)
+    """Of the operator."""
 
     def manifest(self) -> Manifest:
         """Return the FluxTraining."""
@@ -68,7 +72,26 @@ def _elastic(**scheduling: Any) -> Variant:
 
 _RESOLVING = [name for name in PRESETS if ("preset", name) not in NOT_IMPLEMENTED and name != BASE]
 _CAREFUL = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-_RDMA = {"rdmaResource": "rdma/hca", "env": [{"name": "NCCL_IB_HCA", "value": "bnxt_re0"}]}
+_RDMA = {
+    "rdmaResource": "rdma/hca",
+    "rdmaDevices": ["bnxt_re0", "bnxt_re1:1"],
+    "gidIndex": 3,
+    "trafficClass": 104,
+}
+_POD_DEFAULTS = {
+    "imagePullSecrets": ["registry", "mirror"],
+    "tolerations": [
+        {"key": "amd.com/gpu", "operator": "Exists"},
+        {"key": "pool", "value": "training", "effect": "NoSchedule"},
+    ],
+    "nodeSelector": {"pool": "training", "zone": "a"},
+    "env": [
+        {"name": "HTTPS_PROXY", "value": "http://proxy.example.com:3128"},
+        {"name": "NCCL_IB_GID_INDEX", "value": "1"},
+        {"name": "NCCL_CROSS_NIC", "value": "2"},
+    ],
+    "supplementalGroups": [44, 109],
+}
 _SECRET = {"valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
 _PLACE = {"volumeMounts": [{"name": "site", "mountPath": "/site", "readOnly": True}]}
 
@@ -130,9 +153,66 @@ VARIANTS: dict[str, Variant] = {
             ]
         }
     ),
+    "network-env-over-fields": _on_gpus(
+        network={"gidIndex": 3, "env": [{"name": "NCCL_IB_GID_INDEX", "value": "5"}]}
+    ),
+    "resources": _on_gpus(
+        resources={
+            "requests": {"cpu": "96", "memory": "1Ti"},
+            "limits": {"memory": "2Ti"},
+            "sharedMemory": "100Gi",
+        }
+    ),
+    "resources-limited": _on_gpus(resources={"limits": {"cpu": "12", "memory": "40Gi"}}),
+    "resources-without-requests": _on_gpus(resources={"requests": {"cpu": "0", "memory": "0"}}),
+    "resources-without-gpus": Variant({"resources": {"requests": {"memory": "500M"}}}),
+    "rendezvous-image": Variant({}, rendezvous_image="fluxtrain/operator:0.1.0"),
+    "rendezvous-image-template": Variant(
+        {
+            "podTemplate": {
+                "spec": {
+                    **_trainer(env=[{"name": "PYTHONPATH", "value": "/site"}], **_PLACE),
+                    "volumes": [{"name": "site", "persistentVolumeClaim": {"claimName": "site"}}],
+                    "imagePullSecrets": [{"name": "registry"}],
+                }
+            }
+        },
+        rendezvous_image="fluxtrain/operator:0.1.0",
+        like="template-volume",
+    ),
+    "pod-defaults": Variant({"gpusPerNode": 8}, pod_defaults=_POD_DEFAULTS, like="gpus"),
+    "pod-defaults-without-gpus": Variant({}, pod_defaults=_POD_DEFAULTS),
+    "pod-defaults-overridden": Variant(
+        {
+            "gpusPerNode": 8,
+            "network": {
+                "gidIndex": 3,
+                "env": [{"name": "NCCL_CROSS_NIC", "value": "1"}],
+            },
+            "scheduling": {
+                "nodeSelector": {"zone": "b"},
+                "tolerations": [{"key": "amd.com/gpu", "operator": "Exists"}],
+            },
+            "podTemplate": {
+                "spec": {
+                    **_trainer(env=[{"name": "HTTPS_PROXY", "value": ""}]),
+                    "securityContext": {"supplementalGroups": [7]},
+                    "imagePullSecrets": [{"name": "registry"}, {"name": "own"}],
+                    "tolerations": [{"key": "spot", "operator": "Exists"}],
+                }
+            },
+        },
+        pod_defaults=_POD_DEFAULTS,
+        like="pod-defaults",
+    ),
     "kueue": _elastic(queueName="team"),
+    "kueue-required-topology": _elastic(
+        queueName="team", requiredTopology="example.com/block", topology="example.com/rack"
+    ),
     "kueue-topology": _elastic(queueName="team", topology="example.com/rack"),
     "topology": _elastic(topology="topology.kubernetes.io/zone"),
+    "required-topology": _elastic(requiredTopology="example.com/block"),
+    "both-topologies": _elastic(requiredTopology="example.com/block", topology="example.com/rack"),
     "gang-coscheduling": _elastic(gang="coscheduling"),
     "gang-volcano": _elastic(gang="volcano"),
     "gang-volcano-priority": _elastic(gang="volcano", priorityClassName="high"),

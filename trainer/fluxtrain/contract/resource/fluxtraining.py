@@ -21,6 +21,7 @@ from fluxtrain.contract.resource.api_model import (
     Subdomain,
 )
 from fluxtrain.contract.resource.pod_template import RESERVED_NAMES, PodTemplate, VariableName
+from fluxtrain.contract.resource.resources import Resources
 from fluxtrain.contract.resource.status import Status
 from fluxtrain.contract.resource.storage import Storage
 from fluxtrain.contract.strict_model import IMMUTABLE, Rule
@@ -145,7 +146,10 @@ class Scheduling(ApiModel):
     tolerations: Annotated[list[Toleration], Field(max_length=32)] = []
     """Tolerations of the pods."""
     topology: LabelKey | None = None
-    """Node label, such as a rack's, by which the pods are kept together if possible."""
+    """Node label, such as a rack's, by which the pods are kept together if possible. With it, or with
+    ``requiredTopology``, ranks are ordered by rack and node instead of by pod."""
+    required_topology: LabelKey | None = None
+    """Node label of which all training pods must have the same value; Kueue then ignores ``topology``."""
 
 
 class EnvironmentVariable(ApiModel):
@@ -157,6 +161,17 @@ class EnvironmentVariable(ApiModel):
     """Name; PET_* and FLUXTRAIN_* are reserved for the operator."""
     value: Annotated[str, Field(max_length=4096)]
     """Value of the variable."""
+
+
+RdmaDevice = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9_]+(:[0-9]+)?$",
+        max_length=64,
+        title="an RDMA device such as mlx5_0 or mlx5_0:1",
+    ),
+]
+Byte = Annotated[int, Field(ge=0, le=255)]
 
 
 class Network(ApiModel):
@@ -175,8 +190,15 @@ class Network(ApiModel):
     """``host`` uses the host network, which most RDMA set-ups need."""
     rdma_resource: ResourceName | None = None
     """Extended resource of the RDMA devices; one is requested per GPU."""
+    rdma_devices: Annotated[list[RdmaDevice], Field(max_length=64)] = []
+    """Names of the RDMA devices that RCCL/NCCL may use (NCCL_IB_HCA), each with an optional port; if empty,
+    all."""
+    gid_index: Byte | None = None
+    """Index of the RoCE v2 address in the GID table of the RDMA devices (NCCL_IB_GID_INDEX)."""
+    traffic_class: Byte | None = None
+    """Traffic class of the RDMA packets, which selects a lossless queue of RoCE switches (NCCL_IB_TC)."""
     env: Annotated[list[EnvironmentVariable], Field(max_length=64)] = []
-    """Environment variables for RCCL/NCCL; they override the defaults."""
+    """Environment variables for RCCL/NCCL; they override the defaults and the fields above."""
 
 
 def _in_prepare_task(field: str, allowed: int, why: str) -> Rule:
@@ -188,17 +210,30 @@ def _in_prepare_task(field: str, allowed: int, why: str) -> Rule:
     )
 
 
+_FOR_NCCL = "only RCCL and NCCL read it"
+
+
+def _only_with_gpus(field: str, why: str, unset: object = None, or_cel: str = "") -> Rule:
+    """Return the rule that ``field`` is ``unset`` without GPUs."""
+    return Rule(
+        field,
+        f"must be left out without GPUs: {why}",
+        lambda spec: spec.gpus_per_node > 0 or spec.look_up(field) == unset,
+        f"self.gpusPerNode > 0{or_cel}",
+        others=("gpusPerNode",),
+    )
+
+
 class Spec(ApiModel):
     """Desired state of the job."""
 
     rules: ClassVar = (
-        Rule(
-            "network.rdmaResource",
-            "must be left out without GPUs: one device is requested per GPU",
-            lambda spec: spec.network.rdma_resource is None or spec.gpus_per_node > 0,
-            "self.gpusPerNode > 0",
-            others=("gpusPerNode",),
+        _only_with_gpus("network.rdmaResource", "one device is requested per GPU"),
+        _only_with_gpus(
+            "network.rdmaDevices", _FOR_NCCL, [], " || self.network.rdmaDevices.size() == 0"
         ),
+        _only_with_gpus("network.gidIndex", _FOR_NCCL),
+        _only_with_gpus("network.trafficClass", _FOR_NCCL),
         Rule(
             "network.rdmaResource",
             "must differ from the resource of the GPUs",
@@ -230,6 +265,8 @@ class Spec(ApiModel):
     """Queue, gang scheduling and placement of the pods."""
     network: Network = Network()
     """Network of the ranks."""
+    resources: Resources = Resources()
+    """CPU and memory of the training container, and the size of its shared memory."""
     managed_by: Annotated[str, Field(min_length=1, max_length=253), IMMUTABLE] = (
         "fluxtrain.dev/operator"
     )

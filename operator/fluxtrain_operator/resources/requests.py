@@ -1,0 +1,38 @@
+"""The resources of the training container: CPU, memory, GPUs and RDMA devices."""
+
+from __future__ import annotations
+
+from fluxtrain.contract.resource.resources import Amounts, amount
+from fluxtrain_operator.job import Job, Manifest
+
+CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
+"""Default requests. They are small, so that every node with that many GPUs fits; without any, the pod would
+be the first to be evicted, and would get no CPU beside pods that request some."""
+
+
+def resources_of(job: Job) -> Manifest:
+    """Return the requests and limits of the training container, if there are any."""
+    resources, devices = job.spec.resources, _devices(job)
+    limits = _written(resources.limits)
+    requests = {**_defaults(job.spec.gpus_per_node), **limits, **_written(resources.requests)}
+    requested = {name: quantity for name, quantity in requests.items() if amount(quantity)}
+    result = {"requests": {**requested, **devices}, "limits": {**limits, **devices}}
+    return {name: quantities for name, quantities in result.items() if quantities}
+
+
+def _devices(job: Job) -> dict[str, str]:
+    """Return the GPUs, and an RDMA device for each. Requests and limits of such resources are equal."""
+    if job.spec.gpus_per_node == 0:
+        return {}
+    resources = (job.spec.gpu_resource, job.spec.network.rdma_resource)
+    return {name: str(job.spec.gpus_per_node) for name in resources if name is not None}
+
+
+def _defaults(gpus: int) -> dict[str, str]:
+    if gpus == 0:
+        return {}
+    return {"cpu": str(CPUS_PER_GPU * gpus), "memory": f"{MEMORY_PER_GPU_GIB * gpus}Gi"}
+
+
+def _written(amounts: Amounts) -> dict[str, str]:
+    return amounts.model_dump(mode="json", by_alias=True, exclude_none=True)
