@@ -1,4 +1,4 @@
-# The operator image: Python and the Kubernetes client, without torch.
+# The operator image: Python and the Kubernetes client, without torch. Rendezvous pods run `fluxtrain rendezvous` in it.
 #   pip wheel --no-deps --wheel-dir dist .
 #   buildah build --file images/operator.Dockerfile --tag fluxtrain/operator:0.1.0 .
 # Packages are installed from pip's index. To install from a folder of wheels instead, add
@@ -20,7 +20,8 @@ RUN python3 -m pip install --no-index --no-deps --target /opt/fluxtrain /tmp/flu
 FROM ${BASE}
 COPY --from=packages /opt/packages /opt/packages
 COPY --from=packages /opt/fluxtrain /opt/fluxtrain
-ENV PYTHONPATH=/opt/fluxtrain:/opt/packages \
+ENV PATH=/opt/fluxtrain/bin:${PATH} \
+    PYTHONPATH=/opt/fluxtrain:/opt/packages \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER 1000:1000

@@ -110,6 +110,13 @@ def test_no_installed_package_requires_torch(image: str) -> None:
     assert not {name for name in seen if name.startswith(("torch", "triton", "nvidia"))}
 
 
+def test_the_operator_image_has_the_command_of_the_rendezvous_pod_on_its_path() -> None:
+    path = ROOT / "images" / "operator.Dockerfile"
+    assert "--target /opt/fluxtrain " in " ".join(values(path, "RUN"))
+    assert "PATH=/opt/fluxtrain/bin:${PATH}" in " ".join(values(path, "ENV")).split()
+    assert "fluxtrain" in PROJECT["scripts"]
+
+
 def test_the_operator_image_installs_the_pinned_packages() -> None:
     pinned = {normal(line) for line in (ROOT / "constraints.txt").read_text().split()}
     assert {normal(line) for line in listed("operator")} <= pinned

@@ -13,7 +13,10 @@ from tests.chart.objects import CHART, Manifest, Program, Template, by_kind, one
 from tests.kubernetes_schemas import require_valid
 from tests.paths import ROOT
 
+from fluxtrain.contract.resource.fluxtraining import Toleration
 from fluxtrain_operator import names
+from fluxtrain_operator.options import parse
+from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
 
 GOLDEN = Path(__file__).parent / "golden"
 MONITORING = ("monitoring.coreos.com/v1",)
@@ -38,7 +41,9 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             'image={"repository":"example.com/operator","tag":"v2","pullPolicy":"Always"}',
             'trainerImage={"repository":"example.com:5000/trainer","tag":"v2"}',
             'imagePullSecrets=["pull"]',
-            "trainer.supplementalGroups=[44,109,1000600000]",
+            'podDefaults={"supplementalGroups":[44,109,1000600000],"imagePullSecrets":["pull"],'
+            '"nodeSelector":{"pool":"training"},"env":[{"name":"NCCL_IB_GID_INDEX","value":"3"}],'
+            '"tolerations":[{"key":"amd.com/gpu","operator":"Exists"}]}',
             'nodeSelector={"kubernetes.io/os":"linux"}',
             'tolerations=[{"key":"system","operator":"Exists"}]',
             'priorityClassName="system-cluster-critical"',
@@ -147,7 +152,47 @@ def test_a_new_version_has_new_images(template: Template, tmp_path: Path) -> Non
     rendered = template(chart=newer_chart(tmp_path, "appVersion"))
     container = pod_of(rendered)["containers"][0]
     assert container["image"] == "fluxtrain/operator:9.9.9"
-    assert {"name": "FLUXTRAIN_IMAGE", "value": "fluxtrain/trainer:9.9.9"} in container["env"]
+    for variable, image in (("IMAGE", "trainer"), ("RENDEZVOUS_IMAGE", "operator")):
+        expected = {"name": f"FLUXTRAIN_{variable}", "value": f"fluxtrain/{image}:9.9.9"}
+        assert expected in container["env"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_operator_reads_the_environment_of_its_container(
+    variant: str, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, apis = VARIANTS[variant]
+    container = pod_of(template(*values, apis=apis))["containers"][0]
+    for variable in container["env"]:
+        monkeypatch.setenv(variable["name"], variable.get("value", ""))
+    options = parse([])
+    assert options.rendezvous_image == container["image"]
+    assert (options.pod_defaults == NO_DEFAULTS) == (variant != "everything")
+
+
+def test_one_default_of_the_pods_is_set_without_the_others(template: Template) -> None:
+    container = pod_of(template("podDefaults.supplementalGroups=[1000600000]"))["containers"][0]
+    expected = {"name": "FLUXTRAIN_POD_DEFAULTS", "value": '{"supplementalGroups":[1000600000]}'}
+    assert expected in container["env"]
+
+
+def test_references_to_variables_are_left_to_the_pods_of_the_jobs(template: Template) -> None:
+    value = 'podDefaults.env=[{"name":"NO_PROXY","value":"$(POD_NAME)"}]'
+    (text,) = (
+        variable["value"]
+        for variable in pod_of(template(value))["containers"][0]["env"]
+        if variable["name"] == "FLUXTRAIN_POD_DEFAULTS"
+    )
+    assert text == '{"env":[{"name":"NO_PROXY","value":"$$(POD_NAME)"}]}'
+
+
+def test_the_schema_of_the_pod_defaults_has_the_fields_that_the_operator_reads() -> None:
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())["properties"]["podDefaults"]
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())["podDefaults"]
+    fields = set(PodDefaults.attributes())
+    assert set(schema["properties"]) == set(defaults) == fields
+    toleration = schema["properties"]["tolerations"]["items"]["properties"]
+    assert set(toleration) == set(Toleration.attributes())
 
 
 def test_the_operators_pods_have_no_labels_of_a_job(template: Template) -> None:
@@ -208,14 +253,19 @@ BAD_VALUES = [  # one of each field at a time, as Helm reports them together
         *("replica=2", "replicas=0", 'watchNamespaces="team"', 'image.repository=""'),
         *('trainerImage.pullPolicy="Always"', 'crds.install="yes"', "gangs.kueue=true"),
         *('podMonitor.enabled="sometimes"', "resources.requests.cpu=-1"),
+        'podDefaults.env=[{"name":"PET_NNODES","value":"1"}]',
     ],
     [
         *('replicas="2"', 'watchNamespaces=["Team"]', 'image.tag="a b"', "crds.keep=true"),
         *('podMonitor.interval="15"', "resources.claims=[]"),
+        "podDefaults.supplementalGroups=[2147483648]",
     ],
     [
-        *('watchNamespaces=["a","a"]', 'image.pullPolicy="Sometimes"'),
-        *("podMonitor.labels.release=1", 'logFormat="xml"'),
+        'podDefaults.labels={"a":"b"}',
+        'watchNamespaces=["a","a"]',
+        'image.pullPolicy="Sometimes"',
+        "podMonitor.labels.release=1",
+        'logFormat="xml"',
     ],
 ]
 

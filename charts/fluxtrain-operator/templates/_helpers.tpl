@@ -27,6 +27,18 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
+{{/*
+The values of podDefaults that are set, as JSON; empty if there are none. Kubernetes would replace a reference
+such as $(POD_NAME) in the operator's pod already.
+*/}}
+{{- define "fluxtrain.podDefaults" -}}
+{{- $set := dict }}
+{{- range $name, $value := .Values.podDefaults }}
+{{- if $value }}{{ $_ := set $set $name $value }}{{ end }}
+{{- end }}
+{{- if $set }}{{ toJson $set | replace "$(" "$$(" }}{{ end }}
+{{- end }}
+
 {{/* "true" if a monitoring object is installed: switched on, or automatic and served by the cluster. */}}
 {{- define "fluxtrain.monitored" -}}
 {{- if eq (toString .enabled) "auto" }}
