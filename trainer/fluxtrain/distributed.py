@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from fluxtrain.progress import Progress
+
 START_TIMEOUT = timedelta(minutes=10)
 """Timeout of collectives: ranks compile and load at different speeds."""
 _NO_TIMEOUT = timedelta(days=3650)
@@ -36,6 +38,8 @@ class World:
     num_nodes: int = 1
     exit_stack: ExitStack = field(default_factory=ExitStack, compare=False, repr=False)
     """Closed when all ranks are done, or this one has failed."""
+    progress: Progress = field(default_factory=Progress, compare=False, repr=False)
+    """What this rank reports at /progress."""
 
     @property
     def is_main(self) -> bool:
@@ -71,8 +75,10 @@ class World:
 
 
 @contextmanager
-def process_group() -> Iterator[World]:
+def process_group(progress: Progress | None = None) -> Iterator[World]:
     """Join the process group of torchrun's environment; leave it after a barrier of all ranks.
+
+    ``progress`` is this rank's if it began before.
 
     So if one rank succeeds, the whole task is done.
     """
@@ -93,7 +99,16 @@ def process_group() -> Iterator[World]:
     )
     with ExitStack() as exit_stack:
         try:
-            yield World(rank, local_rank, size, device, local_size, nodes, exit_stack)
+            yield World(
+                rank,
+                local_rank,
+                size,
+                device,
+                local_size,
+                nodes,
+                exit_stack,
+                progress or Progress(),
+            )
             dist.barrier(exit_group)
         finally:
             dist.destroy_process_group()

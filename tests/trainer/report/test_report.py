@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from fluxtrain.errors import ConfigError
+from fluxtrain.progress import Progress
 from fluxtrain.report.clock import Clock
 from fluxtrain.report.console import Console, duration
 from fluxtrain.report.curve import save_loss_curve
-from fluxtrain.report.metrics import Metrics, Progress
+from fluxtrain.report.metrics import Metrics
 from fluxtrain.report.records import Records, read_records
 from fluxtrain.report.server import serve
 

@@ -45,6 +45,9 @@ ENV_FATAL_ERROR = "FLUXTRAIN_FATAL_ERROR"
 then sends SIGUSR1 to its agent. Set by the agent, read by the trainer."""
 ENV_TERMINATION_MESSAGE = "FLUXTRAIN_TERMINATION_MESSAGE"
 """File for the final progress of a trainer that exits. Set by the agent, read by local rank 0."""
+ENV_NODE_PROGRESS = "FLUXTRAIN_NODE_PROGRESS"
+"""Folder with the progress of each rank of the node. Set by the launcher, written by every rank, read by
+local rank 0 for /progress and by the launcher."""
 TERMINATION_LOG = "/dev/termination-log"
 """File that the kubelet copies to the pod's status: JSON with the keys of /progress, and ``message``.
 Written by the agent, read by the operator."""

@@ -7,7 +7,14 @@ Besides the numbers of the run, the report always has:
 | ``rank`` | rank of the process |
 | ``numNodes`` | current number of nodes of the run |
 | ``phase`` | one of the phases below |
-| ``aliveTime`` | Unix time of the last progress of any kind |
+| ``secondsInPhase`` | seconds since the phase began |
+| ``secondsSinceProgress`` | seconds since the last progress of any kind |
+| ``phaseSeconds`` | seconds that the process has spent in each phase, by phase |
+| ``stepSeconds`` | mean seconds of a step in phase ``step``; after the first |
+| ``ranks`` | only at /progress: such values of each rank of the node, and its ``stack`` if it stalls |
+
+All seconds are measured by the trainer's monotonic clock until the response, so a reader on another machine
+compares no clocks: it adds the time since it received the response.
 
 Progress is: a weight loaded, a batch read, a step launched on the device, a batch evaluated, an Euler step or
 an image completed, bytes of a checkpoint or a shard written, a new phase. A running process alone is not.
@@ -15,22 +22,66 @@ an image completed, bytes of a checkpoint or a shard written, a new phase. A run
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast, get_args
 
-Phase = Literal["loading", "running", "evaluating", "saving", "sampling", "finishing", "complete"]
-"""Phase of a trainer. Written by the trainer, read by the operator."""
+Phase = Literal["import", "load", "compile", "step", "evaluate", "save", "sample", "finish"]
+"""Phase of a trainer. Written by the trainer, read by the agent and the operator."""
 
-LOADING: Phase = "loading"
+IMPORT: Phase = "import"
+"""Importing modules and joining the process group."""
+LOAD: Phase = "load"
 """Loading encoders, weights or a checkpoint, or waiting for other ranks that do."""
-RUNNING: Phase = "running"
+COMPILE: Phase = "compile"
+"""The first step of a process whose model is compiled."""
+STEP: Phase = "step"
 """The task itself: training steps, shards of the preprocess task, tars of the prepare task."""
-EVALUATING: Phase = "evaluating"
+EVALUATE: Phase = "evaluate"
 """Evaluating the validation set."""
-SAVING: Phase = "saving"
+SAVE: Phase = "save"
 """Waiting for a checkpoint; one that is written asynchronously is not a phase."""
-SAMPLING: Phase = "sampling"
+SAMPLE: Phase = "sample"
 """Sampling images."""
-FINISHING: Phase = "finishing"
-"""Writing the last files, or waiting for other ranks."""
-COMPLETE: Phase = "complete"
-"""Everything is written; the process exits once all ranks are here."""
+FINISH: Phase = "finish"
+"""Writing the last files, and waiting for other ranks."""
+
+_OLD_NAMES: dict[str, Phase] = {
+    "loading": LOAD,
+    "running": STEP,
+    "evaluating": EVALUATE,
+    "saving": SAVE,
+    "sampling": SAMPLE,
+    "finishing": FINISH,
+    "complete": FINISH,
+}
+"""Names in the first trainers of 0.1.0, which run on while the operator is upgraded."""
+
+PHASE_SECONDS: dict[Phase, float] = {
+    IMPORT: 1200.0,  # joining the process group fails by itself after ten minutes
+    LOAD: 1800.0,  # between two tensors, on storage that is slow to answer
+    COMPILE: 3600.0,  # torch reports nothing while it compiles
+    STEP: 1800.0,  # before the first step
+    EVALUATE: 1800.0,  # between two batches, of which the first compiles
+    SAVE: 3600.0,  # between two writes, on storage that is slow to acknowledge them
+    SAMPLE: 1800.0,  # between two Euler steps, of which the first compiles
+    FINISH: 1800.0,
+}
+"""Seconds without progress after which a process counts as stalled, by phase."""
+_STEPS, _MIN_STEP_SECONDS, _MAX_STEP_SECONDS = 10.0, 60.0, 3600.0
+
+
+def phase_of(name: object) -> Phase | None:
+    """Return the phase with ``name``, which may be an old one; None if it is no phase."""
+    if name in get_args(Phase):
+        return cast(Phase, name)
+    return _OLD_NAMES.get(name) if isinstance(name, str) else None
+
+
+def stall_seconds(phase: Phase, step_seconds: float | None) -> float:
+    """Return the seconds without progress after which a process in ``phase`` counts as stalled.
+
+    In phase ``step`` a minute and ten steps, for a slow disk or a data loader that is behind;
+    ``step_seconds`` is None before the first step.
+    """
+    if phase != STEP or step_seconds is None:
+        return PHASE_SECONDS[phase]
+    return min(_MAX_STEP_SECONDS, _MIN_STEP_SECONDS + _STEPS * step_seconds)

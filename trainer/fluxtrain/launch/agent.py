@@ -24,23 +24,19 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from fluxtrain.contract.launch import (
-    ENV_CONFIG,
     ENV_FATAL_ERROR,
     ENV_GPUS,
     ENV_POD_UID,
     ENV_RENDEZVOUS_KEY,
     ENV_TERMINATION_MESSAGE,
-    METRICS_PORT,
     RunPaths,
 )
 from fluxtrain.contract.members import agent_name
-from fluxtrain.contract.run.immutable_fields import value_at
 from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
 from fluxtrain.gpus import require_gpus
 from fluxtrain.launch import torchrun
 from fluxtrain.launch.environment import prepare_for_gpus
 from fluxtrain.launch.rendezvous import BACKEND, MembershipRendezvous, register
-from fluxtrain.launch.trainer_progress import reported_steps
 from fluxtrain.rendezvous.client import Client
 from fluxtrain.rendezvous.messages import Heartbeat
 from fluxtrain.rendezvous.rank_order import rank_order_key
@@ -93,7 +89,10 @@ def _run_until_done() -> tuple[int, str]:
         while True:
             try:
                 return torchrun.launch(
-                    [f"--rdzv-backend={BACKEND}"], paths, rendezvous.stop_seconds
+                    [f"--rdzv-backend={BACKEND}"],
+                    paths,
+                    rendezvous.stop_seconds,
+                    rendezvous.report_step,
                 )
             except (RendezvousError, DistError) as error:
                 # a node was lost while joining, or the attempt is closed
@@ -120,15 +119,9 @@ def _heartbeats(address: str) -> Iterator[MembershipRendezvous]:
     register(rendezvous)
     client.start()
     try:
-        with reported_steps(address, _metrics_port(), lambda step: client.update(step=step)):
-            yield rendezvous
+        yield rendezvous
     finally:
         client.stop(leaving=True)
-
-
-def _metrics_port() -> int:
-    config = json.loads(Path(os.environ[ENV_CONFIG]).read_text())
-    return value_at(config, "logging.metrics_port") or METRICS_PORT
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -25,6 +27,10 @@ from fluxtrain.errors import (
     FluxtrainError,
 )
 from fluxtrain.numa import bind_near_gpu
+from fluxtrain.progress import Progress
+from fluxtrain.report.metrics import Metrics
+from fluxtrain.report.node_progress import publish
+from fluxtrain.report.server import serve
 
 _STORAGE_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
@@ -43,16 +49,12 @@ FINAL_CODES = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE)
 def main() -> int:
     """Run this rank with torchrun's environment; return its exit code."""
     _print_stacks_on_signal()
-    from fluxtrain.distributed import end_with_parent, process_group  # torch: seconds
-
-    end_with_parent()
     paths = RunPaths.from_environment(os.environ)
     try:
         text = Path(os.environ[ENV_CONFIG]).read_text()
         config = validate(RunConfig, json.loads(text), "spec.run")
         bind_near_gpu(int(os.environ.get("LOCAL_RANK", 0)))
-        with process_group() as world:
-            resolve_name(TASKS[config.task])(config, paths, world)
+        _run_task(config, paths)
         return EXIT_OK
     except FluxtrainError as error:
         return _report(str(error), error.exit_code)
@@ -63,6 +65,38 @@ def main() -> int:
         return _report(f"{path}: cannot be written or read ({error.strerror})", EXIT_STORAGE)
     except Exception:
         return _report(traceback.format_exc(), EXIT_ERROR)
+
+
+def _run_task(config: RunConfig, paths: RunPaths) -> None:
+    """Import the task, join the process group and run the task; from the start /progress is served."""
+    progress = Progress()
+    publish(progress)
+    with ExitStack() as stack:
+        with _serving(progress, config, paths):  # until the task serves its metrics too
+            from fluxtrain.distributed import end_with_parent, process_group
+
+            end_with_parent()
+            task = resolve_name(TASKS[config.task])
+            world = stack.enter_context(process_group(progress))
+        task(config, paths, world)
+
+
+@contextmanager
+def _serving(progress: Progress, config: RunConfig, paths: RunPaths) -> Iterator[None]:
+    """Serve /progress on local rank 0."""
+    progress.update(
+        rank=int(os.environ.get("RANK", "0")),
+        numNodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
+        processRestarts=paths.process_restarts,
+    )
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    port = config.logging.metrics_port if is_first else 0
+    stop = serve(Metrics(), progress, paths.metrics_address, port)
+    try:
+        yield
+    finally:
+        if stop is not None:
+            stop()
 
 
 def _print_stacks_on_signal() -> None:

@@ -126,6 +126,10 @@ class MembershipRendezvous(RendezvousHandler):
     def _must_reform(self, reply: Reply) -> bool:
         return reply.reform or reply.generation > self._generation
 
+    def report_step(self, step: int) -> None:
+        """Report the newest step of this node's trainers with the heartbeats."""
+        self._client.update(step=step)
+
     def is_closed(self) -> bool:
         """Return whether the attempt has ended."""
         reply = self._client.reply

@@ -32,7 +32,9 @@ from fluxtrain.encode.encoders import check_files
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, StorageError
 from fluxtrain.files import atomic_write, exclusive_lock
 from fluxtrain.launch.environment import prepare_for_gpus
-from fluxtrain.report.metrics import Metrics, Progress
+from fluxtrain.launch.trainer_progress import TrainerProgress, trainer_progress
+from fluxtrain.progress import Progress
+from fluxtrain.report.metrics import Metrics
 from fluxtrain.report.server import serve
 from fluxtrain.run_state import RunState, check_same_run, latest, read_state
 
@@ -46,6 +48,8 @@ MALLOC_SETTINGS = {
 they are returned to the kernel, which costs 220,000 page faults a step (docs/log.md)."""
 SHUTDOWN_SECONDS = 120
 """How long trainers may take to save a checkpoint after a signal."""
+_RESTART_SECONDS = 30
+"""The same before a restart in place: torchrun's default."""
 _LOCK_TIMEOUT_SECONDS = 10.0
 _EXIT_BARRIER_SECONDS = 10
 """How long an agent waits for the other agents after its trainers succeeded; usually milliseconds.
@@ -113,10 +117,23 @@ def _check_training(config: RunConfig, paths: RunPaths, processes: int) -> None:
 class _Agent(LocalElasticAgent):
     """torchrun's agent, which does not wait half a minute for trainers whose peers are lost."""
 
-    def __init__(self, *arguments: Any, stop_seconds: StopSeconds, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        stop_seconds: StopSeconds,
+        progress: TrainerProgress,
+        **options: Any,
+    ) -> None:
         options["exit_barrier_timeout"] = _EXIT_BARRIER_SECONDS
         super().__init__(*arguments, **options)
-        self._stop_seconds = stop_seconds
+        self._stop_seconds, self._progress = stop_seconds, progress
+
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = _RESTART_SECONDS
+    ) -> None:
+        if death_sig != signal.SIGKILL:
+            self._progress.print_if_stalled()
+        super()._shutdown(death_sig, timeout)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         seconds = self._stop_seconds()
@@ -130,15 +147,27 @@ def launch(
     torchrun_arguments: list[str],
     paths: RunPaths,
     stop_seconds: StopSeconds = lambda: None,
+    on_step: Callable[[int], None] = lambda step: None,
 ) -> tuple[int, str]:
     """Run ``fluxtrain.launch.rank`` under torchrun with these arguments and the PET_* environment.
 
     ``stop_seconds`` returns the seconds from SIGTERM to SIGKILL of trainers; torchrun's if it returns None.
+    ``on_step`` is called with each new step.
     """
+    with trainer_progress(on_step) as progress:
+        return _launch(torchrun_arguments, paths, stop_seconds, progress)
+
+
+def _launch(
+    torchrun_arguments: list[str],
+    paths: RunPaths,
+    stop_seconds: StopSeconds,
+    progress: TrainerProgress,
+) -> tuple[int, str]:
     logging.getLogger("torch.distributed.elastic").setLevel(
         logging.CRITICAL
     )  # the errors are reported by the caller
-    agent = partial(_Agent, stop_seconds=stop_seconds)
+    agent = partial(_Agent, stop_seconds=stop_seconds, progress=progress)
     vars(api)[LocalElasticAgent.__name__] = agent  # the launcher has no argument for it
     parser = get_args_parser()
     if any("--shutdown-timeout" in action.option_strings for action in parser._actions):

@@ -1,47 +1,97 @@
-"""The step of this node's trainers, read from /progress of local rank 0, for the agent's heartbeats."""
+"""The progress of this node's trainers, as its agent sees it: reports steps, prints the stacks of a stall.
+
+Stacks are printed by the trainers themselves, at a signal whose handler needs neither their main thread nor
+Python's lock.
+"""
 
 from __future__ import annotations
 
-import json
+import os
+import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from urllib.request import ProxyHandler, build_opener
+
+from fluxtrain.contract.launch import ENV_NODE_PROGRESS, STACKS_SIGNAL
+from fluxtrain.report.node_progress import RankProgress, read_ranks
 
 _POLL_SECONDS = 1.0
-_TIMEOUT_SECONDS = 2.0
-_MAX_BYTES = 1 << 16
+_PRINT_SECONDS = 0.3
+"""How long a trainer may take to print its stacks, before the next one does."""
+_STALLED = 0.5
+"""Stacks are printed after this fraction of the time without progress after which the operator restarts."""
+_STALLED_AT_STOP = 0.1
+"""The same when the trainers are stopped, as they may not print anything later."""
 
 
-def read_step(address: str, port: int) -> int | None:
-    """Return the step at ``address:port``; None without a valid response, as before the first step."""
-    host = f"[{address}]" if ":" in address else address
-    with suppress(OSError, ValueError):
-        opener = build_opener(ProxyHandler({}))
-        with opener.open(f"http://{host}:{port}/progress", timeout=_TIMEOUT_SECONDS) as response:
-            progress = json.loads(response.read(_MAX_BYTES))
-        step = progress.get("step") if isinstance(progress, dict) else None
-        return step if type(step) is int and 0 <= step < 1 << 53 else None
-    return None
+class TrainerProgress:
+    """The progress of the ranks of this node."""
+
+    def __init__(self, on_step: Callable[[int], None]) -> None:
+        """Call ``on_step`` with each new step."""
+        self._on_step = on_step
+        self._step = 0
+        self._has_printed = False  # since the last progress
+        self._lock = threading.Lock()
+
+    def poll(self) -> None:
+        """Report a new step, and print the stacks of all ranks once if none makes progress."""
+        ranks = read_ranks()
+        step = max((rank.step for rank in ranks), default=0)
+        if step != self._step:
+            self._step = step
+            self._on_step(step)
+        self._print_if_stalled(ranks, _STALLED)
+
+    def print_if_stalled(self) -> None:
+        """Print the stacks of all ranks if none makes progress; called before they are stopped."""
+        self._print_if_stalled(read_ranks(), _STALLED_AT_STOP)
+
+    def _print_if_stalled(self, ranks: Sequence[RankProgress], fraction: float) -> None:
+        with self._lock:
+            stalled = are_stalled(ranks, time.monotonic(), fraction)
+            if stalled and not self._has_printed:
+                print_stacks(ranks)
+            self._has_printed = stalled
+
+
+def are_stalled(ranks: Sequence[RankProgress], now: float, fraction: float) -> bool:
+    """Return whether no rank has made progress for ``fraction`` of its time; False without ranks."""
+    return bool(ranks) and all(
+        rank.seconds_since_progress(now) >= fraction * rank.stall_seconds() for rank in ranks
+    )
+
+
+def print_stacks(ranks: Sequence[RankProgress]) -> None:
+    """Make ``ranks`` print the stacks of their threads, one after the other."""
+    for rank in ranks:
+        seconds = rank.seconds_since_progress(time.monotonic())
+        where = f": {rank.stack}" if rank.stack else ""
+        text = f"no progress for {seconds:.0f} s in phase {rank.phase}, step {rank.step}{where}"
+        print(f"fluxtrain: rank {rank.rank}: {text}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # it has just ended
+            os.kill(rank.pid, STACKS_SIGNAL)
+        time.sleep(_PRINT_SECONDS)
 
 
 @contextmanager
-def reported_steps(address: str, port: int, report: Callable[[int], None]) -> Iterator[None]:
-    """Call ``report`` with each new step of the trainers, once a second, until the end."""
-    stopped = threading.Event()
+def trainer_progress(on_step: Callable[[int], None]) -> Iterator[TrainerProgress]:
+    """Make the trainers started meanwhile write their progress, and poll it once a second."""
+    progress, stopped = TrainerProgress(on_step), threading.Event()
 
     def poll() -> None:
-        last = None
         while not stopped.wait(_POLL_SECONDS):
-            step = read_step(address, port)
-            if step is not None and step != last:
-                report(step)
-                last = step
+            progress.poll()
 
-    thread = threading.Thread(target=poll, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join()
+    with tempfile.TemporaryDirectory(prefix="fluxtrain-", ignore_cleanup_errors=True) as folder:
+        os.environ[ENV_NODE_PROGRESS] = folder
+        thread = threading.Thread(target=poll, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield progress
+        finally:
+            stopped.set()
+            thread.join()
+            del os.environ[ENV_NODE_PROGRESS]

@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 
 from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.progress import COMPLETE, FINISHING, RUNNING
+from fluxtrain.contract.progress import FINISH, STEP
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World
 from fluxtrain.precompute.output import EncodedOutput
@@ -52,15 +52,15 @@ class PrecomputeReporter:
         self._closing.close()
 
     def start_encoding(self) -> None:
-        """Start the clock of the throughput and enter the phase running."""
+        """Start the clock of the throughput and enter the phase step."""
         self._start = time.monotonic()
         self._progress.update(steps=self._total)
-        self._endpoint.set_phase(RUNNING)
+        self._endpoint.set_phase(STEP)
         self._endpoint.step_done()
 
     def wait_for_others(self) -> None:
-        """Enter the phase finishing: this rank's shards are written."""
-        self._endpoint.set_phase(FINISHING)
+        """Enter the phase finish: this rank's shards are written."""
+        self._endpoint.set_phase(FINISH)
 
     def record_activity(self) -> None:
         """Refresh the time of the last activity, by which a hang is detected."""
@@ -104,7 +104,6 @@ class PrecomputeReporter:
     def complete(self) -> None:
         """Report success and log the output folders."""
         self._progress.update(status="success", step=self._total)
-        self._endpoint.set_phase(COMPLETE)
         if self._world.is_main:
             for output in self._outputs:
                 self._console.print_line(f"{output.part}: {output.folder}")

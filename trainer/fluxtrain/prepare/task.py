@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.progress import COMPLETE, FINISHING, RUNNING
+from fluxtrain.contract.progress import FINISH, STEP
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError, StoppedError
@@ -43,9 +43,9 @@ def prepare(config: RunConfig, paths: RunPaths, world: World) -> None:
         if world.local_rank == 0:
             endpoint.start(stack)
         if not world.is_main:
-            return endpoint.set_phase(FINISHING)
+            return endpoint.set_phase(FINISH)
         stack.enter_context(handled(_stop, signal.SIGTERM, signal.SIGINT))
-        endpoint.set_phase(RUNNING)
+        endpoint.set_phase(STEP)
 
         def on_progress(done: int, total: int) -> None:
             endpoint.metrics.step.set(done)
@@ -57,7 +57,7 @@ def prepare(config: RunConfig, paths: RunPaths, world: World) -> None:
             total = report["kept" if config.prepare.dataset == "cc12m" else "samples"]
             on_progress(total, total)
         endpoint.progress.update(status="success")
-        endpoint.set_phase(COMPLETE)
+        endpoint.set_phase(FINISH)
 
 
 def open_task(config: RunConfig, paths: RunPaths) -> Prepare:

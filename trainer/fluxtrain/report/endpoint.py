@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.progress import Phase
+from fluxtrain.contract.progress import LOAD, Phase
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World
-from fluxtrain.report.metrics import Metrics, Progress
+from fluxtrain.report.metrics import Metrics
 from fluxtrain.report.server import serve
 from fluxtrain.report.termination_message import write_progress
 
@@ -19,16 +19,16 @@ class Endpoint:
     """The metrics and the progress of a process, served after `start`."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, world: World) -> None:
-        """Create the metrics and the progress of this rank of ``world``."""
-        self.metrics, self.progress = Metrics(), Progress()
+        """Create the metrics of this rank of ``world``; the phase load begins."""
+        self.metrics, self.progress = Metrics(), world.progress
         self._port, self._address = config.logging.metrics_port, paths.metrics_address
         self._world_stack = world.exit_stack
         self.progress.update(
             rank=world.rank,
             numNodes=world.num_nodes,
             processRestarts=paths.process_restarts,
-            aliveTime=time.time(),
         )
+        self.progress.enter(LOAD)
 
     def start(self, stack: ExitStack) -> None:
         """Serve until all ranks are done; write the progress for the agent when ``stack`` is closed."""
@@ -39,22 +39,21 @@ class Endpoint:
 
     def alive(self) -> None:
         """Record a sign of progress, so that the operator does not report a hang; thread-safe."""
-        self.progress.update(aliveTime=time.time())
+        self.progress.alive()
 
     def step_done(self, **values: object) -> None:
         """Record a finished step of the task and update ``values``."""
-        now = time.time()
-        self.metrics.last_progress.set(now)
-        self.progress.step_done(now, **values)
+        self.metrics.last_progress.set(time.time())
+        self.progress.step_done(**values)
 
     def set_phase(self, phase: Phase) -> None:
         """Record that ``phase`` begins."""
-        self.progress.update(phase=phase, aliveTime=time.time())
+        self.progress.enter(phase)
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
         """Set ``phase`` and afterwards the previous one, which an error does not restore."""
-        before = self.progress.read()["phase"]
+        before = self.progress.phase
         self.set_phase(phase)
         yield
         self.set_phase(before)

@@ -1,13 +1,8 @@
-"""Prometheus metrics and the progress that the operator reads, of one process."""
+"""Prometheus metrics of one process."""
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
-
-from fluxtrain.contract.progress import LOADING
 
 _STEP_BUCKETS = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60, 120)
 
@@ -77,28 +72,3 @@ class Metrics:
             "checkpoint_stall_seconds", "Time that training waited for checkpoints."
         )
         self.bad_samples = counter("bad_samples", "Samples that could not be read.")
-
-
-class Progress:
-    """The newest values of /progress, by key; thread-safe."""
-
-    def __init__(self) -> None:
-        """Start in phase ``loading``."""
-        self._values: dict[str, Any] = {"phase": LOADING}
-        self._lock = threading.Lock()
-
-    def update(self, **values: object) -> None:
-        """Replace the given values and keep the others."""
-        with self._lock:
-            self._values = {**self._values, **values}
-
-    def step_done(self, now: float, **values: object) -> None:
-        """Record that a step ended at Unix time ``now``, and replace the given values."""
-        with self._lock:
-            before = {"firstStepTime": now, **self._values}
-            self._values = {**before, **values, "lastStepTime": now, "aliveTime": now}
-
-    def read(self) -> dict[str, Any]:
-        """Return all values."""
-        with self._lock:
-            return dict(self._values)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from fluxtrain.contract.launch import LEDGER_FOLDER, SAMPLES_FOLDER, RunPaths
-from fluxtrain.contract.progress import COMPLETE, EVALUATING, FINISHING, RUNNING, SAMPLING, SAVING
+from fluxtrain.contract.progress import COMPILE, EVALUATE, FINISH, SAMPLE, SAVE, STEP, Phase
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.order import BatchShares
 from fluxtrain.distributed import World
@@ -41,6 +41,7 @@ class Observer:
         self._endpoint = Endpoint(config, paths, world)
         self.metrics, self.progress = self._endpoint.metrics, self._endpoint.progress
         self.alive = self._endpoint.alive
+        self._step_phase: Phase = COMPILE if config.parallel.compile else STEP
         self.num_unreadable, self.last_fault = 0, ""
         self._logged_faults = set[str]()  # of the validation set
         self._closing = closing
@@ -98,7 +99,7 @@ class Observer:
         """Start the clock after every rank is loaded, and before any rank reads a sample."""
         self.world.barrier()
         self.progress.update(steps=self.config.schedule.steps)
-        self._endpoint.set_phase(RUNNING)
+        self._endpoint.set_phase(self._step_phase)
         self._clock.resume()
         if self._logs is not None:
             self._logs.on_train_begin()
@@ -113,6 +114,9 @@ class Observer:
         """Report that ``step`` was submitted to the device."""
         self.metrics.step.set(step)
         self._endpoint.step_done(step=step)
+        if self._step_phase != STEP:
+            self._step_phase = STEP
+            self._endpoint.set_phase(STEP)
         if self._logs is not None:
             self._logs.on_step_end(step)
 
@@ -191,7 +195,7 @@ class Observer:
     def on_evaluate_begin(self, run: RunState) -> Callable[[int], None]:
         """Pause the training clock; return a function to call with the number of samples evaluated."""
         self._clock.pause()
-        self._endpoint.set_phase(EVALUATING)
+        self._endpoint.set_phase(EVALUATE)
         if self._logs is None:
             return lambda samples: self.alive()
         show = self._logs.on_evaluate_begin(run)
@@ -222,7 +226,7 @@ class Observer:
         self.progress.update(evalLoss=result.loss)
         if self._logs is not None:
             self._logs.on_evaluate_end(run, result)
-        self._endpoint.set_phase(RUNNING)
+        self._endpoint.set_phase(self._step_phase)
         self._clock.resume()
 
     @contextmanager
@@ -230,7 +234,7 @@ class Observer:
         """Pause the training clock; count the time inside as waiting for a checkpoint."""
         self._clock.pause()
         begin = time.perf_counter()
-        with self._endpoint.phase(SAVING):
+        with self._endpoint.phase(SAVE):
             yield
         self.metrics.checkpoint_stall.inc(time.perf_counter() - begin)
         self.progress.update(trainSeconds=run.train_seconds)
@@ -246,7 +250,7 @@ class Observer:
         """Pause the training clock; yield the file for the sample images of ``step``."""
         self._clock.pause()
         path = self.paths.output / SAMPLES_FOLDER / f"step_{step:07d}.png"
-        with self._endpoint.phase(SAMPLING):
+        with self._endpoint.phase(SAMPLE):
             yield path
         if self._logs is not None:
             self._logs.on_sampled(step, path)
@@ -259,11 +263,10 @@ class Observer:
 
     def on_train_end(self, run: RunState) -> None:
         """Draw the loss curve and report the final status."""
-        self._endpoint.set_phase(FINISHING)
+        self._endpoint.set_phase(FINISH)
         if self._logs is not None:
             self._logs.on_train_end(run)
         self.progress.update(status=run.status)
-        self._endpoint.set_phase(COMPLETE)
 
     @property
     def train_seconds(self) -> float:

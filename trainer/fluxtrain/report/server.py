@@ -12,7 +12,12 @@ from prometheus_client import generate_latest
 
 from fluxtrain.contract.launch import METRICS_PORT
 from fluxtrain.errors import ConfigError
-from fluxtrain.report.metrics import Metrics, Progress
+from fluxtrain.progress import Progress
+from fluxtrain.report.metrics import Metrics
+from fluxtrain.report.node_progress import node_report
+
+_STOP_SECONDS = 0.1
+"""How long the server may take to stop: a task that starts waits for it."""
 
 
 def serve(
@@ -27,7 +32,9 @@ def serve(
         return None
     server = _bind(_handler(metrics, progress), address, port)
     progress.update(port=server.server_address[1])
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, args=(_STOP_SECONDS,), name="metrics", daemon=True
+    )
     thread.start()
 
     def stop() -> None:
@@ -64,7 +71,8 @@ def _handler(metrics: Metrics, progress: Progress) -> type[BaseHTTPRequestHandle
             if self.path == "/metrics":
                 self._respond(generate_latest(metrics.registry), "text/plain; version=0.0.4")
             elif self.path == "/progress":
-                self._respond(json.dumps(progress.read()).encode(), "application/json")
+                values = {**progress.read(), "ranks": node_report()}
+                self._respond(json.dumps(values).encode(), "application/json")
             elif self.path == "/healthz":
                 self._respond(b"ok\n", "text/plain")
             else:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fluxtrain.contract.launch import ENV_TERMINATION_MESSAGE
-from fluxtrain.report.metrics import Progress
+from fluxtrain.progress import Progress
 
 MAX_BYTES = 2048
 """Of a termination message; kubelet keeps 4096 of one container, 12,288 of all containers of a pod."""

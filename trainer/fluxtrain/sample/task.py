@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fluxtrain import __version__
 from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
-from fluxtrain.contract.progress import COMPLETE, FINISHING, SAMPLING
+from fluxtrain.contract.progress import FINISH, SAMPLE
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World
 from fluxtrain.encode.codec import load_decoder
@@ -61,11 +61,10 @@ def sample_prompts(config: RunConfig, paths: RunPaths, world: World) -> None:
         own = range(world.rank, len(image_paths), world.size)
         if missing := [index for index in own if not image_paths[index].exists()]:
             _sample(config, paths, world, missing, endpoint)
-        endpoint.set_phase(FINISHING)
+        endpoint.set_phase(FINISH)
         if world.local_rank == 0:
             _wait_for_node(image_paths, world, endpoint)
         endpoint.progress.update(status="success")
-        endpoint.set_phase(COMPLETE)
 
 
 def _image_paths(config: RunConfig, paths: RunPaths) -> list[Path]:
@@ -98,7 +97,7 @@ def _sample(
     decode = load_decoder(config.encoders, paths.models, world.device)
     noise = initial_noise(config.seed, max(indices) + 1, config.latent_shape).to(world.device)
     endpoint.progress.update(steps=len(indices))
-    endpoint.set_phase(SAMPLING)
+    endpoint.set_phase(SAMPLE)
     for done, (index, text) in enumerate(zip(indices, texts, strict=False), 1):
         start = noise[index : index + 1]
         latents = denoise(flow_loss, start, text, empty, config.sampling, endpoint.alive)

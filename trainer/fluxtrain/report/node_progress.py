@@ -1,0 +1,152 @@
+"""The progress of every rank of a node: each writes a file once a second, for local rank 0 and the agent.
+
+The files hold times of the machine's monotonic clock, which all its processes share. So the seconds without
+progress of a process that is stopped go on growing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fluxtrain.contract.launch import ENV_NODE_PROGRESS
+from fluxtrain.contract.progress import Phase, stall_seconds
+from fluxtrain.files import atomic_write
+from fluxtrain.progress import Progress
+
+_WRITE_SECONDS = 1.0
+_SILENT_SECONDS = 10.0
+"""After this long without progress, a rank also writes where it is."""
+_PACKAGE = "fluxtrain"
+
+
+@dataclass(frozen=True)
+class RankProgress:
+    """The progress of one rank; times are of the machine's monotonic clock."""
+
+    rank: int
+    pid: int
+    phase: Phase
+    step: int
+    phase_began: float
+    progressed: float
+    step_seconds: float | None = None
+    """Mean seconds of a step; None before the first."""
+    stack: str = ""
+    """The innermost frame of the main thread, if there is no progress."""
+
+    def seconds_since_progress(self, now: float) -> float:
+        """Return the seconds without progress."""
+        return max(0.0, now - self.progressed)
+
+    def stall_seconds(self) -> float:
+        """Return the seconds without progress after which the rank counts as stalled."""
+        return stall_seconds(self.phase, self.step_seconds)
+
+    def report(self, now: float) -> dict[str, Any]:
+        """Return the entry of this rank in /progress."""
+        return {
+            "rank": self.rank,
+            "phase": self.phase,
+            "step": self.step,
+            "secondsInPhase": round(max(0.0, now - self.phase_began), 3),
+            "secondsSinceProgress": round(self.seconds_since_progress(now), 3),
+            **({"stepSeconds": self.step_seconds} if self.step_seconds is not None else {}),
+            **({"stack": self.stack} if self.stack else {}),
+        }
+
+
+def publish(progress: Progress, environment: Mapping[str, str] = os.environ) -> None:
+    """Write the progress of this rank to the node's folder once a second, in a thread, if there is one."""
+    folder = environment.get(ENV_NODE_PROGRESS)
+    if folder is None:
+        return
+    path = Path(folder) / f"rank_{int(environment.get('LOCAL_RANK', '0')):04d}.json"
+    rank = int(environment.get("RANK", "0"))
+
+    def write_forever() -> None:
+        while True:
+            with suppress(OSError):  # a full disk must not end the training
+                _write(path, _present(progress, rank))
+            time.sleep(_WRITE_SECONDS)
+
+    threading.Thread(target=write_forever, name="progress", daemon=True).start()
+
+
+def read_ranks(environment: Mapping[str, str] = os.environ) -> list[RankProgress]:
+    """Return the progress of the node's ranks whose processes exist, by rank."""
+    folder = environment.get(ENV_NODE_PROGRESS)
+    paths = Path(folder).glob("rank_*.json") if folder else ()
+    ranks = (_read(path) for path in paths)
+    running = [rank for rank in ranks if rank is not None and _exists(rank.pid)]
+    return sorted(running, key=lambda rank: rank.rank)
+
+
+def node_report() -> list[dict[str, Any]]:
+    """Return the entries of the node's ranks in /progress."""
+    now = time.monotonic()
+    return [rank.report(now) for rank in read_ranks()]
+
+
+def _present(progress: Progress, rank: int) -> RankProgress:
+    values, now = progress.read(), time.monotonic()
+    silent = values["secondsSinceProgress"]
+    return RankProgress(
+        rank=rank,
+        pid=os.getpid(),
+        phase=values["phase"],
+        step=values.get("step", 0),
+        phase_began=now - values["secondsInPhase"],
+        progressed=now - silent,
+        step_seconds=values.get("stepSeconds"),
+        stack=_position() if silent >= _SILENT_SECONDS else "",
+    )
+
+
+def _position() -> str:
+    """Return the innermost frame of the main thread, and of this package if that differs."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    own = frame
+    while own is not None and _module(own).partition(".")[0] != _PACKAGE:
+        own = own.f_back
+    frames = [frame] if own is frame else [frame, own]
+    return ", called from ".join(_described(f) for f in frames if f is not None)
+
+
+def _described(frame: FrameType) -> str:
+    return f"{frame.f_code.co_name} ({_module(frame)}:{frame.f_lineno})"
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "?"))
+
+
+def _write(path: Path, rank: RankProgress) -> None:
+    with atomic_write(path) as partial:
+        partial.write_text(json.dumps(asdict(rank)))
+
+
+def _read(path: Path) -> RankProgress | None:
+    try:
+        return RankProgress(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None  # not written yet, or by another version
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
