@@ -4,16 +4,61 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fluxtrain.contract.progress import Phase, phase_of, stall_seconds
 from fluxtrain.contract.resource.status import CheckpointStatus, ProgressStatus
 from fluxtrain_operator.timestamps import stamp
 
 _MAX_COUNT = 2**31 - 1
 _MAX_SAMPLES = 2**53
 _MAX_TIME = 253_402_300_799  # the last second of the year 9999
+_MAX_RANKS, _MAX_STACK = 64, 512
+
+
+@dataclass(frozen=True)
+class RankProgress:
+    """The progress of one rank when the response was made.
+
+    Times do not count in comparisons: they differ in each response, and change nothing before they are due.
+    """
+
+    rank: int
+    phase: Phase
+    step: int = 0
+    seconds_in_phase: float = field(default=0.0, compare=False)
+    seconds_since_progress: float = field(default=0.0, compare=False)
+    step_seconds: float | None = field(default=None, compare=False)
+    stack: str = ""
+    """Where its main thread is; empty while it makes progress."""
+    pod: str = ""
+    """Uid of its pod."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Return the seconds until it counts as stalled; negative from then on."""
+        return stall_seconds(self.phase, self.step_seconds) - self.seconds_since_progress
+
+    @staticmethod
+    def from_json(values: object) -> RankProgress | None:
+        """Return the progress of a rank in ``values``; None without a phase or the time of its progress."""
+        if not isinstance(values, Mapping):
+            return None
+        phase = phase_of(values.get("phase"))
+        silent = _number(values.get("secondsSinceProgress"))
+        if phase is None or silent is None:
+            return None
+        return RankProgress(
+            rank=_count(values.get("rank"), _MAX_COUNT),
+            phase=phase,
+            step=_count(values.get("step"), _MAX_COUNT),
+            seconds_in_phase=max(0.0, _number(values.get("secondsInPhase")) or 0.0),
+            seconds_since_progress=max(0.0, silent),
+            step_seconds=_number(values.get("stepSeconds")),
+            stack=_line(values.get("stack")),
+        )
 
 
 @dataclass(frozen=True)
@@ -24,10 +69,14 @@ class Progress:
     checkpoint: CheckpointStatus | None = None
     process_restarts: int = 0
     rank: int = 0
-    phase: str = ""
-    """One of the phases of `fluxtrain.contract.progress`; empty from older trainers."""
+    phase: Phase | None = None
+    """Phase of the process; None from the first trainers of 0.1.0."""
+    ranks: tuple[RankProgress, ...] = ()
+    """The ranks of the node, or of all nodes if this one makes no progress; empty from older trainers."""
+    age: float = field(default=0.0, compare=False)
+    """Seconds since the response was received, by the operator's monotonic clock."""
     alive_time: float | None = None
-    """Unix time of the newest progress of any kind; None from older trainers."""
+    """Unix time of the newest progress of any kind, as older trainers report it instead of ``ranks``."""
     num_nodes: int | None = None
     """Nodes that train together; None from older trainers."""
     train_seconds_before: float | None = None
@@ -45,11 +94,27 @@ class Progress:
             checkpoint=CheckpointStatus(step=step, time=time) if step else None,
             process_restarts=_count(answer.get("processRestarts"), _MAX_COUNT),
             rank=_count(answer.get("rank"), _MAX_COUNT),
-            phase=phase if isinstance(phase := answer.get("phase"), str) else "",
+            phase=phase_of(answer.get("phase")),
+            ranks=_ranks(answer),
             alive_time=_unix_time(answer.get("aliveTime")),
             num_nodes=_count(answer.get("numNodes"), _MAX_COUNT) or None,
             train_seconds_before=_number(answer.get("trainSecondsBefore")),
         )
+
+    @property
+    def seconds_since_progress(self) -> float | None:
+        """Return the seconds since any of the ranks made progress; None from older trainers."""
+        silent = min((rank.seconds_since_progress for rank in self.ranks), default=None)
+        return None if silent is None else silent + self.age
+
+    def with_ranks(self, others: Iterable[Progress]) -> Progress:
+        """Return this progress with the ranks of ``others`` too."""
+        ranks = {rank.rank: rank for other in (*others, self) for rank in other.ranks}
+        return replace(self, ranks=tuple(ranks[rank] for rank in sorted(ranks)))
+
+    def in_pod(self, uid: str) -> Progress:
+        """Return this progress, with ``uid`` as the pod of its ranks."""
+        return replace(self, ranks=tuple(replace(rank, pod=uid) for rank in self.ranks))
 
 
 def read_termination_message(message: object) -> tuple[str, Progress | None]:
@@ -82,6 +147,20 @@ def _status(answer: Mapping[str, Any]) -> ProgressStatus:
         firstStepTime=_time(answer.get("firstStepTime")),
         lastStepTime=_time(answer.get("lastStepTime")),
     )
+
+
+def _ranks(answer: Mapping[str, Any]) -> tuple[RankProgress, ...]:
+    """Return the valid ranks in ``answer``, or the process itself if it lists none."""
+    listed = answer.get("ranks")
+    entries = listed[:_MAX_RANKS] if isinstance(listed, list) and listed else [answer]
+    ranks = (RankProgress.from_json(entry) for entry in entries)
+    return tuple(rank for rank in ranks if rank is not None)
+
+
+def _line(value: object) -> str:
+    """Return the printable characters of the first line of ``value``."""
+    lines = value[:_MAX_STACK].splitlines() if isinstance(value, str) else []
+    return "".join(c for c in lines[0] if c.isprintable()) if lines else ""
 
 
 def _number(value: object) -> float | None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fluxtrain.contract.progress import COMPLETE, FINISHING
+from fluxtrain.contract.progress import FINISH
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.progress import Progress
 
 PROGRESS_SECONDS = 10.0
 """Polling interval of a job."""
-_DONE = (FINISHING, COMPLETE)
-"""Phases in which rank 0 is done while other ranks may still work."""
+_SILENT_SECONDS = 20.0
+"""If rank 0 has made no progress for this long, all pods are polled."""
 _MAX_REQUESTS = 256  # each needs an open file until its timeout
 _MAX_JOBS = 64
 _MAX_SILENT_PER_SECOND = 25.0
@@ -32,6 +33,8 @@ class PodProgress:
 
     uid: str
     progress: Progress
+    received: float = field(default_factory=time.monotonic, compare=False)
+    """Monotonic time of the response."""
 
 
 @dataclass
@@ -91,7 +94,9 @@ class ProgressPoller:
     def lowest_rank(self, key: Key) -> Progress | None:
         """Return the latest progress of rank 0, or of the lowest rank that responded instead of it."""
         latest = job.latest if (job := self._jobs.get(key)) else None
-        return latest.progress if latest and latest.uid in self._addresses(key) else None
+        if latest is None or latest.uid not in self._addresses(key):
+            return None
+        return replace(latest.progress, age=time.monotonic() - latest.received)
 
     async def close(self) -> None:
         """Stop polling all jobs."""
@@ -126,27 +131,28 @@ class ProgressPoller:
     async def _fetch_job(self, key: Key, job: _PolledJob) -> PodProgress | None:
         """Return the progress of rank 0: from the pod that had it before, otherwise from any other.
 
-        If rank 0 does not respond, the lowest rank that does shows whether the job makes progress.
+        If rank 0 does not respond, the lowest rank that does shows whether the job makes progress. If rank 0
+        makes none, all ranks show whether another does, and which of them stopped first.
         """
         pods, latest, port = self._addresses(key), job.latest, job.port
         if latest is not None and latest.progress.rank == 0 and latest.uid in pods:
-            progress = await self._fetch_pod(pods.pop(latest.uid), port)
+            progress = await self._fetch_pod(latest.uid, pods.pop(latest.uid), port)
             if progress is not None and progress.rank == 0:
-                others = await self._fetch_pods(pods, port) if progress.phase in _DONE else []
-                return PodProgress(latest.uid, _with_newest_alive(progress, others))
-        reports = await self._fetch_pods(pods, port)
-        return min(reports, key=lambda report: report.progress.rank, default=None)
+                others = await self._fetch_pods(pods, port) if _may_be_waiting(progress) else []
+                return _merged([PodProgress(latest.uid, progress), *others])
+        return _merged(await self._fetch_pods(pods, port))
 
     async def _fetch_pods(self, pods: Mapping[str, str], port: int) -> list[PodProgress]:
         """Return the progress of those of ``pods``, addresses by uid, that respond."""
         reports = await asyncio.gather(
-            *(self._fetch_pod(address, port) for address in pods.values())
+            *(self._fetch_pod(uid, address, port) for uid, address in pods.items())
         )
         return [PodProgress(u, p) for u, p in zip(pods, reports, strict=True) if p is not None]
 
-    async def _fetch_pod(self, address: str, port: int) -> Progress | None:
+    async def _fetch_pod(self, uid: str, address: str, port: int) -> Progress | None:
         async with self._request_slots:
-            return await self._fetch(address, port)
+            progress = await self._fetch(address, port)
+        return None if progress is None else progress.in_pod(uid)
 
     def _addresses(self, key: Key) -> dict[str, str]:
         """Return the addresses of the running pods by uid."""
@@ -157,10 +163,23 @@ class ProgressPoller:
         }
 
 
-def _with_newest_alive(progress: Progress, others: list[PodProgress]) -> Progress:
-    """Return ``progress`` with the newest alive time of all ranks, as rank 0 waits for the others."""
-    times = (progress.alive_time, *(report.progress.alive_time for report in others))
-    return replace(progress, alive_time=max((t for t in times if t is not None), default=None))
+def _may_be_waiting(progress: Progress) -> bool:
+    """Return whether rank 0 may wait for other ranks."""
+    return progress.phase == FINISH or (progress.seconds_since_progress or 0.0) >= _SILENT_SECONDS
+
+
+def _merged(reports: list[PodProgress]) -> PodProgress | None:
+    """Return the report of the lowest rank, with the ranks of all; None without reports.
+
+    As that rank may wait for the others, the newest alive time counts.
+    """
+    lowest = min(reports, key=lambda report: report.progress.rank, default=None)
+    if lowest is None or len(reports) == 1:
+        return lowest
+    progress = lowest.progress.with_ranks(report.progress for report in reports)
+    times = (report.progress.alive_time for report in reports)
+    alive_time = max((time for time in times if time is not None), default=None)
+    return replace(lowest, progress=replace(progress, alive_time=alive_time))
 
 
 def _has_address(pod: Mapping[str, Any]) -> bool:

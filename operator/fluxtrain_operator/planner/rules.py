@@ -9,7 +9,7 @@ from typing import Literal
 from fluxtrain.errors import EXIT_OK
 from fluxtrain_operator.planner.failures import Failure, retry_time
 from fluxtrain_operator.planner.situation import Situation, true_since
-from fluxtrain_operator.planner.watchdog import has_stalled
+from fluxtrain_operator.planner.watchdog import has_stalled, stall_message
 from fluxtrain_operator.timestamps import stamp
 
 _COMPLETE, _FAILED = "Complete", "Failed"  # phases of the jobs in startAfter
@@ -169,8 +169,7 @@ def no_progress(situation: Situation) -> Decision | None:
     """Restart a job that has stalled; that uses a restart, as it may stall again."""
     if not has_stalled(situation):
         return None
-    last = situation.last_step_time
-    message = "no step yet" if last is None else f"no step since {stamp(last)}"
+    message = stall_message(situation)
     if exhausted := _restarts_exhausted(situation, message):
         return exhausted
     grace = _STALLED_GRACE_SECONDS

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fluxtrain.contract.progress import RUNNING
 from fluxtrain.contract.resource.status import Condition, ProgressStatus, Restarts
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.failures import Failure, failure_of
@@ -26,8 +25,6 @@ _UNRESPONSIVE_SECONDS = 30.0
 """If a pod still exists this long after its grace period, its kubelet is unresponsive."""
 _RECENT_SECONDS = 60.0
 """Progress that is not older proves that the nodes of the present world run."""
-_TRAINING = ("", RUNNING)
-"""Phases in which steps are made; older trainers report none."""
 
 
 @dataclass(frozen=True)
@@ -172,21 +169,6 @@ class Situation:
         began = sorted(pod.started or 0.0 for pod in self.running)[self.job.spec.nodes.min - 1]
         return self.last_step_time >= began
 
-    @property
-    def alive_time(self) -> float | None:
-        """Return the Unix time of the newest progress of any kind that a trainer reports."""
-        return self.observed.any_progress.alive_time if self.observed.any_progress else None
-
-    @property
-    def is_training(self) -> bool:
-        """Return whether the current processes make steps, and nothing else at the moment."""
-        answer = self.observed.any_progress
-        return (
-            answer is not None
-            and answer.status.last_step_time is not None
-            and answer.phase in _TRAINING
-        )
-
     @cached_property
     def on_not_ready_nodes(self) -> tuple[Pod, ...]:
         """Return the current pods that run on nodes that are not ready."""
@@ -324,6 +306,8 @@ class Situation:
         answer = self.observed.any_progress
         if answer is None:
             return None
+        if answer.seconds_since_progress is not None:
+            return self.now - answer.seconds_since_progress
         times = (answer.alive_time, seconds(answer.status.last_step_time))
         return max((time for time in times if time is not None), default=None)
 

@@ -1,46 +1,61 @@
-"""The watchdog: a job without progress for too long has stalled; the timeout follows from its own steps."""
+"""The watchdog: a job has stalled if none of its ranks makes progress for longer than its phase allows.
+
+A rank measures the time since its progress by its own monotonic clock. A job is never restarted because no
+trainer answers: a firewall or a service mesh may be the cause, and the job may well train.
+"""
 
 from __future__ import annotations
 
-from fluxtrain_operator.job import Job
+from fluxtrain.contract.progress import LOAD, STEP, stall_seconds
 from fluxtrain_operator.planner.situation import Situation
+from fluxtrain_operator.progress import Progress, RankProgress
 
-STARTUP_SECONDS = 1800.0
-"""From the last pod's start to the first step: images, weights, compilation, a first evaluation.
-
-Also between two reports of progress in any other phase than training: they come with batches, samples and
-bytes, and storage may take long to acknowledge a write.
-"""
-_PAUSE_SECONDS = 60.0  # for a checkpoint, a slow disk, or a data loader that is behind
 _NO_ANSWER_SECONDS = 300.0  # longer than a start takes
-_STEPS = 10.0
-_EVALUATION = 0.5  # of the time between two evaluations; only the trainer knows their samples
-_MAX_SECONDS = 3600.0
+_MEASURABLE_SECONDS = 2.0
+"""By this much one rank must have stopped before another one: ranks report their progress once a second."""
 
 
 def progress_deadline(situation: Situation) -> float | None:
-    """Return the Unix time by which progress is due; None if fewer than ``nodes.min`` pods run.
+    """Return the Unix time by which progress is due; None without an answer, or with fewer pods than
+    ``nodes.min``.
 
-    A pod that joins restarts all processes, so the startup time begins again.
+    It is the latest deadline of all ranks: one that saves may hold up others.
     """
-    if not situation.has_min_nodes:
+    answer = situation.observed.any_progress
+    if not situation.has_min_nodes or answer is None:
         return None
-    joined = max(pod.started or 0.0 for pod in situation.running)
-    last = max(situation.last_step_time or 0.0, situation.alive_time or 0.0)
-    if situation.is_training and last >= joined:
-        return last + step_timeout(situation)
-    fixed = situation.job.spec.restart.no_progress_seconds or 0
-    return max(joined, last) + max(STARTUP_SECONDS, fixed)
+    ranks = _ranks(situation, answer)
+    left = max(stall_timeout(situation, r) - r.seconds_since_progress for r in ranks)
+    return situation.now + left - answer.age
 
 
 def has_stalled(situation: Situation) -> bool:
-    """Return whether progress is overdue and a trainer answers at /progress.
-
-    If no trainer answers, a firewall or a service mesh may be the cause, and the job may well train.
-    """
+    """Return whether a trainer answers and progress is overdue."""
     deadline = progress_deadline(situation)
-    answers = situation.observed.any_progress is not None
-    return deadline is not None and situation.now >= deadline and answers
+    return deadline is not None and situation.now >= deadline
+
+
+def stall_message(situation: Situation) -> str:
+    """Return how long nothing has progressed, and the rank that stopped first with its place and stack."""
+    answer = situation.observed.any_progress
+    assert answer is not None, "only an answer can show a stall"
+    ranks = _ranks(situation, answer)
+    silent = min(rank.seconds_since_progress for rank in ranks) + answer.age
+    first = _first_to_stop(ranks)
+    stopped = "stopped first, in" if _is_distinct(first, ranks) else "is in"
+    stack = f": {first.stack}" if first.stack else ""
+    place = f"phase {first.phase} at step {first.step}{stack}"
+    return f"no progress for {silent:.0f} s; rank {first.rank}{_where(situation, first)} {stopped} {place}"
+
+
+def stall_timeout(situation: Situation, rank: RankProgress) -> float:
+    """Return the seconds without progress after which ``rank`` counts as stalled."""
+    learned = stall_seconds(rank.phase, rank.step_seconds)
+    fixed = situation.job.spec.restart.no_progress_seconds
+    if fixed is None:
+        return learned
+    is_stepping = rank.phase == STEP and rank.step_seconds is not None
+    return float(fixed) if is_stepping else max(fixed, learned)
 
 
 def no_answer_time(situation: Situation) -> float | None:
@@ -57,24 +72,38 @@ def has_no_answer(situation: Situation) -> bool:
     return since is not None and situation.now >= since
 
 
-def step_timeout(situation: Situation) -> float:
-    """Return the seconds that a step, and what happens between two steps, may take."""
-    fixed = situation.job.spec.restart.no_progress_seconds
-    if fixed is not None:
-        return float(fixed)
-    rate = situation.progress.samples_per_second if situation.progress else None
-    if not rate or rate <= 0:
-        return STARTUP_SECONDS
-    return min(_MAX_SECONDS, _PAUSE_SECONDS + _samples_between(situation.job) / rate)
-
-
-def _samples_between(job: Job) -> float:
-    """Return the work between two steps, as the number of training samples that take as long."""
-    config = job.config
-    num_images = len(config.sampling.prompts) + config.sampling.num_prompts
-    generated = num_images * config.sampling.num_steps * 2 if config.sampling.every_steps else 0
-    return (
-        _STEPS * config.schedule.global_batch_size
-        + _EVALUATION * config.evaluation.every_samples
-        + generated
+def _ranks(situation: Situation, answer: Progress) -> tuple[RankProgress, ...]:
+    """Return the ranks of ``answer``; from an older trainer one, from the times of its own clock."""
+    if answer.ranks:
+        return answer.ranks
+    joined = max(pod.started or 0.0 for pod in situation.running)
+    last = max(joined, situation.last_step_time or 0.0, answer.alive_time or 0.0)
+    rate, batch = answer.status.samples_per_second, situation.job.config.schedule.global_batch_size
+    has_stepped = (situation.last_step_time or 0.0) >= joined and bool(rate and rate > 0)
+    rank = RankProgress(
+        rank=answer.rank,
+        phase=answer.phase or LOAD,
+        step=answer.status.step,
+        seconds_since_progress=situation.now - last - answer.age,
+        step_seconds=batch / rate if rate and has_stepped else None,
     )
+    return (rank,)
+
+
+def _first_to_stop(ranks: tuple[RankProgress, ...]) -> RankProgress:
+    """Return the rank with the fewest steps; of several, the one that has been silent the longest."""
+    return min(ranks, key=lambda rank: (rank.step, -rank.seconds_since_progress, rank.rank))
+
+
+def _is_distinct(first: RankProgress, ranks: tuple[RankProgress, ...]) -> bool:
+    """Return whether ``first`` stopped before all other ranks for certain."""
+    others = [rank for rank in ranks if rank is not first]
+    latest = first.seconds_since_progress - _MEASURABLE_SECONDS
+    return bool(others) and all(
+        first.step < rank.step or rank.seconds_since_progress < latest for rank in others
+    )
+
+
+def _where(situation: Situation, rank: RankProgress) -> str:
+    pod = next((pod for pod in situation.running if pod.uid == rank.pod), None)
+    return "" if pod is None else f" of {pod.name} on {pod.node}"

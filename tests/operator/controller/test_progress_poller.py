@@ -17,7 +17,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.progress_poller import FetchProgress, ProgressPoller
 from fluxtrain_operator.names import Key
-from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.progress import Progress, RankProgress
 
 PORT = 9464
 
@@ -134,8 +134,8 @@ async def test_while_rank_0_is_done_the_other_ranks_show_whether_there_is_progre
     p: Polling,
 ) -> None:
     progress = {
-        "10.0.0.1": replace(step(9), phase="complete", alive_time=100.0),
-        "10.0.0.2": replace(step(9), phase="sampling", alive_time=200.0, rank=4),
+        "10.0.0.1": replace(step(9), phase="finish", alive_time=100.0),
+        "10.0.0.2": replace(step(9), phase="sample", alive_time=200.0, rank=4),
     }
 
     async def fetch(address: str, port: int) -> Progress | None:
@@ -145,9 +145,34 @@ async def test_while_rank_0_is_done_the_other_ranks_show_whether_there_is_progre
     p.start()
     await until(lambda: p.rank_0 is not None and p.rank_0.alive_time == 200.0)
     assert p.rank_0 is not None
-    assert p.rank_0.phase == "complete"
-    progress["10.0.0.1"] = replace(step(9), phase="running", alive_time=300.0)
+    assert p.rank_0.phase == "finish"
+    progress["10.0.0.1"] = replace(step(9), phase="step", alive_time=300.0)
     await until(lambda: p.rank_0 is not None and p.rank_0.alive_time == 300.0)
+
+
+@scenario()
+async def test_while_rank_0_makes_no_progress_all_ranks_are_polled(p: Polling) -> None:
+    def silent(rank: int, seconds: float) -> Progress:
+        present = RankProgress(rank, "step", step=9, seconds_since_progress=seconds)
+        return replace(step(9), phase="step", rank=rank, ranks=(present,))
+
+    progress = {"10.0.0.1": silent(0, 5), "10.0.0.2": silent(4, 90)}
+    requests = list[str]()
+
+    async def fetch(address: str, port: int) -> Progress | None:
+        requests.append(address)
+        return progress.get(address)
+
+    p.fetch = fetch
+    p.start()
+    await until(lambda: p.rank_0 is not None and len(requests) >= 10)
+    assert p.rank_0 is not None
+    assert [r.rank for r in p.rank_0.ranks][:1] == [0]
+    assert requests[5:].count("10.0.0.2") == 0
+    progress["10.0.0.1"] = silent(0, 30)
+    await until(lambda: p.rank_0 is not None and len(p.rank_0.ranks) == 2)
+    assert [(r.rank, r.pod) for r in p.rank_0.ranks] == [(0, "uid-1"), (4, "uid-2")]
+    assert 30 <= (p.rank_0.seconds_since_progress or 0) < 31
 
 
 @scenario(seconds=100)

@@ -139,7 +139,7 @@ class SmallCluster:
         """Return rank 0's answer."""
         if self.progress is None:
             return None
-        return Progress(self.progress, num_nodes=len(self.world))
+        return Progress(self.progress, phase="step", num_nodes=len(self.world))
 
     def _heard(self) -> Heard:
         """Return the members that the rendezvous service reports, if it answers."""

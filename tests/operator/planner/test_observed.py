@@ -170,6 +170,32 @@ def test_progress_is_parsed() -> None:
     assert (progress.checkpoint.step, progress.process_restarts) == (5, 2)
 
 
+def test_the_ranks_of_a_node_are_parsed() -> None:
+    first = {
+        "rank": 0,
+        "phase": "step",
+        "step": 7,
+        "secondsInPhase": 9.5,
+        "secondsSinceProgress": 2,
+    }
+    second = {**first, "rank": 1, "stepSeconds": 0.5, "stack": "wait (queue:7)\nmore"}
+    invalid = [None, 7, {}, {**first, "phase": "walking"}, {**first, "secondsSinceProgress": "7"}]
+    progress = Progress.from_json({**first, "ranks": [first, second, *invalid]})
+    assert progress is not None
+    ranks = [(r.rank, r.step, r.seconds_since_progress, r.stack) for r in progress.ranks]
+    assert ranks == [(0, 7, 2.0, ""), (1, 7, 2.0, "wait (queue:7)")]
+    assert progress.seconds_since_progress == 2.0
+    alone = Progress.from_json(first)
+    assert alone is not None
+    assert alone.ranks == progress.ranks[:1], "a process whose node has no list reports itself"
+    many = Progress.from_json({"ranks": [first] * 100_000})
+    assert many is not None
+    assert len(many.ranks) == 64
+    older = Progress.from_json({"phase": "running", "aliveTime": 1_767_225_610.9})
+    assert older is not None
+    assert (older.phase, older.ranks, older.seconds_since_progress) == ("step", (), None)
+
+
 @pytest.mark.parametrize(
     "value",
     [math.nan, math.inf, -math.inf, 1e400, -1, 10**30, 10**400, True, "7", None, [], {}],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from tests.operator.planner.pods import (
     NOW,
@@ -10,6 +13,7 @@ from tests.operator.planner.pods import (
     make_job,
     make_pod,
     make_pods,
+    message,
     num_gang_restarts,
     plan_with,
     progress,
@@ -17,45 +21,130 @@ from tests.operator.planner.pods import (
     with_status,
 )
 
+from fluxtrain.contract.progress import Phase
 from fluxtrain.contract.resource.status import ProgressStatus
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.plan import plan
-from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.progress import Progress, RankProgress
 
 ONE_MINUTE = {"restart": {"noProgressSeconds": 60}}
 
 
+def rank(
+    number: int = 0, phase: Phase = "step", silent: float = 0.0, **changes: Any
+) -> RankProgress:
+    """Return a rank in step 7 whose steps take a second: it may be silent for 70 seconds."""
+    step_seconds = 1.0 if phase == "step" else None
+    defaults = {"step": 7, "step_seconds": step_seconds, "pod": f"pod-{number}"}
+    return RankProgress(number, phase, **{**defaults, **changes, "seconds_since_progress": silent})
+
+
+def answer(*ranks: RankProgress, age: float = 0.0) -> Progress:
+    """Return what rank 0 answers; by the trainers' wall clocks, the last step was long ago."""
+    return replace(progress(7000, phase=ranks[0].phase), ranks=ranks, age=age)
+
+
 def test_a_job_without_progress_is_restarted_and_uses_a_restart() -> None:
     job = running(**ONE_MINUTE)
-    before = plan_with(job, *make_pods(), progress=progress(50))
-    assert (before.status.attempt, before.requeue_after) == (1, pytest.approx(10.0, abs=1))
-    stalled = plan_with(job, *make_pods(), progress=progress(61))
+    before = plan_with(job, *make_pods(), progress=answer(rank(silent=50)))
+    assert (before.status.attempt, before.requeue_after) == (1, pytest.approx(10.0))
+    stalled = plan_with(job, *make_pods(), progress=answer(rank(silent=61)))
     assert (stalled.status.attempt, num_gang_restarts(stalled.status)) == (2, 1)
     assert condition(stalled.status, "Progressing") == ("False", "NoProgress")
     assert {delete.grace_seconds for delete in stalled.delete} == {30}
 
 
-def test_the_step_timeout_is_learned_and_the_first_step_has_longer() -> None:
+LIMITS: list[tuple[Phase, float | None, float]] = [
+    ("import", None, 1200),
+    ("load", None, 1800),
+    ("compile", None, 3600),
+    ("step", None, 1800),  # before the first step
+    ("step", 0.02, 60.2),
+    ("step", 1.0, 70),
+    ("step", 60.0, 660),
+    ("step", 1000.0, 3600),
+    ("evaluate", 1.0, 1800),  # the last one, over the whole validation set
+    ("save", 1.0, 3600),  # the last one, of 143 GB
+    ("sample", 1.0, 1800),  # the gallery
+    ("finish", 1.0, 1800),
+]
+FIXED = [("step", 1.0, 90), ("step", None, 1800), ("load", None, 1800), ("save", 1.0, 3600)]
+
+
+@pytest.mark.parametrize(
+    ("fixed", "phase", "step_seconds", "limit"),
+    [*((None, *row) for row in LIMITS), *((90, *row) for row in FIXED), (7200, "save", 1.0, 7200)],
+)
+def test_each_phase_has_its_own_limit(
+    fixed: int | None, phase: Phase, step_seconds: float | None, limit: float
+) -> None:
+    job = running(restart={"noProgressSeconds": fixed} if fixed else {})
+    for silent, attempt in ((limit - 1, 1), (limit, 2)):
+        for age in (0.0, 30.0):  # since the answer, by the operator's clock
+            present = rank(0, phase, silent - age, step_seconds=step_seconds)
+            result = plan_with(job, *make_pods(), progress=answer(present, age=age))
+            assert result.status.attempt == attempt, (silent, age)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "attempt", "culprit"),
+    [
+        ([rank(0, silent=100), rank(1, silent=69)], 1, ""),
+        ([rank(0, silent=100), rank(1, "save", 100)], 1, ""),
+        ([rank(0, "finish", 3000), rank(1, "sample", 5)], 1, ""),
+        ([rank(0, silent=90), rank(1, silent=90)], 2, "rank 0 of job-0 on node-0 is in"),
+        ([rank(0, silent=90), rank(1, silent=95)], 2, "rank 1 of job-1 on node-1 stopped first"),
+        (
+            [rank(0, silent=95), rank(1, silent=90, step=6)],
+            2,
+            "rank 1 of job-1 on node-1 stopped first, in phase step at step 6",
+        ),
+        (
+            [rank(0, silent=90), rank(1, silent=99, stack="wait (queue:7)", pod="gone")],
+            2,
+            "no progress for 90 s; rank 1 stopped first, in phase step at step 7: wait (queue:7)",
+        ),
+    ],
+)
+def test_a_job_has_stalled_if_all_its_ranks_have_and_the_first_of_them_is_named(
+    ranks: list[RankProgress], attempt: int, culprit: str
+) -> None:
+    result = plan_with(running(), *make_pods(), progress=answer(*ranks))
+    assert result.status.attempt == attempt
+    if attempt == 2:
+        assert culprit in message(result.status, "Progressing")
+        assert culprit in message(result.status, "Healthy")
+        assert any(culprit in event.message for event in result.events)
+
+
+def test_a_job_with_a_wrong_clock_is_not_stalled() -> None:
     job = running()
-    # 60 s, ten steps of 8 samples, and half of the time between evaluations, at 8 samples/s
-    assert plan_with(job, *make_pods(), progress=progress(30)).status.attempt == 1
-    assert plan_with(job, *make_pods(), progress=progress(3601)).status.attempt == 2
+    for seconds in (-86_400, 86_400):  # by which the trainers' clocks differ from the operator's
+        present = replace(progress(seconds), ranks=(rank(silent=5),))
+        assert plan_with(job, *make_pods(), progress=present).status.attempt == 1
+
+
+@pytest.mark.parametrize(
+    ("phase", "silent", "attempt"),
+    [("step", 79, 1), ("step", 81, 2), ("load", 1799, 1), (None, 1799, 1), (None, 1801, 2)],
+)
+def test_older_trainers_report_times_of_their_own_clock(
+    phase: Phase | None, silent: float, attempt: int
+) -> None:
+    result = plan_with(running(), *make_pods(), progress=progress(silent, phase=phase))
+    assert result.status.attempt == attempt
+
+
+def test_any_rank_may_report_a_stall() -> None:
+    other = replace(answer(rank(4, silent=71)), rank=4)
+    assert plan_with(running(), *make_pods(), any_progress=other).status.attempt == 2
+
+
+def test_older_trainers_that_never_step_have_longer() -> None:
     new = make_job(plan(make_job(), Observed(), NOW).status)
-    pods, loading = make_pods(started=NOW), Progress(ProgressStatus(), phase="loading")
+    pods, loading = make_pods(started=NOW), Progress(ProgressStatus(), phase="load")
     assert plan_with(new, *pods, progress=loading, now=NOW + 1799).status.attempt == 1
     assert plan_with(new, *pods, progress=loading, now=NOW + 1801).status.attempt == 2
-
-
-@pytest.mark.parametrize("phase", ["evaluating", "saving", "sampling", "finishing"])
-def test_other_phases_than_training_have_their_own_timeout(phase: str) -> None:
-    job = running(**ONE_MINUTE)
-    alive = progress(7000, phase=phase, alive_time=NOW - 1700)
-    assert plan_with(job, *make_pods(), progress=alive).status.attempt == 1
-    stalled = progress(7000, phase=phase, alive_time=NOW - 1801)
-    assert plan_with(job, *make_pods(), progress=stalled).status.attempt == 2
-    other = progress(7000, phase=phase, alive_time=NOW - 1801, rank=4)
-    result = plan_with(job, *make_pods(), any_progress=other, now=NOW + 1800)
-    assert result.status.attempt == 2, "any rank may report it"
 
 
 def test_a_job_whose_trainers_do_not_answer_is_reported_and_not_restarted() -> None:

@@ -258,6 +258,21 @@ def test_a_trainer_prints_its_stacks_on_a_signal_and_continues(agents: Agents) -
     assert children(agent.pid) == [trainer]
 
 
+def test_the_stacks_of_a_stalled_trainer_are_in_the_log_before_it_is_stopped(
+    agents: Agents,
+) -> None:
+    agents.service("2:2")
+    first, second = agents.agent(nodes="2:2"), agents.agent(nodes="2:2")
+    agents.wait_for_step(5)
+    (stopped,) = children(second.pid)
+    os.kill(stopped, signal.SIGSTOP)  # so the other hangs in a collective
+    time.sleep(9)
+    assert "most recent call first" not in agents.log_of(1)
+    first.send_signal(signal.SIGTERM)
+    agents.wait_for(lambda: "most recent call first" in agents.log_of(1), seconds=20)
+    assert ": no progress for " in agents.log_of(1)
+
+
 def test_a_finished_agent_does_not_wait_for_a_lost_one(agents: Agents) -> None:
     """Torchrun's agents wait five minutes for each other by default."""
     agents.configure({"schedule": {"steps": 60}})

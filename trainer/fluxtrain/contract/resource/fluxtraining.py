@@ -70,7 +70,7 @@ class Restart(ApiModel):
     """Maximum restarts after errors of the program; node loss, eviction and preemption do not count."""
     no_progress_seconds: Annotated[int, Field(ge=30, le=86_400)] | None = None
     """Restart a job that reports no newer step for this long; if unset, derived from its step times. Other
-    phases, such as loading or saving, have half an hour since their last progress, or this if longer."""
+    phases, such as loading or saving, have limits of their own, or this if it is longer."""
     on_exit_codes: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(max_length=32)] = [
         1,
         74,
