@@ -7,6 +7,7 @@ from fluxtrain.contract.gpu_environment import gpu_environment
 from fluxtrain.contract.resource.fluxtraining import EnvironmentVariable, Network
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.resources.grace import shutdown_seconds
 from fluxtrain_operator.resources.secret import KEY_FILE, KEY_PATH
 from fluxtrain_operator.resources.volumes import CONFIG_PATH, SCRATCH_PATH
 
@@ -109,5 +110,6 @@ def _trainer(job: Job, process_restarts: int) -> dict[str, str]:
         launch.ENV_MODELS: launch.MODELS_PATH,
         launch.ENV_OUTPUT: launch.OUTPUT_PATH,
         launch.ENV_PROCESS_RESTARTS: str(process_restarts),
+        launch.ENV_SHUTDOWN_SECONDS: str(shutdown_seconds(job)),
         launch.ENV_RENDEZVOUS_KEY: f"{KEY_PATH}/{KEY_FILE}",
     }

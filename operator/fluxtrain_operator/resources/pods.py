@@ -9,6 +9,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.environment import environment
 from fluxtrain_operator.resources.gang import Gang, gang_of
+from fluxtrain_operator.resources.grace import grace_seconds
 from fluxtrain_operator.resources.metadata import metadata
 from fluxtrain_operator.resources.placement import (
     node_selector_of,
@@ -22,8 +23,6 @@ from fluxtrain_operator.resources.secret import KEY_FILE, KEY_PATH, key_mount, k
 from fluxtrain_operator.resources.template import merge_into_rendezvous, merge_into_trainer
 from fluxtrain_operator.resources.volumes import SCRATCH_PATH, mounts, volumes
 
-GRACE_SECONDS = 180
-"""Seconds from SIGTERM to SIGKILL; the launcher gives its trainers 120 s for a checkpoint."""
 _USER = 1000  # the user of our images; set here as other images need not have one
 _POD_SECURITY = {
     "runAsNonRoot": True,
@@ -69,7 +68,7 @@ def training_pod(job: Job, slot: Slot, gang: Gang | None = None) -> Manifest:
             "hostname": name,
             "subdomain": names.service(job.name),
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "terminationGracePeriodSeconds": grace_seconds(job),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": _POD_SECURITY | _device_groups(job),

@@ -25,6 +25,10 @@ ENV_PROCESS_RESTARTS = "FLUXTRAIN_PROCESS_RESTARTS"
 """Process restarts of the job before this pod. Set by the operator; the trainer adds torchrun's
 (``TORCHELASTIC_RESTART_COUNT``) and reports the sum as ``processRestarts`` in /progress."""
 
+ENV_SHUTDOWN_SECONDS = "FLUXTRAIN_SHUTDOWN_SECONDS"
+"""How long trainers may take to save a checkpoint after a signal. Set by the operator from the size of a
+checkpoint, read by the launcher."""
+
 ENV_GPUS = "FLUXTRAIN_GPUS"
 """GPUs that the pod requests (``spec.gpusPerNode``); unset without GPUs. Set by the operator; the agent
 refuses to train on fewer."""

@@ -22,7 +22,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher import api
 from torch.distributed.run import config_from_args, get_args_parser
 
-from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, CONFIG_FILE, ENV_CONFIG, RunPaths
+from fluxtrain.contract.launch import (
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    ENV_CONFIG,
+    ENV_SHUTDOWN_SECONDS,
+    RunPaths,
+)
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.replicas import require_replicas
 from fluxtrain.data.images.dataset import ImageDataset
@@ -46,8 +52,8 @@ MALLOC_SETTINGS = {
 }
 """glibc's settings for trainers on CPUs: freed activations stay in the heap for the next step. By default
 they are returned to the kernel, which costs 220,000 page faults a step (docs/log.md)."""
-SHUTDOWN_SECONDS = 120
-"""How long trainers may take to save a checkpoint after a signal."""
+_SHUTDOWN_SECONDS = 120
+"""How long trainers may take to save a checkpoint after a signal, unless the operator says otherwise."""
 _RESTART_SECONDS = 30
 """The same before a restart in place: torchrun's default."""
 _LOCK_TIMEOUT_SECONDS = 10.0
@@ -171,7 +177,8 @@ def _launch(
     vars(api)[LocalElasticAgent.__name__] = agent  # the launcher has no argument for it
     parser = get_args_parser()
     if any("--shutdown-timeout" in action.option_strings for action in parser._actions):
-        torchrun_arguments = [f"--shutdown-timeout={SHUTDOWN_SECONDS}", *torchrun_arguments]
+        seconds = os.environ.get(ENV_SHUTDOWN_SECONDS, _SHUTDOWN_SECONDS)
+        torchrun_arguments = [f"--shutdown-timeout={seconds}", *torchrun_arguments]
     arguments = parser.parse_args([*torchrun_arguments, "-m", "fluxtrain.launch.rank"])
     launch_config, command, command_arguments = config_from_args(arguments)
     _divide_cores(launch_config.nproc_per_node)
