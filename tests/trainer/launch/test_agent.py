@@ -266,11 +266,13 @@ def test_the_stacks_of_a_stalled_trainer_are_in_the_log_before_it_is_stopped(
     agents.wait_for_step(5)
     (stopped,) = children(second.pid)
     os.kill(stopped, signal.SIGSTOP)  # so the other hangs in a collective
-    time.sleep(9)
+    time.sleep(26)
     assert "most recent call first" not in agents.log_of(1)
     first.send_signal(signal.SIGTERM)
     agents.wait_for(lambda: "most recent call first" in agents.log_of(1), seconds=20)
-    assert ": no progress for " in agents.log_of(1)
+    (line,) = [line for line in agents.log_of(1).splitlines() if ": no progress for " in line]
+    assert "in phase step" in line
+    assert "; waits for gloo:" in line
 
 
 def test_a_finished_agent_does_not_wait_for_a_lost_one(agents: Agents) -> None:

@@ -54,6 +54,8 @@ MALLOC_SETTINGS = {
 they are returned to the kernel, which costs 220,000 page faults a step (docs/log.md)."""
 _SHUTDOWN_SECONDS = 120
 """How long trainers may take to save a checkpoint after a signal, unless the operator says otherwise."""
+_NUM_RECORDED = "2000"
+"""Collectives that torch's flight recorder keeps, to tell what a hung rank waits for."""
 _RESTART_SECONDS = 30
 """The same before a restart in place: torchrun's default."""
 _LOCK_TIMEOUT_SECONDS = 10.0
@@ -182,6 +184,7 @@ def _launch(
     arguments = parser.parse_args([*torchrun_arguments, "-m", "fluxtrain.launch.rank"])
     launch_config, command, command_arguments = config_from_args(arguments)
     _divide_cores(launch_config.nproc_per_node)
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _NUM_RECORDED)
     if not torch.cuda.is_available():
         os.environ.update({**MALLOC_SETTINGS, **os.environ})
     try:

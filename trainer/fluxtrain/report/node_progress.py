@@ -22,10 +22,13 @@ from fluxtrain.contract.launch import ENV_NODE_PROGRESS
 from fluxtrain.contract.progress import Phase, stall_seconds
 from fluxtrain.files import atomic_write
 from fluxtrain.progress import Progress
+from fluxtrain.report.flight_recorder import pending_collectives
 
 _WRITE_SECONDS = 1.0
 _SILENT_SECONDS = 10.0
 """After this long without progress, a rank also writes where it is."""
+_PENDING = 0.4
+"""After this fraction of the time after which it counts as stalled, it also writes what it waits for."""
 _PACKAGE = "fluxtrain"
 
 
@@ -42,7 +45,7 @@ class RankProgress:
     step_seconds: float | None = None
     """Mean seconds of a step; None before the first."""
     stack: str = ""
-    """The innermost frame of the main thread, if there is no progress."""
+    """The innermost frame of the main thread, and pending collectives, if there is no progress."""
 
     def seconds_since_progress(self, now: float) -> float:
         """Return the seconds without progress."""
@@ -108,8 +111,17 @@ def _present(progress: Progress, rank: int) -> RankProgress:
         phase_began=now - values["secondsInPhase"],
         progressed=now - silent,
         step_seconds=values.get("stepSeconds"),
-        stack=_position() if silent >= _SILENT_SECONDS else "",
+        stack=_stack(values["phase"], values.get("stepSeconds"), silent),
     )
+
+
+def _stack(phase: Phase, step_seconds: float | None, silent: float) -> str:
+    """Return where this process is after ``silent`` seconds without progress."""
+    if silent < _SILENT_SECONDS:
+        return ""
+    is_late = silent >= _PENDING * stall_seconds(phase, step_seconds)
+    pending = pending_collectives() if is_late else ""
+    return f"{_position()}; waits for {pending}" if pending else _position()
 
 
 def _position() -> str:
