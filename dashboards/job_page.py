@@ -86,6 +86,16 @@ JOB = Dashboard(
             unit="percentunit",
         ),
         curve(
+            "Phases",
+            "Share of the time of all nodes, by what their first rank does.",
+            Query(
+                f"sum by (phase) (rate(fluxtrain_phase_seconds_total{_JOB}[$__rate_interval])) "
+                f"/ scalar(count({_PODS}))",
+                "{{phase}}",
+            ),
+            unit="percentunit",
+        ),
+        curve(
             "Memory",
             "Most that was allocated on the first device of each pod.",
             Query(f"max by (pod) (fluxtrain_memory_bytes{_JOB})", "{{pod}}"),

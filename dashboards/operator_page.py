@@ -10,6 +10,15 @@ _PODS = f"group by (namespace, pod) ({_PREFIX}_leader{_HERE})"
 _LONG = "$__range"  # jobs start and recover too rarely for a rate over minutes
 
 
+def _spent(parts: str) -> str:
+    """Return a query of the time of all jobs, in the time shown, that was spent on ``parts``."""
+    here = f'{{namespace="$namespace", part=~"{parts}"}}'
+    return f"sum(increase({_PREFIX}_job_seconds_total{here}[$__range]))"
+
+
+_LOST = _spent("redone|stalled")
+
+
 def _rate(counter: str) -> Query:
     return Query(f"sum(rate({_PREFIX}_{counter}{_HERE}[$__rate_interval]))", "per second")
 
@@ -57,6 +66,20 @@ OPERATOR = Dashboard(
             "From the last step before a loss to the first one after it, over the time shown.",
             *quantiles(f"{_PREFIX}_recovery_seconds", _HERE, _LONG),
             unit="s",
+        ),
+        stat(
+            "Goodput",
+            "Share of the jobs' time that was spent on steps that count, over the time shown.",
+            f"({_spent('step')} - {_LOST}) / ({_spent('.+')} - {_LOST})",
+            "percentunit",
+        ),
+        curve(
+            "Time of jobs",
+            "By how it was spent; steps that are redone, and stalls, first count as steps.",
+            Query(
+                f"sum by (part) (rate({_PREFIX}_job_seconds_total{_HERE}[$__rate_interval]))",
+                "{{part}}",
+            ),
         ),
         Row("Work"),
         curve(

@@ -8,13 +8,14 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from fluxtrain.contract.resource.status import ProgressStatus
+from fluxtrain.contract.resource.status import ProgressStatus, TimeSpent
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.planner.plan import Plan
 from fluxtrain_operator.timestamps import seconds
 
 PHASES = ("Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed")
+TIME_PARTS = tuple(name for name in TimeSpent.model_fields if name != "until")
 _FAST = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _SLOW = (1.0, 3.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
@@ -60,6 +61,14 @@ class Metrics:
             buckets=_SLOW,
             **options,
         )
+        self.job_seconds = Counter(
+            "job_seconds",
+            "Time of all jobs by how it was spent; steps count as such until they are redone or stall.",
+            ["part"],
+            **options,
+        )
+        for part in TIME_PARTS:
+            self.job_seconds.labels(part).inc(0)
         self.watch_age = Gauge(
             "watch_age_seconds", "Seconds since the last event of a watch.", ["kind"], **options
         )
@@ -79,6 +88,7 @@ class Metrics:
         """Record a plan for ``job`` that has been executed."""
         self.pods_created.inc(sum(desired["kind"] == "Pod" for desired in plan.create))
         self._observe_first_step(job, plan.status.progress)
+        self._count_time(job.status.time_spent, plan.status.time_spent)
         self.set_phase(key, plan.status.phase)
 
     def set_phase(self, key: Key, phase: str | None) -> None:
@@ -107,6 +117,12 @@ class Metrics:
             self.first_step_seconds.observe(max(0.0, first - job.created))
         elif first > last and not _suspended_after(job, last):
             self.recovery_seconds.observe(first - last)
+
+    def _count_time(self, before: TimeSpent | None, after: TimeSpent | None) -> None:
+        """Count the time that a status adds to the one before; a correction downwards counts nothing."""
+        for part in TIME_PARTS if after is not None else ():
+            added = getattr(after, part) - (getattr(before, part) if before is not None else 0.0)
+            self.job_seconds.labels(part).inc(max(0.0, added))
 
     def _count(self, phase: str | None, change: int) -> None:
         if phase in PHASES:

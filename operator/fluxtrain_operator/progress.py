@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 from fluxtrain.contract.progress import Phase, phase_of, stall_seconds
 from fluxtrain.contract.resource.status import CheckpointStatus, ProgressStatus
@@ -146,7 +146,15 @@ def _status(answer: Mapping[str, Any]) -> ProgressStatus:
         trainSeconds=_number(answer.get("trainSeconds")),
         firstStepTime=_time(answer.get("firstStepTime")),
         lastStepTime=_time(answer.get("lastStepTime")),
+        phaseSeconds=_phase_seconds(answer.get("phaseSeconds")),
     )
+
+
+def _phase_seconds(values: object) -> dict[str, float]:
+    if not isinstance(values, Mapping):
+        return {}
+    numbers = {phase: _number(values.get(phase)) for phase in get_args(Phase)}
+    return {phase: max(0.0, number) for phase, number in numbers.items() if number is not None}
 
 
 def _ranks(answer: Mapping[str, Any]) -> tuple[RankProgress, ...]:

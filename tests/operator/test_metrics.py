@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.operator.jobs import KEY, make_training
 
-from fluxtrain.contract.resource.status import Condition, ProgressStatus, Status
+from fluxtrain.contract.resource.status import Condition, ProgressStatus, Status, TimeSpent
 from fluxtrain_operator.metrics import PHASES, Metrics
 from fluxtrain_operator.planner.plan import Plan, load
 from fluxtrain_operator.timestamps import stamp
@@ -111,3 +111,34 @@ def test_units_are_base_units_and_no_label_is_per_job() -> None:
         assert metric.documentation.endswith(".")
         assert not metric.name.endswith(("_ms", "_milliseconds", "_minutes", "_kb"))
         assert not {"job", "name", "namespace"} & {k for s in metric.samples for k in s.labels}
+
+
+def test_the_time_of_jobs_is_counted_by_how_it_was_spent() -> None:
+    metrics = Metrics(CollectorRegistry())
+    for parts in ({"step": 50, "start": 10}, {"step": 30, "start": 20, "redone": 25}):
+        status = Status(timeSpent={"until": "2026-01-01T00:00:00Z", **parts})
+        record(metrics, Status(), status)
+    samples = [
+        s for m in metrics.registry.collect() for s in m.samples if "job_seconds_t" in s.name
+    ]
+    assert {s.labels["part"]: s.value for s in samples if s.value} == {
+        "step": 80,
+        "start": 30,
+        "redone": 25,
+    }
+    assert len(samples) == 8, "every part has a series from the start"
+
+
+def test_a_correction_downwards_counts_nothing() -> None:
+    metrics = Metrics(CollectorRegistry())
+    before = Status(timeSpent=TimeSpent(until="2026-01-01T00:00:00Z", step=50))
+    after = Status(timeSpent=TimeSpent(until="2026-01-01T00:01:00Z", step=30, redone=20, start=60))
+    record(metrics, before, after)
+    samples = [
+        s for m in metrics.registry.collect() for s in m.samples if "job_seconds_t" in s.name
+    ]
+    assert {s.labels["part"]: s.value for s in samples if s.value} == {
+        "step": 50,
+        "redone": 20,
+        "start": 60,
+    }

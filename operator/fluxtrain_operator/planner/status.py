@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from fluxtrain.contract.resource.status import Condition, NodesStatus, Restarts, Status
+from fluxtrain.contract.resource.status import (
+    Condition,
+    NodesStatus,
+    Restarts,
+    Status,
+)
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
 from fluxtrain_operator.durations import duration
@@ -14,8 +19,14 @@ from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
 from fluxtrain_operator.planner.rules import Decision
 from fluxtrain_operator.planner.situation import Situation, true_since
+from fluxtrain_operator.planner.times import (
+    start_time,
+    suspended_seconds,
+    train_seconds_before,
+    with_times,
+)
 from fluxtrain_operator.planner.watchdog import has_no_answer
-from fluxtrain_operator.timestamps import seconds, stamp
+from fluxtrain_operator.timestamps import stamp
 
 Phase = Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed"]
 Kind = Literal["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
@@ -78,15 +89,14 @@ def next_status(
         progress=situation.progress,
         eta=_eta(situation, phase),
         checkpoint=(latest.checkpoint if latest else None) or before.checkpoint,
-        startTime=_start_time(situation, admitted),
+        startTime=start_time(situation, bool(admitted.value)),
         completionTime=stamp(situation.now) if decision.action in ("complete", "fail") else None,
-        suspendedSeconds=_suspended_seconds(situation, decision),
-        trainSecondsBefore=_train_seconds_before(situation),
-        goodput=before.goodput,
+        suspendedSeconds=suspended_seconds(situation, decision),
+        trainSecondsBefore=train_seconds_before(situation),
         exitCode=decision.exit_code if phase in ("Complete", "Failed") else None,
         lastError=decision.error_line[:_MAX_MESSAGE] or before.last_error,
     )
-    return status.model_copy(update={"goodput": _goodput(status)})
+    return with_times(situation, decision, status)
 
 
 def invalid_spec_status(before: Status, generation: int, error: ConfigError, now: float) -> Status:
@@ -286,13 +296,6 @@ def _selector(job: str) -> str:
     return ",".join(f"{key}={value}" for key, value in names.trainer_selector(job).items())
 
 
-def _start_time(situation: Situation, admitted: ConditionUpdate) -> str | None:
-    """Return when a pod first passed all scheduling gates: time in a queue does not count."""
-    before = situation.job.status.start_time
-    started = admitted.value and any(not pod.gated for pod in situation.current)
-    return before or (stamp(situation.now) if started else None)
-
-
 def _eta(situation: Situation, phase: Phase) -> str | None:
     """Return the time to the last step; a column of dates would show it as an age."""
     progress = situation.progress
@@ -300,30 +303,3 @@ def _eta(situation: Situation, phase: Phase) -> str | None:
     if phase != "Running" or remaining is None or remaining > _MAX_ETA_SECONDS:
         return None
     return duration(remaining)
-
-
-def _suspended_seconds(situation: Situation, decision: Decision) -> int | None:
-    """Return the total length of all suspensions that have ended."""
-    before, began = situation.job.status, true_since(situation.condition("Suspended"))
-    if began is None or before.start_time is None or decision.action == "suspend":
-        return before.suspended_seconds
-    return (before.suspended_seconds or 0) + max(0, int(situation.now - began))
-
-
-def _train_seconds_before(situation: Situation) -> float | None:
-    """Return the training time that the output contained before this job, as first reported."""
-    before, latest = situation.job.status.train_seconds_before, situation.latest_progress
-    return latest.train_seconds_before if before is None and latest is not None else before
-
-
-def _goodput(status: Status) -> float | None:
-    """Return the fraction of the job's time that was spent on steps that counted."""
-    progress, start = status.progress, seconds(status.start_time)
-    if start is None or progress is None or progress.train_seconds is None:
-        return status.goodput
-    suspension = next(c.last_transition_time for c in status.conditions if c.type == "Suspended")
-    times = (progress.last_step_time, suspension)  # suspendedSeconds lacks a present suspension
-    end = seconds(status.completion_time) or max(seconds(time) or 0.0 for time in times)
-    elapsed = end - start - (status.suspended_seconds or 0)
-    useful = progress.train_seconds - (status.train_seconds_before or 0.0)
-    return round(min(1.0, max(0.0, useful) / elapsed), 4) if elapsed > 0 else status.goodput

@@ -413,5 +413,5 @@ class SmallCluster:
 
 
 def _same(one: Status, other: Status) -> bool:
-    ignored = {"progress": None, "goodput": None}
+    ignored = {"progress": None, "goodput": None, "time_spent": None}
     return one.model_copy(update=ignored) == other.model_copy(update=ignored)

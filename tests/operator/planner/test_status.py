@@ -132,7 +132,7 @@ def running_since(seconds: float, progress: ProgressStatus, **others: Any) -> St
     ("before", "goodput"),
     [
         (running_since(1000, trained(900)), 0.9),
-        (running_since(1000, trained(450, ago=500)), 0.9),  # no step later
+        (running_since(1000, trained(450, ago=500)), 0.45),
         (running_since(1000, trained(540), suspendedSeconds=400), 0.9),
         (
             running_since(1000, trained(5900), trainSecondsBefore=5000),

@@ -38,7 +38,8 @@ def test_no_step_is_repeated_after_a_resume(tmp_path: Path) -> None:
 
 
 def test_the_endpoint_serves_metrics_and_progress() -> None:
-    metrics, progress = Metrics(), Progress()
+    progress = Progress()
+    metrics = Metrics(progress)
     metrics.step.set(7)
     progress.update(step=7)
     stop = serve(metrics, progress, "127.0.0.1", None)
@@ -46,6 +47,7 @@ def test_the_endpoint_serves_metrics_and_progress() -> None:
     port = progress.read()["port"]
     try:
         assert "fluxtrain_step 7.0" in get(port, "/metrics")
+        assert 'fluxtrain_phase_seconds_total{phase="import"} ' in get(port, "/metrics")
         assert json.loads(get(port, "/progress"))["step"] == 7
         with pytest.raises(urllib.error.HTTPError) as missing:
             get(port, "/etc/passwd")

@@ -91,7 +91,7 @@ def _serving(progress: Progress, config: RunConfig, paths: RunPaths) -> Iterator
     )
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     port = config.logging.metrics_port if is_first else 0
-    stop = serve(Metrics(), progress, paths.metrics_address, port)
+    stop = serve(Metrics(progress), progress, paths.metrics_address, port)
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ class Endpoint:
 
     def __init__(self, config: RunConfig, paths: RunPaths, world: World) -> None:
         """Create the metrics of this rank of ``world``; the phase load begins."""
-        self.metrics, self.progress = Metrics(), world.progress
+        self.metrics, self.progress = Metrics(world.progress), world.progress
         self._port, self._address = config.logging.metrics_port, paths.metrics_address
         self._world_stack = world.exit_stack
         self.progress.update(

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from fluxtrain.progress import Progress
 
 _STEP_BUCKETS = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60, 120)
 
@@ -26,12 +32,29 @@ class _UnsetGauge(Gauge):
         return metrics
 
 
+class _PhaseSeconds(Collector):
+    """The seconds that a process has spent in each phase."""
+
+    def __init__(self, progress: Progress) -> None:
+        """Read them from ``progress`` at each scrape."""
+        self._progress = progress
+
+    def collect(self) -> Iterator[Metric]:
+        """Return one sample for each phase so far."""
+        text = "Time spent in each phase by this process."
+        family = CounterMetricFamily("fluxtrain_phase_seconds", text, labels=["phase"])
+        for phase, spent in self._progress.read()["phaseSeconds"].items():
+            family.add_metric([phase], spent)
+        yield family
+
+
 class Metrics:
     """The Prometheus metrics of one trainer process, in their own registry and in base units."""
 
-    def __init__(self) -> None:
-        """Register every metric in ``registry``."""
+    def __init__(self, progress: Progress | None = None) -> None:
+        """Register every metric in ``registry``; the phases are those of ``progress``."""
         self.registry = registry = CollectorRegistry()
+        registry.register(_PhaseSeconds(progress or Progress()))
 
         def gauge(name: str, text: str) -> Gauge:
             return _UnsetGauge(f"fluxtrain_{name}", text, registry=registry)

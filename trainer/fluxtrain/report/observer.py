@@ -113,7 +113,7 @@ class Observer:
     def on_step_end(self, step: int) -> None:
         """Report that ``step`` was submitted to the device."""
         self.metrics.step.set(step)
-        self._endpoint.step_done(step=step)
+        self._endpoint.step_done(step=step, trainSeconds=self._clock.seconds)
         if self._step_phase != STEP:
             self._step_phase = STEP
             self._endpoint.set_phase(STEP)

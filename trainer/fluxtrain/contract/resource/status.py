@@ -88,6 +88,31 @@ class ProgressStatus(StatusModel):
     """When the current processes completed their first step."""
     last_step_time: Annotated[str, Field(max_length=64)] | None = None
     """When the last step completed."""
+    phase_seconds: Annotated[dict[str, float], Field(max_length=16)] = {}
+    """Seconds that rank 0's present process has spent in each phase."""
+
+
+class TimeSpent(StatusModel):
+    """Seconds since the start time by how they were spent, without suspensions; ``step`` is productive."""
+
+    until: Annotated[str, Field(max_length=64)]
+    """Time until which they are counted; the status is written on transitions and about once a minute."""
+    step: float = 0.0
+    """On steps that were not repeated."""
+    pending: float = 0.0
+    """Waiting for nodes: fewer pods than ``nodes.min`` ran."""
+    start: float = 0.0
+    """Starting: joining, importing, loading and compiling."""
+    evaluate: float = 0.0
+    """Evaluating and sampling images."""
+    save: float = 0.0
+    """Waiting for checkpoints."""
+    redone: float = 0.0
+    """On steps after the checkpoint that a restart resumed from."""
+    stalled: float = 0.0
+    """Without progress, before the job was restarted for it."""
+    other: float = 0.0
+    """Writing the last files; what older trainers do not report."""
 
 
 class CheckpointStatus(StatusModel):
@@ -130,9 +155,10 @@ class Status(StatusModel):
     """Time between start and end during which the job was suspended and had no pods."""
     train_seconds_before: float | None = None
     """Training time already recorded in the output when this job began to train."""
+    time_spent: TimeSpent | None = None
+    """How the time since the start was spent, and by what it was lost."""
     goodput: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Fraction of the time from the start to the last step, or to the end, spent on steps that were not
-    repeated; suspended time is excluded."""
+    """Fraction of the time spent on steps that were not repeated; suspended time is excluded."""
     exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
     """Exit code that ended the job."""
     last_error: Annotated[str, Field(max_length=4096)] | None = None
