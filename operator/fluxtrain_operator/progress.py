@@ -117,21 +117,34 @@ class Progress:
         return replace(self, ranks=tuple(replace(rank, pod=uid) for rank in self.ranks))
 
 
-def read_termination_message(message: object) -> tuple[str, Progress | None]:
-    """Return the text of a container's termination ``message``, and its progress if it is rank 0's.
+@dataclass(frozen=True)
+class TerminationMessage:
+    """The termination message of a container."""
+
+    text: str = ""
+    progress: Progress | None = None
+    """The last progress, if rank 0 ran in it."""
+    process_restarts: int = 0
+
+
+def read_termination_message(message: object) -> TerminationMessage:
+    """Return the content of a container's termination ``message``.
 
     If the agent wrote none, the message is the end of the container's log.
     """
     if not isinstance(message, str):
-        return "", None
+        return TerminationMessage()
     try:
         values = json.loads(message)
     except (ValueError, RecursionError):
-        return message, None
+        return TerminationMessage(message)
     if not isinstance(values, Mapping):
-        return message, None
-    progress = Progress.from_json(values) if values.get("rank") == 0 else None
-    return str(values.get("message") or ""), progress
+        return TerminationMessage(message)
+    return TerminationMessage(
+        text=str(values.get("message") or ""),
+        progress=Progress.from_json(values) if values.get("rank") == 0 else None,
+        process_restarts=_count(values.get("processRestarts"), _MAX_COUNT),
+    )
 
 
 def _status(answer: Mapping[str, Any]) -> ProgressStatus:

@@ -27,7 +27,8 @@ _COLUMNS = (
     ("Eval", "number", ".status.progress.evalLoss", "Evaluation loss."),
     ("Samples/s", "number", ".status.progress.samplesPerSecond", "Throughput."),
     ("ETA", "string", ".status.eta", "Estimated time to the last step."),
-    ("Restarts", "integer", ".status.restarts.pod", "Pods replaced."),
+    ("Restarts", "integer", ".status.restarts.charged", "Restarts after errors of the program."),
+    ("Faults", "integer", ".status.restarts.free", "Interruptions by the infrastructure."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
 )
 

@@ -204,6 +204,7 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
             attempt=situation.attempt,
             replacement=number,
             process_restarts=situation.restarts.process,
+            charged_restarts=situation.charged_restarts,
             excluded_nodes=situation.excluded_nodes,
             avoided_nodes=situation.avoided_nodes,
         )

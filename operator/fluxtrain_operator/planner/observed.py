@@ -50,6 +50,8 @@ class Pod:
     message: str = ""
     final_progress: Progress | None = None
     """Progress in the termination message, if rank 0 ran in this pod."""
+    process_restarts: int = 0
+    """Restarts of its processes, in the termination message, and of those before it."""
     created: float = 0.0
     started: float | None = None
     finished: float | None = None
@@ -86,7 +88,7 @@ class Pod:
         state = _main_container(labels, status)
         waiting, running = _mapping(state, "waiting"), _mapping(state, "running")
         terminated = _mapping(state, "terminated")
-        message, final_progress = read_termination_message(terminated.get("message"))
+        final = read_termination_message(terminated.get("message"))
         return Pod(
             name=str(metadata.get("name", "")),
             uid=str(metadata.get("uid", "")),
@@ -108,8 +110,9 @@ class Pod:
             waiting=_waiting_reason(scheduled, waiting),
             exit_code=terminated.get("exitCode"),
             reason=str(status.get("reason") or terminated.get("reason") or ""),
-            message=message or str(status.get("message") or ""),
-            final_progress=final_progress,
+            message=final.text or str(status.get("message") or ""),
+            final_progress=final.progress,
+            process_restarts=final.process_restarts,
             created=seconds(metadata.get("creationTimestamp")) or 0.0,
             started=seconds(running.get("startedAt") or terminated.get("startedAt")),
             finished=seconds(terminated.get("finishedAt")),

@@ -24,7 +24,8 @@ from fluxtrain_operator.planner.changes import (
 from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
 from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.observed import Observed
-from fluxtrain_operator.planner.rules import Decision, decide
+from fluxtrain_operator.planner.restarts import next_restarts
+from fluxtrain_operator.planner.rules import Decision, decide, num_restarts, pending_deadline
 from fluxtrain_operator.planner.situation import Situation, earliest, true_since
 from fluxtrain_operator.planner.status import (
     finished,
@@ -115,7 +116,9 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
     after = before.in_attempt(_next_attempt(before, decision))
     delete, create = changes(after, decision)
     failures = blocking_failures(after, decision)
-    status = next_status(after, decision, num_requested_pods(after, decision, create), failures)
+    num_requested = num_requested_pods(after, decision, create)
+    restarts = next_restarts(before, decision, {deletion.uid for deletion in delete})
+    status = next_status(after, decision, num_requested, failures, restarts)
     return Plan(
         status=status,
         delete=tuple(delete),
@@ -176,9 +179,9 @@ def _requeue_after(situation: Situation, decision: Decision, status: Status) -> 
     now, lifecycle = situation.now, situation.job.spec.lifecycle
     times = [decision.requeue_time]
     if decision.action in ("run", "restart", "hold"):
-        times += [retry_time(f, situation.restarts.gang) for f in situation.failures]
+        times += [retry_time(f, num_restarts(situation, f)) for f in situation.failures]
         times += [progress_deadline(situation), no_answer_time(situation)]
-        times += [situation.node_recheck_time]
+        times += [situation.node_recheck_time, pending_deadline(situation)]
         times += [*(situation.deletion_timeout(p) for p in situation.observed.pods)]
         start = true_since(next((c for c in status.conditions if c.type == "Admitted"), None))
         limit = lifecycle.active_deadline_seconds

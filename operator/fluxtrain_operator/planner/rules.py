@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fluxtrain.contract.resource.status import Restarts
 from fluxtrain.errors import EXIT_OK
 from fluxtrain_operator.planner.failures import Failure, retry_time
 from fluxtrain_operator.planner.situation import Situation, true_since
@@ -78,6 +79,26 @@ def deadline_exceeded(situation: Situation) -> Decision | None:
     return Decision("fail", "DeadlineExceeded", f"active for more than {limit} s")
 
 
+def pending_deadline(situation: Situation) -> float | None:
+    """Return the Unix time at which a job of which no node has run fails; None without such a limit."""
+    limit = situation.job.spec.lifecycle.pending_deadline_seconds
+    start = true_since(situation.condition("Admitted"))
+    has_run = situation.progress is not None or any(pod.started for pod in situation.observed.pods)
+    is_new = situation.attempt <= 1 and situation.job.status.phase in (None, "Pending")
+    if limit is None or start is None or has_run or not is_new:
+        return None
+    return start + limit
+
+
+def pending_deadline_exceeded(situation: Situation) -> Decision | None:
+    """Fail a job of which no node has run for ``pendingDeadlineSeconds`` since it was admitted."""
+    deadline = pending_deadline(situation)
+    if deadline is None or situation.now < deadline:
+        return None
+    limit = situation.job.spec.lifecycle.pending_deadline_seconds
+    return Decision("fail", "PendingDeadlineExceeded", f"no node has run for {limit} s")
+
+
 def program_failed(situation: Situation) -> Decision | None:
     """Restart the gang after a program's failure, if its exit code and the budget allow it; else fail.
 
@@ -90,7 +111,7 @@ def program_failed(situation: Situation) -> Decision | None:
         return _with_exit(Decision("fail", failure.reason, failure.message), failure)
     if exhausted := _restarts_exhausted(situation, failure.message):
         return _with_exit(exhausted, failure)
-    line, time = failure.error_line, retry_time(failure, situation.restarts.gang)
+    line, time = failure.error_line, retry_time(failure, num_restarts(situation, failure))
     if situation.now < time:
         message = f"{failure.message}; starts again at {stamp(time)}"
         return Decision("hold", failure.reason, message, error_line=line, requeue_time=time)
@@ -180,6 +201,7 @@ RULES: tuple[Rule, ...] = (
     succeeded,
     suspended,
     deadline_exceeded,
+    pending_deadline_exceeded,
     program_failed,
     waiting_for_jobs,
     resumed,
@@ -201,9 +223,18 @@ def _program_failure(situation: Situation) -> Failure | None:
     return next((f for f in situation.failures if not f.infrastructure), None)
 
 
+def num_restarts(situation: Situation, failure: Failure) -> int:
+    """Return how often the job was restarted for the reason of ``failure``; each has its own delays.
+
+    Older operators counted all reasons together.
+    """
+    restarts = situation.job.status.restarts or Restarts()
+    return restarts.gang if restarts.charged is None else restarts.causes.get(failure.reason, 0)
+
+
 def _restarts_exhausted(situation: Situation, message: str) -> Decision | None:
     limit = situation.job.spec.restart.max_restarts
-    if situation.restarts.gang < limit:
+    if situation.charged_restarts < limit:
         return None
     return Decision("fail", "RestartsExhausted", f"{message}; {limit} restarts are used up")
 

@@ -131,10 +131,34 @@ class Situation:
         before = self.job.status.restarts or Restarts()
         latest = self.latest_progress
         return Restarts(
-            process=max(before.process, latest.process_restarts if latest else 0),
+            process=max(
+                before.process,
+                latest.process_restarts if latest else 0,
+                *(pod.process_restarts for pod in self.observed.pods),
+            ),
             pod=max([before.pod, *(pod.replacement for pod in self.observed.pods)]),
             gang=before.gang,
         )
+
+    @property
+    def charged_before(self) -> int:
+        """Return the restarts of the status that count towards ``maxRestarts``.
+
+        Older operators counted the restarts of all pods only.
+        """
+        before = self.job.status.restarts or Restarts()
+        return before.gang if before.charged is None else before.charged
+
+    @cached_property
+    def charged_restarts(self) -> int:
+        """Return how many restarts count so far: those of processes too, unless older trainers count them.
+
+        Those also count restarts after the loss of another node.
+        """
+        before, latest = self.job.status.restarts or Restarts(), self.latest_progress
+        is_older = latest is not None and not latest.status.phase_seconds
+        added = 0 if is_older else self.restarts.process - before.process
+        return self.charged_before + added
 
     @cached_property
     def latest_progress(self) -> Progress | None:

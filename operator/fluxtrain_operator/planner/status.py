@@ -55,16 +55,14 @@ def next_status(
     decision: Decision,
     num_requested: int,
     failures: Sequence[CreateFailure] = (),
+    restarts: Restarts | None = None,
 ) -> Status:
     """Return the status after ``decision``.
 
     ``situation`` is in the attempt that follows, ``num_requested`` pods of which were requested; ``failures``
-    are why others, or objects that they need, cannot be created.
+    are why others, or objects that they need, cannot be created; ``restarts`` are those so far.
     """
     job, before = situation.job, situation.job.status
-    restarts = situation.restarts
-    if decision.uses_restart:
-        restarts = Restarts(process=restarts.process, pod=restarts.pod, gang=restarts.gang + 1)
     phase = _phase(situation, decision)
     admitted = _admitted(situation, decision, failures)
     updates = [
@@ -85,7 +83,7 @@ def next_status(
         nodes=NodesStatus(ready=num_ready, desired=num_requested),
         selector=_selector(job.name),
         attempt=situation.attempt,
-        restarts=restarts,
+        restarts=restarts or situation.restarts,
         progress=situation.progress,
         eta=_eta(situation, phase),
         checkpoint=(latest.checkpoint if latest else None) or before.checkpoint,

@@ -11,9 +11,9 @@ from fluxtrain_operator.resources.grace import shutdown_seconds
 from fluxtrain_operator.resources.secret import KEY_FILE, KEY_PATH
 from fluxtrain_operator.resources.volumes import CONFIG_PATH, SCRATCH_PATH
 
-_PEER_FAILURES = 10
-"""Process restarts of a pod beyond ``maxRestarts``: a lost or drained node makes its peers' processes fail
-too, and torchrun counts those failures like the program's own."""
+_PEER_FAILURES = 1
+"""Process restarts of a pod beyond the rest of ``maxRestarts``: a lost or drained node makes its peers'
+processes fail too. Their agents give that restart back once they have joined without the lost node."""
 
 _AMD = "amd.com/"
 """Prefix of the resources of AMD's device plugin, with any naming strategy."""
@@ -29,7 +29,9 @@ _CACHES = {  # everything else on the root file system is read-only
 }
 
 
-def environment(job: Job, attempt: int, process_restarts: int) -> list[Manifest]:
+def environment(
+    job: Job, attempt: int, process_restarts: int, charged_restarts: int
+) -> list[Manifest]:
     """Return the variables of a training pod.
 
     ``spec.network`` overrides the operator's ``podDefaults``, and those the defaults for GPUs.
@@ -40,7 +42,7 @@ def environment(job: Job, attempt: int, process_restarts: int) -> list[Manifest]
         **_by_name(job.pod_defaults.env),
         **_rdma(job.spec.network),
         **_by_name(job.spec.network.env),
-        **_torchrun(job, attempt),
+        **_torchrun(job, attempt, charged_restarts),
         **_trainer(job, process_restarts),
     }
     result: list[Manifest] = [{"name": name, "value": values[name]} for name in sorted(values)]
@@ -82,12 +84,13 @@ def _of_the_pod(job: Job) -> list[Manifest]:
     ]
 
 
-def _torchrun(job: Job, attempt: int) -> dict[str, str]:
+def _torchrun(job: Job, attempt: int, charged_restarts: int) -> dict[str, str]:
     """Return torchrun's arguments.
 
     Its id ends with the attempt: a failed agent closes the attempt, and all later ones are open.
     """
-    nodes, budget = job.spec.nodes, job.spec.restart.max_restarts
+    nodes = job.spec.nodes
+    budget = max(0, job.spec.restart.max_restarts - charged_restarts)
     host = f"{names.rendezvous(job.name)}.{names.service(job.name)}"
     return {
         "PET_NNODES": f"{nodes.min}:{nodes.max}",

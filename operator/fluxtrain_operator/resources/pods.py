@@ -47,6 +47,8 @@ class Slot:
     attempt: int = 1
     replacement: int = 0
     process_restarts: int = 0
+    charged_restarts: int = 0
+    """Restarts so far that count towards ``maxRestarts``."""
     excluded_nodes: tuple[str, ...] = ()
     """Nodes with unhealthy GPUs."""
     avoided_nodes: tuple[str, ...] = ()
@@ -126,7 +128,7 @@ def _trainer(job: Job, slot: Slot) -> Manifest:
         "name": names.TRAINER,
         "image": job.image,
         "command": ["fluxtrain", "agent"],
-        "env": environment(job, slot.attempt, slot.process_restarts),
+        "env": environment(job, slot.attempt, slot.process_restarts, slot.charged_restarts),
         "ports": [{"name": "metrics", "containerPort": job.metrics_port, "protocol": "TCP"}],
         "resources": resources_of(job),
         "volumeMounts": mounts(job),

@@ -123,6 +123,16 @@ def num_gang_restarts(status: Status) -> int:
     return status.restarts.gang
 
 
+def charged_and_free(status: Status) -> tuple[int | None, int]:
+    assert status.restarts is not None
+    return status.restarts.charged, status.restarts.free
+
+
+def causes(status: Status) -> dict[str, int]:
+    assert status.restarts is not None
+    return status.restarts.causes
+
+
 def condition(status: Status, kind: str) -> tuple[str, str]:
     """Return status and reason of a condition."""
     return next((c.status, c.reason) for c in status.conditions if c.type == kind)

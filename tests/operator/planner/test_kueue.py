@@ -10,6 +10,8 @@ from tests.operator.planner.pods import (
     NOW,
     PENDING,
     SUCCEEDED,
+    causes,
+    charged_and_free,
     created,
     created_pods,
     deleted,
@@ -46,7 +48,8 @@ def test_evicted_pods_are_queued_again_as_another_group() -> None:
     assert [(e.type, e.reason) for e in result.events] == [("Normal", "GroupEnded")]
     again = plan_with(with_status(job, result.status), now=NOW + 20)
     assert (created(again), groups(again)) == (["job-0", "job-1"], {"job-2"})
-    assert again.status.restarts == job.status.restarts, "an eviction uses no restart"
+    assert charged_and_free(again.status) == (0, 1), "an eviction uses no restart"
+    assert causes(again.status) == {"GroupEnded": 1}
 
 
 def test_a_pod_whose_object_kueue_keeps_is_replaced_under_another_name() -> None:
@@ -75,7 +78,7 @@ def test_a_job_of_fixed_size_that_loses_a_node_is_queued_as_another_group() -> N
     pods, nodes = make_pods(2, job, **MANAGED), lost("node-1")
     result = plan_with(job, *pods, nodes=nodes, progress=progress())
     assert (deleted(result), groups(result)) == (["job-0", "job-1"], {"job-2"})
-    assert (created(result), result.status.restarts) == (["job-2"], job.status.restarts)
+    assert (created(result), charged_and_free(result.status)) == (["job-2"], (0, 1))
     ended = failed(0, 75, job, **EVICTED)
     lost_pod = replace(pods[1], deleting=True, deletion_deadline=NOW + 180)
     new = make_pod(2, job, attempt=2, **GATED, **MANAGED)
@@ -99,7 +102,7 @@ def test_a_short_lived_last_pod_of_a_group_delays_the_next_group() -> None:
     assert (deleted(result), created(result), result.status.attempt) == ([], [], 1)
     assert result.requeue_after == pytest.approx(9.0)
     later = plan_with(job, pod, now=NOW + 10)
-    assert (later.status.attempt, later.status.restarts) == (2, job.status.restarts)
+    assert (later.status.attempt, charged_and_free(later.status)) == (2, (0, 1))
     assert deleted(later) == ["job-0"]
 
 

@@ -9,6 +9,8 @@ import pytest
 from tests.operator.planner.pods import (
     NOW,
     SUCCEEDED,
+    causes,
+    charged_and_free,
     condition,
     created,
     created_pods,
@@ -25,27 +27,28 @@ from tests.operator.planner.pods import (
 
 
 @pytest.mark.parametrize(
-    "pod",
+    ("pod", "cause"),
     [
-        {"code": None, "reason": "Evicted"},
-        {"code": 143, "disrupted": True},
-        {"code": 75},
-        {"code": 137},
-        {"code": None, "reason": "UnexpectedAdmissionError"},
-        {"code": 1, "disrupted": True},
+        ({"code": None, "reason": "Evicted"}, "Evicted"),
+        ({"code": 143, "disrupted": True}, "Disrupted"),
+        ({"code": 75}, "Stopped"),
+        ({"code": 137}, "Killed"),
+        ({"code": None, "reason": "UnexpectedAdmissionError"}, "UnexpectedAdmissionError"),
+        ({"code": 1, "disrupted": True}, "Disrupted"),
     ],
     ids=["evicted", "preempted", "stopped", "killed", "rejected by kubelet", "disrupted"],
 )
-def test_infrastructure_failures_use_no_restart(pod: dict[str, Any]) -> None:
+def test_infrastructure_failures_use_no_restart(pod: dict[str, Any], cause: str) -> None:
     job = running(restart={"maxRestarts": 0})
     first = plan_with(job, failed(0, **pod), make_pod(1), progress=progress())
     assert deleted(first) == ["job-0"]
-    assert first.status.restarts == job.status.restarts
+    assert (charged_and_free(first.status), causes(first.status)) == ((0, 1), {cause: 1})
     second = plan_with(with_status(job, first.status), make_pod(1), progress=progress())
     assert created(second) == ["job-0"]
     (manifest,) = created_pods(second)
     assert manifest["metadata"]["annotations"]["fluxtrain.dev/replacement"] == "1"
     assert second.status.phase == "Running", "the other node goes on"
+    assert charged_and_free(second.status) == (0, 1)
 
 
 def test_a_deleted_pod_is_replaced_once_its_name_is_free() -> None:
@@ -70,6 +73,7 @@ def test_a_program_failure_restarts_the_gang_and_uses_a_restart(code: int) -> No
     restarts = result.status.restarts
     assert restarts is not None
     assert (result.status.attempt, restarts.gang, restarts.pod) == (2, 1, 0)
+    assert (charged_and_free(result.status), list(causes(result.status).values())) == ((1, 0), [1])
     assert (result.status.phase, result.status.last_error) == ("Restarting", "boom")
     job = with_status(job, result.status)
     again = plan_with(job, failed(0, code), make_pod(1))

@@ -268,6 +268,6 @@ def test_the_eta_is_that_of_a_job_that_trains(remaining: float | None, eta: str 
     job, answer = pods.running(), pods.progress()
     changed = answer.status.model_copy(update={"remaining_seconds": remaining})
     answer = replace(answer, status=changed)
-    training = pods.plan_with(job, *pods.make_pods(2, job), progress=answer).status
+    training = pods.plan_with(job, *pods.make_pods(2, job), progress=answer, now=NOW + 10).status
     assert (training.phase, training.eta) == ("Running", eta)
     assert pods.plan_with(pods.with_status(job, training)).status.eta is None

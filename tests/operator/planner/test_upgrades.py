@@ -244,7 +244,7 @@ def test_unknown_fields_of_a_newer_operators_status_are_kept() -> None:
     run(harness, 1)
     written = harness.cluster.status
     assert written["mood"] == NEWER["mood"]
-    assert written["restarts"] == NEWER["restarts"]
+    assert written["restarts"].items() >= NEWER["restarts"].items()  # type: ignore[attr-defined]
     assert written["nodes"]["asleep"] == 1
     assert written["progress"]["warmth"] == 0.5
     assert NEWER["conditions"][0].items() <= written["conditions"][0].items()  # type: ignore[index]

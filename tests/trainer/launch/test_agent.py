@@ -164,6 +164,19 @@ def test_training_survives_the_loss_of_the_service_or_an_agent(agents: Agents) -
     assert 0 < message["trainSecondsBefore"] < message["trainSeconds"]
     assert 0 < message["firstStepTime"] < message["lastStepTime"]
     assert "message" not in message, "there was no error"
+    assert message["processRestarts"] == 0, "a lost node uses no restart of its peers"
+
+
+def test_a_trainer_that_fails_counts_as_one_restart_of_all_nodes(agents: Agents) -> None:
+    agents.configure({"schedule": {"steps": 80}})
+    agents.service("2:2")
+    started = [agents.agent(nodes="2:2") for _ in range(2)]
+    agents.wait_for_step(20)
+    (trainer,) = children(started[1].pid)
+    os.kill(trainer, signal.SIGKILL)
+    assert [agent.wait(timeout=240) for agent in started] == [EXIT_OK] * 2, agents.logs()
+    (message,) = agents.termination_messages()[:1]
+    assert message["processRestarts"] == 1
 
 
 def test_training_continues_when_one_of_three_agents_is_replaced(

@@ -23,7 +23,7 @@ def forwarded(folder: Path, message: str) -> dict[str, object]:
     """Return the content of the termination log."""
     log = folder / "termination-log"
     log.touch()
-    write_termination_log(folder / "progress.json", message, log)
+    write_termination_log(folder / "progress.json", message, 3, log)
     content: dict[str, object] = json.loads(log.read_bytes())
     return content
 
@@ -39,7 +39,7 @@ def test_progress_and_message_are_forwarded(tmp_path: Path) -> None:
 def test_nothing_is_written_without_a_file_to_write_to(tmp_path: Path) -> None:
     write_progress(Progress(), {})
     write_progress(Progress(), {ENV_TERMINATION_MESSAGE: str(tmp_path / "no" / "such" / "folder")})
-    write_termination_log(tmp_path / "progress.json", "a message", tmp_path / "termination-log")
+    write_termination_log(tmp_path / "progress.json", "a message", 3, tmp_path / "termination-log")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -49,7 +49,7 @@ def test_the_message_is_forwarded_without_valid_progress(
 ) -> None:
     if content is not None:
         (tmp_path / "progress.json").write_text(content)
-    assert forwarded(tmp_path, "killed") == {"message": "killed"}
+    assert forwarded(tmp_path, "killed") == {"message": "killed", "processRestarts": 3}
 
 
 @pytest.mark.parametrize("character", ["x", "é", "\n", '"', "\udc80", "火"])

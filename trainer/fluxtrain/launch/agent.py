@@ -77,7 +77,8 @@ def main(termination_log: Path) -> int:
             code, message = error.code, error.message
         except SignalException as error:
             code, message = EXIT_STOPPED, f"stopped by {error.sigval.name} during the rendezvous"
-        write_termination_log(progress_file, message, termination_log)
+        restarts = RunPaths.from_environment(os.environ).process_restarts
+        write_termination_log(progress_file, message, restarts, termination_log)
     if message:
         print(f"fluxtrain: {message}", file=sys.stderr, flush=True)
     return code
@@ -86,14 +87,12 @@ def main(termination_log: Path) -> int:
 def _run_until_done() -> tuple[int, str]:
     paths = RunPaths.from_environment(os.environ)
     with _heartbeats(paths.metrics_address) as rendezvous:
+        peers = torchrun.Peers(
+            rendezvous.stop_seconds, rendezvous.has_lost_nodes, rendezvous.report_step
+        )
         while True:
             try:
-                return torchrun.launch(
-                    [f"--rdzv-backend={BACKEND}"],
-                    paths,
-                    rendezvous.stop_seconds,
-                    rendezvous.report_step,
-                )
+                return torchrun.launch([f"--rdzv-backend={BACKEND}"], paths, peers)
             except (RendezvousError, DistError) as error:
                 # a node was lost while joining, or the attempt is closed
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__

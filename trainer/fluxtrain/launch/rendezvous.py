@@ -38,6 +38,8 @@ class MembershipRendezvous(RendezvousHandler):
         """Use ``client``, which sends heartbeats of ``agent``; stores listen on ``local_address``."""
         self._client, self._agent, self._address = client, agent, local_address
         self._generation, self._run_id = 0, ""
+        self._world: tuple[str, ...] = ()
+        self._has_lost_nodes = False
         self._store: Store | None = None
 
     def attach(self, parameters: RendezvousParameters) -> MembershipRendezvous:
@@ -80,6 +82,8 @@ class MembershipRendezvous(RendezvousHandler):
                 raise RendezvousClosedError("the attempt has ended")
             if reply.generation > self._generation and self._agent in reply.world:
                 self._generation = reply.generation
+                self._has_lost_nodes = not set(self._world) <= set(reply.world)
+                self._world = reply.world
                 self._client.update(
                     joining=False, generation=reply.generation, world=reply.world, store=""
                 )
@@ -125,6 +129,10 @@ class MembershipRendezvous(RendezvousHandler):
 
     def _must_reform(self, reply: Reply) -> bool:
         return reply.reform or reply.generation > self._generation
+
+    def has_lost_nodes(self) -> bool:
+        """Return whether an agent of the generation before is not in the present one."""
+        return self._has_lost_nodes
 
     def report_step(self, step: int) -> None:
         """Report the newest step of this node's trainers with the heartbeats."""

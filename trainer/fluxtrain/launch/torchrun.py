@@ -9,13 +9,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import torch
-from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -44,7 +45,6 @@ from fluxtrain.report.metrics import Metrics
 from fluxtrain.report.server import serve
 from fluxtrain.run_state import RunState, check_same_run, latest, read_state
 
-StopSeconds = Callable[[], int | None]
 MALLOC_SETTINGS = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
@@ -122,19 +122,28 @@ def _check_training(config: RunConfig, paths: RunPaths, processes: int) -> None:
         print(f"fluxtrain: {folder}: {sources.train.advice}", file=sys.stderr)
 
 
+@dataclass(frozen=True)
+class Peers:
+    """What an agent asks about the other nodes of a run, and tells them; by default there are none."""
+
+    stop_seconds: Callable[[], int | None] = lambda: None
+    """Returns the seconds from SIGTERM to SIGKILL of the trainers; torchrun's if it returns None."""
+    were_lost: Callable[[], bool] = lambda: False
+    """Returns whether a node of the generation before is not in the present one."""
+    on_step: Callable[[int], None] = lambda step: None
+    """Called with each new step of this node's trainers."""
+
+
 class _Agent(LocalElasticAgent):
-    """torchrun's agent, which does not wait half a minute for trainers whose peers are lost."""
+    """torchrun's agent; trainers whose peers are lost end within seconds, which uses no restart."""
 
     def __init__(
-        self,
-        *arguments: Any,
-        stop_seconds: StopSeconds,
-        progress: TrainerProgress,
-        **options: Any,
+        self, *arguments: Any, peers: Peers, progress: TrainerProgress, **options: Any
     ) -> None:
         options["exit_barrier_timeout"] = _EXIT_BARRIER_SECONDS
         super().__init__(*arguments, **options)
-        self._stop_seconds, self._progress = stop_seconds, progress
+        self._peers, self._progress = peers, progress
+        self._has_failed = False  # the trainers before the present rendezvous
 
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = _RESTART_SECONDS
@@ -144,38 +153,49 @@ class _Agent(LocalElasticAgent):
         super()._shutdown(death_sig, timeout)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        seconds = self._stop_seconds()
+        seconds = self._peers.stop_seconds()
         if seconds is None:
             super()._stop_workers(worker_group)
         else:
             self._shutdown(signal.SIGTERM if seconds else signal.SIGKILL, seconds or 30)
 
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        self._has_failed = worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
+        super()._restart_workers(worker_group)
+        self._has_failed = False
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Start the trainers, and keep their number of restarts for the agent's termination message."""
+        restarts = worker_group.spec.max_restarts - self._remaining_restarts
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
+        ids: dict[int, Any] = super()._start_workers(worker_group)
+        return ids
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        """Join the next generation; trainers that failed because a node was lost use no restart."""
+        super()._rendezvous(worker_group)
+        if self._has_failed and self._peers.were_lost():
+            self._remaining_restarts += 1
+
 
 def launch(
     torchrun_arguments: list[str],
     paths: RunPaths,
-    stop_seconds: StopSeconds = lambda: None,
-    on_step: Callable[[int], None] = lambda step: None,
+    peers: Peers = Peers(),
 ) -> tuple[int, str]:
-    """Run ``fluxtrain.launch.rank`` under torchrun with these arguments and the PET_* environment.
-
-    ``stop_seconds`` returns the seconds from SIGTERM to SIGKILL of trainers; torchrun's if it returns None.
-    ``on_step`` is called with each new step.
-    """
-    with trainer_progress(on_step) as progress:
-        return _launch(torchrun_arguments, paths, stop_seconds, progress)
+    """Run ``fluxtrain.launch.rank`` under torchrun with these arguments and the PET_* environment."""
+    with trainer_progress(peers.on_step) as progress:
+        return _launch(torchrun_arguments, paths, partial(_Agent, peers=peers, progress=progress))
 
 
 def _launch(
     torchrun_arguments: list[str],
     paths: RunPaths,
-    stop_seconds: StopSeconds,
-    progress: TrainerProgress,
+    agent: Callable[..., LocalElasticAgent],
 ) -> tuple[int, str]:
     logging.getLogger("torch.distributed.elastic").setLevel(
         logging.CRITICAL
     )  # the errors are reported by the caller
-    agent = partial(_Agent, stop_seconds=stop_seconds, progress=progress)
     vars(api)[LocalElasticAgent.__name__] = agent  # the launcher has no argument for it
     parser = get_args_parser()
     if any("--shutdown-timeout" in action.option_strings for action in parser._actions):

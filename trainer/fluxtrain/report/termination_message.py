@@ -27,14 +27,17 @@ def write_progress(progress: Progress, environment: Mapping[str, str] = os.envir
             Path(path).write_text(json.dumps(progress.read()))
 
 
-def write_termination_log(progress_file: Path, message: str, log: Path) -> None:
+def write_termination_log(
+    progress_file: Path, message: str, process_restarts: int, log: Path
+) -> None:
     """Write the progress in ``progress_file`` and ``message`` to ``log``, as JSON of at most MAX_BYTES.
 
     A message that is too long loses its beginning, since errors are at the end. Nothing is written if
     ``log`` does not exist.
     """
     if log.exists():
-        content = _read(progress_file) | ({"message": message} if message else {})
+        content = _read(progress_file) | {"processRestarts": process_restarts}
+        content |= {"message": message} if message else {}
         while message and (excess := len(_encode(content)) - MAX_BYTES) > 0:
             message = message[excess // _MAX_CHARACTER_BYTES + 1 :]
             content["message"] = message

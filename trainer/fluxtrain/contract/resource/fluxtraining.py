@@ -67,7 +67,8 @@ class Restart(ApiModel):
     """Which failures restart the job, and when it fails for good."""
 
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 10
-    """Maximum restarts after errors of the program; node loss, eviction and preemption do not count."""
+    """Maximum restarts after errors of the program, of its processes or of all pods; node loss, eviction and
+    preemption do not count."""
     no_progress_seconds: Annotated[int, Field(ge=30, le=86_400)] | None = None
     """Restart a job that reports no newer step for this long; if unset, derived from its step times. Other
     phases, such as loading or saving, have limits of their own, or this if it is longer."""
@@ -89,6 +90,8 @@ class Lifecycle(ApiModel):
     """FluxTrainings of the same namespace that must complete first."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Fail the job after it has been active for this long."""
+    pending_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Fail the job if no node has run this long after it was admitted; if unset, it waits forever."""
     ttl_seconds_after_finished: Seconds | None = None
     """Delete the job this long after it has completed or failed."""
     clean_pods: Literal["None", "Running", "All"] = "Running"

@@ -62,7 +62,13 @@ class Restarts(StatusModel):
     pod: Count = 0
     """Pods replaced."""
     gang: Count = 0
-    """Restarts of all pods from the last complete checkpoint."""
+    """Restarts of all pods from the last complete checkpoint, after errors of the program."""
+    charged: Count | None = None
+    """Restarts after errors of the program, of its processes or of all pods: at most ``maxRestarts``."""
+    free: Count = 0
+    """Interruptions by the infrastructure, such as lost nodes and evictions, which are not limited."""
+    causes: Annotated[dict[str, Count], Field(max_length=64)] = {}
+    """Charged and free restarts by reason."""
 
 
 class ProgressStatus(StatusModel):

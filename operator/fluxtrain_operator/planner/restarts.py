@@ -1,0 +1,56 @@
+"""The restarts of a job: what counts towards ``maxRestarts``, what is free, and by which cause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from fluxtrain.contract.resource.status import Restarts
+from fluxtrain_operator.planner.observed import Pod
+from fluxtrain_operator.planner.rules import Decision
+from fluxtrain_operator.planner.situation import Situation
+
+PROCESS_FAILED = "ProcessFailed"
+"""Reason of the restarts of processes inside running pods."""
+_FREE_RESTARTS = ("GroupEnded",)
+"""Reasons of restarts of all pods that the infrastructure caused; others are changes by the user."""
+_MAX_CAUSES = 64
+
+
+def next_restarts(
+    situation: Situation, decision: Decision, deleted: Collection[str] = ()
+) -> Restarts:
+    """Return the restarts after ``decision``, which deletes the pods with the uids ``deleted``.
+
+    Each pod counts when its deletion is requested.
+    """
+    before, now = situation.job.status.restarts or Restarts(), situation.restarts
+    causes = Counter(before.causes)
+    causes[PROCESS_FAILED] += situation.charged_restarts - situation.charged_before
+    is_free = decision.action == "restart" and decision.reason in _FREE_RESTARTS
+    if decision.uses_restart or is_free:
+        causes[decision.reason] += 1
+    lost = [] if decision.action != "run" else _lost_causes(situation, deleted)
+    causes.update(lost)
+    return Restarts(
+        process=now.process,
+        pod=now.pod,
+        gang=now.gang + decision.uses_restart,
+        charged=situation.charged_restarts + decision.uses_restart,
+        free=before.free + len(lost) + is_free,
+        causes=dict((+causes).most_common(_MAX_CAUSES)),
+    )
+
+
+def _lost_causes(situation: Situation, deleted: Collection[str]) -> list[str]:
+    """Return the reason of each current pod that the infrastructure took and that is deleted now."""
+    reasons = {failure.pod.uid: failure.reason for failure in situation.failures}
+    pods = [pod for pod in situation.current if pod.uid in deleted and not pod.deleting]
+    causes = (reasons.get(pod.uid) or _node_fault(situation, pod) for pod in pods)
+    return [cause for cause in causes if cause is not None]
+
+
+def _node_fault(situation: Situation, pod: Pod) -> str | None:
+    if situation.unreachable(pod):
+        return "NodeLost"
+    return "UnhealthyGPU" if situation.on_unhealthy_node(pod) else None
