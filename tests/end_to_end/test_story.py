@@ -58,7 +58,9 @@ def test_a_job_completes_although_each_of_its_pods_is_deleted(
         "LOSS",
         "EVAL",
         "SAMPLES/S",
+        "ETA",
         "RESTARTS",
+        "FAULTS",
         "AGE",
     ]
 
