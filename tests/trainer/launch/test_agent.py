@@ -66,10 +66,11 @@ class Agents:
         self.processes.append(process)
         return process
 
-    def service(self, nodes: str = "1:2") -> Forked:
+    def service(self, nodes: str = "1:2", *options: str) -> Forked:
         key = f"--key={self.folder / 'key'}"
         return self.start(
-            "rendezvous", f"--port={self.port}", "--members-port=0", f"--nodes={nodes}", key
+            *("rendezvous", f"--port={self.port}", "--members-port=0"),
+            *(f"--nodes={nodes}", key, *options),
         )
 
     def agent(self, nodes: str = "1:2", **more: str) -> Forked:
@@ -291,7 +292,7 @@ def test_the_stacks_of_a_stalled_trainer_are_in_the_log_before_it_is_stopped(
 def test_a_finished_agent_does_not_wait_for_a_lost_one(agents: Agents) -> None:
     """Torchrun's agents wait five minutes for each other by default."""
     agents.configure({"schedule": {"steps": 60}})
-    agents.service("2:2")
+    agents.service("2:2", "--lost-seconds=600")  # steps may be slow here
     agent, lost = agents.agent(nodes="2:2"), agents.agent(nodes="2:2")
     agents.wait_for_step(1)
     os.kill(lost.pid, signal.SIGSTOP)  # the agent; its trainer continues to the end

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from fluxtrain.cli.arguments import Commands, add_command, path
-from fluxtrain.contract.launch import METRICS_PORT, RENDEZVOUS_PORT
+from fluxtrain.contract.launch import LOST_SECONDS, METRICS_PORT, RENDEZVOUS_PORT
 from fluxtrain.errors import EXIT_OK
+
+_MAX_LOST_SECONDS = 3600
 
 
 def add(commands: Commands) -> None:
@@ -17,6 +20,12 @@ def add(commands: Commands) -> None:
     parser.add_argument("--members-port", type=int, default=METRICS_PORT, help="port of /members")
     parser.add_argument("--nodes", type=_nodes, required=True, help="MIN:MAX nodes that train")
     parser.add_argument("--key", type=path, required=True, help="file with the key of the job")
+    parser.add_argument(
+        "--lost-seconds",
+        type=_seconds,
+        default=LOST_SECONDS,
+        help=f"without heartbeat and step until an agent is lost (default: {LOST_SECONDS:g})",
+    )
 
 
 def action(arguments: argparse.Namespace) -> int:
@@ -24,7 +33,8 @@ def action(arguments: argparse.Namespace) -> int:
     from fluxtrain.rendezvous.membership import Limits
     from fluxtrain.rendezvous.service import run
 
-    run(arguments.port, arguments.members_port, Limits(*arguments.nodes), arguments.key)
+    limits = Limits(*arguments.nodes, lost_seconds=arguments.lost_seconds)
+    run(arguments.port, arguments.members_port, limits, arguments.key)
     return EXIT_OK
 
 
@@ -33,3 +43,13 @@ def _nodes(text: str) -> tuple[int, int]:
     if not (minimum.isdecimal() and maximum.isdecimal() and 1 <= int(minimum) <= int(maximum)):
         raise argparse.ArgumentTypeError(f"got {text!r}; must be MIN:MAX, such as 4:8")
     return int(minimum), int(maximum)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 1 <= seconds <= _MAX_LOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"got {text!r}; must be from 1 to {_MAX_LOST_SECONDS}")
+    return seconds

@@ -61,8 +61,12 @@ STACKS_SIGNAL = signal.SIGUSR2
 
 METRICS_PORT = 9464
 """Port of /metrics and /progress, on local rank 0 of each node. Read by Prometheus and the operator."""
+
 RENDEZVOUS_PORT = 29500
-"""Port of the rendezvous store, torchrun's default."""
+"""Port of the rendezvous service, torchrun's default."""
+
+LOST_SECONDS = 6.0
+"""An agent is lost without a heartbeat, and without a step of its generation, for this long."""
 
 DATA_PATH = "/data"
 MODELS_PATH = "/models"

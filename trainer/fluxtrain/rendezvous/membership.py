@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fluxtrain.contract.launch import LOST_SECONDS
 from fluxtrain.rendezvous.messages import MAX_NODES, Heartbeat, Reply
 from fluxtrain.rendezvous.rank_order import natural
 
@@ -21,8 +22,7 @@ class Limits:
     """Agents beyond these wait as spares."""
     settle_seconds: float = 30.0
     """How long a first generation, or a larger one, waits for further agents up to the wanted number."""
-    lost_seconds: float = 6.0
-    """An agent is lost without a heartbeat, and without a step of its generation, for this long."""
+    lost_seconds: float = LOST_SECONDS
 
 
 @dataclass
