@@ -63,14 +63,10 @@ def follow(port: int, is_over: Callable[[], bool]) -> Iterator[tuple[float, Prog
 
 
 def num_progressed(phase: str, polled: list[tuple[float, Progress]]) -> int:
-    """Return how many responses in ``phase`` show progress since the response before."""
-    times = [now for now, _ in polled]
-    gaps = [after - before for before, after in pairwise(times)]
-    responses = [progress for _, progress in polled[1:]]
-    return sum(
-        progress["phase"] == phase and progress["secondsSinceProgress"] < gap
-        for gap, progress in zip(gaps, responses, strict=True)
-    )
+    """Return how many responses in ``phase`` show less time without progress than the one before."""
+    responses = [progress for _, progress in polled if progress["phase"] == phase]
+    silent = [progress["secondsSinceProgress"] for progress in responses]
+    return sum(after < before for before, after in pairwise(silent))
 
 
 def ended(processes: list[Any]) -> bool:

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from fluxtrain.contract.launch import ENV_NODE_PROGRESS, STACKS_SIGNAL
+from fluxtrain.contract.stacks import STACKS_SECONDS
 from fluxtrain.report.node_progress import RankProgress, read_ranks
 
 _POLL_SECONDS = 1.0
-_PRINT_SECONDS = 0.3
-"""How long a trainer may take to print its stacks, before the next one does."""
 _STALLED = 0.5
 """Stacks are printed after this fraction of the time without progress after which the operator restarts."""
 _STALLED_AT_STOP = 0.1
@@ -73,7 +72,7 @@ def print_stacks(ranks: Sequence[RankProgress]) -> None:
         print(f"fluxtrain: rank {rank.rank}: {text}", file=sys.stderr, flush=True)
         with suppress(OSError):  # it has just ended
             os.kill(rank.pid, STACKS_SIGNAL)
-        time.sleep(_PRINT_SECONDS)
+        time.sleep(STACKS_SECONDS)
 
 
 @contextmanager
