@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
@@ -19,8 +18,10 @@ from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.contract.strict_model import StrictModel
 from fluxtrain.contract.validation import validate
 from fluxtrain_operator.bounds import require_bounded
+from fluxtrain_operator.digest import digest
 from fluxtrain_operator.names import MANAGED_BY
 from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
+from fluxtrain_operator.revision import Revision
 from fluxtrain_operator.timestamps import seconds
 
 Manifest = dict[str, Any]
@@ -51,6 +52,10 @@ class Job:
     """What the pods get if the job does not set it. A setting of the operator, which is not hashed."""
     unknown_fields: tuple[str, ...] = ()
     """Fields of the spec that only a newer definition has; this operator ignores them."""
+    pod_templates: Mapping[str, Manifest] = field(default_factory=dict)
+    """Pods by component, without what differs between slots; they must not be changed."""
+    spec_revision: Revision = field(default_factory=Revision)
+    """What this operator makes of the spec; pods of the job may have an earlier revision."""
 
     @staticmethod
     def from_object(manifest: Mapping[str, Any], default_image: str) -> Job:
@@ -78,6 +83,15 @@ class Job:
             deleting="deletionTimestamp" in metadata,
             unknown_fields=tuple(unknown),
         )
+
+    def with_status(self, manifest: Mapping[str, Any]) -> Job:
+        """Return the job with the status and generation of ``manifest``, which has the same spec."""
+        job = copy.copy(self)  # keeps what was computed from the spec
+        status = read_status(manifest.get("status"))
+        training = self.training.model_copy(update={"status": status})
+        generation = manifest["metadata"].get("generation", 1)
+        vars(job).update(training=training, generation=generation)
+        return job
 
     @property
     def name(self) -> str:
@@ -174,9 +188,3 @@ def _require_bounded(manifest: Mapping[str, Any]) -> None:
     spec = manifest.get("spec")
     require_bounded(spec, "spec")
     require_bounded(spec.get("podTemplate") if isinstance(spec, dict) else None, "spec.podTemplate")
-
-
-def digest(value: object) -> str:
-    """Return a short hash of the JSON ``value``."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -34,7 +34,9 @@ ANNOTATION_SPEC = f"{GROUP}/spec-hash"
 ANNOTATION_NODES = f"{GROUP}/nodes"
 """``min:max`` of torchrun in this pod. Read by the planner when the job is scaled."""
 ANNOTATION_RENDEZVOUS = f"{GROUP}/rendezvous"
-"""`RENDEZVOUS_VERSION`. Read by the planner: only pods of the same version can train together."""
+"""`RENDEZVOUS_VERSION` of a pod. Read by the poller of members."""
+ANNOTATION_REVISION = f"{GROUP}/revision"
+"""Name of the revision of a pod. Read by the planner: only pods of one revision train together."""
 ANNOTATION_REPLACEMENT = f"{GROUP}/replacement"
 """Replacement number of a pod, 0 for an initial one; the largest is ``restarts.pod``."""
 ANNOTATION_APPLIED = f"{GROUP}/applied-hash"
@@ -96,8 +98,16 @@ def service(job: str) -> str:
     return job if job[0].isalpha() else bounded(f"ft-{job}")
 
 
-def config_map(job: str) -> str:
-    """Return the name of the config map with the resolved config."""
+def revision(job: str, content_hash: str) -> str:
+    """Return the name of the config map with the revision whose content has ``content_hash``."""
+    return bounded(job, f"-{content_hash}")
+
+
+def legacy_config_map(job: str) -> str:
+    """Return the name of the config map that pods without a revision mount.
+
+    To be removed once no job is left that an operator without revisions started.
+    """
     return bounded(job, "-config")
 
 

@@ -98,8 +98,9 @@ def tenants(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Itera
         operator.stop()
 
 
+NETWORK_POLICY = {"apiVersion": "networking.k8s.io/v1", "spec": {"podSelector": {}}}
 OTHERS: dict[str, tuple[str, str, Manifest]] = {
-    "pay": ("ConfigMap", "pay-config", {"data": {"price": "7"}}),
+    "pay": ("NetworkPolicy", "pay-network", NETWORK_POLICY),
     "sell": ("Service", "sell", {"spec": {"ports": [{"port": 80}], "selector": {"app": "shop"}}}),
     "buy": ("Pod", "buy-rendezvous", {"spec": {"containers": [{"name": "a", "image": "a:1"}]}}),
 }
@@ -165,7 +166,6 @@ def test_a_recreated_job_does_not_adopt_the_pods_of_the_previous_one(
         for kind in (
             "pod/again-0",
             "pod/again-rendezvous",
-            "configmap/again-config",
             "service/again",
             "networkpolicy/again-network",
         ):
@@ -222,13 +222,46 @@ def test_an_exceeded_quota_is_reported_and_waited_for(tenants: Tenants) -> None:
 def test_an_object_that_replaced_ours_is_not_changed(tenants: Tenants) -> None:
     tenants.apply("swap")
     tenants.wait_for_pods("swap", 2)
-    tenants.kubectl("delete", "configmap", "swap-config", IN)
-    tenants.create("ConfigMap", "swap-config", data={"price": "7"})
-    before = tenants.get("configmap", "swap-config")
-    tenants.apply("swap", run={"preset": "micro", "logging": {"every_steps": 3}})
+    tenants.kubectl("delete", "networkpolicy", "swap-network", IN)
+    tenants.create("NetworkPolicy", "swap-network", **NETWORK_POLICY)
+    before = tenants.get("networkpolicy", "swap-network")
+    tenants.apply("swap", run={"preset": "micro", "logging": {"metrics_port": 9500}})
     tenants.wait("swap", "Healthy", "NameConflict")
-    assert tenants.get("configmap", "swap-config") == before
+    assert tenants.get("networkpolicy", "swap-network") == before
     tenants.kubectl("delete", "ft", "swap", IN)
+    clear(tenants)
+
+
+def lose_a_pod(tenants: Tenants, name: str) -> None:
+    tenants.kubectl("delete", "pod", name, IN, "--grace-period=0", "--force")
+
+
+def test_a_revision_is_restored_before_a_pod_mounts_it(tenants: Tenants) -> None:
+    tenants.apply("frozen", nodes={"min": 2, "max": 2})
+    tenants.wait_for_pods("frozen", 3)
+    name = tenants.status("frozen")["revision"]
+    before = tenants.get("configmap", name)
+    assert before["immutable"] is True
+    tenants.kubectl("delete", "configmap", name, IN)
+    lose_a_pod(tenants, "frozen-1")
+    tenants.wait_for_pods("frozen", 3)
+    after = tenants.get("configmap", name)
+    assert (after["data"], after["immutable"]) == (before["data"], True)
+    owners = after["metadata"]["ownerReferences"]
+    labels, notes = after["metadata"]["labels"], after["metadata"]["annotations"]
+    tenants.kubectl("delete", "configmap", name, IN)
+    metadata = {"name": name, "ownerReferences": owners, "labels": labels, "annotations": notes}
+    data = {**before["data"], "config.json": "{}"}
+    tenants.create("ConfigMap", name, metadata=metadata, data=data, immutable=True)
+    lose_a_pod(tenants, "frozen-1")
+    message = tenants.wait("frozen", "Ready", "ConfigMapRefused")
+    assert "immutable" in message
+    assert len(tenants.pods("frozen")) == 2
+    tenants.kubectl("delete", "configmap", name, IN)
+    tenants.wait_for_pods("frozen", 3)
+    assert tenants.get("configmap", name)["data"] == before["data"]
+    assert tenants.status("frozen")["attempt"] == 1
+    tenants.kubectl("delete", "ft", "frozen", IN)
     clear(tenants)
 
 

@@ -24,8 +24,8 @@ from fluxtrain_operator.controller.informers import Informers
 from fluxtrain_operator.controller.leader_election import LeaderElector
 from fluxtrain_operator.controller.reconcile import Reconciler
 from fluxtrain_operator.controller.work_queue import WorkQueue
-from fluxtrain_operator.job import Job
 from fluxtrain_operator.metrics import Metrics
+from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources import Slot, training_pod
 
 Permission = tuple[str, str, str]
@@ -60,11 +60,12 @@ OWN: Manifest = {
 OLD = (
     "stale",
     "job",
-    names.config_map("job"),
+    names.legacy_config_map("job"),
     names.network_policy("job"),
     names.disruption_budget("job"),
     names.pod_group("job"),
     names.native_group("job", 1),
+    load(make_training(), "trainer").spec_revision.name,
 )
 """Names such that each kind has an outdated object and undesired ones."""
 
@@ -147,7 +148,7 @@ async def reconcile(cluster: KubernetesApi, manifest: Manifest) -> None:
     cache = Cache()
     cache.set_job(manifest)
     if manifest["spec"].get("lifecycle", {}).get("suspend"):
-        pod = training_pod(Job.from_object(manifest, "trainer"), Slot(0))
+        pod = training_pod(load(manifest, "trainer"), Slot(0))
         pod["metadata"] |= {"uid": "pod", "resourceVersion": "2"}
         cache.set_pod(pod)
     metrics = Metrics(CollectorRegistry())

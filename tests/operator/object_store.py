@@ -71,7 +71,7 @@ class ObjectStore:
         return self.objects.get((manifest["kind"], manifest["metadata"]["name"]))
 
     async def apply(self, manifest: Manifest, uid: str) -> Manifest | None:
-        existing = await self.get(manifest)
+        existing = self.objects.get((manifest["kind"], manifest["metadata"]["name"]))
         if existing is None or existing["metadata"]["uid"] != uid:
             return None
         metadata = existing["metadata"] | manifest["metadata"]
@@ -130,14 +130,16 @@ class ObjectStore:
 class Harness:
     """One job, its reconciler, and the API server."""
 
-    def __init__(self, cluster: ObjectStore | None = None, **changes: Any) -> None:
+    def __init__(
+        self, cluster: ObjectStore | None = None, image: str = "trainer:1", **changes: Any
+    ) -> None:
         self.cluster = cluster or ObjectStore()
         metrics = Metrics(CollectorRegistry())
         self.reconciler = Reconciler(
             Cache(),
             self.cluster,  # type: ignore[arg-type]
             metrics,
-            "trainer:1",
+            image,
         )
         self.cache = self.reconciler.cache
         self.cache.set_job({**make_job(), **changes})

@@ -127,7 +127,8 @@ class KubernetesApi:
         self, job: Job, kinds: Mapping[str, str]
     ) -> dict[tuple[str, str], Applied]:
         """Return the objects of ``kinds`` (API version by kind) that the job controls, by kind and name."""
-        selector = quote(f"{names.LABEL_JOB}={job.name}")
+        labels = {names.LABEL_INSTANCE: job.name, names.LABEL_MANAGED_BY: names.FIELD_MANAGER}
+        selector = quote(",".join(f"{key}={value}" for key, value in labels.items()))
         applied: dict[tuple[str, str], Applied] = {}
         for kind, version in kinds.items():
             path = f"{collection(version, job.namespace, kind)}?labelSelector={selector}"

@@ -56,7 +56,7 @@ class SupportObjects:
     def add(self, kind: str, manifest: Manifest) -> None:
         """Add an object of ``kind``, unless no job controls it."""
         metadata, uid = manifest["metadata"], controller_of(manifest).get("uid")
-        job = (metadata.get("labels") or {}).get(names.LABEL_JOB)
+        job = (metadata.get("labels") or {}).get(names.LABEL_INSTANCE)
         if job is None or not uid:
             return
         namespace = str(metadata.get("namespace", "default"))

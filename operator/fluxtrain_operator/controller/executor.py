@@ -26,6 +26,7 @@ from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.planner.plan import Delete, Plan
 from fluxtrain_operator.resources.gang import gang_of
 from fluxtrain_operator.resources.secret import with_new_key
+from fluxtrain_operator.revision import Revision
 
 NEVER = float("-inf")
 STATUS_SECONDS = 3.0
@@ -50,6 +51,8 @@ class JobState:
     """Supporting objects that exist."""
     create_failures: dict[ObjectName, CreateFailure] = field(default_factory=dict)
     """Why objects could not be created at the last try."""
+    revision: Revision | None = None
+    """The revision that was read last."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,8 @@ class Executor:
             existing = await self.api.get(desired)
             if existing is not None and not is_controlled_by(existing, job.uid):
                 return name_conflict(desired["kind"], existing, job.name)
+            if existing is not None and desired.get("immutable"):  # its content may be another
+                existing = await self.api.apply(desired, existing["metadata"]["uid"])
         self._record(existing, desired, state)
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -23,12 +23,14 @@ from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.planner.create_failures import name_conflict
 from fluxtrain_operator.planner.observed import Observed
-from fluxtrain_operator.planner.plan import Plan, load, plan_invalid
+from fluxtrain_operator.planner.owner_references import is_controlled_by
+from fluxtrain_operator.planner.plan import Plan, load, plan_invalid, revision_to_read
 from fluxtrain_operator.planner.plan import plan as make_plan
 from fluxtrain_operator.planner.situation import earliest
 from fluxtrain_operator.planner.status import finished
 from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
 from fluxtrain_operator.resources.gang import gang_of
+from fluxtrain_operator.revision import Revision
 
 RESYNC_SECONDS = 600.0
 """Maximum interval of a job's reconciles and of its lists: not everything is watched."""
@@ -48,6 +50,8 @@ class Reconciler:
     pod_defaults: PodDefaults = NO_DEFAULTS
     _states: dict[Key, JobState] = field(default_factory=dict)
     _served: dict[str, bool] = field(default_factory=dict)
+    _jobs: dict[Key, tuple[tuple[object, object], Job]] = field(default_factory=dict)
+    """Loaded jobs with their uids and specs."""
 
     def __post_init__(self) -> None:
         """Create the executor and the pollers."""
@@ -63,7 +67,7 @@ class Reconciler:
             return None
         with self.metrics.reconcile_seconds.time():
             try:
-                job = load(manifest, self.default_image, self.rendezvous_image, self.pod_defaults)
+                job = self._load(key, manifest)
             except ConfigError as error:
                 return await self._refuse(key, manifest, error)
             return await self._reconcile(key, manifest, job, self._state(key, job.uid))
@@ -83,9 +87,21 @@ class Reconciler:
         else:
             self._stop_polling(key)
         self.metrics.record_plan(key, job, plan)
+        if finished(plan.status):
+            self._jobs.pop(key, None)
         if state.create_failures != create_failures:
             return 0.0  # the status must report them
         return _requeue_after(plan)
+
+    def _load(self, key: Key, manifest: Mapping[str, Any]) -> Job:
+        """Return the job in ``manifest``; what follows from its spec is computed once."""
+        identity = manifest["metadata"].get("uid"), manifest.get("spec")
+        known = self._jobs.get(key)
+        if known is not None and known[0] == identity:
+            return known[1].with_status(manifest)
+        job = load(manifest, self.default_image, self.rendezvous_image, self.pod_defaults)
+        self._jobs[key] = identity, job
+        return job
 
     def _state(self, key: Key, uid: str) -> JobState:
         state = self._states.get(key)
@@ -98,6 +114,7 @@ class Reconciler:
         self.metrics.remove_job(key)
         self._stop_polling(key)
         self._states.pop(key, None)
+        self._jobs.pop(key, None)
 
     def _stop_polling(self, key: Key) -> None:
         self.poller.stop(key)
@@ -125,7 +142,7 @@ class Reconciler:
         missing_apis = frozenset(api for api, is_served in self._served.items() if not is_served)
         await self._refresh_applied(job, kinds, state)
         foreign_pods = (name_conflict("Pod", pod, job.name) for pod in self.cache.foreign_pods(key))
-        return Observed.from_objects(
+        observed = Observed.from_objects(
             self.cache.pods(key),
             progress=self.poller.rank_0(key),
             any_progress=self.poller.lowest_rank(key),
@@ -136,6 +153,20 @@ class Reconciler:
             create_failures=(*state.create_failures.values(), *foreign_pods),
             missing_apis=missing_apis,
         )
+        name = revision_to_read(job, observed, time.time())
+        if name is None:
+            return observed
+        return replace(observed, revision=await self._read_revision(job, name, state))
+
+    async def _read_revision(self, job: Job, name: str, state: JobState) -> Revision | None:
+        """Return the revision of the job; None if it is gone, changed or another owner's."""
+        if state.revision is None or state.revision.name != name:
+            metadata = {"name": name, "namespace": job.namespace}
+            sought = {"apiVersion": KINDS["ConfigMap"], "kind": "ConfigMap", "metadata": metadata}
+            found = await self.api.get(sought)
+            own = found is not None and is_controlled_by(found, job.uid)
+            state.revision = Revision.from_object(job.name, found) if found and own else None
+        return state.revision
 
     async def _support_kinds(self, job: Job) -> dict[str, str]:
         """Return the API versions, by kind, of the job's supporting objects and pod groups."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from fluxtrain_operator import names
-from fluxtrain_operator.job import Manifest, digest
+from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.planner.create_failures import CreateFailure
 from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.observed import Pod
@@ -69,11 +69,14 @@ def _missing(situation: Situation, failures: tuple[CreateFailure, ...]) -> Itera
     """
     waiting = [failure for failure in failures if failure.retry_time > situation.now]
     held = {(failure.kind, failure.name) for failure in waiting}
-    yield from (m for m in _missing_supporting(situation) if _key(m) not in held)
     is_new = not situation.observed.pods
     lacks_support = any(failure.kind != "Pod" for failure in failures)
-    if not lacks_support and not any(is_new or not f.is_name_conflict for f in waiting):
-        yield from _missing_pods(situation, {name for _, name in held})
+    refused = lacks_support or any(is_new or not f.is_name_conflict for f in waiting)
+    pods = [] if refused else [*_missing_pods(situation, {name for _, name in held})]
+    again = {(failure.kind, failure.name) for failure in failures}
+    again |= {("ConfigMap", situation.revision.name)} if pods else set()
+    yield from (m for m in _missing_supporting(situation, again) if _key(m) not in held)
+    yield from pods
 
 
 def _removed_pods(situation: Situation, decision: Decision) -> Iterator[Delete]:
@@ -113,10 +116,22 @@ def _lost_pods_can_train(situation: Situation) -> bool:
 
 
 def _undesired(situation: Situation) -> Iterator[Delete]:
-    """Yield the supporting objects that the spec no longer asks for."""
+    """Yield the supporting objects that neither the spec asks for nor a pod mounts."""
     desired = {_key(manifest) for manifest in situation.supporting_objects}
+    desired |= {("ConfigMap", name) for name in _kept_config_maps(situation)}
     for kind, name in sorted(set(situation.observed.applied) - desired):
         yield Delete(kind, name)
+
+
+def _kept_config_maps(situation: Situation) -> Iterator[str]:
+    """Yield the config maps to keep beside that of the revision: those of pods, and the one before."""
+    job, status = situation.job, situation.job.status
+    unchanged = situation.revision.name == status.revision
+    before = status.previous_revision if unchanged else status.revision
+    yield from [before] if before else []
+    yield from (
+        pod.revision or names.legacy_config_map(job.name) for pod in situation.observed.pods
+    )
 
 
 def _stop(situation: Situation, pods: tuple[Pod, ...]) -> Iterator[Delete]:
@@ -176,18 +191,18 @@ def _delete(pod: Pod, grace_seconds: int | None = None) -> Delete:
     return Delete("Pod", pod.name, pod.uid, grace_seconds)
 
 
-def _missing_supporting(situation: Situation) -> Iterator[Manifest]:
-    """Yield the supporting objects that are missing or differ from those applied last."""
+def _missing_supporting(
+    situation: Situation, again: Container[tuple[str, str]]
+) -> Iterator[Manifest]:
+    """Yield the supporting objects that are missing, differ from those applied last, or are in ``again``.
+
+    The revision is applied again before pods are created: in between it may have been deleted or changed.
+    """
     for manifest in situation.supporting_objects:
         desired = manifest["metadata"]["annotations"][names.ANNOTATION_APPLIED]
         applied = situation.observed.applied.get(_key(manifest))
-        if applied != desired and not _is_legacy_config(situation, manifest, applied):
+        if applied != desired or _key(manifest) in again:
             yield manifest
-
-
-def _is_legacy_config(situation: Situation, manifest: Manifest, applied: str | None) -> bool:
-    """Return whether the first operators created the existing config map for this spec."""
-    return manifest["kind"] == "ConfigMap" and applied == digest(situation.job.legacy_spec_hash)
 
 
 def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manifest]:
@@ -195,7 +210,9 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
     job = situation.job
     if situation.observed.rendezvous is None and names.rendezvous(job.name) not in held:
         yield key_secret(job)
-        yield rendezvous_pod(job, situation.excluded_nodes, situation.avoided_nodes)
+        yield rendezvous_pod(
+            job, situation.excluded_nodes, situation.avoided_nodes, situation.revision
+        )
     indices = [i for i in _free_indices(situation) if names.pod(job.name, i) not in held]
     indices = indices[:MAX_PODS_PER_PLAN]
     for index, number in zip(indices, _replacements(situation, len(indices)), strict=True):
@@ -208,7 +225,7 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
             excluded_nodes=situation.excluded_nodes,
             avoided_nodes=situation.avoided_nodes,
         )
-        yield training_pod(job, slot, situation.gang)
+        yield training_pod(job, slot, situation.gang, situation.revision)
 
 
 def _free_indices(situation: Situation) -> list[int]:

@@ -10,6 +10,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.members import NOT_HEARD, Heard
 from fluxtrain_operator.planner.create_failures import CreateFailure
 from fluxtrain_operator.progress import Progress, read_termination_message
+from fluxtrain_operator.revision import Revision
 from fluxtrain_operator.timestamps import seconds
 
 _UNHEALTHY_GPU_TAINT = "amd-gpu-unhealthy"
@@ -32,7 +33,8 @@ class Pod:
     replacement: int = 0
     spec_hash: str = ""
     nodes: tuple[int, int] = (1, 1)
-    rendezvous_version: str = ""
+    revision: str = ""
+    """Name of its revision; empty if an operator without revisions created it."""
     phase: str = "Pending"
     ready: bool = False
     node: str = ""
@@ -61,11 +63,6 @@ class Pod:
     def ended(self) -> bool:
         """Return whether its main process has exited; sidecars may still run."""
         return self.exit_code is not None or self.phase in ("Succeeded", "Failed")
-
-    @property
-    def uses_other_rendezvous(self) -> bool:
-        """Return whether an operator of another version created it, whose agents cannot train with ours."""
-        return self.rendezvous_version != names.RENDEZVOUS_VERSION
 
     @property
     def succeeded(self) -> bool:
@@ -97,7 +94,7 @@ class Pod:
             replacement=_number(notes.get(names.ANNOTATION_REPLACEMENT)),
             spec_hash=str(notes.get(names.ANNOTATION_SPEC, "")),
             nodes=_range(notes.get(names.ANNOTATION_NODES)),
-            rendezvous_version=str(notes.get(names.ANNOTATION_RENDEZVOUS, "")),
+            revision=str(notes.get(names.ANNOTATION_REVISION, "")),
             phase=str(status.get("phase", "Pending")),
             ready=_mapping(conditions, "Ready").get("status") == "True",
             node=str(spec.get("nodeName") or ""),
@@ -168,6 +165,8 @@ class Observed:
     """Phases of the existing jobs of ``startAfter``; empty for a job without a phase."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Applied hashes of the supporting objects, by kind and name."""
+    revision: Revision | None = None
+    """The stored revision of the status, if it was read."""
     create_failures: tuple[CreateFailure, ...] = ()
     """Why objects of the job cannot be created."""
     missing_apis: frozenset[str] = frozenset()

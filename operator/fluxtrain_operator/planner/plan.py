@@ -35,7 +35,7 @@ from fluxtrain_operator.planner.status import (
 )
 from fluxtrain_operator.planner.watchdog import no_answer_time, progress_deadline
 from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
-from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod
+from fluxtrain_operator.resources import pod_templates, revision_of
 from fluxtrain_operator.resources.template import require_merge_keys
 
 __all__ = ["Delete", "Event", "Plan", "load", "plan", "plan_invalid"]
@@ -81,7 +81,7 @@ def load(
     rendezvous_image: str = "",
     pod_defaults: PodDefaults = NO_DEFAULTS,
 ) -> Job:
-    """Return the job in ``manifest`` with these settings of the operator.
+    """Return the job in ``manifest`` with these settings of the operator, and its pods.
 
     Raises ConfigError for a spec of which no pod can be made, and UnreadableError for any other error: no
     job can stop the operator.
@@ -93,14 +93,20 @@ def load(
             pod_defaults=pod_defaults,
         )
         require_merge_keys(job.spec.pod_template.written)
-        training_pod(job, Slot(0))
-        rendezvous_pod(job)
+        templates = pod_templates(job)
+        job = replace(job, pod_templates=templates, spec_revision=revision_of(job, templates))
     except ConfigError:
         raise
     except Exception as error:
         text = f"this operator cannot read it: {type(error).__name__}: {error}"
         raise UnreadableError("spec", UNSET, text) from error
     return job
+
+
+def revision_to_read(job: Job, observed: Observed, now: float) -> str | None:
+    """Return the name of the job's revision, if it is not the one that this operator makes of the spec."""
+    name = Situation.of(job, observed, now).revision_name
+    return None if name == job.spec_revision.name else name
 
 
 def plan(job: Job, observed: Observed, now: float) -> Plan:

@@ -151,22 +151,25 @@ def spec_changed(situation: Situation) -> Decision | None:
     return None
 
 
-def rendezvous_changed(situation: Situation) -> Decision | None:
-    """Restart the gang if agents of another version of the operator need a pod: ours cannot join them.
+def revision_changed(situation: Situation) -> Decision | None:
+    """Restart the gang if pods of another revision need a new pod: it cannot join them.
 
-    Agents that train undisturbed go on.
+    Such pods were created by an operator without revisions, or their revision was lost while another version
+    of the operator took over. If they train undisturbed, they go on.
     """
     agents, rendezvous = situation.active, situation.observed.rendezvous
-    if not any(agent.uses_other_rendezvous for agent in agents):
+    if not any(map(situation.has_other_revision, agents)):
         return None
     peers = [*agents, *([rendezvous] if rendezvous and not rendezvous.deleting else [])]
-    same = all(peer.uses_other_rendezvous and not situation.unreachable(peer) for peer in peers)
+    same = len({peer.revision for peer in peers}) == 1 and not any(
+        map(situation.unreachable, peers)
+    )
     nodes = situation.job.spec.nodes
     sized = all(agent.nodes == (nodes.min, nodes.max) for agent in agents)
     if same and sized and len(peers) == nodes.max + 1:
         return None
-    message = "pods of this version of the operator cannot join those of another one"
-    return Decision("restart", "RendezvousChanged", message)
+    message = "a new pod cannot join those of another revision"
+    return Decision("restart", "RevisionChanged", message)
 
 
 def group_ended(situation: Situation) -> Decision | None:
@@ -206,7 +209,7 @@ RULES: tuple[Rule, ...] = (
     waiting_for_jobs,
     resumed,
     spec_changed,
-    rendezvous_changed,
+    revision_changed,
     group_ended,
     no_progress,
 )

@@ -19,6 +19,7 @@ from fluxtrain_operator.progress import Progress
 from fluxtrain_operator.resources import supporting
 from fluxtrain_operator.resources.gang import Gang, gang_of
 from fluxtrain_operator.resources.queueing import Queueing, queueing_of
+from fluxtrain_operator.revision import Revision
 from fluxtrain_operator.timestamps import seconds
 
 _UNRESPONSIVE_SECONDS = 30.0
@@ -100,13 +101,32 @@ class Situation:
         lost = (pod for pod in self.current if pod.succeeded or self.unreachable(pod))
         return tuple(pod for pod in lost if self.queueing.is_member(pod))
 
+    @cached_property
+    def revision_name(self) -> str | None:
+        """Return the name of the job's revision; that of the pods if the status was lost."""
+        of_pods = (pod.revision for pod in self.current if pod.revision)
+        return self.job.status.revision or next(of_pods, None)
+
+    @cached_property
+    def revision(self) -> Revision:
+        """Return what pods are made from: the job's revision, unless it was lost or the spec has changed."""
+        stored = self.observed.revision
+        is_known = stored is not None and stored.name == self.revision_name
+        if stored is None or not is_known or not self.job.matches_hash(stored.spec_hash):
+            return self.job.spec_revision
+        return stored
+
+    def has_other_revision(self, pod: Pod) -> bool:
+        """Return whether new pods cannot train with ``pod``, as it is of another revision."""
+        return pod.revision != self.revision.name
+
     def is_outdated_rendezvous(self, pod: Pod) -> bool:
         """Return whether the rendezvous pod was created for another spec, or for agents that are gone."""
         nodes = self.job.spec.nodes
         if not self.job.matches_hash(pod.spec_hash):
             return True
-        if pod.uses_other_rendezvous:
-            return not any(agent.uses_other_rendezvous for agent in self.active)
+        if self.has_other_revision(pod):
+            return not any(self.has_other_revision(agent) for agent in self.active)
         return pod.nodes != (nodes.min, nodes.max)
 
     @property
@@ -123,7 +143,7 @@ class Situation:
     @cached_property
     def supporting_objects(self) -> tuple[Manifest, ...]:
         """Return all desired objects but the pods."""
-        return tuple(supporting(self.job, self.gang))
+        return tuple(supporting(self.job, self.gang, self.revision))
 
     @cached_property
     def restarts(self) -> Restarts:

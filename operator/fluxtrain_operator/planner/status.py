@@ -74,6 +74,9 @@ def next_status(
         ConditionUpdate("Complete", phase == "Complete", *_end_reason(decision, "complete")),
         ConditionUpdate("Failed", phase == "Failed", *_end_reason(decision, "fail")),
     ]
+    starts = decision.action in ("run", "restart")
+    revision = situation.revision.name if starts else before.revision
+    unchanged = revision == before.revision
     latest = situation.latest_progress
     num_ready = sum(pod.ready for pod in situation.running)
     status = Status(
@@ -83,6 +86,8 @@ def next_status(
         nodes=NodesStatus(ready=num_ready, desired=num_requested),
         selector=_selector(job.name),
         attempt=situation.attempt,
+        revision=revision,
+        previousRevision=before.previous_revision if unchanged else before.revision,
         restarts=restarts or situation.restarts,
         progress=situation.progress,
         eta=_eta(situation, phase),

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.resources.config_map import config_map
 from fluxtrain_operator.resources.disruption import disruption_budget
 from fluxtrain_operator.resources.gang import Gang, gang_of
 from fluxtrain_operator.resources.network_policy import network_policy
-from fluxtrain_operator.resources.pods import Slot, rendezvous_pod, training_pod
+from fluxtrain_operator.resources.pods import pod_templates
+from fluxtrain_operator.resources.revision import revision_config_map, revision_of
 from fluxtrain_operator.resources.secret import key_secret
 from fluxtrain_operator.resources.services import headless_service
+from fluxtrain_operator.resources.slot import Slot, rendezvous_pod, training_pod
+from fluxtrain_operator.revision import Revision
 
-__all__ = ["Slot", "desired", "key_secret", "rendezvous_pod", "supporting", "training_pod"]
+__all__ = [
+    "Slot",
+    "desired",
+    "key_secret",
+    "pod_templates",
+    "rendezvous_pod",
+    "revision_of",
+    "supporting",
+    "training_pod",
+]
 
 
 def desired(job: Job) -> list[Manifest]:
     """Return all objects of a new ``job``, in the order in which they are created."""
     pods = [training_pod(job, Slot(index)) for index in range(job.spec.nodes.max)]
-    return [*supporting(job, gang_of(job)), key_secret(job), rendezvous_pod(job), *pods]
+    support = supporting(job, gang_of(job), job.spec_revision)
+    return [*support, key_secret(job), rendezvous_pod(job), *pods]
 
 
-def supporting(job: Job, gang: Gang) -> list[Manifest]:
+def supporting(job: Job, gang: Gang, revision: Revision) -> list[Manifest]:
     """Return all objects of ``job`` but its pods. Never raises TemplateError."""
     manifests = [
-        config_map(job),
+        revision_config_map(job, revision),
         headless_service(job),
         network_policy(job),
         disruption_budget(job),

@@ -29,10 +29,8 @@ _CACHES = {  # everything else on the root file system is read-only
 }
 
 
-def environment(
-    job: Job, attempt: int, process_restarts: int, charged_restarts: int
-) -> list[Manifest]:
-    """Return the variables of a training pod.
+def environment(job: Job) -> list[Manifest]:
+    """Return the variables of a training pod; those of `slot_environment` are empty.
 
     ``spec.network`` overrides the operator's ``podDefaults``, and those the defaults for GPUs.
     """
@@ -42,8 +40,9 @@ def environment(
         **_by_name(job.pod_defaults.env),
         **_rdma(job.spec.network),
         **_by_name(job.spec.network.env),
-        **_torchrun(job, attempt, charged_restarts),
-        **_trainer(job, process_restarts),
+        **_torchrun(job),
+        **_trainer(job),
+        **dict.fromkeys(slot_environment(job), ""),
     }
     result: list[Manifest] = [{"name": name, "value": values[name]} for name in sorted(values)]
     return [*result, *_of_the_pod(job)]
@@ -84,27 +83,36 @@ def _of_the_pod(job: Job) -> list[Manifest]:
     ]
 
 
-def _torchrun(job: Job, attempt: int, charged_restarts: int) -> dict[str, str]:
-    """Return torchrun's arguments.
+def slot_environment(
+    job: Job, attempt: int = 0, process_restarts: int = 0, charged_restarts: int = 0
+) -> dict[str, str]:
+    """Return the variables that are not frozen: they differ between attempts, or follow nodes and restart.
 
-    Its id ends with the attempt: a failed agent closes the attempt, and all later ones are open.
+    torchrun's id ends with the attempt: a failed agent closes the attempt, and all later ones are open.
     """
     nodes = job.spec.nodes
     budget = max(0, job.spec.restart.max_restarts - charged_restarts)
-    host = f"{names.rendezvous(job.name)}.{names.service(job.name)}"
     return {
         "PET_NNODES": f"{nodes.min}:{nodes.max}",
-        "PET_NPROC_PER_NODE": str(max(1, job.spec.gpus_per_node)),
-        "PET_RDZV_ENDPOINT": f"{host}:{launch.RENDEZVOUS_PORT}",
         "PET_RDZV_ID": f"{job.uid}-{attempt}",
         "PET_MAX_RESTARTS": str(budget if nodes.max == 1 else budget + _PEER_FAILURES),
+        launch.ENV_PROCESS_RESTARTS: str(process_restarts),
+    }
+
+
+def _torchrun(job: Job) -> dict[str, str]:
+    """Return torchrun's arguments that are the same in all attempts."""
+    host = f"{names.rendezvous(job.name)}.{names.service(job.name)}"
+    return {
+        "PET_NPROC_PER_NODE": str(max(1, job.spec.gpus_per_node)),
+        "PET_RDZV_ENDPOINT": f"{host}:{launch.RENDEZVOUS_PORT}",
         "PET_MONITOR_INTERVAL": "0.5",
         # Otherwise the other agents keep connecting to the first node's store after it is lost.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
 
 
-def _trainer(job: Job, process_restarts: int) -> dict[str, str]:
+def _trainer(job: Job) -> dict[str, str]:
     gpus = job.spec.gpus_per_node
     return {
         **({launch.ENV_GPUS: str(gpus)} if gpus else {}),
@@ -112,7 +120,6 @@ def _trainer(job: Job, process_restarts: int) -> dict[str, str]:
         launch.ENV_DATA: launch.DATA_PATH,
         launch.ENV_MODELS: launch.MODELS_PATH,
         launch.ENV_OUTPUT: launch.OUTPUT_PATH,
-        launch.ENV_PROCESS_RESTARTS: str(process_restarts),
         launch.ENV_SHUTDOWN_SECONDS: str(shutdown_seconds(job)),
         launch.ENV_RENDEZVOUS_KEY: f"{KEY_PATH}/{KEY_FILE}",
     }

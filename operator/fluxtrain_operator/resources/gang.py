@@ -66,7 +66,7 @@ class Volcano(Coscheduling):
     def configure_pod(self, pod: Manifest, job: Job) -> None:
         """Annotate ``pod`` with its group, and have Volcano schedule it."""
         pod["metadata"]["annotations"][names.VOLCANO_GROUP] = names.pod_group(job.name)
-        pod["spec"]["schedulerName"] = "volcano"
+        pod["spec"].setdefault("schedulerName", "volcano")
 
     def _spec(self, job: Job) -> Manifest:
         priority = job.spec.scheduling.priority_class_name

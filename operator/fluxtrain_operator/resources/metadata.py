@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import KIND, VERSION
 from fluxtrain_operator import names
-from fluxtrain_operator.job import Job, Manifest, digest
+from fluxtrain_operator.digest import digest
+from fluxtrain_operator.job import Job, Manifest
 
 
 def metadata(job: Job, name: str, component: str = names.TRAINER) -> Manifest:
@@ -29,7 +32,7 @@ def metadata(job: Job, name: str, component: str = names.TRAINER) -> Manifest:
 
 
 def supporting_object(
-    job: Job, version: str, kind: str, name: str, *, hashed: str = "", **content: Manifest
+    job: Job, version: str, kind: str, name: str, *, hashed: str = "", **content: Any
 ) -> Manifest:
     """Return an object of ``job``, annotated with the hash of ``hashed``; by default of the object."""
     annotated = metadata(job, name)

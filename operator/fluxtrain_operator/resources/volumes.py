@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from fluxtrain.contract.launch import CONFIG_FILE, DATA_PATH, MODELS_PATH, OUTPUT_PATH
 from fluxtrain.contract.resource.storage import Volume
-from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.secret import key_mount, key_volume
 from fluxtrain_operator.resources.shared_memory import shared_memory
 
 CONFIG_PATH = f"/etc/fluxtrain/{CONFIG_FILE}"
 """Path of the config in a training pod; FLUXTRAIN_CONFIG is set to it."""
+CONFIG_VOLUME = "config"
 SCRATCH_PATH = "/tmp"
 """The only writable folder outside of the storage: the root file system is read-only."""
 
 
 def volumes(job: Job) -> list[Manifest]:
-    """Return the volumes of a training pod."""
+    """Return the volumes of a training pod; the name of the revision is filled in later."""
     storage = job.spec.storage
     shared = job.spec.resources.shared_memory or shared_memory(job.config, job.spec)
     return [
-        {"name": "config", "configMap": {"name": names.config_map(job.name)}},
+        {"name": CONFIG_VOLUME, "configMap": {"name": ""}},
         {"name": "data", **_source(storage.data)},
         {"name": "models", **_source(storage.models)},
         {"name": "output", **_source(storage.output)},
@@ -33,11 +33,11 @@ def volumes(job: Job) -> list[Manifest]:
 def mounts(job: Job) -> list[Manifest]:
     """Return the volume mounts of the main container.
 
-    The config is mounted by ``subPath``, which a running pod never sees updated: all pods change it together.
+    The config is mounted by ``subPath``: the pod runs on if its revision is deleted.
     """
     storage = job.spec.storage
     return [
-        {"name": "config", "mountPath": CONFIG_PATH, "subPath": CONFIG_FILE, "readOnly": True},
+        {"name": CONFIG_VOLUME, "mountPath": CONFIG_PATH, "subPath": CONFIG_FILE, "readOnly": True},
         {"name": "data", "mountPath": DATA_PATH, **_read_only(storage.data)},
         {"name": "models", "mountPath": MODELS_PATH, **_read_only(storage.models)},
         {"name": "output", "mountPath": OUTPUT_PATH},

@@ -176,7 +176,7 @@ def test_the_pods_of_an_earlier_job_with_the_same_name_are_foreign() -> None:
 
 def make_service(name: str, applied_hash: str, *owners: dict[str, Any]) -> dict[str, Any]:
     annotations = {names.ANNOTATION_APPLIED: applied_hash}
-    labels = {names.LABEL_JOB: "job"}
+    labels = {names.LABEL_INSTANCE: "job"}
     metadata = {"name": name, "namespace": "ns", "labels": labels, "annotations": annotations}
     return {"metadata": {**metadata, "ownerReferences": list(owners)}}
 

@@ -209,7 +209,14 @@ def test_an_unreachable_api_server_is_retried_and_logged_once(
 
 
 SUPPORT = [
-    (plural, make_pod(f"{plural}-{index}", annotations={names.ANNOTATION_APPLIED: "hash"}))
+    (
+        plural,
+        make_pod(
+            f"{plural}-{index}",
+            annotations={names.ANNOTATION_APPLIED: "hash"},
+            labels=names.labels("job", names.TRAINER),
+        ),
+    )
     for plural in ("configmaps", "services", "networkpolicies", "poddisruptionbudgets")
     for index in range(300)
 ]

@@ -13,6 +13,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.planner.owner_references import controller_of
+from fluxtrain_operator.planner.plan import load
 
 FOREIGN = {"kind": "Deployment", "name": "shop", "uid": "shop", "controller": True}
 EARLIER_JOB = {"kind": "FluxTraining", "name": "job", "uid": "uid-before", "controller": True}
@@ -20,9 +21,10 @@ OTHER_JOB = {"kind": "FluxTraining", "name": "1", "uid": "uid-1", "controller": 
 QUOTA = 'pods "job-0" is forbidden: exceeded quota: small, requested: pods=1, used: pods=2'
 SECURITY = 'pods "job-0" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes'
 WEBHOOK = 'admission webhook "no.example.com" denied the request: not on a Sunday'
+REVISION = load(make_job(), "trainer:1").spec_revision.name
 ALL_PODS = ["job-0", "job-1", "job-2", "job-3", "job-rendezvous"]
 SUPPORT = [
-    ("ConfigMap", "job-config"),
+    ("ConfigMap", REVISION),
     ("Service", "job"),
     ("NetworkPolicy", "job-network"),
     ("PodDisruptionBudget", "job-nodes"),
@@ -70,15 +72,15 @@ def test_a_foreign_object_is_reported_and_kept_and_the_job_starts_once_it_is_gon
 async def test_a_foreign_object_that_replaced_ours_is_not_overwritten() -> None:
     harness = Harness()
     await harness.reconcile()
-    harness.cluster.put("ConfigMap", "job-config", FOREIGN)
+    harness.cluster.put("NetworkPolicy", "job-network", FOREIGN)
     changed = make_job(**harness.cluster.status)
-    changed["spec"]["run"] = {"preset": "micro", "schedule": {"steps": 7}}
+    changed["spec"]["run"] = {"preset": "micro", "logging": {"metrics_port": 9500}}
     changed["metadata"]["generation"] = 2
     harness.set_job(changed)
-    with pytest.raises(ApiError, match="job-config was deleted or replaced"):
+    with pytest.raises(ApiError, match="job-network was deleted or replaced"):
         await harness.reconcile()
     await harness.reconcile()
-    assert harness.cluster.objects["ConfigMap", "job-config"]["data"] == "theirs"
+    assert harness.cluster.objects["NetworkPolicy", "job-network"]["data"] == "theirs"
     assert "NameConflict" in harness.cluster.warnings()
 
 

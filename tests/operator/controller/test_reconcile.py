@@ -165,7 +165,7 @@ def list_support(reconciler: Reconciler) -> SupportObjects:
     support = SupportObjects(listed_at=time.monotonic())
     common = {
         "namespace": "ns",
-        "labels": {names.LABEL_JOB: "job"},
+        "labels": {names.LABEL_INSTANCE: "job"},
         "ownerReferences": [{"controller": True, "uid": "uid-job"}],
     }
     for (kind, name), applied in reconciler._states[KEY].applied.items():

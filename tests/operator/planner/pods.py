@@ -9,7 +9,7 @@ from tests.operator.jobs import make_training
 
 from fluxtrain.contract.resource.status import ProgressStatus, Status
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.names import ANNOTATION_APPLIED, RENDEZVOUS_VERSION
+from fluxtrain_operator.names import ANNOTATION_APPLIED
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan, load, plan
 from fluxtrain_operator.progress import Progress
@@ -54,7 +54,7 @@ def make_pod(index: int = 0, job: Job | None = None, **changes: Any) -> Pod:
         index=index,
         spec_hash=job.spec_hash,
         nodes=(job.spec.nodes.min, job.spec.nodes.max),
-        rendezvous_version=RENDEZVOUS_VERSION,
+        revision=job.spec_revision.name,
         phase="Running",
         ready=True,
         node=f"node-{index}",
@@ -96,7 +96,7 @@ def observe(job: Job, *pods: Pod, **changes: Any) -> Observed:
     """Return an observed state in which all supporting objects of ``job`` exist."""
     applied = {
         (m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"][ANNOTATION_APPLIED]
-        for m in supporting(job, gang_of(job))
+        for m in supporting(job, gang_of(job), job.spec_revision)
     }
     observed = {"pods": pods, "rendezvous": rendezvous(job), "applied": applied, **changes}
     return Observed(**{"any_progress": changes.get("progress"), **observed})

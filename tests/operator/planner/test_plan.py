@@ -279,15 +279,15 @@ def test_pods_of_a_gang_are_scheduled_one_by_one_if_its_api_is_missing() -> None
     assert condition(result.status, "Admitted") == ("True", "NoPodGroups")
 
 
-def c10d(*pods: Pod) -> list[Pod]:
-    """Return ``pods`` as an operator created them whose agents meet in torch's c10d store."""
-    return [replace(pod, rendezvous_version="") for pod in pods]
+def without_revision(*pods: Pod) -> list[Pod]:
+    """Return ``pods`` as an operator without revisions created them, of which some use torch's c10d store."""
+    return [replace(pod, revision="") for pod in pods]
 
 
-def test_agents_of_an_operator_with_another_rendezvous_go_on_undisturbed() -> None:
+def test_pods_of_an_operator_without_revisions_go_on_undisturbed() -> None:
     job = running()
-    (store,) = c10d(rendezvous(job))
-    result = plan_with(job, *c10d(*make_pods()), rendezvous=store, progress=progress())
+    (store,) = without_revision(rendezvous(job))
+    result = plan_with(job, *without_revision(*make_pods()), rendezvous=store, progress=progress())
     assert (result.delete, result.create, result.status.attempt) == ((), (), 1)
 
 
@@ -295,17 +295,17 @@ def test_agents_of_an_operator_with_another_rendezvous_go_on_undisturbed() -> No
     "change",
     ["a pod is lost", "a pod is new", "the store is lost", "the store is new", "scaled"],
 )
-def test_agents_with_another_rendezvous_restart_once_they_need_a_pod(change: str) -> None:
+def test_pods_without_a_revision_restart_once_they_need_a_pod(change: str) -> None:
     job = running()
-    (store, *pods) = c10d(rendezvous(job), *make_pods())
+    (store, *pods) = without_revision(rendezvous(job), *make_pods())
     if change == "a pod is lost":
         pods = [replace(pods[0], deleting=True), pods[1]]
     if change == "a pod is new":
-        pods = [replace(pods[0], rendezvous_version=names.RENDEZVOUS_VERSION), pods[1]]
+        pods = [replace(pods[0], revision=job.spec_revision.name), pods[1]]
     if change == "the store is lost":
         store = replace(store, deleting=True)
     if change == "the store is new":
-        store = replace(store, rendezvous_version=names.RENDEZVOUS_VERSION)
+        store = replace(store, revision=job.spec_revision.name)
     if change == "scaled":
         job = make_job(job.status, nodes={"min": 1, "max": 3})
     result = plan_with(job, *pods, rendezvous=store, progress=progress())
@@ -316,8 +316,8 @@ def test_agents_with_another_rendezvous_restart_once_they_need_a_pod(change: str
     assert {pod.name for pod in pods if not pod.deleting} <= set(deleted(result))
 
 
-def test_a_rendezvous_of_another_version_is_replaced_if_no_agent_uses_it() -> None:
+def test_a_rendezvous_without_a_revision_is_replaced_if_no_agent_uses_it() -> None:
     job = running()
-    (store,) = c10d(rendezvous(job))
+    (store,) = without_revision(rendezvous(job))
     result = plan_with(job, *make_pods(), rendezvous=store, progress=progress())
     assert (deleted(result), result.status.attempt) == (["job-rendezvous"], 1)

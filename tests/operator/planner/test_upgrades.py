@@ -19,7 +19,8 @@ from fluxtrain.contract.resource.status import Status, preserve_unknown_fields, 
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import job as job_module
 from fluxtrain_operator import names
-from fluxtrain_operator.job import Job, digest
+from fluxtrain_operator.digest import digest
+from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.planner.plan import load, plan
 from fluxtrain_operator.resources import desired
@@ -198,18 +199,26 @@ def test_a_new_field_with_a_default_restarts_nothing_in_an_upgrade_or_downgrade(
     assert ("spec.network.mtu" in admitted.message) is filled
 
 
+def without_revisions(observed: Observed, spec_hash: str) -> Observed:
+    """Return the state in which the objects were created by an operator without revisions."""
+    assert observed.rendezvous is not None
+    changes = {"spec_hash": spec_hash, "revision": ""}
+    applied = {key: value for key, value in observed.applied.items() if key[0] != "ConfigMap"}
+    return Observed(
+        pods=tuple(replace(pod, **changes) for pod in observed.pods),
+        rendezvous=replace(observed.rendezvous, **changes),
+        applied={**applied, ("ConfigMap", "job-config"): digest(spec_hash)},
+    )
+
+
 def test_pods_and_config_map_of_the_first_operators_are_kept() -> None:
     job = started(LARGE)
-    observed, legacy = observed_of(job), job.legacy_spec_hash
-    assert legacy != job.spec_hash
-    assert observed.rendezvous is not None
-    before = Observed(
-        pods=tuple(replace(pod, spec_hash=legacy) for pod in observed.pods),
-        rendezvous=replace(observed.rendezvous, spec_hash=legacy),
-        applied={**observed.applied, ("ConfigMap", "job-config"): digest(legacy)},
-    )
+    assert job.legacy_spec_hash != job.spec_hash
+    before = without_revisions(observed_of(job), job.legacy_spec_hash)
     result = plan(job, before, NOW)
-    assert (result.delete, result.create, result.status.attempt) == ((), (), 1)
+    assert (result.delete, result.status.attempt) == ((), 1)
+    assert [m["metadata"]["name"] for m in result.create] == [job.spec_revision.name]
+    assert result.status.revision == job.spec_revision.name
     changed = started({**LARGE, "image": "other:1"})
     assert plan(changed, before, NOW).status.attempt == 2
 

@@ -47,12 +47,12 @@ def make_job(example: str = "micro", **spec: Any) -> Job:
     return load_job(Variant(spec, example=example))
 
 
-def load_job(variant: Variant) -> Job:
+def load_job(variant: Variant, image: str = "localhost/fluxtrain/trainer:dev") -> Job:
     manifest = variant.manifest()
     added = {"namespace": "team", "uid": "0000-uid", "generation": 1}
     manifest["metadata"] |= added
     defaults = parse_pod_defaults(json.dumps(variant.pod_defaults))
-    return load(manifest, "localhost/fluxtrain/trainer:dev", variant.rendezvous_image, defaults)
+    return load(manifest, image, variant.rendezvous_image, defaults)
 
 
 def trainer(pod: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +76,9 @@ def golden_objects(name: str) -> list[Manifest]:
             written = RunConfig.model_validate_json(manifest["data"]["config.json"])
             assert written == job.config
             config = f"the resolved config of preset {job.config.preset}"
-            manifest = {**manifest, "data": {"config.json": config}}
+            pods = "the specs of the pods below, without what differs between slots"
+            texts = {"config.json": config, "pods.json": pods}
+            manifest = {**manifest, "data": {**manifest["data"], **texts}}
         if manifest["metadata"]["labels"].get("fluxtrain.dev/node-index", "0") == "0":
             objects.append(manifest)
     return objects
@@ -171,7 +173,7 @@ def test_pods_of_one_attempt_differ_only_in_their_index() -> None:
     pods = [training_pod(make_job(**ELASTIC), Slot(index)) for index in range(2)]
     texts = [
         yaml.safe_dump(pod)
-        .replace(f"micro-{index}", "micro-N")
+        .replace(f"micro-{index}\n", "micro-N\n")
         .replace(f"index: '{index}'", "index: N")
         for index, pod in enumerate(pods)
     ]
@@ -192,10 +194,12 @@ def test_pods_get_the_number_of_process_restarts() -> None:
 
 def test_the_default_image_is_not_hashed() -> None:
     job = make_job()
-    other = replace(job, image="localhost/fluxtrain/trainer:next")
+    other = load_job(Variant({}), image="localhost/fluxtrain/trainer:next")
     assert job.spec_hash == other.spec_hash
-    assert [m for m in desired(job) if m["kind"] != "Pod"] == [
-        m for m in desired(other) if m["kind"] != "Pod"
+    assert job.spec_revision.name != other.spec_revision.name
+    kinds = {"Pod", "ConfigMap"}
+    assert [m for m in desired(job) if m["kind"] not in kinds] == [
+        m for m in desired(other) if m["kind"] not in kinds
     ]
 
 

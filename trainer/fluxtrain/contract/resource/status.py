@@ -145,6 +145,10 @@ class Status(StatusModel):
     """Label selector of the training pods, for the scale subresource."""
     attempt: Count = 0
     """Number of times that the pods were created, counted from 1."""
+    revision: Annotated[str, Field(max_length=63)] | None = None
+    """Config map with image, config and environment of the pods; unchanged until the spec changes."""
+    previous_revision: Annotated[str, Field(max_length=63)] | None = None
+    """The revision before; older ones are deleted."""
     restarts: Restarts | None = None
     """Restarts so far."""
     progress: ProgressStatus | None = None

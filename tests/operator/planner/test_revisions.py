@@ -1,0 +1,230 @@
+"""What pods are made from follows from the revision, which only a changed spec replaces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.operator.planner.pods import (
+    NOW,
+    created,
+    created_pods,
+    deleted,
+    failed,
+    lost,
+    make_job,
+    make_pod,
+    make_pods,
+    num_gang_restarts,
+    observe,
+    plan_with,
+    progress,
+    rendezvous,
+    running,
+    with_status,
+)
+
+from fluxtrain.errors import ConfigError
+from fluxtrain_operator import names
+from fluxtrain_operator.digest import digest
+from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.planner.observed import Observed
+from fluxtrain_operator.planner.plan import Plan, load, plan
+from fluxtrain_operator.revision import Revision
+
+RECORDED = Path(__file__).parent / "recorded" / "without_revisions.yaml"
+TEMPLATE = {"podTemplate": {"metadata": {"annotations": {"restarted": "today"}}}}
+
+
+def images(result: Plan) -> set[str]:
+    return {c["image"] for pod in created_pods(result) for c in pod["spec"]["containers"]}
+
+
+def by_a_later_operator(job: Job) -> Job:
+    """Return ``job`` as an operator with another default image loads it."""
+    metadata = job.training.metadata.model_dump(mode="json", by_alias=True, exclude_none=True)
+    spec = job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    manifest = {
+        "apiVersion": "fluxtrain.dev/v1alpha1",
+        "kind": "FluxTraining",
+        "metadata": {**metadata, "uid": job.uid, "generation": 1},
+        "spec": spec,
+    }
+    later = load(manifest, "trainer:2")
+    assert later.spec_revision.name != job.spec_revision.name
+    return with_status(later, job.status)
+
+
+def stored(job: Job) -> dict[str, Any]:
+    return {"revision": job.spec_revision}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"nodes": {"min": 1, "max": 3}},
+        {"lifecycle": {"activeDeadlineSeconds": 60}},
+        {"restart": {"maxRestarts": 1}},
+        {"scheduling": {"tolerations": [{"key": "spot", "operator": "Exists"}]}},
+    ],
+)
+def test_what_no_pod_runs_is_no_part_of_the_revision(changes: Manifest) -> None:
+    assert make_job(**changes).spec_revision.name == make_job().spec_revision.name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image": "trainer:2"},
+        {"gpusPerNode": 8},
+        {"run": {"preset": "micro", "seed": 7}},
+        {"network": {"env": [{"name": "A", "value": "b"}]}},
+        TEMPLATE,
+    ],
+)
+def test_what_pods_run_is_part_of_the_revision_and_restarts_them(changes: Manifest) -> None:
+    job = running()
+    changed = make_job(job.status, **changes)
+    assert changed.spec_revision.name != job.spec_revision.name
+    result = plan_with(changed, *make_pods(2, job), progress=progress())
+    assert (result.status.attempt, num_gang_restarts(result.status)) == (2, 0)
+    assert result.status.revision == changed.spec_revision.name
+    assert result.status.previous_revision == job.spec_revision.name
+
+
+def test_a_placement_changes_with_the_spec_and_what_runs_does_not() -> None:
+    job = running()
+    tolerations = [{"key": "spot", "operator": "Exists"}]
+    changed = by_a_later_operator(
+        make_job(job.status, scheduling={"tolerations": tolerations, "nodeSelector": {"a": "b"}})
+    )
+    (pod,) = created_pods(plan_with(changed, make_pod(0, job), progress=progress(), **stored(job)))
+    assert (pod["spec"]["tolerations"], pod["spec"]["nodeSelector"]) == (tolerations, {"a": "b"})
+    assert pod["spec"]["containers"][0]["image"] == "trainer:1"
+
+
+@pytest.mark.parametrize("cause", ["program", "suspended", "node", "no pods"])
+def test_every_restart_and_replacement_keeps_the_revision_over_an_upgrade(cause: str) -> None:
+    job = running()
+    later = by_a_later_operator(job)
+    observed: dict[str, Any] = {"progress": progress(), **stored(job)}
+    pods = make_pods(2, job)
+    if cause == "program":
+        pods = [failed(0, job=job), pods[1]]
+    if cause == "suspended":
+        pods = []
+        later = with_status(later, job.status.model_copy(update={"phase": "Suspended"}))
+    if cause == "node":
+        observed["nodes"] = lost("node-1")
+    if cause == "no pods":
+        pods = []
+    result = plan_with(later, *pods, **observed)
+    if cause == "program":  # once the pods of the attempt before are gone
+        later = with_status(later, result.status)
+        result = plan_with(later, **observed)
+    assert created_pods(result)
+    assert images(result) == {"trainer:1"}
+    assert result.status.revision == job.spec_revision.name
+    notes = created_pods(result)[0]["metadata"]["annotations"]
+    assert notes[names.ANNOTATION_REVISION] == job.spec_revision.name
+
+
+def test_a_lost_status_takes_the_revision_from_the_pods() -> None:
+    job = running()
+    later = with_status(by_a_later_operator(job), None)
+    result = plan_with(later, make_pod(0, job), progress=progress(), **stored(job))
+    assert (result.status.attempt, result.status.revision) == (1, job.spec_revision.name)
+    assert images(result) == {"trainer:1"}
+
+
+def test_pods_of_a_lost_revision_train_on_and_restart_together_once_one_is_lost() -> None:
+    job = running()
+    later, store = by_a_later_operator(job), rendezvous(job)
+    result = plan_with(later, *make_pods(2, job), rendezvous=store, progress=progress())
+    assert (deleted(result), created(result), result.status.attempt) == ([], [], 1)
+    later = with_status(later, result.status)
+    result = plan_with(later, make_pod(0, job), rendezvous=store, progress=progress())
+    assert (deleted(result), result.status.attempt) == (["job-0", "job-rendezvous"], 2)
+    assert num_gang_restarts(result.status) == 0
+
+
+def test_the_revision_before_and_those_of_pods_are_kept_and_others_deleted() -> None:
+    job = running()
+    status = job.status.model_copy(update={"previous_revision": "job-2"})
+    pods = [*make_pods(2, job), make_pod(2, job, attempt=0, revision="job-1", deleting=True)]
+    maps = {("ConfigMap", f"job-{number}"): "hash" for number in range(4)}
+    observed = observe(job, *pods, progress=progress())
+    observed = replace(observed, applied={**observed.applied, **maps})
+    result = plan(with_status(job, status), observed, NOW)
+    assert [(d.kind, d.name) for d in result.delete] == [
+        ("ConfigMap", "job-0"),
+        ("ConfigMap", "job-3"),
+    ]
+    assert result.create == ()
+
+
+def test_a_revision_that_no_config_map_holds_is_rejected() -> None:
+    Revision.of("job", "v2-0", "x" * 1_048_000, {})
+    with pytest.raises(ConfigError, match="have 1024 KiB as JSON; a config map holds 1024 KiB"):
+        Revision.of("job", "v2-0", "x" * (1 << 20), {})
+    with pytest.raises(ConfigError, match="config map holds"):
+        Revision.of("job", "v2-0", "", {"trainer": {"hostAliases": ["\u00e9" * (1 << 19)]}})
+
+
+@pytest.mark.parametrize("part", ["config.json", "pods.json", "spec-hash"])
+def test_a_revision_is_believed_only_if_its_name_has_its_hash(part: str) -> None:
+    revision = make_job().spec_revision
+    config_map: Manifest = {"metadata": {"name": revision.name}, "data": dict(revision.data)}
+    assert Revision.from_object("job", config_map) == revision
+    assert Revision.from_object("other", config_map) is None
+    for changed in (revision.data[part] + " ", None, 7):
+        data = {**revision.data, part: changed}
+        assert Revision.from_object("job", {**config_map, "data": data}) is None
+    assert Revision.from_object("job", {"metadata": {"name": revision.name}}) is None
+
+
+def recorded() -> tuple[Job, Observed]:
+    """Return a job and its running pods as an operator without revisions created them."""
+    training, *objects = yaml.safe_load_all(RECORDED.read_text())
+    pods, applied = [], {}
+    for number, manifest in enumerate(objects):
+        metadata = manifest["metadata"]
+        if manifest["kind"] != "Pod":
+            notes = metadata["annotations"]
+            applied[manifest["kind"], metadata["name"]] = notes[names.ANNOTATION_APPLIED]
+            continue
+        main = manifest["spec"]["containers"][0]["name"]
+        state = {"running": {"startedAt": "2027-01-15T07:59:00Z"}}
+        containers = [{"name": main, "state": state}]
+        conditions = [{"type": "Ready", "status": "True"}]
+        metadata["uid"] = f"uid-{number}"
+        status = {"phase": "Running", "conditions": conditions, "containerStatuses": containers}
+        pods.append({**manifest, "status": status})
+    training["status"] = {"phase": "Running", "attempt": 1, "nodes": {"ready": 2, "desired": 2}}
+    return load(training, "trainer:1"), Observed.from_objects(pods, applied=applied)
+
+
+def test_a_job_of_the_operator_before_is_adopted_without_a_restart() -> None:
+    job, observed = recorded()
+    first = plan(job, observed, NOW)
+    assert (first.delete, first.status.attempt, num_gang_restarts(first.status)) == ((), 1, 0)
+    assert [m["kind"] for m in first.create] == ["ConfigMap"], "no pod, and no other object changes"
+    assert first.status.revision == first.create[0]["metadata"]["name"] == job.spec_revision.name
+    applied = {("ConfigMap", job.spec_revision.name): digest(job.spec_revision.name)}
+    observed = replace(observed, applied={**observed.applied, **applied})
+    again = plan(with_status(job, first.status), observed, NOW)
+    assert (again.delete, again.create, again.status.attempt) == ((), (), 1)
+
+
+def test_the_pods_of_the_operator_before_never_train_with_new_ones() -> None:
+    job, observed = recorded()
+    result = plan(job, replace(observed, pods=observed.pods[:1]), NOW)
+    assert (result.status.attempt, num_gang_restarts(result.status)) == (2, 0)
+    assert set(deleted(result)) == {"job-0", "job-rendezvous"}
+    kept = plan(with_status(job, result.status), observed, NOW)
+    assert "job-config" not in deleted(kept), "a pod may still be mounting it"
+    gone = plan(with_status(job, result.status), replace(observed, pods=()), NOW)
+    assert "job-config" in deleted(gone)
