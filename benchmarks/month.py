@@ -21,7 +21,7 @@ from fluxtrain.contract.resource.status import ProgressStatus
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.members import Heard
-from fluxtrain_operator.planner.changes import Delete
+from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import load, plan
 from fluxtrain_operator.progress import Progress

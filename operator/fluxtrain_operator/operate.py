@@ -18,6 +18,7 @@ from fluxtrain_operator import server
 from fluxtrain_operator.controller import kopf_handlers
 from fluxtrain_operator.controller.api_client import KubernetesApi
 from fluxtrain_operator.controller.cache import Cache
+from fluxtrain_operator.controller.fault_budget import FaultBudget
 from fluxtrain_operator.controller.informers import Informers
 from fluxtrain_operator.controller.leader_election import FencedClient, LeaderElector
 from fluxtrain_operator.controller.reconcile import Reconciler, is_conflict
@@ -97,6 +98,7 @@ async def _reconcile_all(
         queue.add,
         options.rendezvous_image,
         options.pod_defaults,
+        FaultBudget(options.disruption_percent),
     )
     informers = Informers(api, cache, metrics, queue.add, options.namespaces)
 

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.log_format import LOG_FORMATS, LogFormat
+from fluxtrain_operator.planner.disruption import DISRUPTION_PERCENT
 from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults, parse_pod_defaults
+
+_MAX_PERCENT = 100
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Options:
     rendezvous_image: str = ""
     """Image of the rendezvous pods; empty: that of the job."""
     pod_defaults: PodDefaults = NO_DEFAULTS
+    disruption_percent: int = DISRUPTION_PERCENT
 
 
 def parse(arguments: list[str] | None) -> Options:
@@ -68,6 +72,13 @@ def parse(arguments: list[str] | None) -> Options:
         default=get("FLUXTRAIN_LOG_FORMAT", "json"),
         help="json: one object a line, with the fields of each decision (default); text: for people",
     )
+    parser.add_argument(
+        "--disruption-percent",
+        default=get("FLUXTRAIN_DISRUPTION_PERCENT", str(DISRUPTION_PERCENT)),
+        metavar="PERCENT",
+        help="part of all pods that may be replaced per minute for faults of nodes, from 1 to 100 "
+        f"(default: {DISRUPTION_PERCENT})",
+    )
     values = vars(parser.parse_args(arguments))
     if not values["image"]:
         parser.error("--image or FLUXTRAIN_IMAGE must name the default trainer image")
@@ -75,12 +86,20 @@ def parse(arguments: list[str] | None) -> Options:
         parser.error(
             f"FLUXTRAIN_LOG_FORMAT: got {values['log_format']!r}; must be {' or '.join(LOG_FORMATS)}"
         )
+    percent = values.pop("disruption_percent")
+    if not (percent.isascii() and percent.isdecimal() and 1 <= int(percent) <= _MAX_PERCENT):
+        parser.error(
+            f"--disruption-percent or FLUXTRAIN_DISRUPTION_PERCENT: {percent!r} is not a whole number "
+            f"from 1 to {_MAX_PERCENT}"
+        )
     namespaces = tuple(values.pop("namespaces"))
     try:
         defaults = parse_pod_defaults(values.pop("pod_defaults"))
     except ConfigError as error:
         parser.error(f"--pod-defaults or FLUXTRAIN_POD_DEFAULTS: {error}")
-    return Options(namespaces=namespaces, pod_defaults=defaults, **values)
+    return Options(
+        namespaces=namespaces, pod_defaults=defaults, disruption_percent=int(percent), **values
+    )
 
 
 def _split(text: str) -> list[str]:

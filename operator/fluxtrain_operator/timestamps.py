@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 
@@ -19,3 +20,8 @@ def seconds(text: object) -> float | None:
     except ValueError:
         return None
     return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+
+
+def earliest(times: Iterable[float | None]) -> float | None:
+    """Return the earliest of ``times``; None if there is none."""
+    return min((time for time in times if time is not None), default=None)

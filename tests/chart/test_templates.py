@@ -44,6 +44,7 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             'podDefaults={"supplementalGroups":[44,109,1000600000],"imagePullSecrets":["pull"],'
             '"nodeSelector":{"pool":"training"},"env":[{"name":"NCCL_IB_GID_INDEX","value":"3"}],'
             '"tolerations":[{"key":"amd.com/gpu","operator":"Exists"}]}',
+            "disruptionPercent=25",
             'nodeSelector={"kubernetes.io/os":"linux"}',
             'tolerations=[{"key":"system","operator":"Exists"}]',
             'priorityClassName="system-cluster-critical"',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from fluxtrain_operator.pod_defaults import NO_DEFAULTS
 
 IMAGE = "--image=example.org/trainer:1"
 DEFAULTS = "FLUXTRAIN_POD_DEFAULTS"
+PERCENT = "FLUXTRAIN_DISRUPTION_PERCENT"
 LOG_FORMAT = "FLUXTRAIN_LOG_FORMAT"
 
 
@@ -95,3 +97,26 @@ def test_an_unknown_log_format_is_refused(
         parse([IMAGE])
     assert error.value.code == 2
     assert "FLUXTRAIN_LOG_FORMAT: got 'xml'; must be json or text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "percent"), [("", 10), ("1", 1), ("100", 100)])
+def test_the_disruption_percentage_has_a_default(
+    monkeypatch: pytest.MonkeyPatch, text: str, percent: int
+) -> None:
+    monkeypatch.delenv(PERCENT, raising=False)
+    assert parse([IMAGE, *([f"--disruption-percent={text}"] if text else [])]) == replace(
+        parse([IMAGE]), disruption_percent=percent
+    )
+    monkeypatch.setenv(PERCENT, text or "10")
+    assert parse([IMAGE]).disruption_percent == percent
+
+
+@pytest.mark.parametrize("text", ["0", "101", "-1", "1.5", "ten", ""])
+def test_an_invalid_percentage_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    monkeypatch.setenv(PERCENT, text)
+    with pytest.raises(SystemExit) as error:
+        parse([IMAGE])
+    assert error.value.code == 2
+    assert "is not a whole number from 1 to 100" in capsys.readouterr().err

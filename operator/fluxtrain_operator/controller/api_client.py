@@ -20,7 +20,7 @@ from fluxtrain_operator.controller.cache import Applied
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.members import Members
-from fluxtrain_operator.planner.changes import Delete
+from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.planner.plan import Event
 from fluxtrain_operator.progress import Progress

@@ -110,6 +110,11 @@ class Cache:
         job = self._jobs.get(key)
         return str(job["metadata"].get("uid", "")) if job is not None else ""
 
+    @property
+    def num_pods(self) -> int:
+        """Return the number of pods of all jobs."""
+        return sum(map(len, self._pods.values()))
+
     def misses_pods(self, key: Key) -> bool:
         """Return whether a job has fewer pods than desired, including that of the rendezvous."""
         nodes = (self._jobs.get(key, {}).get("status") or {}).get("nodes") or {}

@@ -15,6 +15,7 @@ from fluxtrain_operator.controller.api_client import KINDS, SUPPORT_KINDS, Kuber
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.decision_log import log_decision
 from fluxtrain_operator.controller.executor import NEVER, Executor, JobState, status_delay
+from fluxtrain_operator.controller.fault_budget import FaultBudget
 from fluxtrain_operator.controller.members_poller import MembersPoller
 from fluxtrain_operator.controller.progress_poller import ProgressPoller
 from fluxtrain_operator.errors import ApiError, UnreadableError
@@ -26,11 +27,11 @@ from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.planner.plan import Plan, load, plan_invalid, revision_to_read
 from fluxtrain_operator.planner.plan import plan as make_plan
-from fluxtrain_operator.planner.situation import earliest
 from fluxtrain_operator.planner.status import finished
 from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
 from fluxtrain_operator.resources.gang import gang_of
 from fluxtrain_operator.revision import Revision
+from fluxtrain_operator.timestamps import earliest
 
 RESYNC_SECONDS = 600.0
 """Maximum interval of a job's reconciles and of its lists: not everything is watched."""
@@ -48,6 +49,8 @@ class Reconciler:
     """Called with a job whose progress has changed."""
     rendezvous_image: str = ""
     pod_defaults: PodDefaults = NO_DEFAULTS
+    fault_budget: FaultBudget = field(default_factory=FaultBudget)
+    """Shared by all jobs."""
     _states: dict[Key, JobState] = field(default_factory=dict)
     _served: dict[str, bool] = field(default_factory=dict)
     _jobs: dict[Key, tuple[tuple[object, object], Job]] = field(default_factory=dict)
@@ -75,7 +78,11 @@ class Reconciler:
     async def _reconcile(
         self, key: Key, manifest: Mapping[str, Any], job: Job, state: JobState
     ) -> float | None:
-        plan = make_plan(job, await self._observe(key, job, state), time.time())
+        observed = await self._observe(key, job, state)
+        now = time.monotonic()  # nothing is awaited until the plan's deletions are counted
+        left = self.fault_budget.left(self.cache.num_pods, now)
+        plan = make_plan(job, replace(observed, disruptions_left=left), time.time())
+        self.fault_budget.record(plan.delete, now)
         delay = status_delay(job.status, plan, state, time.monotonic())
         if delay is not None:
             return earliest([delay, plan.requeue_after])

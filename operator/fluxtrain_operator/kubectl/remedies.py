@@ -44,6 +44,7 @@ _REMEDIES = {
     # nodes
     "NodeLost": "The operator replaces its pod; check the node: `kubectl describe node`.",
     "NodeNotReady": "The job trains on; check the node: `kubectl describe node`.",
+    "DisruptionLimited": "A part of all pods is replaced per minute; the others follow.",
     "NodesUnknown": "Check the control plane and its network: it receives no heartbeats from most nodes.",
     "UnhealthyGPU": "The operator replaces the pod; drain or repair the node.",
     "UnhealthyGPUs": "Check the GPU exporter, which reports most GPU nodes as unhealthy.",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import count
 
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.planner.create_failures import CreateFailure
+from fluxtrain_operator.planner.disruption import Delete, Reason
 from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.rules import Decision
@@ -21,23 +21,12 @@ _PHASE_SECONDS = 30.0
 """If the pod's phase is not final this long after the main process exited, a sidecar still runs."""
 
 
-@dataclass(frozen=True)
-class Delete:
-    """An object to delete; a pod only if it still has this ``uid``."""
-
-    kind: str
-    name: str
-    uid: str = ""
-    grace_seconds: int | None = None
-    """None: the object's own grace period; 0: force deletion."""
-
-
 def changes(situation: Situation, decision: Decision) -> tuple[list[Delete], list[Manifest]]:
     """Return what ``decision`` deletes and creates; ``situation`` is in the attempt that follows."""
     if decision.action in ("hold", "wait"):
         return [], []
     if decision.action == "suspend":
-        return [*_stop(situation, situation.observed.pods)], []
+        return [*_stop(situation, situation.observed.pods, decision.cause)], []
     if decision.action in ("complete", "fail"):
         return [*clean_up(situation)], []
     deletions = [
@@ -81,17 +70,25 @@ def _missing(situation: Situation, failures: tuple[CreateFailure, ...]) -> Itera
 
 def _removed_pods(situation: Situation, decision: Decision) -> Iterator[Delete]:
     """Yield the pods of earlier attempts, and those that failed, are lost, or exceed ``nodes.max``."""
-    yield from _deletions(situation, situation.previous, decision.grace_seconds)
+    yield from _deletions(situation, situation.previous, decision.cause, decision.grace_seconds)
     excess = situation.active[situation.job.spec.nodes.max :]
-    failed = [f.pod for f in situation.failures if retry_time(f, 0) <= situation.now]
-    lost = [pod for pod in situation.current if _is_lost(situation, pod)]
-    removed = {pod.name: pod for pod in (*excess, *failed, *lost)}
-    yield from _deletions(situation, removed.values())
+    removed = {pod.name: (pod, Reason.SCALED_DOWN) for pod in excess}
+    for failure in situation.failures:
+        if retry_time(failure, 0) <= situation.now:
+            removed[failure.pod.name] = failure.pod, Reason.POD_ENDED
+    for pod in situation.current:
+        if (fault := _node_fault(situation, pod)) is not None:
+            removed[pod.name] = pod, fault
+    for pod, reason in removed.values():
+        yield from _deletions(situation, [pod], reason)
 
 
-def _is_lost(situation: Situation, pod: Pod) -> bool:
+def _node_fault(situation: Situation, pod: Pod) -> Reason | None:
+    """Return why ``pod`` is replaced although it may still run; None if it is not."""
     stuck = situation.kubelet_unresponsive(pod) and pod.deleting
-    return stuck or situation.unreachable(pod) or situation.on_unhealthy_node(pod)
+    if stuck or situation.unreachable(pod):
+        return Reason.NODE_LOST
+    return Reason.UNHEALTHY_GPU if situation.guard.on_unhealthy_node(pod) else None
 
 
 def _removed_rendezvous(situation: Situation) -> Iterator[Delete]:
@@ -104,9 +101,11 @@ def _removed_rendezvous(situation: Situation) -> Iterator[Delete]:
         return
     lost = situation.unreachable(pod)
     forced = lost and not _lost_pods_can_train(situation)
+    reason = Reason.POD_ENDED if pod.ended else Reason.OUTDATED
+    reason = Reason.NODE_LOST if lost else reason
     outdated = situation.is_outdated_rendezvous(pod)
     if forced or ((lost or pod.ended or outdated) and not pod.deleting):
-        yield _delete(pod, 0 if forced else None)
+        yield from _delete(situation, pod, reason, 0 if forced else None)
 
 
 def _lost_pods_can_train(situation: Situation) -> bool:
@@ -134,12 +133,12 @@ def _kept_config_maps(situation: Situation) -> Iterator[str]:
     )
 
 
-def _stop(situation: Situation, pods: tuple[Pod, ...]) -> Iterator[Delete]:
+def _stop(situation: Situation, pods: tuple[Pod, ...], reason: Reason) -> Iterator[Delete]:
     """Yield ``pods``; the rendezvous pod only once all have exited: agents report to it that they leave."""
-    yield from _deletions(situation, pods)
+    yield from _deletions(situation, pods, reason)
     rendezvous = situation.observed.rendezvous
     if rendezvous is not None and not rendezvous.deleting and all(pod.ended for pod in pods):
-        yield _delete(rendezvous)
+        yield from _delete(situation, rendezvous, reason)
 
 
 def clean_up(situation: Situation) -> Iterator[Delete]:
@@ -150,7 +149,7 @@ def clean_up(situation: Situation) -> Iterator[Delete]:
         pods = ()
     elif clean_pods == "Running":
         pods = tuple(pod for pod in pods if _still_runs(pod, situation.now))
-    yield from _stop(situation, pods)
+    yield from _stop(situation, pods, Reason.JOB_ENDED)
 
 
 def clean_up_times(situation: Situation) -> Iterator[float]:
@@ -175,20 +174,24 @@ def _phase_deadline(pod: Pod) -> float:
 
 
 def _deletions(
-    situation: Situation, pods: Iterable[Pod], grace_seconds: int | None = None
+    situation: Situation, pods: Iterable[Pod], reason: Reason, grace_seconds: int | None = None
 ) -> Iterator[Delete]:
     """Yield the ``pods`` not being deleted yet; those with unresponsive kubelets by force, if allowed."""
     allowed = situation.job.spec.restart.force_delete_on_lost_node
     for pod in pods:
         if situation.kubelet_unresponsive(pod) and (pod.ended or allowed):
             if not pod.forced:
-                yield _delete(pod, 0)
+                yield from _delete(situation, pod, reason, 0)
         elif not pod.deleting:
-            yield _delete(pod, grace_seconds)
+            yield from _delete(situation, pod, reason, grace_seconds)
 
 
-def _delete(pod: Pod, grace_seconds: int | None = None) -> Delete:
-    return Delete("Pod", pod.name, pod.uid, grace_seconds)
+def _delete(
+    situation: Situation, pod: Pod, reason: Reason, grace_seconds: int | None = None
+) -> Iterator[Delete]:
+    """Yield the deletion of ``pod`` unless the guard refuses it: there is no other way to delete a pod."""
+    if not situation.guard.refusal(reason, pod):
+        yield Delete("Pod", pod.name, pod.uid, grace_seconds, reason)
 
 
 def _missing_supporting(
@@ -211,7 +214,7 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
     if situation.observed.rendezvous is None and names.rendezvous(job.name) not in held:
         yield key_secret(job)
         yield rendezvous_pod(
-            job, situation.excluded_nodes, situation.avoided_nodes, situation.revision
+            job, situation.guard.excluded_nodes, situation.guard.avoided_nodes, situation.revision
         )
     indices = [i for i in _free_indices(situation) if names.pod(job.name, i) not in held]
     indices = indices[:MAX_PODS_PER_PLAN]
@@ -222,8 +225,8 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
             replacement=number,
             process_restarts=situation.restarts.process,
             charged_restarts=situation.charged_restarts,
-            excluded_nodes=situation.excluded_nodes,
-            avoided_nodes=situation.avoided_nodes,
+            excluded_nodes=situation.guard.excluded_nodes,
+            avoided_nodes=situation.guard.avoided_nodes,
         )
         yield training_pod(job, slot, situation.gang, situation.revision)
 

@@ -167,6 +167,8 @@ class Observed:
     """Applied hashes of the supporting objects, by kind and name."""
     revision: Revision | None = None
     """The stored revision of the status, if it was read."""
+    disruptions_left: int | None = None
+    """How many pods of all jobs may still be replaced this minute for faults of nodes; None: any number."""
     create_failures: tuple[CreateFailure, ...] = ()
     """Why objects of the job cannot be created."""
     missing_apis: frozenset[str] = frozenset()

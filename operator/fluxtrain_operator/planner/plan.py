@@ -14,7 +14,6 @@ from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.changes import (
     MAX_PODS_PER_PLAN,
-    Delete,
     blocking_failures,
     changes,
     clean_up,
@@ -22,26 +21,29 @@ from fluxtrain_operator.planner.changes import (
     num_requested_pods,
 )
 from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
+from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.failures import retry_time
+from fluxtrain_operator.planner.guard import GRACE_SECONDS
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.restarts import next_restarts
 from fluxtrain_operator.planner.rules import Decision, decide, num_restarts, pending_deadline
-from fluxtrain_operator.planner.situation import Situation, earliest, true_since
+from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.status import (
     finished,
     finished_at,
     invalid_spec_status,
     next_status,
 )
-from fluxtrain_operator.planner.watchdog import no_answer_time, progress_deadline
+from fluxtrain_operator.planner.watchdog import has_stalled, no_answer_time, progress_deadline
 from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
 from fluxtrain_operator.resources import pod_templates, revision_of
 from fluxtrain_operator.resources.template import require_merge_keys
+from fluxtrain_operator.timestamps import earliest
 
 __all__ = ["Delete", "Event", "Plan", "load", "plan", "plan_invalid"]
 
 _STALE_SECONDS = 1.0
-_REPORTED_ONLY = ("NoAnswer", "NodesUnknown", "UnhealthyGPUs")
+_REPORTED_ONLY = ("NoAnswer", "NodesUnknown", "UnhealthyGPUs", "DisruptionLimited")
 """Reasons of conditions that get an event, as the operator itself does nothing about them."""
 _MIN_REQUEUE_SECONDS = 0.5
 EventType = Literal["Normal", "Warning"]
@@ -187,7 +189,8 @@ def _requeue_after(situation: Situation, decision: Decision, status: Status) -> 
     if decision.action in ("run", "restart", "hold"):
         times += [retry_time(f, num_restarts(situation, f)) for f in situation.failures]
         times += [progress_deadline(situation), no_answer_time(situation)]
-        times += [situation.node_recheck_time, pending_deadline(situation)]
+        times += [situation.guard.recheck_time, pending_deadline(situation)]
+        times += [now + GRACE_SECONDS] if has_stalled(situation) else []
         times += [*(situation.deletion_timeout(p) for p in situation.observed.pods)]
         start = true_since(next((c for c in status.conditions if c.type == "Admitted"), None))
         limit = lifecycle.active_deadline_seconds

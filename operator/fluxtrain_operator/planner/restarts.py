@@ -53,4 +53,4 @@ def _lost_causes(situation: Situation, deleted: Collection[str]) -> list[str]:
 def _node_fault(situation: Situation, pod: Pod) -> str | None:
     if situation.unreachable(pod):
         return "NodeLost"
-    return "UnhealthyGPU" if situation.on_unhealthy_node(pod) else None
+    return "UnhealthyGPU" if situation.guard.on_unhealthy_node(pod) else None

@@ -8,6 +8,7 @@ from typing import Literal
 
 from fluxtrain.contract.resource.status import Restarts
 from fluxtrain.errors import EXIT_OK
+from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.failures import Failure, retry_time
 from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.watchdog import has_stalled, stall_message
@@ -32,6 +33,8 @@ class Decision:
     """Whether a restart counts towards ``restart.maxRestarts``."""
     exit_code: int | None = None
     error_line: str = ""
+    cause: Reason = Reason.PREVIOUS_ATTEMPT
+    """Why pods are deleted, if any are."""
     grace_seconds: int | None = None
     """Grace period of the deleted pods; None: that of their spec."""
     requeue_time: float | None = None
@@ -60,14 +63,18 @@ def succeeded(situation: Situation) -> Decision | None:
     if situation.running and situation.now < deadline:
         message = "the other pods are about to end"
         return Decision("hold", "Finishing", message, requeue_time=deadline)
-    return Decision("complete", "Succeeded", "the run is over", exit_code=EXIT_OK)
+    return Decision(
+        "complete", "Succeeded", "the run is over", cause=Reason.JOB_ENDED, exit_code=EXIT_OK
+    )
 
 
 def suspended(situation: Situation) -> Decision | None:
     """Suspend the job if its spec asks for it."""
     if not situation.job.spec.lifecycle.suspend:
         return None
-    return Decision("suspend", "Suspended", "spec.lifecycle.suspend is true")
+    return Decision(
+        "suspend", "Suspended", "spec.lifecycle.suspend is true", cause=Reason.SUSPENDED
+    )
 
 
 def deadline_exceeded(situation: Situation) -> Decision | None:
@@ -76,7 +83,7 @@ def deadline_exceeded(situation: Situation) -> Decision | None:
     start = true_since(situation.condition("Admitted"))
     if limit is None or start is None or situation.now < start + limit:
         return None
-    return Decision("fail", "DeadlineExceeded", f"active for more than {limit} s")
+    return _fail("DeadlineExceeded", f"active for more than {limit} s")
 
 
 def pending_deadline(situation: Situation) -> float | None:
@@ -96,7 +103,7 @@ def pending_deadline_exceeded(situation: Situation) -> Decision | None:
     if deadline is None or situation.now < deadline:
         return None
     limit = situation.job.spec.lifecycle.pending_deadline_seconds
-    return Decision("fail", "PendingDeadlineExceeded", f"no node has run for {limit} s")
+    return _fail("PendingDeadlineExceeded", f"no node has run for {limit} s")
 
 
 def program_failed(situation: Situation) -> Decision | None:
@@ -108,14 +115,21 @@ def program_failed(situation: Situation) -> Decision | None:
     if failure is None:
         return None
     if failure.pod.exit_code not in situation.job.spec.restart.on_exit_codes:
-        return _with_exit(Decision("fail", failure.reason, failure.message), failure)
+        return _with_exit(_fail(failure.reason, failure.message), failure)
     if exhausted := _restarts_exhausted(situation, failure.message):
         return _with_exit(exhausted, failure)
     line, time = failure.error_line, retry_time(failure, num_restarts(situation, failure))
     if situation.now < time:
         message = f"{failure.message}; starts again at {stamp(time)}"
         return Decision("hold", failure.reason, message, error_line=line, requeue_time=time)
-    return Decision("restart", failure.reason, failure.message, uses_restart=True, error_line=line)
+    return Decision(
+        "restart",
+        failure.reason,
+        failure.message,
+        uses_restart=True,
+        error_line=line,
+        cause=Reason.PROGRAM_FAILED,
+    )
 
 
 def waiting_for_jobs(situation: Situation) -> Decision | None:
@@ -137,17 +151,17 @@ def resumed(situation: Situation) -> Decision | None:
     """Start a new attempt of a job that was suspended."""
     if situation.job.status.phase != "Suspended" or situation.attempt == 0:
         return None
-    return Decision("restart", "Resumed", "spec.lifecycle.suspend is false")
+    return _restart(Reason.RESUMED, "spec.lifecycle.suspend is false")
 
 
 def spec_changed(situation: Situation) -> Decision | None:
     """Restart the gang if pods were created for another spec: all agents and ranks must agree."""
     for pod in situation.active:
         if not situation.job.matches_hash(pod.spec_hash):
-            return Decision("restart", "SpecChanged", "the pods take over the changed spec")
+            return _restart(Reason.SPEC_CHANGED, "the pods take over the changed spec")
         if not situation.queueing.fits(pod.nodes[1], situation.job.spec.nodes.max):
             message = f"Kueue's group was created for {pod.nodes[1]} nodes"
-            return Decision("restart", "Scaled", message)
+            return _restart(Reason.SCALED, message)
     return None
 
 
@@ -169,7 +183,7 @@ def revision_changed(situation: Situation) -> Decision | None:
     if same and sized and len(peers) == nodes.max + 1:
         return None
     message = "a new pod cannot join those of another revision"
-    return Decision("restart", "RevisionChanged", message)
+    return _restart(Reason.REVISION_CHANGED, message)
 
 
 def group_ended(situation: Situation) -> Decision | None:
@@ -186,18 +200,18 @@ def group_ended(situation: Situation) -> Decision | None:
             message = f"{failure.message}; queued again at {stamp(time)}"
             return Decision("hold", failure.reason, message, requeue_time=time)
     message = f"{len(left)} pods are left of Kueue's group; another is queued"
-    return Decision("restart", "GroupEnded", message)
+    return _restart(Reason.GROUP_ENDED, message)
 
 
 def no_progress(situation: Situation) -> Decision | None:
     """Restart a job that has stalled; that uses a restart, as it may stall again."""
-    if not has_stalled(situation):
+    if not has_stalled(situation) or situation.guard.refusal(Reason.NO_PROGRESS):
         return None
     message = stall_message(situation)
     if exhausted := _restarts_exhausted(situation, message):
         return exhausted
-    grace = _STALLED_GRACE_SECONDS
-    return Decision("restart", "NoProgress", message, uses_restart=True, grace_seconds=grace)
+    restart = _restart(Reason.NO_PROGRESS, message)
+    return replace(restart, uses_restart=True, grace_seconds=_STALLED_GRACE_SECONDS)
 
 
 RULES: tuple[Rule, ...] = (
@@ -239,7 +253,15 @@ def _restarts_exhausted(situation: Situation, message: str) -> Decision | None:
     limit = situation.job.spec.restart.max_restarts
     if situation.charged_restarts < limit:
         return None
-    return Decision("fail", "RestartsExhausted", f"{message}; {limit} restarts are used up")
+    return _fail("RestartsExhausted", f"{message}; {limit} restarts are used up")
+
+
+def _restart(cause: Reason, message: str) -> Decision:
+    return Decision("restart", str(cause), message, cause=cause)
+
+
+def _fail(reason: str, message: str) -> Decision:
+    return Decision("fail", reason, message, cause=Reason.JOB_ENDED)
 
 
 def _with_exit(decision: Decision, failure: Failure) -> Decision:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fluxtrain.contract.resource.status import Condition, ProgressStatus, Restarts
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.failures import Failure, failure_of
-from fluxtrain_operator.planner.node_health import (
-    GRACE_SECONDS,
-    control_plane_outage,
-    gpu_exporter_fault,
-)
-from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
+from fluxtrain_operator.planner.guard import Guard
+from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.progress import Progress
 from fluxtrain_operator.resources import supporting
 from fluxtrain_operator.resources.gang import Gang, gang_of
@@ -24,8 +19,6 @@ from fluxtrain_operator.timestamps import seconds
 
 _UNRESPONSIVE_SECONDS = 30.0
 """If a pod still exists this long after its grace period, its kubelet is unresponsive."""
-_RECENT_SECONDS = 60.0
-"""Progress that is not older proves that the nodes of the present world run."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +64,11 @@ class Situation:
         return tuple(sorted(pods, key=lambda pod: pod.index))
 
     @cached_property
+    def guard(self) -> Guard:
+        """Return the disruption guard of the current pods."""
+        return Guard(self.job, self.observed, self.now, self.current)
+
+    @cached_property
     def previous(self) -> tuple[Pod, ...]:
         """Return the pods of earlier attempts."""
         return tuple(pod for pod in self.observed.pods if pod.attempt < self.attempt)
@@ -82,7 +80,10 @@ class Situation:
             pod
             for pod in self.current
             if not (
-                pod.ended or pod.deleting or self.unreachable(pod) or self.on_unhealthy_node(pod)
+                pod.ended
+                or pod.deleting
+                or self.unreachable(pod)
+                or self.guard.on_unhealthy_node(pod)
             )
         )
 
@@ -213,66 +214,19 @@ class Situation:
         began = sorted(pod.started or 0.0 for pod in self.running)[self.job.spec.nodes.min - 1]
         return self.last_step_time >= began
 
-    @cached_property
-    def on_not_ready_nodes(self) -> tuple[Pod, ...]:
-        """Return the current pods that run on nodes that are not ready."""
-        return tuple(pod for pod in self._running_current if not self._node(pod).ready)
-
-    @cached_property
-    def control_plane_outage(self) -> str:
-        """Return why nodes that are not ready do not count as lost; empty if they do."""
-        return control_plane_outage(self.observed.nodes.values(), self.now)
-
-    @cached_property
-    def gpu_exporter_fault(self) -> str:
-        """Return why GPUs that are reported as unhealthy count as healthy; empty if they do not."""
-        return gpu_exporter_fault(self.observed.nodes.values())
-
-    @property
-    def ignores_unhealthy_gpus(self) -> bool:
-        """Return whether pods of the job stay on GPUs that are reported as unhealthy."""
-        reported = any(self._node(pod).unhealthy for pod in self._running_current)
-        return reported and self.job.spec.gpus_per_node > 0 and bool(self.gpu_exporter_fault)
-
-    @property
-    def node_recheck_time(self) -> float | None:
-        """Return the Unix time at which to check again whether nodes are lost; None if all are ready.
-
-        Changes of nodes without pods of the job do not requeue the job.
-        """
-        if self.ignores_unhealthy_gpus or (self.on_not_ready_nodes and self.control_plane_outage):
-            return self.now + GRACE_SECONDS
-        grace = [self._node(pod).since + GRACE_SECONDS for pod in self.on_not_ready_nodes]
-        latest = self._latest_progress_time
-        outdated = None if latest is None else latest + _RECENT_SECONDS
-        return earliest(
-            time for time in [*grace, outdated if grace else None] if time and time > self.now
-        )
-
-    @cached_property
-    def excluded_nodes(self) -> tuple[str, ...]:
-        """Return the nodes with unhealthy GPUs."""
-        return tuple(sorted(n for n in self.observed.nodes if self._has_unhealthy_gpus(n)))
-
-    @cached_property
-    def avoided_nodes(self) -> tuple[str, ...]:
-        """Return the nodes with silent pods: Kubernetes may report them as lost only later."""
-        pods = [*self.observed.pods, self.observed.rendezvous]
-        return tuple(sorted({pod.node for pod in pods if pod and self._is_silent(pod)}))
-
     def unreachable(self, pod: Pod) -> bool:
         """Return whether ``pod`` may still run, but its kubelet cannot report it."""
         return self.kubelet_unresponsive(pod) and not pod.ended
 
     def loss_of(self, pod: Pod) -> str:
         """Return a sentence about the unreachable ``pod``."""
-        cause = ": its agent sends no heartbeats" if self._is_silent(pod) else ""
+        cause = ": its agent sends no heartbeats" if self.guard.is_silent(pod) else ""
         return f"{pod.name}: node {pod.node} is lost{cause}"
 
     def kubelet_unresponsive(self, pod: Pod) -> bool:
         """Return whether the node of ``pod`` is lost, or its kubelet does not delete the pod."""
         timeout = self.deletion_timeout(pod)
-        return self._on_lost_node(pod) or (timeout is not None and timeout <= self.now)
+        return self.guard.on_lost_node(pod) or (timeout is not None and timeout <= self.now)
 
     def deletion_timeout(self, pod: Pod) -> float | None:
         """Return the Unix time from which a pod that is being deleted counts as unreachable."""
@@ -280,88 +234,9 @@ class Situation:
             return None
         return pod.deletion_deadline + _UNRESPONSIVE_SECONDS
 
-    def on_unhealthy_node(self, pod: Pod) -> bool:
-        """Return whether ``pod`` runs on a node with unhealthy GPUs."""
-        return not pod.ended and self._has_unhealthy_gpus(pod.node)
-
     def condition(self, kind: str) -> Condition | None:
         """Return a condition of the status before."""
         return next((c for c in self.job.status.conditions if c.type == kind), None)
-
-    def _has_unhealthy_gpus(self, name: str) -> bool:
-        node = self.observed.nodes.get(name)
-        if node is None or not node.unhealthy or self.job.spec.gpus_per_node == 0:
-            return False
-        return not self.gpu_exporter_fault
-
-    def _on_lost_node(self, pod: Pod) -> bool:
-        """Return whether the node of ``pod`` is deleted, or not ready and no progress proves it runs.
-
-        A silent pod's node counts as lost before it is not ready.
-        """
-        node = self._node(pod)
-        if node.gone or self._is_silent(pod):
-            return True
-        if node.ready:
-            return False
-        participates = pod in self._running_current or pod is self.observed.rendezvous
-        if participates and pod.uid in self.observed.heard.alive:
-            return False
-        if self.control_plane_outage or (participates and self._world_includes_not_ready):
-            return False
-        dropped = participates and self._world_excludes_not_ready
-        return dropped or self.now >= node.since + GRACE_SECONDS
-
-    def _is_silent(self, pod: Pod) -> bool:
-        """Return whether the agent in ``pod`` is lost; not while the control plane itself is cut off."""
-        if not pod.running or pod.uid not in self.observed.heard.silent:
-            return False
-        return not (self.observed.nodes and self.control_plane_outage)
-
-    @property
-    def _world_includes_not_ready(self) -> bool:
-        """Return whether as many nodes train as pods run, so that those on not-ready nodes train too.
-
-        An unreachable pod that is being deleted may be one of them: a lost pod is then replaced only once
-        that pod is gone, and until then as many nodes train as should.
-        """
-        size = self._world_size
-        return size is not None and size >= len(self._running_current)
-
-    @property
-    def _world_excludes_not_ready(self) -> bool:
-        """Return whether training goes on without the pods on not-ready nodes."""
-        size, num_not_ready = self._world_size, len(self.on_not_ready_nodes)
-        if size is None or num_not_ready == 0:
-            return False
-        return size <= len(self._running_current) - num_not_ready
-
-    @property
-    def _world_size(self) -> int | None:
-        """Return how many nodes train together; None if the latest progress is too old to rely on."""
-        latest, answer = self._latest_progress_time, self.observed.any_progress
-        if latest is None or answer is None or self.now >= latest + _RECENT_SECONDS:
-            return None
-        return answer.num_nodes
-
-    @property
-    def _latest_progress_time(self) -> float | None:
-        """Return the Unix time of the newest step, or other progress, of the processes that answer."""
-        answer = self.observed.any_progress
-        if answer is None:
-            return None
-        if answer.seconds_since_progress is not None:
-            return self.now - answer.seconds_since_progress
-        times = (answer.alive_time, seconds(answer.status.last_step_time))
-        return max((time for time in times if time is not None), default=None)
-
-    @cached_property
-    def _running_current(self) -> tuple[Pod, ...]:
-        """Return the current pods that run and are not being deleted, on nodes of any state."""
-        return tuple(pod for pod in self.current if pod.running and not pod.deleting)
-
-    def _node(self, pod: Pod) -> NodeView:
-        return self.observed.nodes.get(pod.node) or NodeView(pod.node)
 
 
 def true_since(condition: Condition | None) -> float | None:
@@ -369,8 +244,3 @@ def true_since(condition: Condition | None) -> float | None:
     if condition is None or condition.status != "True":
         return None
     return seconds(condition.last_transition_time)
-
-
-def earliest(times: Iterable[float | None]) -> float | None:
-    """Return the earliest of ``times``; None if there is none."""
-    return min((time for time in times if time is not None), default=None)

@@ -17,6 +17,7 @@ from fluxtrain_operator.durations import duration
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
+from fluxtrain_operator.planner.node_problems import node_problem
 from fluxtrain_operator.planner.rules import Decision
 from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.times import (
@@ -243,7 +244,7 @@ def _healthy(
         problem: tuple[str, str] | None = decision.reason, decision.message
     else:
         failed = next(((f.reason, f.message) for f in situation.failures), None)
-        problem = _node_problem(situation) or failed
+        problem = node_problem(situation) or failed
     if problem is None and failures and failures[0].reason != TERMINATING:
         problem = _create_failure(failures)
     if problem is None:
@@ -251,25 +252,6 @@ def _healthy(
     if problem is None:
         return ConditionUpdate("Healthy", True, _HEALTHY)
     return ConditionUpdate("Healthy", False, *problem)
-
-
-def _node_problem(situation: Situation) -> tuple[str, str] | None:
-    if situation.on_not_ready_nodes and situation.control_plane_outage:
-        text = "the control plane does not hear of them; nothing is replaced"
-        return "NodesUnknown", f"{situation.control_plane_outage}: {text}"
-    if situation.ignores_unhealthy_gpus:
-        text = f"{situation.gpu_exporter_fault}: not believed; nothing is replaced"
-        return "UnhealthyGPUs", text
-    for pod in situation.current:
-        if situation.unreachable(pod):
-            return "NodeLost", situation.loss_of(pod)
-        if situation.on_unhealthy_node(pod):
-            fault = situation.observed.nodes[pod.node].unhealthy
-            return "UnhealthyGPU", f"{pod.name}: node {pod.node}: {fault}"
-    for pod in situation.on_not_ready_nodes[:1]:
-        text = "is not ready; it is kept while training goes on with it"
-        return "NodeNotReady", f"{pod.name}: node {pod.node} {text}"
-    return None
 
 
 def _degraded(situation: Situation, decision: Decision, phase: Phase) -> tuple[str, str] | None:

@@ -11,7 +11,7 @@ from tests.operator.jobs import make_training
 from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain.contract.resource.status import Condition, ProgressStatus, Status
 from fluxtrain_operator.controller.decision_log import decision_fields, log_decision
-from fluxtrain_operator.planner.changes import Delete
+from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.plan import Event, Plan
 from fluxtrain_operator.planner.rules import RUN, Decision
 from fluxtrain_operator.timestamps import stamp

@@ -22,7 +22,7 @@ from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.members import Members
 from fluxtrain_operator.metrics import Metrics
-from fluxtrain_operator.planner.changes import Delete
+from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.plan import Event, Plan
 from fluxtrain_operator.pod_defaults import parse_pod_defaults
 from fluxtrain_operator.progress import Progress

@@ -14,15 +14,18 @@ from functools import cache
 from typing import NamedTuple
 
 from tests.operator.jobs import make_training
+from tests.operator.planner.invariants import check_reasons, with_look_alikes
 
 from fluxtrain.contract.resource.status import ProgressStatus, Status
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.members import Heard
+from fluxtrain_operator.planner.disruption import NODE_FAULTS
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
-from fluxtrain_operator.planner.plan import Delete, Plan, load, plan
+from fluxtrain_operator.planner.plan import Delete, Plan, load, plan, revision_to_read
 from fluxtrain_operator.planner.status import finished
 from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.revision import Revision
 from fluxtrain_operator.timestamps import stamp
 
 NODES = ("a", "b", "c", "d", "e")
@@ -34,6 +37,8 @@ _QUIET_ROUNDS = 5
 """Of 15 s each: progress counts as recent for a minute."""
 _RECENT_OUTAGE_SECONDS = 3600.0
 _MAX_SNAPSHOTS = 6
+MAX_FAULTS_PER_MINUTE = 1
+"""Pods that may be replaced for faults of nodes."""
 _ALL_ACTS = 1000
 Planner = Callable[[Job, Observed, float], Plan]
 
@@ -55,7 +60,9 @@ class Snapshot:
     """Changes before this one."""
     version: int
     """The job's resourceVersion."""
-    job: Job
+    spec: tuple[bool, Size, str]
+    """Arguments of `make_job`."""
+    status: Status
     observed: Observed
 
 
@@ -68,15 +75,15 @@ class Container:
 
 
 @cache
-def make_job(suspend: bool, size: Size, image: str) -> Job:
-    """Return the job, with its hash and config computed once."""
+def make_job(suspend: bool, size: Size, image: str, operator: str) -> Job:
+    """Return the job; what follows from its spec is computed once. ``operator`` is the default image."""
     spec = {
-        "image": image,
+        **({"image": image} if image else {}),
         "nodes": {"min": size.low, "max": size.high},
         "lifecycle": {"suspend": suspend, "cleanPods": "All"},
         "restart": {"maxRestarts": MAX_RESTARTS, "forceDeleteOnLostNode": size.force},
     }
-    job = load(make_training(spec), "trainer:1")
+    job = load(make_training(spec), operator)
     assert job.spec_hash, job.legacy_spec_hash
     return job
 
@@ -93,7 +100,14 @@ class SmallCluster:
     """Pods by name, nodes, one job. Raises AssertionError if the planner violates an invariant."""
 
     def __init__(self, size: Size, planner: Planner = plan) -> None:
-        self.size, self.planner, self.image, self.suspend = size, planner, "trainer:1", False
+        self.size, self.planner, self.image, self.suspend = size, planner, "", False
+        self.operator = "operator:0"
+        """Default image of the present version of the operator."""
+        self.revisions: dict[str, Revision] = {}
+        self.fault_times: list[float] = []
+        """Times at which pods were deleted for faults of nodes."""
+        self.look_alikes = 0
+        """Which pods of strangers there are; 0 for none."""
         self.now, self.version, self.num_uids = 1_800_000_000.0, 0, 0
         self.status = Status()
         self.progress: ProgressStatus | None = None
@@ -119,7 +133,6 @@ class SmallCluster:
     def snapshot(self) -> None:
         """Append a snapshot of the present state."""
         last = self.snapshots[-1] if self.snapshots else None
-        job = last.job if last is not None and last.version == self.version else self._job()
         answer = self._answer()
         observed = Observed(
             pods=tuple(sorted(self.pods.values(), key=lambda pod: pod.index)),
@@ -132,7 +145,13 @@ class SmallCluster:
         )
         self.snapshots = [
             *self.snapshots[1 - _MAX_SNAPSHOTS :],
-            Snapshot(last.number + 1 if last is not None else 0, self.version, job, observed),
+            Snapshot(
+                last.number + 1 if last is not None else 0,
+                self.version,
+                (self.suspend, self.size, self.image),
+                self.status,
+                observed,
+            ),
         ]
 
     def _answer(self) -> Progress | None:
@@ -150,8 +169,14 @@ class SmallCluster:
         lost = running - alive
         return Heard(frozenset(alive), frozenset(lost)) if len(lost) <= len(alive) else Heard()
 
-    def _job(self) -> Job:
-        return with_status(make_job(self.suspend, self.size, self.image), self.status)
+    def _read(self, known: Snapshot, seen: Snapshot) -> tuple[Job, Observed]:
+        """Return the job, and what the operator observes, with the revision that it reads."""
+        job = with_status(make_job(*known.spec, self.operator), known.status)
+        recent = sum(self.now < time + 60.0 for time in self.fault_times)
+        left = MAX_FAULTS_PER_MINUTE - recent
+        name = revision_to_read(job, seen.observed, self.now)
+        revision = self.revisions.get(name) if name is not None else None
+        return job, replace(seen.observed, disruptions_left=left, revision=revision)
 
     def _note(self, job: int, pods: int) -> None:
         """Count the anomalies of the snapshots that the operator reads."""
@@ -172,10 +197,16 @@ class SmallCluster:
         known = self.snapshots[-1 - job_age % len(self.snapshots)]
         seen = self.snapshots[-1 - pods_age % len(self.snapshots)]
         self._note(known.number, seen.number)
-        result = self.planner(known.job, seen.observed, self.now)
+        job, observed = self._read(known, seen)
+        result = self.planner(job, observed, self.now)
+        check_reasons(job, observed, result, self.now)
+        if self.look_alikes:
+            crowded = with_look_alikes(observed, self.look_alikes)
+            same = self.planner(job, crowded, self.now)
+            assert same == result, "a decision depends on an object that is not the job's"
         if seen.number == self.snapshots[-1].number:
             self._check_lost(result)
-        if result.status != known.job.status or result.delete or result.create:
+        if result.status != known.status or result.delete or result.create:
             if known.version != self.version:
                 self.happened["refused"] += 1  # by the API server: the job has changed since
                 return result
@@ -222,8 +253,25 @@ class SmallCluster:
         pod = self.store if act.name == names.rendezvous("job") else self.pods.get(act.name)
         if act.kind != "Pod":
             self.applied = {k: v for k, v in self.applied.items() if k != (act.kind, act.name)}
+            mounted = {pod.revision for pod in self.pods.values()}
+            assert act.name not in mounted, "the revision of a pod is deleted"
+            self.revisions.pop(act.name, None)
         elif pod is not None and pod.uid == act.uid:
+            self._count_fault(act, pod)
             self.remove(pod, act.grace_seconds)
+
+    def _count_fault(self, act: Delete, pod: Pod) -> None:
+        if act.reason in NODE_FAULTS and not pod.deleting and not pod.ended:
+            recent = [time for time in self.fault_times if self.now < time + 60.0]
+            self.fault_times = [*recent, self.now]
+            within = len(self.fault_times) <= MAX_FAULTS_PER_MINUTE
+            assert within, "too many pods are replaced at a time for faults of nodes"
+
+    def lose_revisions(self) -> None:
+        """Delete the revisions, as a stranger does."""
+        self.revisions = {}
+        kept = {key: value for key, value in self.applied.items() if key[0] != "ConfigMap"}
+        self.applied = kept
 
     def _create(self, manifest: Manifest) -> None:
         name = manifest["metadata"]["name"]
@@ -232,6 +280,10 @@ class SmallCluster:
         if manifest["kind"] != "Pod":
             hashed = manifest["metadata"]["annotations"][names.ANNOTATION_APPLIED]
             self.applied = {**self.applied, (manifest["kind"], name): hashed}
+            if manifest["kind"] == "ConfigMap":
+                revision = Revision.from_object("job", manifest)
+                assert revision is not None, "the name of a revision is its hash"
+                self.revisions[name] = revision
             return
         assert not finished(self.status), "a finished job is never started again"
         self.num_uids += 1
@@ -240,6 +292,10 @@ class SmallCluster:
             self.store = self.store or pod
         elif name not in self.pods:  # else: AlreadyExists
             assert pod.index not in {other.index for other in self.pods.values()}, "two for one"
+            peers = [p for p in self.pods.values() if p.running and p.attempt == pod.attempt]
+            revisions = {p.revision for p in peers if not p.deleting} | {pod.revision}
+            assert len(revisions) == 1, "pods of two revisions in one attempt"
+            assert pod.revision in self.revisions, "a pod without its revision"
             self.pods[name] = pod
 
     # --- the API server and the kubelets
@@ -379,7 +435,8 @@ class SmallCluster:
 
     def check(self) -> None:
         """Check the invariants of a stable cluster."""
-        status, spec_hash = self.status, self.snapshots[-1].job.spec_hash
+        job = make_job(self.suspend, self.size, self.image, self.operator)
+        status, spec_hash = self.status, job.spec_hash
         reachable = [pod for pod in self.pods.values() if self._reaches(pod)]
         if finished(status):
             assert not reachable, "cleanPods is All, and pods are left"
@@ -396,6 +453,7 @@ class SmallCluster:
             assert versions == {(status.attempt, spec_hash)}, (
                 "pods of one attempt and the newest spec"
             )
+            assert len({pod.revision for pod in counted_pods}) == 1, "pods of one revision"
             assert self.store is not None, "a rendezvous pod"
             assert status.nodes is not None, "the status counts nodes"
             counted = (status.nodes.ready, status.nodes.desired)

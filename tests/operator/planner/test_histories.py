@@ -28,8 +28,11 @@ from tests.operator.planner.small_cluster import (
 )
 
 from fluxtrain.contract.resource.status import Restarts, Status
+from fluxtrain_operator import names
+from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner import changes, situation
+from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.plan import Delete, Plan, plan
 from fluxtrain_operator.planner.status import finished
@@ -156,6 +159,19 @@ def user_changes_the_image(cluster: SmallCluster, number: int) -> None:
     cluster.edit(image=f"trainer:{number % 4 // 3}")
 
 
+def operator_is_upgraded_or_rolled_back(cluster: SmallCluster, number: int) -> None:
+    cluster.operator = f"operator:{number % 3}"
+
+
+def stranger_deletes_the_revisions(cluster: SmallCluster, number: int) -> None:
+    if number % 4 == 0:
+        cluster.lose_revisions()
+
+
+def stranger_creates_look_alikes(cluster: SmallCluster, number: int) -> None:
+    cluster.look_alikes = number if number % 5 == 0 else 0
+
+
 EVENTS: tuple[Callable[[SmallCluster, int], None], ...] = (
     *[operator_plans] * 5,
     *[kubelet_acts] * 3,
@@ -168,6 +184,9 @@ EVENTS: tuple[Callable[[SmallCluster, int], None], ...] = (
     user_suspends_or_resumes,
     user_scales,
     user_changes_the_image,
+    operator_is_upgraded_or_rolled_back,
+    stranger_deletes_the_revisions,
+    stranger_creates_look_alikes,
 )
 _LARGEST_EVENT = len(EVENTS) * 840
 
@@ -189,7 +208,7 @@ def once(make: Callable[..., Any]) -> Callable[..., Any]:
     made: dict[tuple[Any, ...], tuple[Job, Any]] = {}
 
     def known(job: Job, *args: Any) -> Any:
-        key = id(job.spec), *args
+        key = id(job.spec), job.image, *(getattr(arg, "name", arg) for arg in args)
         if key not in made:
             made[key] = job, make(job, *args)  # the job, so that its spec keeps its id
         return made[key][1]
@@ -244,8 +263,8 @@ def test_every_history_converges_and_violates_no_invariant() -> None:
 
 def test_of_two_nodes_that_are_not_ready_only_the_one_without_training_is_lost() -> None:
     events = (
-        *(12580, 1701, 9477, 6744, 7365, 8866, 4942, 5667, 16006, 7169, 3387, 3514),
-        *(13531, 12472, 4384, 8865, 14712),
+        *(14467, 1956, 10896, 7755, 8469, 10195, 5683, 6516, 18406, 8243, 3894, 4039),
+        *(15559, 14341, 5041, 10194, 16917),
     )
     assert History(Size(2, 3, False), events).fault() is None
 
@@ -293,6 +312,38 @@ def writes_too_often(job: Job, observed: Observed, now: float) -> Plan:
     )
 
 
+def deletes_without_a_reason(job: Job, observed: Observed, now: float) -> Plan:
+    result = plan(job, observed, now)
+    return replace(result, delete=tuple(replace(act, reason=None) for act in result.delete))
+
+
+def names_another_reason(job: Job, observed: Observed, now: float) -> Plan:
+    result = plan(job, observed, now)
+    named = [replace(act, reason=Reason.SCALED_DOWN) for act in result.delete]
+    return replace(result, delete=tuple(named))
+
+
+def replaces_all_pods_of_faulty_nodes_at_once(job: Job, observed: Observed, now: float) -> Plan:
+    return plan(job, replace(observed, disruptions_left=None), now)
+
+
+def makes_pods_of_the_newest_defaults(job: Job, observed: Observed, now: float) -> Plan:
+    result = plan(job, observed, now)
+    create = copy.deepcopy(result.create)
+    for manifest in create:
+        if manifest["kind"] == "Pod":
+            notes = manifest["metadata"]["annotations"]
+            notes[names.ANNOTATION_REVISION] = job.spec_revision.name
+    return replace(result, create=create)
+
+
+def deletes_every_other_revision(job: Job, observed: Observed, now: float) -> Plan:
+    result = plan(job, observed, now)
+    maps = (name for kind, name in observed.applied if kind == "ConfigMap")
+    others = [Delete("ConfigMap", name) for name in maps if name != result.status.revision]
+    return replace(result, delete=(*result.delete, *others))
+
+
 @pytest.mark.parametrize(
     ("wrong", "invariant"),
     [
@@ -302,6 +353,11 @@ def writes_too_often(job: Job, observed: Observed, now: float) -> Plan:
         (counts_lost_pods_as_restarts, "charged twice"),
         (ignores_suspension, "a suspended job has its phase"),
         (writes_too_often, "did not converge"),
+        (deletes_without_a_reason, "deleted without a reason"),
+        (names_another_reason, "is not true of a pod that steps"),
+        (replaces_all_pods_of_faulty_nodes_at_once, "too many pods are replaced"),
+        (makes_pods_of_the_newest_defaults, "a pod without its revision"),
+        (deletes_every_other_revision, "the revision of a pod is deleted"),
     ],
 )
 def test_a_wrong_planner_is_detected(wrong: Planner, invariant: str) -> None:
@@ -311,3 +367,11 @@ def test_a_wrong_planner_is_detected(wrong: Planner, invariant: str) -> None:
     print(f"{wrong.__name__}: {shortest.fault(wrong)}\n{shortest}")
     assert invariant in str(shortest.fault(wrong))
     assert len(shortest.events) <= len(history.events) / 2
+
+
+def test_a_cache_that_takes_pods_by_their_labels_is_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Cache, "pods", Cache._labelled)
+    faults = (History.of(seed).fault() or "" for seed in range(500))
+    assert any("an object that is not the job's" in fault for fault in faults)

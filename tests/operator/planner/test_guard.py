@@ -1,7 +1,8 @@
-"""Lost nodes and unhealthy GPUs: which are believed, and what happens to the pods."""
+"""The disruption guard: which faults of nodes are believed, and what happens to the pods."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.operator.planner.pods import (
     created_pods,
     deleted,
     lost,
+    make_job,
     make_pod,
     make_pods,
     plan_with,
@@ -21,9 +23,12 @@ from tests.operator.planner.pods import (
     running,
     with_status,
 )
+from tests.paths import ROOT
 
 from fluxtrain_operator import names
 from fluxtrain_operator.members import Heard
+from fluxtrain_operator.planner.disruption import Reason
+from fluxtrain_operator.planner.guard import control_plane_outage
 from fluxtrain_operator.planner.observed import NodeView
 
 NAMES = ("node-0", "node-1", "node-s", "spare-0", "spare-1")
@@ -244,3 +249,110 @@ def test_a_pod_whose_agent_is_alive_stays_on_a_node_that_is_not_ready(answer: ob
     state = nodes("node-0", "node-1")
     result = plan_with(running(), *make_pods(), nodes=state, progress=answer, heard=one)
     assert deleted(result) == ["job-0"]
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [(None, ["job-0", "job-1"]), (2, ["job-0", "job-1"]), (1, ["job-0"]), (0, []), (-1, [])],
+)
+def test_no_more_pods_are_replaced_than_the_budget_of_all_jobs_allows(
+    left: int | None, expected: list[str]
+) -> None:
+    job, state = running(), nodes("node-0", "node-1")
+    result = plan_with(job, *make_pods(), nodes=state, disruptions_left=left)
+    assert deleted(result) == expected
+    assert len(created(result)) == len(expected), "no pod is created beside one that stays"
+    is_limited = len(expected) < 2
+    reason = "DisruptionLimited" if is_limited else "NodeLost"
+    assert condition(result.status, "Healthy") == ("False", reason)
+    assert ("DisruptionLimited" in [event.reason for event in result.events]) == is_limited
+    assert not is_limited or result.requeue_after == 20
+
+
+def test_the_budget_counts_unhealthy_gpus_and_the_rendezvous_pod_too() -> None:
+    job = running(gpusPerNode=8)
+    state = {name: NodeView(name, has_gpus=True) for name in NAMES}
+    state["node-1"] = NodeView("node-1", unhealthy=UNHEALTHY, has_gpus=True)
+    state["node-s"] = NodeView("node-s", ready=False, since=NOW - 60)
+    observed = {"nodes": state, "disruptions_left": 1}
+    result = plan_with(job, *make_pods(2, job), **observed)
+    assert deleted(result) == ["job-1"]
+    result = plan_with(job, *make_pods(1, job), **observed)
+    assert deleted(result) == ["job-rendezvous"]
+
+
+def test_a_pod_that_is_deleted_already_or_whose_node_is_deleted_needs_no_budget() -> None:
+    job, state = running(), nodes("node-0")
+    state |= {"node-1": NodeView("node-1", ready=False, gone=True)}
+    deleting = make_pod(0, deleting=True, deletion_deadline=NOW + 100)
+    result = plan_with(job, deleting, make_pod(1), nodes=state, disruptions_left=0)
+    assert deleted(result) == ["job-1"]
+    assert len(created(result)) == 2
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_no_pod_is_force_deleted_while_most_nodes_are_not_ready(force: bool) -> None:
+    job = running(restart={"forceDeleteOnLostNode": force})
+    stuck = make_pod(1, deleting=True, deletion_deadline=NOW - 31)
+    assert deleted(plan_with(job, make_pod(0), stuck, nodes=nodes(*NAMES))) == []
+    expected = ["job-1"] if force else []
+    assert deleted(plan_with(job, make_pod(0), stuck, nodes=nodes())) == expected
+
+
+def test_a_job_that_makes_no_progress_is_not_restarted_while_most_nodes_are_not_ready() -> None:
+    job, stalled = running(), progress(5000)
+    blind = plan_with(
+        job, *make_pods(), nodes=nodes("node-s", "spare-0", "spare-1"), progress=stalled
+    )
+    assert (blind.delete, blind.status.attempt) == ((), 1)
+    assert condition(blind.status, "Healthy") == ("False", "NodesUnknown")
+    assert blind.requeue_after == 20
+    seeing = plan_with(job, *make_pods(), nodes=nodes(), progress=stalled)
+    assert seeing.status.attempt == 2
+    assert {delete.reason for delete in seeing.delete} == {Reason.NO_PROGRESS}
+
+
+def test_what_the_user_asks_for_happens_even_if_no_node_is_ready() -> None:
+    job, state = running(), nodes(*NAMES)
+    suspended = make_job(job.status, lifecycle={"suspend": True})
+    result = plan_with(suspended, *make_pods(), nodes=state)
+    assert {(d.name, d.reason) for d in result.delete} == {
+        ("job-0", Reason.SUSPENDED),
+        ("job-1", Reason.SUSPENDED),
+    }
+    changed = make_job(job.status, image="other:1")
+    result = plan_with(changed, *make_pods(2, job), nodes=state)
+    assert {d.reason for d in result.delete if d.kind == "Pod"} == {Reason.SPEC_CHANGED}
+    smaller = make_job(job.status, nodes={"min": 1, "max": 1})
+    (deletion, *_) = plan_with(smaller, *make_pods(), nodes=state).delete
+    assert (deletion.name, deletion.reason) == ("job-1", Reason.SCALED_DOWN)
+
+
+@pytest.mark.parametrize(
+    ("num_train", "expected"),
+    [(3, []), (2, ["job-1"]), (1, ["job-0", "job-1"]), (0, ["job-0", "job-1"])],
+)
+def test_no_more_pods_count_as_lost_than_are_missing_in_the_training(
+    num_train: int, expected: list[str]
+) -> None:
+    """Which of them trains is unknown: that of the node that has not been ready for longer is replaced."""
+    job, state = running(nodes={"min": 1, "max": 3}), nodes("node-0")
+    state["node-1"] = NodeView("node-1", ready=False, since=NOW - 90)
+    pods = [*make_pods(2, job), make_pod(2, job, node="spare-0")]
+    answer = progress(5, num_nodes=num_train)
+    result = plan_with(job, *pods, nodes=state, progress=answer)
+    assert sorted(deleted(result)) == expected
+    silent = plan_with(job, *pods, nodes=state, progress=progress(61, num_nodes=num_train))
+    assert sorted(deleted(silent)) == ["job-0", "job-1"]
+
+
+def test_a_cluster_without_known_nodes_is_no_outage() -> None:
+    assert control_plane_outage([], NOW) == ""
+
+
+def test_the_table_of_the_page_has_every_reason() -> None:
+    page = (ROOT / "docs" / "operator.md").read_text()
+    rows = re.findall(
+        r"^\| `(\w+)` \| ", page.partition("## Disruption")[2].partition("\n## ")[0], re.M
+    )
+    assert rows == [str(reason) for reason in Reason]

@@ -1,0 +1,236 @@
+"""The disruption guard: which faults of nodes are believed, and how many pods may be replaced for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from fluxtrain_operator.job import Job
+from fluxtrain_operator.planner.disruption import FAULTS, Reason
+from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
+from fluxtrain_operator.timestamps import earliest, seconds
+
+GRACE_SECONDS = 20.0
+"""How long a node may be not ready before it counts as lost, if its trainers do not report progress:
+heartbeats reach a busy control plane seconds late."""
+_RECENT_PROGRESS_SECONDS = 60.0
+"""Progress that is not older proves that the nodes of the present world run."""
+_OUTAGE_SECONDS = 3600.0
+"""A node that has been not ready for longer does not count towards an outage."""
+
+
+def control_plane_outage(nodes: Iterable[NodeView], now: float) -> str:
+    """Return why nodes that are not ready do not count as lost; empty if they do.
+
+    If more nodes became not ready lately than are ready, the control plane has lost the connection.
+    """
+    existing = [node for node in nodes if not node.gone]
+    num_ready = sum(node.ready for node in existing)
+    num_lately = sum(not node.ready and now - node.since < _OUTAGE_SECONDS for node in existing)
+    if not existing or (num_ready and num_lately <= num_ready):
+        return ""
+    return f"{len(existing) - num_ready} of {len(existing)} nodes are not ready"
+
+
+def gpu_exporter_fault(nodes: Iterable[NodeView]) -> str:
+    """Return why GPUs that are reported as unhealthy count as healthy; empty if they do not.
+
+    If most nodes have unhealthy GPUs, the exporter is wrong, and no node would be left to move to.
+    """
+    gpu_nodes = [node for node in nodes if node.has_gpus or node.unhealthy]
+    num_unhealthy = sum(bool(node.unhealthy) for node in gpu_nodes)
+    if num_unhealthy <= len(gpu_nodes) - num_unhealthy:
+        return ""
+    return f"{num_unhealthy} of {len(gpu_nodes)} nodes with GPUs report unhealthy ones"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One job's pods and the nodes: decides which pods count as lost, so that they are replaced."""
+
+    job: Job
+    observed: Observed
+    now: float
+    pods: tuple[Pod, ...]
+    """Pods of the present attempt."""
+
+    def refusal(self, reason: Reason, pod: Pod | None = None) -> str:
+        """Return why no pod, or not ``pod``, is deleted for ``reason`` at the moment; empty if it may be.
+
+        Pods of deleted nodes may be: such a node is known to be gone.
+        """
+        if reason not in FAULTS or (pod is not None and self._node(pod).gone):
+            return ""
+        return self.control_plane_outage
+
+    @cached_property
+    def on_not_ready_nodes(self) -> tuple[Pod, ...]:
+        """Return the current pods that run on nodes that are not ready."""
+        return tuple(pod for pod in self._running if not self._node(pod).ready)
+
+    @cached_property
+    def control_plane_outage(self) -> str:
+        """Return why nodes that are not ready do not count as lost; empty if they do."""
+        return control_plane_outage(self.observed.nodes.values(), self.now)
+
+    @cached_property
+    def gpu_exporter_fault(self) -> str:
+        """Return why GPUs that are reported as unhealthy count as healthy; empty if they do not."""
+        return gpu_exporter_fault(self.observed.nodes.values())
+
+    @property
+    def ignores_unhealthy_gpus(self) -> bool:
+        """Return whether pods of the job stay on GPUs that are reported as unhealthy."""
+        reported = any(self._node(pod).unhealthy for pod in self._running)
+        return reported and self.job.spec.gpus_per_node > 0 and bool(self.gpu_exporter_fault)
+
+    @property
+    def recheck_time(self) -> float | None:
+        """Return the Unix time at which to check again whether nodes are lost; None if all are ready.
+
+        Changes of nodes without pods of the job do not requeue the job.
+        """
+        outage = self.on_not_ready_nodes and self.control_plane_outage
+        if self.ignores_unhealthy_gpus or outage or self.postponed:
+            return self.now + GRACE_SECONDS
+        grace = [self._node(pod).since + GRACE_SECONDS for pod in self.on_not_ready_nodes]
+        latest = self._latest_progress_time
+        outdated = None if latest is None else latest + _RECENT_PROGRESS_SECONDS
+        return earliest(
+            time for time in [*grace, outdated if grace else None] if time and time > self.now
+        )
+
+    @cached_property
+    def excluded_nodes(self) -> tuple[str, ...]:
+        """Return the nodes with unhealthy GPUs."""
+        return tuple(sorted(n for n in self.observed.nodes if self._has_unhealthy_gpus(n)))
+
+    @cached_property
+    def avoided_nodes(self) -> tuple[str, ...]:
+        """Return the nodes with silent pods: Kubernetes may report them as lost only later."""
+        pods = [*self.observed.pods, self.observed.rendezvous]
+        return tuple(sorted({pod.node for pod in pods if pod and self.is_silent(pod)}))
+
+    def is_silent(self, pod: Pod) -> bool:
+        """Return whether the agent in ``pod`` is lost; not while the control plane itself is cut off."""
+        is_silent = pod.running and pod.uid in self.observed.heard.silent
+        return is_silent and not self.refusal(Reason.NODE_LOST)
+
+    @cached_property
+    def postponed(self) -> frozenset[str]:
+        """Return the uids of the pods on faulty nodes that are not replaced yet: too many are at a time."""
+        left = self.observed.disruptions_left
+        faulty = [pod.uid for pod in self._faulty if pod.uid not in self._in_doubt]
+        return frozenset() if left is None else frozenset(faulty[max(0, left) :])
+
+    @cached_property
+    def _in_doubt(self) -> frozenset[str]:
+        """Return the uids of pods on nodes that are not ready of which too few are missing in the training.
+
+        Which of them train, the number of nodes that train does not tell: those that have been not ready for
+        longest are replaced first.
+        """
+        size = self._world_size
+        if size is None or not self.on_not_ready_nodes:
+            return frozenset()
+        silent = [pod for pod in self._running if self.is_silent(pod)]
+        lost = [pod for pod in self._faulty if pod in self.on_not_ready_nodes and pod not in silent]
+        num_missing = max(0, len(self._running) - size - len(silent))
+        return frozenset(pod.uid for pod in lost[num_missing:])
+
+    @cached_property
+    def _faulty(self) -> list[Pod]:
+        """Return the pods on faulty nodes; not those of deleted nodes, which make no steps."""
+        store = self.observed.rendezvous
+        faulty = [
+            pod
+            for pod in (*self.pods, *([store] if store is not None else []))
+            if not (pod.ended or pod.deleting or self._node(pod).gone)
+            and (self._on_lost_node(pod) or self._on_unhealthy_node(pod))
+        ]
+        return sorted(faulty, key=lambda pod: self._node(pod).since)
+
+    def _may_be_replaced(self, pod: Pod) -> bool:
+        return pod.uid not in self.postponed and pod.uid not in self._in_doubt
+
+    def on_lost_node(self, pod: Pod) -> bool:
+        """Return whether the node of ``pod`` is lost, and the pod may be replaced."""
+        return self._on_lost_node(pod) and self._may_be_replaced(pod)
+
+    def on_unhealthy_node(self, pod: Pod) -> bool:
+        """Return whether ``pod`` runs on a node with unhealthy GPUs, and may be replaced."""
+        return self._on_unhealthy_node(pod) and self._may_be_replaced(pod)
+
+    def _on_unhealthy_node(self, pod: Pod) -> bool:
+        faulty = not pod.ended and self._has_unhealthy_gpus(pod.node)
+        return faulty and not self.refusal(Reason.UNHEALTHY_GPU)
+
+    def _has_unhealthy_gpus(self, name: str) -> bool:
+        node = self.observed.nodes.get(name)
+        if node is None or not node.unhealthy or self.job.spec.gpus_per_node == 0:
+            return False
+        return not self.gpu_exporter_fault
+
+    def _on_lost_node(self, pod: Pod) -> bool:
+        """Return whether the node of ``pod`` is deleted, or not ready and no progress proves it runs.
+
+        A silent pod's node counts as lost before it is not ready.
+        """
+        node = self._node(pod)
+        if node.gone or self.is_silent(pod):
+            return True
+        if node.ready:
+            return False
+        participates = pod in self._running or pod is self.observed.rendezvous
+        if participates and pod.uid in self.observed.heard.alive:
+            return False
+        if self.refusal(Reason.NODE_LOST) or (participates and self._world_includes_not_ready):
+            return False
+        dropped = participates and self._world_excludes_not_ready
+        return dropped or self.now >= node.since + GRACE_SECONDS
+
+    @property
+    def _world_includes_not_ready(self) -> bool:
+        """Return whether as many nodes train as pods run, so that those on not-ready nodes train too.
+
+        An unreachable pod that is being deleted may be one of them: a lost pod is then replaced only once
+        that pod is gone, and until then as many nodes train as should.
+        """
+        size = self._world_size
+        return size is not None and size >= len(self._running)
+
+    @property
+    def _world_excludes_not_ready(self) -> bool:
+        """Return whether training goes on without the pods on not-ready nodes."""
+        size, num_not_ready = self._world_size, len(self.on_not_ready_nodes)
+        if size is None or num_not_ready == 0:
+            return False
+        return size <= len(self._running) - num_not_ready
+
+    @property
+    def _world_size(self) -> int | None:
+        """Return how many nodes train together; None if the latest progress is too old to rely on."""
+        latest, answer = self._latest_progress_time, self.observed.any_progress
+        if latest is None or answer is None or self.now >= latest + _RECENT_PROGRESS_SECONDS:
+            return None
+        return answer.num_nodes
+
+    @property
+    def _latest_progress_time(self) -> float | None:
+        """Return the Unix time of the newest step, or other progress, of the processes that answer."""
+        answer = self.observed.any_progress
+        if answer is None:
+            return None
+        if answer.seconds_since_progress is not None:
+            return self.now - answer.seconds_since_progress
+        times = (answer.alive_time, seconds(answer.status.last_step_time))
+        return max((time for time in times if time is not None), default=None)
+
+    @cached_property
+    def _running(self) -> tuple[Pod, ...]:
+        """Return the current pods that run and are not being deleted, on nodes of any state."""
+        return tuple(pod for pod in self.pods if pod.running and not pod.deleting)
+
+    def _node(self, pod: Pod) -> NodeView:
+        return self.observed.nodes.get(pod.node) or NodeView(pod.node)

@@ -1,0 +1,155 @@
+"""What holds for every plan: deletions have a true reason, and objects of others change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from tests.operator.jobs import KEY, OWNER, make_training
+
+from fluxtrain_operator import names
+from fluxtrain_operator.controller.cache import Cache
+from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.planner.disruption import Reason
+from fluxtrain_operator.planner.observed import Observed, Pod
+from fluxtrain_operator.planner.plan import Plan
+from fluxtrain_operator.planner.status import finished
+from fluxtrain_operator.timestamps import seconds, stamp
+
+_NO_PROGRESS_SECONDS = 60.0
+"""No step takes longer in these histories, and no budget of the watchdog is shorter."""
+_NOT_OURS: tuple[list[Manifest], ...] = (
+    [],
+    [{**OWNER, "uid": "uid-before"}],
+    [{**OWNER, "controller": False}],
+    [{"kind": "Deployment", "name": "shop", "uid": "shop", "controller": True}],
+)
+"""Owner references of objects that are not the job's, whatever their labels are."""
+
+
+class Deletion(NamedTuple):
+    """A pod that a plan deletes while it may step, and what the plan was made from."""
+
+    pod: Pod
+    job: Job
+    observed: Observed
+    result: Plan
+    now: float
+
+
+def _never(deletion: Deletion) -> bool:
+    return False
+
+
+def _has_program_failed(deletion: Deletion) -> bool:
+    return any(pod.ended and not pod.succeeded for pod in deletion.observed.pods)
+
+
+def _has_no_progress(deletion: Deletion) -> bool:
+    answer = deletion.observed.any_progress
+    last = seconds(answer.status.last_step_time) if answer else None
+    return last is not None and deletion.now > last + _NO_PROGRESS_SECONDS
+
+
+def _is_node_lost(deletion: Deletion) -> bool:
+    silent = deletion.pod.uid in deletion.observed.heard.silent
+    return silent or not deletion.observed.nodes[deletion.pod.node].ready
+
+
+def _is_excess(deletion: Deletion) -> bool:
+    running = [pod for pod in deletion.observed.pods if not pod.ended and not pod.deleting]
+    return len(running) > deletion.job.spec.nodes.max
+
+
+HOLDS: dict[Reason, Callable[[Deletion], bool]] = {
+    Reason.SUSPENDED: lambda d: d.job.spec.lifecycle.suspend,
+    Reason.SPEC_CHANGED: lambda d: any(p.spec_hash != d.job.spec_hash for p in d.observed.pods),
+    Reason.SCALED: _never,  # only with Kueue
+    Reason.SCALED_DOWN: _is_excess,
+    Reason.REVISION_CHANGED: lambda d: any(
+        pod.revision != d.result.status.revision for pod in d.observed.pods
+    ),
+    Reason.RESUMED: lambda d: d.job.status.phase == "Suspended",
+    Reason.JOB_ENDED: lambda d: finished(d.result.status),
+    Reason.PROGRAM_FAILED: _has_program_failed,
+    Reason.GROUP_ENDED: _never,
+    Reason.PREVIOUS_ATTEMPT: lambda d: d.pod.attempt < d.job.status.attempt,
+    Reason.NO_PROGRESS: _has_no_progress,
+    Reason.NODE_LOST: _is_node_lost,
+    Reason.UNHEALTHY_GPU: _never,  # no GPUs
+    Reason.POD_ENDED: _never,
+    Reason.OUTDATED: _never,
+}
+"""Whether a reason is true of a pod that may step."""
+
+
+def check_reasons(job: Job, observed: Observed, result: Plan, now: float) -> None:
+    """Check the reason of every deletion of a pod that may step."""
+    pods = {pod.uid: pod for pod in observed.pods if pod.running and not pod.deleting}
+    for act in result.delete:
+        if (pod := pods.get(act.uid)) is not None:
+            assert act.reason is not None, "a pod that steps is deleted without a reason"
+            deletion = Deletion(pod, job, observed, result, now)
+            assert HOLDS[act.reason](deletion), f"{act.reason} is not true of a pod that steps"
+
+
+def with_look_alikes(observed: Observed, number: int) -> Observed:
+    """Return ``observed`` as read from a cache with pods of others that look like the job's."""
+    cache = Cache()
+    cache.set_job(make_training())
+    pods = [*observed.pods, *([observed.rendezvous] if observed.rendezvous else [])]
+    for pod in pods:
+        cache.set_pod(as_manifest(pod, [OWNER]))
+    for count, owners in enumerate(_NOT_OURS):
+        cache.set_pod(as_manifest(_look_alike(number + count), owners))
+    read = Observed.from_objects(cache.pods(KEY))
+    return replace(observed, pods=read.pods, rendezvous=read.rendezvous)
+
+
+def _look_alike(number: int) -> Pod:
+    """Return a pod of any state, with a later attempt half of the time."""
+    code = (None, 0, 1, 3)[number % 4]
+    phase = "Running" if code is None else "Succeeded" if code == 0 else "Failed"
+    attempt, index = (1, 999_999)[number // 4 % 2], number // 8 % 5
+    name = f"stranger-{number}" if number % 3 else f"{names.rendezvous('job')}-{number}"
+    pod = Pod(name, name, index, attempt, replacement=99, phase=phase, exit_code=code)
+    return replace(pod, node="a", started=1.0, finished=None if code is None else 2.0)
+
+
+def as_manifest(pod: Pod, owners: list[Manifest]) -> Manifest:
+    """Return the pod as the API server returns it."""
+    component = names.RENDEZVOUS if "rendezvous" in pod.name else names.TRAINER
+    metadata: dict[str, Any] = {
+        "name": pod.name,
+        "namespace": KEY[0],
+        "uid": pod.uid,
+        "ownerReferences": owners,
+        "creationTimestamp": stamp(pod.created),
+        "labels": {
+            **names.labels("job", component),
+            names.LABEL_INDEX: str(pod.index),
+            names.LABEL_ATTEMPT: str(pod.attempt),
+        },
+        "annotations": {
+            names.ANNOTATION_SPEC: pod.spec_hash,
+            names.ANNOTATION_REVISION: pod.revision,
+            names.ANNOTATION_NODES: f"{pod.nodes[0]}:{pod.nodes[1]}",
+            names.ANNOTATION_REPLACEMENT: str(pod.replacement),
+        },
+    }
+    if pod.deletion_deadline is not None:
+        metadata["deletionTimestamp"] = stamp(pod.deletion_deadline)
+    state: Manifest = {}
+    if pod.ended:
+        times = {"startedAt": stamp(pod.started or 0.0), "finishedAt": stamp(pod.finished or 0.0)}
+        state = {"terminated": {"exitCode": pod.exit_code, **times}}
+    elif pod.started is not None:
+        state = {"running": {"startedAt": stamp(pod.started)}}
+    status = {
+        "phase": pod.phase,
+        "reason": pod.reason,
+        "conditions": [{"type": "Ready", "status": str(pod.ready)}],
+        "containerStatuses": [{"name": component, "state": state}],
+    }
+    return {"metadata": metadata, "spec": {"nodeName": pod.node}, "status": status}
