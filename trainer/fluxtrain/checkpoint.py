@@ -133,7 +133,7 @@ class Checkpoints:
         if not self._staged:
             self._staged = _host_buffers(self.state)
         for name, tensor in self.state.items():
-            _local(self._staged[name]).copy_(_local(tensor), non_blocking=True)
+            local_part(self._staged[name]).copy_(local_part(tensor), non_blocking=True)
             self.alive()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -171,7 +171,8 @@ def _reason(error: BaseException) -> str:
     return lines[-1] if lines else repr(error)
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of ``tensor``, not copied."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -179,7 +180,7 @@ def _host_buffers(state: State) -> State:
     meshes: dict[DeviceMesh, DeviceMesh] = {}
     copies: State = {}
     for name, tensor in state.items():
-        local = _local(tensor)
+        local = local_part(tensor)
         copy = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
         if isinstance(tensor, DTensor):
             mesh = tensor.device_mesh

@@ -24,6 +24,8 @@ START_TIMEOUT = timedelta(minutes=10)
 """Timeout of collectives: ranks compile and load at different speeds."""
 _NO_TIMEOUT = timedelta(days=3650)
 _PR_SET_PDEATHSIG = 1
+_MESSAGE_BYTES = 1 << 26
+"""Most bytes that one message of `Channel.shift` has."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class World:
     def is_main(self) -> bool:
         """Return whether this is rank 0, which logs."""
         return self.rank == 0
+
+    @property
+    def node(self) -> int:
+        """Return the position of this rank's node in the order of the ranks."""
+        return self.rank // self.local_size
 
     def all_sum(self, values: Tensor) -> Tensor:
         """Return ``values`` summed over all ranks, in place; every rank must call it."""
@@ -72,6 +79,49 @@ class World:
             return init_device_mesh(kind, (self.size,), mesh_dim_names=("dp_shard",))
         shape = (dp_replicate, self.size // dp_replicate)
         return init_device_mesh(kind, shape, mesh_dim_names=("dp_replicate", "dp_shard"))
+
+
+class Channel:
+    """Messages between all ranks beside training's collectives, such as those of a thread; on the host."""
+
+    def __init__(self, world: World) -> None:
+        """Open it; every rank must do so at the same time."""
+        self._rank, self._size = world.rank, world.size
+        self._group: dist.ProcessGroup | None = None
+        if world.size > 1:
+            self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+
+    def maximum(self, values: list[float]) -> list[float]:
+        """Return the maximum of each value over all ranks; every rank must call it."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        if self._group is not None:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group)
+        return [float(value) for value in tensor]
+
+    def barrier(self) -> None:
+        """Wait until every rank calls this."""
+        self.maximum([0.0])
+
+    def send(self, content: Tensor, target: int) -> None:
+        """Send ``content`` to rank ``target``, which must call `receive`; returns when it has arrived."""
+        dist.send(content, target, self._group)
+
+    def receive(self, content: Tensor, source: int) -> None:
+        """Fill ``content`` with what rank ``source`` sends."""
+        dist.recv(content, source, self._group)
+
+    def shift(self, sent: Tensor, received: Tensor, distance: int) -> None:
+        """Send to the rank at ``distance`` after this one, receive from the one before; all ranks call it.
+
+        The bytes go in messages of bounded size. A rank must know the size of what it receives.
+        """
+        target, source = ((self._rank + step) % self._size for step in (distance, -distance))
+        for offset in range(0, max(len(sent), len(received)), _MESSAGE_BYTES):
+            into, out = (part[offset : offset + _MESSAGE_BYTES] for part in (received, sent))
+            works = [dist.irecv(into, source, self._group)] if len(into) else []
+            works += [dist.isend(out, target, self._group)] if len(out) else []
+            for work in works:
+                cast(dist.Work, work).wait()
 
 
 @contextmanager

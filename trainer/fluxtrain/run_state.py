@@ -55,6 +55,11 @@ def latest(folder: Path) -> Path | None:
     return next(reversed(complete(folder)), None)
 
 
+def step_of(checkpoint: Path) -> int:
+    """Return the step in the name of a folder that `complete` returned."""
+    return int(checkpoint.name.partition("_")[2])
+
+
 def read_state(checkpoint: Path) -> RunState:
     """Return the RunState of ``checkpoint``; raise DataError if it is unreadable.
 

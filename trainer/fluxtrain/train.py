@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fluxtrain import checkpoint, optim, run_state
+from fluxtrain import checkpoint, optim
 from fluxtrain.bad_samples import require_few_bad_samples, require_readable
 from fluxtrain.checkpoint import Checkpoints
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, RunPaths
@@ -21,7 +21,7 @@ from fluxtrain.data.sources import open_sources
 from fluxtrain.distributed import StopRequest, World
 from fluxtrain.divergence import require_finite
 from fluxtrain.encode.encoders import batch_encoder
-from fluxtrain.errors import StoppedError
+from fluxtrain.errors import DivergedError, StoppedError
 from fluxtrain.evaluate import evaluate
 from fluxtrain.loss import FlowLoss
 from fluxtrain.parallelize import DTYPES, build_model, full_tensor
@@ -29,14 +29,15 @@ from fluxtrain.report.observer import Observer
 from fluxtrain.report.run_logs import StepMetrics
 from fluxtrain.run_state import RunState
 from fluxtrain.sample.grid import GridSampler
+from fluxtrain.snapshots.recovery import Recovery
 from fluxtrain.weights.reader import published_weights
 
 
 def train(config: RunConfig, paths: RunPaths, world: World) -> RunState:
     """Train until the last step, the target loss or a stop request; return the final state of the run.
 
-    Resumes from the newest complete checkpoint in ``paths.output``. Raises StoppedError after a stop request
-    (a checkpoint is saved), DivergedError if the loss or the gradients are not finite.
+    Resumes from the newest snapshot in memory or checkpoint in ``paths.output``. Raises StoppedError after a
+    stop request (a checkpoint is saved), DivergedError if the loss or the gradients are not finite.
     """
     with ExitStack() as stack:
         trainer = _Trainer(config, paths, world, stack)
@@ -54,39 +55,34 @@ class _Trainer:
         self.stop.install()
         stack.callback(self.stop.finish)
         self.observer = observer = Observer(config, paths, world, stack)
-        folder = paths.output / CHECKPOINTS_FOLDER
-        newest = run_state.latest(folder)
-        if newest is not None:
-            run_state.check_same_run(config, newest)
+        recovery = Recovery(config, paths, world)
         self.sources = open_sources(config, paths.data)
         self.shares = BatchShares.of(config, world.size)
         self.encode = batch_encoder(config, paths.models, world.device)
-        published = None if newest else published_weights(config, paths.models)
+        published = published_weights(config, paths.models) if recovery.is_new else None
         self.model = build_model(config, world, published, observer.alive)
         self.flow_loss = FlowLoss(self.model, config, DTYPES[config.precision.compute])
         self.optimizer = optim.make_optimizer(self.model, config.optim)
         # on the device: the first step with a gradient norm that is not finite
         self.bad_step = torch.tensor(optim.NEVER, device=world.device)
         state = checkpoint.training_state(self.model, self.optimizer)
-        self.run = RunState(step=0, samples=0)
-        if newest is not None:
-            run = checkpoint.load(newest, state, observer.alive)
-            self.run = run if run.is_over(config) else replace(run, status="running")
-            optim.set_steps_taken(self.optimizer, run.step)
+        self.run = recovery.load(state, observer.alive)
+        optim.set_steps_taken(self.optimizer, self.run.step)
         self.samples_at_start = self.run.samples
         self.checkpoints = Checkpoints(
-            folder,
+            paths.output / CHECKPOINTS_FOLDER,
             state,
             config,
             world.is_main,
-            saved_step=self.run.step or None,
+            saved_step=recovery.saved_step,
             on_saved=observer.on_saved,
             alive=observer.alive,
         )
+        self.snapshots = recovery.snapshots(state, self.run, observer.on_snapshot)
         self.sampler = GridSampler(config, paths, world, self.sources)
         num_parameters = sum(p.numel() for p in self.model.parameters())
         lengths = len(self.sources.train), len(self.sources.validation)
-        observer.open_logs(self.run, num_parameters, self.shares, *lengths)
+        observer.open_logs(self.run, recovery.saved_step, num_parameters, self.shares, *lengths)
         gc.collect()
         gc.freeze()  # these objects live as long as the process: later collections skip them
         stack.callback(gc.unfreeze)
@@ -104,8 +100,13 @@ class _Trainer:
         )
         if self.config.evaluation.at_start and self.run.step == 0:
             self._evaluate()
-        while self.run.status == "running":
-            self._step(batches)
+        try:
+            while self.run.status == "running":
+                self._step(batches)
+        except (StoppedError, DivergedError):  # of all ranks
+            self._finish_snapshots()
+            raise
+        self._finish_snapshots()
         self.checkpoints.finish()
         self.observer.on_train_end(self.run)
 
@@ -137,6 +138,8 @@ class _Trainer:
             self._sample()
         if stop or over or _is_due(step, config.checkpoint.every_steps):
             self._save(totals, wait=stop or over)
+        if self.snapshots is not None and not (stop or over):
+            self.snapshots.after_step(self._timed(), self.bad_step)
         if stop and not over:
             raise StoppedError(
                 f"stopped after step {step}; a checkpoint is saved, the same command resumes"
@@ -209,11 +212,19 @@ class _Trainer:
     def _save(self, totals: Tensor, wait: bool) -> None:
         """Save a checkpoint; raise DivergedError instead if the loss or the gradients are not finite."""
         self._require_finite(self.world.all_sum(totals.clone())[0].item())
-        self.run = replace(self.run, train_seconds=self.observer.train_seconds)
+        self.run = self._timed()
         with self.observer.saving(self.run):
             self.checkpoints.save(self.run)
             if wait:
                 self.checkpoints.finish()
+
+    def _timed(self) -> RunState:
+        """Return the state of the run with the seconds spent until now."""
+        return replace(self.run, train_seconds=self.observer.train_seconds)
+
+    def _finish_snapshots(self) -> None:
+        if self.snapshots is not None:
+            self.snapshots.finish()
 
     def _require_finite(self, loss: float = 0.0, kind: str = "training") -> None:
         require_finite(self.bad_step, self.checkpoints, self.run.step, loss, kind)

@@ -41,8 +41,16 @@ operator for a job with that field, read by the agent."""
 ENV_NODE = "FLUXTRAIN_NODE"
 """Name of the pod's node; ranks of the same topology are ordered by it. Set like ``FLUXTRAIN_TOPOLOGY``."""
 
+ENV_SNAPSHOTS = "FLUXTRAIN_SNAPSHOTS"
+"""Folder in memory for snapshots of the training state; unset: none are taken. Set by ``fluxtrain run`` or
+the pod, emptied by the launcher at the end, read and written by the trainer."""
+
 ENV_RENDEZVOUS_KEY = "FLUXTRAIN_RENDEZVOUS_KEY"
 """File with the key that signs the messages between agents and the rendezvous service of the job."""
+
+ENV_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Torch's variable: if set, rank 0 opens the store of the process group. It is empty after each restart, and
+losing the first agent does not take it along. Set by ``fluxtrain run`` and the operator."""
 
 ENV_FATAL_ERROR = "FLUXTRAIN_FATAL_ERROR"
 """File for the exit code and message of a trainer whose error a process restart does not fix; the trainer
@@ -71,6 +79,8 @@ LOST_SECONDS = 6.0
 DATA_PATH = "/data"
 MODELS_PATH = "/models"
 OUTPUT_PATH = "/output"
+SNAPSHOTS_PATH = "/snapshots"
+"""Mount path of a volume in memory, of one pod."""
 
 CONFIG_FILE = "config.json"
 MLPERF_FILE = "mlperf.log"
@@ -97,6 +107,8 @@ class RunPaths:
     """Unix time at which the launcher started; start of the MLPerf log's init."""
     process_restarts: int = 0
     """Restarts of the processes inside running pods."""
+    snapshots: Path | None = None
+    """Folder in memory for snapshots; None: none are taken."""
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of these settings for a trainer."""
@@ -106,6 +118,7 @@ class RunPaths:
             ENV_MODELS: str(self.models),
             ENV_ADDRESS: self.metrics_address,
             ENV_STARTED: repr(self.started or time.time()),
+            **({ENV_SNAPSHOTS: str(self.snapshots)} if self.snapshots else {}),
         }
 
     @staticmethod
@@ -118,4 +131,5 @@ class RunPaths:
             metrics_address=environment.get(ENV_ADDRESS, "127.0.0.1"),
             started=float(environment.get(ENV_STARTED, time.time())),
             process_restarts=sum(int(environment.get(name, "0")) for name in _RESTARTS),
+            snapshots=Path(environment[ENV_SNAPSHOTS]) if ENV_SNAPSHOTS in environment else None,
         )

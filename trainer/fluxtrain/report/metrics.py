@@ -84,6 +84,7 @@ class Metrics:
         )
         self.remaining = gauge("remaining_seconds", "Estimated time to the last step.")
         self.checkpoint_step = gauge("checkpoint_step", "Step of the newest complete checkpoint.")
+        self.snapshot_step = gauge("snapshot_step", "Step of the newest snapshot in memory.")
         self.step_seconds = Histogram(
             "fluxtrain_step_seconds",
             "Mean time of a step between two log lines, evaluation and sampling left out.",
@@ -93,5 +94,8 @@ class Metrics:
         self.data_wait = counter("data_wait_seconds", "Time that training waited for data.")
         self.checkpoint_stall = counter(
             "checkpoint_stall_seconds", "Time that training waited for checkpoints."
+        )
+        self.snapshot_stall = counter(
+            "snapshot_stall_seconds", "Time that training waited for snapshots in memory."
         )
         self.bad_samples = counter("bad_samples", "Samples that could not be read.")

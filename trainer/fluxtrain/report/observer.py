@@ -56,17 +56,21 @@ class Observer:
     def open_logs(
         self,
         run: RunState,
+        saved_step: int | None,
         num_parameters: int,
         shares: BatchShares,
         num_train: int,
         num_validation: int,
     ) -> None:
-        """Open the logs at ``run``'s step; ``num_train`` and ``num_validation`` are numbers of samples."""
+        """Open the logs at ``run``'s step; ``num_train`` and ``num_validation`` are numbers of samples.
+
+        ``saved_step`` is the step of the newest checkpoint.
+        """
         self._clock = Clock(run.train_seconds)
         self._last_logged = (run.samples, run.train_seconds)
         self.metrics.step.set(run.step)
         self.metrics.samples.set(run.samples)
-        self.metrics.checkpoint_step.set(run.step)
+        self.metrics.checkpoint_step.set(saved_step or 0)
         self.progress.update(trainSecondsBefore=run.train_seconds)
         if run.eval_loss is not None:
             self.metrics.eval_loss.set(run.eval_loss)
@@ -244,6 +248,12 @@ class Observer:
         """Report that the checkpoint of ``step`` is complete; thread-safe."""
         self.metrics.checkpoint_step.set(step)
         self.progress.update(checkpointStep=step, checkpointTime=time.time())
+
+    def on_snapshot(self, step: int, stall: float) -> None:
+        """Report that the snapshot of ``step`` is complete and stalled training; thread-safe."""
+        self.metrics.snapshot_step.set(step)
+        self.metrics.snapshot_stall.inc(stall)
+        self.progress.update(snapshotStep=step)
 
     @contextmanager
     def sampling(self, step: int) -> Iterator[Path]:

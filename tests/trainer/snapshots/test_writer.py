@@ -1,0 +1,216 @@
+"""Snapshots of one rank: two slots in turn, none of a poisoned state, off if memory is short."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.distributed import Channel, World
+from fluxtrain.errors import ConfigError
+from fluxtrain.optim import NEVER
+from fluxtrain.run_state import RunState
+from fluxtrain.snapshots import slots
+from fluxtrain.snapshots.copies import read_copies
+from fluxtrain.snapshots.image import Shard, rows_of
+from fluxtrain.snapshots.recovery import Recovery
+from fluxtrain.snapshots.slots import Slots
+from fluxtrain.snapshots.writer import Snapshots
+
+WORLD = World(0, 0, 1, torch.device("cpu"))
+GOOD = torch.tensor(NEVER)
+
+
+def make_state(value: float = 1.0) -> dict[str, Tensor]:
+    return {"model.weight": torch.full((5, 3), value), "model.bias": torch.full((2,), value)}
+
+
+class Run:
+    """A run whose state is the number of its step."""
+
+    def __init__(self, folder: Path, every: int | None = 2, start: int = 1, step: int = 0) -> None:
+        self.volume, self.reported = folder / "memory", list[int]()
+        self.volume.mkdir(exist_ok=True)
+        self.config = resolve({"preset": "micro", "checkpoint": {"memory_every_steps": every}})
+        self.state, self.run = make_state(0.0), RunState(step, step * 16)
+        parts = Slots(self.volume, start, WORLD, rows_of(self.state), Shard(0, 1))
+        self.writer = Snapshots(
+            self.state, parts, Channel(WORLD), self.config, self.run, self.on_complete
+        )
+
+    def on_complete(self, step: int, stall: float) -> None:
+        assert stall >= 0
+        self.reported.append(step)
+
+    def train(self, steps: int, bad_step: Tensor = GOOD) -> None:
+        for _ in range(steps):
+            step = self.run.step + 1
+            self.run = RunState(step, step * 16, train_seconds=step * 0.1)
+            for tensor in self.state.values():
+                tensor.fill_(step)
+            self.writer.after_step(self.run, bad_step)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps whose images are valid."""
+        return sorted(copy.step for copy in read_copies(self.volume, node=0))
+
+
+def load(folder: Path, **changes: object) -> tuple[RunState, dict[str, Tensor]]:
+    """Return what another start continues from."""
+    config = resolve({"preset": "micro", **changes})
+    paths = RunPaths(folder, folder, folder, snapshots=folder / "memory")
+    state = make_state(-1.0)
+    return Recovery(config, paths, WORLD).load(state, lambda: None), state
+
+
+def continued(folder: Path, start: int) -> None:
+    """Write the lineage of a run whose newest start is ``start``."""
+    (folder / ".snapshots.json").write_text(f'{{"start": {start}}}')
+
+
+def test_two_slots_are_written_in_turn(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for steps in ([], [2], [2, 4], [4, 6], [6, 8]):
+        run.writer.finish()
+        assert run.steps == steps
+        assert run.reported == list(range(2, run.run.step + 1, 2))
+        run.train(2)
+    images = list(run.volume.glob("start_*/*.image"))
+    assert [path.stat().st_size for path in images] == [68, 68]
+
+
+def test_a_snapshot_holds_the_state_of_its_step(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(5)  # the tensors go on while the snapshot of step 4 is finished
+    run.writer.finish()
+    continued(tmp_path, 1)
+    loaded, state = load(tmp_path)
+    assert loaded == RunState(4, 64, train_seconds=0.4)
+    assert all(bool((tensor == 4).all()) for tensor in state.values())
+
+
+def test_a_crash_while_a_slot_is_written_leaves_the_other(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(6)
+    run.writer.finish()
+    run.writer._slots.next.own.invalidate()  # as `after_step` does first
+    run.writer._slots.next.own.bytes.fill_(7)
+    continued(tmp_path, 1)
+    assert load(tmp_path)[0].step == 6
+
+
+def test_a_poisoned_state_is_dropped(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(4)
+    run.train(4, torch.tensor(5))
+    run.writer.finish()
+    assert run.reported == [2, 4]
+    assert run.steps == [4]
+
+
+def test_the_interval_follows_from_the_cost(tmp_path: Path) -> None:
+    run = Run(tmp_path, every=None)
+    run.train(300)
+    run.writer.finish()
+    assert run.reported[:2] == [10, 20], "while the cost is not known"
+    assert len(run.reported) > 31, "at 0.1 s a step they cost next to nothing"
+
+
+def test_without_enough_memory_there_are_none_and_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(volume: Path, needed: int) -> None:
+        raise OSError(errno.ENOMEM, f"a node needs {needed} bytes")
+
+    monkeypatch.setattr(slots, "require_free", refuse)
+    run = Run(tmp_path)
+    run.train(20)
+    run.writer.finish()
+    assert run.steps == run.reported == []
+    assert list(run.volume.glob("start_*/*.image")) == []
+    text = "no snapshots in memory: a node needs 136 bytes; restarts load from storage"
+    assert capsys.readouterr().err == f"fluxtrain: {text}\n"
+
+
+def test_memory_that_runs_out_later_frees_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path)
+    run.writer.finish()
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)  # for the second slot
+    run.train(20)
+    run.writer.finish()
+    assert run.steps == []
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_new_start_replaces_the_snapshots_of_the_one_before(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(6)
+    run.writer.finish()
+    continued(tmp_path, 1)
+    assert load(tmp_path)[0].step == 6
+    assert run.steps == [6], "the older slot is freed"
+    later = Run(tmp_path, start=2, step=6)
+    later.train(1)
+    later.writer.finish()
+    assert run.steps == [6], "until the new start has one of its own"
+    later.train(1)
+    later.writer.finish()
+    assert run.steps == [8]
+    assert [path.name for path in run.volume.iterdir()] == ["start_000002"]
+
+
+def test_ranks_of_an_earlier_start_cannot_bring_back_their_state(tmp_path: Path) -> None:
+    old = Run(tmp_path)
+    old.train(4)
+    old.writer.finish()
+    continued(tmp_path, 1)
+    assert load(tmp_path)[0].step == 4
+    old.train(4)  # the processes were frozen and continue
+    old.writer.finish()
+    assert load(tmp_path)[0].step == 0
+
+
+def test_the_snapshot_of_another_config_is_refused_with_the_field(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(2)
+    run.writer.finish()
+    continued(tmp_path, 1)
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path, optim={"learning_rate": 0.5})
+    assert refused.value.path == "spec.run.optim.learning_rate"
+
+
+def test_a_snapshot_that_cannot_be_loaded_is_removed(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(2)
+    run.writer.finish()
+    continued(tmp_path, 1)
+    paths = RunPaths(tmp_path, tmp_path, tmp_path, snapshots=run.volume)
+    recovery = Recovery(resolve({"preset": "micro"}), paths, WORLD)
+    with pytest.raises(RuntimeError):
+        recovery.load({"other.weight": torch.zeros(50, 30)}, lambda: None)
+    assert run.steps == []
+
+
+def test_a_pod_without_the_volume_turns_them_off(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path, tmp_path, tmp_path)
+    recovery = Recovery(resolve({"preset": "micro"}), paths, WORLD)
+    run = recovery.load(make_state(), lambda: None)
+    assert recovery.is_new
+    assert recovery.snapshots(make_state(), run, lambda step, stall: None) is None
+    assert not (tmp_path / ".snapshots.json").exists()
+    assert replace(paths, snapshots=tmp_path).environment()["FLUXTRAIN_SNAPSHOTS"] == str(tmp_path)

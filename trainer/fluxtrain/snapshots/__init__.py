@@ -1,0 +1,1 @@
+"""Snapshots of the training state in memory that outlives the processes, and in a second node's memory."""

@@ -1,0 +1,195 @@
+"""Takes snapshots during training: a copy to memory that outlives the processes, finished in a thread."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from fluxtrain.checkpoint import State
+from fluxtrain.contract.launch import CONFIG_FILE
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.distributed import Channel, World
+from fluxtrain.optim import NEVER
+from fluxtrain.run_state import RunState
+from fluxtrain.snapshots.copies import Copy
+from fluxtrain.snapshots.image import local_bytes
+from fluxtrain.snapshots.interval import FIRST, Cost, next_interval
+from fluxtrain.snapshots.partner import exchange
+from fluxtrain.snapshots.slot import Slot, checksum
+from fluxtrain.snapshots.slots import Pair, Slots
+
+
+class Snapshots:
+    """Takes a snapshot every few steps; every rank must call each method after the same steps."""
+
+    def __init__(
+        self,
+        state: State,
+        slots: Slots,
+        channel: Channel,
+        config: RunConfig,
+        run: RunState,
+        on_complete: Callable[[int, float], None],
+    ) -> None:
+        """Take snapshots of ``state`` in ``slots``, from ``run`` on; agree with other ranks in ``channel``.
+
+        ``on_complete`` is called in a thread with each step whose snapshot is complete on all ranks, and the
+        seconds that training waited for it.
+        """
+        self._slots, self._channel, self._config = slots, channel, config
+        self._world, self._first, self._on_complete = slots.world, run, on_complete
+        self._parts = local_bytes(state, slots.shard)
+        self._bad_step = torch.zeros((), dtype=torch.int64, pin_memory=_has_gpu(slots.world))
+        self._interval = config.checkpoint.memory_every_steps or FIRST
+        self._next_step, self._stalled = run.step + self._interval, 0.0
+        self._off, self._reason = False, ""
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._in_thread(self._prepare)
+
+    def after_step(self, run: RunState, bad_step: Tensor) -> None:
+        """Begin a snapshot of ``run`` if it is due; it is dropped if ``bad_step`` is not NEVER."""
+        if self._off or run.step < self._next_step:
+            return
+        begin = time.perf_counter()
+        self.finish()
+        if self._off:
+            return
+        pair = self._slots.next
+        pair.own.invalidate()
+        wait = self._copy(pair.own, bad_step)
+        self._next_step = run.step + self._interval
+        stall = time.perf_counter() - begin
+        self._in_thread(self._complete, run, pair, wait, stall)
+
+    def finish(self) -> None:
+        """Wait until the pending snapshot is complete; raise what made it fail."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            raise self._error
+
+    def _in_thread(self, work: Callable[..., None], *arguments: object) -> None:
+        def run() -> None:
+            try:
+                if _has_gpu(self._world):
+                    torch.cuda.set_device(self._world.device)
+                work(*arguments)
+            except BaseException as error:
+                self._error = error
+
+        # a daemon: it waits for other ranks, which may be lost
+        self._thread = threading.Thread(target=run, name="snapshot", daemon=True)
+        self._thread.start()
+
+    def _prepare(self) -> None:
+        if self._slots.are_reserved:
+            return
+        self._channel.barrier()  # this node's snapshots of earlier starts are removed
+        with self._local_errors():
+            self._slots.allocate()
+            if self._world.local_rank == 0:
+                (self._slots.folder / CONFIG_FILE).write_text(self._config.model_dump_json())
+        self._agree()
+
+    def _copy(self, slot: Slot, bad_step: Tensor) -> Callable[[], float]:
+        """Begin to copy the state to ``slot``; return a function that waits and returns the GPU's seconds.
+
+        On a GPU the copies are part of its queue: the next step waits for them, this process does not.
+        """
+        begin = _record_event(self._world)
+        offset = 0
+        for part in self._parts:
+            slot.bytes[offset : offset + len(part)].copy_(part, non_blocking=True)
+            offset += len(part)
+        self._bad_step.copy_(bad_step, non_blocking=True)
+        end = _record_event(self._world)
+
+        def wait() -> float:
+            if begin is None or end is None:
+                return 0.0
+            end.synchronize()
+            return float(begin.elapsed_time(end)) / 1000
+
+        return wait
+
+    def _complete(self, run: RunState, pair: Pair, wait: Callable[[], float], stall: float) -> None:
+        begin = time.perf_counter()
+        stall = max(stall, wait())
+        copy = self._commit(run, pair.own) if int(self._bad_step) == NEVER else None
+        if pair.received is not None:
+            with self._local_errors():
+                exchange(self._channel, self._world, pair.own, copy, pair.received)
+        if not _has_gpu(self._world):
+            stall += time.thread_time()  # this thread takes the cores from training
+        self._adapt(run, stall, time.perf_counter() - begin)
+        if copy is not None and not self._off:
+            self._slots.switch()
+            self._on_complete(run.step, stall)
+            self._prepare()
+
+    def _commit(self, run: RunState, slot: Slot) -> Copy | None:
+        """Make the image in ``slot`` valid; return its record, None if that failed."""
+        with self._local_errors():
+            copy = Copy(
+                start=self._slots.start,
+                step=run.step,
+                shard=self._slots.shard.index,
+                num_shards=self._slots.shard.count,
+                size=len(slot.bytes),
+                checksum=checksum(slot.bytes),
+                run=asdict(run),
+            )
+            slot.commit(copy)
+            return copy
+        return None
+
+    def _adapt(self, run: RunState, stall: float, background: float) -> None:
+        """Wait for the other ranks; choose the interval from the highest cost of all ranks."""
+        seconds = run.train_seconds - self._first.train_seconds
+        stall, background, seconds = self._agree(stall, background, seconds)
+        self._stalled += stall
+        steps = run.step - self._first.step
+        cost = Cost(steps, seconds, self._stalled, stall, background)
+        fixed = self._config.checkpoint.memory_every_steps
+        self._interval = fixed or next_interval(cost, self._interval)
+
+    def _agree(self, *values: float) -> list[float]:
+        """Return the maximum of each value over all ranks; turn snapshots off if one rank cannot continue."""
+        failed = self._world.rank + 1 if self._reason else 0
+        *agreed, last_failed = self._channel.maximum([*values, failed])
+        if last_failed:
+            self._off = True
+            self._slots.free()
+        if self._reason and last_failed == failed:
+            text = f"no snapshots in memory: {self._reason}; restarts load from storage"
+            print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
+        return agreed
+
+    @contextmanager
+    def _local_errors(self) -> Iterator[None]:
+        """Keep an OSError as the reason to turn snapshots off, after the next agreement of all ranks."""
+        try:
+            yield
+        except OSError as error:
+            self._reason = error.strerror or str(error)
+
+
+def _has_gpu(world: World) -> bool:
+    return world.device.type == "cuda"
+
+
+def _record_event(world: World) -> torch.cuda.Event | None:
+    if not _has_gpu(world):
+        return None
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
