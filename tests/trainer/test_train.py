@@ -126,7 +126,8 @@ def test_two_ranks_are_killed_and_resumed_on_other_numbers_of_ranks(
     reference: Path, tmp_path: Path, later: tuple[int, int]
 ) -> None:
     output = tmp_path / "run"
-    cadence = (*THIRTY_STEPS, "--checkpoint.every_steps=4")
+    every = ("--checkpoint.every_steps=4", "--checkpoint.memory_every_steps=0")
+    cadence = (*THIRTY_STEPS, *every)  # nothing is left in memory by a command that is killed
     start_and_wait_for(output, 9, *cadence, processes=2).kill()
     for processes, until in zip(later, (18, 30), strict=True):
         train(output, *cadence, f"--schedule.steps={until}", processes=processes)

@@ -16,7 +16,7 @@ import pytest
 from cluster.free_ports import free_port
 from tests.first_process import catches, first_process
 from tests.trainer.commands import Forked, command, start
-from tests.trainer.outputs import ledger, losses, mlperf_values
+from tests.trainer.outputs import ledger, losses, mlperf_events, mlperf_values
 
 from fluxtrain.contract.launch import ENV_CONFIG, STACKS_SIGNAL, RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
@@ -356,3 +356,38 @@ def test_a_service_whose_port_is_in_use_fails(agents: Agents) -> None:
     with socket.create_server(("0.0.0.0", agents.port)):
         assert agents.service().wait(timeout=60) == EXIT_STORAGE
     assert "cannot listen on 0.0.0.0" in agents.logs()
+
+
+def test_a_killed_trainer_and_a_replaced_node_continue_from_memory(agents: Agents) -> None:
+    """There is no checkpoint; each node's memory has the images of both."""
+    agents.configure({"checkpoint": {"every_steps": 0, "memory_every_steps": 5}})
+    agents.service("2:2")
+
+    def start(name: str) -> Forked:
+        (agents.folder / name).mkdir()
+        return agents.agent(nodes="2:2", FLUXTRAIN_SNAPSHOTS=str(agents.folder / name))
+
+    def resumed_steps() -> list[int]:
+        events = mlperf_events(agents.output)
+        resumes = [event for event in events if event["key"] == "run_resumed"]
+        return [event["metadata"]["samples_count"] // 16 for event in resumes]
+
+    first, second = start("memory_1"), start("memory_2")
+    agents.wait_for_step(30)
+    os.kill(children(second.pid)[0], signal.SIGKILL)
+    killed = agents.step()
+    agents.wait_for(lambda: len(resumed_steps()) == 1)
+    agents.wait_for_step(killed + 30)
+    second.kill()
+    lost = agents.step()
+    third = start("memory_3")
+    assert [agent.wait(timeout=240) for agent in (first, third)] == [EXIT_OK] * 2, agents.logs()
+    for before, step in zip((killed, lost), resumed_steps(), strict=True):
+        assert before - 10 <= step, (
+            "at most the newest snapshot, which was not complete yet, is lost"
+        )
+    assert list(losses(agents.output)) == list(range(1, STEPS + 1))
+    assert {len(indices) for indices in ledger(agents.output).values()} == {16}
+    newest = [message.get("snapshotStep", 0) for message in agents.termination_messages()]
+    assert STEPS - 10 <= max(newest) < STEPS, "reported by rank 0"
+    assert list((agents.folder / "memory_1").iterdir()) == [], "the agent frees the memory"

@@ -24,7 +24,6 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from fluxtrain.contract.launch import (
-    ENV_FATAL_ERROR,
     ENV_GPUS,
     ENV_POD_UID,
     ENV_RENDEZVOUS_KEY,
@@ -36,7 +35,9 @@ from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
 from fluxtrain.gpus import require_gpus
 from fluxtrain.launch import torchrun
 from fluxtrain.launch.environment import prepare_for_gpus
+from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_error
 from fluxtrain.launch.rendezvous import BACKEND, MembershipRendezvous, register
+from fluxtrain.launch.snapshot_volume import emptied
 from fluxtrain.rendezvous.client import Client
 from fluxtrain.rendezvous.messages import Heartbeat
 from fluxtrain.rendezvous.rank_order import rank_order_key
@@ -46,15 +47,6 @@ from fluxtrain.signals import handled
 _ENDPOINT, _RUN_ID = "PET_RDZV_ENDPOINT", "PET_RDZV_ID"
 _RETRY_SECONDS = 1.0
 """Between two attempts: a rendezvous that a failed agent closed stays closed until the operator acts."""
-
-
-class FatalTrainerError(Exception):
-    """A trainer of this node failed with an error that a restart in place cannot fix."""
-
-    def __init__(self, code: int, message: str) -> None:
-        """Take the trainer's exit ``code`` and ``message``."""
-        self.code, self.message = code, message
-        super().__init__(message)
 
 
 def main(termination_log: Path) -> int:
@@ -67,7 +59,7 @@ def main(termination_log: Path) -> int:
         progress_file = Path(folder) / "progress.json"
         os.environ[ENV_TERMINATION_MESSAGE] = str(progress_file)
         try:
-            with _raise_on_sigterm(), _raise_on_fatal_error(Path(folder) / "fatal_error.json"):
+            with _raise_on_sigterm(), raise_on_fatal_error(Path(folder) / "fatal_error.json"):
                 require_gpus(int(os.environ.get(ENV_GPUS, "0")), os.environ)
                 prepare_for_gpus(os.environ)
                 code, message = _run_until_done()
@@ -86,7 +78,7 @@ def main(termination_log: Path) -> int:
 
 def _run_until_done() -> tuple[int, str]:
     paths = RunPaths.from_environment(os.environ)
-    with _heartbeats(paths.metrics_address) as rendezvous:
+    with emptied(paths.snapshots), _heartbeats(paths.metrics_address) as rendezvous:
         peers = torchrun.Peers(
             rendezvous.stop_seconds, rendezvous.has_lost_nodes, rendezvous.report_step
         )
@@ -136,17 +128,4 @@ def _raise_on_sigterm() -> Iterator[None]:
         raise SignalException(f"received {sigval.name}", sigval=sigval)
 
     with handled(handle, signal.SIGTERM):
-        yield
-
-
-@contextmanager
-def _raise_on_fatal_error(path: Path) -> Iterator[None]:
-    """Raise FatalTrainerError if a trainer reports one: torchrun would restart it, whatever its exit code."""
-    os.environ[ENV_FATAL_ERROR] = str(path)
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        error = json.loads(path.read_text())
-        raise FatalTrainerError(error["code"], error["message"])
-
-    with handled(handle, signal.SIGUSR1):
         yield

@@ -8,10 +8,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
@@ -27,6 +28,7 @@ from fluxtrain.contract.launch import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
     ENV_CONFIG,
+    ENV_OWN_STORE,
     ENV_SHUTDOWN_SECONDS,
     RunPaths,
 )
@@ -39,6 +41,8 @@ from fluxtrain.encode.encoders import check_files
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, StorageError
 from fluxtrain.files import atomic_write, exclusive_lock
 from fluxtrain.launch.environment import prepare_for_gpus
+from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_error
+from fluxtrain.launch.snapshot_volume import local_volume
 from fluxtrain.launch.trainer_progress import TrainerProgress, trainer_progress
 from fluxtrain.progress import Progress
 from fluxtrain.report.metrics import Metrics
@@ -58,6 +62,8 @@ _NUM_RECORDED = "2000"
 """Collectives that torch's flight recorder keeps, to tell what a hung rank waits for."""
 _RESTART_SECONDS = 30
 """The same before a restart in place: torchrun's default."""
+LOCAL_RESTARTS = 3
+"""How often ``fluxtrain run`` restarts trainers that crash, such as out of memory, from memory or storage."""
 _LOCK_TIMEOUT_SECONDS = 10.0
 _EXIT_BARRIER_SECONDS = 10
 """How long an agent waits for the other agents after its trainers succeeded; usually milliseconds.
@@ -72,19 +78,33 @@ def run(config: RunConfig, paths: RunPaths, processes: int) -> tuple[int, str]:
     Raises StorageError if the output cannot be written or is locked by another run.
     """
     check_before_starting(config, paths, processes)
-    with lock_output(paths.output):
+    with lock_output(paths.output), _snapshot_volume(config, paths) as volume:
         path = _write_config(config, paths.output)
-        os.environ.update(paths.environment())
+        os.environ.update(replace(paths, snapshots=volume).environment())
         os.environ[ENV_CONFIG] = str(path)
         prepare_for_gpus(os.environ)
-        rendezvous = [
-            "--rdzv-backend=c10d",
-            "--rdzv-endpoint=127.0.0.1:0",
-            f"--rdzv-id={uuid4().hex}",
-        ]
-        return launch(
-            [*rendezvous, "--local-addr=127.0.0.1", f"--nproc-per-node={processes}"], paths
-        )
+        os.environ[ENV_OWN_STORE] = "1"
+        try:
+            with TemporaryDirectory() as folder, raise_on_fatal_error(Path(folder) / "error.json"):
+                return launch([*_local_arguments(config), f"--nproc-per-node={processes}"], paths)
+        except FatalTrainerError as error:
+            return error.code, error.message
+
+
+def _snapshot_volume(config: RunConfig, paths: RunPaths) -> AbstractContextManager[Path | None]:
+    if config.task != "train" or config.checkpoint.memory_every_steps == 0:
+        return nullcontext()
+    return local_volume(paths.output)
+
+
+def _local_arguments(config: RunConfig) -> list[str]:
+    return [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        f"--rdzv-id={uuid4().hex}",
+        "--local-addr=127.0.0.1",
+        f"--max-restarts={LOCAL_RESTARTS if config.task == 'train' else 0}",
+    ]
 
 
 def check_before_starting(config: RunConfig, paths: RunPaths, processes: int) -> None:

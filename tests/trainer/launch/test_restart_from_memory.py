@@ -1,0 +1,157 @@
+"""Processes that crash in the launcher continue from memory; the launcher leaves nothing there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.paths import MICRO
+from tests.trainer.commands import Forked, fluxtrain, start
+from tests.trainer.outputs import losses, mlperf_events
+
+from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, EXIT_USAGE
+from fluxtrain.launch.snapshot_volume import SHARED_MEMORY, emptied, local_volume
+
+slow = pytest.mark.slow
+STEPS = 120
+
+
+def arguments(output: Path, *more: str) -> list[str]:
+    flags = (
+        f"--schedule.steps={STEPS}",
+        "--checkpoint.every_steps=0",
+        "--checkpoint.memory_every_steps=5",
+        "--evaluation.every_samples=0",
+        "--logging.every_steps=1",
+        "--logging.metrics_port=0",
+    )
+    return ["run", str(MICRO), f"--output={output}", *flags, *more]
+
+
+def volume_of(output: Path) -> Path:
+    """Return the folder in memory of the run in ``output``."""
+    digest = hashlib.sha256(os.fsencode(output)).hexdigest()[:16]
+    return SHARED_MEMORY / f"fluxtrain-{os.getuid()}-{digest}"
+
+
+def newest_step(output: Path) -> int:
+    try:
+        return max(losses(output), default=0)
+    except (OSError, ValueError):
+        return 0
+
+
+def wait_for(done: Callable[[], bool], process: Forked, log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not done():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+
+
+def trainers_of(process: Forked) -> list[int]:
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(child) for child in path.read_text().split()]
+
+
+def start_run(output: Path, *more: str) -> Forked:
+    return start(*arguments(output, *more), log=output.with_suffix(".log"))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("reference") / "run"
+    done = fluxtrain(*arguments(output))
+    assert done.returncode == EXIT_OK, done.stderr
+    return output
+
+
+@slow
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_a_killed_process_costs_at_most_two_intervals(
+    reference: Path, tmp_path: Path, processes: int
+) -> None:
+    output, log = tmp_path / "run", tmp_path / "run.log"
+    run = start_run(output, f"--processes={processes}")
+    wait_for(lambda: newest_step(output) >= 40, run, log)
+    before = newest_step(output)
+    os.kill(trainers_of(run)[-1], signal.SIGKILL)
+    assert run.wait(240) == EXIT_OK, log.read_text()
+    resumes = [event for event in mlperf_events(output) if event["key"] == "run_resumed"]
+    (resumed,) = [event["metadata"]["samples_count"] // 16 for event in resumes]
+    assert before - 10 <= resumed
+    assert losses(output) == pytest.approx(losses(reference), rel=1e-4)
+    assert not volume_of(output).exists()
+
+
+@slow
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_leaves_nothing_in_memory(tmp_path: Path, signum: signal.Signals) -> None:
+    output, log = tmp_path / "run", tmp_path / "run.log"
+    run = start_run(output)
+    wait_for(lambda: newest_step(output) >= 10, run, log)
+    assert any(volume_of(output).iterdir())
+    run.send_signal(signum)
+    assert run.wait(120) == EXIT_STOPPED, log.read_text()
+    assert not volume_of(output).exists()
+
+
+@slow
+def test_the_next_run_removes_what_a_killed_launcher_left(tmp_path: Path) -> None:
+    output, log = tmp_path / "run", tmp_path / "run.log"
+    run = start_run(output)
+    wait_for(lambda: newest_step(output) >= 10, run, log)
+    run.kill()
+    assert any(volume_of(output).iterdir())
+    done: subprocess.CompletedProcess[str] = fluxtrain(*arguments(output))
+    assert done.returncode == EXIT_OK, done.stderr
+    assert "from memory" not in done.stderr, "no checkpoint, so the next command starts over"
+    assert len(losses(output)) == STEPS
+    assert not volume_of(output).exists()
+
+
+@slow
+def test_an_error_that_a_restart_only_repeats_ends_the_run_at_once(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    started = time.monotonic()
+    done = fluxtrain(*arguments(output), "--logging.metrics_port=1", "--data.source=encoded")
+    assert done.returncode == EXIT_USAGE
+    assert time.monotonic() - started < 60
+    assert not volume_of(output).exists()
+
+
+def test_a_folder_of_another_user_is_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    with local_volume(output, tmp_path) as volume:
+        assert volume is not None
+        assert volume.stat().st_mode & 0o777 == 0o700
+        name = volume.name
+    (tmp_path / name).symlink_to(tmp_path)  # which rmtree does not follow
+    with local_volume(output, tmp_path) as volume:
+        assert volume is None
+    assert f"{name} cannot be created" in capsys.readouterr().err
+    assert (tmp_path / name).is_symlink()
+
+
+def test_without_shared_memory_there_are_no_snapshots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with local_volume(tmp_path, tmp_path / "nowhere") as volume:
+        assert volume is None
+    assert "no snapshots in memory" in capsys.readouterr().err
+
+
+def test_the_volume_of_a_pod_is_emptied(tmp_path: Path) -> None:
+    with emptied(tmp_path):
+        (tmp_path / "start_000001").mkdir()
+    assert list(tmp_path.iterdir()) == []
+    with emptied(None), emptied(tmp_path / "nowhere"):
+        pass
