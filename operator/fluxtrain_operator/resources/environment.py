@@ -9,7 +9,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.grace import shutdown_seconds
 from fluxtrain_operator.resources.secret import KEY_FILE, KEY_PATH
-from fluxtrain_operator.resources.volumes import CONFIG_PATH, SCRATCH_PATH
+from fluxtrain_operator.resources.volumes import CONFIG_PATH, SCRATCH_PATH, takes_snapshots
 
 _PEER_FAILURES = 1
 """Process restarts of a pod beyond the rest of ``maxRestarts``: a lost or drained node makes its peers'
@@ -107,8 +107,7 @@ def _torchrun(job: Job) -> dict[str, str]:
         "PET_NPROC_PER_NODE": str(max(1, job.spec.gpus_per_node)),
         "PET_RDZV_ENDPOINT": f"{host}:{launch.RENDEZVOUS_PORT}",
         "PET_MONITOR_INTERVAL": "0.5",
-        # Otherwise the other agents keep connecting to the first node's store after it is lost.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        launch.ENV_OWN_STORE: "1",
     }
 
 
@@ -116,6 +115,7 @@ def _trainer(job: Job) -> dict[str, str]:
     gpus = job.spec.gpus_per_node
     return {
         **({launch.ENV_GPUS: str(gpus)} if gpus else {}),
+        **({launch.ENV_SNAPSHOTS: launch.SNAPSHOTS_PATH} if takes_snapshots(job) else {}),
         launch.ENV_CONFIG: CONFIG_PATH,
         launch.ENV_DATA: launch.DATA_PATH,
         launch.ENV_MODELS: launch.MODELS_PATH,

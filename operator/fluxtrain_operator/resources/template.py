@@ -27,7 +27,7 @@ _RENDEZVOUS_SPEC = (  # also for the rendezvous pod; not what sizes or places tr
     "volumes", "imagePullSecrets", "securityContext", "serviceAccountName", "runtimeClassName",
     "tolerations", "dnsConfig", "dnsPolicy", "hostAliases",
 )  # fmt: skip
-_TRAINER_VOLUMES = ("shm", "tmp")
+_TRAINER_VOLUMES = ("shm", "snapshots", "tmp")
 """Volumes that are not merged into the rendezvous pod: a claim could bind it to a training node."""
 _RENDEZVOUS_CONTAINER = ("env", "envFrom", "volumeMounts", "imagePullPolicy", "securityContext")
 _OF_THE_IMAGE = ("volumes", "env", "envFrom", "volumeMounts", "imagePullPolicy")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from fluxtrain.contract.launch import CONFIG_FILE, DATA_PATH, MODELS_PATH, OUTPUT_PATH
+from fluxtrain.contract.launch import (
+    CONFIG_FILE,
+    DATA_PATH,
+    MODELS_PATH,
+    OUTPUT_PATH,
+    SNAPSHOTS_PATH,
+)
 from fluxtrain.contract.resource.storage import Volume
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.secret import key_mount, key_volume
@@ -27,7 +33,19 @@ def volumes(job: Job) -> list[Manifest]:
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}},
         {"name": "tmp", "emptyDir": {}},
         key_volume(job),
+        # without a limit the kubelet sizes it by the pod's memory limit or the node; the trainer uses at most
+        # half of the memory that is free when it starts
+        *(
+            [{"name": "snapshots", "emptyDir": {"medium": "Memory"}}]
+            if takes_snapshots(job)
+            else []
+        ),
     ]
+
+
+def takes_snapshots(job: Job) -> bool:
+    """Return whether the trainers of ``job`` take snapshots in memory."""
+    return job.config.task == "train" and job.config.checkpoint.memory_every_steps != 0
 
 
 def mounts(job: Job) -> list[Manifest]:
@@ -44,6 +62,7 @@ def mounts(job: Job) -> list[Manifest]:
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "tmp", "mountPath": SCRATCH_PATH},
         key_mount(),
+        *([{"name": "snapshots", "mountPath": SNAPSHOTS_PATH}] if takes_snapshots(job) else []),
     ]
 
 

@@ -101,6 +101,7 @@ VARIANTS: dict[str, Variant] = {
     **{f"preset-{name}": Variant({"run": {"preset": name}}) for name in _RESOLVING},
     "run-changed": Variant({"run": {"optim": {"learning_rate": 1e-3}, "schedule": {"steps": 7}}}),
     "prepare": Variant({"run": {"preset": "mlperf-schnell-raw", "task": "prepare"}}),
+    "no-snapshots": Variant({"run": {"checkpoint": {"memory_every_steps": 0}}}),
     "metrics-port": Variant({"run": {"logging": {"metrics_port": 9999}}}),
     "image": Variant({"image": "registry.example.com/fluxtrain@sha256:" + "0" * 64}),
     "two-nodes": Variant({"nodes": {"min": 2, "max": 2}}),

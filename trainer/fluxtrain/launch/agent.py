@@ -6,7 +6,6 @@ ends with the exit code of the trainers.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
