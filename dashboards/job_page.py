@@ -96,6 +96,12 @@ JOB = Dashboard(
             unit="percentunit",
         ),
         curve(
+            "Waiting for snapshots",
+            "Share of the time; at most 1 %.",
+            _rate_by_pod("snapshot_stall_seconds_total"),
+            unit="percentunit",
+        ),
+        curve(
             "Memory",
             "Most that was allocated on the first device of each pod.",
             Query(f"max by (pod) (fluxtrain_memory_bytes{_JOB})", "{{pod}}"),
@@ -110,8 +116,9 @@ JOB = Dashboard(
         ),
         curve(
             "Steps since the last checkpoint",
-            "Lost if all pods end now.",
-            Query(f"{_max('step')} - {_max('checkpoint_step')}", "steps"),
+            "Lost if all pods end now; and the steps that a crashed process or a replaced node loses.",
+            Query(f"{_max('step')} - {_max('checkpoint_step')}", "checkpoint"),
+            Query(f"{_max('step')} - {_max('snapshot_step')}", "snapshot"),
         ),
         curve(
             "Unreadable samples",
