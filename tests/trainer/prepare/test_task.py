@@ -82,7 +82,7 @@ def test_the_task_writes_what_the_command_writes_and_reports_its_progress(
     where = ["--output", str(tmp_path / "set"), "--workers", "1"]
     assert main(["prepare", *inputs.format(raw).split(), *where]) == 0
     assert made_in(raw / output) == made_in(tmp_path / "set") != {}
-    assert (message["phase"], message["rank"]) == ("complete", 0)
+    assert (message["phase"], message["rank"]) == ("finish", 0)
     assert (message["step"], message["steps"]) == (num_units, num_units)
     assert message["firstStepTime"] <= message["lastStepTime"]
     if options is COCO:  # the data set is complete already

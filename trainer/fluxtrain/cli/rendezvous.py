@@ -33,7 +33,8 @@ def action(arguments: argparse.Namespace) -> int:
     from fluxtrain.rendezvous.membership import Limits
     from fluxtrain.rendezvous.service import run
 
-    limits = Limits(*arguments.nodes, lost_seconds=arguments.lost_seconds)
+    minimum, wanted = arguments.nodes
+    limits = Limits(minimum, wanted, lost_seconds=arguments.lost_seconds)
     run(arguments.port, arguments.members_port, limits, arguments.key)
     return EXIT_OK
 
