@@ -280,7 +280,7 @@ def test_the_stacks_of_a_stalled_trainer_are_in_the_log_before_it_is_stopped(
     agents.wait_for_step(5)
     (stopped,) = children(second.pid)
     os.kill(stopped, signal.SIGSTOP)  # so the other hangs in a collective
-    time.sleep(26)
+    time.sleep(20)
     assert "most recent call first" not in agents.log_of(1)
     first.send_signal(signal.SIGTERM)
     agents.wait_for(lambda: "most recent call first" in agents.log_of(1), seconds=20)

@@ -16,13 +16,11 @@ from contextlib import contextmanager, suppress
 
 from fluxtrain.contract.launch import ENV_NODE_PROGRESS, STACKS_SIGNAL
 from fluxtrain.contract.stacks import STACKS_SECONDS
-from fluxtrain.report.node_progress import RankProgress, read_ranks
+from fluxtrain.report.node_progress import LATE, RankProgress, read_ranks
 
 _POLL_SECONDS = 1.0
 _STALLED = 0.5
 """Stacks are printed after this fraction of the time without progress after which the operator restarts."""
-_STALLED_AT_STOP = 0.1
-"""The same when the trainers are stopped, as they may not print anything later."""
 
 
 class TrainerProgress:
@@ -45,8 +43,8 @@ class TrainerProgress:
         self._print_if_stalled(ranks, _STALLED)
 
     def print_if_stalled(self) -> None:
-        """Print the stacks of all ranks if none makes progress; called before they are stopped."""
-        self._print_if_stalled(read_ranks(), _STALLED_AT_STOP)
+        """Print the stacks of all ranks if all are late; called before they are stopped."""
+        self._print_if_stalled(read_ranks(), LATE)
 
     def _print_if_stalled(self, ranks: Sequence[RankProgress], fraction: float) -> None:
         with self._lock:

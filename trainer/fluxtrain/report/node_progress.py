@@ -27,8 +27,8 @@ from fluxtrain.report.flight_recorder import pending_collectives
 _WRITE_SECONDS = 1.0
 _SILENT_SECONDS = 10.0
 """After this long without progress, a rank also writes where it is."""
-_PENDING = 0.4
-"""After this fraction of the time after which it counts as stalled, it also writes what it waits for."""
+LATE = 0.1
+"""After this fraction of the time after which it counts as stalled, more than a step, a rank may be hung."""
 _PACKAGE = "fluxtrain"
 
 
@@ -116,10 +116,10 @@ def _present(progress: Progress, rank: int) -> RankProgress:
 
 
 def _stack(phase: Phase, step_seconds: float | None, silent: float) -> str:
-    """Return where this process is after ``silent`` seconds without progress."""
+    """Return where this process is after ``silent`` seconds without progress; if late, what it waits for."""
     if silent < _SILENT_SECONDS:
         return ""
-    is_late = silent >= _PENDING * stall_seconds(phase, step_seconds)
+    is_late = silent >= LATE * stall_seconds(phase, step_seconds)
     pending = pending_collectives() if is_late else ""
     return f"{_position()}; waits for {pending}" if pending else _position()
 
