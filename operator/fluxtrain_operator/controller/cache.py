@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fluxtrain_operator import names
@@ -218,7 +219,12 @@ class Cache:
         """
         view = NodeView.from_object(manifest)
         view = NodeView(view.name, ready=False, gone=True) if deleted else view
-        before, self.nodes[view.name] = self.nodes.get(view.name), view
+        before = self.nodes.get(view.name)
+        if view.unhealthy:
+            was_unhealthy = before is not None and bool(before.unhealthy)
+            since = before.unhealthy_since if before and was_unhealthy else time.time()
+            view = replace(view, unhealthy_since=since)
+        self.nodes[view.name] = view
         (self._deleted_nodes.add if deleted else self._deleted_nodes.discard)(view.name)
         self._drop_deleted_node(view.name)
         if before == view:

@@ -13,7 +13,8 @@ from fluxtrain_operator.timestamps import earliest, seconds
 
 GRACE_SECONDS = 20.0
 """How long a node may be not ready before it counts as lost, if its trainers do not report progress:
-heartbeats reach a busy control plane seconds late."""
+heartbeats reach a busy control plane seconds late. Also how long a GPU must be unhealthy: a broken exporter
+reports the nodes one after the other."""
 _RECENT_PROGRESS_SECONDS = 60.0
 """Progress that is not older proves that the nodes of the present world run."""
 _OUTAGE_SECONDS = 3600.0
@@ -95,16 +96,23 @@ class Guard:
         if self.ignores_unhealthy_gpus or outage or self.postponed:
             return self.now + GRACE_SECONDS
         grace = [self._node(pod).since + GRACE_SECONDS for pod in self.on_not_ready_nodes]
+        unhealthy = [
+            self._node(pod).unhealthy_since + GRACE_SECONDS
+            for pod in self._running
+            if self._reports_unhealthy_gpus(pod.node)
+        ]
         latest = self._latest_progress_time
         outdated = None if latest is None else latest + _RECENT_PROGRESS_SECONDS
         return earliest(
-            time for time in [*grace, outdated if grace else None] if time and time > self.now
+            time
+            for time in [*grace, *unhealthy, outdated if grace else None]
+            if time and time > self.now
         )
 
     @cached_property
     def excluded_nodes(self) -> tuple[str, ...]:
         """Return the nodes with unhealthy GPUs."""
-        return tuple(sorted(n for n in self.observed.nodes if self._has_unhealthy_gpus(n)))
+        return tuple(sorted(n for n in self.observed.nodes if self._reports_unhealthy_gpus(n)))
 
     @cached_property
     def avoided_nodes(self) -> tuple[str, ...]:
@@ -163,10 +171,12 @@ class Guard:
         return self._on_unhealthy_node(pod) and self._may_be_replaced(pod)
 
     def _on_unhealthy_node(self, pod: Pod) -> bool:
-        faulty = not pod.ended and self._has_unhealthy_gpus(pod.node)
-        return faulty and not self.refusal(Reason.UNHEALTHY_GPU)
+        if pod.ended or not self._reports_unhealthy_gpus(pod.node):
+            return False
+        believed = self.now >= self._node(pod).unhealthy_since + GRACE_SECONDS
+        return believed and not self.refusal(Reason.UNHEALTHY_GPU)
 
-    def _has_unhealthy_gpus(self, name: str) -> bool:
+    def _reports_unhealthy_gpus(self, name: str) -> bool:
         node = self.observed.nodes.get(name)
         if node is None or not node.unhealthy or self.job.spec.gpus_per_node == 0:
             return False

@@ -125,6 +125,8 @@ class NodeView:
     ready: bool = True
     unhealthy: str = ""
     """Why its GPUs are unhealthy; empty if they are healthy."""
+    unhealthy_since: float = 0.0
+    """Unix time since which the operator has seen that they are; 0 if unknown."""
     since: float = 0.0
     """Unix time of the last change of ``ready``; 0 if unknown."""
     has_gpus: bool = False

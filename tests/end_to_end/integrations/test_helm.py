@@ -96,7 +96,12 @@ def status(kubectl: Kubectl) -> Manifest:
 def row(kubectl: Kubectl) -> dict[str, str]:
     """Return the output of `kubectl get ft`, by column."""
     head, line = kubectl("get", "ft", "openmoji", IN).splitlines()
-    return dict(zip(head.split(), line.split(), strict=True))
+    starts = [match.start() for match in re.finditer(r"\S+", head)]
+    ends = [*starts[1:], None]
+    return {  # a finished job has no ETA
+        head[start:end].strip(): line[start:end].strip()
+        for start, end in zip(starts, ends, strict=True)
+    }
 
 
 def debug_text(kubectl: Kubectl) -> str:

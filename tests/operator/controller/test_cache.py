@@ -8,6 +8,7 @@ import pytest
 from tests.operator.jobs import KEY, OWNER, make_node, make_pod, make_training
 
 from fluxtrain_operator import names
+from fluxtrain_operator.controller import cache as cache_module
 from fluxtrain_operator.controller.cache import Applied, Cache, SupportObjects
 from fluxtrain_operator.planner.observed import Pod
 
@@ -214,3 +215,19 @@ def test_a_job_with_fewer_pods_than_desired_misses_pods() -> None:
         assert cache.misses_pods(KEY), name
         cache.set_pod(make_pod(name))
     assert not cache.misses_pods(KEY)
+
+
+def test_the_time_since_which_gpus_are_unhealthy_is_kept_until_they_are_healthy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, now = make_cache(), iter([100.0, 200.0, 300.0])
+    monkeypatch.setattr(cache_module.time, "time", lambda: next(now))
+    unhealthy = make_node("n1")
+    unhealthy["spec"] = {"taints": [{"key": "amd-gpu-unhealthy", "effect": "NoSchedule"}]}
+    for _ in range(3):
+        cache.set_node(unhealthy)
+        assert cache.nodes["n1"].unhealthy_since == 100.0
+    cache.set_node(make_node("n1"))
+    assert cache.nodes["n1"].unhealthy_since == 0.0
+    cache.set_node(unhealthy)
+    assert cache.nodes["n1"].unhealthy_since == 200.0

@@ -128,6 +128,22 @@ def test_unhealthy_gpus_are_ignored_if_most_nodes_report_them(
     assert (affinity is not None) == is_believed
 
 
+@pytest.mark.parametrize(("seconds_ago", "expected"), [(0, []), (19, []), (20, ["job-1"])])
+def test_unhealthy_gpus_are_believed_after_a_while_and_their_node_is_avoided_at_once(
+    seconds_ago: float, expected: list[str]
+) -> None:
+    job, since = running(gpusPerNode=8), NOW - seconds_ago
+    state = {name: NodeView(name, has_gpus=True) for name in NAMES}
+    state["node-1"] = NodeView("node-1", unhealthy=UNHEALTHY, unhealthy_since=since, has_gpus=True)
+    pods = make_pods(2, job)
+    result = plan_with(job, *pods, nodes=state, progress=progress())
+    assert deleted(result) == expected
+    if not expected:
+        assert result.requeue_after == pytest.approx(20 - seconds_ago)
+    (pod,) = created_pods(plan_with(job, pods[0], nodes=state, progress=progress()))
+    assert "node-1" in str(pod["spec"]["affinity"]["nodeAffinity"])
+
+
 def test_the_pod_of_a_lost_node_is_replaced_at_once_under_another_index() -> None:
     job, state = running(), lost("node-1")
     result = plan_with(job, *make_pods(), nodes=state, progress=progress())
