@@ -4,11 +4,12 @@ BIN := .venv/bin
 EXTRAS := operator,trainer,demo,test,bench
 OUTPUT ?= runs/openmoji
 PYTEST_OPTIONS ?=
-QUICK := $(addprefix tests/,architecture contract operator chart trainer)
+QUICK := $(addprefix tests/,architecture contract operator chart trainer faults)
 NODES ?= 3
+FAULTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-quick check format generate golden bench bench-operator cluster cluster-down chart size clean
+.PHONY: help setup run test test-quick check format generate golden bench bench-operator faults cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -56,6 +57,9 @@ bench: setup ## measure against the peers (makes their environments; about an ho
 bench-operator: setup ## our operator among 1,000 jobs, and against Kubeflow's training-operator, on fake nodes; as root
 	$(BIN)/python -m benchmarks.operator_alone
 	$(BIN)/python -m benchmarks.operator
+
+faults: setup ## do each fault of tests/faults to a job on a real cluster, and write docs/faults.md; half an hour, as root
+	$(BIN)/python -m tests.faults $(FAULTS)
 
 cluster: setup ## start a real Kubernetes of three nodes (NODES=) on this machine, as root; prints the KUBECONFIG to export
 	@$(BIN)/python -m cluster up --nodes=$(NODES)

@@ -57,9 +57,13 @@ def wait_for_dns() -> None:
 
 
 def start_etcd() -> None:
-    """Start etcd without fsync: faster, but not safe against a crash of the machine."""
+    """Start etcd without fsync: faster, but not safe against a crash of the machine.
+
+    Its data outlive the process: a restart continues with them.
+    """
     data = STATE / "etcd"
-    mounts.mount_tmpfs(data)
+    if not mounts.mount_points(data):
+        mounts.mount_tmpfs(data)
     flags = [
         f"--data-dir={data}",
         f"--listen-client-urls={ETCD_URL}",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import cluster
 import pytest
@@ -13,15 +11,10 @@ from cluster import images
 from cluster.errors import ClusterError, MachineError
 from cluster.layout import KUBECONFIG
 from tests.api_server.client import Kubectl
-from tests.end_to_end.stage import IMAGE
+from tests.end_to_end import trainer_image
 from tests.paths import ROOT
 
 NUM_NODES, NODE_GRACE_SECONDS = 3, 20
-HERE = Path(__file__).parent
-FILES = {
-    "bin/fluxtrain": '#!/bin/sh\nexec /usr/bin/python3 -m fluxtrain.cli "$@"\n',
-    "slow_steps-1.dist-info/entry_points.txt": "[torch.backends]\nslow = slow_steps:install\n",
-}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -53,22 +46,8 @@ def empty_cluster() -> Iterator[Kubectl]:
 @pytest.fixture(scope="session")
 def kubectl(empty_cluster: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
     """Return kubectl for the cluster with our CRD and the trainer's image."""
-    context = tmp_path_factory.mktemp("image")
-    write_context(context)
-    dockerfile = HERE / "trainer.Dockerfile"
-    images.load([images.build(IMAGE, dockerfile, context, {"BASE": images.BASE_IMAGE})])
+    images.load([trainer_image.build(tmp_path_factory.mktemp("image"))])
     crd = f"--filename={ROOT / 'manifests' / 'crd.yaml'}"
     empty_cluster("apply", "--server-side", "--force-conflicts", crd)
     empty_cluster.wait_for_crds()
     return empty_cluster
-
-
-def write_context(folder: Path) -> None:
-    """Write the files that `trainer.Dockerfile` copies."""
-    without_caches = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "trainer" / "fluxtrain", folder / "fluxtrain", ignore=without_caches)
-    shutil.copy(HERE / "slow_steps.py", folder)
-    for path, text in FILES.items():
-        (folder / path).parent.mkdir()
-        (folder / path).write_text(text)
-        (folder / path).chmod(0o755)

@@ -19,6 +19,7 @@ from cluster.free_ports import free_port
 from cluster.kubectl import NO_PROXY, Manifest
 from tests.api_server.client import Kubectl
 from tests.end_to_end import slow_steps
+from tests.paths import ROOT
 from tests.trainer.commands import fluxtrain
 
 IMAGE = "localhost/fluxtrain/trainer:test"
@@ -94,11 +95,13 @@ class Operator:
         identity: str = "test",
         kubeconfig: Path | None = None,
         others: Sequence[str] = (),
+        code: Path = ROOT,
     ) -> None:
-        """Watch ``namespace`` and ``others``.
+        """Watch ``namespace`` and ``others``, with the packages of the project at ``code``.
 
         Several operators of one namespace need different ``identity`` and ``folder``.
         """
+        self._code = code
         self.kubectl, self.namespace = kubectl, namespace
         self._folder, self._count, self._identity = folder, 0, identity
         self._kubeconfig = kubeconfig or kubectl.kubeconfig
@@ -124,6 +127,7 @@ class Operator:
                 ],
                 env={
                     **os.environ,
+                    "PYTHONPATH": f"{self._code / 'operator'}:{self._code / 'trainer'}",
                     "KUBECONFIG": str(self._kubeconfig),
                     "NO_PROXY": f"{NO_PROXY},127.0.0.1",
                 },

@@ -1,0 +1,85 @@
+"""Fault: a row of the matrix, and Outcome: what was measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.faults.target import CHECKPOINT_STEPS, Target
+from tests.faults.timeline import Sign
+
+LOSS_TOLERANCE = 1e-4
+CRASH_STEPS = 2 * CHECKPOINT_STEPS
+"""Steps that a crash may cost: those since the newest checkpoint, as the next one may be incomplete."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What must hold after a fault, besides samples used once and an unchanged loss curve."""
+
+    lost_steps: int = 0
+    pause_seconds: float = 15.0
+    """Without a new step; also of a fault that training does not notice, as the machine is busy."""
+    charged: int = 0
+    """Restarts that count towards ``restart.maxRestarts``."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row: ``inject`` disturbs a job that trains, and undoes it at the end of its context."""
+
+    name: str
+    text: str
+    inject: Callable[[Target], AbstractContextManager[None]]
+    limits: Limits = field(default_factory=Limits)
+    own_job: dict[str, Any] | None = None
+    """Fields of the spec of a job of its own; None: the job that most rows share."""
+    prepare: Callable[[Path], None] | None = None
+    """Writes data to the output of its own job before that is created."""
+
+
+@dataclass
+class Outcome:
+    """What was measured of one fault."""
+
+    fault: Fault
+    steps: tuple[int, int] = (0, 0)
+    """The newest step before the fault and after it."""
+    detected: Sign | None = None
+    """The first report of it, with seconds since the fault."""
+    lost_steps: int = 0
+    pause_seconds: float = 0.0
+    restarts: dict[str, int] = field(default_factory=dict)
+    """By how much each count of ``status.restarts`` rose."""
+    wrong_samples: int | None = None
+    """Steps with lost or repeated samples; None if not known."""
+    loss_difference: float | None = None
+    """Largest difference from the undisturbed run; None if not known."""
+    error: str = ""
+    """Why the row could not be finished."""
+
+    @property
+    def charged(self) -> int:
+        """Return the restarts that count towards ``restart.maxRestarts``."""
+        return self.restarts.get("gang", 0)
+
+    @property
+    def faults(self) -> list[str]:
+        """Return what does not hold."""
+        limits, found = self.fault.limits, [self.error] if self.error else []
+        if self.lost_steps > limits.lost_steps:
+            found.append(f"{self.lost_steps} steps lost, at most {limits.lost_steps} expected")
+        if self.pause_seconds > limits.pause_seconds:
+            found.append(
+                f"{self.pause_seconds:.0f} s without a new step, at most {limits.pause_seconds:.0f} expected"
+            )
+        if self.charged != limits.charged and not self.error:
+            found.append(f"{self.charged} restarts charged, {limits.charged} expected")
+        if self.wrong_samples != 0:
+            found.append("samples unknown" if self.wrong_samples is None else "samples wrong")
+        if self.loss_difference is None or not self.loss_difference < LOSS_TOLERANCE:
+            found.append(f"loss curve: {self.loss_difference}")
+        return found

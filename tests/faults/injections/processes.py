@@ -1,0 +1,89 @@
+"""Faults of processes: killed, frozen, out of memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from cluster.kubectl import Manifest
+from tests.end_to_end.stage import wait_for
+from tests.faults.target import Target
+
+RANK, AGENT, RENDEZVOUS = (
+    "fluxtrain.launch.rank",
+    "fluxtrain.cli\0agent",
+    "fluxtrain.cli\0rendezvous",
+)
+MEMORY_CGROUPS = Path("/sys/fs/cgroup/memory")
+HEADROOM_BYTES = 32 << 20
+HOG = """
+import os, sys
+open(sys.argv[1], "w").write(str(os.getpid()))
+blocks = []
+while os.path.exists("/proc/" + sys.argv[2] + "/exe"):
+    blocks.append(b"x" * (8 << 20))
+"""
+"""Joins a cgroup and allocates memory until a process has ended."""
+
+
+def pids(pod: Manifest, program: str) -> list[int]:
+    """Return the processes of ``pod`` whose command line contains ``program``, oldest first."""
+    uid, found = pod["metadata"]["uid"], []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            in_pod = uid in (folder / "cgroup").read_text()
+            if in_pod and program in (folder / "cmdline").read_text():
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+@contextmanager
+def rank_killed(target: Target) -> Iterator[None]:
+    os.kill(pids(target.pod_of_rank(1), RANK)[0], signal.SIGKILL)
+    yield
+
+
+@contextmanager
+def rank_frozen(target: Target) -> Iterator[None]:
+    before = target.uids()
+    (pid,) = pids(target.pod_of_rank(1), RANK)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        target.wait_for_new_pods(before)
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def agent_killed(target: Target) -> Iterator[None]:
+    os.kill(pids(target.pod_of_rank(1), AGENT)[0], signal.SIGKILL)
+    yield
+
+
+@contextmanager
+def out_of_memory(target: Target) -> Iterator[None]:
+    """Another process fills the container's memory, limited to little more than is used, until the kernel
+    kills the rank, which is made the preferred victim."""
+    (pid,) = pids(target.pod_of_rank(1), RANK)
+    (line,) = [
+        line for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines() if ":memory:" in line
+    ]
+    group = MEMORY_CGROUPS / line.split(":", 2)[2].lstrip("/")
+    limit, used = group / "memory.limit_in_bytes", group / "memory.usage_in_bytes"
+    Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+    limit.write_text(str(int(used.read_text()) + HEADROOM_BYTES))
+    hog = subprocess.Popen([sys.executable, "-c", HOG, str(group / "cgroup.procs"), str(pid)])
+    try:
+        wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), "the rank is killed", seconds=60)
+    finally:
+        hog.kill()
+        hog.wait()
+        limit.write_text("-1")
+    yield

@@ -1,0 +1,181 @@
+"""The faults, in the order in which they are done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.faults import encoded_data
+from tests.faults.fault import CRASH_STEPS, Fault, Limits
+from tests.faults.injections import (
+    control_plane,
+    machines,
+    network,
+    operators,
+    pods,
+    processes,
+    storage,
+)
+from tests.faults.target import NUM_NODES
+
+CRASH = Limits(lost_steps=CRASH_STEPS, pause_seconds=45)
+STOPPED = Limits(pause_seconds=45)
+"""Ranks that are asked to stop save a checkpoint first."""
+HANG = Limits(lost_steps=CRASH_STEPS, pause_seconds=150, charged=1)
+"""Found by the watchdog, which cannot tell the program's fault from the machine's."""
+UNNOTICED = Limits()
+ONE_NODE: dict[str, Any] = {"nodes": {"min": 1, "max": 1}}
+GPUS: dict[str, Any] = {"nodes": {"min": 1, "max": NUM_NODES}, "gpusPerNode": 1}
+
+FAULTS = [
+    Fault("rank-killed", "SIGKILL of a rank", processes.rank_killed, CRASH),
+    Fault(
+        "out-of-memory",
+        "the kernel kills a rank, its container is out of memory",
+        processes.out_of_memory,
+        CRASH,
+    ),
+    Fault(
+        "agent-killed",
+        "SIGKILL of an agent, process 1 of its container",
+        processes.agent_killed,
+        CRASH,
+    ),
+    Fault("pod-deleted", "`kubectl delete pod` of rank 0's pod", pods.pod_deleted, STOPPED),
+    Fault("evicted", "a pod is evicted through the Eviction API", pods.evicted, STOPPED),
+    Fault(
+        "rendezvous-deleted", "the rendezvous pod is deleted", pods.rendezvous_deleted, UNNOTICED
+    ),
+    Fault(
+        "rendezvous-cut",
+        "all packets to the rendezvous pod are dropped",
+        network.rendezvous_cut,
+        UNNOTICED,
+    ),
+    Fault(
+        "node-cut",
+        "a node without the rendezvous pod is cut off, and comes back",
+        network.node_cut,
+        CRASH,
+    ),
+    Fault(
+        "rendezvous-node-cut",
+        "the node with the rendezvous pod is cut off, and comes back",
+        network.rendezvous_node_cut,
+        CRASH,
+    ),
+    Fault("dns-lost", "no name resolves for 20 s", network.dns_lost, UNNOTICED),
+    Fault(
+        "power-off",
+        "a node without the rendezvous pod loses its power",
+        machines.powered_off,
+        CRASH,
+    ),
+    Fault(
+        "kubelet-stopped",
+        "a kubelet is down until its node is not ready",
+        machines.kubelet_stopped,
+        UNNOTICED,
+    ),
+    Fault(
+        "containerd-stopped",
+        "containerd is down until its node is not ready",
+        machines.containerd_stopped,
+        UNNOTICED,
+    ),
+    Fault("all-unknown", "no kubelet sends heartbeats for 45 s", machines.all_unknown, UNNOTICED),
+    Fault(
+        "api-server-restarted",
+        "the API server is down for 10 s",
+        control_plane.api_server_restarted,
+        UNNOTICED,
+    ),
+    Fault("etcd-restarted", "etcd is down for 10 s", control_plane.etcd_restarted, UNNOTICED),
+    Fault(
+        "operator-killed",
+        "SIGKILL of the only operator, and a pod is deleted before it is back",
+        operators.operator_killed,
+        STOPPED,
+    ),
+    Fault(
+        "leader-frozen",
+        "SIGSTOP of the leading operator, and a pod is deleted; later SIGCONT",
+        operators.leader_frozen,
+        STOPPED,
+    ),
+    Fault(
+        "operator-upgraded",
+        "the operator is rolled back, upgraded, loses a pod, and is rolled back again",
+        operators.operator_upgraded,
+        STOPPED,
+    ),
+    Fault(
+        "quota-shrunk",
+        "a pod is deleted while a quota forbids another",
+        control_plane.quota_shrunk,
+        STOPPED,
+    ),
+    Fault(
+        "scaled", "`kubectl scale` to 2, 5 and 3 pods on three nodes", control_plane.scaled, STOPPED
+    ),
+    Fault(
+        "suspended",
+        "`spec.lifecycle.suspend` is true until all pods are gone",
+        control_plane.suspended,
+        Limits(pause_seconds=60),
+    ),
+    Fault(
+        "slow-disk",
+        "each fsync takes 2 s during three checkpoints",
+        storage.slow_disk,
+        Limits(pause_seconds=30),
+    ),
+    Fault(
+        "disk-full",
+        "the output's file system is full until the job says so",
+        storage.disk_full,
+        Limits(CRASH_STEPS, pause_seconds=60, charged=1),
+    ),
+    Fault(
+        "clock-stepped",
+        "the wall clock of a pod's processes is set an hour ahead, and back",
+        storage.clock_stepped,
+        UNNOTICED,
+    ),
+    Fault("rank-frozen", "SIGSTOP of a rank; its agent runs", processes.rank_frozen, HANG),
+    Fault(
+        "collective-hangs",
+        "packets between two ranks are dropped; their agents are heard",
+        network.collective_hangs,
+        HANG,
+    ),
+    Fault(
+        "gpus-unhealthy",
+        "all nodes are labelled with unhealthy GPUs, as a broken exporter does",
+        machines.gpus_unhealthy,
+        UNNOTICED,
+        own_job=GPUS,
+    ),
+    Fault(
+        "checkpoint-truncated",
+        "the newest checkpoint is cut to half, and the job resumed",
+        storage.checkpoint_truncated,
+        Limits(CRASH_STEPS, pause_seconds=90),
+        own_job=ONE_NODE,
+    ),
+    Fault(
+        "shard-corrupt",
+        "a sample of a shard of the data set is damaged",
+        storage.shard_corrupt,
+        UNNOTICED,
+        own_job={**ONE_NODE, "run": encoded_data.ENCODED_RUN},
+        prepare=encoded_data.write,
+    ),
+    Fault(
+        "nan-gradient",
+        "gradients are not finite; the job fails and is created again",
+        storage.nan_gradient,
+        Limits(CRASH_STEPS, pause_seconds=90),
+        own_job=ONE_NODE,
+    ),
+]
+NOTES = ""
