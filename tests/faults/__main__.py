@@ -2,7 +2,7 @@
 
     python -m tests.faults [--output FILE] [FAULT ...]
 
-Without names, all. Exits with 1 if something does not hold that should.
+Without names, all; else the other rows of the page stay. Exits with 1 if something does not hold.
 """
 
 from __future__ import annotations
@@ -43,11 +43,19 @@ def main() -> int:
                 if fault.own_job is not None:
                     run_own(current, fault, outcomes)
         finally:
-            today = time.strftime("%Y-%m-%d", time.gmtime())
-            text = report.render(outcomes, machine(), JOB, today, NOTES)
-            arguments.output.write_text(text)
-    print(text)
-    return 1 if any(outcome.faults for outcome in outcomes) else 0
+            write(arguments.output, outcomes)
+    failed = [outcome.fault.name for outcome in outcomes if outcome.faults]
+    print(f"{len(outcomes)} faults, {len(failed)} failed: {' '.join(failed) or '-'}")
+    return 1 if failed else 0
+
+
+def write(page: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write ``page``; rows that were not measured now stay as they were."""
+    rows = report.rows_of(page.read_text()) if page.exists() else {}
+    rows |= {outcome.fault.name: report.row(outcome) for outcome in outcomes}
+    ordered = [rows[fault.name] for fault in FAULTS if fault.name in rows]
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    page.write_text(report.render(ordered, machine(), JOB, today, NOTES))
 
 
 def run_shared(current: Session, faults: Sequence[Fault], outcomes: list[Outcome]) -> None:
@@ -73,7 +81,12 @@ def run_own(current: Session, fault: Fault, outcomes: list[Outcome]) -> None:
 def _measure(fault: Fault, target: Target) -> Outcome:
     began = time.monotonic()
     outcome = measure(fault, target)
-    print(f"{time.monotonic() - began:5.0f} s  {report.row(outcome)}  {outcome.error}", flush=True)
+    pause, seconds = outcome.pause_seconds, time.monotonic() - began
+    print(
+        f"{fault.name}: {outcome.lost_steps} steps lost, {pause:.0f} s without a new step; "
+        f"took {seconds:.0f} s {outcome.error}",
+        flush=True,
+    )
     return outcome
 
 
@@ -87,7 +100,7 @@ def _finish(current: Session, target: Target, measured: list[Outcome]) -> list[O
         for outcome in measured:
             outcome.error = outcome.error or f"cannot be compared: {str(error)[:200]}"
     for outcome in measured:
-        print(f"compared {report.row(outcome)}  {'; '.join(outcome.faults)}", flush=True)
+        print(report.row(outcome), flush=True)
     return measured
 
 

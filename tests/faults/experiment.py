@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from cluster.errors import ClusterError
 from tests.faults.fault import Fault, Outcome
@@ -10,37 +11,55 @@ from tests.faults.target import Target
 from tests.faults.timeline import first_sign, longest_pause, lost_steps
 from tests.faults.watch import Watch
 
+FAILURES = (AssertionError, ClusterError, OSError, StopIteration)
+SETTLE_SECONDS = 2.0
+"""So that the first polls see the state before the fault."""
+
 
 def measure(fault: Fault, target: Target) -> Outcome:
     """Return the outcome of ``fault``; an error of the job or of a wait is part of it."""
-    outcome = Outcome(fault)
-    try:
-        target.wait_until_steady()
-    except (AssertionError, ClusterError) as error:
-        outcome.error = f"not started, as the job does not train: {_brief(error)}"
-        return outcome
-    before, outcome.steps = target.restarts, (target.step, target.step)
+    if error := _error_of(lambda: _prepare(fault, target)):
+        return Outcome(fault, error=f"not done, as the job does not train: {error}")
+    charged, causes, first = target.charged, target.causes, target.step
     watch = Watch(target)
-    time.sleep(2)  # the present state is not a report of the fault
+    time.sleep(SETTLE_SECONDS)
     began = time.monotonic()
+    error = _error_of(lambda: _disturb(fault, target, charged))
+    watch.close()
+    return Outcome(
+        fault,
+        steps=(first, target.step),
+        detected=first_sign(watch.signs, began),
+        lost_steps=lost_steps(watch.steps),
+        pause_seconds=longest_pause(watch.steps, began),
+        charged=0 if error else target.charged - charged,
+        causes={} if error else dict(target.causes - causes),
+        error=error,
+    )
+
+
+def _prepare(fault: Fault, target: Target) -> None:
+    target.wait_until_steady()
+    if fault.spread:
+        target.spread()
+
+
+def _disturb(fault: Fault, target: Target, charged: int) -> None:
+    with fault.inject(target):
+        target.wait_for_steps()
+    target.wait_until_steady()
+    target.wait_for_charged(charged + fault.limits.charged)
+
+
+def _error_of(action: Callable[[], None]) -> str:
+    """Return the first line of the error of ``action``, "" if there is none; print the whole error."""
     try:
-        with fault.inject(target):
-            target.wait_for_steps()
-        target.wait_until_steady()
-        target.wait_for_report()
-        outcome.restarts = {kind: count - before[kind] for kind, count in target.restarts.items()}
-    except (AssertionError, ClusterError, OSError, StopIteration) as error:
-        outcome.error = _brief(error)
+        action()
+    except FAILURES as error:
         print(error, flush=True)
-    finally:
-        watch.close()
-    outcome.steps = (outcome.steps[0], target.step)
-    outcome.lost_steps = lost_steps(watch.steps)
-    outcome.pause_seconds = longest_pause(watch.steps, began)
-    outcome.detected = first_sign(watch.signs, began)
-    return outcome
+        return f"{type(error).__name__}: {_first_line(error)}"
+    return ""
 
 
-def _brief(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]

@@ -21,8 +21,8 @@ class Limits:
     """What must hold after a fault, besides samples used once and an unchanged loss curve."""
 
     lost_steps: int = 0
-    pause_seconds: float = 15.0
-    """Without a new step; also of a fault that training does not notice, as the machine is busy."""
+    pause_seconds: float = 20.0
+    """Without a new step. Starting processes takes most of it: 10 s on an idle machine, 50 on a busy one."""
     charged: int = 0
     """Restarts that count towards ``restart.maxRestarts``."""
 
@@ -37,6 +37,8 @@ class Fault:
     limits: Limits = field(default_factory=Limits)
     own_job: dict[str, Any] | None = None
     """Fields of the spec of a job of its own; None: the job that most rows share."""
+    spread: bool = False
+    """Whether each node must have one training pod before: after an earlier fault two may share one."""
     prepare: Callable[[Path], None] | None = None
     """Writes data to the output of its own job before that is created."""
 
@@ -52,19 +54,16 @@ class Outcome:
     """The first report of it, with seconds since the fault."""
     lost_steps: int = 0
     pause_seconds: float = 0.0
-    restarts: dict[str, int] = field(default_factory=dict)
-    """By how much each count of ``status.restarts`` rose."""
+    charged: int = 0
+    """Restarts that count towards ``restart.maxRestarts``."""
+    causes: dict[str, int] = field(default_factory=dict)
+    """All restarts by reason, also those that do not count."""
     wrong_samples: int | None = None
     """Steps with lost or repeated samples; None if not known."""
     loss_difference: float | None = None
     """Largest difference from the undisturbed run; None if not known."""
     error: str = ""
     """Why the row could not be finished."""
-
-    @property
-    def charged(self) -> int:
-        """Return the restarts that count towards ``restart.maxRestarts``."""
-        return self.restarts.get("gang", 0)
 
     @property
     def faults(self) -> list[str]:

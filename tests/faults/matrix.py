@@ -17,23 +17,21 @@ from tests.faults.injections import (
 )
 from tests.faults.target import NUM_NODES
 
-CRASH = Limits(lost_steps=CRASH_STEPS, pause_seconds=45)
-STOPPED = Limits(pause_seconds=45)
+CRASH = Limits(lost_steps=CRASH_STEPS, pause_seconds=90)
+PROCESS_CRASH = Limits(lost_steps=CRASH_STEPS, pause_seconds=90, charged=1)
+"""torchrun starts the processes again; that they failed is counted as the program's error."""
+STOPPED = Limits(pause_seconds=90)
 """Ranks that are asked to stop save a checkpoint first."""
 HANG = Limits(lost_steps=CRASH_STEPS, pause_seconds=150, charged=1)
 """Found by the watchdog, which cannot tell the program's fault from the machine's."""
 UNNOTICED = Limits()
+SAME: dict[str, Any] = {}
+"""As the shared job: for faults that the container would remember."""
 ONE_NODE: dict[str, Any] = {"nodes": {"min": 1, "max": 1}}
 GPUS: dict[str, Any] = {"nodes": {"min": 1, "max": NUM_NODES}, "gpusPerNode": 1}
 
 FAULTS = [
-    Fault("rank-killed", "SIGKILL of a rank", processes.rank_killed, CRASH),
-    Fault(
-        "out-of-memory",
-        "the kernel kills a rank, its container is out of memory",
-        processes.out_of_memory,
-        CRASH,
-    ),
+    Fault("rank-killed", "SIGKILL of a rank", processes.rank_killed, PROCESS_CRASH),
     Fault(
         "agent-killed",
         "SIGKILL of an agent, process 1 of its container",
@@ -56,12 +54,14 @@ FAULTS = [
         "a node without the rendezvous pod is cut off, and comes back",
         network.node_cut,
         CRASH,
+        spread=True,
     ),
     Fault(
         "rendezvous-node-cut",
         "the node with the rendezvous pod is cut off, and comes back",
         network.rendezvous_node_cut,
         CRASH,
+        spread=True,
     ),
     Fault("dns-lost", "no name resolves for 20 s", network.dns_lost, UNNOTICED),
     Fault(
@@ -69,6 +69,7 @@ FAULTS = [
         "a node without the rendezvous pod loses its power",
         machines.powered_off,
         CRASH,
+        spread=True,
     ),
     Fault(
         "kubelet-stopped",
@@ -149,6 +150,20 @@ FAULTS = [
         HANG,
     ),
     Fault(
+        "rank-out-of-memory",
+        "the kernel kills a rank, as its container is out of memory",
+        processes.rank_out_of_memory,
+        PROCESS_CRASH,
+        own_job=SAME,
+    ),
+    Fault(
+        "container-out-of-memory",
+        "the kernel kills process 1 of a container that is out of memory",
+        processes.container_out_of_memory,
+        Limits(CRASH_STEPS, pause_seconds=90, charged=1),
+        own_job=SAME,
+    ),
+    Fault(
         "gpus-unhealthy",
         "all nodes are labelled with unhealthy GPUs, as a broken exporter does",
         machines.gpus_unhealthy,
@@ -178,4 +193,13 @@ FAULTS = [
         own_job=ONE_NODE,
     ),
 ]
-NOTES = ""
+NOTES = """\
+## How some faults are made
+
+- The nodes are network namespaces of one machine and share its clock and disks. `clock-stepped` changes the
+  wall clock that the Python processes of one pod read, and `slow-disk` each of their calls of fsync.
+- `disk-full` fills a file system of 48 MiB, which holds the output.
+- `gpus-unhealthy` sets the labels of AMD's metrics exporter. The GPUs are simulated.
+- `operator-upgraded` runs the last operator that used the store of torch, from the history of git.
+- A pause is mostly the start of three processes that import torch, on cores that they share.
+"""

@@ -1,7 +1,8 @@
-"""The table of docs/faults.md. Pure."""
+"""The page docs/faults.md. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tests.faults.fault import CRASH_STEPS, LOSS_TOLERANCE, Outcome
@@ -13,6 +14,7 @@ HEADER = """\
 Written by `make faults`, which does each of these to a real Kubernetes of three nodes on one machine
 ({machine}; {date}). The job: {job}. A step takes about {step} s, and a checkpoint is started every {every}
 steps, so that a crash costs at most {crash}. Times are in seconds, and depend on the machine.
+`make faults FAULTS="NAME NAME"` measures single rows again.
 
 | column | meaning |
 |---|---|
@@ -23,15 +25,27 @@ MEANINGS = {
     "lost": "steps that were done again",
     "pause": "the longest time without a new step, that is one beyond all before",
     "samples": "whether each step used each of its samples exactly once",
-    "charged": "restarts that count towards `spec.restart.maxRestarts`; in brackets those that do not",
+    "charged": "restarts that count towards `spec.restart.maxRestarts`; in brackets all of them,"
+    " also those that do not count, by reason",
     "loss": "largest difference of the training loss from that of one undisturbed process, within the row's"
     " steps; it must be below {tolerance}",
+    "result": "what does not hold, as `tests/faults/matrix.py` states it",
 }
-COLUMNS = ("fault", "what is done", "detected", "lost", "pause", "samples", "charged", "loss", "")
+COLUMNS = (
+    "fault",
+    "what is done",
+    "detected",
+    "lost",
+    "pause",
+    "samples",
+    "charged",
+    "loss",
+    "result",
+)
 
 
-def render(outcomes: Sequence[Outcome], machine: str, job: str, date: str, notes: str) -> str:
-    """Return the whole page: the header, a line for each outcome, what failed, ``notes``."""
+def render(rows: Sequence[str], machine: str, job: str, date: str, notes: str) -> str:
+    """Return the whole page: the header, ``rows``, ``notes``."""
     meanings = "\n".join(_line([name, text]) for name, text in MEANINGS.items())
     header = (HEADER + meanings).format(
         machine=machine,
@@ -42,12 +56,14 @@ def render(outcomes: Sequence[Outcome], machine: str, job: str, date: str, notes
         crash=CRASH_STEPS,
         tolerance=LOSS_TOLERANCE,
     )
-    table = [_line(COLUMNS), _line(["---"] * len(COLUMNS)), *map(row, outcomes)]
-    failed = [f"- **{o.fault.name}**: {'; '.join(o.faults)}" for o in outcomes if o.faults]
-    parts = [header, "\n".join(table)]
-    if failed:
-        parts.append("## What does not hold\n\n" + "\n".join(failed))
-    return "\n\n".join(part.strip() for part in [*parts, notes] if part.strip()) + "\n"
+    table = [_line(COLUMNS), _line(["---"] * len(COLUMNS)), *rows]
+    return "\n\n".join(part.strip() for part in (header, "\n".join(table), notes)).strip() + "\n"
+
+
+def rows_of(page: str) -> dict[str, str]:
+    """Return the rows of an earlier page by the name of their fault."""
+    found = (re.match(r"\| `([a-z0-9-]+)` \|", line) for line in page.splitlines())
+    return {match[1]: match.string for match in found if match is not None}
 
 
 def row(outcome: Outcome) -> str:
@@ -65,15 +81,14 @@ def row(outcome: Outcome) -> str:
             ),
             _charged(outcome),
             "?" if outcome.loss_difference is None else f"{outcome.loss_difference:.0e}",
-            "FAILED" if outcome.faults else "ok",
+            f"**failed**: {'; '.join(outcome.faults)}" if outcome.faults else "ok",
         ]
     )
 
 
 def _charged(outcome: Outcome) -> str:
-    counts = outcome.restarts.items()
-    free = ", ".join(f"{count} {kind}" for kind, count in counts if kind != "gang" and count)
-    return f"{outcome.charged} ({free})" if free else str(outcome.charged)
+    causes = ", ".join(f"{count} {cause}" for cause, count in sorted(outcome.causes.items()))
+    return f"{outcome.charged} ({causes})" if causes else str(outcome.charged)
 
 
 def _line(cells: Sequence[str]) -> str:

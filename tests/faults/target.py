@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
@@ -52,12 +53,7 @@ class Target:
 
     def apply(self) -> None:
         """Create the job."""
-        claim = {"persistentVolumeClaim": {"claimName": f"output-{self.name}"}}
-        manifest = stage.job(self.name, storage={"output": claim, "data": claim}, **self.spec)
-        (container,) = manifest["spec"]["podTemplate"]["spec"]["containers"]
-        others = [v for v in container["env"] if v["name"] != slow_steps.SECONDS]
-        container["env"] = [*others, {"name": slow_steps.SECONDS, "value": STEP_SECONDS}]
-        self.kubectl.apply(manifest, namespace=self.jobs.namespace)
+        self.kubectl.apply(manifest(self.name, self.spec), namespace=self.jobs.namespace)
 
     def recreate(self) -> None:
         """Delete the job and create it again; it resumes from its output."""
@@ -74,9 +70,14 @@ class Target:
         return str(self.status.get("phase"))
 
     @property
-    def restarts(self) -> dict[str, int]:
-        """Return ``status.restarts``."""
-        return dict(self.status.get("restarts") or {"process": 0, "pod": 0, "gang": 0})
+    def charged(self) -> int:
+        """Return the restarts that count towards ``restart.maxRestarts``."""
+        return int((self.status.get("restarts") or {}).get("charged", 0))
+
+    @property
+    def causes(self) -> Counter[str]:
+        """Return all restarts by reason."""
+        return Counter((self.status.get("restarts") or {}).get("causes", {}))
 
     @property
     def step(self) -> int:
@@ -101,6 +102,18 @@ class Target:
         except (OSError, ValueError, KeyError, ClusterError):
             return {}
 
+    @property
+    def training_pods(self) -> list[Manifest]:
+        """Return the pods of the agents."""
+        return [pod for name, pod in self.pods.items() if name != f"{self.name}-rendezvous"]
+
+    def spread(self) -> None:
+        """Delete pods that share a node with another, until there is one on each."""
+        while shared := _sharing_a_node(self.training_pods):
+            name = shared[0]["metadata"]["name"]
+            self.kubectl("delete", "pod", name, self.jobs.here, seconds=200)
+            self.wait_until_steady()
+
     def pod_of_rank(self, rank: int) -> Manifest:
         """Return the training pod whose agent has ``rank`` in the present generation."""
         uid = pod_of(self.members["world"][rank])
@@ -110,8 +123,7 @@ class Target:
     def expendable_pod(self) -> Manifest:
         """Return a training pod that is not on the rendezvous service's node."""
         node = self.rendezvous["spec"]["nodeName"]
-        trainers = [pod for name, pod in self.pods.items() if not name.endswith("-rendezvous")]
-        return next(pod for pod in trainers if pod["spec"]["nodeName"] != node)
+        return next(pod for pod in self.training_pods if pod["spec"]["nodeName"] != node)
 
     def wait_until_steady(self) -> None:
         """Wait until all wanted nodes train together, healthy, and make further steps."""
@@ -130,10 +142,10 @@ class Target:
 
         wait_for(done, self.debug_text, seconds=RECOVERY_SECONDS)
 
-    def wait_for_report(self) -> None:
-        """Wait until the status has the newest step, with the restarts so far, but not for long."""
-        step, end = self.step, time.monotonic() + REPORT_SECONDS
-        while stage.step(self.status) < step and time.monotonic() < end:
+    def wait_for_charged(self, count: int) -> None:
+        """Wait until ``count`` restarts are charged, as long as the operator takes to read the progress."""
+        end = time.monotonic() + REPORT_SECONDS
+        while self.charged < count and time.monotonic() < end:
             time.sleep(0.2)
 
     def wait_for_condition(self, kind: str, reason: str) -> None:
@@ -180,6 +192,16 @@ class Target:
         return folder / name
 
 
+def manifest(name: str, spec: Manifest) -> Manifest:
+    """Return a job with ``spec``; its data, if it has any, are in the output."""
+    claim = {"persistentVolumeClaim": {"claimName": f"output-{name}"}}
+    job = stage.job(name, storage={"output": claim, "data": claim}, **spec)
+    (container,) = job["spec"]["podTemplate"]["spec"]["containers"]
+    others = [v for v in container["env"] if v["name"] != slow_steps.SECONDS]
+    container["env"] = [*others, {"name": slow_steps.SECONDS, "value": STEP_SECONDS}]
+    return job
+
+
 def fetch_members(address: str) -> dict[str, Any]:
     """Return the answer at /members; OSError or ValueError without one."""
     opener = build_opener(ProxyHandler({}))
@@ -199,6 +221,12 @@ def newest_step(path: Path) -> int:
         return int(json.loads(lines[-1])["step"]) if lines else 0
     except (FileNotFoundError, ValueError):
         return 0
+
+
+def _sharing_a_node(pods: list[Manifest]) -> list[Manifest]:
+    """Return the pods beyond the first of each node."""
+    first = {pod["spec"]["nodeName"]: pod for pod in reversed(pods)}
+    return [pod for pod in pods if first[pod["spec"]["nodeName"]] is not pod]
 
 
 def machine_of(pod: Manifest) -> Node:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.faults.fault import LOSS_TOLERANCE, Fault, Limits, Outcome
 from tests.faults.matrix import FAULTS
-from tests.faults.report import render, row
+from tests.faults.report import render, row, rows_of
 from tests.faults.target import Target
 from tests.faults.timeline import Sign
 
@@ -28,7 +29,8 @@ def outcome(**values: Any) -> Outcome:
     good: dict[str, Any] = {
         "lost_steps": 20,
         "pause_seconds": 30.0,
-        "restarts": {"process": 0, "pod": 2, "gang": 1},
+        "charged": 1,
+        "causes": {"NodeLost": 2, "NoProgress": 1},
         "wrong_samples": 0,
         "loss_difference": 2e-6,
     }
@@ -44,8 +46,8 @@ def test_an_outcome_within_its_limits_is_good() -> None:
     [
         ({"lost_steps": 21}, "21 steps lost, at most 20 expected"),
         ({"pause_seconds": 31.0}, "31 s without a new step, at most 30 expected"),
-        ({"restarts": {"gang": 2}}, "2 restarts charged, 1 expected"),
-        ({"restarts": {}}, "0 restarts charged, 1 expected"),
+        ({"charged": 2}, "2 restarts charged, 1 expected"),
+        ({"charged": 0}, "0 restarts charged, 1 expected"),
         ({"wrong_samples": 3}, "samples wrong"),
         ({"wrong_samples": None}, "samples unknown"),
         ({"loss_difference": LOSS_TOLERANCE}, "loss curve: 0.0001"),
@@ -60,22 +62,27 @@ def test_an_outcome_beyond_a_limit_says_which(values: dict[str, Any], fault: str
 
 def test_a_row_has_what_was_measured() -> None:
     assert row(outcome(detected=Sign(1.25, "generation 3"))) == (
-        "| `cut` | a cable / is cut | 1.2, generation 3 | 20 | 30.0 | once | 1 (2 pod) | 2e-06 | ok |"
+        "| `cut` | a cable / is cut | 1.2, generation 3 | 20 | 30.0 | once | "
+        "1 (1 NoProgress, 2 NodeLost) | 2e-06 | ok |"
     )
-    assert row(outcome(lost_steps=21, restarts={}, wrong_samples=2, loss_difference=None)) == (
-        "| `cut` | a cable / is cut | – | 21 | 30.0 | 2 steps wrong | 0 | ? | FAILED |"
+    assert row(
+        outcome(lost_steps=21, charged=0, causes={}, wrong_samples=2, loss_difference=None)
+    ) == (
+        "| `cut` | a cable / is cut | – | 21 | 30.0 | 2 steps wrong | 0 | ? | "
+        "**failed**: 21 steps lost, at most 20 expected; 0 restarts charged, 1 expected; "
+        "samples wrong; loss curve: None |"
     )
 
 
-def test_the_page_lists_what_failed_and_ends_with_the_notes() -> None:
-    page = render([outcome(), outcome(lost_steps=99)], "2 cores", "the job", "a day", "## Notes\n")
-    lines = page.splitlines()
-    assert lines[0] == "# What each fault costs"
-    assert sum(line.startswith("| `cut`") for line in lines) == 2
-    assert "- **cut**: 99 steps lost, at most 20 expected" in lines
+def test_the_page_has_all_rows_and_they_are_read_back() -> None:
+    other = replace(FAULT, name="other-cut")
+    rows = [row(outcome()), row(Outcome(other, lost_steps=99))]
+    page = render(rows, "2 cores", "the job", "a day", "## Notes\n")
+    assert page.startswith("# What each fault costs\n")
     assert page.endswith("## Notes\n")
     assert "{" not in page
-    assert "does not hold" not in render([outcome()], "2 cores", "the job", "a day", "")
+    assert rows_of(page) == {"cut": rows[0], "other-cut": rows[1]}
+    assert rows_of(render([], "2 cores", "the job", "a day", "")) == {}
 
 
 def test_the_faults_have_names_of_their_own() -> None:

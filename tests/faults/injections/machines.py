@@ -81,7 +81,7 @@ def gpus_unhealthy(target: Target) -> Iterator[None]:
     try:
         target.wait_for_condition("Healthy", "UnhealthyGPUs")
         target.wait_for_steps(UNHEALTHY_STEPS)
-        assert target.uids() == before, "no pod is replaced"
+        assert target.uids() == before, "a pod was replaced"
         yield
     finally:
         target.kubectl("label", "nodes", "--all", f"{GPU_STATE}-")

@@ -49,7 +49,7 @@ def rendezvous_cut(target: Target) -> Iterator[None]:
 def collective_hangs(target: Target) -> Iterator[None]:
     """Drop the packets between two ranks; their agents still reach the rendezvous service."""
     before, pod, peer = target.uids(), target.pod_of_rank(1), target.pod_of_rank(2)
-    with firewall(pod, AGENT, "INPUT", f"--source={peer['status']['podIP']}"):
+    with firewall(pod, AGENT, "INPUT", "--source", peer["status"]["podIP"]):
         target.wait_for_new_pods(before)
         yield
 
@@ -81,7 +81,7 @@ def firewall(pod: Manifest, program_name: str, chain: str, *match: str) -> Itera
     """Drop packets in the network of ``pod``, as long as its program runs."""
     pid = pids(pod, program_name)[0]
     iptables = [program("nsenter"), f"--net=/proc/{pid}/ns/net", program("iptables"), "--wait"]
-    rule = [chain, *match, "--jump=DROP"]
+    rule = [chain, *match, "--jump", "DROP"]
     run([*iptables, "--insert", *rule])
     try:
         yield

@@ -44,7 +44,7 @@ def leader_frozen(target: Target) -> Iterator[None]:
         target.wait_for_new_pods(before)
     finally:
         leader.process.send_signal(signal.SIGCONT)
-    assert leader.process.wait(30) == 1, "a leader without the Lease exits"
+    assert leader.process.wait(30) == 1, "the old leader did not exit"
     yield
 
 
@@ -56,7 +56,7 @@ def operator_upgraded(target: Target) -> Iterator[None]:
     try:
         _hand_over(target, previous)
         target.wait_for_steps(WATCHED_STEPS)
-        assert target.uids() == before, "the previous version replaces no pod"
+        assert target.uids() == before, "the previous version replaced a pod"
         _hand_over(target, ours)
         delete(target, target.pod_of_rank(1)["metadata"]["name"])
         target.wait_for_new_pods(before)
@@ -64,7 +64,7 @@ def operator_upgraded(target: Target) -> Iterator[None]:
         before = target.uids()
         _hand_over(target, previous)
         target.wait_for_steps(WATCHED_STEPS)
-        assert target.uids() == before, "the previous version replaces no pod"
+        assert target.uids() == before, "the previous version replaced a pod"
     finally:
         _hand_over(target, ours)
     yield

@@ -21,6 +21,7 @@ RANK, AGENT, RENDEZVOUS = (
 )
 MEMORY_CGROUPS = Path("/sys/fs/cgroup/memory")
 HEADROOM_BYTES = 32 << 20
+KILL_SECONDS = 60.0
 HOG = """
 import os, sys
 open(sys.argv[1], "w").write(str(os.getpid()))
@@ -68,22 +69,39 @@ def agent_killed(target: Target) -> Iterator[None]:
 
 
 @contextmanager
-def out_of_memory(target: Target) -> Iterator[None]:
-    """Another process fills the container's memory, limited to little more than is used, until the kernel
-    kills the rank, which is made the preferred victim."""
-    (pid,) = pids(target.pod_of_rank(1), RANK)
-    (line,) = [
-        line for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines() if ":memory:" in line
-    ]
-    group = MEMORY_CGROUPS / line.split(":", 2)[2].lstrip("/")
+def rank_out_of_memory(target: Target) -> Iterator[None]:
+    _kill_for_memory(pids(target.pod_of_rank(1), RANK)[0])
+    yield
+
+
+@contextmanager
+def container_out_of_memory(target: Target) -> Iterator[None]:
+    """Let the kernel kill process 1, and with it the container."""
+    _kill_for_memory(pids(target.pod_of_rank(1), AGENT)[0])
+    yield
+
+
+def _kill_for_memory(pid: int) -> None:
+    """Fill the memory of a container, limited to little more than it uses, until the kernel kills ``pid``.
+
+    That process is made the preferred victim.
+    """
+    group = _memory_cgroup(pid)
     limit, used = group / "memory.limit_in_bytes", group / "memory.usage_in_bytes"
     Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
     limit.write_text(str(int(used.read_text()) + HEADROOM_BYTES))
     hog = subprocess.Popen([sys.executable, "-c", HOG, str(group / "cgroup.procs"), str(pid)])
     try:
-        wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), "the rank is killed", seconds=60)
+        killed = Path(f"/proc/{pid}/exe")
+        wait_for(lambda: not killed.exists(), "the kernel kills it", seconds=KILL_SECONDS)
     finally:
         hog.kill()
         hog.wait()
-        limit.write_text("-1")
-    yield
+        with suppress(OSError):  # the container is gone
+            limit.write_text("-1")
+
+
+def _memory_cgroup(pid: int) -> Path:
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    (line,) = [line for line in lines if ":memory:" in line]
+    return MEMORY_CGROUPS / line.split(":", 2)[2].lstrip("/")
