@@ -26,11 +26,6 @@ class Members:
         living = _pods(alive if isinstance(alive, list) else [])
         return Members(attempt, living, _pods(lost if isinstance(lost, Mapping) else []) - living)
 
-    @property
-    def most_are_alive(self) -> bool:
-        """Return whether no more agents are lost than alive: else the service itself is cut off."""
-        return len(self.lost) <= len(self.alive)
-
 
 @dataclass(frozen=True)
 class Heard:

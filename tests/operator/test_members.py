@@ -26,13 +26,3 @@ from fluxtrain_operator.members import Members
 )
 def test_invalid_values_are_left_out(answer: object, expected: Members | None) -> None:
     assert Members.from_json(answer) == expected
-
-
-@pytest.mark.parametrize(
-    ("alive", "lost", "expected"),
-    [("", "", True), ("a", "", True), ("", "a", False), ("a", "b", True), ("a", "bc", False)],
-)
-def test_a_service_that_hears_fewer_agents_than_it_lost_is_cut_off_itself(
-    alive: str, lost: str, expected: bool
-) -> None:
-    assert Members(1, frozenset(alive), frozenset(lost)).most_are_alive is expected

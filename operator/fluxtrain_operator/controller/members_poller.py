@@ -82,7 +82,7 @@ class MembersPoller:
         now = asyncio.get_running_loop().time()
         if members is not None:
             job.uid, job.answered = uid, now
-            return Heard(members.alive, members.lost) if members.most_are_alive else NOT_HEARD
+            return Heard(members.alive, members.lost)
         if job.uid == uid and now - job.answered >= SILENT_SECONDS:
             return Heard(silent=frozenset({uid}))
         return Heard(silent=job.heard.silent - {job.uid})

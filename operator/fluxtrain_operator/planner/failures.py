@@ -20,7 +20,8 @@ _MIN_DELAY, _MAX_DELAY = 10.0, 300.0
 _MAX_LINE = 1024
 
 _SIGNALS = {137: "SIGKILL", 143: "SIGTERM"}
-_OUT_OF_MEMORY = "OOMKilled"
+OUT_OF_MEMORY = "OOMKilled"
+"""The kubelet's reason; a restart, on another node or from a snapshot, may need less memory."""
 _REASONS = {
     EXIT_ERROR: ("ProgramError", "the program failed"),
     EXIT_USAGE: ("InvalidJob", "the job's files or data are wrong"),
@@ -56,8 +57,8 @@ def failure_of(pod: Pod) -> Failure | None:
         return _infrastructure(pod, "Disrupted", pod.reason or "evicted or preempted")
     if pod.exit_code is None:  # kubelet rejected, evicted or lost it
         return _infrastructure(pod, pod.reason or "PodLost", pod.message or "never ran")
-    if pod.reason == _OUT_OF_MEMORY:
-        return _program(pod, _OUT_OF_MEMORY, "out of memory")
+    if pod.reason == OUT_OF_MEMORY:
+        return _program(pod, OUT_OF_MEMORY, "out of memory")
     if pod.exit_code == EXIT_STOPPED:
         return _infrastructure(pod, "Stopped", "asked to stop; it left a checkpoint")
     if pod.exit_code in _SIGNALS:

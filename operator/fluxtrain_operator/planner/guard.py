@@ -121,9 +121,22 @@ class Guard:
         return tuple(sorted({pod.node for pod in pods if pod and self.is_silent(pod)}))
 
     def is_silent(self, pod: Pod) -> bool:
-        """Return whether the agent in ``pod`` is lost; not while the control plane itself is cut off."""
-        is_silent = pod.running and pod.uid in self.observed.heard.silent
-        return is_silent and not self.refusal(Reason.NODE_LOST)
+        """Return whether the agent in ``pod`` is lost, or the service; not if more nodes are than are alive.
+
+        Then the service, or the control plane, has lost the connection.
+        """
+        if not pod.running or pod.uid not in self.observed.heard.silent:
+            return False
+        is_believed = pod is self.observed.rendezvous or self._most_nodes_are_heard
+        return is_believed and not self.refusal(Reason.NODE_LOST)
+
+    @cached_property
+    def _most_nodes_are_heard(self) -> bool:
+        alive, silent = (
+            {pod.node for pod in self.observed.pods if pod.uid in uids}
+            for uids in (self.observed.heard.alive, self.observed.heard.silent)
+        )
+        return len(silent - alive) <= len(alive)
 
     @cached_property
     def postponed(self) -> frozenset[str]:

@@ -9,7 +9,7 @@ from typing import Literal
 from fluxtrain.contract.resource.status import Restarts
 from fluxtrain.errors import EXIT_OK
 from fluxtrain_operator.planner.disruption import Reason
-from fluxtrain_operator.planner.failures import Failure, retry_time
+from fluxtrain_operator.planner.failures import OUT_OF_MEMORY, Failure, retry_time
 from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.watchdog import has_stalled, stall_message
 from fluxtrain_operator.timestamps import stamp
@@ -114,7 +114,8 @@ def program_failed(situation: Situation) -> Decision | None:
     failure = _program_failure(situation)
     if failure is None:
         return None
-    if failure.pod.exit_code not in situation.job.spec.restart.on_exit_codes:
+    is_restarted = failure.pod.exit_code in situation.job.spec.restart.on_exit_codes
+    if not (is_restarted or failure.reason == OUT_OF_MEMORY):
         return _with_exit(_fail(failure.reason, failure.message), failure)
     if exhausted := _restarts_exhausted(situation, failure.message):
         return _with_exit(exhausted, failure)

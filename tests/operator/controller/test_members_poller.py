@@ -88,14 +88,6 @@ def test_lost_agents_are_reported_once_until_they_return() -> None:
     run(scenario)
 
 
-def test_a_service_that_has_lost_most_agents_is_not_believed() -> None:
-    async def scenario(p: Polling) -> None:
-        assert await p.polls(2, Members(1, NOBODY, frozenset({"pod-0"}))) == NOBODY
-        assert await p.polls(2, Members(1, frozenset("a"), frozenset("bc"))) == NOBODY
-
-    run(scenario)
-
-
 def test_a_service_that_answered_before_is_silent_after_a_while() -> None:
     async def scenario(p: Polling) -> None:
         assert await p.polls(10, None) == NOBODY, "it may not have started"

@@ -198,7 +198,7 @@ def test_the_rendezvous_pod_is_replaced_unless_that_could_split_the_training() -
     assert grace["job-rendezvous"] is None, "pods on lost nodes may still train"
 
 
-SILENT = Heard(silent=frozenset({"pod-1"}))
+SILENT = Heard(frozenset({"pod-0"}), frozenset({"pod-1"}))
 
 
 def test_a_silent_pod_is_replaced_on_another_node_before_its_node_is_not_ready() -> None:
@@ -229,7 +229,10 @@ def test_a_silent_rendezvous_pod_is_replaced_by_force_unless_that_could_split_th
     result = plan_with(job, *make_pods(), nodes=nodes(), heard=Heard(silent=frozenset({"rdzv"})))
     assert [(d.name, d.grace_seconds) for d in result.delete] == [("job-rendezvous", 0)]
     both = plan_with(
-        job, *make_pods(), nodes=nodes(), heard=Heard(silent=frozenset({"rdzv", "pod-1"}))
+        job,
+        *make_pods(),
+        nodes=nodes(),
+        heard=Heard(frozenset({"pod-0"}), frozenset({"rdzv", "pod-1"})),
     )
     grace = {d.name: d.grace_seconds for d in both.delete}
     assert grace == {"job-1": None, "job-rendezvous": None}
@@ -372,3 +375,25 @@ def test_the_table_of_the_page_has_every_reason() -> None:
         r"^\| `(\w+)` \| ", page.partition("## Disruption")[2].partition("\n## ")[0], re.M
     )
     assert rows == [str(reason) for reason in Reason]
+
+
+@pytest.mark.parametrize(
+    ("nodes_of_pods", "alive", "silent", "replaced"),
+    [
+        ("aab", (2,), (0, 1), True),  # two of three agents, but one of two nodes
+        ("abc", (2,), (0, 1), False),
+        ("abc", (1, 2), (0,), True),
+        ("abc", (), (0, 1, 2), False),
+        ("aab", (1, 2), (0,), True),  # only the agent is frozen
+        ("aaa", (2,), (0, 1), True),
+    ],
+)
+def test_silent_pods_are_replaced_unless_more_nodes_are_silent_than_heard(
+    nodes_of_pods: str, alive: tuple[int, ...], silent: tuple[int, ...], replaced: bool
+) -> None:
+    job = running(3, nodes={"min": 1, "max": 3})
+    pods = [make_pod(index, job, node=name) for index, name in enumerate(nodes_of_pods)]
+    heard = Heard(*(frozenset(f"pod-{index}" for index in some) for some in (alive, silent)))
+    state = {name: NodeView(name) for name in "abcde"}
+    result = plan_with(job, *pods, nodes=state, heard=heard)
+    assert deleted(result) == ([f"job-{index}" for index in silent] if replaced else [])

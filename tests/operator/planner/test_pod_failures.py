@@ -88,7 +88,6 @@ def test_a_program_failure_restarts_the_gang_and_uses_a_restart(code: int) -> No
     [
         (2, "", "InvalidJob"),
         (3, "", "Diverged"),
-        (137, "OOMKilled", "OOMKilled"),
         (127, "", "ProgramError"),
     ],
 )
@@ -100,6 +99,18 @@ def test_other_exit_codes_fail_the_job(code: int, reason: str, expected: str) ->
     assert (status.exit_code, status.last_error) == (code, "fluxtrain: the last line")
     assert deleted(result) == ["job-1"], "the failed pod keeps its log"
     assert [event.type for event in result.events] == ["Warning"]
+
+
+def test_a_container_that_is_out_of_memory_is_restarted_while_restarts_are_left() -> None:
+    job = running(restart={"maxRestarts": 1})
+    first = plan_with(job, failed(0, 137, reason="OOMKilled"), make_pod(1))
+    assert (first.status.attempt, first.status.phase) == (2, "Restarting")
+    assert first.status.restarts is not None
+    assert (first.status.restarts.charged, first.status.restarts.causes) == (1, {"OOMKilled": 1})
+    job = with_status(job, first.status)
+    pods = failed(0, 137, reason="OOMKilled", attempt=2), make_pod(1, attempt=2)
+    second = plan_with(job, *pods)
+    assert condition(second.status, "Failed") == ("True", "RestartsExhausted")
 
 
 def test_a_job_fails_when_its_restarts_are_used_up() -> None:

@@ -76,7 +76,7 @@ class Restart(ApiModel):
         1,
         74,
     ]
-    """Exit codes of the trainer that restart the job."""
+    """Exit codes of the trainer that restart the job. A container that is out of memory restarts it too."""
     force_delete_on_lost_node: bool = False
     """Force-delete the pods of a lost node; only safe if the storage fences old writers."""
 
