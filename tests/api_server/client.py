@@ -128,6 +128,7 @@ KINDS = {
     **dict.fromkeys(("ft", "fluxtraining"), ("apis/fluxtrain.dev/v1alpha1", "fluxtrainings")),
     **dict.fromkeys(("pod", "pods"), ("api/v1", "pods")),
     "configmap": ("api/v1", "configmaps"),
+    "secret": ("api/v1", "secrets"),
     "service": ("api/v1", "services"),
     "nodes": ("api/v1", "nodes"),
     "lease": ("apis/coordination.k8s.io/v1", "leases"),

@@ -7,6 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from fluxtrain.errors import ConfigError
 from fluxtrain.progress import Progress
@@ -42,7 +43,7 @@ def test_the_endpoint_serves_metrics_and_progress() -> None:
     metrics = Metrics(progress)
     metrics.step.set(7)
     progress.update(step=7)
-    stop = serve(metrics, progress, "127.0.0.1", None)
+    stop = serve(metrics.registry, progress, "127.0.0.1", None)
     assert stop is not None
     port = progress.read()["port"]
     try:
@@ -71,17 +72,17 @@ def test_every_metric_has_the_prefix_and_a_help_text() -> None:
 
 def test_a_requested_port_in_use_is_an_error() -> None:
     progress = Progress()
-    stop = serve(Metrics(), progress, "127.0.0.1", None)
+    stop = serve(CollectorRegistry(), progress, "127.0.0.1", None)
     assert stop is not None
     try:
         with pytest.raises(ConfigError, match=r"spec\.run\.logging\.metrics_port: got \d+; cannot"):
-            serve(Metrics(), Progress(), "127.0.0.1", progress.read()["port"])
+            serve(CollectorRegistry(), Progress(), "127.0.0.1", progress.read()["port"])
     finally:
         stop()
 
 
 def test_port_zero_serves_nothing() -> None:
-    assert serve(Metrics(), Progress(), "127.0.0.1", 0) is None
+    assert serve(CollectorRegistry(), Progress(), "127.0.0.1", 0) is None
 
 
 def test_the_clock_does_not_count_pauses() -> None:

@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
 
+from prometheus_client import CollectorRegistry
+
 from fluxtrain.contract.launch import ENV_CONFIG, ENV_FATAL_ERROR, STACKS_SIGNAL, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.validation import validate
@@ -28,7 +30,6 @@ from fluxtrain.errors import (
 )
 from fluxtrain.numa import bind_near_gpu
 from fluxtrain.progress import Progress
-from fluxtrain.report.metrics import Metrics
 from fluxtrain.report.node_progress import publish
 from fluxtrain.report.server import serve
 
@@ -83,7 +84,7 @@ def _run_task(config: RunConfig, paths: RunPaths) -> None:
 
 @contextmanager
 def _serving(progress: Progress, config: RunConfig, paths: RunPaths) -> Iterator[None]:
-    """Serve /progress on local rank 0."""
+    """Serve /progress on local rank 0, without metrics: those of the task count the starts of processes."""
     progress.update(
         rank=int(os.environ.get("RANK", "0")),
         numNodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
@@ -91,7 +92,7 @@ def _serving(progress: Progress, config: RunConfig, paths: RunPaths) -> Iterator
     )
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     port = config.logging.metrics_port if is_first else 0
-    stop = serve(Metrics(progress), progress, paths.metrics_address, port)
+    stop = serve(CollectorRegistry(), progress, paths.metrics_address, port)
     try:
         yield
     finally:

@@ -17,6 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 import torch
+from prometheus_client import CollectorRegistry
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -45,7 +46,6 @@ from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_erro
 from fluxtrain.launch.snapshot_volume import local_volume
 from fluxtrain.launch.trainer_progress import TrainerProgress, trainer_progress
 from fluxtrain.progress import Progress
-from fluxtrain.report.metrics import Metrics
 from fluxtrain.report.server import serve
 from fluxtrain.run_state import RunState, check_same_run, latest, read_state
 
@@ -124,7 +124,9 @@ def check_before_starting(config: RunConfig, paths: RunPaths, processes: int) ->
         check_sample_task(config, paths)
     else:
         _check_training(config, paths, processes)
-    stop = serve(Metrics(), Progress(), paths.metrics_address, config.logging.metrics_port)
+    stop = serve(
+        CollectorRegistry(), Progress(), paths.metrics_address, config.logging.metrics_port
+    )
     if stop is not None:
         stop()
 

@@ -39,12 +39,24 @@ def _fetch(job: dict[str, Any], namespace: str | None, folder: Path) -> Path:
     output = folder / name
     output.mkdir()
     (output / MLPERF_FILE).write_text(_log(name, namespace))
-    maps = _list("configmaps", f"{LABEL_JOB}={name}", namespace)
-    config = next((m["data"][CONFIG_FILE] for m in maps if CONFIG_FILE in m.get("data", {})), None)
-    if config is None:
-        raise ConfigError(name, UNSET, "its config map is gone")
-    (output / CONFIG_FILE).write_text(config)
+    (output / CONFIG_FILE).write_text(_config(job, namespace))
     return output
+
+
+def _config(job: dict[str, Any], namespace: str | None) -> str:
+    """Return the resolved config, from the config map of the job's revision."""
+    name, revision = str(job["metadata"]["name"]), job["status"].get("revision")
+    if revision:
+        text = _kubectl(
+            namespace, "get", "configmap", revision, "--ignore-not-found", "--output=json"
+        )
+        maps = [json.loads(text)] if text.strip() else []
+    else:  # of an operator without revisions
+        maps = _list("configmaps", f"{LABEL_JOB}={name}", namespace)
+    for each in maps:
+        if CONFIG_FILE in each.get("data", {}):
+            return str(each["data"][CONFIG_FILE])
+    raise ConfigError(name, UNSET, "its config map is gone")
 
 
 def _log(name: str, namespace: str | None) -> str:

@@ -32,7 +32,7 @@ class Endpoint:
 
     def start(self, stack: ExitStack) -> None:
         """Serve until all ranks are done; write the progress for the agent when ``stack`` is closed."""
-        stop = serve(self.metrics, self.progress, self._address, self._port)
+        stop = serve(self.metrics.registry, self.progress, self._address, self._port)
         if stop is not None:
             self._world_stack.callback(stop)
         stack.callback(write_progress, self.progress)

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from fluxtrain.contract.launch import METRICS_PORT
 from fluxtrain.errors import ConfigError
 from fluxtrain.progress import Progress
-from fluxtrain.report.metrics import Metrics
 from fluxtrain.report.node_progress import node_report
 
 _STOP_SECONDS = 0.1
@@ -21,7 +20,7 @@ _STOP_SECONDS = 0.1
 
 
 def serve(
-    metrics: Metrics, progress: Progress, address: str, port: int | None
+    registry: CollectorRegistry, progress: Progress, address: str, port: int | None
 ) -> Callable[[], None] | None:
     """Serve /metrics, /progress and /healthz in a thread; return a function that stops it, None for port 0.
 
@@ -30,7 +29,7 @@ def serve(
     """
     if port == 0:
         return None
-    server = _bind(_handler(metrics, progress), address, port)
+    server = _bind(_handler(registry, progress), address, port)
     progress.update(port=server.server_address[1])
     thread = threading.Thread(
         target=server.serve_forever, args=(_STOP_SECONDS,), name="metrics", daemon=True
@@ -65,11 +64,11 @@ def _bind(
         ) from None
 
 
-def _handler(metrics: Metrics, progress: Progress) -> type[BaseHTTPRequestHandler]:
+def _handler(registry: CollectorRegistry, progress: Progress) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/metrics":
-                self._respond(generate_latest(metrics.registry), "text/plain; version=0.0.4")
+                self._respond(generate_latest(registry), "text/plain; version=0.0.4")
             elif self.path == "/progress":
                 values = {**progress.read(), "ranks": node_report()}
                 self._respond(json.dumps(values).encode(), "application/json")
