@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -132,6 +133,9 @@ def _replace_environment(variables: Mapping[str, str]) -> None:
 
 
 def _exit(code: int) -> None:
+    """End this process and the workers of its data loaders, whose parent is the fork server."""
+    for child in multiprocessing.active_children():
+        child.kill()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
