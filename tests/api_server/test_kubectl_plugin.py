@@ -132,10 +132,11 @@ def test_why_tells_what_a_job_waits_for(plugin: Plugin) -> None:
 
 
 def test_why_tells_of_a_foreign_object_with_a_needed_name(plugin: Plugin) -> None:
-    foreign = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "taken-config"}}
+    ports = {"ports": [{"port": 80}]}
+    foreign = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "taken"}, "spec": ports}
     plugin.kubectl.create(foreign, namespace=NAMESPACE)
     apply(plugin, "taken")
-    wait_until_said(plugin, "taken", "ConfigMap taken-config already exists and has no owner")
+    wait_until_said(plugin, "taken", "Service taken already exists and has no owner")
 
 
 def test_the_timeline_has_the_events_of_the_operator(plugin: Plugin) -> None:
