@@ -80,7 +80,7 @@ SLOW_FLAGS = (
     "--evaluation.at_start=true",
     "--evaluation.at_end=false",
     "--sampling.at_end=true",
-    "--sampling.num_steps=400",
+    "--sampling.num_steps=1000",
 )
 """A run of one step with a long evaluation before and a long sampling after it."""
 
