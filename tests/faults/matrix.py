@@ -28,7 +28,11 @@ UNNOTICED = Limits()
 SAME: dict[str, Any] = {}
 """As the shared job: for faults that the container would remember."""
 ONE_NODE: dict[str, Any] = {"nodes": {"min": 1, "max": 1}}
-GPUS: dict[str, Any] = {"nodes": {"min": 1, "max": NUM_NODES}, "gpusPerNode": 1}
+GPUS: dict[str, Any] = {
+    "nodes": {"min": 1, "max": NUM_NODES},
+    "gpusPerNode": 1,
+    "resources": {"requests": {"cpu": "0", "memory": "0"}},  # the machine has two cores
+}
 
 FAULTS = [
     Fault("rank-killed", "SIGKILL of a rank", processes.rank_killed, PROCESS_CRASH),

@@ -36,6 +36,8 @@ pytestmark = pytest.mark.slow
 Progress = dict[str, Any]
 GROWING_SECONDS, BLOCKED_SECONDS = 2.5, 4.0
 """Seconds during which a checkpoint's file grows, then does not."""
+_JITTER_SECONDS = 0.02
+"""Between a response and the time at which it is read."""
 QUICK = {
     "preset": "micro",
     "schedule": {"steps": 1},
@@ -63,10 +65,9 @@ def follow(port: int, is_over: Callable[[], bool]) -> Iterator[tuple[float, Prog
 
 
 def num_progressed(phase: str, polled: list[tuple[float, Progress]]) -> int:
-    """Return how many responses in ``phase`` show less time without progress than the one before."""
-    responses = [progress for _, progress in polled if progress["phase"] == phase]
-    silent = [progress["secondsSinceProgress"] for progress in responses]
-    return sum(after < before for before, after in pairwise(silent))
+    """Return how many responses in ``phase`` show later progress than the one before."""
+    times = [at - p["secondsSinceProgress"] for at, p in polled if p["phase"] == phase]
+    return sum(after > before + _JITTER_SECONDS for before, after in pairwise(times))
 
 
 def ended(processes: list[Any]) -> bool:
@@ -105,7 +106,7 @@ def test_every_phase_of_a_run_is_reported_with_signs_of_progress(tmp_path: Path)
     )
     assert {*phases, "step"} <= responses[-1]["phaseSeconds"].keys()
     for phase in ("evaluate", "sample"):
-        assert num_progressed(phase, polled) >= 5, phase
+        assert num_progressed(phase, polled) >= 3, phase
     assert all(0 <= progress["secondsSinceProgress"] < 30 for progress in responses)
     assert all(p["secondsSinceProgress"] <= p["secondsInPhase"] for p in responses)
     spent = [sum(progress["phaseSeconds"].values()) for progress in responses]
