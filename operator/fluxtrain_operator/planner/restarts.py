@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from fluxtrain.contract.resource.status import Restarts
-from fluxtrain_operator.planner.observed import Pod
+from fluxtrain_operator.planner.disruption import NODE_FAULTS, Delete
 from fluxtrain_operator.planner.rules import Decision
 from fluxtrain_operator.planner.situation import Situation
 
@@ -18,9 +18,9 @@ _MAX_CAUSES = 64
 
 
 def next_restarts(
-    situation: Situation, decision: Decision, deleted: Collection[str] = ()
+    situation: Situation, decision: Decision, deletions: Sequence[Delete] = ()
 ) -> Restarts:
-    """Return the restarts after ``decision``, which deletes the pods with the uids ``deleted``.
+    """Return the restarts after ``decision`` with its ``deletions``.
 
     Each pod counts when its deletion is requested.
     """
@@ -30,7 +30,7 @@ def next_restarts(
     is_free = decision.action == "restart" and decision.reason in _FREE_RESTARTS
     if decision.uses_restart or is_free:
         causes[decision.reason] += 1
-    lost = [] if decision.action != "run" else _lost_causes(situation, deleted)
+    lost = [] if decision.action != "run" else _lost_causes(situation, deletions)
     causes.update(lost)
     return Restarts(
         process=now.process,
@@ -42,15 +42,10 @@ def next_restarts(
     )
 
 
-def _lost_causes(situation: Situation, deleted: Collection[str]) -> list[str]:
+def _lost_causes(situation: Situation, deletions: Sequence[Delete]) -> list[str]:
     """Return the reason of each current pod that the infrastructure took and that is deleted now."""
-    reasons = {failure.pod.uid: failure.reason for failure in situation.failures}
-    pods = [pod for pod in situation.current if pod.uid in deleted and not pod.deleting]
-    causes = (reasons.get(pod.uid) or _node_fault(situation, pod) for pod in pods)
-    return [cause for cause in causes if cause is not None]
-
-
-def _node_fault(situation: Situation, pod: Pod) -> str | None:
-    if situation.unreachable(pod):
-        return "NodeLost"
-    return "UnhealthyGPU" if situation.guard.on_unhealthy_node(pod) else None
+    faults = {d.uid: str(d.reason) for d in deletions if d.reason in NODE_FAULTS}
+    faults |= {failure.pod.uid: failure.reason for failure in situation.failures}
+    deleted = {deletion.uid for deletion in deletions}
+    pods = (pod for pod in situation.current if pod.uid in deleted and not pod.deleting)
+    return [faults[pod.uid] for pod in pods if pod.uid in faults]
