@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import LABEL_JOB as _LABEL_JOB
@@ -144,6 +145,11 @@ def selector(job: str) -> dict[str, str]:
 def trainer_selector(job: str) -> dict[str, str]:
     """Return the labels that select the training pods of ``job``."""
     return {LABEL_JOB: job, LABEL_COMPONENT: TRAINER}
+
+
+def as_text(selector: Mapping[str, str]) -> str:
+    """Return the labels of ``selector`` as the API server and kubectl read them."""
+    return ",".join(f"{key}={value}" for key, value in selector.items())
 
 
 def labels(job: str, component: str) -> dict[str, str]:

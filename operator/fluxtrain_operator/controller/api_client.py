@@ -128,7 +128,7 @@ class KubernetesApi:
     ) -> dict[tuple[str, str], Applied]:
         """Return the objects of ``kinds`` (API version by kind) that the job controls, by kind and name."""
         labels = {names.LABEL_INSTANCE: job.name, names.LABEL_MANAGED_BY: names.FIELD_MANAGER}
-        selector = quote(",".join(f"{key}={value}" for key, value in labels.items()))
+        selector = quote(names.as_text(labels))
         applied: dict[tuple[str, str], Applied] = {}
         for kind, version in kinds.items():
             path = f"{collection(version, job.namespace, kind)}?labelSelector={selector}"

@@ -6,15 +6,17 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import PLURAL
 from fluxtrain.errors import EXIT_USAGE
+from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.kubectl.errors import KubectlError, error_of
+from fluxtrain_operator.planner.owner_references import is_controlled_by
 
 JOBS = f"{PLURAL}.{GROUP}"
 """The resource by its full name: another definition may use the short one."""
@@ -55,6 +57,11 @@ class Kubectl:
                 raise
             text = f"no FluxTraining {name} in namespace {self._namespace()}"
             raise KubectlError(f"{text}; `kubectl get ft -A` lists all") from None
+
+    def pods(self, job: Manifest, selector: Mapping[str, str]) -> list[Manifest]:
+        """Return the pods that ``job`` controls and ``selector`` matches. Raises KubectlError."""
+        pods = self.items("pods", f"--selector={names.as_text(selector)}")
+        return [pod for pod in pods if is_controlled_by(pod, job["metadata"]["uid"])]
 
     def _namespace(self) -> str:
         """Return the namespace that the options or the kubeconfig name."""

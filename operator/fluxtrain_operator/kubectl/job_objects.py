@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.kubectl.client import Kubectl
 from fluxtrain_operator.kubectl.errors import KubectlError
-from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.timestamps import seconds
 
 _WORKLOADS = "workloads.kueue.x-k8s.io"
@@ -41,16 +40,12 @@ def read_job(kubectl: Kubectl, name: str) -> JobObjects:
     """
     job = kubectl.job(name)
     unread: list[str] = []
-    listed = {
-        "pods": ("pods", f"--selector={names.LABEL_JOB}={name}"),
-        "events": ("events",),
-    }
-    found = {what: _list(kubectl, unread, *arguments) for what, arguments in listed.items()}
-    pods = tuple(pod for pod in found["pods"] if is_controlled_by(pod, job["metadata"]["uid"]))
+    pods = _list(unread, "pods", lambda: kubectl.pods(job, names.selector(name)))
+    events = _list(unread, "events", lambda: kubectl.items("events"))
     return JobObjects(
         job=job,
         pods=tuple(sorted(pods, key=_index)),
-        events=events_of(job, found["events"]),
+        events=events_of(job, events),
         workload=_workload(kubectl, job, pods),
         unread=tuple(unread),
     )
@@ -98,15 +93,15 @@ def _index(pod: Manifest) -> tuple[bool, int, str]:
     return number < 0, number, pod["metadata"]["name"]
 
 
-def _list(kubectl: Kubectl, unread: list[str], *arguments: str) -> list[Manifest]:
+def _list(unread: list[str], what: str, read: Callable[[], list[Manifest]]) -> list[Manifest]:
     try:
-        return kubectl.items(*arguments)
+        return read()
     except KubectlError as error:
-        unread.append(f"{arguments[0]} ({error})")
+        unread.append(f"{what} ({error})")
         return []
 
 
-def _workload(kubectl: Kubectl, job: Manifest, pods: tuple[Manifest, ...]) -> Manifest | None:
+def _workload(kubectl: Kubectl, job: Manifest, pods: list[Manifest]) -> Manifest | None:
     gates = (gate for pod in pods for gate in pod["spec"].get("schedulingGates") or ())
     if not any(gate.get("name") == names.KUEUE_GATE for gate in gates):
         return None

@@ -9,7 +9,6 @@ from fluxtrain.contract.launch import MLPERF_FILE, MLPERF_TOKEN, OUTPUT_PATH
 from fluxtrain_operator import names
 from fluxtrain_operator.kubectl.client import Kubectl
 from fluxtrain_operator.kubectl.errors import KubectlError
-from fluxtrain_operator.planner.owner_references import is_controlled_by
 
 _FIRST_KEY = "cache_clear"
 """Key of the first event of a whole log."""
@@ -21,10 +20,8 @@ def logs(kubectl: Kubectl, name: str, mlperf_only: bool) -> tuple[str, str]:
     Any pod may have rank 0, and whichever has it prints all earlier lines of the MLPerf log, so one pod's log
     holds all: the one with the newest line.
     """
-    job = kubectl.job(name)
-    selector = ",".join(f"{key}={value}" for key, value in names.trainer_selector(name).items())
-    pods = kubectl.items("pods", f"--selector={selector}")
-    listed = [p["metadata"]["name"] for p in pods if is_controlled_by(p, job["metadata"]["uid"])]
+    pods = kubectl.pods(kubectl.job(name), names.trainer_selector(name))
+    listed = [pod["metadata"]["name"] for pod in pods]
     if not listed:
         raise KubectlError(f"{name} has no pods{_where()}")
     texts = _read(kubectl, listed)

@@ -14,7 +14,6 @@ from fluxtrain_operator import names
 from fluxtrain_operator.kubectl.client import Kubectl
 from fluxtrain_operator.kubectl.errors import KubectlError
 from fluxtrain_operator.kubectl.stack_text import RankStacks, report, stacks_of
-from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.timestamps import stamp
 
 _SECONDS = 90.0
@@ -48,12 +47,9 @@ def stacks(kubectl: Kubectl, name: str) -> tuple[str, list[str]]:
 
 
 def _running_pods(kubectl: Kubectl, name: str) -> list[str]:
-    job = kubectl.job(name)
-    selector = ",".join(f"{key}={value}" for key, value in names.trainer_selector(name).items())
-    pods = kubectl.items("pods", f"--selector={selector}")
-    own = [pod for pod in pods if is_controlled_by(pod, job["metadata"]["uid"])]
+    pods = kubectl.pods(kubectl.job(name), names.trainer_selector(name))
     running = [
-        p["metadata"]["name"] for p in own if (p.get("status") or {}).get("phase") == "Running"
+        p["metadata"]["name"] for p in pods if (p.get("status") or {}).get("phase") == "Running"
     ]
     if not running:
         raise KubectlError(f"{name} has no running pods; `kubectl fluxtrain why {name}` says why")

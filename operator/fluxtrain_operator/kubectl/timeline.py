@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from fluxtrain.contract.run.immutable_fields import value_at
 from fluxtrain_operator.durations import duration
 from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.kubectl.client import Kubectl
@@ -69,7 +70,7 @@ def _job(job: Manifest) -> Iterator[Entry]:
     if created is not None:
         yield Entry(created, "job", "Created", "")
     for reason, path, text in _MOMENTS:
-        moment = seconds(_value(job.get("status") or {}, path))
+        moment = seconds(value_at(job.get("status") or {}, path))
         if moment is not None:
             yield Entry(moment, "job", reason, _with_step(job, path, text))
 
@@ -79,7 +80,7 @@ def _with_step(job: Manifest, path: str, text: str) -> str:
     section = path.removesuffix("lastStepTime").removesuffix("time")
     if section == path or not section:
         return text
-    step = _value(job["status"], f"{section}step")
+    step = value_at(job["status"], f"{section}step")
     return text if step is None else f"{text}: {step}"
 
 
@@ -127,11 +128,3 @@ def _event(event: Mapping[str, Any]) -> Entry:
     times = f" ({count} times)" if count > 1 else ""
     message = f"{event.get('message') or ''}{times}"
     return Entry(event_time(event), about, str(event.get("reason") or ""), message)
-
-
-def _value(values: Mapping[str, Any], path: str) -> Any:
-    """Return the value at the dotted ``path``; None if there is none."""
-    found: Any = values
-    for part in path.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found

@@ -85,7 +85,7 @@ def next_status(
         conditions=conditions(before.conditions, updates, job.generation, situation.now),
         observedGeneration=job.generation,
         nodes=NodesStatus(ready=num_ready, desired=num_requested),
-        selector=_selector(job.name),
+        selector=names.as_text(names.trainer_selector(job.name)),
         attempt=situation.attempt,
         revision=revision,
         previousRevision=before.previous_revision if unchanged else before.revision,
@@ -275,10 +275,6 @@ def _end_reason(decision: Decision, action: str) -> tuple[str, str]:
     if decision.action == action:
         return decision.reason, decision.message
     return "NotYet", ""
-
-
-def _selector(job: str) -> str:
-    return ",".join(f"{key}={value}" for key, value in names.trainer_selector(job).items())
 
 
 def _eta(situation: Situation, phase: Phase) -> str | None:
