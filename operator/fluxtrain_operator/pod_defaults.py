@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fluxtrain.contract.resource.api_model import ApiModel, LabelKey, LabelValue, Subdomain
 from fluxtrain.contract.resource.fluxtraining import EnvironmentVariable, Toleration
-from fluxtrain.contract.strict_model import Rule
+from fluxtrain.contract.resource.pod_template import UNIQUE_VARIABLES
 from fluxtrain.contract.validation import validate
 from fluxtrain.errors import ConfigError
 
@@ -19,14 +19,7 @@ GroupId = Annotated[int, Field(ge=0, le=2**31 - 1)]  # the limit of Kubernetes
 class PodDefaults(ApiModel):
     """Defaults of the pods of all jobs. They are not hashed: a change affects new pods only."""
 
-    rules: ClassVar = (
-        Rule(
-            "env",
-            "must not contain a name twice",
-            lambda pods: len({variable.name for variable in pods.env}) == len(pods.env),
-            "",
-        ),
-    )
+    rules: ClassVar = (UNIQUE_VARIABLES,)
 
     image_pull_secrets: Annotated[list[Subdomain], Field(max_length=16)] = []
     """Names of secrets in the job's namespace, for all pods."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from fluxtrain.contract.progress import Phase, phase_of, stall_seconds
+from fluxtrain.contract.progress import Phase, phase_of
 from fluxtrain.contract.resource.status import CheckpointStatus, ProgressStatus
 from fluxtrain_operator.timestamps import stamp
 
@@ -28,18 +28,12 @@ class RankProgress:
     rank: int
     phase: Phase
     step: int = 0
-    seconds_in_phase: float = field(default=0.0, compare=False)
     seconds_since_progress: float = field(default=0.0, compare=False)
     step_seconds: float | None = field(default=None, compare=False)
     stack: str = ""
     """Where its main thread is; empty while it makes progress."""
     pod: str = ""
     """Uid of its pod."""
-
-    @property
-    def seconds_left(self) -> float:
-        """Return the seconds until it counts as stalled; negative from then on."""
-        return stall_seconds(self.phase, self.step_seconds) - self.seconds_since_progress
 
     @staticmethod
     def from_json(values: object) -> RankProgress | None:
@@ -54,7 +48,6 @@ class RankProgress:
             rank=_count(values.get("rank"), _MAX_COUNT),
             phase=phase,
             step=_count(values.get("step"), _MAX_COUNT),
-            seconds_in_phase=max(0.0, _number(values.get("secondsInPhase")) or 0.0),
             seconds_since_progress=max(0.0, silent),
             step_seconds=_number(values.get("stepSeconds")),
             stack=_line(values.get("stack")),

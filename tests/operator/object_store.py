@@ -16,7 +16,7 @@ from fluxtrain_operator.controller.cache import Applied, Cache
 from fluxtrain_operator.controller.reconcile import Reconciler
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.members import Members
+from fluxtrain_operator.members import Heard
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.owner_references import is_controlled_by
@@ -106,7 +106,7 @@ class ObjectStore:
     async def create_event(self, job: Job, event: Event, now: float) -> None:
         self.events.append(event)
 
-    async def fetch_members(self, address: str, port: int) -> Members | None:
+    async def fetch_members(self, address: str, port: int) -> Heard | None:
         return None
 
     async def fetch_progress(self, address: str, port: int) -> Progress | None:

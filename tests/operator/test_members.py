@@ -1,10 +1,10 @@
-"""Members: what the operator reads of the rendezvous service's answer."""
+"""Heard: what the operator reads of the rendezvous service's answer."""
 
 from __future__ import annotations
 
 import pytest
 
-from fluxtrain_operator.members import Members
+from fluxtrain_operator.members import Heard
 
 
 @pytest.mark.parametrize(
@@ -15,14 +15,14 @@ from fluxtrain_operator.members import Members
         ({}, None),
         ({"attempt": "1"}, None),
         ({"attempt": True}, None),
-        ({"attempt": 2}, Members(2)),
-        ({"attempt": 2, "alive": "a", "lostSeconds": ["b"]}, Members(2)),
-        ({"attempt": 2, "alive": ["a.1", 7, None]}, Members(2, frozenset({"a"}))),
+        ({"attempt": 2}, Heard()),
+        ({"attempt": 2, "alive": "a", "lostSeconds": ["b"]}, Heard()),
+        ({"attempt": 2, "alive": ["a.1", 7, None]}, Heard(frozenset({"a"}))),
         (
             {"attempt": 2, "alive": ["a.1"], "lostSeconds": {"a.0": 9, "b.1": 7.5}},
-            Members(2, frozenset({"a"}), frozenset({"b"})),
+            Heard(frozenset({"a"}), frozenset({"b"})),
         ),
     ],
 )
-def test_invalid_values_are_left_out(answer: object, expected: Members | None) -> None:
-    assert Members.from_json(answer) == expected
+def test_invalid_values_are_left_out(answer: object, expected: Heard | None) -> None:
+    assert Heard.from_json(answer) == expected

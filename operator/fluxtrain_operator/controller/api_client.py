@@ -19,7 +19,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Applied
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.members import Members
+from fluxtrain_operator.members import Heard
 from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.planner.plan import Event
@@ -171,10 +171,10 @@ class KubernetesApi:
         has_rank = isinstance(values, dict) and type(values.get("rank")) is int
         return Progress.from_json(values) if has_rank else None
 
-    async def fetch_members(self, address: str, port: int) -> Members | None:
-        """Return the members from the rendezvous service at ``address``; None without a valid response."""
+    async def fetch_members(self, address: str, port: int) -> Heard | None:
+        """Return which pods the rendezvous service at ``address`` hears of; None without a valid response."""
         values = await self._fetch_json(address, port, MEMBERS_PATH, _MAX_MEMBERS_BYTES)
-        return Members.from_json(values)
+        return Heard.from_json(values)
 
     async def _fetch_json(self, address: str, port: int, path: str, max_bytes: int) -> object:
         """Return the JSON at ``path`` of a pod, None if there is none: the pod is starting or stopped."""

@@ -221,8 +221,7 @@ class Cache:
         view = NodeView(view.name, ready=False, gone=True) if deleted else view
         before = self.nodes.get(view.name)
         if view.unhealthy:
-            was_unhealthy = before is not None and bool(before.unhealthy)
-            since = before.unhealthy_since if before and was_unhealthy else time.time()
+            since = before.unhealthy_since if before and before.unhealthy else time.time()
             view = replace(view, unhealthy_since=since)
         self.nodes[view.name] = view
         (self._deleted_nodes.add if deleted else self._deleted_nodes.discard)(view.name)

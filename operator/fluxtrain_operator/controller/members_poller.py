@@ -9,7 +9,7 @@ from typing import Any
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.members import NOT_HEARD, Heard, Members
+from fluxtrain_operator.members import NOT_HEARD, Heard
 from fluxtrain_operator.names import Key
 
 MEMBERS_SECONDS = 4.0
@@ -19,8 +19,8 @@ SILENT_SECONDS = 15.0
 _JOBS_PER_SECOND = 100.0
 """Requests per second for all jobs: each costs a millisecond."""
 
-FetchMembers = Callable[[str, int], Awaitable[Members | None]]
-"""Returns the members at an address and port, or None if there is no response."""
+FetchMembers = Callable[[str, int], Awaitable[Heard | None]]
+"""Returns which pods the service at an address and port hears of, or None if there is no response."""
 
 
 @dataclass
@@ -78,11 +78,11 @@ class MembersPoller:
         if pod is None:
             return NOT_HEARD
         uid = str(pod["metadata"].get("uid", ""))
-        members = await self._fetch(str(pod["status"]["podIP"]), job.port)
+        heard = await self._fetch(str(pod["status"]["podIP"]), job.port)
         now = asyncio.get_running_loop().time()
-        if members is not None:
+        if heard is not None:
             job.uid, job.answered = uid, now
-            return Heard(members.alive, members.lost)
+            return heard
         if job.uid == uid and now - job.answered >= SILENT_SECONDS:
             return Heard(silent=frozenset({uid}))
         return Heard(silent=job.heard.silent - {job.uid})

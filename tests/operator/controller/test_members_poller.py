@@ -18,13 +18,13 @@ from fluxtrain_operator.controller.members_poller import (
     SILENT_SECONDS,
     MembersPoller,
 )
-from fluxtrain_operator.members import Heard, Members
+from fluxtrain_operator.members import Heard
 from fluxtrain_operator.names import Key
 
 PORT = 9464
 NOBODY = frozenset[str]()
-LOST = Members(1, frozenset({"pod-0"}), frozenset({"pod-1"}))
-FINE = Members(1, frozenset({"pod-0", "pod-1"}))
+LOST = Heard(frozenset({"pod-0"}), frozenset({"pod-1"}))
+FINE = Heard(frozenset({"pod-0", "pod-1"}))
 
 
 def rendezvous_pod(uid: str = "rdzv", **changes: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class Polling:
     """A poller of one job whose rendezvous service gives ``answer``."""
 
     def __init__(self) -> None:
-        self.answer: Members | None = FINE
+        self.answer: Heard | None = FINE
         self.requests: list[tuple[str, int]] = []
         self.changed: list[Key] = []
         self.cache = Cache()
@@ -47,11 +47,11 @@ class Polling:
         self.cache.set_pod(rendezvous_pod())
         self.poller = MembersPoller(self.cache, self.fetch, self.changed.append)
 
-    async def fetch(self, address: str, port: int) -> Members | None:
+    async def fetch(self, address: str, port: int) -> Heard | None:
         self.requests.append((address, port))
         return self.answer
 
-    async def polls(self, number: int, answer: Members | None) -> frozenset[str]:
+    async def polls(self, number: int, answer: Heard | None) -> frozenset[str]:
         """Return the silent pods after ``number`` further polls with ``answer``."""
         self.answer = answer
         self.poller.start(KEY, PORT)

@@ -20,7 +20,7 @@ from fluxtrain_operator.controller.executor import JobState, status_delay
 from fluxtrain_operator.controller.reconcile import Reconciler
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.members import Members
+from fluxtrain_operator.members import Heard
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.plan import Event, Plan
@@ -75,7 +75,7 @@ class RecordingStore(ObjectStore):
     async def create_event(self, job: Job, event: Event, now: float) -> None:
         await self._record("event", event.reason, job.name)
 
-    async def fetch_members(self, address: str, port: int) -> Members | None:
+    async def fetch_members(self, address: str, port: int) -> Heard | None:
         return None
 
     async def fetch_progress(self, address: str, port: int) -> Progress | None:

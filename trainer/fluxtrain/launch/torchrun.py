@@ -178,8 +178,10 @@ class _Agent(LocalElasticAgent):
         seconds = self._peers.stop_seconds()
         if seconds is None:
             super()._stop_workers(worker_group)
+        elif seconds == 0:
+            self._shutdown(signal.SIGKILL)
         else:
-            self._shutdown(signal.SIGTERM if seconds else signal.SIGKILL, seconds or 30)
+            self._shutdown(signal.SIGTERM, seconds)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._has_failed = worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)

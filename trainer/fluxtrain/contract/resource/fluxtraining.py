@@ -20,7 +20,12 @@ from fluxtrain.contract.resource.api_model import (
     Seconds,
     Subdomain,
 )
-from fluxtrain.contract.resource.pod_template import RESERVED_NAMES, PodTemplate, VariableName
+from fluxtrain.contract.resource.pod_template import (
+    RESERVED_NAMES,
+    UNIQUE_VARIABLES,
+    PodTemplate,
+    VariableName,
+)
 from fluxtrain.contract.resource.resources import Resources
 from fluxtrain.contract.resource.status import Status
 from fluxtrain.contract.resource.storage import Storage
@@ -180,14 +185,7 @@ Byte = Annotated[int, Field(ge=0, le=255)]
 class Network(ApiModel):
     """Network of the ranks."""
 
-    rules: ClassVar = (
-        Rule(
-            "env",
-            "must not contain a name twice",
-            lambda network: len({variable.name for variable in network.env}) == len(network.env),
-            "self.env.all(one, self.env.exists_one(other, other.name == one.name))",
-        ),
-    )
+    rules: ClassVar = (UNIQUE_VARIABLES,)
 
     mode: Literal["pod", "host"] = "pod"
     """``host`` uses the host network, which most RDMA set-ups need."""

@@ -36,7 +36,14 @@ RESERVED_NAMES = Rule(
     lambda variable: not variable.name.startswith(RESERVED_PREFIXES),
     " && ".join(f"!self.name.startsWith('{begin}')" for begin in RESERVED_PREFIXES),
 )
-"""The rule of every list of environment variables."""
+"""The rule of every environment variable."""
+UNIQUE_VARIABLES = Rule(
+    "env",
+    "must not contain a name twice",
+    lambda owner: len({variable.name for variable in owner.env}) == len(owner.env),
+    "self.env.all(one, self.env.exists_one(other, other.name == one.name))",
+)
+"""The rule of what has a list ``env`` of environment variables."""
 
 
 def _reserved(field: str, instead: str) -> Rule:
