@@ -113,6 +113,13 @@ def test_a_container_that_is_out_of_memory_is_restarted_while_restarts_are_left(
     assert condition(second.status, "Failed") == ("True", "RestartsExhausted")
 
 
+def test_a_container_that_is_out_of_memory_fails_a_job_without_restarts() -> None:
+    job = running(restart={"maxRestarts": 0})
+    status = plan_with(job, failed(0, 137, reason="OOMKilled"), make_pod(1)).status
+    assert condition(status, "Failed") == ("True", "RestartsExhausted")
+    assert (status.attempt, status.exit_code) == (1, 137)
+
+
 def test_a_job_fails_when_its_restarts_are_used_up() -> None:
     job = running(restart={"maxRestarts": 1})
     job = with_status(job, plan_with(job, failed(0), make_pod(1)).status)

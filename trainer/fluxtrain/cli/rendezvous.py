@@ -10,14 +10,15 @@ from fluxtrain.contract.launch import LOST_SECONDS, METRICS_PORT, RENDEZVOUS_POR
 from fluxtrain.errors import EXIT_OK
 
 _MAX_LOST_SECONDS = 3600
+_MAX_PORT = 65535
 
 
 def add(commands: Commands) -> None:
     """Add the command's parser."""
     text = "serve the rendezvous of a job's agents"
     parser = add_command(commands, "rendezvous", action, help=text)
-    parser.add_argument("--port", type=int, default=RENDEZVOUS_PORT)
-    parser.add_argument("--members-port", type=int, default=METRICS_PORT, help="port of /members")
+    parser.add_argument("--port", type=_port, default=RENDEZVOUS_PORT)
+    parser.add_argument("--members-port", type=_port, default=METRICS_PORT, help="port of /members")
     parser.add_argument("--nodes", type=_nodes, required=True, help="MIN:MAX nodes that train")
     parser.add_argument("--key", type=path, required=True, help="file with the key of the job")
     parser.add_argument(
@@ -44,6 +45,14 @@ def _nodes(text: str) -> tuple[int, int]:
     if not (minimum.isdecimal() and maximum.isdecimal() and 1 <= int(minimum) <= int(maximum)):
         raise argparse.ArgumentTypeError(f"got {text!r}; must be MIN:MAX, such as 4:8")
     return int(minimum), int(maximum)
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) <= _MAX_PORT):
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}; must be from 0, any free one, to {_MAX_PORT}"
+        )
+    return int(text)
 
 
 def _seconds(text: str) -> float:

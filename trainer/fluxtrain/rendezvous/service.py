@@ -216,12 +216,14 @@ class _HeartbeatHandler(_Handler):
 def run(port: int, members_port: int, limits: Limits, key: Path, address: str = "0.0.0.0") -> None:
     """Serve until SIGTERM or SIGINT; ``key`` is a file with the key of the job.
 
-    Raises StorageError if the file cannot be read or a port is in use.
+    Raises StorageError if the file cannot be read or is empty, or if a port is in use.
     """
     try:
         secret = key.read_bytes()
     except OSError as error:
         raise StorageError(f"--key {key}: cannot be read ({error.strerror})") from None
+    if not secret:
+        raise StorageError(f"--key {key}: is empty, and anyone could sign with an empty key")
     stop, sessions = threading.Event(), Sessions(limits)
     with handled(lambda *_: stop.set(), signal.SIGTERM, signal.SIGINT):
         servers = (
