@@ -22,9 +22,11 @@ from benchmarks.table import print_table, spread
 
 from fluxtrain import optim
 from fluxtrain.checkpoint import Checkpoints, training_state
+from fluxtrain.checkpoint_folder import CheckpointFolder
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.distributed import process_group
+from fluxtrain.fence import claim
 from fluxtrain.parallelize import build_model
 from fluxtrain.run_state import RunState
 
@@ -93,7 +95,9 @@ def race(folder: Path, rounds: int) -> tuple[int, dict[str, list[tuple[float, fl
         model = build_model(config, world)
         optimizer = optim.make_optimizer(model, config.optim)
         state = training_state(model, optimizer)
-        checkpoints = Checkpoints(folder / "ours", state, config, is_main=True)
+        checkpoints = Checkpoints(
+            CheckpointFolder(claim(folder / "ours")), state, config, is_main=True
+        )
         savers = {
             SYNCHRONOUS: synchronous(state, folder / "synchronous"),
             TORCH: asynchronous(state, folder / "asynchronous"),

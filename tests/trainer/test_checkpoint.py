@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from tests.trainer.tiny_model import initialised
 
 from fluxtrain import checkpoint, run_state
 from fluxtrain.checkpoint import Checkpoints
+from fluxtrain.checkpoint_folder import CheckpointFolder
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import ConfigError, DataError, StorageError
+from fluxtrain.fence import claim
 from fluxtrain.optim import make_optimizer
 from fluxtrain.run_state import RunState
 
@@ -38,9 +41,15 @@ def make_state(config: RunConfig, seed: int = 0) -> checkpoint.State:
     return checkpoint.training_state(model, make_optimizer(model, config.optim))
 
 
-def save(folder: Path, *steps: int, config: RunConfig | None = None) -> Checkpoints:
+def start(folder: Path, config: RunConfig | None = None, **options: Any) -> Checkpoints:
+    """Return the checkpoints of a new start of the ranks."""
     config = config or make_config()
-    checkpoints = Checkpoints(folder, make_state(config), config, is_main=True)
+    own = CheckpointFolder(claim(folder))
+    return Checkpoints(own, make_state(config), config, is_main=True, **options)
+
+
+def save(folder: Path, *steps: int, config: RunConfig | None = None) -> Checkpoints:
+    checkpoints = start(folder, config)
     for step in steps:
         checkpoints.save(RunState(step=step, samples=step * 16))
     checkpoints.finish()
@@ -50,6 +59,7 @@ def save(folder: Path, *steps: int, config: RunConfig | None = None) -> Checkpoi
 def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".start_000001",
         "step_0000000002",
         "step_0000000003",
     ]
@@ -66,7 +76,7 @@ def test_a_saved_checkpoint_is_loaded(tmp_path: Path) -> None:
 
 def test_training_may_change_the_tensors_while_they_are_written(tmp_path: Path) -> None:
     config = make_config()
-    checkpoints = Checkpoints(tmp_path, make_state(config), config, is_main=True)
+    checkpoints = start(tmp_path, config)
     before = {name: tensor.clone() for name, tensor in checkpoints.state.items()}
     checkpoints.save(RunState(step=1, samples=16))
     for tensor in checkpoints.state.values():
@@ -91,7 +101,7 @@ def test_a_checkpoint_is_reported_when_it_is_complete(tmp_path: Path) -> None:
     def saved(step: int) -> None:
         reported.append((step, run_state.latest(tmp_path)))
 
-    checkpoints = Checkpoints(tmp_path, make_state(config), config, is_main=True, on_saved=saved)
+    checkpoints = start(tmp_path, config, on_saved=saved)
     checkpoints.save(RunState(step=1, samples=16))
     checkpoints.finish()
     (tmp_path / "step_0000000002").touch()  # makes the next save fail
@@ -135,7 +145,7 @@ def test_a_damaged_checkpoint_is_refused_with_its_name(tmp_path: Path, damage: s
 
 def test_an_unwritable_folder_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where a folder should be")
-    with pytest.raises(StorageError, match="cannot write a checkpoint"):
+    with pytest.raises(StorageError, match="cannot be written"):
         save(tmp_path / "checkpoints", 1)
 
 

@@ -1,9 +1,8 @@
-"""Saves and loads checkpoints; any number of ranks can resume. Their folders are listed in run_state.py."""
+"""Saves and loads checkpoints; any number of ranks can resume. run_state.py lists their files."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import warnings
 from collections.abc import Callable
@@ -25,10 +24,11 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from fluxtrain.checkpoint_folder import CheckpointFolder
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import DataError, StorageError
-from fluxtrain.files import folder_size
-from fluxtrain.run_state import RunState, complete, read_state
+from fluxtrain.files import folder_size, write_to_disk
+from fluxtrain.run_state import DONE, RunState, read_state
 
 State = dict[str, Tensor]
 Alive = Callable[[], None]
@@ -79,7 +79,7 @@ class _TellingPlanner(DefaultLoadPlanner):
 class Checkpoints:
     """Saves the checkpoints of one run in a background thread and keeps the newest ``keep``."""
 
-    folder: Path
+    folder: CheckpointFolder
     state: State
     config: RunConfig
     is_main: bool
@@ -102,21 +102,25 @@ class Checkpoints:
         """Save at ``run.step``: copy the tensors, then write them in the background."""
         self.finish()
         self._stage()
-        self._target = self.folder / f"step_{run.step:010d}"
+        self._target = self.folder.partial(run.step)
         self._writer = threading.Thread(target=self._write, args=(run,), name="checkpoint")
         self._writer.start()
         if not self.config.checkpoint.asynchronous:
             self.finish()
 
     def finish(self) -> None:
-        """Wait until the pending checkpoint is complete; raise StorageError if it could not be written."""
+        """Wait until the pending checkpoint is complete.
+
+        Raises StorageError if it could not be written, FencedError if a newer start of the run writes.
+        """
         if self._writer is not None:
             self._join(self._writer)
             self._writer = None
         if self._failure:
             error = self._failure.pop()
+            self.folder.fence.check()  # ranks that were left behind find their files gone
             raise StorageError(
-                f"{self.folder}: cannot write a checkpoint ({_reason(error)})"
+                f"{self.folder.path}: cannot write a checkpoint ({_reason(error)})"
             ) from error
 
     def _join(self, writer: threading.Thread) -> None:
@@ -142,8 +146,7 @@ class Checkpoints:
         target = self._target
         try:
             if self.is_main:
-                shutil.rmtree(target, ignore_errors=True)
-                target.mkdir(parents=True)
+                self.folder.begin(run.step)
             dist.barrier(self._group)
             self.alive()
             writer = HuggingFaceStorageWriter(str(target), save_distributed=True)
@@ -157,13 +160,11 @@ class Checkpoints:
             self._failure.append(error)
 
     def _commit(self, target: Path, run: RunState) -> None:
-        (target / "run.json").write_text(json.dumps(asdict(run), indent=1))
-        (target / "config.json").write_text(self.config.model_dump_json(indent=1))
-        (target / "DONE").touch()
-        for old in complete(self.folder)[: -self.config.checkpoint.keep]:
-            (old / "DONE").unlink()  # first, so that a partly deleted folder is ignored
-            shutil.rmtree(old)
-            self.alive()
+        write_to_disk(target / "run.json", json.dumps(asdict(run), indent=1))
+        write_to_disk(target / "config.json", self.config.model_dump_json(indent=1))
+        write_to_disk(target / DONE, "")
+        self.folder.commit(run.step)
+        self.folder.keep_newest(self.config.checkpoint.keep, self.alive)
 
 
 def _reason(error: BaseException) -> str:

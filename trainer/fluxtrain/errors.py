@@ -5,6 +5,7 @@
     * JoinedConfigError   several of them
   * DataError        the data set, or a weights file, is missing or unusable
   * StorageError     the output cannot be written or read
+  * FencedError      a newer start of the run writes to the output
   * DivergedError    the loss or its gradient is no longer finite
   * StoppedError     the run was asked to stop and saved a checkpoint
 """
@@ -70,6 +71,10 @@ class StorageError(FluxtrainError):
     """The output cannot be written or read."""
 
     exit_code = EXIT_STORAGE
+
+
+class FencedError(FluxtrainError):
+    """A newer start of all ranks writes to the output; these ranks were left behind."""
 
 
 class DivergedError(FluxtrainError):

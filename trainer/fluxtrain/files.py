@@ -1,9 +1,11 @@
-"""Atomic writes, locks, and the size of a folder."""
+"""Atomic writes, writes to disk, locks, and the size of a folder."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +20,38 @@ def atomic_write(path: Path) -> Iterator[Path]:
     partial = path.with_suffix(".partial")
     yield partial
     partial.replace(path)
+
+
+@contextmanager
+def atomic_write_by_several(path: Path) -> Iterator[Path]:
+    """As `atomic_write`, for a ``path`` that others may replace too: the temporary path is of this call."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_to_disk(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``; return when it is on the disk."""
+    path.write_text(text)
+    sync(path)
+
+
+def sync(path: Path) -> None:
+    """Return when the contents of the file ``path``, or the names in the folder ``path``, are on the disk."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+        ):  # a file system that cannot do it for folders
+            raise
+    finally:
+        os.close(file)
 
 
 @contextmanager

@@ -6,6 +6,8 @@
       config.json           the resolved RunConfig
       DONE                  written last by rank 0: a folder without it is ignored
 
+How such a folder is written and removed: checkpoint_folder.py.
+
 No pickle is written or read. The loader has no state: its position is the step.
 """
 
@@ -22,6 +24,8 @@ from fluxtrain.contract.run.immutable_fields import IMMUTABLE_PATHS, value_at
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import ConfigError, DataError
 
+DONE = "DONE"
+"""File that is written last: the checkpoint in its folder is whole."""
 _FOLDER = re.compile(r"step_(\d{10})")
 
 
@@ -42,12 +46,17 @@ class RunState:
         return self.status != "running" and (reached or self.step >= config.schedule.steps)
 
 
+def folder_of(folder: Path, step: int) -> Path:
+    """Return the folder in ``folder`` of the checkpoint of ``step``."""
+    return folder / f"step_{step:010d}"
+
+
 def complete(folder: Path) -> list[Path]:
     """Return the complete checkpoints in ``folder``, the oldest first."""
     if not folder.is_dir():
         return []
     steps = (path for path in folder.iterdir() if _FOLDER.fullmatch(path.name))
-    return sorted(path for path in steps if (path / "DONE").exists())
+    return sorted(path for path in steps if (path / DONE).exists())
 
 
 def latest(folder: Path) -> Path | None:
@@ -68,7 +77,7 @@ def read_state(checkpoint: Path) -> RunState:
     try:
         return RunState(**json.loads((checkpoint / "run.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
-        if not (checkpoint / "DONE").exists():
+        if not (checkpoint / DONE).exists():
             raise
         raise DataError(f"{checkpoint / 'run.json'}: not the state of a run ({error})") from None
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from fluxtrain import checkpoint, optim
 from fluxtrain.bad_samples import require_few_bad_samples, require_readable
 from fluxtrain.checkpoint import Checkpoints
-from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, RunPaths
+from fluxtrain.checkpoint_folder import CheckpointFolder
+from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.loader import AnyBatch, evaluation_batches, training_batches
 from fluxtrain.data.order import PADDING, BatchShares
@@ -70,7 +71,7 @@ class _Trainer:
         optim.set_steps_taken(self.optimizer, self.run.step)
         self.samples_at_start = self.run.samples
         self.checkpoints = Checkpoints(
-            paths.output / CHECKPOINTS_FOLDER,
+            CheckpointFolder(recovery.fence),
             state,
             config,
             world.is_main,
@@ -82,7 +83,9 @@ class _Trainer:
         self.sampler = GridSampler(config, paths, world, self.sources)
         num_parameters = sum(p.numel() for p in self.model.parameters())
         lengths = len(self.sources.train), len(self.sources.validation)
-        observer.open_logs(self.run, recovery.saved_step, num_parameters, self.shares, *lengths)
+        observer.open_logs(
+            recovery.fence, self.run, recovery.saved_step, num_parameters, self.shares, *lengths
+        )
         gc.collect()
         gc.freeze()  # these objects live as long as the process: later collections skip them
         stack.callback(gc.unfreeze)

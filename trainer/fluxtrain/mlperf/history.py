@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.files import atomic_write_by_several, sync
 from fluxtrain.mlperf.lines import LogLine, read_lines
 
 
@@ -51,16 +51,11 @@ def lines_until(path: Path, samples: int, config: RunConfig) -> list[LogLine]:
 
 
 def rewrite(path: Path, lines: Iterable[LogLine]) -> None:
-    """Replace the file by ``lines`` atomically, unless it is equal already."""
+    """Replace the file by ``lines`` atomically: ranks that were left behind write to the file before."""
     content = "".join(f"{line.text}\n" for line in lines).encode("latin-1")
-    if path.exists() and path.read_bytes() == content:
-        return
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    with atomic_write_by_several(path) as partial:
+        partial.write_bytes(content)
+        sync(partial)
 
 
 def _has_more_steps(lines: list[LogLine], samples: int, config: RunConfig) -> bool:

@@ -26,6 +26,7 @@ from fluxtrain.data.shards import LISTING
 from fluxtrain.data.sources import PARTS
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.files import sync
 from fluxtrain.safetensors_file import read_header
 
 SETTINGS = "preprocess.json"
@@ -124,7 +125,7 @@ class EncodedOutput:
     def publish(self, staged: Path) -> None:
         """Move a shard from the staging folder to the output folder, its JSON first."""
         for path in (staged.with_suffix(".json"), staged):
-            _fsync(path)
+            sync(path)  # a power loss cannot leave its name without its content
             path.replace(self.folder / path.name)
 
 
@@ -190,12 +191,3 @@ def _fingerprint(root: Path, files: list[Path], sampled: int) -> str:
             with path.open("rb") as file:
                 digest.update(file.read(sampled))
     return digest.hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    """Flush ``path`` to disk, so that a power loss cannot leave its name without its content."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

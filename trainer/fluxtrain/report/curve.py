@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib import pyplot
 
-from fluxtrain.files import atomic_write
+from fluxtrain.files import atomic_write_by_several
 from fluxtrain.report.records import Record
 
 matplotlib.use("Agg")  # needs no display
@@ -31,7 +31,7 @@ def save_loss_curve(path: Path, records: list[Record], target: float | None) -> 
     axes.set_yscale("log")
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False)
-    with atomic_write(path) as partial:
+    with atomic_write_by_several(path) as partial:
         figure.savefig(partial, format="png", bbox_inches="tight")
         pyplot.close(figure)
 

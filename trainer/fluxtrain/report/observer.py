@@ -17,6 +17,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.order import BatchShares
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
+from fluxtrain.fence import Fence
 from fluxtrain.gpus import peak_flops
 from fluxtrain.mlperf import RunFacts
 from fluxtrain.mlperf.machine import machine_facts
@@ -55,6 +56,7 @@ class Observer:
 
     def open_logs(
         self,
+        fence: Fence,
         run: RunState,
         saved_step: int | None,
         num_parameters: int,
@@ -64,7 +66,8 @@ class Observer:
     ) -> None:
         """Open the logs at ``run``'s step; ``num_train`` and ``num_validation`` are numbers of samples.
 
-        ``saved_step`` is the step of the newest checkpoint.
+        ``saved_step`` is the step of the newest checkpoint. Raises FencedError if there is a newer
+        start, whose logs would be replaced.
         """
         self._clock = Clock(run.train_seconds)
         self._last_logged = (run.samples, run.train_seconds)
@@ -75,8 +78,9 @@ class Observer:
         if run.eval_loss is not None:
             self.metrics.eval_loss.set(run.eval_loss)
         if self.config.logging.ledger:
-            self._open_ledger(run.step)
+            self._open_ledger(run.step, fence)
         if self.world.is_main:
+            fence.check()
             facts = RunFacts(
                 self.config,
                 shares,
@@ -89,13 +93,15 @@ class Observer:
             port = self.progress.read().get("port")
             self._logs.print_summary(run, self.world, num_parameters, port)
 
-    def _open_ledger(self, step: int) -> None:
+    def _open_ledger(self, step: int, fence: Fence) -> None:
+        fence.check()
         folder = self.paths.output / LEDGER_FOLDER
         folder.mkdir(exist_ok=True)
         if self.world.is_main:  # including files of ranks that this run no longer has
             for path in folder.glob("rank_*.jsonl"):
                 drop_after(path, step)
         self.world.barrier()
+        fence.check()
         self._ledger = Records(folder / f"rank_{self.world.rank:05d}.jsonl", step)
         self._closing.callback(self._ledger.close)
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.files import atomic_write
+from fluxtrain.files import atomic_write_by_several
 
 Record = dict[str, Any]
 
@@ -31,7 +31,7 @@ class Records:
 def drop_after(path: Path, step: int) -> None:
     """Remove the records of ``path`` after ``step`` and incomplete lines."""
     kept = [record for record in read_records(path) if record["step"] <= step]
-    with atomic_write(path) as partial:
+    with atomic_write_by_several(path) as partial:
         partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from fluxtrain.files import atomic_write
+from fluxtrain.files import atomic_write_by_several
 
 _CAPTION_HEIGHT, _GAP, _SCALE, _PER_ROW = 30, 6, 2, 6
 Column = tuple[str, list[Image.Image]]
@@ -35,7 +35,7 @@ def save_grid(path: Path, columns: list[Column], title: str, footer: str = "") -
         top += row_height
     draw.multiline_text((_GAP, top), footer_text, fill="gray", font=font, spacing=1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as partial:
+    with atomic_write_by_several(path) as partial:
         grid.save(partial, format="PNG")
 
 

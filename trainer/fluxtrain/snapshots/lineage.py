@@ -1,8 +1,8 @@
 """Which snapshots continue the run in an output folder: fences those of ranks that were left behind.
 
-All ranks start together, and each start has a number. A snapshot is accepted only if the newest start took
-it, or loaded it and has taken none of its own yet. So neither ranks that the others started without nor the
-memory of a run whose output was deleted can bring back their state.
+All ranks start together, and each start has a number (fence.py). A snapshot is accepted only if the newest
+start took it, or loaded it and has taken none of its own yet. So neither ranks that the others started
+without nor the memory of a run whose output was deleted can bring back their state.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from fluxtrain.files import atomic_write
+from fluxtrain.files import atomic_write_by_several
 
 LINEAGE_FILE = ".snapshots.json"
 
@@ -38,10 +38,6 @@ class Lineage:
         loaded = SnapshotId(self.loaded_start, self.loaded_step)
         return self.start > 0 and (snapshot.start == self.start or snapshot == loaded)
 
-    def next(self, loaded: SnapshotId | None) -> Lineage:
-        """Return the lineage of another start, which loads ``loaded``."""
-        return Lineage(self.start + 1, *(loaded or (0, 0)))
-
 
 def read_lineage(output: Path) -> Lineage:
     """Return the lineage in ``output``; an empty one if there is none or it is unreadable."""
@@ -53,7 +49,7 @@ def read_lineage(output: Path) -> Lineage:
 
 def write_lineage(output: Path, lineage: Lineage) -> None:
     """Replace the lineage in ``output``."""
-    with atomic_write(output / LINEAGE_FILE) as partial:
+    with atomic_write_by_several(output / LINEAGE_FILE) as partial:
         partial.write_text(json.dumps(asdict(lineage)))
 
 

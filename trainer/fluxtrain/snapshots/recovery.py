@@ -9,13 +9,16 @@ from pathlib import Path
 
 from fluxtrain import checkpoint, run_state
 from fluxtrain.checkpoint import Alive, State
+from fluxtrain.checkpoint_folder import CheckpointFolder
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, CONFIG_FILE, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.replicas import replicas
 from fluxtrain.distributed import Channel, World
+from fluxtrain.fence import Fence, claim
 from fluxtrain.run_state import RunState
 from fluxtrain.snapshots import restore
 from fluxtrain.snapshots.image import Shard, rows_of
+from fluxtrain.snapshots.lineage import read_lineage
 from fluxtrain.snapshots.slots import Slots
 from fluxtrain.snapshots.writer import Snapshots
 
@@ -27,17 +30,21 @@ class Recovery:
     """The newest state of a run, in memory or on storage."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, world: World) -> None:
-        """Find it; every rank must call this. Raises ConfigError if it is of another run."""
+        """Fence earlier starts and find it; every rank must call this.
+
+        Raises ConfigError, before others are fenced, if the newest checkpoint is of another run.
+        """
         self._config, self._world = config, world
-        self._checkpoint = run_state.latest(paths.output / CHECKPOINTS_FOLDER)
-        if self._checkpoint is not None:
-            run_state.check_same_run(config, self._checkpoint)
-        self._volume = _shared_volume(config, paths, world)
-        self._start, self._snapshot = 0, None
+        folder = paths.output / CHECKPOINTS_FOLDER
+        if (newest := run_state.latest(folder)) is not None:
+            run_state.check_same_run(config, newest)
+        self.fence, self._checkpoint = _take_over(folder, world, read_lineage(paths.output).start)
+        self._volume, self._snapshot = _shared_volume(config, paths, world), None
         if self._volume is not None:
-            self._channel = Channel(world)
-            begun = restore.begin_start(self._volume, paths.output, world, self.saved_step or 0)
-            self._start, self._snapshot = begun
+            self._channel, saved = Channel(world), self.saved_step or 0
+            self._snapshot = restore.begin_start(
+                self._volume, paths.output, world, self.fence, saved
+            )
         if self._snapshot is not None and (self._snapshot.folder / CONFIG_FILE).exists():
             run_state.check_same_run(config, self._snapshot.folder)
 
@@ -76,7 +83,7 @@ class Recovery:
         """Return the writer of snapshots from ``run`` on; None if they are off."""
         if self._volume is None:
             return None
-        slots = Slots(self._volume, self._start, self._world, rows_of(state), self._shard)
+        slots = Slots(self._volume, self.fence.start, self._world, rows_of(state), self._shard)
         return Snapshots(state, slots, self._channel, self._config, run, on_complete)
 
     @property
@@ -84,6 +91,23 @@ class Recovery:
         """Return this rank's part of the state; ranks of other replicas have the same."""
         count = self._world.size // replicas(self._config, self._world.size)
         return Shard(self._world.rank % count, count)
+
+
+def _take_over(folder: Path, world: World, before: int) -> tuple[Fence, Path | None]:
+    """Return the fence of a start after number ``before``, and the newest checkpoint in ``folder``.
+
+    All ranks return what rank 0 sees: another node may see an older state of the storage.
+    """
+    found = list[str]()
+    if world.is_main:
+        fence = claim(folder, before)
+        CheckpointFolder(
+            fence
+        ).take_over()  # what earlier starts have not committed by now, they cannot
+        newest = run_state.latest(folder)
+        found = [str(fence.start), newest.name if newest else ""]
+    start, name = world.all_gather(found)
+    return Fence(folder, int(start)), folder / name if name else None
 
 
 def _shared_volume(config: RunConfig, paths: RunPaths, world: World) -> Path | None:

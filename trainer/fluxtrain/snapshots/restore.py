@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fluxtrain.checkpoint import State
 from fluxtrain.distributed import Channel, World
+from fluxtrain.fence import Fence
 from fluxtrain.run_state import RunState
 from fluxtrain.snapshots.copies import (
     IMAGE,
@@ -53,30 +54,29 @@ class Found:
 
 
 def begin_start(
-    volume: Path, output: Path, world: World, saved_step: int
-) -> tuple[int, Found | None]:
-    """Return the number of this start of all ranks, and the snapshot to load, if any.
+    volume: Path, output: Path, world: World, fence: Fence, saved_step: int
+) -> Found | None:
+    """Return the snapshot that the start of ``fence`` loads, if any; those that it takes count from now on.
 
     It is the newest complete one whose checksums are right, unless the checkpoint of ``saved_step`` in
     ``output`` is newer. Everything else in ``volume`` is removed. Every rank must call this.
     """
-    lineage, saved_step = _agree(world, read_lineage(output), saved_step)
+    lineage = _agree(world, read_lineage(output))
     copies = _newest_whole(volume, world, lineage, saved_step)
     if world.is_main:
-        write_lineage(output, lineage.next(copies[0].snapshot if copies else None))
+        fence.check()
+        write_lineage(output, Lineage(fence.start, *(copies[0].snapshot if copies else (0, 0))))
     world.barrier()
     if world.local_rank == 0:
         remove_others(volume, {volume / copy.name for copy in copies})
     world.barrier()
-    return lineage.start + 1, Found(volume, tuple(copies)) if copies else None
+    return Found(volume, tuple(copies)) if copies else None
 
 
-def _agree(world: World, lineage: Lineage, saved_step: int) -> tuple[Lineage, int]:
+def _agree(world: World, lineage: Lineage) -> Lineage:
     """Return what rank 0 read: another node may see an older state of the storage."""
-    values = [*astuple(lineage), saved_step]
-    texts = world.all_gather([" ".join(map(str, values))] if world.is_main else [])
-    *numbers, step = map(int, texts[0].split())
-    return Lineage(*numbers), step
+    texts = world.all_gather([" ".join(map(str, astuple(lineage)))] if world.is_main else [])
+    return Lineage(*map(int, texts[0].split()))
 
 
 def _newest_whole(volume: Path, world: World, lineage: Lineage, saved_step: int) -> list[Copy]:
