@@ -96,6 +96,15 @@ JOB = Dashboard(
             unit="percentunit",
         ),
         curve(
+            "Without progress",
+            "Of the time that its phase allows, of the rank with the least. At 100 % the job has stalled.",
+            Query(
+                f"min(fluxtrain_since_progress_seconds{_JOB} / fluxtrain_stall_limit_seconds{_JOB})",
+                "least",
+            ),
+            unit="percentunit",
+        ),
+        curve(
             "Waiting for snapshots",
             "Share of the time; at most 1 %.",
             _rate_by_pod("snapshot_stall_seconds_total"),

@@ -10,13 +10,14 @@ from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector
 from tests.chart.objects import Program
 
 from fluxtrain.report.metrics import Metrics as TrainerMetrics
+from fluxtrain.report.node_progress import RankProgress
 from fluxtrain_operator.metrics import PHASES
 from fluxtrain_operator.metrics import Metrics as OperatorMetrics
 
 
 def trainer_metrics() -> list[Metric]:
     """Return all metrics of a trainer, each with a value."""
-    metrics = TrainerMetrics()
+    metrics = TrainerMetrics(ranks=lambda: [RankProgress(0, 1, "step", 1, 0.0, 0.0)])
     for gauge in vars(metrics).values():
         if isinstance(gauge, Gauge) and gauge is not metrics.eval_loss_by_timestep:
             gauge.set(1.0)

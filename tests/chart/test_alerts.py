@@ -28,12 +28,18 @@ Series = dict[str, str]
 """Values, one per minute, in promtool's notation, by series."""
 
 
-def steps(values: str) -> Series:
-    """Return the series of a job whose last step was at ``values``; its processes started at 0."""
-    return {
-        f"fluxtrain_last_progress_timestamp_seconds{POD}": values,
-        f"fluxtrain_step_seconds_created{POD}": "0x300",
-    }
+def ranks(*seconds: str, limits: tuple[str, ...] = ("120x300", "120x300")) -> Series:
+    """Return the series of ranks of two pods, with their seconds without progress."""
+    series: Series = {}
+    for rank, (since, limit) in enumerate(zip(seconds, limits, strict=False)):
+        labels = POD.replace("job-0", f"job-{rank}").replace("}", f', rank="{rank}"}}')
+        series[f"fluxtrain_since_progress_seconds{labels}"] = since
+        series[f"fluxtrain_stall_limit_seconds{labels}"] = limit
+    return series
+
+
+def answers(values: str, pod: str = "job-0") -> Series:
+    return {f"up{POD}".replace("job-0", pod): values}
 
 
 def starts(values: str) -> Series:
@@ -56,9 +62,19 @@ GPU = {**JOB, "pod": "job-0", "gpu_id": "3", "hostname": "node-7"}
 LOSS = "FluxTrainingLossNotFinite"
 
 FIRES: list[tuple[str, str, Series, dict[str, str]]] = [
-    # A step each minute for ten minutes, then none.
-    ("FluxTrainingNoProgress", "50m", steps("0+60x10 600x60"), JOB),
-    ("FluxTrainingNoProgress", "1h10m", steps("0x120"), JOB),  # no step ever
+    # A step each minute for ten minutes, then none: stalled after 12 minutes, restarted by nobody.
+    ("FluxTrainingNoProgress", "29m", ranks("0x10 0+60x60"), JOB),
+    ("FluxTrainingNoProgress", "29m", ranks("0x10 0+60x60", "0x10 0+60x60"), JOB),
+    # An evaluation may take 30 minutes between two batches.
+    ("FluxTrainingNoProgress", "57m", ranks("0x10 0+60x90", limits=("120x10 1800x90",)), JOB),
+    # Frozen processes do not answer.
+    ("FluxTrainingNoProgress", "1h30m", answers("1x20 0x100"), JOB),
+    (
+        "FluxTrainingNoProgress",
+        "1h30m",
+        {**answers("1x20 0x100"), **answers("0x120", "job-1")},
+        JOB,
+    ),
     ("FluxTrainingRestartStorm", "25m", starts("1x4 2x4 3x4 4x4 5x10"), JOB),
     ("FluxTrainingUnhealthyGPU", "20m", gpu("1x10 0x30"), GPU),
     (LOSS, "5m", {f"fluxtrain_train_loss{POD}": "0.6 0.6 NaN NaN NaN NaN NaN NaN"}, JOB),
@@ -78,10 +94,20 @@ FIRES: list[tuple[str, str, Series, dict[str, str]]] = [
 ]
 
 SILENT: list[tuple[str, str, Series]] = [
-    ("FluxTrainingNoProgress", "50m", steps("0+60x60")),
-    ("FluxTrainingNoProgress", "40m", steps("0+60x10 600x60")),  # a long evaluation
-    ("FluxTrainingNoProgress", "50m", steps("0x120")),  # a long start
-    ("FluxTrainingNoProgress", "90m", steps("0+60x10 _x90")),  # ended
+    ("FluxTrainingNoProgress", "50m", ranks("0x60", "30x60")),
+    # The operator restarts the job when it has stalled.
+    ("FluxTrainingNoProgress", "50m", ranks("0x10 0+60x5 0x60")),
+    # A long evaluation, save, load or compilation of a rank, for which the others wait.
+    ("FluxTrainingNoProgress", "50m", ranks("0x10 0+60x60", limits=("120x10 3600x60",))),
+    (
+        "FluxTrainingNoProgress",
+        "50m",
+        ranks("0x10 0+60x60", "0x10 0+60x60", limits=("120x60", "120x10 3600x60")),
+    ),
+    ("FluxTrainingNoProgress", "90m", ranks("0+60x10 _x90")),  # ended
+    ("FluxTrainingNoProgress", "90m", answers("1x10 _x90")),
+    ("FluxTrainingNoProgress", "90m", answers("_x50 0x60")),  # the image is pulled
+    ("FluxTrainingNoProgress", "90m", {**answers("0x120"), **answers("1x120", "job-1")}),
     ("FluxTrainingRestartStorm", "25m", starts("1x10 2x20")),
     ("FluxTrainingRestartStorm", "59m", starts("1x4 2x4 3x4 4x4 5x50")),  # the storm has ended
     ("FluxTrainingUnhealthyGPU", "20m", gpu("1x30")),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fluxtrain.progress import Progress
+from fluxtrain.report.node_progress import RankProgress, read_ranks
 
 _STEP_BUCKETS = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60, 120)
 
@@ -48,13 +50,45 @@ class _PhaseSeconds(Collector):
         yield family
 
 
+class _Stalls(Collector):
+    """The time without progress of each rank of the node, and how long its phase may last without."""
+
+    def __init__(self, ranks: Callable[[], list[RankProgress]]) -> None:
+        """Read the progress of each rank from ``ranks`` at each scrape."""
+        self._ranks = ranks
+
+    def collect(self) -> Iterator[Metric]:
+        """Return one sample of each metric for every rank; none outside of torchrun."""
+        since = GaugeMetricFamily(
+            "fluxtrain_since_progress_seconds", "Time since the last progress.", labels=["rank"]
+        )
+        limit = GaugeMetricFamily(
+            "fluxtrain_stall_limit_seconds",
+            "Time without progress after which a rank counts as stalled, by its present phase.",
+            labels=["rank"],
+        )
+        now = time.monotonic()
+        for rank in self._ranks():
+            since.add_metric([str(rank.rank)], rank.seconds_since_progress(now))
+            limit.add_metric([str(rank.rank)], rank.stall_seconds())
+        yield from (since, limit)
+
+
 class Metrics:
     """The Prometheus metrics of one trainer process, in their own registry and in base units."""
 
-    def __init__(self, progress: Progress | None = None) -> None:
-        """Register every metric in ``registry``; the phases are those of ``progress``."""
+    def __init__(
+        self,
+        progress: Progress | None = None,
+        ranks: Callable[[], list[RankProgress]] = read_ranks,
+    ) -> None:
+        """Register every metric in ``registry``; the phases are those of ``progress``.
+
+        ``ranks`` returns the progress of each rank of the node.
+        """
         self.registry = registry = CollectorRegistry()
         registry.register(_PhaseSeconds(progress or Progress()))
+        registry.register(_Stalls(ranks))
 
         def gauge(name: str, text: str) -> Gauge:
             return _UnsetGauge(f"fluxtrain_{name}", text, registry=registry)
