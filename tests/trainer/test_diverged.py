@@ -26,6 +26,7 @@ from fluxtrain.distributed import World
 from fluxtrain.errors import EXIT_DIVERGED
 from fluxtrain.model.flux import Flux
 from fluxtrain.parallelize import build_model
+from fluxtrain.snapshots.copies import read_copies
 
 
 def make_config(log: int, save: int, steps: int, evaluate: int = 0) -> RunConfig:
@@ -76,6 +77,9 @@ BAD_STEPS: list[Any] = [
         3, 3, INF, make_config(log=7, save=0, steps=8), None, marks=pytest.mark.slow
     ),  # detected four steps later
     (1, 3, INF, make_config(log=50, save=0, steps=6, evaluate=4), None),
+    pytest.param(  # the checkpoint of the step before is still being written
+        1, 5, INF, make_config(log=50, save=1, steps=8), 4, marks=pytest.mark.slow
+    ),
 ]
 
 
@@ -106,3 +110,17 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_keeps_the_last_good_chec
         assert ranks.finish(run, config, run_paths, size) == [0] * size, ranks.output_of(run_paths)
     assert losses(paths.output) == pytest.approx(losses(reference.output), rel=1e-6)
     assert all(torch.isfinite(torch.tensor(list(losses(paths.output).values()))))
+
+
+@pytest.mark.parametrize("bad", [1, 4, 6])
+def test_a_bad_step_is_in_no_snapshot_though_it_is_detected_later(tmp_path: Path, bad: int) -> None:
+    volume = tmp_path / "memory"
+    volume.mkdir()
+    paths = RunPaths(tmp_path / "run", tmp_path, tmp_path, snapshots=volume)
+    values = make_config(log=50, save=0, steps=6).model_dump(mode="json")
+    values["checkpoint"]["memory_every_steps"] = 1
+    run = partial(spoiled, port=free_port(), at=bad, value=INF)
+    assert ranks.finish(run, resolve(values), paths) == [EXIT_DIVERGED], ranks.output_of(paths)
+    steps = {copy.step for copy in read_copies(volume, node=0)}
+    assert steps <= set(range(bad))
+    assert bool(steps) == (bad > 1)
