@@ -33,5 +33,8 @@ def require_finite(
     checkpoints.finish()
     saved = checkpoints.saved_step
     kept = f"the checkpoint of step {saved} is kept" if saved else "no checkpoint was saved yet"
-    advice = "lower spec.run.optim.learning_rate or lengthen spec.run.schedule.warmup_steps"
+    advice = (
+        "start another run, with its own output and a lower spec.run.optim.learning_rate or more "
+        "spec.run.schedule.warmup_steps"
+    )
     raise DivergedError("; ".join([*reasons, kept, advice]))

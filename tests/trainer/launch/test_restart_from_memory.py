@@ -141,6 +141,24 @@ def test_a_folder_of_another_user_is_not_used(
     assert (tmp_path / name).is_symlink()
 
 
+def test_what_killed_launchers_left_is_removed_and_what_others_use_is_not(tmp_path: Path) -> None:
+    volumes = tmp_path / "memory"
+    volumes.mkdir()
+    with local_volume(tmp_path / "a", volumes) as first:
+        assert first is not None
+        names = [volumes / f"fluxtrain-{os.getuid()}-{n:016x}" for n in range(3)]
+        for left in names[:2]:  # the launchers of these were killed
+            (left / "start_000001").mkdir(parents=True)
+        names[2].symlink_to(tmp_path)
+        with local_volume(tmp_path / "b", volumes) as second:
+            assert second is not None
+            assert first.is_dir()
+            assert second.is_dir()
+            assert not any(left.exists() for left in names[:2])
+            assert names[2].is_symlink()
+    assert [path.name for path in volumes.iterdir()] == [names[2].name]
+
+
 def test_without_shared_memory_there_are_no_snapshots(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import socket
+import struct
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -55,6 +57,26 @@ def test_the_endpoint_serves_metrics_and_progress() -> None:
         missing.value.close()
     finally:
         stop()
+
+
+@pytest.mark.parametrize(
+    "request_text", [b"GET /metrics HTTP/1.1\r\n\r\n", b"GET /no HTTP/1.0\r\n\r\n", b""]
+)
+def test_clients_that_hang_up_print_nothing(
+    request_text: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    progress = Progress()
+    stop = serve(CollectorRegistry(), progress, "127.0.0.1", None)
+    assert stop is not None
+    address = ("127.0.0.1", int(progress.read()["port"]))
+    for _ in range(20):
+        with socket.create_connection(address) as connection:
+            # a reset instead of an orderly end
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(request_text)
+    assert get(address[1], "/healthz") == "ok\n"
+    stop()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_gauge_has_no_sample_before_it_is_set() -> None:

@@ -24,6 +24,7 @@ from fluxtrain.errors import (
     EXIT_DIVERGED,
     EXIT_ERROR,
     EXIT_OK,
+    EXIT_STOPPED,
     EXIT_STORAGE,
     EXIT_USAGE,
     FluxtrainError,
@@ -64,6 +65,8 @@ def main() -> int:
             return _report(traceback.format_exc(), EXIT_ERROR)
         path = error.filename or paths.output
         return _report(f"{path}: cannot be written or read ({error.strerror})", EXIT_STORAGE)
+    except KeyboardInterrupt:
+        return _report("stopped before the first step", EXIT_STOPPED)
     except Exception:
         return _report(traceback.format_exc(), EXIT_ERROR)
 

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 """Linux's file system in memory."""
+_ATTEMPTS = 10
 
 
 @contextmanager
 def local_volume(output: Path, parent: Path = SHARED_MEMORY) -> Iterator[Path | None]:
     """Create the folder in ``parent`` for the run in ``output``, which is locked; remove it at the end.
 
-    What a killed launcher left there is removed first. Yields None, after one line of text, if the folder
-    cannot be created.
+    What killed launchers left, of any run of this user, is removed first. Yields None, after one line of
+    text, if the folder cannot be created.
     """
+    prefix = f"fluxtrain-{os.getuid()}-"
+    for left in parent.glob(f"{prefix}*"):
+        _remove_if_unused(left)
     digest = hashlib.sha256(os.fsencode(output.resolve())).hexdigest()[:16]
-    folder = parent / f"fluxtrain-{os.getuid()}-{digest}"
+    folder = parent / f"{prefix}{digest}"
     try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700)  # fails if another user has created it
+        lock = _create_locked(folder)
     except OSError as error:
         text = f"no snapshots in memory: {folder} cannot be created ({error.strerror})"
         print(f"fluxtrain: {text}", file=sys.stderr)
@@ -35,6 +40,39 @@ def local_volume(output: Path, parent: Path = SHARED_MEMORY) -> Iterator[Path | 
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _create_locked(folder: Path) -> int:
+    """Create ``folder``, or empty what is left of it, and return a descriptor that locks it."""
+    for _ in range(_ATTEMPTS):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)  # fails if another user has created it
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        if _is_locked_by(descriptor, folder):
+            return descriptor
+        os.close(descriptor)  # another launcher removes what looked unused
+    raise FileExistsError(errno.EEXIST, "other launchers remove it", str(folder))
+
+
+def _remove_if_unused(folder: Path) -> None:
+    """Remove ``folder`` unless a launcher that runs has locked it; the kernel unlocks when one is killed."""
+    with suppress(OSError):  # another launcher has removed it, or it is no folder of this user
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if _is_locked_by(descriptor, folder):
+                shutil.rmtree(folder)
+        finally:
+            os.close(descriptor)
+
+
+def _is_locked_by(descriptor: int, folder: Path) -> bool:
+    """Lock ``folder`` through ``descriptor``; return whether that succeeded and it still exists."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -15,6 +16,8 @@ from fluxtrain.errors import ConfigError
 from fluxtrain.progress import Progress
 from fluxtrain.report.node_progress import node_report
 
+_MAX_CONNECTIONS = 64
+_READ_SECONDS = 10.0
 _STOP_SECONDS = 0.1
 """How long the server may take to stop: a task that starts waits for it."""
 
@@ -47,6 +50,29 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve ``request`` in a thread, or close it if too many are open."""
+        if self._connections.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print one line for an error; none if the client has disconnected."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            print(f"metrics: {client_address[0]}: {error!r}", file=sys.stderr, flush=True)
+
 
 def _bind(
     handler: type[BaseHTTPRequestHandler], address: str, port: int | None
@@ -66,6 +92,8 @@ def _bind(
 
 def _handler(registry: CollectorRegistry, progress: Progress) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        timeout = _READ_SECONDS
+
         def do_GET(self) -> None:
             if self.path == "/metrics":
                 self._respond(generate_latest(registry), "text/plain; version=0.0.4")
@@ -81,9 +109,8 @@ def _handler(registry: CollectorRegistry, progress: Progress) -> type[BaseHTTPRe
             self.send_response(200)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
-            with suppress(ConnectionError):  # the client has disconnected
-                self.end_headers()
-                self.wfile.write(body)
+            self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
             """Do not log requests."""

@@ -17,10 +17,11 @@ _MAX_BYTES = 1 << 20
 _FLOAT = re.compile(
     r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)|[-+]?\d[\d_]*\.\d*|[-+]?\.\d+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
+_INTEGER = re.compile(r"[-+]?(0b[01_]+|0[0-7_]+|0x[\da-fA-F_]+|0|[1-9][\d_]*)")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as Kubernetes reads it: 1e-4 is a number, duplicate keys are refused; so are aliases."""
+    """YAML as Kubernetes reads it: 1e-4 is a number, 1:30 is text. Duplicate keys and aliases are refused."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -42,12 +43,16 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_REPLACED = ("float", "int", "timestamp")
 _Loader.yaml_implicit_resolvers = {
-    first: [rule for rule in rules if rule[0].rpartition(":")[2] not in ("float", "timestamp")]
+    first: [rule for rule in rules if rule[0].rpartition(":")[2] not in _REPLACED]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+0123456789.")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(f"^(?:{_INTEGER.pattern})$"), list("-+0123456789")
 )
 
 
