@@ -19,6 +19,15 @@ def _rate_by_pod(counter: str) -> Query:
     return Query(f"max by (pod) (rate(fluxtrain_{counter}{_JOB}[$__rate_interval]))", "{{pod}}")
 
 
+def _slowest(metric: str) -> Query:
+    of_ranks = f"max by (pod, rank) (fluxtrain_{metric}{_JOB})"
+    return Query(f"topk(5, {of_ranks})", "{{pod}} rank {{rank}}")
+
+
+def _median(metric: str) -> Query:
+    return Query(f"quantile(0.5, fluxtrain_{metric}{_JOB})", "median")
+
+
 def _gpu(metric: str) -> Query:
     """Return a query of AMD's device metrics exporter for the GPUs of the job's pods."""
     of_job = f'{metric}{{namespace="$namespace"}} * on (namespace, pod) group_left () {_PODS}'
@@ -78,6 +87,20 @@ JOB = Dashboard(
             "Share of the time.",
             _rate_by_pod("data_wait_seconds_total"),
             unit="percentunit",
+        ),
+        curve(
+            "Slowest ranks",
+            "Forward passes of a step without waits for other ranks: the five slowest, and the median.",
+            _slowest("rank_compute_seconds"),
+            _median("rank_compute_seconds"),
+            unit="s",
+        ),
+        curve(
+            "Ranks that wait for data",
+            "Wait per step: the five longest, and the median.",
+            _slowest("rank_data_wait_seconds"),
+            _median("rank_data_wait_seconds"),
+            unit="s",
         ),
         curve(
             "Waiting for checkpoints",

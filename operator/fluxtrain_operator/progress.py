@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from fluxtrain.contract.progress import Phase, phase_of
+from fluxtrain.contract.progress import Cause, Phase, phase_of
 from fluxtrain.contract.resource.status import CheckpointStatus, ProgressStatus
 from fluxtrain_operator.timestamps import stamp
 
@@ -16,6 +16,7 @@ _MAX_COUNT = 2**31 - 1
 _MAX_SAMPLES = 2**53
 _MAX_TIME = 253_402_300_799  # the last second of the year 9999
 _MAX_RANKS, _MAX_STACK = 64, 512
+_MAX_UID, _MAX_SLOWDOWN = 64, 1000.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,32 @@ class RankProgress:
 
 
 @dataclass(frozen=True)
+class Straggler:
+    """The slowest rank, as rank 0 reports it."""
+
+    rank: int
+    pod: str
+    """Uid of its pod, which may be any text."""
+    cause: Cause
+    slowdown: float
+
+    @staticmethod
+    def from_json(values: object) -> Straggler | None:
+        """Return the straggler in ``values``; None if there is none, or a value is not credible."""
+        if not isinstance(values, Mapping):
+            return None
+        rank, slowdown = values.get("rank"), _number(values.get("slowdown"))
+        cause = next((cause for cause in get_args(Cause) if cause == values.get("cause")), None)
+        if type(rank) is not int or not 0 <= rank <= _MAX_COUNT or cause is None:
+            return None
+        if slowdown is None or not 1.0 < slowdown <= _MAX_SLOWDOWN:
+            return None
+        pod = values.get("pod")
+        uid = pod[:_MAX_UID] if isinstance(pod, str) else ""
+        return Straggler(rank, uid, cause, float(f"{slowdown:.3g}"))
+
+
+@dataclass(frozen=True)
 class Progress:
     """The training's progress, its newest checkpoint, and the restarts of processes within pods."""
 
@@ -72,6 +99,8 @@ class Progress:
     """Unix time of the newest progress of any kind, as older trainers report it instead of ``ranks``."""
     num_nodes: int | None = None
     """Nodes that train together; None from older trainers."""
+    straggler: Straggler | None = None
+    """The rank that all others wait for."""
     train_seconds_before: float | None = None
     """Training time that the output already contained when these processes started."""
 
@@ -91,6 +120,7 @@ class Progress:
             ranks=_ranks(answer),
             alive_time=_unix_time(answer.get("aliveTime")),
             num_nodes=_count(answer.get("numNodes"), _MAX_COUNT) or None,
+            straggler=Straggler.from_json(answer.get("straggler")),
             train_seconds_before=_number(answer.get("trainSecondsBefore")),
         )
 

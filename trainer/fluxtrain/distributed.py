@@ -67,6 +67,18 @@ class World:
         dist.all_gather_object(gathered, own)
         return [text for texts in gathered for text in texts]
 
+    def gather_numbers(self, own: list[float]) -> list[list[float]]:
+        """Return the numbers of each rank, by rank; every rank must call it with equally many.
+
+        They are exchanged on the host, without waiting for the device.
+        """
+        if self.size == 1:
+            return [own]
+        sent = torch.tensor(own, dtype=torch.float64)
+        received = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(received, sent)
+        return [list(map(float, numbers)) for numbers in received]
+
     def barrier(self) -> None:
         """Wait until every rank calls this."""
         if self.size > 1:

@@ -105,6 +105,22 @@ def shard(
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 
+def observe_gathers(model: Flux, before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Call ``before`` and ``after`` around each wait of a forward pass for weights of other ranks.
+
+    ``model`` is sharded: FSDP2 waits in a hook before each block and before the model.
+    """
+    for module in (*blocks(model), model):
+        module.register_forward_pre_hook(_untraced(before), prepend=True)
+        module.register_forward_pre_hook(_untraced(after))
+
+
+def _untraced(call: Callable[[], None]) -> Callable[..., None]:
+    """Return ``call`` as a hook that torch.compile leaves out of the graph, as it does FSDP2's."""
+    hook: Callable[..., None] = torch.compiler.disable(lambda module, inputs: call())  # type: ignore[no-untyped-call]
+    return hook
+
+
 def initial_weights(
     model: nn.Module, seed: int, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:

@@ -25,7 +25,7 @@ from fluxtrain.encode.encoders import batch_encoder
 from fluxtrain.errors import DivergedError, StoppedError
 from fluxtrain.evaluate import evaluate
 from fluxtrain.loss import FlowLoss
-from fluxtrain.parallelize import DTYPES, build_model, full_tensor
+from fluxtrain.parallelize import DTYPES, build_model, full_tensor, observe_gathers
 from fluxtrain.report.observer import Observer
 from fluxtrain.report.run_logs import StepMetrics
 from fluxtrain.run_state import RunState
@@ -62,6 +62,9 @@ class _Trainer:
         self.encode = batch_encoder(config, paths.models, world.device)
         published = published_weights(config, paths.models) if recovery.is_new else None
         self.model = build_model(config, world, published, observer.alive)
+        if world.size > 1:
+            times = observer.step_times
+            observe_gathers(self.model, times.gather_begins, times.gather_ends)
         self.flow_loss = FlowLoss(self.model, config, DTYPES[config.precision.compute])
         self.optimizer = optim.make_optimizer(self.model, config.optim)
         # on the device: the first step with a gradient norm that is not finite
@@ -156,8 +159,9 @@ class _Trainer:
             with self.observer.waiting_for_data():
                 batch = next(batches)
             self.observer.log_unreadable(batch.faults)
-            encoded = self.encode(batch)
-            losses = self.flow_loss(encoded) * encoded.weights
+            with self.observer.step_times.forward():
+                encoded = self.encode(batch)
+                losses = self.flow_loss(encoded) * encoded.weights
             # gradients are averaged over the ranks, so each rank divides by its part of the global batch
             torch.autograd.backward(losses.sum() / per_rank)
             totals[0] += losses.detach().sum()

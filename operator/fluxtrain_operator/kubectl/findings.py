@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fluxtrain.contract.progress import DATA
 from fluxtrain_operator import names
 from fluxtrain_operator.durations import duration
 from fluxtrain_operator.kubectl.facts import Facts
@@ -180,12 +181,13 @@ def running(facts: Facts) -> Finding | None:
         text += f", and {eta} are left"
     if age is not None and age > _OLD_SECONDS:
         return Finding(text, _old_step(facts))
+    straggler = _straggler(facts)
+    text += straggler.text
     healthy = facts.condition("Healthy")
     if healthy["status"] != "False":
-        return Finding(text)
-    return Finding(
-        f"{text}; {healthy['reason']}: {healthy['message']}", _remedy(facts, healthy["reason"])
-    )
+        return Finding(text, straggler.remedy)
+    todo = f"{_remedy(facts, healthy['reason'])} {straggler.remedy}".strip()
+    return Finding(f"{text}; {healthy['reason']}: {healthy['message']}", todo)
 
 
 RULES: tuple[Rule, ...] = (
@@ -223,6 +225,24 @@ def _old_step(facts: Facts) -> str:
         f"{stacks} shows where they are, and the operator restarts trainers that hang. "
         f"If the pods' log goes on, the status is old. {_OPERATOR}"
     )
+
+
+def _straggler(facts: Facts) -> Finding:
+    """Return an addition about the rank that all others wait for; empty without one."""
+    found = facts.progress.get("straggler")
+    if not found:
+        return Finding("")
+    node = found.get("node")
+    text = f"; rank {found.get('rank')} in {found.get('pod')} on {node}"
+    slowdown = f"{found.get('slowdown')} times as long"
+    if found.get("cause") == DATA:
+        todo = f"Check the storage and the free CPUs of {node}, or raise spec.run.data.num_workers."
+        return Finding(f"{text} makes steps {slowdown} by waiting for data", todo)
+    todo = (
+        f"Check clocks and temperatures of the GPUs of {node}, and what else runs there; "
+        f"if it is cordoned and the pod deleted, another node takes over."
+    )
+    return Finding(f"{text} computes {slowdown} as the median rank", todo)
 
 
 def _kueue_reason(facts: Facts) -> str:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fluxtrain.contract.resource.status import Condition, ProgressStatus, Restarts
+from fluxtrain.contract.resource.status import (
+    Condition,
+    ProgressStatus,
+    Restarts,
+    StragglerStatus,
+)
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.failures import Failure, failure_of
 from fluxtrain_operator.planner.guard import Guard
@@ -196,7 +201,22 @@ class Situation:
             return before
         known = (before.last_step_time if before else None) or ""
         is_newer = self.observed.progress is not None or latest.status.last_step_time >= known
-        return latest.status if is_newer else before
+        return self._with_straggler(latest) if is_newer else before
+
+    def _with_straggler(self, latest: Progress) -> ProgressStatus:
+        """Return the status of ``latest`` with its straggler, unless that runs in no pod of this attempt."""
+        found = latest.straggler
+        pod = next((pod for pod in self.current if found and pod.uid == found.pod), None)
+        if found is None or pod is None:
+            return latest.status
+        straggler = StragglerStatus(
+            rank=found.rank,
+            pod=pod.name,
+            node=pod.node,
+            cause=found.cause,
+            slowdown=found.slowdown,
+        )
+        return latest.status.model_copy(update={"straggler": straggler})
 
     @property
     def last_step_time(self) -> float | None:

@@ -28,10 +28,12 @@ from fluxtrain_operator.kubectl.why import explanation
 from fluxtrain_operator.planner.create_failures import CreateFailure, name_conflict
 from fluxtrain_operator.planner.observed import NodeView
 from fluxtrain_operator.planner.status import invalid_spec_status
+from fluxtrain_operator.progress import Straggler
 from fluxtrain_operator.timestamps import stamp
 
 RUNNING = (running(0), running(1), running(0, names.RENDEZVOUS))
 STARTED = (running(0, started=NOW - 90), running(1, started=NOW - 90))
+SLOW = Straggler(rank=9, pod="uid-job-1", cause="compute", slowdown=1.4)
 QUEUED = {"scheduling": {"queueName": "team-a"}}
 NO_GPU = "0/8 nodes are available: 8 Insufficient amd.com/gpu."
 NOT_FOUND = "rpc error: code = NotFound desc = trainer:2: not found"
@@ -314,6 +316,24 @@ STATES: dict[str, tuple[JobObjects, tuple[str, ...]]] = {
         (
             "(Running) trains on 2 nodes at step 7, training loss 0.5123, 8 samples/s",
             "last step was 5s ago, and 2h10m are left.",
+        ),
+    ),
+    "running_with_a_slow_rank": (
+        state_of(*RUNNING, progress=replace(trains(), straggler=SLOW)),
+        (
+            "2h10m are left; rank 9 in job-1 on node-1 computes 1.4 times as long as the median rank.",
+            "clocks and temperatures of the GPUs of node-1",
+        ),
+    ),
+    "running_with_slow_data_on_fewer_nodes": (
+        state_of(
+            running(0),
+            progress=replace(trains(), straggler=replace(SLOW, pod="uid-job-0", cause="data")),
+            spec={"nodes": {"min": 1, "max": 2}},
+        ),
+        (
+            "rank 9 in job-0 on node-0 makes steps 1.4 times as long by waiting for data; Degraded",
+            "until the others' pods run. Check the storage",
         ),
     ),
     "running_with_an_old_step": (

@@ -10,7 +10,7 @@ import pytest
 from fluxtrain_operator import names
 from fluxtrain_operator.planner.failures import failure_of
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
-from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.progress import Progress, Straggler
 from fluxtrain_operator.resources.queueing import Queueing
 
 
@@ -213,6 +213,47 @@ def test_invalid_values_of_a_trainer_leave_the_status_valid(value: object) -> No
     for number in (progress.status.train_loss, progress.train_seconds_before):
         assert number is None or math.isfinite(number)
     assert progress.status.last_step_time is None
+
+
+STRAGGLER = {"rank": 3, "host": "job-1", "pod": "uid-1", "cause": "data", "slowdown": 1.41421}
+
+
+def test_a_straggler_is_parsed() -> None:
+    progress = Progress.from_json({"straggler": STRAGGLER})
+    assert progress is not None
+    assert progress.straggler == Straggler(3, "uid-1", "data", 1.41)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(
+            {"slowdown": s}
+            for s in (math.nan, math.inf, -1.0, 0, 1.0, 1e9, 10**400, True, "2", None)
+        ),
+        *({"rank": rank} for rank in (-1, 2**31, 10**400, 1.5, True, "3", None)),
+        *({"cause": cause} for cause in ("", "network", None, 1, [], {})),
+    ],
+    ids=repr,
+)
+def test_a_straggler_with_an_invalid_value_is_ignored(change: dict[str, object]) -> None:
+    progress = Progress.from_json({"step": 7, "straggler": {**STRAGGLER, **change}})
+    assert progress is not None
+    assert (progress.status.step, progress.straggler) == (7, None)
+
+
+@pytest.mark.parametrize("straggler", [None, 1, "rank 3", [], [STRAGGLER], {}])
+def test_what_is_no_straggler_is_ignored(straggler: object) -> None:
+    progress = Progress.from_json({"straggler": straggler})
+    assert progress is not None
+    assert progress.straggler is None
+
+
+@pytest.mark.parametrize("pod", [None, 7, [], "x" * 10**6])
+def test_the_pod_of_a_straggler_is_bounded(pod: object) -> None:
+    straggler = Straggler.from_json({**STRAGGLER, "pod": pod})
+    assert straggler is not None
+    assert len(straggler.pod) <= 64
 
 
 @pytest.mark.parametrize("answer", [None, 1, "x", []])

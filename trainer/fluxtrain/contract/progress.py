@@ -11,7 +11,11 @@ Besides the numbers of the run, the report always has:
 | ``secondsSinceProgress`` | seconds since the last progress of any kind |
 | ``phaseSeconds`` | seconds that the process has spent in each phase, by phase |
 | ``stepSeconds`` | mean seconds of a step in phase ``step``; after the first |
+| ``straggler`` | the slowest rank, see below; absent or null if there is none |
 | ``ranks`` | only at /progress: such values of each rank of the node, and its ``stack`` if it stalls |
+
+A straggler is an object with ``rank``, ``host``, ``pod`` (its uid), ``cause`` and ``slowdown``: its time over
+the median of all ranks for ``compute``, the time of a step over that without its wait for ``data``.
 
 All seconds are measured by the trainer's monotonic clock until the response, so a reader on another machine
 compares no clocks: it adds the time since it received the response.
@@ -43,6 +47,14 @@ SAMPLE: Phase = "sample"
 """Sampling images."""
 FINISH: Phase = "finish"
 """Writing the last files, and waiting for other ranks."""
+
+Cause = Literal["compute", "data"]
+"""Why a rank is a straggler. Written by the trainer, read by the operator."""
+
+COMPUTE: Cause = "compute"
+"""Its forward passes take longer than those of other ranks."""
+DATA: Cause = "data"
+"""It waits for data."""
 
 _OLD_NAMES: dict[str, Phase] = {
     "loading": LOAD,

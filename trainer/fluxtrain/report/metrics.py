@@ -119,6 +119,18 @@ class Metrics:
         self.remaining = gauge("remaining_seconds", "Estimated time to the last step.")
         self.checkpoint_step = gauge("checkpoint_step", "Step of the newest complete checkpoint.")
         self.snapshot_step = gauge("snapshot_step", "Step of the newest snapshot in memory.")
+        self.rank_compute = Gauge(
+            "fluxtrain_rank_compute_seconds",
+            "Time of the forward passes of the last logged step, without waits for other ranks.",
+            ["rank"],
+            registry=registry,
+        )
+        self.rank_data_wait = Gauge(
+            "fluxtrain_rank_data_wait_seconds",
+            "Time per step that a rank waited for data, between the last two log lines.",
+            ["rank"],
+            registry=registry,
+        )
         self.step_seconds = Histogram(
             "fluxtrain_step_seconds",
             "Mean time of a step between two log lines, evaluation and sampling left out.",

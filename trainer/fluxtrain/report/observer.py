@@ -24,9 +24,11 @@ from fluxtrain.mlperf.machine import machine_facts
 from fluxtrain.model.flops import training_flops
 from fluxtrain.report.clock import Clock
 from fluxtrain.report.endpoint import Endpoint
+from fluxtrain.report.rank_times import RankTimesReport
 from fluxtrain.report.records import Records, drop_after
 from fluxtrain.report.run_logs import RunLogs, StepMetrics, Throughput
 from fluxtrain.run_state import RunState
+from fluxtrain.step_times import StepTimes
 
 _MAX_UNREADABLE_LOGGED = 20
 
@@ -46,6 +48,7 @@ class Observer:
         self.num_unreadable, self.last_fault = 0, ""
         self._logged_faults = set[str]()  # of the validation set
         self._closing = closing
+        self.step_times = StepTimes(world.device)
         self._clock = Clock()
         self._last_logged = (0, 0.0)  # samples and seconds
         self._data_wait = 0.0
@@ -53,6 +56,8 @@ class Observer:
         self._logs: RunLogs | None = None  # on rank 0
         if world.local_rank == 0:
             self._endpoint.start(closing)
+        factor = config.logging.straggler_factor
+        self._rank_times = RankTimesReport(world, self.metrics, self.progress, factor)
 
     def open_logs(
         self,
@@ -117,6 +122,8 @@ class Observer:
 
     def on_step_begin(self, step: int) -> None:
         """Report that ``step`` begins."""
+        is_logged = step % self.config.logging.every_steps == 0
+        self.step_times.begin_step(is_logged or step == self.config.schedule.steps)
         if self._logs is not None:
             self._logs.on_step_begin(step)
 
@@ -134,7 +141,8 @@ class Observer:
     def waiting_for_data(self) -> Iterator[None]:
         """Count the time inside as waiting for data."""
         begin = time.perf_counter()
-        yield
+        with self.step_times.waiting_for_data():
+            yield
         waited = time.perf_counter() - begin
         self._data_wait += waited
         self.metrics.data_wait.inc(waited)
@@ -159,8 +167,10 @@ class Observer:
         speed = self._throughput(metrics, seconds)
         self._last_logged = (metrics.samples, seconds)
         self._set_gauges(metrics, speed)
+        lines = self._rank_times.log(self.step_times.take(), speed.step_seconds)
         if self._logs is not None:
             self._logs.log_step(metrics, speed, seconds, self._data_wait)
+            self._logs.print_lines(lines)
         self._data_wait = 0.0
 
     def _throughput(self, metrics: StepMetrics, seconds: float) -> Throughput:

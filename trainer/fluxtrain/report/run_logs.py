@@ -109,6 +109,11 @@ class RunLogs:
             speed.remaining_seconds,
         )
 
+    def print_lines(self, lines: list[str]) -> None:
+        """Print ``lines`` to the terminal."""
+        for line in lines:
+            self._console.print_line(line)
+
     def on_evaluate_begin(self, run: RunState) -> Callable[[int], None]:
         """Return the progress bar's function, called with the number of samples evaluated."""
         if run.step:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, ValidationError, WithJsonSchema
 
 from fluxtrain.contract.describe import model_of
+from fluxtrain.contract.progress import Cause
 from fluxtrain.contract.resource.api_model import ApiModel, Count
 
 PHASES = ("Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed")
@@ -71,6 +72,21 @@ class Restarts(StatusModel):
     """Charged and free restarts by reason."""
 
 
+class StragglerStatus(StatusModel):
+    """The slowest rank, if it is slower than the median by more than ``run.logging.straggler_factor``."""
+
+    rank: Count
+    """Rank of the process."""
+    pod: Annotated[str, Field(max_length=253)]
+    """Name of its pod."""
+    node: Annotated[str, Field(max_length=253)]
+    """Node of the pod."""
+    cause: Annotated[str, _one_of(*get_args(Cause))]
+    """``compute``: its forward passes take longer; ``data``: it waits for data."""
+    slowdown: Annotated[float, Field(gt=1)]
+    """Its time over the median of all ranks; for ``data``, the time of a step over that without its wait."""
+
+
 class ProgressStatus(StatusModel):
     """Progress of the training, from /progress of rank 0."""
 
@@ -96,6 +112,8 @@ class ProgressStatus(StatusModel):
     """When the last step completed."""
     phase_seconds: Annotated[dict[str, float], Field(max_length=16)] = {}
     """Seconds that rank 0's present process has spent in each phase."""
+    straggler: StragglerStatus | None = None
+    """The rank that all others wait for; null if there is none. Nothing is restarted for it."""
 
 
 class TimeSpent(StatusModel):

@@ -290,6 +290,8 @@ class LoggingConfig(StrictModel):
 
     every_steps: Positive = 10
     """Steps between two log lines; the loss is copied from the device only then."""
+    straggler_factor: Annotated[float, Field(gt=1, le=100)] | None = 1.2
+    """A rank that is slower than the median rank by this factor is reported as a straggler; null: none is."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Port of /metrics and /progress; null: 9464, or a free one if it is in use; 0: disabled."""
     ledger: bool = False

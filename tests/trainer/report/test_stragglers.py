@@ -1,0 +1,105 @@
+"""Which rank is a straggler, by the own times of all ranks over several log steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from fluxtrain.report.stragglers import NUM_LOG_STEPS, Straggler, StragglerSearch
+from fluxtrain.step_times import RankTimes
+
+STEP_SECONDS = 2.0
+EVEN = (1.0, 1.0, 1.0, 1.0)
+
+
+def search(*log_steps: tuple[float, ...], cause: str = "compute") -> Straggler | None:
+    """Return the straggler after log steps with these seconds of computing, or of waiting for data."""
+    stragglers, found = StragglerSearch(1.2), None
+    for seconds in log_steps:
+        found = stragglers.add([_times(one, cause) for one in seconds], STEP_SECONDS)
+    return found
+
+
+def _times(seconds: float, cause: str) -> RankTimes:
+    return RankTimes(seconds, 0.0) if cause == "compute" else RankTimes(1.0, seconds)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rank", "slowdown"),
+    [
+        ((1.0,), None, 0),  # alone
+        ((5.0,), None, 0),
+        ((1.0, 1.5), 1, 1.5),
+        ((1.5, 1.0), 0, 1.5),
+        ((1.0, 1.2), None, 0),  # by the factor, not by more
+        ((1.0, 1.0, 1.0), None, 0),
+        ((1.0, 1.3, 1.0), 1, 1.3),
+        ((1.0, 1.3, 1.6), 2, 1.6 / 1.3),
+        ((0.1, 1.0, 1.0), None, 0),  # fast is not slow
+        ((1.0, 1.1, 0.9, 1.0, 3.0), 4, 3.0),
+        ((2.0, 2.0, 1.0, 1.0, 1.0), 0, 2.0),  # several: the first of the slowest
+        ((0.0, 0.0, 0.0), None, 0),  # nothing measured
+        ((0.0, 0.0, 1.0), 2, 1000.0),
+    ],
+)
+def test_a_rank_that_computes_longer_than_the_median(
+    seconds: tuple[float, ...], rank: int | None, slowdown: float
+) -> None:
+    found = search(*[seconds] * NUM_LOG_STEPS)
+    assert (found.rank if found else None) == rank
+    if found is not None:
+        assert (found.cause, found.slowdown) == ("compute", pytest.approx(slowdown))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rank", "slowdown"),
+    [
+        ((1.5,), None, 0),
+        ((0.0, 0.0), None, 0),
+        ((0.001, 0.01), None, 0),  # ten times as long, but it does not delay a step
+        ((0.0, 1.0), 1, 2.0),
+        ((0.5, 0.5, 1.0), 2, 2.0 / 1.5),
+        ((1.5, 1.5, 1.5), None, 0),  # all wait
+        ((0.0, 0.0, 0.0, 0.0, 2.0), 4, 1000.0),  # a step is nothing but its wait
+        ((0.0, 0.0, 9.0), 2, 1000.0),  # longer than a step, by rounding
+    ],
+)
+def test_a_rank_whose_wait_for_data_makes_steps_longer(
+    seconds: tuple[float, ...], rank: int | None, slowdown: float
+) -> None:
+    found = search(*[seconds] * NUM_LOG_STEPS, cause="data")
+    assert (found.rank if found else None) == rank
+    if found is not None:
+        assert (found.cause, found.slowdown) == ("data", pytest.approx(slowdown))
+
+
+@pytest.mark.parametrize(
+    ("slow_steps", "is_straggler"),
+    [
+        ((), False),
+        ((4,), False),  # a hiccup, however long
+        ((0, 4), False),
+        ((2, 3, 4), True),
+        (range(NUM_LOG_STEPS), True),
+    ],
+)
+def test_a_straggler_is_slow_in_most_log_steps(
+    slow_steps: tuple[int, ...], is_straggler: bool
+) -> None:
+    slow = (1.0, 1.0, 1.0, 100.0)
+    steps = [slow if step in slow_steps else EVEN for step in range(NUM_LOG_STEPS)]
+    assert (search(*steps) is not None) == is_straggler
+
+
+def test_nothing_is_said_before_enough_log_steps() -> None:
+    assert search(*[(1.0, 9.0)] * (NUM_LOG_STEPS - 1)) is None
+
+
+def test_a_rank_that_recovers_is_no_straggler_any_more() -> None:
+    slow = [(1.0, 9.0)] * NUM_LOG_STEPS
+    assert search(*slow, *[(1.0, 1.0)] * 2) is not None
+    assert search(*slow, *[(1.0, 1.0)] * 3) is None
+
+
+def test_different_ranks_in_turn_are_no_straggler() -> None:
+    turns = [tuple(9.0 if rank == step % 3 else 1.0 for rank in range(3)) for step in range(9)]
+    assert search(*turns) is None

@@ -1,0 +1,153 @@
+"""Ranks that are made slow are found, and nothing else changes.
+
+A rank is slow by much more than what other processes on the machine can cause.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.free_ports import free_port
+from tests.paths import MICRO
+from tests.trainer import ranks
+from tests.trainer.commands import Forked, environment, run_command
+from tests.trainer.outputs import losses
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+import fluxtrain.train
+from fluxtrain.contract.launch import ENV_POD_UID, ENV_TERMINATION_MESSAGE, RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.data.loader import training_batches
+from fluxtrain.distributed import World
+from fluxtrain.model.flux import Flux
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 0.4
+CHANGES: dict[str, Any] = {
+    "preset": "micro",
+    "schedule": {"steps": 7, "global_batch_size": 10},
+    "data": {"num_workers": 0},
+    "evaluation": {"every_samples": 20, "at_end": False},
+    "logging": {"every_steps": 1, "metrics_port": 0, "straggler_factor": 3.0},
+}
+Slow = dict[int, str]
+"""Slow ranks, and what they are slow in."""
+
+
+def make_slow(slow: Slow, only_step: int | None = None) -> None:
+    """Make the ranks in ``slow`` sleep in each forward pass, or before each batch; in this process."""
+    steps = 0
+
+    def sleep(cause: str) -> None:
+        nonlocal steps
+        if slow.get(int(os.environ["RANK"])) == cause:
+            steps += 1
+            if only_step in (None, steps):
+                time.sleep(SECONDS)
+
+    def before_forward(module: object, inputs: object) -> None:
+        if isinstance(module, Flux) and module.training:
+            sleep("compute")
+
+    def late_batches(*arguments: Any, **options: Any) -> Iterator[object]:
+        for batch in training_batches(*arguments, **options):
+            sleep("data")
+            yield batch
+
+    register_module_forward_pre_hook(before_forward)
+    vars(fluxtrain.train)["training_batches"] = late_batches
+
+
+def train_slowly(
+    config: RunConfig,
+    paths: RunPaths,
+    world: World,
+    *,
+    port: int,
+    slow: Slow,
+    only_step: int | None = None,
+) -> None:
+    """Train in a process group as rank ``world.rank``; its last progress is in a file."""
+    os.environ[ENV_TERMINATION_MESSAGE] = str(paths.output / f"progress_{world.rank}.json")
+    os.environ[ENV_POD_UID] = f"uid-{world.rank}"
+    os.environ["RANK"] = str(world.rank)
+    make_slow(slow, only_step)
+    ranks.train_together(config, paths, world, port=port)
+
+
+def straggler_of(
+    output: Path, size: int, slow: Slow, only_step: int | None = None, **logging: object
+) -> dict[str, Any] | None:
+    """Return the straggler in the last progress of a run on ``size`` ranks."""
+    paths = RunPaths(output, output, output)
+    run = partial(train_slowly, port=free_port(), slow=slow, only_step=only_step)
+    config = resolve(merge(CHANGES, {"logging": logging}))
+    assert ranks.finish(run, config, paths, size) == [0] * size, ranks.output_of(paths)
+    progress = json.loads((output / "progress_0.json").read_text())
+    found: dict[str, Any] | None = progress.get("straggler")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "slow"),
+    [
+        (2, {1: "compute"}),
+        (3, {0: "compute"}),
+        (5, {3: "compute"}),
+        (2, {0: "data"}),
+        (3, {1: "data"}),
+    ],
+)
+def test_a_slow_rank_is_named_with_its_pod_and_the_cause(
+    tmp_path: Path, size: int, slow: Slow
+) -> None:
+    found = straggler_of(tmp_path, size, slow)
+    ((rank, cause),) = slow.items()
+    assert found is not None
+    assert (found["rank"], found["pod"], found["cause"]) == (rank, f"uid-{rank}", cause)
+    assert found["slowdown"] > 3.0
+    assert f"straggler: rank {rank} on " in ranks.output_of(RunPaths(tmp_path, tmp_path, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("size", "slow", "only_step"),
+    [
+        (1, {0: "compute"}, None),  # nothing to compare with
+        (2, {0: "compute", 1: "compute"}, None),
+        (3, {0: "data", 1: "data", 2: "data"}, None),
+        (2, {1: "compute"}, 5),  # a hiccup
+    ],
+)
+def test_nobody_is_named(tmp_path: Path, size: int, slow: Slow, only_step: int | None) -> None:
+    assert straggler_of(tmp_path, size, slow, only_step) is None
+
+
+def test_losses_do_not_change_and_the_search_can_be_turned_off(tmp_path: Path) -> None:
+    assert straggler_of(tmp_path / "on", 2, {1: "compute"}) is not None
+    assert straggler_of(tmp_path / "off", 2, {1: "compute"}, straggler_factor=None) is None
+    assert losses(tmp_path / "on") == losses(tmp_path / "off")
+    assert losses(tmp_path / "on", "eval_loss") == losses(tmp_path / "off", "eval_loss")
+
+
+def run_slowly(arguments: tuple[str, ...], log: Path, slow: Slow) -> None:
+    """Run ``fluxtrain ARGUMENTS`` with slow ranks in this process."""
+    make_slow(slow)
+    run_command(arguments, environment(), log, log)
+
+
+def test_torchruns_slow_rank_is_printed(tmp_path: Path) -> None:
+    flags = ("--schedule.steps=7", "--logging.every_steps=1", "--logging.metrics_port=0")
+    arguments = ("run", str(MICRO), "--output", str(tmp_path / "run"), "--processes", "2")
+    log = tmp_path / "log"
+    process = Forked(run_slowly, (*arguments, *flags), log, {1: "compute"})
+    assert process.wait(300) == 0, log.read_text()
+    assert log.read_text().count("straggler: rank 1 on ") == 1

@@ -1,0 +1,83 @@
+"""Stragglers: ranks that are slower than the median over several log steps, and why. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median, median_low
+
+from fluxtrain.contract.progress import COMPUTE, DATA, Cause
+from fluxtrain.step_times import RankTimes
+
+NUM_LOG_STEPS = 5
+"""Log steps that are compared: a rank is named if it is slow in most of them."""
+_MAX_SLOWDOWN = 1000.0
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The slowest rank."""
+
+    rank: int
+    cause: Cause
+    slowdown: float
+    """``compute``: its time over the median; ``data``: the time of a step over that without its wait."""
+    own: float
+    """Its seconds per step, of computing or of waiting for data."""
+    others: float
+    """The median of all ranks, of an even number the lower one."""
+
+
+class StragglerSearch:
+    """Finds the straggler of a run whose ranks stay the same."""
+
+    def __init__(self, factor: float) -> None:
+        """Name a rank that is slower than the median by more than ``factor``."""
+        self._factor = factor
+        self._window = deque[list[Straggler]](maxlen=NUM_LOG_STEPS)
+
+    def add(self, times: Sequence[RankTimes], step_seconds: float) -> Straggler | None:
+        """Add a log step, in which a step took ``step_seconds``; return the present straggler."""
+        self._window.append([*_by_compute(times), *_by_data(times, step_seconds)])
+        if len(self._window) < NUM_LOG_STEPS:
+            return None
+        typical = (_typical(each) for each in zip(*self._window, strict=True))
+        slowest = max(typical, key=lambda straggler: straggler.slowdown)
+        return slowest if slowest.slowdown > self._factor else None
+
+
+def _by_compute(times: Sequence[RankTimes]) -> list[Straggler]:
+    others = median_low(own.compute for own in times)
+    return [
+        Straggler(rank, COMPUTE, _ratio(own.compute, others), own.compute, others)
+        for rank, own in enumerate(times)
+    ]
+
+
+def _by_data(times: Sequence[RankTimes], step_seconds: float) -> list[Straggler]:
+    """Return how much longer a step takes because of each rank's wait: the others wait for it."""
+    others = median_low(own.data for own in times)
+    return [
+        Straggler(rank, DATA, _ratio(step_seconds, step_seconds - excess), own.data, others)
+        for rank, own in enumerate(times)
+        for excess in (max(0.0, own.data - others),)
+    ]
+
+
+def _ratio(value: float, to: float) -> float:
+    """Return ``value / to``, at most _MAX_SLOWDOWN; 1 if nothing was measured."""
+    if value <= 0.0:
+        return 1.0
+    return min(_MAX_SLOWDOWN, value / max(to, value / _MAX_SLOWDOWN))
+
+
+def _typical(entries: Sequence[Straggler]) -> Straggler:
+    """Return a rank's entries of several log steps as one of their medians."""
+    return Straggler(
+        entries[0].rank,
+        entries[0].cause,
+        median(entry.slowdown for entry in entries),
+        median(entry.own for entry in entries),
+        median(entry.others for entry in entries),
+    )

@@ -1,0 +1,122 @@
+"""What one rank spends its steps on by itself: waiting for data, and computing forward passes.
+
+All ranks end a step together, so the length of a step does not tell which of them is slow: the others wait
+for it in collectives. In a forward pass ranks wait for each other only where FSDP2 gathers the weights of a
+block; what is left of the pass without these waits is the rank's own. A backward pass also waits where
+gradients are reduced, and torch has no hooks around these waits; it is not measured.
+
+On a GPU both are times of the device: an event is recorded where a span begins and ends, in the stream that
+computes. So a wait of the host is not counted if the device had work meanwhile, and nothing is synchronised.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+Mark = float | torch.cuda.Event
+"""A point in time: seconds of the host's clock, or an event in a stream of the device."""
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """The own time of one rank per step, in seconds."""
+
+    compute: float
+    """Computing the forward passes of one step."""
+    data: float
+    """Waiting for data, on average."""
+
+
+class StepTimes:
+    """The own time of this rank in its steps since `take` was last called."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Measure on ``device``."""
+        self._mark: Callable[[], Mark] = _event if device.type == "cuda" else time.perf_counter
+        self._data, self._forward, self._gather = _Spans(), _Spans(), _Spans()
+        self._num_steps = 0
+        self._measures_forward = self._in_forward = False
+        self._gather_began: Mark | None = None
+
+    def begin_step(self, measure_forward: bool) -> None:
+        """Begin a step; its forward passes are measured if ``measure_forward``, one of them in all."""
+        self._num_steps += 1
+        self._measures_forward = measure_forward
+        self._data.add_up()
+
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Count the time inside as waiting for data."""
+        begin = self._mark()
+        yield
+        self._data.add(begin, self._mark())
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Count the time inside as computing, but for waits between `gather_begins` and `gather_ends`."""
+        if not self._measures_forward:
+            yield
+            return
+        self._in_forward, begin = True, self._mark()
+        yield
+        self._in_forward = False
+        self._forward.add(begin, self._mark())
+
+    def gather_begins(self) -> None:
+        """Begin a wait for weights of other ranks."""
+        if self._in_forward:
+            self._gather_began = self._mark()
+
+    def gather_ends(self) -> None:
+        """End a wait for weights of other ranks."""
+        if self._in_forward and self._gather_began is not None:
+            self._gather.add(self._gather_began, self._mark())
+
+    def take(self) -> RankTimes:
+        """Return the times of the steps so far, and start anew.
+
+        On a GPU call it where the host has waited for the device anyway.
+        """
+        compute = self._forward.take() - self._gather.take()
+        data = self._data.take() / max(1, self._num_steps)
+        self._num_steps = 0
+        return RankTimes(max(0.0, compute), data)
+
+
+class _Spans:
+    """The total length of spans of time."""
+
+    def __init__(self) -> None:
+        self._seconds, self._pending = 0.0, list[tuple[torch.cuda.Event, torch.cuda.Event]]()
+
+    def add(self, begin: Mark, end: Mark) -> None:
+        """Add the span from ``begin`` to ``end``."""
+        if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
+            self._pending.append((begin, end))
+        elif isinstance(begin, float) and isinstance(end, float):
+            self._seconds += end - begin
+
+    def add_up(self) -> None:
+        """Add up the spans that the device has passed, so that only a few events are kept."""
+        while self._pending and self._pending[0][1].query():  # type: ignore[no-untyped-call]
+            begin, end = self._pending.pop(0)
+            self._seconds += begin.elapsed_time(end) / 1000
+
+    def take(self) -> float:
+        """Return the total in seconds, and start anew from 0."""
+        if self._pending:
+            self._pending[-1][1].synchronize()
+            self.add_up()
+        total, self._seconds = self._seconds, 0.0
+        return total
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
