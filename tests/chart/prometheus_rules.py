@@ -18,10 +18,14 @@ from fluxtrain_operator.metrics import Metrics as OperatorMetrics
 def trainer_metrics() -> list[Metric]:
     """Return all metrics of a trainer, each with a value."""
     metrics = TrainerMetrics(ranks=lambda: [RankProgress(0, 1, "step", 1, 0.0, 0.0)])
+    of_ranks = (metrics.rank_compute, metrics.rank_data_wait)
+    labelled = (metrics.eval_loss_by_timestep, *of_ranks)
     for gauge in vars(metrics).values():
-        if isinstance(gauge, Gauge) and gauge is not metrics.eval_loss_by_timestep:
+        if isinstance(gauge, Gauge) and gauge not in labelled:
             gauge.set(1.0)
     metrics.eval_loss_by_timestep.labels("1/8").set(1.0)
+    for gauge in of_ranks:
+        gauge.labels("0").set(1.0)
     metrics.step_seconds.observe(0.5)
     return list(metrics.registry.collect())
 

@@ -31,13 +31,13 @@ from fluxtrain.model.flux import Flux
 
 pytestmark = pytest.mark.slow
 
-SECONDS = 0.4
+SECONDS = 0.5
 CHANGES: dict[str, Any] = {
     "preset": "micro",
-    "schedule": {"steps": 7, "global_batch_size": 10},
+    "schedule": {"steps": 10, "global_batch_size": 10},
     "data": {"num_workers": 0},
     "evaluation": {"every_samples": 20, "at_end": False},
-    "logging": {"every_steps": 1, "metrics_port": 0, "straggler_factor": 3.0},
+    "logging": {"every_steps": 1, "metrics_port": 0, "straggler_factor": 1.5},
 }
 Slow = dict[int, str]
 """Slow ranks, and what they are slow in."""
@@ -114,7 +114,7 @@ def test_a_slow_rank_is_named_with_its_pod_and_the_cause(
     ((rank, cause),) = slow.items()
     assert found is not None
     assert (found["rank"], found["pod"], found["cause"]) == (rank, f"uid-{rank}", cause)
-    assert found["slowdown"] > 3.0
+    assert found["slowdown"] > 1.5
     assert f"straggler: rank {rank} on " in ranks.output_of(RunPaths(tmp_path, tmp_path, tmp_path))
 
 
@@ -145,7 +145,7 @@ def run_slowly(arguments: tuple[str, ...], log: Path, slow: Slow) -> None:
 
 
 def test_torchruns_slow_rank_is_printed(tmp_path: Path) -> None:
-    flags = ("--schedule.steps=7", "--logging.every_steps=1", "--logging.metrics_port=0")
+    flags = ("--schedule.steps=10", "--logging.every_steps=1", "--logging.metrics_port=0")
     arguments = ("run", str(MICRO), "--output", str(tmp_path / "run"), "--processes", "2")
     log = tmp_path / "log"
     process = Forked(run_slowly, (*arguments, *flags), log, {1: "compute"})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from fluxtrain.report.stragglers import NUM_LOG_STEPS, Straggler, StragglerSearch
 from fluxtrain.step_times import RankTimes
 
 STEP_SECONDS = 2.0
-EVEN = (1.0, 1.0, 1.0, 1.0)
 
 
 def search(*log_steps: tuple[float, ...], cause: str = "compute") -> Straggler | None:
@@ -73,21 +74,31 @@ def test_a_rank_whose_wait_for_data_makes_steps_longer(
 
 
 @pytest.mark.parametrize(
-    ("slow_steps", "is_straggler"),
+    ("cause", "num_slow", "is_straggler"),
     [
-        ((), False),
-        ((4,), False),  # a hiccup, however long
-        ((0, 4), False),
-        ((2, 3, 4), True),
-        (range(NUM_LOG_STEPS), True),
+        ("compute", 0, False),
+        ("compute", 1, False),  # a hiccup, however long
+        ("compute", NUM_LOG_STEPS - 1, False),
+        ("compute", NUM_LOG_STEPS, True),
+        ("data", 1, False),
+        ("data", 4, False),
+        ("data", 5, True),  # stalls come in bursts
+        ("data", NUM_LOG_STEPS, True),
     ],
 )
-def test_a_straggler_is_slow_in_most_log_steps(
-    slow_steps: tuple[int, ...], is_straggler: bool
+def test_a_straggler_is_slow_in_all_or_most_log_steps(
+    cause: str, num_slow: int, is_straggler: bool
 ) -> None:
-    slow = (1.0, 1.0, 1.0, 100.0)
-    steps = [slow if step in slow_steps else EVEN for step in range(NUM_LOG_STEPS)]
-    assert (search(*steps) is not None) == is_straggler
+    slow, even = [(0.5, 0.5, 0.5, 2.0)] * num_slow, [(0.5,) * 4] * (NUM_LOG_STEPS - num_slow)
+    assert (search(*even, *slow, cause=cause) is not None) == is_straggler
+    assert (search(*slow, *even, cause=cause) is not None) == is_straggler
+
+
+def test_chance_names_nobody() -> None:
+    chance, stragglers = random.Random(1), StragglerSearch(1.2)
+    for _ in range(1000):
+        times = [RankTimes(chance.gauss(1.0, 0.15), 0.0) for _ in range(5)]
+        assert stragglers.add(times, STEP_SECONDS) is None
 
 
 def test_nothing_is_said_before_enough_log_steps() -> None:
@@ -96,8 +107,11 @@ def test_nothing_is_said_before_enough_log_steps() -> None:
 
 def test_a_rank_that_recovers_is_no_straggler_any_more() -> None:
     slow = [(1.0, 9.0)] * NUM_LOG_STEPS
-    assert search(*slow, *[(1.0, 1.0)] * 2) is not None
-    assert search(*slow, *[(1.0, 1.0)] * 3) is None
+    assert search(*slow, *[(1.0, 1.0)] * 3) is not None
+    assert search(*slow, *[(1.0, 1.0)] * 5) is None
+    assert search(*slow, *[(1.0, 1.0)] * 5, *[(1.0, 9.0)] * 7) is None, (
+        "it must be slow in all anew"
+    )
 
 
 def test_different_ranks_in_turn_are_no_straggler() -> None:

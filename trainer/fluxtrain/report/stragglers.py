@@ -1,4 +1,9 @@
-"""Stragglers: ranks that are slower than the median over several log steps, and why. Pure."""
+"""Stragglers: ranks that are slower than the median over several log steps, and why. Pure.
+
+Own times of ranks differ by chance, above all on CPUs that others use too. So a rank is named for its
+computing only if it is slow in every one of these log steps; waits for data come in bursts, so most of them
+are enough. A rank that is named stays so while it is slow in most of them.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,8 @@ from statistics import median, median_low
 from fluxtrain.contract.progress import COMPUTE, DATA, Cause
 from fluxtrain.step_times import RankTimes
 
-NUM_LOG_STEPS = 5
-"""Log steps that are compared: a rank is named if it is slow in most of them."""
+NUM_LOG_STEPS = 8
+"""Log steps that are compared."""
 _MAX_SLOWDOWN = 1000.0
 
 
@@ -36,15 +41,27 @@ class StragglerSearch:
         """Name a rank that is slower than the median by more than ``factor``."""
         self._factor = factor
         self._window = deque[list[Straggler]](maxlen=NUM_LOG_STEPS)
+        self._present: Straggler | None = None
 
     def add(self, times: Sequence[RankTimes], step_seconds: float) -> Straggler | None:
         """Add a log step, in which a step took ``step_seconds``; return the present straggler."""
         self._window.append([*_by_compute(times), *_by_data(times, step_seconds)])
         if len(self._window) < NUM_LOG_STEPS:
             return None
-        typical = (_typical(each) for each in zip(*self._window, strict=True))
-        slowest = max(typical, key=lambda straggler: straggler.slowdown)
-        return slowest if slowest.slowdown > self._factor else None
+        slow = [
+            _typical(entries)
+            for entries in zip(*self._window, strict=True)
+            if self._is_slow(entries)
+        ]
+        self._present = max(slow, key=lambda straggler: straggler.slowdown, default=None)
+        return self._present
+
+    def _is_slow(self, entries: Sequence[Straggler]) -> bool:
+        """Return whether a rank, by its entries of all log steps, is slow for one cause."""
+        first, present = entries[0], self._present
+        is_present = present and (present.rank, present.cause) == (first.rank, first.cause)
+        statistic = median_low if is_present or first.cause == DATA else min
+        return statistic([entry.slowdown for entry in entries]) > self._factor
 
 
 def _by_compute(times: Sequence[RankTimes]) -> list[Straggler]:
