@@ -7,6 +7,7 @@
   * StorageError     the output cannot be written or read
   * FencedError      a newer start of the run writes to the output
   * DivergedError    the loss or its gradient is no longer finite
+  * UnfitNodeError   the preflight found a rank's device too slow
   * StoppedError     the run was asked to stop and saved a checkpoint
 """
 
@@ -18,6 +19,9 @@ EXIT_USAGE = 2
 """The job's file, flags or data are wrong; a restart does not help."""
 EXIT_DIVERGED = 3
 """The loss or its gradient is NaN or infinite; a restart from the last checkpoint would diverge again."""
+EXIT_UNFIT = 69
+"""A rank's device is slower than the median by more than the preflight allows (EX_UNAVAILABLE): its pod is
+replaced, and nothing is charged, as the node is at fault."""
 EXIT_STORAGE = 74
 """The output could not be written (EX_IOERR): full or read-only; saved checkpoints are complete."""
 EXIT_STOPPED = 75
@@ -81,6 +85,12 @@ class DivergedError(FluxtrainError):
     """The loss or its gradient is no longer finite."""
 
     exit_code = EXIT_DIVERGED
+
+
+class UnfitNodeError(FluxtrainError):
+    """The device of this rank is too slow."""
+
+    exit_code = EXIT_UNFIT
 
 
 class StoppedError(FluxtrainError):

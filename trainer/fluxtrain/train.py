@@ -26,6 +26,7 @@ from fluxtrain.errors import DivergedError, StoppedError
 from fluxtrain.evaluate import evaluate
 from fluxtrain.loss import FlowLoss
 from fluxtrain.parallelize import DTYPES, build_model, full_tensor, observe_gathers
+from fluxtrain.preflight import run_preflight
 from fluxtrain.report.observer import Observer
 from fluxtrain.report.run_logs import StepMetrics
 from fluxtrain.run_state import RunState
@@ -56,6 +57,7 @@ class _Trainer:
         self.stop.install()
         stack.callback(self.stop.finish)
         self.observer = observer = Observer(config, paths, world, stack)
+        run_preflight(config.preflight, world, paths.output, observer.alive)
         recovery = Recovery(config, paths, world)
         self.sources = open_sources(config, paths.data)
         self.shares = BatchShares.of(config, world.size)

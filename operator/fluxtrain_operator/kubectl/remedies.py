@@ -46,6 +46,9 @@ _REMEDIES = {
     "NodeNotReady": "The job trains on; check the node: `kubectl describe node`.",
     "DisruptionLimited": "A part of all pods is replaced per minute; the others follow.",
     "NodesUnknown": "Check the control plane and its network: it receives no heartbeats from most nodes.",
+    "UnfitNode": (
+        "The operator replaces the pod; if the node is as it should be, raise spec.run.preflight.factor."
+    ),
     "UnhealthyGPU": "The operator replaces the pod; drain or repair the node.",
     "UnhealthyGPUs": "Check the GPU exporter, which reports most GPU nodes as unhealthy.",
     "Degraded": "The job trains on fewer nodes until the others' pods run.",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fluxtrain.errors import (
     EXIT_DIVERGED,
     EXIT_ERROR,
     EXIT_STOPPED,
     EXIT_STORAGE,
+    EXIT_UNFIT,
     EXIT_USAGE,
 )
 from fluxtrain_operator.planner.observed import Pod
@@ -20,6 +21,8 @@ _MIN_DELAY, _MAX_DELAY = 10.0, 300.0
 _MAX_LINE = 1024
 
 _SIGNALS = {137: "SIGKILL", 143: "SIGTERM"}
+UNFIT_NODE = "UnfitNode"
+"""The preflight found the node of a pod too slow."""
 OUT_OF_MEMORY = "OOMKilled"
 """The kubelet's reason; a restart, on another node or from a snapshot, may need less memory."""
 _REASONS = {
@@ -61,6 +64,8 @@ def failure_of(pod: Pod) -> Failure | None:
         return _program(pod, OUT_OF_MEMORY, "out of memory")
     if pod.exit_code == EXIT_STOPPED:
         return _infrastructure(pod, "Stopped", "asked to stop; it left a checkpoint")
+    if pod.exit_code == EXIT_UNFIT:
+        return _unfit(pod)
     if pod.exit_code in _SIGNALS:
         return _infrastructure(pod, "Killed", f"{_SIGNALS[pod.exit_code]} from outside")
     return _program(pod, *_REASONS.get(pod.exit_code, ("ProgramError", "the program failed")))
@@ -85,6 +90,13 @@ def retry_time(failure: Failure, num_restarts: int) -> float:
 
 def _infrastructure(pod: Pod, reason: str, text: str) -> Failure:
     return Failure(pod, True, _camel(reason), f"{pod.name}: {text}")
+
+
+def _unfit(pod: Pod) -> Failure:
+    """Return the failure of a pod whose preflight found its node too slow."""
+    failure = _infrastructure(pod, UNFIT_NODE, f"node {pod.node} is unfit")
+    line = failure.error_line
+    return replace(failure, message=f"{failure.message}: {line}") if line else failure
 
 
 def _program(pod: Pod, reason: str, text: str) -> Failure:

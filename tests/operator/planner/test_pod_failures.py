@@ -32,11 +32,12 @@ from tests.operator.planner.pods import (
         ({"code": None, "reason": "Evicted"}, "Evicted"),
         ({"code": 143, "disrupted": True}, "Disrupted"),
         ({"code": 75}, "Stopped"),
+        ({"code": 69, "message": "fluxtrain: rank 0 on job-0 is unfit"}, "UnfitNode"),
         ({"code": 137}, "Killed"),
         ({"code": None, "reason": "UnexpectedAdmissionError"}, "UnexpectedAdmissionError"),
         ({"code": 1, "disrupted": True}, "Disrupted"),
     ],
-    ids=["evicted", "preempted", "stopped", "killed", "rejected by kubelet", "disrupted"],
+    ids=["evicted", "preempted", "stopped", "unfit", "killed", "rejected by kubelet", "disrupted"],
 )
 def test_infrastructure_failures_use_no_restart(pod: dict[str, Any], cause: str) -> None:
     job = running(restart={"maxRestarts": 0})
@@ -49,6 +50,14 @@ def test_infrastructure_failures_use_no_restart(pod: dict[str, Any], cause: str)
     assert manifest["metadata"]["annotations"]["fluxtrain.dev/replacement"] == "1"
     assert second.status.phase == "Running", "the other node goes on"
     assert charged_and_free(second.status) == (0, 1)
+
+
+def test_an_unfit_node_is_named_with_the_figures_of_the_preflight() -> None:
+    pod = failed(0, 69, message="log\nfluxtrain: rank 0 on job-0 is unfit: 2.1 times the median\n")
+    result = plan_with(running(), pod, make_pod(1), progress=progress())
+    text = "job-0: node node-0 is unfit: fluxtrain: rank 0 on job-0 is unfit: 2.1 times the median"
+    healthy = next(c for c in result.status.conditions if c.type == "Healthy")
+    assert (healthy.reason, healthy.message) == ("UnfitNode", text)
 
 
 def test_a_deleted_pod_is_replaced_once_its_name_is_free() -> None:

@@ -26,6 +26,7 @@ from fluxtrain.errors import (
     EXIT_OK,
     EXIT_STOPPED,
     EXIT_STORAGE,
+    EXIT_UNFIT,
     EXIT_USAGE,
     FluxtrainError,
 )
@@ -44,7 +45,7 @@ TASKS = {
 }
 """The function that each rank runs, by ``spec.run.task``; only this task is imported."""
 
-FINAL_CODES = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE)
+FINAL_CODES = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE, EXIT_UNFIT)
 """Exit codes of errors that a restart by torchrun would only repeat."""
 
 

@@ -15,6 +15,7 @@ from pydantic import Field
 from fluxtrain.contract.launch import RENDEZVOUS_PORT
 from fluxtrain.contract.run.encoders import EncodersConfig, Precision, PreprocessConfig
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.preflight import PreflightConfig
 from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, PRESETS
 from fluxtrain.contract.strict_model import (
     IMMUTABLE,
@@ -291,7 +292,7 @@ class LoggingConfig(StrictModel):
     every_steps: Positive = 10
     """Steps between two log lines; the loss is copied from the device only then."""
     straggler_factor: Annotated[float, Field(gt=1, le=100)] | None = 1.2
-    """A rank that is slower than the median rank by this factor is reported as a straggler; null: none is."""
+    """A rank that is slower than the median by more than this factor is a straggler; null: none is named."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Port of /metrics and /progress; null: 9464, or a free one if it is in use; 0: disabled."""
     ledger: bool = False
@@ -352,6 +353,8 @@ class RunConfig(StrictModel):
     """Distribution over ranks."""
     precision: Annotated[PrecisionConfig, IMMUTABLE] = PrecisionConfig()
     """Data types."""
+    preflight: PreflightConfig | None = None
+    """Check of all devices before training starts, such as {}; null: none."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
