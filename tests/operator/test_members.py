@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fluxtrain_operator.members import Heard
+from fluxtrain.contract.members import MAX_RESTARTS
+from fluxtrain_operator.members import Heard, ProcessRestart
 
 
 @pytest.mark.parametrize(
@@ -15,14 +16,52 @@ from fluxtrain_operator.members import Heard
         ({}, None),
         ({"attempt": "1"}, None),
         ({"attempt": True}, None),
-        ({"attempt": 2}, Heard()),
-        ({"attempt": 2, "alive": "a", "lostSeconds": ["b"]}, Heard()),
-        ({"attempt": 2, "alive": ["a.1", 7, None]}, Heard(frozenset({"a"}))),
+        ({"attempt": 2}, Heard(attempt=2)),
+        ({"attempt": 2, "alive": "a", "lostSeconds": ["b"]}, Heard(attempt=2)),
+        ({"attempt": 2, "alive": ["a.1", 7, None]}, Heard(frozenset({"a"}), attempt=2)),
         (
             {"attempt": 2, "alive": ["a.1"], "lostSeconds": {"a.0": 9, "b.1": 7.5}},
-            Heard(frozenset({"a"}), frozenset({"b"})),
+            Heard(frozenset({"a"}), frozenset({"b"}), attempt=2),
         ),
     ],
 )
 def test_invalid_values_are_left_out(answer: object, expected: Heard | None) -> None:
     assert Heard.from_json(answer) == expected
+
+
+KILLED = ProcessRestart(3, "ProcessKilled", "a")
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        ([], ()),
+        ("many", ()),
+        ({"generation": 3}, ()),
+        ([{"generation": 3, "cause": "ProcessKilled", "agent": "a.1-x"}], (KILLED,)),
+        ([{"generation": 3, "cause": "ProcessKilled", "agent": "a", "newer": [{}]}], (KILLED,)),
+        ([{"generation": 3}], (ProcessRestart(3, "ProcessFailed"),)),
+        (
+            [{"generation": 3, "cause": "NewerCause", "agent": 7}],
+            (ProcessRestart(3, "ProcessFailed"),),
+        ),
+        ([{"generation": 3, "cause": ["ProcessKilled"]}], (ProcessRestart(3, "ProcessFailed"),)),
+        ([None, 7, "3", {}, {"generation": "3"}, {"generation": True}, {"generation": 3.0}], ()),
+        ([{"generation": 0}, {"generation": -1}, {"generation": 10**30}], ()),
+        (
+            [{"generation": 5}, {"generation": 2}, {"generation": 5}],
+            (ProcessRestart(2, "ProcessFailed"), ProcessRestart(5, "ProcessFailed")),
+        ),
+    ],
+)
+def test_restarts_are_validated_one_by_one(
+    listed: object, expected: tuple[ProcessRestart, ...]
+) -> None:
+    heard = Heard.from_json({"attempt": 2, "restarts": listed})
+    assert heard == Heard(attempt=2, restarts=expected)
+
+
+def test_of_very_many_restarts_the_newest_are_read() -> None:
+    heard = Heard.from_json({"attempt": 1, "restarts": [{"generation": n} for n in range(1, 5000)]})
+    assert heard is not None
+    assert [restart.generation for restart in heard.restarts] == [*range(5000 - MAX_RESTARTS, 5000)]

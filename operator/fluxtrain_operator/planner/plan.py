@@ -125,7 +125,7 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
     delete, create = changes(after, decision)
     failures = blocking_failures(after, decision)
     num_requested = num_requested_pods(after, decision, create)
-    restarts = next_restarts(before, decision, delete)
+    restarts = next_restarts(before, decision, after.attempt, delete)
     status = next_status(after, decision, num_requested, failures, restarts)
     return Plan(
         status=status,

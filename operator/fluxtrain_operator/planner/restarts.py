@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from fluxtrain.contract.members import PROCESS_FAILED
 from fluxtrain.contract.resource.status import Restarts
 from fluxtrain_operator.planner.disruption import NODE_FAULTS, Delete
+from fluxtrain_operator.planner.process_restarts import first_counted
 from fluxtrain_operator.planner.rules import Decision
 from fluxtrain_operator.planner.situation import Situation
 
-PROCESS_FAILED = "ProcessFailed"
-"""Reason of the restarts of processes inside running pods."""
 _FREE_RESTARTS = ("GroupEnded",)
 """Reasons of restarts of all pods that the infrastructure caused; others are changes by the user."""
 _MAX_CAUSES = 64
 
 
 def next_restarts(
-    situation: Situation, decision: Decision, deletions: Sequence[Delete] = ()
+    situation: Situation, decision: Decision, attempt: int, deletions: Sequence[Delete] = ()
 ) -> Restarts:
-    """Return the restarts after ``decision`` with its ``deletions``.
+    """Return the restarts after ``decision`` with its ``deletions``, in the ``attempt`` that follows.
 
     Each pod counts when its deletion is requested.
     """
     before, now = situation.job.status.restarts or Restarts(), situation.restarts
     causes = Counter(before.causes)
-    causes[PROCESS_FAILED] += situation.charged_restarts - situation.charged_before
+    causes.update(_process_causes(situation))
     is_free = decision.action == "restart" and decision.reason in _FREE_RESTARTS
     if decision.uses_restart or is_free:
         causes[decision.reason] += 1
@@ -39,7 +39,17 @@ def next_restarts(
         charged=situation.charged_restarts + decision.uses_restart,
         free=before.free + len(lost) + is_free,
         causes=dict((+causes).most_common(_MAX_CAUSES)),
+        counted=now.counted
+        if attempt == situation.attempt
+        else first_counted(attempt, now.process),
     )
+
+
+def _process_causes(situation: Situation) -> list[str]:
+    """Return the cause of each restart of processes that is charged now, if an agent tells it."""
+    charged = situation.charged_restarts - situation.charged_before
+    told = [restart.cause for restart in situation.new_process_restarts][:charged]
+    return [*told, *[PROCESS_FAILED] * (charged - len(told))]
 
 
 def _lost_causes(situation: Situation, deletions: Sequence[Delete]) -> list[str]:

@@ -133,6 +133,21 @@ def program_failed(situation: Situation) -> Decision | None:
     )
 
 
+def restarts_exceeded(situation: Situation) -> Decision | None:
+    """Fail a job whose processes were restarted more often than ``maxRestarts`` allows.
+
+    Each agent has the budget of its pod's creation, so that several can use more than there is.
+    """
+    limit, used = situation.job.spec.restart.max_restarts, situation.charged_restarts
+    if used <= limit or not situation.new_process_restarts:
+        return None
+    newest = situation.new_process_restarts[-1]
+    where = next((pod for pod in situation.current if pod.uid == newest.pod), None)
+    place = f" in {where.name} on {where.node}" if where else ""
+    message = f"{newest.cause}{place}; {limit} restarts are used up"
+    return _fail("RestartsExhausted", message)
+
+
 def waiting_for_jobs(situation: Situation) -> Decision | None:
     """Wait with the first attempt until all jobs of ``startAfter`` are complete."""
     if situation.attempt > 0:
@@ -221,6 +236,7 @@ RULES: tuple[Rule, ...] = (
     deadline_exceeded,
     pending_deadline_exceeded,
     program_failed,
+    restarts_exceeded,
     waiting_for_jobs,
     resumed,
     spec_changed,

@@ -12,9 +12,11 @@ from fluxtrain.contract.resource.status import (
     StragglerStatus,
 )
 from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.members import ProcessRestart
 from fluxtrain_operator.planner.failures import Failure, failure_of
 from fluxtrain_operator.planner.guard import Guard
 from fluxtrain_operator.planner.observed import Observed, Pod
+from fluxtrain_operator.planner.process_restarts import new_restarts, next_counted
 from fluxtrain_operator.progress import Progress
 from fluxtrain_operator.resources import supporting
 from fluxtrain_operator.resources.gang import Gang, gang_of
@@ -152,18 +154,31 @@ class Situation:
         return tuple(supporting(self.job, self.gang, self.revision))
 
     @cached_property
-    def restarts(self) -> Restarts:
-        """Return the restarts so far: the largest counts that the status, pods and progress report."""
+    def new_process_restarts(self) -> tuple[ProcessRestart, ...]:
+        """Return the restarts of processes that agents tell and that are not counted yet."""
         before = self.job.status.restarts or Restarts()
+        return new_restarts(before, self.observed.heard, self.attempt)
+
+    @cached_property
+    def restarts(self) -> Restarts:
+        """Return the restarts so far: the largest counts that the status, agents, pods and progress report.
+
+        Each is at most the number of those that happened. A pod reports those of its own agent, and all
+        before it was created.
+        """
+        before = self.job.status.restarts or Restarts()
+        counted = next_counted(before, self.observed.heard, self.attempt)
         latest = self.latest_progress
         return Restarts(
             process=max(
                 before.process,
+                counted.process if counted else 0,
                 latest.process_restarts if latest else 0,
                 *(pod.process_restarts for pod in self.observed.pods),
             ),
             pod=max([before.pod, *(pod.replacement for pod in self.observed.pods)]),
             gang=before.gang,
+            counted=counted,
         )
 
     @property
@@ -177,14 +192,15 @@ class Situation:
 
     @cached_property
     def charged_restarts(self) -> int:
-        """Return how many restarts count so far: those of processes too, unless older trainers count them.
+        """Return how many restarts count so far: those of processes too, unless only older trainers do.
 
         Those also count restarts after the loss of another node.
         """
         before, latest = self.job.status.restarts or Restarts(), self.latest_progress
         is_older = latest is not None and not latest.status.phase_seconds
-        added = 0 if is_older else self.restarts.process - before.process
-        return self.charged_before + added
+        added = self.restarts.process - before.process
+        told = len(self.new_process_restarts)
+        return self.charged_before + (min(added, told) if is_older else added)
 
     @cached_property
     def latest_progress(self) -> Progress | None:

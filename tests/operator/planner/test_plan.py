@@ -9,6 +9,7 @@ from tests.operator.planner.pods import (
     LONG_AGO,
     NOW,
     PENDING,
+    charged_and_free,
     condition,
     created,
     created_pods,
@@ -149,7 +150,7 @@ def test_a_suspended_job_stops_gracefully_and_resumes_in_a_new_attempt() -> None
     assert condition(stopped.status, "Suspended") == ("True", "Suspended")
     resumed = plan_with(make_job(stopped.status), rendezvous=None, now=NOW + 60)
     assert (resumed.status.attempt, created(resumed)) == (2, ["job-rendezvous", "job-0", "job-1"])
-    assert resumed.status.restarts == stopping.status.restarts
+    assert charged_and_free(resumed.status) == charged_and_free(stopping.status)
     assert resumed.status.progress == stopping.status.progress
 
 

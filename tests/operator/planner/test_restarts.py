@@ -12,11 +12,13 @@ from tests.operator.planner.pods import (
     causes,
     charged_and_free,
     condition,
+    created_pods,
     failed,
     lost,
     make_job,
     make_pod,
     make_pods,
+    message,
     plan_with,
     progress,
     running,
@@ -25,8 +27,10 @@ from tests.operator.planner.pods import (
 
 from fluxtrain.contract.resource.status import Restarts
 from fluxtrain_operator.job import Job
+from fluxtrain_operator.members import Heard, ProcessRestart
 from fluxtrain_operator.progress import Progress
 from fluxtrain_operator.resources import Slot, training_pod
+from fluxtrain_operator.timestamps import stamp
 
 
 def restarted(number: int, older: bool = False) -> Progress:
@@ -128,3 +132,147 @@ def test_a_job_that_lost_all_nodes_later_has_no_pending_deadline() -> None:
     job = running(lifecycle={"pendingDeadlineSeconds": 600})
     waiting = make_pods(2, job, **PENDING)
     assert plan_with(job, *waiting, now=NOW + 6000).status.phase == "Restarting"
+
+
+def told(*generations: int, attempt: int = 1, cause: str = "ProcessKilled") -> Heard:
+    """Return the answer of a rendezvous service that lists restarts after these generations."""
+    restarts = tuple(ProcessRestart(generation, cause, "pod-1") for generation in generations)
+    return Heard(attempt=attempt, restarts=restarts)
+
+
+SILENCE = Heard()
+KILLED, FAILED = "ProcessKilled", "ProcessFailed"
+Reports = list[tuple[Heard, int]]
+"""What the service and rank 0, by number of its restarts, report one after the other."""
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ([(told(), 0)], {}),
+        ([(told(1), 0)], {KILLED: 1}),
+        ([(told(1), 0), (told(1), 0), (told(1), 1)], {KILLED: 1}),
+        ([(told(1), 1)], {KILLED: 1}),
+        ([(told(), 1), (told(1), 1)], {FAILED: 1}),
+        ([(SILENCE, 1), (told(1), 1)], {FAILED: 1}),
+        ([(told(1), 1), (told(1, 2), 1), (told(1, 2, 5), 1)], {KILLED: 3}),
+        ([(told(1), 1), (SILENCE, 1), (told(), 1), (told(1), 0), (told(1, 4), 0)], {KILLED: 2}),
+        ([(told(1, 2), 0), (told(5), 0)], {KILLED: 3}),
+        ([(told(7, attempt=2), 0), (told(7, attempt=0), 0)], {}),
+        ([(told(2**31 - 1), 0), (told(1, 2**31 - 1), 0)], {KILLED: 1}),
+        ([(told(3, cause="ProcessOutOfMemory"), 0)], {"ProcessOutOfMemory": 1}),
+    ],
+    ids=[
+        "none",
+        "on another node than rank 0's",
+        "told again",
+        "rank 0 and the service tell it at once",
+        "rank 0 tells it first",
+        "rank 0 tells it, then the service answers",
+        "several",
+        "the service is replaced, and the agents tell theirs again",
+        "the agent that told the first ones has ended",
+        "other attempts",
+        "a huge number, as often as it is told",
+        "out of memory",
+    ],
+)
+def test_a_restart_is_charged_once_whoever_tells_it(
+    reports: Reports, expected: dict[str, int]
+) -> None:
+    job = running(restart={"maxRestarts": 10})
+    for heard, of_rank_0 in reports:
+        status = plan_with(job, *make_pods(), progress=restarted(of_rank_0), heard=heard).status
+        job = with_status(job, status)  # an operator that was replaced knows no more
+    assert causes(status) == expected
+    assert charged_and_free(status) == (sum(expected.values()), 0)
+    assert status.restarts is not None
+    assert status.restarts.process == sum(expected.values())
+
+
+def test_a_pod_that_ended_with_a_restart_that_was_told_adds_nothing() -> None:
+    job = running()
+    job = with_status(job, plan_with(job, *make_pods(), heard=told(2)).status)
+    ended = failed(1, 137, process_restarts=1)
+    replaced = plan_with(job, make_pod(0), ended, heard=told(2))
+    assert charged_and_free(replaced.status) == (1, 1)
+    (pod,) = created_pods(plan_with(with_status(job, replaced.status), make_pod(0)))
+    (trainer,) = pod["spec"]["containers"]
+    environment = {variable["name"]: variable.get("value") for variable in trainer["env"]}
+    assert environment["FLUXTRAIN_PROCESS_RESTARTS"] == "1", "the next one counts from there"
+
+
+def test_each_attempt_counts_its_generations_anew() -> None:
+    job = running()
+    job = with_status(job, plan_with(job, *make_pods(), heard=told(1, 4)).status)
+    pods = failed(0, 1, process_restarts=2), make_pod(1)
+    restarted_all = plan_with(job, *pods, heard=told(1, 4)).status
+    assert (restarted_all.attempt, charged_and_free(restarted_all)) == (2, (3, 0))
+    job = with_status(job, restarted_all)
+    again = make_pods(2, attempt=2)
+    for heard, charged in ((told(1, 4), 3), (told(1, attempt=2), 4), (told(1, 4, attempt=2), 5)):
+        status = plan_with(job, *again, heard=heard).status
+        assert charged_and_free(status) == (charged, 0)
+        job = with_status(job, status)
+
+
+def test_restarts_before_an_upgrade_are_those_that_the_older_operator_counted() -> None:
+    job = with_restarts(running(), process=3, charged=3, causes={FAILED: 3})
+    for heard, charged in (
+        (SILENCE, 3),
+        (told(1, 2, 3, 4, 5), 3),
+        (told(2, 3, 4, 5), 3),
+        (told(3, 4, 5, 6), 4),
+    ):
+        status = plan_with(job, *make_pods(), heard=heard).status
+        assert charged_and_free(status) == (charged, 0)
+        job = with_status(job, status)
+    assert causes(status) == {FAILED: 3, KILLED: 1}
+
+
+@pytest.mark.parametrize(
+    ("limit", "phase"), [(3, "Running"), (2, "Running"), (1, "Failed"), (0, "Failed")]
+)
+def test_agents_that_use_more_than_the_budget_together_fail_the_job(limit: int, phase: str) -> None:
+    job = running(restart={"maxRestarts": limit})
+    result = plan_with(job, *make_pods(), progress=progress(), heard=told(1, 2))
+    assert (result.status.phase, charged_and_free(result.status)) == (phase, (2, 0))
+    if phase == "Failed":
+        assert condition(result.status, "Failed") == ("True", "RestartsExhausted")
+        text = f"ProcessKilled in job-1 on node-1; {limit} restarts are used up"
+        assert message(result.status, "Failed") == text
+
+
+def test_the_time_after_a_restart_on_another_node_is_lost_by_the_start_and_what_is_done_again() -> (
+    None
+):
+    job = running()
+    before = replace(
+        progress(),
+        status=progress().status.model_copy(
+            update={
+                "phase_seconds": {"step": 60.0},
+                "train_seconds": 60.0,
+                "first_step_time": stamp(NOW - 60),
+            }
+        ),
+    )
+    job = with_status(
+        job, plan_with(job, *make_pods(), progress=before, heard=told(), now=NOW + 6).status
+    )
+    after = replace(
+        progress(),
+        train_seconds_before=50.0,
+        status=progress().status.model_copy(
+            update={
+                "phase_seconds": {"import": 8.0, "step": 2.0},
+                "train_seconds": 52.0,
+                "first_step_time": stamp(NOW + 18),
+            }
+        ),
+    )
+    status = plan_with(job, *make_pods(), progress=after, heard=told(1), now=NOW + 30).status
+    assert causes(status) == {KILLED: 1}
+    assert status.time_spent is not None
+    spent = status.time_spent
+    assert (spent.redone, spent.start) == (pytest.approx(10.0), pytest.approx(22.0))

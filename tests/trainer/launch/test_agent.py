@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import ProxyHandler, build_opener
 from uuid import uuid4
 
 import pytest
@@ -178,6 +179,34 @@ def test_a_trainer_that_fails_counts_as_one_restart_of_all_nodes(agents: Agents)
     assert [agent.wait(timeout=240) for agent in started] == [EXIT_OK] * 2, agents.logs()
     (message,) = agents.termination_messages()[:1]
     assert message["processRestarts"] == 1
+
+
+def test_each_killed_trainer_is_one_restart_whichever_agent_tells_it(agents: Agents) -> None:
+    """Its peer's trainer fails too, sooner or later than its agent hears of it."""
+    agents.configure({"schedule": {"steps": 1_000_000}})
+    port = free_port()
+    service = agents.service("2:2", f"--members-port={port}")
+    started = [agents.agent(nodes="2:2") for _ in range(2)]
+    causes = list[str]()
+    for number in (0, 1, 0):
+        agents.wait_for_step(agents.step() + 10)
+        os.kill(children(started[number].pid)[0], signal.SIGKILL)
+        causes.append("ProcessKilled")
+        agents.wait_for(lambda: told_causes(port) == causes)
+    service.kill()
+    agents.service("2:2", f"--members-port={port}")
+    agents.wait_for(lambda: told_causes(port) == causes)
+    agents.wait_for_step(agents.step() + 10)
+    assert told_causes(port) == causes
+
+
+def told_causes(port: int) -> list[str]:
+    """Return the causes of the restarts at /members, in the order of their generations."""
+    try:
+        with build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/members") as response:
+            return [restart["cause"] for restart in json.loads(response.read())["restarts"]]
+    except OSError:
+        return []
 
 
 def test_training_continues_when_one_of_three_agents_is_replaced(

@@ -79,7 +79,10 @@ def _run_until_done() -> tuple[int, str]:
     paths = RunPaths.from_environment(os.environ)
     with emptied(paths.snapshots), _heartbeats(paths.metrics_address) as rendezvous:
         peers = torchrun.Peers(
-            rendezvous.stop_seconds, rendezvous.has_lost_nodes, rendezvous.report_step
+            rendezvous.stop_seconds,
+            rendezvous.has_lost_nodes,
+            rendezvous.report_step,
+            rendezvous.trainers_failed,
         )
         while True:
             try:

@@ -18,12 +18,14 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from fluxtrain.rendezvous.client import Client
-from fluxtrain.rendezvous.messages import Reply
+from fluxtrain.rendezvous.messages import Reply, Restart
 
 BACKEND = "fluxtrain"
 _STORE_TIMEOUT = timedelta(seconds=20)
 """How long agents of a new generation wait for each other's ranks; usually milliseconds."""
 _POLL_SECONDS = 1.0
+_MAX_RESTARTS = 16
+"""Restarts that an agent repeats; the operator has counted those before."""
 _LEFT_SECONDS = 5
 """For the last files of trainers whose peers have left."""
 
@@ -38,8 +40,11 @@ class MembershipRendezvous(RendezvousHandler):
         """Use ``client``, which sends heartbeats of ``agent``; stores listen on ``local_address``."""
         self._client, self._agent, self._address = client, agent, local_address
         self._generation, self._run_id = 0, ""
-        self._world: tuple[str, ...] = ()
+        self._trained: tuple[int, frozenset[str]] = 0, frozenset()
+        """The generation that trainers of this agent ran in last, and its agents."""
+        self._failure: str | None = None
         self._has_lost_nodes = False
+        self._restarts: tuple[Restart, ...] = ()
         self._store: Store | None = None
 
     def attach(self, parameters: RendezvousParameters) -> MembershipRendezvous:
@@ -68,6 +73,7 @@ class MembershipRendezvous(RendezvousHandler):
             if store is None:
                 continue
             self._store = store
+            self._tell_restart(world)
             info = RendezvousStoreInfo.build(rank, store, self._address)
             return RendezvousInfo(store, rank, len(world), info)
 
@@ -82,8 +88,6 @@ class MembershipRendezvous(RendezvousHandler):
                 raise RendezvousClosedError("the attempt has ended")
             if reply.generation > self._generation and self._agent in reply.world:
                 self._generation = reply.generation
-                self._has_lost_nodes = not set(self._world) <= set(reply.world)
-                self._world = reply.world
                 self._client.update(
                     joining=False, generation=reply.generation, world=reply.world, store=""
                 )
@@ -133,6 +137,25 @@ class MembershipRendezvous(RendezvousHandler):
     def has_lost_nodes(self) -> bool:
         """Return whether an agent of the generation before is not in the present one."""
         return self._has_lost_nodes
+
+    def trainers_failed(self, cause: str) -> None:
+        """Note that the trainers failed by ``cause``: a restart, unless the next world lacks a node."""
+        self._failure = cause
+
+    def _tell_restart(self, world: tuple[str, ...]) -> None:
+        """Tell the restart between the generation of the last trainers and the present one, if it is one.
+
+        No later generation can end by a failure before the service has heard of it: its ranks are exchanged
+        only now.
+        """
+        generation, agents = self._trained
+        self._has_lost_nodes = not agents <= set(world)
+        if self._failure is not None and generation and not self._has_lost_nodes:
+            restart = Restart(generation=generation, cause=self._failure)
+            self._restarts = (*self._restarts, restart)[-_MAX_RESTARTS:]
+            self._client.update(restarts=self._restarts)
+        self._failure = None
+        self._trained = self._generation, frozenset(world)
 
     def report_step(self, step: int) -> None:
         """Report the newest step of this node's trainers with the heartbeats."""

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import torch
 from prometheus_client import CollectorRegistry
-from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -43,6 +43,7 @@ from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, StorageError
 from fluxtrain.files import atomic_write, exclusive_lock
 from fluxtrain.launch.environment import prepare_for_gpus
 from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_error
+from fluxtrain.launch.restart_cause import num_out_of_memory_kills, restart_cause
 from fluxtrain.launch.snapshot_volume import local_volume
 from fluxtrain.launch.trainer_progress import TrainerProgress, trainer_progress
 from fluxtrain.progress import Progress
@@ -154,10 +155,15 @@ class Peers:
     """Returns whether a node of the generation before is not in the present one."""
     on_step: Callable[[int], None] = lambda step: None
     """Called with each new step of this node's trainers."""
+    on_failure: Callable[[str], None] = lambda cause: None
+    """Called with the cause when trainers failed that will be started again; not if they were stopped."""
 
 
 class _Agent(LocalElasticAgent):
-    """torchrun's agent; trainers whose peers are lost end within seconds, which uses no restart."""
+    """torchrun's agent; trainers whose peers are lost end within seconds.
+
+    That uses no restart, nor do trainers that a peer's agent stopped: all ranks stop together.
+    """
 
     def __init__(
         self, *arguments: Any, peers: Peers, progress: TrainerProgress, **options: Any
@@ -166,6 +172,9 @@ class _Agent(LocalElasticAgent):
         super().__init__(*arguments, **options)
         self._peers, self._progress = peers, progress
         self._has_failed = False  # the trainers before the present rendezvous
+        self._were_stopped = False
+        self._result = RunResult(WorkerState.INIT)
+        self._num_kills = 0  # out of memory, before the present trainers started
 
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = _RESTART_SECONDS
@@ -183,8 +192,18 @@ class _Agent(LocalElasticAgent):
         else:
             self._shutdown(signal.SIGTERM, seconds)
 
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._result = super()._monitor_workers(worker_group)
+        return self._result
+
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._has_failed = worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
+        codes = [failure.exitcode for failure in self._result.failures.values()]
+        self._were_stopped = bool(codes) and set(codes) == {EXIT_STOPPED}
+        if self._has_failed and not self._were_stopped:
+            self._peers.on_failure(
+                restart_cause(codes, num_out_of_memory_kills() > self._num_kills)
+            )
         super()._restart_workers(worker_group)
         self._has_failed = False
 
@@ -192,13 +211,14 @@ class _Agent(LocalElasticAgent):
         """Start the trainers, and keep their number of restarts for the agent's termination message."""
         restarts = worker_group.spec.max_restarts - self._remaining_restarts
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
+        self._num_kills = num_out_of_memory_kills()
         ids: dict[int, Any] = super()._start_workers(worker_group)
         return ids
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Join the next generation; trainers that failed because a node was lost use no restart."""
         super()._rendezvous(worker_group)
-        if self._has_failed and self._peers.were_lost():
+        if self._has_failed and (self._were_stopped or self._peers.were_lost()):
             self._remaining_restarts += 1
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fluxtrain.contract.launch import LOST_SECONDS
+from fluxtrain.contract.members import MAX_RESTARTS, root_cause
 from fluxtrain.rendezvous.messages import MAX_NODES, Heartbeat, Reply
 from fluxtrain.rendezvous.rank_order import natural
 
@@ -23,6 +24,15 @@ class Limits:
     settle_seconds: float = 30.0
     """How long a first generation, or a larger one, waits for further agents up to the wanted number."""
     lost_seconds: float = LOST_SECONDS
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The end of a generation because trainers failed."""
+
+    agent: str
+    """The agent that tells the cause; of several with the same one the first."""
+    cause: str
 
 
 @dataclass
@@ -51,6 +61,8 @@ class Membership:
     """No generation forms before: the agents of one that runs have not been heard yet."""
     lost: dict[str, float] = field(default_factory=dict)
     """Agents that were lost and did not return, with the time of their last heartbeat; the oldest first."""
+    restarts: dict[int, Restart] = field(default_factory=dict)
+    """The newest restarts by the generation that ended: one, however many agents tell it."""
     _agents: dict[str, _Agent] = field(default_factory=dict)
     _stepped: float = float("-inf")
     """When an agent of the generation last reported a new step: all its ranks were alive then."""
@@ -94,6 +106,7 @@ class Membership:
         self.closed |= beat.closing
         self.succeeded |= beat.succeeded
         self.lost.pop(beat.agent, None)
+        self._record_restarts(beat)
         if beat.leaving:
             self._agents.pop(beat.agent, None)
             return
@@ -105,6 +118,17 @@ class Membership:
         self._agents[beat.agent] = _Agent(beat.node, now, waiting, beat.step)
         if beat.store and beat.generation == self.generation and self._has_rank_0(beat.agent):
             self.store = beat.store
+
+    def _record_restarts(self, beat: Heartbeat) -> None:
+        """Record the restarts of ``beat``; none of a generation that its agent does not know yet."""
+        for told in beat.restarts:
+            if told.generation <= beat.generation:
+                known = self.restarts.get(told.generation)
+                cause = root_cause([told.cause, *([known.cause] if known else [])])
+                if known is None or cause != known.cause:
+                    self.restarts[told.generation] = Restart(beat.agent, cause)
+        while len(self.restarts) > MAX_RESTARTS:
+            del self.restarts[min(self.restarts)]
 
     def _has_rank_0(self, agent: str) -> bool:
         return self.world[:1] == (agent,)

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from fluxtrain.contract.members import MAX_RESTARTS
 from fluxtrain.contract.strict_model import StrictModel
 from fluxtrain.rendezvous.rank_order import MAX_LENGTH
 
@@ -33,6 +34,15 @@ class _Message(StrictModel):
     """
 
     model_config = ConfigDict(extra="ignore")
+
+
+class Restart(_Message):
+    """The end of a generation because trainers of the agent failed, after which they started again."""
+
+    generation: Annotated[Number, Field(ge=1)]
+    """The generation that ended."""
+    cause: Annotated[str, Field(max_length=64)] = ""
+    """Why they failed, as `fluxtrain.contract.members` names it; newer versions may know others."""
 
 
 class Heartbeat(_Message):
@@ -58,6 +68,8 @@ class Heartbeat(_Message):
     """host:port of the generation's TCPStore, from the agent of rank 0."""
     step: Number = 0
     """The newest step of its trainers."""
+    restarts: Annotated[tuple[Restart, ...], Field(max_length=MAX_RESTARTS)] = ()
+    """The agent's newest restarts, by generation; repeated, as the service may be another one."""
     leaving: bool = False
     """Whether the agent ends: its node is no longer part of the job."""
     closing: bool = False

@@ -73,7 +73,10 @@ class Sessions:
         return reply.model_copy(update={"boot": self.boot})
 
     def members(self) -> dict[str, Any]:
-        """Return the attempt, the generation, and which agents are alive and which are lost."""
+        """Return the attempt, the generation, who is alive, who is lost, and the restarts.
+
+        A new service lists restarts once all agents have told theirs: the operator counts them in order.
+        """
         with self._lock:
             now, membership = self.clock(), self._membership
             membership.expire(now)
@@ -85,6 +88,7 @@ class Sessions:
                 "lostSeconds": {
                     name: round(now - seen, 1) for name, seen in membership.lost.items()
                 },
+                "restarts": _restarts(membership) if now >= membership.forms_after else [],
             }
 
     def _new(self) -> Membership:
@@ -99,6 +103,13 @@ class Sessions:
         if len(self._sequences) > 4 * MAX_NODES:  # the one that was silent for longest
             self._sequences.pop(next(iter(self._sequences)))
         return True
+
+
+def _restarts(membership: Membership) -> list[dict[str, object]]:
+    return [
+        {"generation": generation, "cause": restart.cause, "agent": restart.agent}
+        for generation, restart in sorted(membership.restarts.items())
+    ]
 
 
 class _Server(ThreadingHTTPServer):

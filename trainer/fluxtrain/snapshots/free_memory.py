@@ -1,4 +1,4 @@
-"""How much memory this process may still use: of a volume, the machine and its cgroups (v1 and v2)."""
+"""Memory of this process's volume, machine and cgroups (v1 and v2): what is free, and kills for it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ class _Files:
     usage: str
     inactive: str
     """Key in memory.stat of the page cache that the kernel frees first."""
+    events: str
+    """File with the number of processes that were killed for the memory."""
 
 
-_V2 = _Files("memory.max", "memory.current", "inactive_file")
-_V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Files("memory.max", "memory.current", "inactive_file", "memory.events")
+_V1 = _Files(
+    "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control"
+)
 
 
 def require_free(volume: Path, needed: int) -> None:
@@ -41,6 +45,13 @@ def free_memory(volume: Path, root: Path = Path("/")) -> int:
     for folder, files in _cgroups(root):
         free += _below_limit(folder, files)
     return max(0, min(free))
+
+
+def out_of_memory_kills(root: Path = Path("/")) -> Iterator[int]:
+    """Yield how many processes of each of its cgroups that can be seen the kernel killed for the memory."""
+    for folder, files in _cgroups(root):
+        with suppress(OSError, ValueError):
+            yield _value(folder / files.events, "oom_kill")
 
 
 def _available(meminfo: Path) -> Iterator[int]:

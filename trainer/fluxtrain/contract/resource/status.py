@@ -55,6 +55,17 @@ class NodesStatus(StatusModel):
     """Nodes of this attempt."""
 
 
+class CountedRestarts(StatusModel):
+    """How far the restarts that agents tell the rendezvous service are counted."""
+
+    attempt: Count
+    """The attempt whose generations are counted."""
+    generation: Count = 0
+    """The newest generation whose end is counted; those before it are too."""
+    process: Count = 0
+    """Restarts of processes in all attempts, as far as agents told them."""
+
+
 class Restarts(StatusModel):
     """Restarts so far, by what was restarted."""
 
@@ -70,6 +81,8 @@ class Restarts(StatusModel):
     """Interruptions by the infrastructure, such as lost nodes and evictions, which are not limited."""
     causes: Annotated[dict[str, Count], Field(max_length=64)] = {}
     """Charged and free restarts by reason."""
+    counted: CountedRestarts | None = None
+    """Restarts of processes are counted once, also after the operator or the rendezvous pod was replaced."""
 
 
 class StragglerStatus(StatusModel):
