@@ -14,8 +14,10 @@ from fluxtrain_operator.names import Key
 
 MEMBERS_SECONDS = 4.0
 """Polling interval of a job."""
-SILENT_SECONDS = 15.0
-"""A rendezvous pod that answered before is silent if it has not for this long."""
+RETRY_SECONDS = 1.0
+"""The same while a rendezvous pod that answered before does not."""
+SILENT_SECONDS, SILENT_POLLS = 10.0, 3
+"""A rendezvous pod that answered before is silent if it has not for this long, and this often in a row."""
 _JOBS_PER_SECOND = 100.0
 """Requests per second for all jobs: each costs a millisecond."""
 
@@ -30,6 +32,8 @@ class _PolledJob:
     uid: str = ""
     """Uid of the rendezvous pod that answered last."""
     answered: float = 0.0
+    num_failed: int = 0
+    """Polls since that answer."""
     heard: Heard = NOT_HEARD
 
 
@@ -71,19 +75,22 @@ class MembersPoller:
             before, job.heard = job.heard, await self._ask(key, job)
             if job.heard != before:
                 self._on_change(key)
-            await asyncio.sleep(max(MEMBERS_SECONDS, len(self._jobs) / _JOBS_PER_SECOND))
+            interval = RETRY_SECONDS if job.num_failed else MEMBERS_SECONDS
+            await asyncio.sleep(max(interval, len(self._jobs) / _JOBS_PER_SECOND))
 
     async def _ask(self, key: Key, job: _PolledJob) -> Heard:
         pod = next((pod for pod in self._cache.pods(key) if _serves_members(pod)), None)
         if pod is None:
+            job.num_failed = 0
             return NOT_HEARD
         uid = str(pod["metadata"].get("uid", ""))
         heard = await self._fetch(str(pod["status"]["podIP"]), job.port)
         now = asyncio.get_running_loop().time()
         if heard is not None:
-            job.uid, job.answered = uid, now
+            job.uid, job.answered, job.num_failed = uid, now, 0
             return heard
-        if job.uid == uid and now - job.answered >= SILENT_SECONDS:
+        job.num_failed = job.num_failed + 1 if job.uid == uid else 0
+        if job.num_failed >= SILENT_POLLS and now - job.answered >= SILENT_SECONDS:
             return Heard(silent=frozenset({uid}))
         return Heard(silent=job.heard.silent - {job.uid})
 

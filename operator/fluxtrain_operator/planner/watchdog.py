@@ -1,16 +1,25 @@
 """The watchdog: a job has stalled if none of its ranks makes progress for longer than its phase allows.
 
 A rank measures the time since its progress by its own monotonic clock. A job is never restarted because no
-trainer answers: a firewall or a service mesh may be the cause, and the job may well train.
+trainer answers: a firewall or a service mesh may be the cause, and the job may well train. Nor is it while a
+lost node or the rendezvous pod is replaced: the peers of a lost node hang until the rendezvous service, which
+may have been on that node too, tells their agents.
 """
 
 from __future__ import annotations
+
+import math
 
 from fluxtrain.contract.progress import LOAD, STEP, stall_seconds
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.progress import Progress, RankProgress
 
 _NO_ANSWER_SECONDS = 300.0  # longer than a start takes
+_JOIN_SECONDS = 60.0
+"""How long agents may take to join a rendezvous pod that has started: a DNS may cache its address for 30 s,
+and the service needs some seconds to find out which agents are lost."""
+_REPAIR_SECONDS = 300.0
+"""A stall is acted on after this long even if nodes or the rendezvous pod are still being replaced."""
 _MEASURABLE_SECONDS = 2.0
 """By this much one rank must have stopped before another one: ranks report their progress once a second."""
 
@@ -19,14 +28,25 @@ def progress_deadline(situation: Situation) -> float | None:
     """Return the Unix time by which progress is due; None without an answer, or with fewer pods than
     ``nodes.min``.
 
-    It is the latest deadline of all ranks: one that saves may hold up others.
+    It is the latest deadline of all ranks: one that saves may hold up others. It is extended while a node or
+    the rendezvous pod is replaced, and until agents have had the time to join.
     """
     answer = situation.observed.any_progress
     if not situation.has_min_nodes or answer is None:
         return None
     ranks = _ranks(situation, answer)
     left = max(stall_timeout(situation, r) - r.seconds_since_progress for r in ranks)
-    return situation.now + left - answer.age
+    deadline = situation.now + left - answer.age
+    return max(deadline, min(_repaired_time(situation), deadline + _REPAIR_SECONDS))
+
+
+def _repaired_time(situation: Situation) -> float:
+    """Return the Unix time from which no lost node explains a stall; infinite while one is replaced."""
+    service = situation.observed.rendezvous
+    lost = (pod for pod in situation.current if situation.unreachable(pod) and not pod.deleting)
+    if service is None or service.deleting or not service.running or situation.unreachable(service):
+        return math.inf
+    return math.inf if any(lost) else (service.started or 0.0) + _JOIN_SECONDS
 
 
 def has_stalled(situation: Situation) -> bool:

@@ -15,6 +15,8 @@ from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.members_poller import (
     MEMBERS_SECONDS,
+    RETRY_SECONDS,
+    SILENT_POLLS,
     SILENT_SECONDS,
     MembersPoller,
 )
@@ -92,12 +94,36 @@ def test_a_service_that_answered_before_is_silent_after_a_while() -> None:
     async def scenario(p: Polling) -> None:
         assert await p.polls(10, None) == NOBODY, "it may not have started"
         assert await p.polls(2, LOST) == {"pod-1"}
-        number = int(SILENT_SECONDS / MEMBERS_SECONDS)
-        assert await p.polls(number, None) == {"pod-1"}, "nothing new is known"
+        before = len(p.requests)
+        assert await p.polls(1, None) == {"pod-1"}, "nothing new is known"
         assert await p.polls(2, None) == {"rdzv"}
+        assert len(p.requests) - before >= SILENT_SECONDS - MEMBERS_SECONDS, "asked more often"
         p.cache.set_pod(rendezvous_pod("another"))
         assert await p.polls(10, None) == NOBODY
         assert await p.polls(2, FINE) == NOBODY
+
+    run(scenario)
+
+
+def test_an_operator_that_could_not_ask_for_long_believes_no_single_time_out() -> None:
+    async def scenario(p: Polling) -> None:
+        assert await p.polls(2, FINE) == NOBODY
+        await asyncio.sleep(0)
+        job = p.poller._jobs[KEY]
+        job.answered -= 10 * SILENT_SECONDS  # as after a pause of the operator
+        assert await p.polls(1, None) == NOBODY
+        await asyncio.sleep(SILENT_POLLS * RETRY_SECONDS)
+        assert p.poller.heard(KEY).silent == {"rdzv"}
+
+    run(scenario)
+
+
+def test_a_service_that_answers_again_in_time_is_not_silent() -> None:
+    async def scenario(p: Polling) -> None:
+        assert await p.polls(2, FINE) == NOBODY
+        for _ in range(5):
+            assert await p.polls(1, None) == NOBODY
+            assert await p.polls(1, FINE) == NOBODY
 
     run(scenario)
 

@@ -19,6 +19,8 @@ from fluxtrain_operator.timestamps import seconds, stamp
 
 _NO_PROGRESS_SECONDS = 60.0
 """No step takes longer in these histories, and no budget of the watchdog is shorter."""
+_REPAIR_SECONDS = 300.0
+"""While the rendezvous pod is replaced, the watchdog waits for so much longer."""
 _NOT_OURS: tuple[list[Manifest], ...] = (
     [],
     [{**OWNER, "uid": "uid-before"}],
@@ -47,9 +49,11 @@ def _has_program_failed(deletion: Deletion) -> bool:
 
 
 def _has_no_progress(deletion: Deletion) -> bool:
-    answer = deletion.observed.any_progress
+    answer, service = deletion.observed.any_progress, deletion.observed.rendezvous
     last = seconds(answer.status.last_step_time) if answer else None
-    return last is not None and deletion.now > last + _NO_PROGRESS_SECONDS
+    is_up = service is not None and service.running and not service.deleting
+    limit = _NO_PROGRESS_SECONDS if is_up else _NO_PROGRESS_SECONDS + _REPAIR_SECONDS
+    return last is not None and deletion.now > last + limit
 
 
 def _is_node_lost(deletion: Deletion) -> bool:

@@ -19,7 +19,7 @@ from tests.operator.planner.invariants import check_reasons, with_look_alikes
 from fluxtrain.contract.resource.status import ProgressStatus, Status
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.members import Heard
+from fluxtrain_operator.members import Heard, ProcessRestart
 from fluxtrain_operator.planner.disruption import NODE_FAULTS
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Delete, Plan, load, plan, revision_to_read
@@ -120,7 +120,12 @@ class SmallCluster:
         """Nodes that are down; on other nodes that are not ready, all containers run on."""
         self.world: tuple[str, ...] = ()
         """Uids of the pods that made the last step."""
-        self.num_program_faults = self.num_hangs = self.num_fatal = 0
+        self.num_program_faults = self.num_hangs = self.num_fatal = self.num_process_faults = 0
+        self.told: dict[int, dict[str, tuple[int, ...]]] = {}
+        """By attempt, the generations that ended by failed trainers, as each pod's agent tells them."""
+        self.generation = 0
+        self.heard_by_service: tuple[str, dict[int, str]] = "", {}
+        """Uid of the rendezvous pod, and the agent of each restart that it has heard of."""
         self.happened: Counter[str] = Counter()
         """Number of each anomaly of the watches and the operator."""
         self.snapshots: list[Snapshot] = []
@@ -167,7 +172,36 @@ class SmallCluster:
         running = {pod.uid for pod in self.pods.values() if pod.running}
         alive = {pod.uid for pod in self._gang()}
         lost = running - alive
-        return Heard(frozenset(alive), frozenset(lost)) if len(lost) <= len(alive) else Heard()
+        attempt = max((pod.attempt for pod in self._gang()), default=0)
+        restarts = tuple(
+            ProcessRestart(generation, "ProcessKilled", pod)
+            for generation, pod in sorted(self._restarts(attempt).items())
+        )
+        if len(lost) > len(alive):
+            return Heard(attempt=attempt, restarts=restarts)
+        return Heard(frozenset(alive), frozenset(lost), attempt, restarts)
+
+    def _restarts(self, attempt: int) -> dict[int, str]:
+        """Return the restarts of ``attempt`` that the service has heard of; a new one starts empty."""
+        key = f"{self.store.uid if self.store else ''}/{attempt}"
+        if self.heard_by_service[0] != key:
+            self.heard_by_service = key, {}
+        living = {pod.uid for pod in self._gang()}
+        for pod, generations in self.told.get(attempt, {}).items():
+            if pod in living:
+                self.heard_by_service[1].update(dict.fromkeys(generations, pod))
+        return self.heard_by_service[1]
+
+    def fail_trainers(self, number: int) -> None:
+        """Let trainers of the gang fail: their agents, one or more, restart them all and tell it."""
+        gang = self._gang()
+        if len(gang) < self.size.low or self.num_process_faults >= MAX_RESTARTS:
+            return
+        self.generation += 1
+        told = self.told.setdefault(gang[0].attempt, {})
+        for pod in gang[number % len(gang) :]:
+            told[pod.uid] = (*told.get(pod.uid, ()), self.generation)
+        self.num_process_faults += 1
 
     def _read(self, known: Snapshot, seen: Snapshot) -> tuple[Job, Observed]:
         """Return the job, and what the operator observes, with the revision that it reads."""
@@ -244,6 +278,8 @@ class SmallCluster:
             self.num_hangs += hung and after.gang > (before.gang if before else 0)
             assert after.gang <= MAX_RESTARTS, "more restarts than allowed"
             assert after.gang <= self.num_program_faults + self.num_hangs, "charged twice"
+            assert after.process <= self.num_process_faults, "a restart is counted twice"
+            assert (after.charged or 0) == after.gang + after.process, "each is charged"
             grown = before is None or (after.gang >= before.gang and after.pod >= before.pod)
             assert grown, "restarts only grow"
         self.version += status != self.status
@@ -458,9 +494,9 @@ class SmallCluster:
             assert status.nodes is not None, "the status counts nodes"
             counted = (status.nodes.ready, status.nodes.desired)
             assert counted == (self.size.high, self.size.high), "the status counts all nodes"
-        used = status.restarts.gang if status.restarts else 0
+        used = (status.restarts.charged or 0) if status.restarts else 0
         if status.phase == "Failed" and not self.num_fatal:
-            assert used == MAX_RESTARTS, "the infrastructure's faults are free"
+            assert used >= MAX_RESTARTS, "the infrastructure's faults are free"
 
     def _trains(self, pod: Pod) -> bool:
         return not pod.deleting and pod.uid in self.world and pod in self._gang()

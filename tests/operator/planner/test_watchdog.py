@@ -10,6 +10,7 @@ from tests.operator.planner.pods import (
     NOW,
     PENDING,
     condition,
+    lost,
     make_job,
     make_pod,
     make_pods,
@@ -17,12 +18,14 @@ from tests.operator.planner.pods import (
     num_gang_restarts,
     plan_with,
     progress,
+    rendezvous,
     running,
     with_status,
 )
 
 from fluxtrain.contract.progress import Phase
 from fluxtrain.contract.resource.status import ProgressStatus
+from fluxtrain_operator.members import Heard
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.plan import plan
 from fluxtrain_operator.progress import Progress, RankProgress
@@ -166,3 +169,72 @@ def test_a_job_with_too_few_nodes_has_no_deadline() -> None:
     job = running(nodes={"min": 2, "max": 2})
     pods = make_pod(0, job), make_pod(1, job, **PENDING)
     assert plan_with(job, *pods, now=NOW + 10**6).status.attempt == 1
+
+
+SILENT_SERVICE: dict[str, Any] = {"heard": Heard(silent=frozenset({"rdzv"}))}
+SILENT_NODE: dict[str, Any] = {"heard": Heard(frozenset({"pod-0"}), frozenset({"pod-1"}))}
+LEAVING: dict[str, Any] = {"deleting": True, "deletion_deadline": NOW + 100}
+
+
+@pytest.mark.parametrize(
+    "replaced",
+    [
+        {"rendezvous": None},
+        {"rendezvous": rendezvous(**PENDING)},
+        {"rendezvous": rendezvous(**LEAVING)},
+        {"rendezvous": rendezvous(phase="Failed", exit_code=1)},
+        {"rendezvous": rendezvous(started=NOW + 3600)},
+        {"nodes": lost("node-s")},
+        {"nodes": lost("node-1")},
+        SILENT_SERVICE,
+        SILENT_NODE,
+    ],
+    ids=[
+        "no rendezvous pod",
+        "one that is pending",
+        "one that is being deleted",
+        "one that has failed",
+        "one whose clock is wrong",
+        "its node is lost",
+        "a node is lost",
+        "a silent service",
+        "a silent node",
+    ],
+)
+def test_a_stall_is_not_acted_on_while_its_cause_is_replaced_but_not_for_ever(
+    replaced: dict[str, Any],
+) -> None:
+    for silent, attempt in ((71, 1), (369, 1), (371, 2)):
+        ranks = answer(rank(0, silent=silent), rank(1, silent=500))
+        result = plan_with(running(), *make_pods(), progress=ranks, **replaced)
+        assert (result.status.attempt, num_gang_restarts(result.status)) == (attempt, attempt - 1)
+
+
+@pytest.mark.parametrize(
+    ("up", "silent", "attempt", "wait"),
+    [
+        (1000.0, 69, 1, 1.0),
+        (1000.0, 71, 2, None),
+        (61.0, 71, 2, None),
+        (59.0, 71, 1, 1.0),
+        (5.0, 71, 1, 55.0),
+        (5.0, 10, 1, 60.0),
+        (5.0, 369, 1, 1.0),
+        (5.0, 371, 2, None),
+    ],
+)
+def test_agents_have_the_time_to_join_a_new_rendezvous_pod(
+    up: float, silent: float, attempt: int, wait: float | None
+) -> None:
+    present = {"progress": answer(rank(silent=silent)), "rendezvous": rendezvous(started=NOW - up)}
+    result = plan_with(running(), *make_pods(), **present)
+    assert (result.status.attempt, num_gang_restarts(result.status)) == (attempt, attempt - 1)
+    if wait is not None:
+        assert result.requeue_after == pytest.approx(wait)
+
+
+def test_a_lost_pod_that_is_being_deleted_no_longer_delays_the_watchdog() -> None:
+    job = running()
+    pods = make_pod(0), make_pod(1, **LEAVING)
+    result = plan_with(job, *pods, progress=answer(rank(silent=71)), nodes=lost("node-1"))
+    assert result.status.attempt == 2
