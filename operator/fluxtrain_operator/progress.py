@@ -35,6 +35,8 @@ class RankProgress:
     """Where its main thread is; empty while it makes progress."""
     pod: str = ""
     """Uid of its pod."""
+    generation: int = 0
+    """Generation of the agents that it runs in; 0 from older trainers."""
 
     @staticmethod
     def from_json(values: object) -> RankProgress | None:
@@ -52,6 +54,7 @@ class RankProgress:
             seconds_since_progress=max(0.0, silent),
             step_seconds=_number(values.get("stepSeconds")),
             stack=_line(values.get("stack")),
+            generation=_count(values.get("generation"), _MAX_COUNT),
         )
 
 

@@ -214,7 +214,11 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
     if situation.observed.rendezvous is None and names.rendezvous(job.name) not in held:
         yield key_secret(job)
         yield rendezvous_pod(
-            job, situation.guard.excluded_nodes, situation.guard.avoided_nodes, situation.revision
+            job,
+            situation.guard.excluded_nodes,
+            situation.guard.avoided_nodes,
+            situation.revision,
+            situation.ended_generation,
         )
     indices = [i for i in _free_indices(situation) if names.pod(job.name, i) not in held]
     indices = indices[:MAX_PODS_PER_PLAN]

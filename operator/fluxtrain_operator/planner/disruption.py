@@ -38,7 +38,7 @@ class Reason(StrEnum):
     POD_ENDED = "PodEnded"
     """The pod has ended and steps no more."""
     OUTDATED = "Outdated"
-    """The rendezvous pod, which makes no steps, is for another spec, size or revision."""
+    """The rendezvous pod, which makes no steps, is for another spec, size, revision or restart in place."""
 
 
 NODE_FAULTS = frozenset({Reason.NODE_LOST, Reason.UNHEALTHY_GPU})

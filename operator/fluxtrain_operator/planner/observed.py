@@ -33,6 +33,8 @@ class Pod:
     replacement: int = 0
     spec_hash: str = ""
     nodes: tuple[int, int] = (1, 1)
+    ended_generation: tuple[int, int] = (0, 0)
+    """Attempt and generation up to which a rendezvous pod ends generations."""
     revision: str = ""
     """Name of its revision; empty if an operator without revisions created it."""
     phase: str = "Pending"
@@ -94,6 +96,7 @@ class Pod:
             replacement=_number(notes.get(names.ANNOTATION_REPLACEMENT)),
             spec_hash=str(notes.get(names.ANNOTATION_SPEC, "")),
             nodes=_range(notes.get(names.ANNOTATION_NODES)),
+            ended_generation=_pair(notes.get(names.ANNOTATION_ENDED)),
             revision=str(notes.get(names.ANNOTATION_REVISION, "")),
             phase=str(status.get("phase", "Pending")),
             ready=_mapping(conditions, "Ready").get("status") == "True",
@@ -240,6 +243,11 @@ def _number(text: object) -> int:
     return int(text) if isinstance(text, str) and text.isdecimal() else 0
 
 
+def _pair(text: object) -> tuple[int, int]:
+    first, _, second = str(text).partition(":")
+    return _number(first), _number(second)
+
+
 def _range(text: object) -> tuple[int, int]:
-    smallest, _, largest = str(text).partition(":")
-    return _number(smallest) or 1, _number(largest) or 1
+    smallest, largest = _pair(text)
+    return smallest or 1, largest or 1

@@ -121,7 +121,8 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
     if before.stale:
         return Plan(job.status, requeue_after=_STALE_SECONDS)
     decision = decide(before)
-    after = before.in_attempt(_next_attempt(before, decision))
+    attempt = _next_attempt(before, decision)
+    after = before.in_attempt(attempt).with_order(decision.in_place_restart)
     delete, create = changes(after, decision)
     failures = blocking_failures(after, decision)
     num_requested = num_requested_pods(after, decision, create)
@@ -209,6 +210,9 @@ def _events(
     if decision.action == "restart":
         kind: EventType = "Warning" if decision.uses_restart else "Normal"
         yield Event(kind, decision.reason, f"attempt {status.attempt}: {decision.message}")
+    elif decision.in_place_restart is not None:
+        text = f"all processes restart in place: {decision.message}"
+        yield Event("Warning", decision.reason, text)
     elif status.phase != before.phase:
         kind = "Warning" if status.phase in ("Failed", "Restarting") else "Normal"
         yield Event(kind, str(status.phase), decision.message or f"was {before.phase or 'new'}")

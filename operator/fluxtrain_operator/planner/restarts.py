@@ -32,10 +32,11 @@ def next_restarts(
         causes[decision.reason] += 1
     lost = [] if decision.action != "run" else _lost_causes(situation, deletions)
     causes.update(lost)
+    is_gang = decision.uses_restart and decision.action == "restart"
     return Restarts(
         process=now.process,
         pod=now.pod,
-        gang=now.gang + decision.uses_restart,
+        gang=now.gang + is_gang,
         charged=situation.charged_restarts + decision.uses_restart,
         free=before.free + len(lost) + is_free,
         causes=dict((+causes).most_common(_MAX_CAUSES)),

@@ -6,10 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fluxtrain.contract.resource.status import Restarts
+from fluxtrain.contract.resource.status import InPlaceRestart, Restarts
 from fluxtrain.errors import EXIT_OK
 from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.failures import OUT_OF_MEMORY, Failure, retry_time
+from fluxtrain_operator.planner.in_place import (
+    is_unanswered,
+    next_in_place_restart,
+    regrouping_until,
+)
 from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.watchdog import has_stalled, stall_message
 from fluxtrain_operator.timestamps import stamp
@@ -39,6 +44,8 @@ class Decision:
     """Grace period of the deleted pods; None: that of their spec."""
     requeue_time: float | None = None
     """Unix time at which to plan again."""
+    in_place_restart: InPlaceRestart | None = None
+    """The restart of all processes inside the living pods, if ``run`` includes one."""
 
 
 RUN = Decision("run")
@@ -220,14 +227,25 @@ def group_ended(situation: Situation) -> Decision | None:
 
 
 def no_progress(situation: Situation) -> Decision | None:
-    """Restart a job that has stalled; that uses a restart, as it may stall again."""
+    """Restart a job that has stalled; that uses a restart, as it may stall again.
+
+    First the processes inside the pods; all pods if that did not happen, which uses no other restart, or did
+    not help.
+    """
     if not has_stalled(situation) or situation.guard.refusal(Reason.NO_PROGRESS):
         return None
     message = stall_message(situation)
+    if until := regrouping_until(situation):
+        return Decision("run", str(Reason.NO_PROGRESS), message, requeue_time=until)
+    gang = replace(_restart(Reason.NO_PROGRESS, message), grace_seconds=_STALLED_GRACE_SECONDS)
+    if is_unanswered(situation):
+        return gang
     if exhausted := _restarts_exhausted(situation, message):
         return exhausted
-    restart = _restart(Reason.NO_PROGRESS, message)
-    return replace(restart, uses_restart=True, grace_seconds=_STALLED_GRACE_SECONDS)
+    if restart := next_in_place_restart(situation):
+        reason = str(Reason.NO_PROGRESS)
+        return Decision("run", reason, message, uses_restart=True, in_place_restart=restart)
+    return replace(gang, uses_restart=True)
 
 
 RULES: tuple[Rule, ...] = (

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from fluxtrain.contract.resource.status import (
     Condition,
+    InPlaceRestart,
     ProgressStatus,
     Restarts,
     StragglerStatus,
@@ -36,6 +37,8 @@ class Situation:
     observed: Observed
     now: float
     attempt: int
+    ordered: InPlaceRestart | None = None
+    """The restart in place that was decided now; None if there is none beyond that of the status."""
 
     @staticmethod
     def of(job: Job, observed: Observed, now: float) -> Situation:
@@ -48,6 +51,22 @@ class Situation:
     def in_attempt(self, attempt: int) -> Situation:
         """Return the same situation in ``attempt``."""
         return self if attempt == self.attempt else replace(self, attempt=attempt)
+
+    def with_order(self, restart: InPlaceRestart | None) -> Situation:
+        """Return the same situation after ``restart`` was decided; unchanged if it is None."""
+        return self if restart is None else replace(self, ordered=restart)
+
+    @property
+    def in_place_restart(self) -> InPlaceRestart | None:
+        """Return the newest restart in place of this attempt, None if there was none."""
+        last = self.ordered or self.job.status.in_place_restart
+        return last if last is not None and last.attempt == self.attempt else None
+
+    @property
+    def ended_generation(self) -> tuple[int, int]:
+        """Return the attempt and generation up to which generations must end; zeros if none must."""
+        last = self.in_place_restart
+        return (0, 0) if last is None else (last.attempt, last.generation)
 
     @property
     def stale(self) -> bool:
@@ -129,13 +148,16 @@ class Situation:
         return pod.revision != self.revision.name
 
     def is_outdated_rendezvous(self, pod: Pod) -> bool:
-        """Return whether the rendezvous pod was created for another spec, or for agents that are gone."""
+        """Return whether the rendezvous pod was created for another spec, or for agents that are gone.
+
+        Also if a generation must end, of which it does not know.
+        """
         nodes = self.job.spec.nodes
         if not self.job.matches_hash(pod.spec_hash):
             return True
         if self.has_other_revision(pod):
             return not any(self.has_other_revision(agent) for agent in self.active)
-        return pod.nodes != (nodes.min, nodes.max)
+        return pod.nodes != (nodes.min, nodes.max) or pod.ended_generation < self.ended_generation
 
     @property
     def has_min_nodes(self) -> bool:
@@ -248,7 +270,9 @@ class Situation:
         if answer is not None and answer.status.last_step_time is None:
             return False
         began = sorted(pod.started or 0.0 for pod in self.running)[self.job.spec.nodes.min - 1]
-        return self.last_step_time >= began
+        last = self.in_place_restart
+        before = seconds(last.last_step_time) if last is not None else None
+        return self.last_step_time >= began and (before is None or self.last_step_time > before)
 
     def unreachable(self, pod: Pod) -> bool:
         """Return whether ``pod`` may still run, but its kubelet cannot report it."""

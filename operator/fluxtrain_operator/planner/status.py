@@ -17,6 +17,7 @@ from fluxtrain_operator.durations import duration
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
+from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.node_problems import node_problem
 from fluxtrain_operator.planner.rules import Decision
 from fluxtrain_operator.planner.situation import Situation, true_since
@@ -31,7 +32,7 @@ from fluxtrain_operator.timestamps import stamp
 
 Phase = Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed"]
 Kind = Literal["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
-_HEALTHY, _DEGRADED = "AsExpected", "Degraded"
+_HEALTHY, _DEGRADED, _NO_PROGRESS = "AsExpected", "Degraded", str(Reason.NO_PROGRESS)
 _MAX_MESSAGE = 4096
 _MAX_ETA_SECONDS = 3650 * 86_400.0
 """A longer estimate, ten years, is not shown: the rate that it was computed from is not credible."""
@@ -90,6 +91,7 @@ def next_status(
         revision=revision,
         previousRevision=before.previous_revision if unchanged else before.revision,
         restarts=restarts or situation.restarts,
+        inPlaceRestart=situation.in_place_restart,
         progress=situation.progress,
         eta=_eta(situation, phase),
         checkpoint=(latest.checkpoint if latest else None) or before.checkpoint,
@@ -231,7 +233,7 @@ def _progressing(situation: Situation, decision: Decision, phase: Phase) -> Cond
         return ConditionUpdate("Progressing", None, "NoAnswer", message)
     if phase == "Running":
         return ConditionUpdate("Progressing", True, "Stepping")
-    if decision.reason == "NoProgress" or phase in ("Complete", "Failed", "Suspended"):
+    if decision.reason == _NO_PROGRESS or phase in ("Complete", "Failed", "Suspended"):
         return ConditionUpdate("Progressing", False, decision.reason, decision.message)
     return ConditionUpdate("Progressing", None, "NotTraining")
 
@@ -240,7 +242,7 @@ def _healthy(
     situation: Situation, decision: Decision, phase: Phase, failures: Sequence[CreateFailure]
 ) -> ConditionUpdate:
     """Return the most severe problem; a create failure only if there is none."""
-    if decision.action == "fail" or decision.uses_restart:
+    if decision.action == "fail" or decision.uses_restart or decision.reason == _NO_PROGRESS:
         problem: tuple[str, str] | None = decision.reason, decision.message
     else:
         failed = next(((f.reason, f.message) for f in situation.failures), None)

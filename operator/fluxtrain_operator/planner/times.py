@@ -81,7 +81,7 @@ def _time_spent(situation: Situation, decision: Decision, status: Status) -> Tim
     cause = _time_cause(situation, decision)
     spent = next_time_spent(started, status.progress, situation.now, cause, resumed_from)
     answer = situation.observed.any_progress
-    if decision.reason != "NoProgress" or answer is None:
+    if decision.reason != "NoProgress" or not decision.uses_restart or answer is None:
         return spent
     return with_stall(spent, answer.phase, answer.seconds_since_progress or 0.0)
 

@@ -13,6 +13,7 @@ import math
 from fluxtrain.contract.progress import LOAD, STEP, stall_seconds
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.progress import Progress, RankProgress
+from fluxtrain_operator.timestamps import seconds
 
 _NO_ANSWER_SECONDS = 300.0  # longer than a start takes
 _JOIN_SECONDS = 60.0
@@ -83,7 +84,9 @@ def no_answer_time(situation: Situation) -> float | None:
     if not situation.has_min_nodes or situation.observed.any_progress is not None:
         return None
     joined = max(pod.started or 0.0 for pod in situation.running)
-    return max(joined, situation.last_step_time or 0.0) + _NO_ANSWER_SECONDS
+    last = situation.in_place_restart
+    restarted = (seconds(last.time) if last is not None else None) or 0.0
+    return max(joined, restarted, situation.last_step_time or 0.0) + _NO_ANSWER_SECONDS
 
 
 def has_no_answer(situation: Situation) -> bool:

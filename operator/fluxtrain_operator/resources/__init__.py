@@ -10,11 +10,17 @@ from fluxtrain_operator.resources.pods import pod_templates
 from fluxtrain_operator.resources.revision import revision_config_map, revision_of
 from fluxtrain_operator.resources.secret import key_secret
 from fluxtrain_operator.resources.services import headless_service
-from fluxtrain_operator.resources.slot import Slot, rendezvous_pod, training_pod
+from fluxtrain_operator.resources.slot import (
+    Slot,
+    can_restart_in_place,
+    rendezvous_pod,
+    training_pod,
+)
 from fluxtrain_operator.revision import Revision
 
 __all__ = [
     "Slot",
+    "can_restart_in_place",
     "desired",
     "key_secret",
     "pod_templates",

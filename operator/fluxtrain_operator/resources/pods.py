@@ -20,7 +20,8 @@ from fluxtrain_operator.resources.template import merge_into_rendezvous, merge_i
 from fluxtrain_operator.resources.volumes import SCRATCH_PATH, mounts, volumes
 
 NODES_ARGUMENT = "--nodes="
-"""Argument of the rendezvous service; the sizes are filled in later."""
+ENDED_ARGUMENT = "--ended="
+"""Arguments of the rendezvous service; the values are filled in later."""
 _USER = 1000  # the user of our images; set here as other images need not have one
 _POD_SECURITY = {
     "runAsNonRoot": True,
@@ -122,6 +123,7 @@ def _rendezvous(job: Job) -> Manifest:
         "command": ["fluxtrain", "rendezvous"],
         "args": [
             NODES_ARGUMENT,
+            ENDED_ARGUMENT,
             f"--key={KEY_PATH}/{KEY_FILE}",
             f"--members-port={job.metrics_port}",
         ],

@@ -10,7 +10,7 @@ from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.environment import slot_environment
 from fluxtrain_operator.resources.gang import Gang, gang_of
 from fluxtrain_operator.resources.placement import keep_off
-from fluxtrain_operator.resources.pods import NODES_ARGUMENT
+from fluxtrain_operator.resources.pods import ENDED_ARGUMENT, NODES_ARGUMENT
 from fluxtrain_operator.resources.queueing import queueing_of
 from fluxtrain_operator.resources.revision import PLACEMENT
 from fluxtrain_operator.resources.volumes import CONFIG_VOLUME
@@ -67,12 +67,26 @@ def rendezvous_pod(
     excluded_nodes: tuple[str, ...] = (),
     avoided_nodes: tuple[str, ...] = (),
     revision: Revision | None = None,
+    ended: tuple[int, int] = (0, 0),
 ) -> Manifest:
-    """Return the rendezvous pod; ``revision`` is by default the spec's."""
+    """Return the rendezvous pod; ``revision`` is by default the spec's.
+
+    ``ended`` is an attempt and a generation: agents of that and those before it restart their trainers.
+    """
     pod = _pod(job, names.RENDEZVOUS, revision or job.spec_revision)
     pod["spec"] = keep_off(pod["spec"], excluded_nodes, avoided_nodes)
-    pod["spec"]["containers"] = [_with_nodes(c, job) for c in pod["spec"]["containers"]]
+    values = {NODES_ARGUMENT: _nodes(job)}
+    if ended > (0, 0):
+        values[ENDED_ARGUMENT] = f"{ended[0]}:{ended[1]}"
+        pod["metadata"]["annotations"][names.ANNOTATION_ENDED] = values[ENDED_ARGUMENT]
+    pod["spec"]["containers"] = [_with_arguments(c, values) for c in pod["spec"]["containers"]]
     return pod
+
+
+def can_restart_in_place(revision: Revision) -> bool:
+    """Return whether the rendezvous service of ``revision`` can make agents restart their trainers."""
+    containers = revision.pod_specs[names.RENDEZVOUS]["containers"]
+    return any(ENDED_ARGUMENT in container.get("args", []) for container in containers)
 
 
 def _pod(job: Job, component: str, revision: Revision) -> Manifest:
@@ -112,12 +126,11 @@ def _with_config(volume: Manifest, revision: Revision) -> Manifest:
     return {**volume, "configMap": {"name": revision.name}}
 
 
-def _with_nodes(container: Manifest, job: Job) -> Manifest:
+def _with_arguments(container: Manifest, values: Mapping[str, str]) -> Manifest:
+    """Return the rendezvous container with ``values`` of those arguments that it has; others unchanged."""
     if container["name"] != names.RENDEZVOUS:
         return container
-    sizes = f"{NODES_ARGUMENT}{_nodes(job)}"
-    arguments = (sizes if a == NODES_ARGUMENT else a for a in container["args"])
-    return {**container, "args": [*arguments]}
+    return {**container, "args": [a + values.get(a, "") for a in container["args"]]}
 
 
 def _nodes(job: Job) -> str:

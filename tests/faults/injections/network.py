@@ -12,7 +12,7 @@ from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
 from cluster.layout import Node
 from cluster.packages import program
-from tests.faults.injections.processes import AGENT, RENDEZVOUS, pids
+from tests.faults.injections.processes import AGENT, RANK, RENDEZVOUS, pids, wait_until_ended
 from tests.faults.target import Target, machine_of
 
 DNS_SECONDS = 20.0
@@ -48,10 +48,11 @@ def rendezvous_cut(target: Target) -> Iterator[None]:
 @contextmanager
 def collective_hangs(target: Target) -> Iterator[None]:
     """Drop the packets between two ranks; their agents still reach the rendezvous service."""
-    before, pod, peer = target.uids(), target.pod_of_rank(1), target.pod_of_rank(2)
+    pod, peer = target.pod_of_rank(1), target.pod_of_rank(2)
+    (rank,) = pids(pod, RANK)
     with firewall(pod, AGENT, "INPUT", "--source", peer["status"]["podIP"]):
-        target.wait_for_new_pods(before)
-        yield
+        wait_until_ended(target, rank)
+    yield
 
 
 @contextmanager

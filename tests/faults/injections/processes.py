@@ -51,15 +51,19 @@ def rank_killed(target: Target) -> Iterator[None]:
 
 @contextmanager
 def rank_frozen(target: Target) -> Iterator[None]:
-    before = target.uids()
     (pid,) = pids(target.pod_of_rank(1), RANK)
     os.kill(pid, signal.SIGSTOP)
     try:
-        target.wait_for_new_pods(before)
+        wait_until_ended(target, pid)
         yield
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+def wait_until_ended(target: Target, pid: int) -> None:
+    """Wait until the operator has restarted the process ``pid``."""
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), target.debug_text, seconds=120)
 
 
 @contextmanager

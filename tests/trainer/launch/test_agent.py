@@ -318,6 +318,37 @@ def test_the_stacks_of_a_stalled_trainer_are_in_the_log_before_it_is_stopped(
     assert "; waits for gloo:" in line
 
 
+def test_hung_trainers_are_killed_and_continue_from_memory(agents: Agents) -> None:
+    """The service is replaced by one that ends their generation, as the operator does."""
+    agents.configure({"checkpoint": {"every_steps": 0, "memory_every_steps": 5}})
+    service, started = agents.service("2:2"), []
+    for name in ("memory_1", "memory_2"):
+        (agents.folder / name).mkdir()
+        started.append(agents.agent(nodes="2:2", FLUXTRAIN_SNAPSHOTS=str(agents.folder / name)))
+    agents.wait_for_step(30)
+    before = [children(agent.pid)[0] for agent in started]
+    os.kill(before[1], signal.SIGSTOP)  # so the other hangs in a collective
+    hung = agents.step()
+    service.kill()
+    agents.service("2:2", "--ended=1:1")
+    agents.wait_for_step(hung + 10)
+    after = [children(agent.pid)[0] for agent in started]
+    assert not set(before) & set(after)
+    (resumed,) = mlperf_events_of(agents, "run_resumed")
+    assert hung - 10 <= resumed["metadata"]["samples_count"] // 16
+    agents.processes[-1].kill()
+    agents.service("2:2", "--ended=1:1")  # the same order once more restarts nothing
+    assert [agent.wait(timeout=240) for agent in started] == [EXIT_OK] * 2, agents.logs()
+    assert len(mlperf_events_of(agents, "run_resumed")) == 1
+    assert list(losses(agents.output)) == list(range(1, STEPS + 1))
+    restarts = [message["processRestarts"] for message in agents.termination_messages()]
+    assert restarts == [0, 0], "the operator counts it"
+
+
+def mlperf_events_of(agents: Agents, key: str) -> list[dict[str, Any]]:
+    return [event for event in mlperf_events(agents.output) if event["key"] == key]
+
+
 def test_a_finished_agent_does_not_wait_for_a_lost_one(agents: Agents) -> None:
     """Torchrun's agents wait five minutes for each other by default."""
     agents.configure({"schedule": {"steps": 60}})

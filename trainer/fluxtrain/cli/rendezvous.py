@@ -11,6 +11,7 @@ from fluxtrain.errors import EXIT_OK
 
 _MAX_LOST_SECONDS = 3600
 _MAX_PORT = 65535
+_MAX_NUMBER = 2**31 - 1
 
 
 def add(commands: Commands) -> None:
@@ -20,6 +21,13 @@ def add(commands: Commands) -> None:
     parser.add_argument("--port", type=_port, default=RENDEZVOUS_PORT)
     parser.add_argument("--members-port", type=_port, default=METRICS_PORT, help="port of /members")
     parser.add_argument("--nodes", type=_nodes, required=True, help="MIN:MAX nodes that train")
+    parser.add_argument(
+        "--ended",
+        type=_ended,
+        default=(0, 0),
+        metavar="ATTEMPT:GENERATION",
+        help="restart the processes of this generation and those before it",
+    )
     parser.add_argument("--key", type=path, required=True, help="file with the key of the job")
     parser.add_argument(
         "--lost-seconds",
@@ -36,7 +44,7 @@ def action(arguments: argparse.Namespace) -> int:
 
     minimum, wanted = arguments.nodes
     limits = Limits(minimum, wanted, lost_seconds=arguments.lost_seconds)
-    run(arguments.port, arguments.members_port, limits, arguments.key)
+    run(arguments.port, arguments.members_port, limits, arguments.key, arguments.ended)
     return EXIT_OK
 
 
@@ -45,6 +53,17 @@ def _nodes(text: str) -> tuple[int, int]:
     if not (minimum.isdecimal() and maximum.isdecimal() and 1 <= int(minimum) <= int(maximum)):
         raise argparse.ArgumentTypeError(f"got {text!r}; must be MIN:MAX, such as 4:8")
     return int(minimum), int(maximum)
+
+
+def _ended(text: str) -> tuple[int, int]:
+    """Return attempt and generation; an operator that does not restart in place leaves them out."""
+    attempt, _, generation = text.partition(":")
+    numbers = [int(part) for part in (attempt, generation) if part.isdecimal()]
+    if not text:
+        return 0, 0
+    if len(numbers) != 2 or max(numbers) > _MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"got {text!r}; must be ATTEMPT:GENERATION, such as 1:3")
+    return numbers[0], numbers[1]
 
 
 def _port(text: str) -> int:

@@ -52,6 +52,9 @@ ENV_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Torch's variable: if set, rank 0 opens the store of the process group. It is empty after each restart, and
 losing the first agent does not take it along. Set by ``fluxtrain run`` and the operator."""
 
+ENV_GENERATION = "FLUXTRAIN_GENERATION"
+"""Generation that the trainers run in. Set by the agent, reported by every rank at /progress."""
+
 ENV_FATAL_ERROR = "FLUXTRAIN_FATAL_ERROR"
 """File for the exit code and message of a trainer whose error a process restart does not fix; the trainer
 then sends SIGUSR1 to its agent. Set by the agent, read by the trainer."""

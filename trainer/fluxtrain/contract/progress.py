@@ -12,7 +12,7 @@ Besides the numbers of the run, the report always has:
 | ``phaseSeconds`` | seconds that the process has spent in each phase, by phase |
 | ``stepSeconds`` | mean seconds of a step in phase ``step``; after the first |
 | ``straggler`` | the slowest rank, see below; absent or null if there is none |
-| ``ranks`` | only at /progress: such values of each rank of the node, and its ``stack`` if it stalls |
+| ``ranks`` | only at /progress: those of each rank of the node, its ``generation``, ``stack`` if it stalls |
 
 A straggler is an object with ``rank``, ``host``, ``pod`` (its uid), ``cause`` and ``slowdown``: its time over
 the median of all ranks for ``compute``, the time of a step over that without its wait for ``data``.

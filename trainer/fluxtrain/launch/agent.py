@@ -80,9 +80,10 @@ def _run_until_done() -> tuple[int, str]:
     with emptied(paths.snapshots), _heartbeats(paths.metrics_address) as rendezvous:
         peers = torchrun.Peers(
             rendezvous.stop_seconds,
-            rendezvous.has_lost_nodes,
+            rendezvous.was_interrupted,
             rendezvous.report_step,
             rendezvous.trainers_failed,
+            lambda: rendezvous.generation,
         )
         while True:
             try:

@@ -28,6 +28,8 @@ _MAX_RESTARTS = 16
 """Restarts that an agent repeats; the operator has counted those before."""
 _LEFT_SECONDS = 5
 """For the last files of trainers whose peers have left."""
+_HUNG_SECONDS = 1
+"""For trainers that hang, which do not end by themselves."""
 
 
 class MembershipRendezvous(RendezvousHandler):
@@ -43,7 +45,7 @@ class MembershipRendezvous(RendezvousHandler):
         self._trained: tuple[int, frozenset[str]] = 0, frozenset()
         """The generation that trainers of this agent ran in last, and its agents."""
         self._failure: str | None = None
-        self._has_lost_nodes = False
+        self._was_interrupted = False
         self._restarts: tuple[Restart, ...] = ()
         self._store: Store | None = None
 
@@ -127,6 +129,8 @@ class MembershipRendezvous(RendezvousHandler):
         Without one their collectives cannot end. If all ranks stopped together, they end by themselves.
         """
         reply = self._client.reply
+        if self._was_ended(self._generation):
+            return _HUNG_SECONDS
         if reply is None or not (reply.broken or reply.generation > self._generation):
             return None
         return 0 if reply.lost else _LEFT_SECONDS
@@ -134,12 +138,22 @@ class MembershipRendezvous(RendezvousHandler):
     def _must_reform(self, reply: Reply) -> bool:
         return reply.reform or reply.generation > self._generation
 
-    def has_lost_nodes(self) -> bool:
-        """Return whether an agent of the generation before is not in the present one."""
-        return self._has_lost_nodes
+    def _was_ended(self, generation: int) -> bool:
+        """Return whether the operator has ended ``generation``."""
+        reply = self._client.reply
+        return reply is not None and 0 < generation <= reply.ended
+
+    @property
+    def generation(self) -> int:
+        """Return the generation that the trainers run in."""
+        return self._generation
+
+    def was_interrupted(self) -> bool:
+        """Return whether the generation before lost an agent, or was ended by the operator."""
+        return self._was_interrupted
 
     def trainers_failed(self, cause: str) -> None:
-        """Note that the trainers failed by ``cause``: a restart, unless the next world lacks a node."""
+        """Note that the trainers failed by ``cause``: a restart, unless the generation was interrupted."""
         self._failure = cause
 
     def _tell_restart(self, world: tuple[str, ...]) -> None:
@@ -149,8 +163,8 @@ class MembershipRendezvous(RendezvousHandler):
         only now.
         """
         generation, agents = self._trained
-        self._has_lost_nodes = not agents <= set(world)
-        if self._failure is not None and generation and not self._has_lost_nodes:
+        self._was_interrupted = not agents <= set(world) or self._was_ended(generation)
+        if self._failure is not None and generation and not self._was_interrupted:
             restart = Restart(generation=generation, cause=self._failure)
             self._restarts = (*self._restarts, restart)[-_MAX_RESTARTS:]
             self._client.update(restarts=self._restarts)

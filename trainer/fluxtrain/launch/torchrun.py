@@ -29,6 +29,7 @@ from fluxtrain.contract.launch import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
     ENV_CONFIG,
+    ENV_GENERATION,
     ENV_OWN_STORE,
     ENV_SHUTDOWN_SECONDS,
     RunPaths,
@@ -151,12 +152,14 @@ class Peers:
 
     stop_seconds: Callable[[], int | None] = lambda: None
     """Returns the seconds from SIGTERM to SIGKILL of the trainers; torchrun's if it returns None."""
-    were_lost: Callable[[], bool] = lambda: False
-    """Returns whether a node of the generation before is not in the present one."""
+    were_interrupted: Callable[[], bool] = lambda: False
+    """Returns whether the generation before lost a node, or was ended by the operator."""
     on_step: Callable[[int], None] = lambda step: None
     """Called with each new step of this node's trainers."""
     on_failure: Callable[[str], None] = lambda cause: None
     """Called with the cause when trainers failed that will be started again; not if they were stopped."""
+    generation: Callable[[], int] = lambda: 0
+    """Returns the generation that the trainers run in; 0 on a single machine."""
 
 
 class _Agent(LocalElasticAgent):
@@ -212,13 +215,14 @@ class _Agent(LocalElasticAgent):
         restarts = worker_group.spec.max_restarts - self._remaining_restarts
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
         self._num_kills = num_out_of_memory_kills()
+        os.environ[ENV_GENERATION] = str(self._peers.generation())
         ids: dict[int, Any] = super()._start_workers(worker_group)
         return ids
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Join the next generation; trainers that failed because a node was lost use no restart."""
+        """Join the next generation; trainers of one that was interrupted use no restart if they failed."""
         super()._rendezvous(worker_group)
-        if self._has_failed and (self._were_stopped or self._peers.were_lost()):
+        if self._has_failed and (self._were_stopped or self._peers.were_interrupted()):
             self._remaining_restarts += 1
 
 

@@ -49,6 +49,8 @@ class Membership:
     """The agents of one attempt."""
 
     limits: Limits
+    ended: int = 0
+    """The generations up to this one must end: their trainers hang."""
     generation: int = 0
     world: tuple[str, ...] = ()
     """The agents of the generation in the order of their ranks; empty if they are unknown."""
@@ -153,6 +155,10 @@ class Membership:
         """Return whether an agent of the generation is lost, has left or waits for the next one."""
         return any(name not in self._agents or self._agents[name].waiting for name in self.world)
 
+    @property
+    def _must_end(self) -> bool:
+        return 0 < self.generation <= self.ended
+
     def _is_ready(self, now: float) -> bool:
         """Return whether a generation can form: every agent waits, and they are enough."""
         waiting = self._waiting
@@ -172,7 +178,8 @@ class Membership:
         waiting = self._waiting
         waiting.sort(key=lambda name: (name not in self.world, *self._order(name)))
         self.world = tuple(sorted(waiting[: self.limits.wanted_nodes], key=self._order))
-        self.generation, self.store, self._stepped = self.generation + 1, "", float("-inf")
+        self.generation = max(self.generation, self.ended) + 1
+        self.store, self._stepped = "", float("-inf")
         for name in self.world:
             self._agents[name].waiting = False
         self._waiting_since = None
@@ -183,6 +190,7 @@ class Membership:
     def _reply(self, beat: Heartbeat, now: float) -> Reply:
         is_member = beat.agent in self.world
         current = beat.generation == self.generation
+        must_reform = self._must_end or self._broken or not is_member or self._can_grow(now)
         return Reply(
             boot="",
             generation=self.generation,
@@ -190,8 +198,9 @@ class Membership:
             store=self.store,
             broken=self._broken,
             lost=any(name in self.lost for name in self.world),
-            reform=not self.succeeded and (self._broken or not is_member or self._can_grow(now)),
+            reform=must_reform and not self.succeeded,
             closed=self.closed,
+            ended=self.ended,
             unknown=current and not self.world and self.generation > 0,
         )
 

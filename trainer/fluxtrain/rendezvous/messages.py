@@ -97,6 +97,8 @@ class Reply(_Message):
     """Whether this agent must stop its trainers and join the next generation."""
     closed: bool = False
     """Whether the attempt has ended."""
+    ended: Number = 0
+    """The generations up to this one were ended by the operator, because their trainers hang; 0 if none."""
     unknown: bool = False
     """Whether the agent must send the world of its generation."""
 

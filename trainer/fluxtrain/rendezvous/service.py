@@ -49,6 +49,8 @@ class Sessions:
     """The membership of the newest attempt; thread-safe."""
 
     limits: Limits
+    ended: tuple[int, int] = (0, 0)
+    """An attempt, and the generation of it up to which all must end."""
     clock: Callable[[], float] = time.monotonic
     boot: str = field(default_factory=lambda: secrets.token_hex(16))
     attempt: int = -1
@@ -68,7 +70,8 @@ class Sessions:
             if beat.attempt < self.attempt or not self._is_new(beat):
                 return Reply(boot=self.boot, closed=beat.attempt < self.attempt)
             if beat.attempt > self.attempt:
-                self.attempt, self._membership = beat.attempt, self._new()
+                self.attempt = beat.attempt
+                self._membership = self._new()
             reply = self._membership.heartbeat(beat, self.clock())
         return reply.model_copy(update={"boot": self.boot})
 
@@ -92,7 +95,9 @@ class Sessions:
             }
 
     def _new(self) -> Membership:
-        return Membership(self.limits, forms_after=self._forms_after)
+        attempt, generation = self.ended
+        ended = generation if attempt == self.attempt else 0
+        return Membership(self.limits, ended, forms_after=self._forms_after)
 
     def _is_new(self, beat: Heartbeat) -> bool:
         """Return whether ``beat`` is later than all of its agent, and remember it."""
@@ -224,8 +229,15 @@ class _HeartbeatHandler(_Handler):
         return self._respond(200, content, signed=signed)
 
 
-def run(port: int, members_port: int, limits: Limits, key: Path, address: str = "0.0.0.0") -> None:
-    """Serve until SIGTERM or SIGINT; ``key`` is a file with the key of the job.
+def run(
+    port: int,
+    members_port: int,
+    limits: Limits,
+    key: Path,
+    ended: tuple[int, int] = (0, 0),
+    address: str = "0.0.0.0",
+) -> None:
+    """Serve until SIGTERM or SIGINT; ``key`` is a file with the key of the job, ``ended`` as in `Sessions`.
 
     Raises StorageError if the file cannot be read or is empty, or if a port is in use.
     """
@@ -235,7 +247,7 @@ def run(port: int, members_port: int, limits: Limits, key: Path, address: str = 
         raise StorageError(f"--key {key}: cannot be read ({error.strerror})") from None
     if not secret:
         raise StorageError(f"--key {key}: is empty, and anyone could sign with an empty key")
-    stop, sessions = threading.Event(), Sessions(limits)
+    stop, sessions = threading.Event(), Sessions(limits, ended)
     with handled(lambda *_: stop.set(), signal.SIGTERM, signal.SIGINT):
         servers = (
             serve(sessions, secret, address, port),

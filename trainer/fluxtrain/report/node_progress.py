@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fluxtrain.contract.launch import ENV_NODE_PROGRESS
+from fluxtrain.contract.launch import ENV_GENERATION, ENV_NODE_PROGRESS
 from fluxtrain.contract.progress import Phase, stall_seconds
 from fluxtrain.files import atomic_write
 from fluxtrain.progress import Progress
@@ -46,6 +46,8 @@ class RankProgress:
     """Mean seconds of a step; None before the first."""
     stack: str = ""
     """The innermost frame of the main thread, and pending collectives, if there is no progress."""
+    generation: int = 0
+    """Generation of the agents that it runs in; 0 on a single machine."""
 
     def seconds_since_progress(self, now: float) -> float:
         """Return the seconds without progress."""
@@ -65,6 +67,7 @@ class RankProgress:
             "secondsSinceProgress": round(self.seconds_since_progress(now), 3),
             **({"stepSeconds": self.step_seconds} if self.step_seconds is not None else {}),
             **({"stack": self.stack} if self.stack else {}),
+            **({"generation": self.generation} if self.generation else {}),
         }
 
 
@@ -75,11 +78,12 @@ def publish(progress: Progress, environment: Mapping[str, str] = os.environ) -> 
         return
     path = Path(folder) / f"rank_{int(environment.get('LOCAL_RANK', '0')):04d}.json"
     rank = int(environment.get("RANK", "0"))
+    generation = int(environment.get(ENV_GENERATION, "0"))
 
     def write_forever() -> None:
         while True:
             with suppress(OSError):  # a full disk must not end the training
-                _write(path, _present(progress, rank))
+                _write(path, _present(progress, rank, generation))
             time.sleep(_WRITE_SECONDS)
 
     threading.Thread(target=write_forever, name="progress", daemon=True).start()
@@ -100,7 +104,7 @@ def node_report() -> list[dict[str, Any]]:
     return [rank.report(now) for rank in read_ranks()]
 
 
-def _present(progress: Progress, rank: int) -> RankProgress:
+def _present(progress: Progress, rank: int, generation: int) -> RankProgress:
     values, now = progress.read(), time.monotonic()
     silent = values["secondsSinceProgress"]
     return RankProgress(
@@ -112,6 +116,7 @@ def _present(progress: Progress, rank: int) -> RankProgress:
         progressed=now - silent,
         step_seconds=values.get("stepSeconds"),
         stack=_stack(values["phase"], values.get("stepSeconds"), silent),
+        generation=generation,
     )
 
 

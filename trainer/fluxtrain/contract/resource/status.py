@@ -161,6 +161,21 @@ class CheckpointStatus(StatusModel):
     """When it was completed."""
 
 
+class InPlaceRestart(StatusModel):
+    """The newest restart of all processes inside the living pods."""
+
+    attempt: Count
+    """Attempt of the pods."""
+    generation: Count
+    """The generation of their agents that was ended because it made no progress."""
+    step: Count
+    """Newest step of that generation."""
+    time: Annotated[str, Field(max_length=64)]
+    """When the operator ended it."""
+    last_step_time: Annotated[str, Field(max_length=64)] | None = None
+    """When its last step completed."""
+
+
 class Status(StatusModel):
     """Observed state of the job, written by the operator."""
 
@@ -182,6 +197,8 @@ class Status(StatusModel):
     """The revision before; older ones are deleted."""
     restarts: Restarts | None = None
     """Restarts so far."""
+    in_place_restart: InPlaceRestart | None = None
+    """The newest restart of all processes inside the living pods of this attempt."""
     progress: ProgressStatus | None = None
     """Progress of the training."""
     eta: Annotated[str, Field(max_length=16)] | None = None
