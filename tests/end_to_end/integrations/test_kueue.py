@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,6 +19,7 @@ from tests.end_to_end import stage
 from tests.end_to_end.integrations.kueue import FINALIZER, GATE, RESOURCE, Kueue
 from tests.end_to_end.jobs import ENDLESS, Jobs, expected_samples, used_samples
 from tests.end_to_end.stage import RUN, condition, is_complete, job, losses, wait_for
+from tests.faults.injections.processes import RANK, pids
 
 NAMESPACE = "queued"
 HERE = f"--namespace={NAMESPACE}"
@@ -49,6 +53,9 @@ class QueuedJobs(Jobs):
 
     def training_pods(self, name: str) -> dict[str, Manifest]:
         return {pod: each for pod, each in self.pods(name).items() if "rendezvous" not in pod}
+
+    def training_uids(self, name: str) -> set[str]:
+        return {pod["metadata"]["uid"] for pod in self.training_pods(name).values()}
 
     def wait_until(self, name: str, done: Callable[[Manifest], bool], what: str) -> Manifest:
         """Return the job's status once ``done`` accepts it; print the seconds."""
@@ -173,6 +180,32 @@ def test_a_suspended_job_releases_its_quota_whether_it_trains_or_waits(jobs: Que
     assert used_samples(jobs.output) == expected_samples(ENDLESS, steps[-1]), (
         "no sample is lost or repeated"
     )
+
+
+def test_a_job_that_hangs_restarts_in_place_and_keeps_its_quota_while_another_waits(
+    jobs: QueuedJobs,
+) -> None:
+    restart = {"noProgressSeconds": 60}
+    jobs.suspend("first", False)
+    jobs.wait_until_runs("first")
+    patch = json.dumps({"spec": {"restart": restart}})
+    jobs.kubectl("patch", "ft", "first", HERE, "--type=merge", f"--patch={patch}")
+    jobs.apply("fourth")
+    jobs.wait_until_gated("fourth")
+    jobs.wait_for_steps("first", 3, "running")
+    group, uids = jobs.group("first"), jobs.training_uids("first")
+    *_, pod = jobs.training_pods("first").values()
+    (rank,) = pids(pod, RANK)
+    os.kill(rank, signal.SIGSTOP)
+    jobs.wait_until("first", lambda s: "NoProgress" in s["restarts"]["causes"], "is restarted")
+    jobs.wait_for_steps("first", 3, "restarted")
+    assert (jobs.group("first"), jobs.training_uids("first")) == (group, uids)
+    assert jobs.status("first")["restarts"]["gang"] == 0
+    assert condition(jobs.status("fourth"), "Admitted")["reason"] == "SchedulingGated"
+    steps = list(losses(jobs.output))
+    assert steps == list(range(1, steps[-1] + 1))
+    jobs.suspend("first", True)
+    jobs.wait_until("fourth", is_complete, "is complete")
 
 
 def replace_a_pod(jobs: QueuedJobs) -> None:

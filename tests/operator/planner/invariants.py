@@ -11,7 +11,7 @@ from tests.operator.jobs import KEY, OWNER, make_training
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.planner.disruption import Reason
+from fluxtrain_operator.planner.disruption import NODE_FAULTS, Reason
 from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.planner.plan import Plan
 from fluxtrain_operator.planner.status import finished
@@ -28,6 +28,9 @@ _NOT_OURS: tuple[list[Manifest], ...] = (
     [{"kind": "Deployment", "name": "shop", "uid": "shop", "controller": True}],
 )
 """Owner references of objects that are not the job's, whatever their labels are."""
+
+
+_RENDEZVOUS = names.rendezvous("job")
 
 
 class Deletion(NamedTuple):
@@ -96,6 +99,17 @@ def check_reasons(job: Job, observed: Observed, result: Plan, now: float) -> Non
             assert act.reason is not None, "a pod that steps is deleted without a reason"
             deletion = Deletion(pod, job, observed, result, now)
             assert HOLDS[act.reason](deletion), f"{act.reason} is not true of a pod that steps"
+
+
+def check_restart_in_place(result: Plan) -> None:
+    """Check that a restart in place deletes no training pod that may step."""
+    if result.decision is not None and result.decision.in_place_restart is not None:
+        faults = {delete.name for delete in result.delete if delete.reason in NODE_FAULTS}
+        ended = {delete.name for delete in result.delete if delete.reason == Reason.POD_ENDED}
+        excess = {delete.name for delete in result.delete if delete.reason == Reason.SCALED_DOWN}
+        others = {delete.name for delete in result.delete if delete.kind == "Pod"}
+        left = others - faults - ended - excess - {_RENDEZVOUS}
+        assert not left, "a restart in place deletes a training pod"
 
 
 def with_look_alikes(observed: Observed, number: int) -> Observed:

@@ -14,7 +14,11 @@ from functools import cache
 from typing import NamedTuple
 
 from tests.operator.jobs import make_training
-from tests.operator.planner.invariants import check_reasons, with_look_alikes
+from tests.operator.planner.invariants import (
+    check_reasons,
+    check_restart_in_place,
+    with_look_alikes,
+)
 
 from fluxtrain.contract.resource.status import ProgressStatus, Status
 from fluxtrain_operator import names
@@ -24,9 +28,9 @@ from fluxtrain_operator.planner.disruption import NODE_FAULTS
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Delete, Plan, load, plan, revision_to_read
 from fluxtrain_operator.planner.status import finished
-from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.progress import Progress, RankProgress
 from fluxtrain_operator.revision import Revision
-from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.timestamps import seconds, stamp
 
 NODES = ("a", "b", "c", "d", "e")
 MAX_RESTARTS = 2
@@ -106,6 +110,8 @@ class SmallCluster:
         self.revisions: dict[str, Revision] = {}
         self.fault_times: list[float] = []
         """Times at which pods were deleted for faults of nodes."""
+        self.old_trainers = False
+        """Whether the trainers report no ranks, so that they cannot restart in place."""
         self.look_alikes = 0
         """Which pods of strangers there are; 0 for none."""
         self.now, self.version, self.num_uids = 1_800_000_000.0, 0, 0
@@ -123,9 +129,14 @@ class SmallCluster:
         self.num_program_faults = self.num_hangs = self.num_fatal = self.num_process_faults = 0
         self.told: dict[int, dict[str, tuple[int, ...]]] = {}
         """By attempt, the generations that ended by failed trainers, as each pod's agent tells them."""
-        self.generation = 0
         self.heard_by_service: tuple[str, dict[int, str]] = "", {}
         """Uid of the rendezvous pod, and the agent of each restart that it has heard of."""
+        self.generation = (0, 0)
+        """Attempt of the trainers, and their generation."""
+        self.began = self.now
+        """When the processes of that generation started."""
+        self.hung = ""
+        """What must restart before there is another step: ``processes``, ``pods``, or nothing."""
         self.happened: Counter[str] = Counter()
         """Number of each anomaly of the watches and the operator."""
         self.snapshots: list[Snapshot] = []
@@ -163,7 +174,12 @@ class SmallCluster:
         """Return rank 0's answer."""
         if self.progress is None:
             return None
-        return Progress(self.progress, phase="step", num_nodes=len(self.world))
+        last = seconds(self.progress.last_step_time) or 0.0
+        silent = self.now - max(last, self.began)
+        step, generation = self.progress.step, self.generation[1]
+        rank = RankProgress(0, "step", step, silent, 1.0, generation=generation)
+        ranks = () if self.old_trainers else (rank,)
+        return Progress(self.progress, phase="step", num_nodes=len(self.world), ranks=ranks)
 
     def _heard(self) -> Heard:
         """Return the members that the rendezvous service reports, if it answers."""
@@ -197,11 +213,13 @@ class SmallCluster:
         gang = self._gang()
         if len(gang) < self.size.low or self.num_process_faults >= MAX_RESTARTS:
             return
-        self.generation += 1
-        told = self.told.setdefault(gang[0].attempt, {})
+        self._regroup()
+        attempt, generation = self.generation
+        told = self.told.setdefault(attempt, {})
         for pod in gang[number % len(gang) :]:
-            told[pod.uid] = (*told.get(pod.uid, ()), self.generation)
+            told[pod.uid] = (*told.get(pod.uid, ()), generation)
         self.num_process_faults += 1
+        self._start_processes((attempt, generation + 1), "processes")
 
     def _read(self, known: Snapshot, seen: Snapshot) -> tuple[Job, Observed]:
         """Return the job, and what the operator observes, with the revision that it reads."""
@@ -234,6 +252,7 @@ class SmallCluster:
         job, observed = self._read(known, seen)
         result = self.planner(job, observed, self.now)
         check_reasons(job, observed, result, self.now)
+        check_restart_in_place(result)
         if self.look_alikes:
             crowded = with_look_alikes(observed, self.look_alikes)
             same = self.planner(job, crowded, self.now)
@@ -275,11 +294,12 @@ class SmallCluster:
         assert status.attempt >= self.status.attempt, "attempts only grow"
         if after is not None:
             hung = any(c.reason == "NoProgress" for c in status.conditions)
-            self.num_hangs += hung and after.gang > (before.gang if before else 0)
-            assert after.gang <= MAX_RESTARTS, "more restarts than allowed"
-            assert after.gang <= self.num_program_faults + self.num_hangs, "charged twice"
+            charged = (after.charged or 0) - after.process
+            before_charged = (before.charged or 0) - before.process if before else 0
+            self.num_hangs += hung and charged > before_charged
+            assert charged <= MAX_RESTARTS, "more restarts than allowed"
+            assert charged <= self.num_program_faults + self.num_hangs, "charged twice"
             assert after.process <= self.num_process_faults, "a restart is counted twice"
-            assert (after.charged or 0) == after.gang + after.process, "each is charged"
             grown = before is None or (after.gang >= before.gang and after.pod >= before.pod)
             assert grown, "restarts only grow"
         self.version += status != self.status
@@ -419,13 +439,28 @@ class SmallCluster:
             self.num_fatal += code == FATAL_CODE
 
     def train(self) -> None:
-        """Make a step if enough pods run."""
-        if len(self._gang()) >= self.size.low:
+        """Make a step if enough pods run and they do not hang."""
+        self._regroup()
+        if len(self._gang()) >= self.size.low and not self.hung:
             step = self.progress.step + 1 if self.progress else 1
             self.world = tuple(pod.uid for pod in self._gang())
             self.progress = ProgressStatus(
                 step=step, samplesPerSecond=8.0, lastStepTime=stamp(self.now)
             )
+
+    def _regroup(self) -> None:
+        """Let the agents of a new attempt meet, or end a generation that their service must end."""
+        attempt = max((pod.attempt for pod in self._gang()), default=0)
+        if attempt > self.generation[0]:
+            self._start_processes((attempt, 1), "pods")
+        if self.store is None or not self.store.running or not self._reaches(self.store):
+            return
+        if self.store.ended_generation >= self.generation and attempt == self.generation[0]:
+            self._start_processes((attempt, self.generation[1] + 1), "processes")
+
+    def _start_processes(self, generation: tuple[int, int], cured: str) -> None:
+        self.generation, self.began = generation, self.now
+        self.hung = "" if cured == "pods" else self.hung.replace(cured, "")
 
     def succeed(self, lost: int) -> None:
         """Let all pods succeed but the first ``lost`` ones, if enough run."""
@@ -453,7 +488,7 @@ class SmallCluster:
     def settle(self) -> None:
         """Run without further faults until the state is stable."""
         num_quiet = 0
-        for _ in range(120):
+        for _ in range(240):  # an hour: trainers that made no step may be silent for half of it
             self.now += 15.0
             self.kill_orphans()
             for pod in self.everything():
@@ -502,8 +537,9 @@ class SmallCluster:
         return not pod.deleting and pod.uid in self.world and pod in self._gang()
 
     def _holds(self) -> bool:
-        """Return whether the job waits for a backoff or its last pods."""
-        return not finished(self.status) and any(pod.ended for pod in self.pods.values())
+        """Return whether the job waits for a backoff, its last pods, or the watchdog."""
+        waits = any(pod.ended for pod in self.pods.values()) or (self.hung and not self.suspend)
+        return not finished(self.status) and bool(waits)
 
 
 def _same(one: Status, other: Status) -> bool:

@@ -138,6 +138,17 @@ def gang_steps(cluster: SmallCluster, number: int) -> None:
     cluster.train()
 
 
+def gang_hangs(cluster: SmallCluster, number: int) -> None:
+    """After a step: these trainers do not answer before."""
+    if cluster.progress is not None:
+        cluster.hung = ("processes", "pods", "")[number % 3]
+
+
+def trainers_are_replaced(cluster: SmallCluster, number: int) -> None:
+    """By those of an image that report ranks, or not."""
+    cluster.old_trainers = number % 4 == 0
+
+
 def gang_succeeds(cluster: SmallCluster, number: int) -> None:
     if number % 4 == 0:
         cluster.succeed(lost=number // 4 % 2)
@@ -185,6 +196,8 @@ EVENTS: tuple[Callable[[SmallCluster, int], None], ...] = (
     node_changes_readiness,
     *[gang_steps] * 2,
     gang_succeeds,
+    gang_hangs,
+    trainers_are_replaced,
     time_passes,
     user_suspends_or_resumes,
     user_scales,
@@ -299,7 +312,7 @@ def replaces_before_the_old_one_is_gone(job: Job, observed: Observed, now: float
 def counts_lost_pods_as_restarts(job: Job, observed: Observed, now: float) -> Plan:
     result = plan(job, observed, now)
     count = result.status.restarts or Restarts()
-    charged = Restarts(process=count.process, pod=count.pod, gang=max(count.gang, count.pod))
+    charged = Restarts(process=count.process, pod=count.pod, charged=max(count.gang, count.pod))
     return replace(result, status=result.status.model_copy(update={"restarts": charged}))
 
 

@@ -24,7 +24,19 @@ def test_options_within_their_bounds_reach_the_service(
     assert main(["rendezvous", f"--nodes={nodes}", f"--key={tmp_path}", *options]) == 0
     low, high = map(int, nodes.split(":"))
     limits = Limits(low, high, lost_seconds=float(seconds))
-    assert calls == [(int(port), int(port), limits, tmp_path)]
+    assert calls == [(int(port), int(port), limits, tmp_path, (0, 0))]
+
+
+@pytest.mark.parametrize(
+    ("text", "ended"), [("", (0, 0)), ("1:3", (1, 3)), ("2147483647:0", (2**31 - 1, 0))]
+)
+def test_the_generation_that_must_end_reaches_the_service(
+    monkeypatch: pytest.MonkeyPatch, text: str, ended: tuple[int, int]
+) -> None:
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr(service, "run", lambda *arguments: calls.append(arguments))
+    assert main(["rendezvous", "--nodes=1:2", "--key=key", f"--ended={text}"]) == 0
+    assert calls[0][-1] == ended
 
 
 @pytest.mark.parametrize(
@@ -35,6 +47,7 @@ def test_options_within_their_bounds_reach_the_service(
             for text in ("", "1", "0:1", "2:1", "1:", ":1", "-1:2", "a:b", "1:2:3")
         ),
         *(f"--lost-seconds={text}" for text in ("", "0", "0.9", "-1", "3600.1", "nan", "inf", "x")),
+        *(f"--ended={text}" for text in ("1", "1:", ":1", "a:b", "-1:2", "1:2:3", "1:2147483648")),
         *(f"--port={text}" for text in ("", "-1", "65536", "1.5", "x")),
         *(f"--members-port={text}" for text in ("-1", "65536")),
         "--key=",

@@ -72,6 +72,21 @@ class Service:
         return response.status, content
 
 
+@pytest.mark.parametrize(
+    ("attempt", "generations"), [(1, [4, 1]), (2, [1, 4]), (3, [1, 1]), (0, [1, 1])]
+)
+def test_a_generation_must_end_in_its_attempt_only(attempt: int, generations: list[int]) -> None:
+    sessions = Sessions(Limits(1, 1), (attempt, 3), clock=lambda: 0.0)
+    sessions._forms_after = 0.0
+    replies = [
+        sessions.heartbeat(
+            Heartbeat(boot=sessions.boot, sequence=n, attempt=n, agent="a", node="a", joining=True)
+        )
+        for n in (1, 2)
+    ]
+    assert [reply.generation for reply in replies] == generations
+
+
 @pytest.fixture
 def service() -> Iterator[Service]:
     service = Service(Limits(1, 2))
