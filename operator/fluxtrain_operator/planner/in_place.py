@@ -16,15 +16,16 @@ _REGROUP_SECONDS = 60.0
 
 
 def regrouping_until(situation: Situation) -> float | None:
-    """Return the Unix time until which the rendezvous pod is new; None if it is not.
+    """Return the Unix time until which the rendezvous service is new; None if it is not.
 
     Until then the agents may be about to form another generation: for a restart in place, or because the
-    service was lost together with a node.
+    service was lost together with a node. Without a service no restart would help.
     """
     pod = situation.observed.rendezvous
-    if pod is None or pod.deleting or situation.is_outdated_rendezvous(pod):
+    serves = pod is not None and pod.running and not pod.deleting
+    if pod is None or not serves or situation.is_outdated_rendezvous(pod):
         return situation.now + _REGROUP_SECONDS
-    end = pod.created + _REGROUP_SECONDS
+    end = max(pod.created, pod.started or 0.0) + _REGROUP_SECONDS
     return end if situation.now < end else None
 
 

@@ -154,6 +154,7 @@ def as_manifest(pod: Pod, owners: list[Manifest]) -> Manifest:
             names.ANNOTATION_REVISION: pod.revision,
             names.ANNOTATION_NODES: f"{pod.nodes[0]}:{pod.nodes[1]}",
             names.ANNOTATION_REPLACEMENT: str(pod.replacement),
+            names.ANNOTATION_ENDED: f"{pod.ended_generation[0]}:{pod.ended_generation[1]}",
         },
     }
     if pod.deletion_deadline is not None:

@@ -138,6 +138,15 @@ def test_while_the_agents_change_over_the_job_is_not_restarted_again() -> None:
         assert result.requeue_after <= 60
 
 
+def test_a_service_that_starts_late_has_as_much_time() -> None:
+    job = ordered()
+    pending = replace(new_service(job), phase="Pending", started=None)
+    late = replace(new_service(job), started=LATER - 59)
+    for service in (pending, late):
+        result = plan_with(job, *make_pods(2, job), progress=hung(), rendezvous=service, now=LATER)
+        assert (result.status.attempt, deleted(result)) == (1, [])
+
+
 def test_an_order_that_no_agent_obeys_restarts_all_pods_and_uses_no_other_restart() -> None:
     job = ordered()
     service = new_service(job)
