@@ -9,7 +9,7 @@ import pytest
 from tests.operator.jobs import make_training
 
 from fluxtrain.contract.resource.fluxtraining import KIND
-from fluxtrain.contract.resource.status import Condition, ProgressStatus, Status
+from fluxtrain.contract.resource.status import Condition, InPlaceRestart, ProgressStatus, Status
 from fluxtrain_operator.controller.decision_log import decision_fields, log_decision
 from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.plan import Event, Plan
@@ -48,6 +48,13 @@ def test_a_decision_has_its_reason_and_its_objects() -> None:
     assert (values["action"], values["reason"]) == ("restart", "ProgramError")
     assert values["detail"] == "job-0: exit code 1"
     assert (values["delete"], values["create"]) == (["Pod/job-1"], ["Pod/job-0"])
+
+
+def test_a_restart_in_place_has_an_action_of_its_own() -> None:
+    restart = InPlaceRestart(attempt=2, generation=1, step=7, time=stamp(0))
+    decision = Decision("run", "NoProgress", "hangs", True, in_place_restart=restart)
+    values = fields(Plan(running(), (Delete("Pod", "job-rendezvous"),), decision=decision))
+    assert (values["action"], values["reason"]) == ("restart in place", "NoProgress")
 
 
 @pytest.mark.parametrize(

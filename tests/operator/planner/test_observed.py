@@ -197,6 +197,18 @@ def test_the_ranks_of_a_node_are_parsed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "generation"),
+    [(3, 3), (0, 0), (-1, 0), (True, 0), ("3", 0), (None, 0), (1.5, 0), (10**400, 2**31 - 1)],
+)
+def test_the_generation_of_a_rank_is_bounded(value: object, generation: int) -> None:
+    first = {"rank": 0, "phase": "step", "secondsSinceProgress": 2}
+    for values in ({**first, "generation": value}, {"ranks": [{**first, "generation": value}]}):
+        progress = Progress.from_json(values)
+        assert progress is not None
+        assert [rank.generation for rank in progress.ranks] == [generation]
+
+
+@pytest.mark.parametrize(
     "value",
     [math.nan, math.inf, -math.inf, 1e400, -1, 10**30, 10**400, True, "7", None, [], {}],
     ids=repr,

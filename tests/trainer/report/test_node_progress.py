@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from fluxtrain.contract.launch import ENV_NODE_PROGRESS
+from fluxtrain.contract.launch import ENV_GENERATION, ENV_NODE_PROGRESS
 from fluxtrain.progress import Progress
 from fluxtrain.report import node_progress
 from fluxtrain.report.node_progress import publish, read_ranks
@@ -55,6 +55,14 @@ def test_processes_that_have_ended_and_incomplete_files_are_left_out(tmp_path: P
     (tmp_path / "rank_0002.json").write_text(json.dumps(content)[:20])
     (tmp_path / "rank_0003.json").write_text(json.dumps({"of": "another version"}))
     assert [found.rank for found in read_ranks(environment(tmp_path, 0))] == [0]
+
+
+def test_the_generation_is_reported_if_there_is_one(tmp_path: Path) -> None:
+    publish(Progress(), environment(tmp_path, 0))
+    publish(Progress(), environment(tmp_path, 1) | {ENV_GENERATION: "3"})
+    alone, member = (rank.report(time.monotonic()) for rank in wait_for_ranks(tmp_path, 2))
+    assert "generation" not in alone
+    assert member["generation"] == 3
 
 
 def test_nothing_is_written_or_read_without_a_folder() -> None:
