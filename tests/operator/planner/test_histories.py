@@ -371,6 +371,14 @@ def deletes_every_other_revision(job: Job, observed: Observed, now: float) -> Pl
     return replace(result, delete=(*result.delete, *others))
 
 
+def deletes_pods_that_restart_in_place(job: Job, observed: Observed, now: float) -> Plan:
+    result = plan(job, observed, now)
+    if result.decision is None or result.decision.in_place_restart is None:
+        return result
+    pods = [Delete("Pod", p.name, p.uid, None, Reason.NO_PROGRESS) for p in observed.pods]
+    return replace(result, delete=(*result.delete, *pods))
+
+
 @pytest.mark.parametrize(
     ("wrong", "invariant"),
     [
@@ -385,6 +393,7 @@ def deletes_every_other_revision(job: Job, observed: Observed, now: float) -> Pl
         (names_another_reason, "is not true of a pod that steps"),
         (replaces_all_pods_of_faulty_nodes_at_once, "too many pods are replaced"),
         (makes_pods_of_the_newest_defaults, "a pod without its revision"),
+        (deletes_pods_that_restart_in_place, "a restart in place deletes a training pod"),
         (deletes_every_other_revision, "the revision of a pod is deleted"),
     ],
 )
