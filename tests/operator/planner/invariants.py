@@ -31,6 +31,8 @@ _NOT_OURS: tuple[list[Manifest], ...] = (
 
 
 _RENDEZVOUS = names.rendezvous("job")
+_OWN_REASONS = {*NODE_FAULTS, Reason.POD_ENDED, Reason.SCALED_DOWN, Reason.PREVIOUS_ATTEMPT}
+"""Why single pods are deleted, whatever happens to the others."""
 
 
 class Deletion(NamedTuple):
@@ -102,13 +104,11 @@ def check_reasons(job: Job, observed: Observed, result: Plan, now: float) -> Non
 
 
 def check_restart_in_place(result: Plan) -> None:
-    """Check that a restart in place deletes no training pod that may step."""
+    """Check that a restart in place deletes no training pod but for other reasons."""
     if result.decision is not None and result.decision.in_place_restart is not None:
-        faults = {delete.name for delete in result.delete if delete.reason in NODE_FAULTS}
-        ended = {delete.name for delete in result.delete if delete.reason == Reason.POD_ENDED}
-        excess = {delete.name for delete in result.delete if delete.reason == Reason.SCALED_DOWN}
-        others = {delete.name for delete in result.delete if delete.kind == "Pod"}
-        left = others - faults - ended - excess - {_RENDEZVOUS}
+        pods = [delete for delete in result.delete if delete.kind == "Pod"]
+        training = [delete for delete in pods if delete.name != _RENDEZVOUS]
+        left = [delete for delete in training if delete.reason not in _OWN_REASONS]
         assert not left, "a restart in place deletes a training pod"
 
 
