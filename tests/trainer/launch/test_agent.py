@@ -330,8 +330,10 @@ def test_hung_trainers_are_killed_and_continue_from_memory(agents: Agents) -> No
     os.kill(before[1], signal.SIGSTOP)  # so the other hangs in a collective
     hung = agents.step()
     service.kill()
+    began = time.monotonic()
     agents.service("2:2", "--ended=1:1")
     agents.wait_for_step(hung + 10)
+    print(f"10 steps after {time.monotonic() - began:.1f} s")
     after = [children(agent.pid)[0] for agent in started]
     assert not set(before) & set(after)
     (resumed,) = mlperf_events_of(agents, "run_resumed")
