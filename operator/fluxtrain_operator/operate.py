@@ -26,6 +26,7 @@ from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.log_format import configure_logging
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
+from fluxtrain_operator.node_health import NodeMarks
 from fluxtrain_operator.options import Options, parse
 
 LOG = logging.getLogger("fluxtrain_operator")
@@ -79,7 +80,7 @@ async def _reconcile_all(
     health: server.Health,
 ) -> None:
     """Run the informers, the kopf watch of jobs and the reconciles until one of them ends."""
-    cache = Cache()
+    cache = Cache(NodeMarks(options.node_health))
 
     def on_error(key: Key, error: Exception) -> None:
         if is_conflict(error):

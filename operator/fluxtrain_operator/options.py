@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.log_format import LOG_FORMATS, LogFormat
+from fluxtrain_operator.node_health import NO_ADDITIONS, NodeHealth, parse_node_health
 from fluxtrain_operator.planner.disruption import DISRUPTION_PERCENT
 from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults, parse_pod_defaults
 
@@ -31,6 +32,8 @@ class Options:
     """Image of the rendezvous pods; empty: that of the job."""
     pod_defaults: PodDefaults = NO_DEFAULTS
     disruption_percent: int = DISRUPTION_PERCENT
+    node_health: NodeHealth = NO_ADDITIONS
+    """Marks of unhealthy nodes in addition to the known ones."""
 
 
 def parse(arguments: list[str] | None) -> Options:
@@ -67,6 +70,13 @@ def parse(arguments: list[str] | None) -> Options:
         help="what all jobs' pods get if the jobs do not set it; the chart's value podDefaults",
     )
     parser.add_argument(
+        "--node-health",
+        default=get("FLUXTRAIN_NODE_HEALTH", ""),
+        metavar="JSON",
+        help="conditions, taints and labels that mark nodes as unhealthy, in addition to the known ones; "
+        "the chart's value nodeHealth",
+    )
+    parser.add_argument(
         "--log-format",
         choices=LOG_FORMATS,
         default=get("FLUXTRAIN_LOG_FORMAT", "json"),
@@ -97,8 +107,16 @@ def parse(arguments: list[str] | None) -> Options:
         defaults = parse_pod_defaults(values.pop("pod_defaults"))
     except ConfigError as error:
         parser.error(f"--pod-defaults or FLUXTRAIN_POD_DEFAULTS: {error}")
+    try:
+        health = parse_node_health(values.pop("node_health"))
+    except ConfigError as error:
+        parser.error(f"--node-health or FLUXTRAIN_NODE_HEALTH: {error}")
     return Options(
-        namespaces=namespaces, pod_defaults=defaults, disruption_percent=int(percent), **values
+        namespaces=namespaces,
+        pod_defaults=defaults,
+        node_health=health,
+        disruption_percent=int(percent),
+        **values,
     )
 
 

@@ -45,6 +45,8 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             '"nodeSelector":{"pool":"training"},"env":[{"name":"NCCL_IB_GID_INDEX","value":"3"}],'
             '"tolerations":[{"key":"amd.com/gpu","operator":"Exists"}]}',
             "disruptionPercent=25",
+            'nodeHealth={"nodes":{"conditions":["KernelReady=False"]},"gpus":{"labels":["gpu.*.bad"]},'
+            '"ignored":["FrequentKubeletRestart"]}',
             'nodeSelector={"kubernetes.io/os":"linux"}',
             'tolerations=[{"key":"system","operator":"Exists"}]',
             'priorityClassName="system-cluster-critical"',

@@ -39,6 +39,21 @@ such as $(POD_NAME) in the operator's pod already.
 {{- if $set }}{{ toJson $set | replace "$(" "$$(" }}{{ end }}
 {{- end }}
 
+{{/* The lists of nodeHealth that are not empty, as JSON; empty if all are. */}}
+{{- define "fluxtrain.nodeHealth" -}}
+{{- $set := dict }}
+{{- range $name, $value := .Values.nodeHealth }}
+{{- if kindIs "map" $value }}
+{{- $lists := dict }}
+{{- range $kind, $marks := $value }}
+{{- if $marks }}{{ $_ := set $lists $kind $marks }}{{ end }}
+{{- end }}
+{{- if $lists }}{{ $_ := set $set $name $lists }}{{ end }}
+{{- else if $value }}{{ $_ := set $set $name $value }}{{ end }}
+{{- end }}
+{{- if $set }}{{ toJson $set }}{{ end }}
+{{- end }}
+
 {{/* "true" if a monitoring object is installed: switched on, or automatic and served by the cluster. */}}
 {{- define "fluxtrain.monitored" -}}
 {{- if eq (toString .enabled) "auto" }}

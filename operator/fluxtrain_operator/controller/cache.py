@@ -8,20 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fluxtrain_operator import names
+from fluxtrain_operator.controller.trimmed_pod import node_of, trimmed
 from fluxtrain_operator.names import Key
+from fluxtrain_operator.node_health import KNOWN_MARKS, NodeMarks
 from fluxtrain_operator.planner.observed import NodeView
 from fluxtrain_operator.planner.owner_references import controller_of, is_controlled_by
 
 Manifest = Mapping[str, Any]
-
-_METADATA = (
-    *("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"),
-    *("deletionGracePeriodSeconds", "labels", "annotations", "finalizers", "ownerReferences"),
-)
-_STATUS = ("phase", "reason", "message", "podIP", "conditions", "containerStatuses")
-_CONDITION = ("type", "status", "reason", "message")
-_CONTAINER = ("name", "state")
-"""Fields that are kept of a pod's metadata, of its status, of a condition and of a container status."""
 
 
 class Applied(NamedTuple):
@@ -80,8 +73,9 @@ class SupportObjects:
 class Cache:
     """The newest version of each object; of pods only the fields in use, a tenth of the memory."""
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, marks: NodeMarks = KNOWN_MARKS) -> None:
+        """Start empty; ``marks`` tell which nodes are unhealthy."""
+        self._marks = marks
         self._jobs: dict[Key, Manifest] = {}
         self._dependents: dict[Key, set[Key]] = {}
         self._pods: dict[Key, dict[str, Manifest]] = {}
@@ -161,22 +155,22 @@ class Cache:
         if deleted:
             if cached is not None and cached["metadata"].get("uid") == metadata.get("uid"):
                 self._replace_pod(key, name, None)
-            self._drop_deleted_node(_node_of(manifest))
+            self._drop_deleted_node(node_of(manifest))
         elif _is_newer(manifest, cached):
-            self._replace_pod(key, name, _trimmed(manifest))
+            self._replace_pod(key, name, trimmed(manifest))
         return key
 
     def _replace_pod(self, key: Key, name: str, pod: Manifest | None) -> None:
         """Store ``pod`` under the job's key and its name; None removes it."""
         pods = self._pods.setdefault(key, {})
         if (before := pods.pop(name, None)) is not None:
-            on_node = self._on_node[_node_of(before)]
+            on_node = self._on_node[node_of(before)]
             on_node.discard((key, name))
             if not on_node:
-                del self._on_node[_node_of(before)]
+                del self._on_node[node_of(before)]
         if pod is not None:
             pods[name] = pod
-            self._on_node.setdefault(_node_of(pod), set()).add((key, name))
+            self._on_node.setdefault(node_of(pod), set()).add((key, name))
         if not pods:
             del self._pods[key]
 
@@ -217,12 +211,10 @@ class Cache:
         A node that is ``deleted`` is kept as not ready while it has pods: they are lost, although their
         status is still Running.
         """
-        view = NodeView.from_object(manifest)
+        view = NodeView.from_object(manifest, self._marks)
         view = NodeView(view.name, ready=False, gone=True) if deleted else view
         before = self.nodes.get(view.name)
-        if view.unhealthy:
-            since = before.unhealthy_since if before and before.unhealthy else time.time()
-            view = replace(view, unhealthy_since=since)
+        view = _with_mark_times(view, before)
         self.nodes[view.name] = view
         (self._deleted_nodes.add if deleted else self._deleted_nodes.discard)(view.name)
         self._drop_deleted_node(view.name)
@@ -237,6 +229,17 @@ class Cache:
             del self.nodes[name]
 
 
+def _with_mark_times(view: NodeView, before: NodeView | None) -> NodeView:
+    """Return ``view`` with the times since which it is marked: those of the view ``before``, or now."""
+    if view.unhealthy:
+        since = before.unhealthy_since if before and before.unhealthy else time.time()
+        view = replace(view, unhealthy_since=since)
+    if view.problem:
+        since = before.problem_since if before and before.problem else time.time()
+        view = replace(view, problem_since=since)
+    return view
+
+
 def _key(manifest: Manifest, name: str) -> Key:
     return str(manifest["metadata"].get("namespace", "default")), name
 
@@ -247,35 +250,9 @@ def _start_after(namespace: str, job: Manifest | None) -> list[Key]:
     return [(namespace, str(name)) for name in names or ()]
 
 
-def _trimmed(pod: Manifest) -> Manifest:
-    """Return the fields of a pod that ``Pod.from_object`` reads."""
-    gates = pod.get("spec", {}).get("schedulingGates")
-    spec = {"nodeName": _node_of(pod), **({"schedulingGates": gates} if gates else {})}
-    kind = {"kind": pod["kind"]} if "kind" in pod else {}
-    status = {"status": _trimmed_status(pod["status"])} if "status" in pod else {}
-    return {**kind, "metadata": _only(pod["metadata"], _METADATA), "spec": spec, **status}
-
-
-def _trimmed_status(status: Manifest) -> Manifest:
-    trimmed: dict[str, Any] = _only(status, _STATUS)
-    for key, fields in (("conditions", _CONDITION), ("containerStatuses", _CONTAINER)):
-        if isinstance(items := trimmed.get(key), list):
-            trimmed[key] = [_only(item, fields) for item in items]
-    return trimmed
-
-
-def _only(value: Any, keys: tuple[str, ...]) -> Any:
-    """Return the entries of a mapping with ``keys``; any other value unchanged."""
-    return {k: value[k] for k in keys if k in value} if isinstance(value, Mapping) else value
-
-
 def _without_managed_fields(manifest: Manifest) -> Manifest:
     """Return the metadata without the managed fields, the longest part of most objects."""
     return {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
-
-
-def _node_of(pod: Manifest) -> str:
-    return str(pod.get("spec", {}).get("nodeName") or "")
 
 
 def _is_newer(manifest: Manifest, cached: Manifest | None) -> bool:

@@ -50,6 +50,8 @@ _REMEDIES = {
         "The operator replaces the pod; if the node is as it should be, raise spec.run.preflight.factor."
     ),
     "UnhealthyGPU": "The operator replaces the pod; drain or repair the node.",
+    "UnhealthyNode": "The operator replaces the pod; drain or repair the node.",
+    "UnhealthyNodes": "Check who marks the nodes: most of the cluster's nodes are.",
     "UnhealthyGPUs": "Check the GPU exporter, which reports most GPU nodes as unhealthy.",
     "Degraded": "The job trains on fewer nodes until the others' pods run.",
     # pods

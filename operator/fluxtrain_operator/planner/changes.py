@@ -88,7 +88,7 @@ def _node_fault(situation: Situation, pod: Pod) -> Reason | None:
     stuck = situation.kubelet_unresponsive(pod) and pod.deleting
     if stuck or situation.unreachable(pod):
         return Reason.NODE_LOST
-    return Reason.UNHEALTHY_GPU if situation.guard.on_unhealthy_node(pod) else None
+    return situation.guard.unhealthy_reason(pod)
 
 
 def _removed_rendezvous(situation: Situation) -> Iterator[Delete]:

@@ -35,13 +35,15 @@ class Reason(StrEnum):
     """The node of the pod is lost, or its kubelet does not delete the pod."""
     UNHEALTHY_GPU = "UnhealthyGPU"
     """A GPU of the pod's node is unhealthy."""
+    UNHEALTHY_NODE = "UnhealthyNode"
+    """The pod's node is marked as unhealthy."""
     POD_ENDED = "PodEnded"
     """The pod has ended and steps no more."""
     OUTDATED = "Outdated"
     """The rendezvous pod, which makes no steps, is for another spec, size, revision or restart in place."""
 
 
-NODE_FAULTS = frozenset({Reason.NODE_LOST, Reason.UNHEALTHY_GPU})
+NODE_FAULTS = frozenset({Reason.NODE_LOST, Reason.UNHEALTHY_GPU, Reason.UNHEALTHY_NODE})
 """Inferred from what others report of nodes: limited per minute, over all jobs."""
 FAULTS = NODE_FAULTS | {Reason.NO_PROGRESS}
 """Never acted on while the control plane has lost contact with most nodes."""

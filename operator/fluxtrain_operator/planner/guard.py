@@ -46,6 +46,18 @@ def gpu_exporter_fault(nodes: Iterable[NodeView]) -> str:
     return f"{num_unhealthy} of {len(gpu_nodes)} nodes with GPUs report unhealthy ones"
 
 
+def node_detector_fault(nodes: Iterable[NodeView]) -> str:
+    """Return why nodes that are marked as unhealthy count as healthy; empty if they do not.
+
+    If most nodes are, whoever marks them is wrong, and no node would be left to move to.
+    """
+    existing = [node for node in nodes if not node.gone]
+    num_marked = sum(bool(node.problem) for node in existing)
+    if num_marked <= len(existing) - num_marked:
+        return ""
+    return f"{num_marked} of {len(existing)} nodes are marked as unhealthy"
+
+
 @dataclass(frozen=True)
 class Guard:
     """One job's pods and the nodes: decides which pods count as lost, so that they are replaced."""
@@ -80,6 +92,17 @@ class Guard:
         """Return why GPUs that are reported as unhealthy count as healthy; empty if they do not."""
         return gpu_exporter_fault(self.observed.nodes.values())
 
+    @cached_property
+    def node_detector_fault(self) -> str:
+        """Return why nodes that are marked as unhealthy count as healthy; empty if they do not."""
+        return node_detector_fault(self.observed.nodes.values())
+
+    @property
+    def ignores_unhealthy_nodes(self) -> bool:
+        """Return whether pods of the job stay on nodes that are marked as unhealthy."""
+        marked = any(self._node(pod).problem for pod in self._running)
+        return marked and bool(self.node_detector_fault)
+
     @property
     def ignores_unhealthy_gpus(self) -> bool:
         """Return whether pods of the job stay on GPUs that are reported as unhealthy."""
@@ -93,13 +116,14 @@ class Guard:
         Changes of nodes without pods of the job do not requeue the job.
         """
         outage = self.on_not_ready_nodes and self.control_plane_outage
-        if self.ignores_unhealthy_gpus or outage or self.postponed:
+        ignores = self.ignores_unhealthy_gpus or self.ignores_unhealthy_nodes
+        if ignores or outage or self.postponed:
             return self.now + GRACE_SECONDS
         grace = [self._node(pod).since + GRACE_SECONDS for pod in self.on_not_ready_nodes]
         unhealthy = [
-            self._node(pod).unhealthy_since + GRACE_SECONDS
+            since + GRACE_SECONDS
             for pod in self._running
-            if self._reports_unhealthy_gpus(pod.node)
+            for since in self._marks(pod.node).values()
         ]
         latest = self._latest_progress_time
         outdated = None if latest is None else latest + _RECENT_PROGRESS_SECONDS
@@ -111,14 +135,19 @@ class Guard:
 
     @cached_property
     def excluded_nodes(self) -> tuple[str, ...]:
-        """Return the nodes with unhealthy GPUs."""
-        return tuple(sorted(n for n in self.observed.nodes if self._reports_unhealthy_gpus(n)))
+        """Return the host names of the nodes that, or whose GPUs, are marked as unhealthy."""
+        return self.hostnames(name for name in self.observed.nodes if self._marks(name))
 
     @cached_property
     def avoided_nodes(self) -> tuple[str, ...]:
-        """Return the nodes with silent pods: Kubernetes may report them as lost only later."""
+        """Return the host names of nodes with silent pods: Kubernetes may report them as lost only later."""
         pods = [*self.observed.pods, self.observed.rendezvous]
-        return tuple(sorted({pod.node for pod in pods if pod and self.is_silent(pod)}))
+        return self.hostnames({pod.node for pod in pods if pod and self.is_silent(pod)})
+
+    def hostnames(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Return the host names, by which pods select nodes, of ``nodes``, sorted."""
+        views = (self.observed.nodes.get(name) or NodeView(name) for name in nodes)
+        return tuple(sorted({view.hostname or view.name for view in views}))
 
     def is_silent(self, pod: Pod) -> bool:
         """Return whether the agent in ``pod`` is lost, or the service; not if more nodes are than are alive.
@@ -168,7 +197,7 @@ class Guard:
             pod
             for pod in (*self.pods, *([store] if store is not None else []))
             if not (pod.ended or pod.deleting or self._node(pod).gone)
-            and (self._on_lost_node(pod) or self._on_unhealthy_node(pod))
+            and (self._on_lost_node(pod) or self._unhealthy_reason(pod))
         ]
         return sorted(faulty, key=lambda pod: self._node(pod).since)
 
@@ -179,21 +208,31 @@ class Guard:
         """Return whether the node of ``pod`` is lost, and the pod may be replaced."""
         return self._on_lost_node(pod) and self._may_be_replaced(pod)
 
+    def unhealthy_reason(self, pod: Pod) -> Reason | None:
+        """Return why ``pod`` is on an unhealthy node and may be replaced; None if it is not."""
+        return self._unhealthy_reason(pod) if self._may_be_replaced(pod) else None
+
     def on_unhealthy_node(self, pod: Pod) -> bool:
-        """Return whether ``pod`` runs on a node with unhealthy GPUs, and may be replaced."""
-        return self._on_unhealthy_node(pod) and self._may_be_replaced(pod)
+        """Return whether ``pod`` runs on a node that, or whose GPUs, are unhealthy, and may be replaced."""
+        return self.unhealthy_reason(pod) is not None
 
-    def _on_unhealthy_node(self, pod: Pod) -> bool:
-        if pod.ended or not self._reports_unhealthy_gpus(pod.node):
-            return False
-        believed = self.now >= self._node(pod).unhealthy_since + GRACE_SECONDS
-        return believed and not self.refusal(Reason.UNHEALTHY_GPU)
+    def _unhealthy_reason(self, pod: Pod) -> Reason | None:
+        if pod.ended:
+            return None
+        marks = self._marks(pod.node).items()
+        believed = (reason for reason, since in marks if self.now >= since + GRACE_SECONDS)
+        return next((reason for reason in believed if not self.refusal(reason)), None)
 
-    def _reports_unhealthy_gpus(self, name: str) -> bool:
-        node = self.observed.nodes.get(name)
-        if node is None or not node.unhealthy or self.job.spec.gpus_per_node == 0:
-            return False
-        return not self.gpu_exporter_fault
+    def _marks(self, name: str) -> dict[Reason, float]:
+        """Return the believed marks of a node that concern the job, and since when each is seen."""
+        node, marks = self.observed.nodes.get(name), {}
+        if node is None:
+            return {}
+        if node.problem and not self.node_detector_fault:
+            marks[Reason.UNHEALTHY_NODE] = node.problem_since
+        if node.unhealthy and self.job.spec.gpus_per_node > 0 and not self.gpu_exporter_fault:
+            marks[Reason.UNHEALTHY_GPU] = node.unhealthy_since
+        return marks
 
     def _on_lost_node(self, pod: Pod) -> bool:
         """Return whether the node of ``pod`` is deleted, or not ready and no progress proves it runs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.planner.watchdog import has_stalled
 
@@ -16,15 +17,19 @@ def node_problem(situation: Situation) -> tuple[str, str] | None:
     if guard.ignores_unhealthy_gpus:
         text = f"{guard.gpu_exporter_fault}: not believed; nothing is replaced"
         return "UnhealthyGPUs", text
+    if guard.ignores_unhealthy_nodes:
+        text = f"{guard.node_detector_fault}: not believed; nothing is replaced"
+        return "UnhealthyNodes", text
     if guard.postponed:
         text = "stay for now: too many are replaced at a time, see --disruption-percent"
         return "DisruptionLimited", f"{len(guard.postponed)} pods on faulty nodes {text}"
     for pod in situation.current:
         if situation.unreachable(pod):
             return "NodeLost", situation.loss_of(pod)
-        if guard.on_unhealthy_node(pod):
-            fault = situation.observed.nodes[pod.node].unhealthy
-            return "UnhealthyGPU", f"{pod.name}: node {pod.node}: {fault}"
+        if (reason := guard.unhealthy_reason(pod)) is not None:
+            node = situation.observed.nodes[pod.node]
+            fault = node.problem if reason is Reason.UNHEALTHY_NODE else node.unhealthy
+            return str(reason), f"{pod.name}: node {pod.node}: {fault}"
     for pod in guard.on_not_ready_nodes[:1]:
         text = "is not ready; it is kept while training goes on with it"
         return "NodeNotReady", f"{pod.name}: node {pod.node} {text}"

@@ -8,18 +8,13 @@ from typing import Any
 
 from fluxtrain_operator import names
 from fluxtrain_operator.members import NOT_HEARD, Heard
+from fluxtrain_operator.node_health import KNOWN_MARKS, NodeMarks
 from fluxtrain_operator.planner.create_failures import CreateFailure
 from fluxtrain_operator.progress import Progress, read_termination_message
 from fluxtrain_operator.revision import Revision
 from fluxtrain_operator.timestamps import seconds
 
-_UNHEALTHY_GPU_TAINT = "amd-gpu-unhealthy"
 _GPU_RESOURCES = ("amd.com/", "nvidia.com/gpu")
-# The device metrics exporter labels a node with the state of each GPU, by id.
-_GPU_STATE = (
-    "metricsexporter.amd.com.gpu.",
-    ".state",
-)
 
 
 @dataclass(frozen=True)
@@ -130,22 +125,37 @@ class NodeView:
     """Why its GPUs are unhealthy; empty if they are healthy."""
     unhealthy_since: float = 0.0
     """Unix time since which the operator has seen that they are; 0 if unknown."""
+    problem: str = ""
+    """Why the whole node is unhealthy; empty if it is healthy."""
+    problem_since: float = 0.0
+    """Unix time since which the operator has seen that it is; 0 if unknown."""
     since: float = 0.0
     """Unix time of the last change of ``ready``; 0 if unknown."""
     has_gpus: bool = False
     gone: bool = False
     """Whether the node was deleted while it had pods."""
+    cordoned: bool = False
+    """Whether an administrator has marked it as unschedulable."""
+    created: float = 0.0
+    """Unix time of its creation; a node that is deleted and registers again is a new one."""
+    hostname: str = ""
+    """Its label kubernetes.io/hostname, which may differ from its name; empty if they are equal."""
 
     @staticmethod
-    def from_object(manifest: Mapping[str, Any]) -> NodeView:
+    def from_object(manifest: Mapping[str, Any], marks: NodeMarks = KNOWN_MARKS) -> NodeView:
         """Return the node in ``manifest``; a new one without conditions is not ready."""
         metadata, status = _mapping(manifest, "metadata"), _mapping(manifest, "status")
         conditions = {c.get("type"): c for c in _mappings(status, "conditions")}
         ready = _mapping(conditions, "Ready")
+        name, hostname = metadata.get("name", ""), _mapping(metadata, "labels").get(names.HOSTNAME)
         return NodeView(
-            name=str(metadata.get("name", "")),
+            name=str(name),
             ready=ready.get("status") == "True",
-            unhealthy=_unhealthy(manifest),
+            unhealthy=marks.of_gpus(manifest),
+            problem=marks.of_node(manifest),
+            cordoned=_mapping(manifest, "spec").get("unschedulable") is True,
+            created=seconds(metadata.get("creationTimestamp")) or 0.0,
+            hostname=str(hostname) if hostname and hostname != name else "",
             since=seconds(ready.get("lastTransitionTime")) or 0.0,
             has_gpus=any(map(_is_gpu, _mapping(status, "capacity").items())),
         )
@@ -206,17 +216,6 @@ def _waiting_reason(scheduled: Mapping[str, Any], waiting: Mapping[str, Any]) ->
     state = scheduled if scheduled.get("status") == "False" else waiting
     parts = [str(state.get(key)) for key in ("reason", "message") if state.get(key)]
     return ": ".join(parts)
-
-
-def _unhealthy(node: Mapping[str, Any]) -> str:
-    for taint in _mappings(_mapping(node, "spec"), "taints"):
-        if taint.get("key") == _UNHEALTHY_GPU_TAINT:
-            return f"taint {_UNHEALTHY_GPU_TAINT}"
-    before, after = _GPU_STATE
-    for key, value in _mapping(_mapping(node, "metadata"), "labels").items():
-        if value == "unhealthy" and key.startswith(before) and key.endswith(after):
-            return f"GPU {key[len(before) : -len(after)]} is unhealthy"
-    return ""
 
 
 def _is_gpu(item: tuple[object, object]) -> bool:

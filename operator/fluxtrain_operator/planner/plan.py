@@ -43,7 +43,9 @@ from fluxtrain_operator.timestamps import earliest
 __all__ = ["Delete", "Event", "Plan", "load", "plan", "plan_invalid"]
 
 _STALE_SECONDS = 1.0
-_REPORTED_ONLY = ("NoAnswer", "NodesUnknown", "UnhealthyGPUs", "DisruptionLimited")
+_REPORTED_ONLY = (
+    *("NoAnswer", "NodesUnknown", "UnhealthyGPUs", "UnhealthyNodes", "DisruptionLimited"),
+)
 """Reasons of conditions that get an event, as the operator itself does nothing about them."""
 _MIN_REQUEUE_SECONDS = 0.5
 EventType = Literal["Normal", "Warning"]

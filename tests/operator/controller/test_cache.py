@@ -10,6 +10,7 @@ from tests.operator.jobs import KEY, OWNER, make_node, make_pod, make_training
 from fluxtrain_operator import names
 from fluxtrain_operator.controller import cache as cache_module
 from fluxtrain_operator.controller.cache import Applied, Cache, SupportObjects
+from fluxtrain_operator.node_health import NodeMarks, parse_node_health
 from fluxtrain_operator.planner.observed import Pod
 
 
@@ -123,7 +124,8 @@ def test_nothing_stays_in_memory_of_deleted_objects() -> None:
         cache.set_pod(pod)
         cache.set_node(node, deleted=True)
         cache.set_pod(pod, deleted=True)
-    assert not any(vars(cache).values()), vars(cache)
+    kept = {name: value for name, value in vars(cache).items() if name != "_marks"}
+    assert not any(kept.values()), kept
 
 
 def test_only_the_fields_in_use_are_kept_of_a_pod() -> None:
@@ -217,17 +219,31 @@ def test_a_job_with_fewer_pods_than_desired_misses_pods() -> None:
     assert not cache.misses_pods(KEY)
 
 
-def test_the_time_since_which_gpus_are_unhealthy_is_kept_until_they_are_healthy(
-    monkeypatch: pytest.MonkeyPatch,
+TAINT = {"spec": {"taints": [{"key": "amd-gpu-unhealthy", "effect": "NoSchedule"}]}}
+DEADLOCK = {"status": {"conditions": [{"type": "KernelDeadlock", "status": "True"}]}}
+
+
+@pytest.mark.parametrize(
+    ("mark", "field"), [(TAINT, "unhealthy_since"), (DEADLOCK, "problem_since")]
+)
+def test_the_time_since_which_a_node_is_marked_is_kept_until_it_is_not(
+    monkeypatch: pytest.MonkeyPatch, mark: dict[str, Any], field: str
 ) -> None:
     cache, now = make_cache(), iter([100.0, 200.0, 300.0])
     monkeypatch.setattr(cache_module.time, "time", lambda: next(now))
-    unhealthy = make_node("n1")
-    unhealthy["spec"] = {"taints": [{"key": "amd-gpu-unhealthy", "effect": "NoSchedule"}]}
+    marked = {**make_node("n1"), **mark}
     for _ in range(3):
-        cache.set_node(unhealthy)
-        assert cache.nodes["n1"].unhealthy_since == 100.0
+        cache.set_node(marked)
+        assert getattr(cache.nodes["n1"], field) == 100.0
     cache.set_node(make_node("n1"))
-    assert cache.nodes["n1"].unhealthy_since == 0.0
-    cache.set_node(unhealthy)
-    assert cache.nodes["n1"].unhealthy_since == 200.0
+    assert getattr(cache.nodes["n1"], field) == 0.0
+    cache.set_node(marked)
+    assert getattr(cache.nodes["n1"], field) == 200.0
+
+
+def test_an_administrator_adds_marks_of_unhealthy_nodes() -> None:
+    health = parse_node_health('{"nodes": {"conditions": ["DiskReady=False"]}}')
+    cache, node = Cache(NodeMarks(health)), make_node("n1")
+    node["status"]["conditions"].append({"type": "DiskReady", "status": "False"})
+    cache.set_node(node)
+    assert cache.nodes["n1"].problem == "condition DiskReady=False"

@@ -87,6 +87,7 @@ HOLDS: dict[Reason, Callable[[Deletion], bool]] = {
     Reason.NO_PROGRESS: _has_no_progress,
     Reason.NODE_LOST: _is_node_lost,
     Reason.UNHEALTHY_GPU: _never,  # no GPUs
+    Reason.UNHEALTHY_NODE: lambda d: bool(d.observed.nodes[d.pod.node].problem),
     Reason.POD_ENDED: _never,
     Reason.OUTDATED: _never,
 }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.operator.planner.pods import (
     NOW,
+    causes,
     condition,
     created,
     created_pods,
@@ -182,6 +183,53 @@ def test_a_pod_on_an_unhealthy_gpu_moves_to_another_node() -> None:
     assert condition(first.status, "Healthy") == ("False", "UnhealthyGPU")
     (pod,) = created_pods(plan_with(job, pods[0], nodes=state, progress=progress()))
     assert "'values': ['node-1']" in str(pod["spec"]["affinity"]["nodeAffinity"])
+
+
+DEADLOCK = "condition KernelDeadlock=True"
+
+
+@pytest.mark.parametrize(("seconds_ago", "expected"), [(0, []), (19, []), (20, ["job-1"])])
+def test_a_node_that_is_marked_for_a_while_is_left_by_jobs_without_gpus_too(
+    seconds_ago: float, expected: list[str]
+) -> None:
+    job, state = running(), nodes()
+    state["node-1"] = replace(
+        state["node-1"], problem=DEADLOCK, problem_since=NOW - seconds_ago, hostname="host-1"
+    )
+    result = plan_with(job, *make_pods(), nodes=state, progress=progress())
+    assert deleted(result) == expected
+    if expected:
+        assert condition(result.status, "Healthy") == ("False", "UnhealthyNode")
+        assert [d.reason for d in result.delete] == [Reason.UNHEALTHY_NODE]
+        assert causes(result.status) == {"UnhealthyNode": 1}
+    else:
+        assert result.requeue_after == pytest.approx(20 - seconds_ago)
+    (pod,) = created_pods(plan_with(job, make_pod(), nodes=state, progress=progress()))
+    assert "'values': ['host-1']" in str(pod["spec"]["affinity"]["nodeAffinity"])
+
+
+@pytest.mark.parametrize(
+    ("num_marked", "is_believed"), [(1, True), (2, True), (3, False), (5, False)]
+)
+def test_marks_of_most_nodes_are_not_believed(num_marked: int, is_believed: bool) -> None:
+    state = nodes()
+    for name in ("node-1", *(n for n in NAMES if n != "node-1"))[:num_marked]:
+        state[name] = replace(state[name], problem=DEADLOCK)
+    result = plan_with(running(), *make_pods(), nodes=state, progress=progress())
+    assert ("job-1" in deleted(result)) == is_believed
+    reason = "UnhealthyNode" if is_believed else "UnhealthyNodes"
+    assert condition(result.status, "Healthy") == ("False", reason)
+    if not is_believed:
+        assert [event.reason for event in result.events] == ["UnhealthyNodes"]
+        assert result.requeue_after == 20
+
+
+def test_marked_gpus_are_replaced_even_if_marks_of_whole_nodes_are_not_believed() -> None:
+    job = running(gpusPerNode=8)
+    state = {n: NodeView(n, problem=DEADLOCK, has_gpus=True) for n in NAMES}
+    state["node-1"] = replace(state["node-1"], unhealthy=UNHEALTHY)
+    result = plan_with(job, *make_pods(2, job), nodes=state, progress=progress())
+    assert [(d.name, d.reason) for d in result.delete] == [("job-1", Reason.UNHEALTHY_GPU)]
 
 
 def test_the_rendezvous_pod_is_replaced_unless_that_could_split_the_training() -> None:

@@ -139,7 +139,7 @@ def test_pods_are_grouped_by_component() -> None:
         (
             {"metadata": {"labels": {"metricsexporter.amd.com.gpu.3.state": "unhealthy"}}},
             False,
-            "GPU 3 is unhealthy",
+            "label metricsexporter.amd.com.gpu.3.state=unhealthy",
         ),
         ({"metadata": {"labels": {"metricsexporter.amd.com.gpu.3.state": "healthy"}}}, False, ""),
         (
@@ -152,6 +152,28 @@ def test_pods_are_grouped_by_component() -> None:
 def test_a_node_is_parsed(node: dict[str, Any], ready: bool, unhealthy: str) -> None:
     view = NodeView.from_object(node)
     assert (view.ready, view.unhealthy) == (ready, unhealthy)
+
+
+@pytest.mark.parametrize(
+    ("node", "changes"),
+    [
+        ({}, {}),
+        ({"spec": {"unschedulable": True}}, {"cordoned": True}),
+        ({"spec": {"unschedulable": "yes"}}, {}),
+        ({"metadata": {"creationTimestamp": "1970-01-01T00:01:00Z"}}, {"created": 60.0}),
+        ({"metadata": {"name": "n1", "labels": {names.HOSTNAME: "n1"}}}, {"name": "n1"}),
+        (
+            {"metadata": {"name": "n1", "labels": {names.HOSTNAME: "host-1"}}},
+            {"name": "n1", "hostname": "host-1"},
+        ),
+        (
+            {"status": {"conditions": [{"type": "KernelDeadlock", "status": "True"}]}},
+            {"problem": "condition KernelDeadlock=True"},
+        ),
+    ],
+)
+def test_what_else_is_read_of_a_node(node: dict[str, Any], changes: dict[str, Any]) -> None:
+    assert NodeView.from_object(node) == NodeView(**{"name": "", "ready": False, **changes})
 
 
 def test_progress_is_parsed() -> None:
