@@ -81,6 +81,11 @@ OPERATOR = Dashboard(
                 "{{part}}",
             ),
         ),
+        curve(
+            "Distrusted nodes",
+            "Faults attributed to a node, halved every four hours; from 2.5 on new pods exclude it.",
+            Query(f"max by (node) ({_PREFIX}_node_distrust{_HERE})", "{{node}}"),
+        ),
         Row("Work"),
         curve(
             "Reconcile time",

@@ -11,6 +11,7 @@ from tests.chart.objects import Program
 
 from fluxtrain.report.metrics import Metrics as TrainerMetrics
 from fluxtrain.report.node_progress import RankProgress
+from fluxtrain_operator.distrust import Distrust, Score
 from fluxtrain_operator.metrics import PHASES
 from fluxtrain_operator.metrics import Metrics as OperatorMetrics
 
@@ -35,6 +36,7 @@ def operator_metrics() -> list[Metric]:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = OperatorMetrics(registry)
+    metrics.watch_distrust(lambda: Distrust({"node-1": Score(1.0)}))
     metrics.record_watch_event("node")
     metrics.count_request("GET", "pods")
     for phase in PHASES:

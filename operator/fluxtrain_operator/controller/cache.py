@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fluxtrain_operator import names
+from fluxtrain_operator.controller.node_ledger import NodeLedger
 from fluxtrain_operator.controller.trimmed_pod import node_of, trimmed
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.node_health import KNOWN_MARKS, NodeMarks
@@ -82,6 +83,7 @@ class Cache:
         self._on_node: dict[str, set[tuple[Key, str]]] = {}  # job keys and pod names by node
         self._deleted_nodes: set[str] = set()
         self.nodes: dict[str, NodeView] = {}
+        self.ledger = NodeLedger(self.nodes)
         self.support = SupportObjects()
 
     def job(self, key: Key) -> Manifest | None:
@@ -126,6 +128,7 @@ class Cache:
             if not self._dependents[predecessor]:
                 del self._dependents[predecessor]
         self._jobs.pop(key, None)
+        self.ledger.set_job(key, None if deleted else manifest)
         if not deleted:
             self._jobs[key] = {**manifest, "metadata": _without_managed_fields(manifest)}
             for predecessor in _start_after(key[0], manifest):
@@ -216,6 +219,8 @@ class Cache:
         before = self.nodes.get(view.name)
         view = _with_mark_times(view, before)
         self.nodes[view.name] = view
+        if before is None or (before.created, before.gone) != (view.created, view.gone):
+            self.ledger.refresh(view.name)
         (self._deleted_nodes.add if deleted else self._deleted_nodes.discard)(view.name)
         self._drop_deleted_node(view.name)
         if before == view:
@@ -227,6 +232,7 @@ class Cache:
         if name in self._deleted_nodes and name not in self._on_node:
             self._deleted_nodes.discard(name)
             del self.nodes[name]
+            self.ledger.refresh(name)
 
 
 def _with_mark_times(view: NodeView, before: NodeView | None) -> NodeView:

@@ -18,6 +18,7 @@ from fluxtrain_operator.controller.executor import NEVER, Executor, JobState, st
 from fluxtrain_operator.controller.fault_budget import FaultBudget
 from fluxtrain_operator.controller.members_poller import MembersPoller
 from fluxtrain_operator.controller.progress_poller import ProgressPoller
+from fluxtrain_operator.distrust import Distrust
 from fluxtrain_operator.errors import ApiError, UnreadableError
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.metrics import Metrics
@@ -60,6 +61,7 @@ class Reconciler:
         """Create the executor and the pollers."""
         self.executor = Executor(self.cache, self.api)
         self.poller = ProgressPoller(self.cache, self.api.fetch_progress, self.enqueue)
+        self.metrics.watch_distrust(self._distrust)
         self.members = MembersPoller(self.cache, self.api.fetch_members, self.enqueue)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -155,6 +157,7 @@ class Reconciler:
             any_progress=self.poller.lowest_rank(key),
             heard=self.members.heard(key),
             nodes=self.cache.nodes,
+            distrust=self._distrust(),
             predecessors=self._phases_of_predecessors(job),
             applied={name: applied.applied_hash for name, applied in state.applied.items()},
             create_failures=(*state.create_failures.values(), *foreign_pods),
@@ -164,6 +167,9 @@ class Reconciler:
         if name is None:
             return observed
         return replace(observed, revision=await self._read_revision(job, name, state))
+
+    def _distrust(self) -> Distrust:
+        return self.cache.ledger.distrust(time.time())
 
     async def _read_revision(self, job: Job, name: str, state: JobState) -> Revision | None:
         """Return the revision of the job; None if it is gone, changed or another owner's."""

@@ -55,6 +55,10 @@ _REMEDIES = {
     "UnhealthyGPUs": "Check the GPU exporter, which reports most GPU nodes as unhealthy.",
     "Degraded": "The job trains on fewer nodes until the others' pods run.",
     # pods
+    "UnexpectedAdmissionError": (
+        "The operator tries again, at most every five minutes; `kubectl describe node` and the device "
+        "plugin's log show why the kubelet rejects the pod."
+    ),
     "Unschedulable": "Free or add nodes that meet this, or lower spec.nodes.min.",
     "NotScheduled": "If this lasts, the scheduler that the pod names is not running.",
     "NoReport": "If this lasts, check the node: `kubectl describe node`.",

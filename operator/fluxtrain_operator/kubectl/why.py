@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import time
 
+from fluxtrain_operator import names
+from fluxtrain_operator.distrust import HALF_LIFE_SECONDS, Fault, faults_of
+from fluxtrain_operator.durations import duration
 from fluxtrain_operator.kubectl.client import Kubectl
 from fluxtrain_operator.kubectl.facts import Facts
 from fluxtrain_operator.kubectl.findings import finding
 from fluxtrain_operator.kubectl.job_objects import JobObjects, read_job
+
+_ONGOING = ("Pending", "Starting", "Restarting", "Running")
+_RECENT_FAULT_SECONDS = 4 * HALF_LIFE_SECONDS
+"""A single fault counts for so long."""
 
 
 def why(kubectl: Kubectl, name: str) -> str:
@@ -24,6 +31,8 @@ def explanation(objects: JobObjects, now: float) -> str:
         _sentence(f"{facts.namespace}/{facts.name}{phase} {found.text}"),
         found.remedy,
         _health(facts, found.text),
+        _node_faults(facts),
+        _excluded(facts),
         _restarts(facts),
         _unseen_change(facts),
         *(_sentence(f"Not read: {reason}") for reason in objects.unread),
@@ -46,9 +55,41 @@ def _health(facts: Facts, said: str) -> str:
     return _sentence(f"{healthy['reason']}: {healthy['message']}")
 
 
+def _node_faults(facts: Facts) -> str:
+    """Return the nodes with faults in the last hours, of a job that is not over."""
+    if facts.phase not in _ONGOING:
+        return ""
+    by_node: dict[str, list[Fault]] = {}
+    for fault in faults_of(facts.status):
+        if 0 <= facts.now - fault.time < _RECENT_FAULT_SECONDS:
+            by_node.setdefault(fault.node, []).append(fault)
+    parts = [f"{node} ({_fault_text(faults, facts.now)})" for node, faults in by_node.items()]
+    return _sentence(f"New pods avoid nodes with faults: {', '.join(parts)}") if parts else ""
+
+
+def _fault_text(faults: list[Fault], now: float) -> str:
+    newest = max(faults, key=lambda fault: fault.time)
+    count = f"{len(faults)} faults, the last: " if len(faults) > 1 else ""
+    return f"{count}{newest.reason} {duration(now - newest.time)} ago"
+
+
+def _excluded(facts: Facts) -> str:
+    """Return the nodes that pods which wait for a node exclude for their faults."""
+    notes = (
+        (manifest["metadata"].get("annotations") or {}).get(names.ANNOTATION_DISTRUSTED)
+        for pod, manifest in facts.trainers
+        if not pod.node and not pod.ended
+    )
+    excluded = next((note for note in notes if note), "")
+    if not excluded:
+        return ""
+    text = "its waiting pods exclude these for two minutes at most"
+    return _sentence(f"After several faults, {text}: {excluded.replace(',', ', ')}")
+
+
 def _restarts(facts: Facts) -> str:
     """Return how often the job was restarted, and the last error, of a job that is not over."""
-    if facts.phase not in ("Pending", "Starting", "Restarting", "Running"):
+    if facts.phase not in _ONGOING:
         return ""
     counts = facts.status.get("restarts") or {}
     kinds = {"gang": "of all pods", "pod": "of single pods", "process": "of processes in place"}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import count
 
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.planner.create_failures import CreateFailure
 from fluxtrain_operator.planner.disruption import Delete, Reason
+from fluxtrain_operator.planner.exclusion import (
+    avoided_nodes,
+    distrusted_nodes,
+    unschedulable_pods,
+)
 from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.observed import Pod
-from fluxtrain_operator.planner.rules import Decision
+from fluxtrain_operator.planner.rules import Decision, num_restarts
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.resources import Slot, key_secret, rendezvous_pod, training_pod
 
@@ -72,9 +77,10 @@ def _removed_pods(situation: Situation, decision: Decision) -> Iterator[Delete]:
     """Yield the pods of earlier attempts, and those that failed, are lost, or exceed ``nodes.max``."""
     yield from _deletions(situation, situation.previous, decision.cause, decision.grace_seconds)
     excess = situation.active[situation.job.spec.nodes.max :]
-    removed = {pod.name: (pod, Reason.SCALED_DOWN) for pod in excess}
+    removed = {pod.name: (pod, Reason.UNSCHEDULABLE) for pod in unschedulable_pods(situation)}
+    removed |= {pod.name: (pod, Reason.SCALED_DOWN) for pod in excess}
     for failure in situation.failures:
-        if retry_time(failure, 0) <= situation.now:
+        if retry_time(failure, num_restarts(situation, failure)) <= situation.now:
             removed[failure.pod.name] = failure.pod, Reason.POD_ENDED
     for pod in situation.current:
         if (fault := _node_fault(situation, pod)) is not None:
@@ -210,18 +216,15 @@ def _missing_supporting(
 
 def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manifest]:
     """Yield the pods to create now, except those with ``held`` names."""
-    job = situation.job
+    job, excluded = situation.job, situation.guard.excluded_nodes
     if situation.observed.rendezvous is None and names.rendezvous(job.name) not in held:
+        avoided = avoided_nodes(situation, excluded)
         yield key_secret(job)
-        yield rendezvous_pod(
-            job,
-            situation.guard.excluded_nodes,
-            situation.guard.avoided_nodes,
-            situation.revision,
-            situation.ended_generation,
-        )
+        yield rendezvous_pod(job, excluded, avoided, situation.revision, situation.ended_generation)
     indices = [i for i in _free_indices(situation) if names.pod(job.name, i) not in held]
     indices = indices[:MAX_PODS_PER_PLAN]
+    distrusted = distrusted_nodes(situation) if indices else ()
+    avoided = avoided_nodes(situation, [*excluded, *distrusted]) if indices else ()
     for index, number in zip(indices, _replacements(situation, len(indices)), strict=True):
         slot = Slot(
             index=index,
@@ -229,8 +232,9 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
             replacement=number,
             process_restarts=situation.restarts.process,
             charged_restarts=situation.charged_restarts,
-            excluded_nodes=situation.guard.excluded_nodes,
-            avoided_nodes=situation.guard.avoided_nodes,
+            excluded_nodes=excluded,
+            distrusted_nodes=distrusted,
+            avoided_nodes=avoided,
         )
         yield training_pod(job, slot, situation.gang, situation.revision)
 
@@ -270,11 +274,22 @@ def _requested_before(situation: Situation) -> int:
     return status.nodes.desired if status.nodes and status.attempt == situation.attempt else 0
 
 
-def num_requested_pods(situation: Situation, decision: Decision, created: list[Manifest]) -> int:
+def num_requested_pods(
+    situation: Situation,
+    decision: Decision,
+    created: list[Manifest],
+    deleted: Sequence[Delete] = (),
+) -> int:
     """Return how many pods of this attempt were requested, ``created`` included.
 
-    From it follows whether a later pod is initial or a replacement.
+    From it follows whether a later pod is initial or a replacement. A pod that was never scheduled and may
+    now run on more nodes is requested anew.
     """
+    num_anew = sum(deletion.reason is Reason.UNSCHEDULABLE for deletion in deleted)
+    return max(0, _num_requested(situation, decision, created) - num_anew)
+
+
+def _num_requested(situation: Situation, decision: Decision, created: list[Manifest]) -> int:
     if decision.action in ("suspend", "wait", "complete", "fail"):
         return 0
     num_max, before = situation.job.spec.nodes.max, _requested_before(situation)

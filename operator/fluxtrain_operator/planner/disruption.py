@@ -39,6 +39,8 @@ class Reason(StrEnum):
     """The pod's node is marked as unhealthy."""
     POD_ENDED = "PodEnded"
     """The pod has ended and steps no more."""
+    UNSCHEDULABLE = "Unschedulable"
+    """The pod excludes nodes for their faults and cannot be scheduled on any other."""
     OUTDATED = "Outdated"
     """The rendezvous pod, which makes no steps, is for another spec, size, revision or restart in place."""
 

@@ -16,7 +16,6 @@ from fluxtrain_operator.planner.observed import Pod
 
 SHORT_LIVED_SECONDS = 60.0
 """A pod that failed sooner after its start is restarted with a delay."""
-_INFRASTRUCTURE_DELAY = 10.0
 _MIN_DELAY, _MAX_DELAY = 10.0, 300.0
 _MAX_LINE = 1024
 
@@ -44,6 +43,12 @@ class Failure:
     """For machines, in CamelCase."""
     message: str
     """For people."""
+
+    @property
+    def is_short_lived(self) -> bool:
+        """Return whether the pod failed soon after its start, or never started."""
+        ended = self.pod.finished or self.pod.created
+        return ended - (self.pod.started or ended) < SHORT_LIVED_SECONDS
 
     @property
     def error_line(self) -> str:
@@ -75,17 +80,13 @@ def retry_time(failure: Failure, num_restarts: int) -> float:
     """Return the Unix time at which the pod or the gang may be restarted.
 
     At once if the pod was not short-lived, or if this is the program's first failure; else after a delay
-    that doubles with ``num_restarts``.
+    that doubles with ``num_restarts``, which were for the same reason.
     """
-    pod = failure.pod
-    ended = pod.finished or pod.created
-    if ended - (pod.started or ended) >= SHORT_LIVED_SECONDS:
+    ended = failure.pod.finished or failure.pod.created
+    num_delays = num_restarts + failure.infrastructure
+    if not failure.is_short_lived or num_delays == 0:
         return ended
-    if failure.infrastructure:
-        return ended + _INFRASTRUCTURE_DELAY
-    if num_restarts == 0:
-        return ended
-    return ended + min(_MAX_DELAY, _MIN_DELAY * 2.0 ** min(num_restarts - 1, 10))
+    return ended + min(_MAX_DELAY, _MIN_DELAY * 2.0 ** min(num_delays - 1, 10))
 
 
 def _infrastructure(pod: Pod, reason: str, text: str) -> Failure:

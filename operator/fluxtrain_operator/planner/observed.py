@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fluxtrain_operator import names
+from fluxtrain_operator.distrust import NO_DISTRUST, Distrust
 from fluxtrain_operator.members import NOT_HEARD, Heard
 from fluxtrain_operator.node_health import KNOWN_MARKS, NodeMarks
 from fluxtrain_operator.planner.create_failures import CreateFailure
@@ -55,6 +56,8 @@ class Pod:
     started: float | None = None
     finished: float | None = None
     disrupted: bool = False
+    excludes_nodes: bool = False
+    """Whether it excludes nodes for their faults."""
 
     @property
     def ended(self) -> bool:
@@ -112,6 +115,7 @@ class Pod:
             started=seconds(running.get("startedAt") or terminated.get("startedAt")),
             finished=seconds(terminated.get("finishedAt")),
             disrupted=_mapping(conditions, "DisruptionTarget").get("status") == "True",
+            excludes_nodes=bool(notes.get(names.ANNOTATION_DISTRUSTED)),
         )
 
 
@@ -176,6 +180,8 @@ class Observed:
     """Which pods the rendezvous service hears of."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """Nodes by name; a missing one counts as healthy."""
+    distrust: Distrust = NO_DISTRUST
+    """Which nodes have had faults lately."""
     predecessors: Mapping[str, str] = field(default_factory=dict)
     """Phases of the existing jobs of ``startAfter``; empty for a job without a phase."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)

@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fluxtrain.contract.resource.fluxtraining import KIND
-from fluxtrain.contract.resource.status import Status, read_status
+from fluxtrain.contract.resource.status import NodeFault, Status, read_status
 from fluxtrain.errors import UNSET, ConfigError
+from fluxtrain_operator.distrust import Fault
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.planner.attribution import new_faults, next_faults
+from fluxtrain_operator.planner.backoff import next_retries, recovery_times
 from fluxtrain_operator.planner.changes import (
     MAX_PODS_PER_PLAN,
     blocking_failures,
@@ -22,6 +25,7 @@ from fluxtrain_operator.planner.changes import (
 )
 from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
 from fluxtrain_operator.planner.disruption import Delete
+from fluxtrain_operator.planner.exclusion import exclusion_lifted, lift_times
 from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.guard import GRACE_SECONDS
 from fluxtrain_operator.planner.observed import Observed
@@ -29,6 +33,7 @@ from fluxtrain_operator.planner.restarts import next_restarts
 from fluxtrain_operator.planner.rules import Decision, decide, num_restarts, pending_deadline
 from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.status import (
+    FaultRecords,
     finished,
     finished_at,
     invalid_spec_status,
@@ -38,7 +43,7 @@ from fluxtrain_operator.planner.watchdog import has_stalled, no_answer_time, pro
 from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
 from fluxtrain_operator.resources import pod_templates, revision_of
 from fluxtrain_operator.resources.template import require_merge_keys
-from fluxtrain_operator.timestamps import earliest
+from fluxtrain_operator.timestamps import earliest, seconds
 
 __all__ = ["Delete", "Event", "Plan", "load", "plan", "plan_invalid"]
 
@@ -127,21 +132,35 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
     after = before.in_attempt(attempt).with_order(decision.in_place_restart)
     delete, create = changes(after, decision)
     failures = blocking_failures(after, decision)
-    num_requested = num_requested_pods(after, decision, create)
+    num_requested = num_requested_pods(after, decision, create, delete)
     restarts = next_restarts(before, decision, after.attempt, delete)
-    status = next_status(after, decision, num_requested, failures, restarts)
+    faults = new_faults(before, decision, delete)
+    records = _fault_records(before, decision, delete, faults)
+    status = next_status(after, decision, num_requested, failures, restarts, records)
     return Plan(
         status=status,
         delete=tuple(delete),
         create=tuple(create),
         events=(
             *_events(before, decision, status, delete),
+            *_exclusion_events(before, faults),
             *_create_failure_events(before, failures),
         ),
         requeue_after=earliest(
             [_requeue_after(before, decision, status), _retry(failures, now), _resume(create)]
         ),
         decision=decision,
+    )
+
+
+def _fault_records(
+    situation: Situation, decision: Decision, deleted: list[Delete], faults: list[NodeFault]
+) -> FaultRecords:
+    restarts_pods = decision.action in ("run", "restart")
+    return FaultRecords(
+        node_faults=next_faults(situation, faults),
+        retries=next_retries(situation, restarts_pods, deleted),
+        exclusion_lifted=exclusion_lifted(situation, deleted),
     )
 
 
@@ -193,6 +212,7 @@ def _requeue_after(situation: Situation, decision: Decision, status: Status) -> 
         times += [retry_time(f, num_restarts(situation, f)) for f in situation.failures]
         times += [progress_deadline(situation), no_answer_time(situation)]
         times += [situation.guard.recheck_time, pending_deadline(situation)]
+        times += [*recovery_times(situation), *lift_times(situation)]
         times += [now + GRACE_SECONDS] if has_stalled(situation) else []
         times += [*(situation.deletion_timeout(p) for p in situation.observed.pods)]
         start = true_since(next((c for c in status.conditions if c.type == "Admitted"), None))
@@ -231,6 +251,15 @@ def _events(
     for pod in situation.current:
         if situation.unreachable(pod) and pod.uid in deleted_uids and not pod.deleting:
             yield Event("Warning", "NodeLost", f"{situation.loss_of(pod)}; replaced")
+
+
+def _exclusion_events(situation: Situation, faults: list[NodeFault]) -> Iterator[Event]:
+    """Yield an event for each node that is excluded from now on."""
+    for fault in faults:
+        known = Fault(fault.node, fault.reason, seconds(fault.time) or 0.0)
+        if situation.observed.distrust.would_exclude(known):
+            message = f"{fault.node}: {fault.reason}, after other faults: new pods go elsewhere"
+            yield Event("Warning", "NodeExcluded", message)
 
 
 def _create_failure_events(

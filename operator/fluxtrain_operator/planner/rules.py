@@ -8,6 +8,7 @@ from typing import Literal
 
 from fluxtrain.contract.resource.status import InPlaceRestart, Restarts
 from fluxtrain.errors import EXIT_OK
+from fluxtrain_operator.planner.backoff import num_failures
 from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.failures import OUT_OF_MEMORY, Failure, retry_time
 from fluxtrain_operator.planner.in_place import (
@@ -219,7 +220,8 @@ def group_ended(situation: Situation) -> Decision | None:
     if not situation.current or len(left) >= need:
         return None
     for failure in situation.failures:
-        if situation.now < (time := retry_time(failure, 0)):
+        time = retry_time(failure, num_restarts(situation, failure))
+        if situation.now < time:
             message = f"{failure.message}; queued again at {stamp(time)}"
             return Decision("hold", failure.reason, message, requeue_time=time)
     message = f"{len(left)} pods are left of Kueue's group; another is queued"
@@ -278,8 +280,11 @@ def _program_failure(situation: Situation) -> Failure | None:
 def num_restarts(situation: Situation, failure: Failure) -> int:
     """Return how often the job was restarted for the reason of ``failure``; each has its own delays.
 
-    Older operators counted all reasons together.
+    Failures of the infrastructure count for each pod on its own, see `backoff`. Older operators counted all
+    reasons together.
     """
+    if failure.infrastructure:
+        return num_failures(situation, failure)
     restarts = situation.job.status.restarts or Restarts()
     return restarts.gang if restarts.charged is None else restarts.causes.get(failure.reason, 0)
 

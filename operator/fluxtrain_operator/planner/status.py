@@ -7,8 +7,10 @@ from typing import Any, Literal, NamedTuple
 
 from fluxtrain.contract.resource.status import (
     Condition,
+    NodeFault,
     NodesStatus,
     Restarts,
+    Retry,
     Status,
 )
 from fluxtrain.errors import ConfigError
@@ -16,6 +18,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.durations import duration
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job
+from fluxtrain_operator.planner.backoff import repeated_failure
 from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
 from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.node_problems import node_problem
@@ -43,6 +46,14 @@ _VALUES: dict[bool | None, Literal["True", "False", "Unknown"]] = {
 }
 
 
+class FaultRecords(NamedTuple):
+    """What a status keeps of faults, beside their counts."""
+
+    node_faults: list[NodeFault]
+    retries: list[Retry]
+    exclusion_lifted: str | None
+
+
 class ConditionUpdate(NamedTuple):
     """The value of a condition; None is Unknown."""
 
@@ -58,12 +69,15 @@ def next_status(
     num_requested: int,
     failures: Sequence[CreateFailure] = (),
     restarts: Restarts | None = None,
+    records: FaultRecords | None = None,
 ) -> Status:
     """Return the status after ``decision``.
 
     ``situation`` is in the attempt that follows, ``num_requested`` pods of which were requested; ``failures``
-    are why others, or objects that they need, cannot be created; ``restarts`` are those so far.
+    are why others, or objects that they need, cannot be created; ``restarts`` are those so far, ``records``
+    those of faults.
     """
+    records = records or FaultRecords([], [], None)
     job, before = situation.job, situation.job.status
     phase = _phase(situation, decision)
     admitted = _admitted(situation, decision, failures)
@@ -92,6 +106,9 @@ def next_status(
         previousRevision=before.previous_revision if unchanged else before.revision,
         restarts=restarts or situation.restarts,
         inPlaceRestart=situation.in_place_restart,
+        nodeFaults=records.node_faults,
+        retries=records.retries,
+        exclusionLifted=records.exclusion_lifted,
         progress=situation.progress,
         eta=_eta(situation, phase),
         checkpoint=(latest.checkpoint if latest else None) or before.checkpoint,
@@ -246,7 +263,7 @@ def _healthy(
         problem: tuple[str, str] | None = decision.reason, decision.message
     else:
         failed = next(((f.reason, f.message) for f in situation.failures), None)
-        problem = node_problem(situation) or failed
+        problem = node_problem(situation) or repeated_failure(situation) or failed
     if problem is None and failures and failures[0].reason != TERMINATING:
         problem = _create_failure(failures)
     if problem is None:

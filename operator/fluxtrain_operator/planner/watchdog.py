@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from fluxtrain.contract.progress import LOAD, STEP, stall_seconds
+from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.progress import Progress, RankProgress
 from fluxtrain_operator.timestamps import seconds
@@ -67,6 +68,16 @@ def stall_message(situation: Situation) -> str:
     stack = f": {first.stack}" if first.stack else ""
     place = f"phase {first.phase} at step {first.step}{stack}"
     return f"no progress for {silent:.0f} s; rank {first.rank}{_where(situation, first)} {stopped} {place}"
+
+
+def first_to_stop(situation: Situation) -> Pod | None:
+    """Return the pod of the rank that stopped before all others; None if that is not known."""
+    answer = situation.observed.any_progress
+    if answer is None:
+        return None
+    ranks = _ranks(situation, answer)
+    first = _first_to_stop(ranks)
+    return _pod_of(situation, first) if _is_distinct(first, ranks) else None
 
 
 def stall_timeout(situation: Situation, rank: RankProgress) -> float:
@@ -127,6 +138,10 @@ def _is_distinct(first: RankProgress, ranks: tuple[RankProgress, ...]) -> bool:
     )
 
 
+def _pod_of(situation: Situation, rank: RankProgress) -> Pod | None:
+    return next((pod for pod in situation.running if pod.uid == rank.pod), None)
+
+
 def _where(situation: Situation, rank: RankProgress) -> str:
-    pod = next((pod for pod in situation.running if pod.uid == rank.pod), None)
+    pod = _pod_of(situation, rank)
     return "" if pod is None else f" of {pod.name} on {pod.node}"

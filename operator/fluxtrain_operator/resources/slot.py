@@ -28,9 +28,11 @@ class Slot:
     charged_restarts: int = 0
     """Restarts so far that count towards ``maxRestarts``."""
     excluded_nodes: tuple[str, ...] = ()
-    """Nodes with unhealthy GPUs."""
+    """Host names of nodes that are unhealthy."""
+    distrusted_nodes: tuple[str, ...] = ()
+    """Host names of further nodes to exclude, for their faults, as long as the pod can be scheduled."""
     avoided_nodes: tuple[str, ...] = ()
-    """Nodes whose pods are silent."""
+    """Host names of nodes whose pods are silent, or that have had faults."""
 
 
 def training_pod(
@@ -43,7 +45,8 @@ def training_pod(
     revision = revision or job.spec_revision
     values = slot_environment(job, slot.attempt, slot.process_restarts, slot.charged_restarts)
     pod = _pod(job, names.TRAINER, revision)
-    pod["spec"] = keep_off(pod["spec"], slot.excluded_nodes, slot.avoided_nodes)
+    excluded = *slot.excluded_nodes, *slot.distrusted_nodes
+    pod["spec"] = keep_off(pod["spec"], tuple(dict.fromkeys(excluded)), slot.avoided_nodes)
     pod["spec"] |= {
         "hostname": names.pod(job.name, slot.index),
         "containers": [_with_values(c, values) for c in pod["spec"]["containers"]],
@@ -51,6 +54,9 @@ def training_pod(
     }
     pod["metadata"]["name"] = pod["spec"]["hostname"]
     pod["metadata"]["annotations"][names.ANNOTATION_REPLACEMENT] = str(slot.replacement)
+    if slot.distrusted_nodes:
+        text = ",".join(slot.distrusted_nodes)
+        pod["metadata"]["annotations"][names.ANNOTATION_DISTRUSTED] = text
     queueing = queueing_of(job)
     pod["metadata"]["annotations"] |= queueing.pod_annotations(job)
     pod["metadata"]["labels"] |= {

@@ -386,6 +386,41 @@ def test_a_problem_of_a_job_that_waits_is_told_beside_what_it_waits_for() -> Non
     assert "NodeLost: job-1: node node-1 is lost." in said
 
 
+def fault(node: str, reason: str, seconds_ago: float) -> Manifest:
+    return {"node": node, "reason": reason, "time": stamp(NOW - seconds_ago), "pod": "u"}
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        ([], None),
+        ([fault("n1", "NodeLost", 120)], "n1 (NodeLost 2m ago)"),
+        (
+            [fault("n1", "Killed", 600), fault("n2", "AgentLost", 90), fault("n1", "NodeLost", 60)],
+            "n1 (2 faults, the last: NodeLost 1m ago), n2 (AgentLost 1m30s ago)",
+        ),
+        ([fault("n1", "NodeLost", 17 * 3600)], None),
+        ([fault("n1", "NodeLost", -60)], None),
+        ([{"node": 1}, "n1"], None),
+    ],
+)
+def test_nodes_with_faults_are_named(faults: list[Any], said: str | None) -> None:
+    objects = state_of(*RUNNING, progress=trains())
+    objects.job["status"]["nodeFaults"] = faults
+    told = explanation(objects, NOW)
+    assert (f"New pods avoid nodes with faults: {said}." in told) == (said is not None)
+    assert ("New pods avoid" in told) == (said is not None)
+
+
+def test_nodes_that_a_waiting_pod_excludes_are_named() -> None:
+    pod = make_pod(1)
+    pod["spec"]["nodeName"] = ""
+    pod["metadata"]["annotations"][names.ANNOTATION_DISTRUSTED] = "n1,n2"
+    assert "its waiting pods exclude these for two minutes at most: n1, n2." in explanation(
+        state_of(running(0), pod), NOW
+    )
+
+
 def test_a_change_that_the_operator_has_not_seen_is_told() -> None:
     objects = state_of(*RUNNING, progress=trains())
     objects.job["metadata"]["generation"] = 2

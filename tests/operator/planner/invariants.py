@@ -89,6 +89,7 @@ HOLDS: dict[Reason, Callable[[Deletion], bool]] = {
     Reason.UNHEALTHY_GPU: _never,  # no GPUs
     Reason.UNHEALTHY_NODE: lambda d: bool(d.observed.nodes[d.pod.node].problem),
     Reason.POD_ENDED: _never,
+    Reason.UNSCHEDULABLE: _never,
     Reason.OUTDATED: _never,
 }
 """Whether a reason is true of a pod that may step."""
@@ -111,6 +112,18 @@ def check_restart_in_place(result: Plan) -> None:
         training = [delete for delete in pods if delete.name != _RENDEZVOUS]
         left = [delete for delete in training if delete.reason not in _OWN_REASONS]
         assert not left, "a restart in place deletes a training pod"
+
+
+def check_faults(observed: Observed, result: Plan) -> None:
+    """Check that few nodes are excluded for faults, and that no pod has more than one fault."""
+    usable = [node for node in observed.nodes.values() if node.ready and not node.problem]
+    for manifest in result.create:
+        notes = manifest["metadata"].get("annotations") or {}
+        excluded = notes.get(names.ANNOTATION_DISTRUSTED)
+        count = len(excluded.split(",")) if excluded else 0
+        assert count <= len(usable) // 5, "more nodes are excluded for faults than a fifth"
+    pods = [fault.pod for fault in result.status.node_faults if fault.reason != "NoProgress"]
+    assert len(pods) == len(set(pods)), "a fault of a pod counts twice"
 
 
 def with_look_alikes(observed: Observed, number: int) -> Observed:

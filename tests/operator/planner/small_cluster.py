@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from tests.operator.jobs import make_training
 from tests.operator.planner.invariants import (
+    check_faults,
     check_reasons,
     check_restart_in_place,
     with_look_alikes,
@@ -22,6 +23,7 @@ from tests.operator.planner.invariants import (
 
 from fluxtrain.contract.resource.status import ProgressStatus, Status
 from fluxtrain_operator import names
+from fluxtrain_operator.distrust import Distrust, Fault, ordered, score
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.members import Heard, ProcessRestart
 from fluxtrain_operator.planner.disruption import NODE_FAULTS
@@ -157,6 +159,7 @@ class SmallCluster:
             any_progress=answer,
             heard=self._heard(),
             nodes=self.nodes,
+            distrust=self._distrust(),
             applied=self.applied,
         )
         self.snapshots = [
@@ -169,6 +172,16 @@ class SmallCluster:
                 observed,
             ),
         ]
+
+    def _distrust(self) -> Distrust:
+        """Return the distrust of the nodes by the faults in the job's status, as a new leader sums them."""
+        known = self.status.node_faults
+        faults = [Fault(f.node, f.reason, seconds(f.time) or 0.0) for f in known]
+        scores = {
+            node: score([f for f in faults if f.node == node], self.now)
+            for node in {fault.node for fault in faults}
+        }
+        return ordered(scores, self.now)
 
     def _answer(self) -> Progress | None:
         """Return rank 0's answer."""
@@ -253,6 +266,7 @@ class SmallCluster:
         result = self.planner(job, observed, self.now)
         check_reasons(job, observed, result, self.now)
         check_restart_in_place(result)
+        check_faults(observed, result)
         if self.look_alikes:
             crowded = with_look_alikes(observed, self.look_alikes)
             same = self.planner(job, crowded, self.now)
@@ -378,7 +392,8 @@ class SmallCluster:
             self.containers.pop(pod.uid, None)
             self._put(pod, None)
         elif not pod.node and not pod.ended:
-            up = [name for name in NODES if self.nodes[name].ready]
+            ready = [name for name in NODES if self.nodes[name].ready]
+            up = [name for name in ready if not self.nodes[name].problem] or ready
             if up:
                 self._start(pod, up[self.num_uids % len(up)])
 
@@ -388,6 +403,19 @@ class SmallCluster:
             assert self.size.force or pod.index not in others, "two processes of one rank"
             self.containers[pod.uid] = Container(pod.index, node)
         self._put(pod, replace(pod, node=node, phase="Running", started=self.now, ready=True))
+
+    def reject(self, pod: Pod) -> None:
+        """Let the kubelet of a ready node reject a pod that is not scheduled yet."""
+        up = [name for name in NODES if self.nodes[name].ready]
+        if up and not pod.node and not pod.ended and pod.name in self.pods:
+            rejected = replace(pod, phase="Failed", reason="UnexpectedAdmissionError")
+            self._put(pod, replace(rejected, node=up[0], finished=self.now))
+
+    def mark(self, node: str) -> None:
+        """Mark a node as unhealthy, or take the mark away."""
+        view = self.nodes[node]
+        problem = "" if view.problem else "condition KernelDeadlock=True"
+        self.nodes = {**self.nodes, node: replace(view, problem=problem, problem_since=self.now)}
 
     def kill_orphans(self) -> None:
         """Stop the containers whose pods were force deleted, on ready nodes."""
@@ -403,8 +431,10 @@ class SmallCluster:
         self.down = self.down | {node} if down and not ready else self.down - {node}
 
     def repair(self) -> None:
-        """Make all nodes ready."""
-        self.nodes = {name: replace(node, ready=True) for name, node in self.nodes.items()}
+        """Make all nodes ready and healthy."""
+        self.nodes = {
+            name: replace(node, ready=True, problem="") for name, node in self.nodes.items()
+        }
         self.down = set()
 
     @property

@@ -188,6 +188,15 @@ def stranger_creates_look_alikes(cluster: SmallCluster, number: int) -> None:
     cluster.look_alikes = number if number % 5 == 0 else 0
 
 
+def kubelet_rejects_a_pod(cluster: SmallCluster, number: int) -> None:
+    if pod := cluster.some(number):
+        cluster.reject(pod)
+
+
+def node_is_marked(cluster: SmallCluster, number: int) -> None:
+    cluster.mark(NODES[number % len(NODES)])
+
+
 EVENTS: tuple[Callable[[SmallCluster, int], None], ...] = (
     *[operator_plans] * 5,
     *[kubelet_acts] * 3,
@@ -206,6 +215,8 @@ EVENTS: tuple[Callable[[SmallCluster, int], None], ...] = (
     stranger_deletes_the_revisions,
     stranger_creates_look_alikes,
     trainers_fail,
+    kubelet_rejects_a_pod,
+    node_is_marked,
 )
 _LARGEST_EVENT = len(EVENTS) * 840
 
@@ -282,8 +293,8 @@ def test_every_history_converges_and_violates_no_invariant() -> None:
 
 def test_of_two_nodes_that_are_not_ready_only_the_one_without_training_is_lost() -> None:
     events = (
-        *(15096, 2041, 11369, 8092, 8837, 10638, 5930, 6799, 19206, 8601, 4063, 4214),
-        *(16235, 14964, 5260, 10637, 17652),
+        *(17612, 2381, 13263, 9440, 10309, 12410, 6918, 7931),
+        *(22406, 10033, 4739, 4914, 18939, 17456, 6136, 12409, 20592),
     )
     assert History(Size(2, 3, False), events).fault() is None
 
@@ -379,6 +390,16 @@ def deletes_pods_that_restart_in_place(job: Job, observed: Observed, now: float)
     return replace(result, delete=(*result.delete, *pods))
 
 
+def excludes_every_node(job: Job, observed: Observed, now: float) -> Plan:
+    result = plan(job, observed, now)
+    create = copy.deepcopy(result.create)
+    for manifest in create:
+        if manifest["kind"] == "Pod" and observed.distrust.scores:
+            notes = manifest["metadata"]["annotations"]
+            notes[names.ANNOTATION_DISTRUSTED] = ",".join(observed.nodes)
+    return replace(result, create=create)
+
+
 @pytest.mark.parametrize(
     ("wrong", "invariant"),
     [
@@ -395,6 +416,7 @@ def deletes_pods_that_restart_in_place(job: Job, observed: Observed, now: float)
         (makes_pods_of_the_newest_defaults, "a pod without its revision"),
         (deletes_pods_that_restart_in_place, "a restart in place deletes a training pod"),
         (deletes_every_other_revision, "the revision of a pod is deleted"),
+        (excludes_every_node, "more nodes are excluded for faults"),
     ],
 )
 def test_a_wrong_planner_is_detected(wrong: Planner, invariant: str) -> None:

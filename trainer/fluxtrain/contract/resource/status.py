@@ -15,6 +15,10 @@ PHASES = ("Pending", "Starting", "Running", "Suspended", "Restarting", "Complete
 CONDITION_TYPES = ("Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed")
 
 
+MAX_NODE_FAULTS, MAX_RETRIES = 16, 64
+"""Of the lists in a status."""
+
+
 def _one_of(*values: str) -> Any:
     """Return the annotation of a field with an enum in the schema; any string is read.
 
@@ -98,6 +102,34 @@ class StragglerStatus(StatusModel):
     """``compute``: its forward passes take longer; ``data``: it waits for data."""
     slowdown: Annotated[float, Field(gt=1)]
     """Its time over the median of all ranks; for ``data``, the time of a step over that without its wait."""
+
+
+class NodeFault(StatusModel):
+    """A fault that is attributed to a node; new pods of all jobs avoid the node for hours."""
+
+    node: Annotated[str, Field(min_length=1, max_length=253)]
+    """Name of the node."""
+    reason: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$", max_length=64)]
+    """What happened, such as NodeLost or HardwareError."""
+    time: Annotated[str, Field(max_length=64)]
+    """When it happened."""
+    pod: Annotated[str, Field(max_length=64)] = ""
+    """UID of the pod that it happened to."""
+
+
+class Retry(StatusModel):
+    """Failures of the infrastructure, one after the other, of the pods at one index."""
+
+    index: Count
+    """Index of the pods; 0 for all pods of a job in a queue."""
+    reason: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$", max_length=128)]
+    """Reason of the failures."""
+    count: Count
+    """Number of failures; the delay before the next pod doubles with each."""
+    time: Annotated[str, Field(max_length=64)]
+    """When the last pod was replaced."""
+    pod: Annotated[str, Field(max_length=64)] = ""
+    """UID of the last pod that failed."""
 
 
 class ProgressStatus(StatusModel):
@@ -199,6 +231,12 @@ class Status(StatusModel):
     """Restarts so far."""
     in_place_restart: InPlaceRestart | None = None
     """The newest restart of all processes inside the living pods of this attempt."""
+    node_faults: Annotated[list[NodeFault], Field(max_length=MAX_NODE_FAULTS)] = []
+    """Newest faults of nodes that this job has met, oldest first."""
+    retries: Annotated[list[Retry], Field(max_length=MAX_RETRIES)] = []
+    """Pods that the infrastructure lets fail shortly after their start, and how often in a row."""
+    exclusion_lifted: Annotated[str, Field(max_length=64)] | None = None
+    """When pods could not be scheduled on other nodes than those with faults; they may for an hour."""
     progress: ProgressStatus | None = None
     """Progress of the training."""
     eta: Annotated[str, Field(max_length=16)] | None = None
