@@ -186,8 +186,7 @@ class FakeApiServer:
         metadata: Manifest = {"resourceVersion": str(self.version)}
         if remaining > 0:
             metadata |= {"continue": str(start + limit), "remainingItemCount": remaining}
-        partial = "PartialObjectMetadata" in request.headers.get("Accept", "")
-        items = [{"metadata": m["metadata"]} for m in page] if partial else page
+        items = [_metadata(m) for m in page] if _is_partial(request) else page
         return web.json_response({"kind": "List", "metadata": metadata, "items": items})
 
     async def _watch(self, request: web.Request, path: ResourcePath) -> web.StreamResponse:
@@ -201,15 +200,16 @@ class FakeApiServer:
         assert task is not None
         self.watching[task] = path.plural
         try:
-            async for line in self._events(path, version, request.query.get("labelSelector", "")):
-                await response.write(line)
+            selector, partial = request.query.get("labelSelector", ""), _is_partial(request)
+            async for kind, manifest in self._events(path, version, selector):
+                await response.write(_line(kind, _metadata(manifest) if partial else manifest))
         finally:
             del self.watching[task]
         return response
 
     async def _events(
         self, path: ResourcePath, version: int, selector: str
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncIterator[tuple[str, Manifest]]:
         collection, event = self.of(path.plural), asyncio.Event()
         history = collection.history
         start = next((i for i, (v, _, _) in enumerate(history) if v > version), len(history))
@@ -221,10 +221,18 @@ class FakeApiServer:
                     start += 1
                     in_scope = path.namespace in ("", manifest["metadata"].get("namespace", ""))
                     if in_scope and _matches(manifest, selector):
-                        yield _line(kind, manifest)
+                        yield kind, manifest
                 await event.wait()
         finally:
             collection.watches.discard(event)
+
+
+def _is_partial(request: web.Request) -> bool:
+    return "PartialObjectMetadata" in request.headers.get("Accept", "")
+
+
+def _metadata(manifest: Manifest) -> Manifest:
+    return {"metadata": manifest["metadata"]}
 
 
 def _line(kind: str, manifest: Manifest) -> bytes:

@@ -91,17 +91,18 @@ async def _reconcile_all(
     queue = WorkQueue(on_error, MIN_INTERVAL_SECONDS)
     metrics.queue_length.set_function(lambda: len(queue))
     client = KubernetesApi(api, http, metrics.count_request)
+    informers = Informers(api, cache, metrics, queue.add, options.namespaces)
     reconciler = Reconciler(
         cache,
         client,
         metrics,
         options.image,
         queue.add,
+        informers.has_groups,
         options.rendezvous_image,
         options.pod_defaults,
         FaultBudget(options.disruption_percent),
     )
-    informers = Informers(api, cache, metrics, queue.add, options.namespaces)
 
     async def work(key: Key) -> float | None:
         health.start_work(key)

@@ -232,6 +232,26 @@ def test_an_object_that_replaced_ours_is_not_changed(tenants: Tenants) -> None:
     clear(tenants)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [("service", "heal"), ("networkpolicy", "heal-network"), ("configmap", "")]
+)
+def test_a_deleted_object_comes_back_within_seconds(tenants: Tenants, kind: str, name: str) -> None:
+    tenants.apply("heal")
+    tenants.wait_for_pods("heal", 2)
+    name = name or tenants.status("heal")["revision"]
+    before, pods = tenants.get(kind, name)["metadata"]["uid"], tenants.pods("heal")
+    tenants.kubectl("delete", kind, name, IN)
+
+    def is_back() -> bool:
+        found = tenants.kubectl("get", kind, name, IN, "--ignore-not-found", "--output=json")
+        return bool(found) and json.loads(found)["metadata"]["uid"] != before
+
+    wait_for(is_back, f"another {kind} {name}", seconds=20)
+    assert tenants.pods("heal") == pods
+    tenants.kubectl("delete", "ft", "heal", IN)
+    clear(tenants)
+
+
 def lose_a_pod(tenants: Tenants, name: str) -> None:
     tenants.kubectl("delete", "pod", name, IN, "--grace-period=0", "--force")
 

@@ -18,7 +18,7 @@ from tests.paths import ROOT
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller import kopf_handlers as handlers
-from fluxtrain_operator.controller.api_client import KubernetesApi
+from fluxtrain_operator.controller.api_client import SUPPORT_KINDS, KubernetesApi
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.informers import Informers
 from fluxtrain_operator.controller.leader_election import LeaderElector
@@ -27,10 +27,13 @@ from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources import Slot, training_pod
+from fluxtrain_operator.resources.gang import _GANGS, gang_of
 
 Permission = tuple[str, str, str]
 """Resource as ``plural[/subresource][.group]``, verb, and scope: watched, cluster or own."""
 
+NUM_WATCHES = 10
+"""Of pods, nodes, and the four kinds of supporting objects and of pod groups."""
 LONG_AGO = "2020-01-01T00:00:00Z"
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 PATH = re.compile(
@@ -147,6 +150,12 @@ async def used_permissions() -> set[tuple[str, str]]:
 async def reconcile(cluster: KubernetesApi, manifest: Manifest) -> None:
     cache = Cache()
     cache.set_job(manifest)
+    gang = gang_of(load(manifest, "trainer"))
+    for kind, version in (SUPPORT_KINDS | dict.fromkeys(gang.kinds, gang.api_version)).items():
+        for name in OLD:
+            cache.applied.set(
+                (version, kind), {"metadata": {"name": name, "namespace": "ns", **OWN}}
+            )
     if manifest["spec"].get("lifecycle", {}).get("suspend"):
         pod = training_pod(load(manifest, "trainer"), Slot(0))
         pod["metadata"] |= {"uid": "pod", "resourceVersion": "2"}
@@ -161,8 +170,12 @@ async def watch_everything(api: ApiClient, recorder: Recorder) -> None:
     running = asyncio.create_task(informers.run())
     try:
         async with asyncio.timeout(30):
+            await asyncio.sleep(0)  # until it has begun
             await informers.wait_for_sync()
-            while sum(verb == "watch" for _, verb in recorder.seen) < 2:
+            for gang in _GANGS.values():
+                while not informers.has_groups(gang.api_version, gang.kinds):
+                    await asyncio.sleep(0.01)
+            while sum(verb == "watch" for _, verb in recorder.seen) < NUM_WATCHES:
                 await asyncio.sleep(0.01)
     finally:
         running.cancel()

@@ -12,7 +12,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from tests.operator.jobs import KEY, make_job
 
-from fluxtrain_operator.controller.cache import Applied, Cache
+from fluxtrain_operator.controller.api_client import SUPPORT_KINDS
+from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.reconcile import Reconciler
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
@@ -90,16 +91,6 @@ class ObjectStore:
         metadata = {**manifest["metadata"], "resourceVersion": str(next(self._versions))}
         return {**manifest, "metadata": metadata, "status": status}
 
-    async def list_applied(
-        self, job: Job, kinds: Mapping[str, str]
-    ) -> dict[tuple[str, str], Applied]:
-        own = {
-            at: m
-            for at, m in self.objects.items()
-            if at[0] in kinds and is_controlled_by(m, job.uid)
-        }
-        return {at: Applied.from_object(manifest) for at, manifest in own.items()}
-
     async def serves(self, version: str) -> bool:
         return False
 
@@ -149,17 +140,21 @@ class Harness:
         manifest["metadata"]["resourceVersion"] = version
         self.cache.set_job(manifest)
 
-    def sync_pods(self) -> None:
-        """Cache all pods, as a watch would."""
+    def sync(self) -> None:
+        """Cache all objects, as the watches would."""
         for (kind, _), manifest in self.cluster.objects.items():
             if kind == "Pod":
                 self.cache.set_pod(manifest)
+            elif kind in SUPPORT_KINDS:
+                self.cache.applied.set((SUPPORT_KINDS[kind], kind), manifest)
 
     def delete(self, kind: str, name: str) -> None:
-        """Delete an object; a pod from the cache as well."""
+        """Delete an object, and its copy in the cache, as a watch would."""
         manifest = self.cluster.objects.pop((kind, name))
         if kind == "Pod":
             self.cache.set_pod(manifest, deleted=True)
+        else:
+            self.cache.applied.remove((SUPPORT_KINDS[kind], kind), manifest)
 
     async def reconcile(self, times: int = 1) -> None:
         """Reconcile with all retries due, and again so that the status reports the result."""

@@ -80,32 +80,32 @@ such as $(POD_NAME) in the operator's pod already.
   verbs: [create, delete, list, watch]
 - apiGroups: [""]
   resources: [configmaps, services]
-  verbs: [create, delete, list, patch]
+  verbs: [create, delete, list, patch, watch]
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [create, delete, list, patch]
+  verbs: [create, delete, list, patch, watch]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [create, delete, list, patch]
+  verbs: [create, delete, list, patch, watch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]
 {{- if .Values.gangs.coscheduling }}
 - apiGroups: [scheduling.x-k8s.io]
   resources: [podgroups]
-  verbs: [create, delete, list, patch]
+  verbs: [create, delete, list, patch, watch]
 {{- end }}
 {{- if .Values.gangs.volcano }}
 - apiGroups: [scheduling.volcano.sh]
   resources: [podgroups]
-  verbs: [create, delete, list, patch]
+  verbs: [create, delete, list, patch, watch]
 {{- end }}
 {{- if .Values.gangs.native }}
 - apiGroups: [scheduling.k8s.io]
   resources: [podgroups, workloads]
-  verbs: [create, delete, list, patch]
+  verbs: [create, delete, list, patch, watch]
 {{- end }}
 {{- end }}

@@ -16,12 +16,10 @@ from fluxtrain.contract.members import MEMBERS_PATH
 from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import KIND, PLURAL, VERSION
 from fluxtrain_operator import names
-from fluxtrain_operator.controller.cache import Applied
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.members import Heard
 from fluxtrain_operator.planner.disruption import Delete
-from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.planner.plan import Event
 from fluxtrain_operator.progress import Progress
 from fluxtrain_operator.timestamps import stamp
@@ -39,7 +37,7 @@ KINDS: dict[str, str] = {
 SUPPORT_KINDS = {
     kind: KINDS[kind] for kind in ("ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget")
 }
-"""Those of a job's supporting objects."""
+"""Those of a job's supporting objects, which are watched; secrets may not be read."""
 _PLURALS = {"NetworkPolicy": "networkpolicies", KIND: PLURAL}
 _TIMEOUT_SECONDS = 30.0
 _POD_TIMEOUT_SECONDS = 2.0
@@ -122,20 +120,6 @@ class KubernetesApi:
         identity = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")}
         body = {"apiVersion": KINDS[KIND], "kind": KIND, "metadata": identity, "status": status}
         return await self._request("PUT", f"{path}?fieldManager={names.FIELD_MANAGER}", body)
-
-    async def list_applied(
-        self, job: Job, kinds: Mapping[str, str]
-    ) -> dict[tuple[str, str], Applied]:
-        """Return the objects of ``kinds`` (API version by kind) that the job controls, by kind and name."""
-        labels = {names.LABEL_INSTANCE: job.name, names.LABEL_MANAGED_BY: names.FIELD_MANAGER}
-        selector = quote(names.as_text(labels))
-        applied: dict[tuple[str, str], Applied] = {}
-        for kind, version in kinds.items():
-            path = f"{collection(version, job.namespace, kind)}?labelSelector={selector}"
-            for item in (await self._request("GET", path)).get("items", []):
-                if is_controlled_by(item, job.uid):
-                    applied[kind, item["metadata"]["name"]] = Applied.from_object(item)
-        return applied
 
     async def serves(self, version: str) -> bool:
         """Return whether the API server serves the API ``version``."""

@@ -1,74 +1,22 @@
-"""The informers' cache: jobs, their pods, nodes, and what was listed of supporting objects."""
+"""The informers' cache: jobs, their pods, nodes and supporting objects."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from fluxtrain_operator import names
+from fluxtrain_operator.controller.applied_objects import AppliedObjects
 from fluxtrain_operator.controller.node_ledger import NodeLedger
 from fluxtrain_operator.controller.trimmed_pod import node_of, trimmed
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.node_health import KNOWN_MARKS, NodeMarks
 from fluxtrain_operator.planner.observed import NodeView
-from fluxtrain_operator.planner.owner_references import controller_of, is_controlled_by
+from fluxtrain_operator.planner.owner_references import is_controlled_by
 
 Manifest = Mapping[str, Any]
-
-
-class Applied(NamedTuple):
-    """A supporting object in the cluster."""
-
-    uid: str
-    applied_hash: str
-    """Hash of the manifest that the operator applied last."""
-
-    @staticmethod
-    def from_object(manifest: Manifest) -> Applied:
-        """Return uid and hash of the object in ``manifest``."""
-        metadata = manifest["metadata"]
-        annotations = metadata.get("annotations") or {}
-        applied_hash = str(annotations.get(names.ANNOTATION_APPLIED, ""))
-        return Applied(str(metadata.get("uid", "")), applied_hash)
-
-
-@dataclass
-class SupportObjects:
-    """The supporting objects of all jobs: config maps, services, network policies, disruption budgets."""
-
-    listed_at: float = float("-inf")
-    """Monotonic time at which the list started."""
-    _applied: dict[tuple[str, str], dict[tuple[str, str], Applied]] = field(default_factory=dict)
-    """By namespace and uid of the job, then by kind and name."""
-    _jobs: dict[tuple[str, str], Key] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        """Return the number of jobs with supporting objects."""
-        return len(self._applied)
-
-    def add(self, kind: str, manifest: Manifest) -> None:
-        """Add an object of ``kind``, unless no job controls it."""
-        metadata, uid = manifest["metadata"], controller_of(manifest).get("uid")
-        job = (metadata.get("labels") or {}).get(names.LABEL_INSTANCE)
-        if job is None or not uid:
-            return
-        namespace = str(metadata.get("namespace", "default"))
-        owner = namespace, str(uid)
-        self._jobs[owner] = (namespace, str(job))
-        objects = self._applied.setdefault(owner, {})
-        objects[kind, str(metadata["name"])] = Applied.from_object(manifest)
-
-    def of(self, namespace: str, uid: str) -> dict[tuple[str, str], Applied]:
-        """Return the objects of a job by kind and name."""
-        return dict(self._applied.get((namespace, uid), {}))
-
-    def changed_since(self, before: SupportObjects) -> list[Key]:
-        """Return the jobs whose objects differ from those in ``before``."""
-        owners = self._applied.keys() | before._applied.keys()
-        jobs = {**before._jobs, **self._jobs}
-        return sorted({jobs[o] for o in owners if self._applied.get(o) != before._applied.get(o)})
 
 
 class Cache:
@@ -84,7 +32,7 @@ class Cache:
         self._deleted_nodes: set[str] = set()
         self.nodes: dict[str, NodeView] = {}
         self.ledger = NodeLedger(self.nodes)
-        self.support = SupportObjects()
+        self.applied = AppliedObjects()
 
     def job(self, key: Key) -> Manifest | None:
         """Return the job, or None if there is none."""

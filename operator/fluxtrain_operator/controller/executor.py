@@ -12,7 +12,8 @@ from typing import Any
 from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain.contract.resource.status import Status, preserve_unknown_fields
 from fluxtrain_operator.controller.api_client import KINDS, KubernetesApi
-from fluxtrain_operator.controller.cache import Applied, Cache
+from fluxtrain_operator.controller.applied_objects import Kind, Name
+from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.decision_log import log_decision
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
@@ -34,9 +35,6 @@ STATUS_SECONDS = 3.0
 _POD_BATCH = 16
 """Pods of a job that are created concurrently; other jobs' requests are sent between batches."""
 
-ObjectName = tuple[str, str]
-"""Kind and name of an object in the job's namespace."""
-
 
 @dataclass
 class JobState:
@@ -45,11 +43,7 @@ class JobState:
     uid: str
     written: float = NEVER
     """Time of the last status write."""
-    listed: float | None = None
-    """Time of the last list of the supporting objects."""
-    applied: dict[ObjectName, Applied] = field(default_factory=dict)
-    """Supporting objects that exist."""
-    create_failures: dict[ObjectName, CreateFailure] = field(default_factory=dict)
+    create_failures: dict[Name, CreateFailure] = field(default_factory=dict)
     """Why objects could not be created at the last try."""
     revision: Revision | None = None
     """The revision that was read last."""
@@ -74,7 +68,7 @@ class Executor:
             await self.write_status(manifest, plan.status)
             state.written = time.monotonic()
         log_decision(manifest, job.status, plan)
-        await _gather(self._delete(job, deletion, state) for deletion in plan.delete)
+        await _gather(self._delete(job, deletion) for deletion in plan.delete)
         pods = [desired for desired in plan.create if desired["kind"] == "Pod"]
         support = [desired for desired in plan.create if desired["kind"] != "Pod"]
         await _gather(self._ensure(job, desired, state) for desired in support)
@@ -94,12 +88,14 @@ class Executor:
                 self.cache.set_job(manifest, deleted=True)
             raise
 
-    async def _delete(self, job: Job, deletion: Delete, state: JobState) -> None:
+    async def _delete(self, job: Job, deletion: Delete) -> None:
         """Delete an object, if it still has the uid under which it is known."""
-        if deletion.kind not in ("Pod", KIND):
-            uid = state.applied.pop((deletion.kind, deletion.name)).uid
-            deletion = replace(deletion, uid=uid)
         version = KINDS.get(deletion.kind) or gang_of(job).api_version
+        if deletion.kind not in ("Pod", KIND):
+            known = self.cache.applied.get(job.uid, (version, deletion.kind), deletion.name)
+            if known is None:
+                return  # gone meanwhile
+            deletion = replace(deletion, uid=known.uid)
         remaining = await self.api.delete(job.namespace, deletion, version)
         key = job.namespace, job.name
         if deletion.kind == "Pod" and remaining is None:
@@ -126,7 +122,7 @@ class Executor:
         name = _name(desired)
         before = state.create_failures.pop(name, None)
         try:
-            failure = await self._create_or_apply(job, desired, state)
+            failure = await self._create_or_apply(job, desired)
         except ApiError as error:
             if not is_rejection(error):
                 raise
@@ -134,9 +130,7 @@ class Executor:
         if failure is not None:
             state.create_failures[name] = failure.with_backoff(before, time.time())
 
-    async def _create_or_apply(
-        self, job: Job, desired: Manifest, state: JobState
-    ) -> CreateFailure | None:
+    async def _create_or_apply(self, job: Job, desired: Manifest) -> CreateFailure | None:
         """Create or change an object; return the failure if another owner's object has its name.
 
         A known object is changed only if its uid is unchanged; any other is created. Another owner's
@@ -145,9 +139,9 @@ class Executor:
         if desired["kind"] == "Secret":  # may not be read; its name has the job's uid
             await self.api.create(with_new_key(desired))
             return None
-        applied = state.applied.get(_name(desired))
+        applied = self.cache.applied.get(job.uid, _kind(desired), desired["metadata"]["name"])
         if applied is not None:
-            self._record(await self.api.apply(desired, applied.uid), desired, state)
+            self._record(job, await self.api.apply(desired, applied.uid), desired)
             return None
         existing = await self.api.create(desired)
         if existing is None:
@@ -156,19 +150,19 @@ class Executor:
                 return name_conflict(desired["kind"], existing, job.name)
             if existing is not None and desired.get("immutable"):  # its content may be another
                 existing = await self.api.apply(desired, existing["metadata"]["uid"])
-        self._record(existing, desired, state)
+        self._record(job, existing, desired)
         return None
 
-    def _record(self, existing: Manifest | None, desired: Manifest, state: JobState) -> None:
+    def _record(self, job: Job, existing: Manifest | None, desired: Manifest) -> None:
         """Store the response to a request for ``desired``; raise ApiError if the object is gone."""
         name = _name(desired)
         if existing is None:
-            state.applied.pop(name, None)
+            self.cache.applied.discard(job.uid, _kind(desired), job.namespace, name[1])
             raise ApiError(HTTPStatus.CONFLICT, f"{' '.join(name)} was deleted or replaced")
         if desired["kind"] == "Pod":
             self.cache.set_pod(existing)
         else:
-            state.applied[name] = Applied.from_object(existing)
+            self.cache.applied.set(_kind(desired), existing)
 
 
 async def _gather(requests: Iterable[Awaitable[None]]) -> None:
@@ -179,9 +173,14 @@ async def _gather(requests: Iterable[Awaitable[None]]) -> None:
             raise error
 
 
-def _name(manifest: Mapping[str, Any]) -> ObjectName:
+def _name(manifest: Mapping[str, Any]) -> Name:
     """Return kind and name of the object in ``manifest``."""
     return manifest["kind"], manifest["metadata"]["name"]
+
+
+def _kind(manifest: Mapping[str, Any]) -> Kind:
+    """Return API version and kind of the object in ``manifest``."""
+    return manifest["apiVersion"], manifest["kind"]
 
 
 def status_delay(before: Status, plan: Plan, state: JobState, now: float) -> float | None:

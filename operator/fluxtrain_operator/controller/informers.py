@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from kubernetes.aio.client import ApiClient
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS, collection
-from fluxtrain_operator.controller.cache import Cache, Manifest, SupportObjects
-from fluxtrain_operator.controller.list_watch import FAILURES, ListWatch, list_and_watch
+from fluxtrain_operator.controller.applied_objects import Kind
+from fluxtrain_operator.controller.cache import Cache, Manifest
+from fluxtrain_operator.controller.list_watch import (
+    RELIST_SECONDS,
+    EventHandler,
+    ListWatch,
+    list_and_watch,
+)
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
 
-LOG = logging.getLogger(__name__)
 SELECTOR = f"{names.LABEL_MANAGED_BY}={names.FIELD_MANAGER}"
-SUPPORT_SECONDS = 540.0
-"""Interval of the lists of supporting objects, which are not watched."""
-_RETRY_SECONDS = 5.0
+METADATA_RELIST_SECONDS = 3600.0
+"""Interval of full lists of supporting objects, even if no watch was lost."""
 
 
 @dataclass
@@ -85,6 +88,24 @@ class _NodeHandler(_Handler):
         self.synced.set()
 
 
+@dataclass
+class _ObjectHandler(_Handler):
+    """Caches the supporting objects of one kind in a namespace, or in all if it is empty."""
+
+    of_kind: Kind = ("", "")
+    namespace: str = ""
+
+    def on_upsert(self, manifest: Manifest) -> None:
+        self._enqueue_all(self.cache.applied.set(self.of_kind, manifest))
+
+    def on_delete(self, manifest: Manifest) -> None:
+        self._enqueue_all(self.cache.applied.remove(self.of_kind, manifest))
+
+    def on_replace(self, uids: set[str], version: int) -> None:
+        self._enqueue_all(self.cache.applied.retain(self.of_kind, uids, version, self.namespace))
+        self.synced.set()
+
+
 class Informers:
     """Fills the cache and keeps it in sync."""
 
@@ -97,53 +118,57 @@ class Informers:
         namespaces: Sequence[str] = (),
     ) -> None:
         """Watch ``namespaces``, or all; call ``enqueue`` with jobs whose pods, nodes or objects changed."""
-        self._api, self._cache, self._enqueue = api, cache, enqueue
+        self._api, self._cache, self._metrics, self._enqueue = api, cache, metrics, enqueue
         self._namespaces = tuple(namespaces) or ("",)
         self._pods = [
             _PodHandler("pod", cache, metrics, enqueue, namespace=n) for n in self._namespaces
         ]
         self._nodes = _NodeHandler("node", cache, metrics, enqueue)
-        self._support_synced = asyncio.Event()
+        self._objects: dict[Kind, list[_ObjectHandler]] = {}
+        self._tasks = asyncio.TaskGroup()
 
     async def wait_for_sync(self) -> None:
-        """Wait until the cache has every object that existed at the start."""
-        events = [*(pods.synced for pods in self._pods), self._nodes.synced, self._support_synced]
-        await asyncio.gather(*(event.wait() for event in events))
+        """Wait until the cache has every object that existed at the start; ``run`` must have begun."""
+        objects = chain.from_iterable(self._objects.values())
+        handlers: list[_Handler] = [*self._pods, self._nodes, *objects]
+        await asyncio.gather(*(handler.synced.wait() for handler in handlers))
+
+    def has_groups(self, version: str, kinds: Iterable[str]) -> bool:
+        """Return whether the pod groups of the API ``version`` are cached; the first call watches them."""
+        handlers = [self._watch_objects((version, kind)) for kind in kinds]
+        return all(handler.synced.is_set() for group in handlers for handler in group)
 
     async def run(self) -> None:
         """List and watch until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._resync_support())
-            group.create_task(list_and_watch(ListWatch(self._api, "/api/v1/nodes"), self._nodes))
+        async with asyncio.TaskGroup() as self._tasks:
+            self._start(ListWatch(self._api, "/api/v1/nodes"), self._nodes)
             for pods in self._pods:
                 path = collection("v1", pods.namespace, "Pod")
-                group.create_task(list_and_watch(ListWatch(self._api, path, SELECTOR), pods))
-
-    async def _resync_support(self) -> None:
-        """List the metadata of all supporting objects at intervals.
-
-        If that fails, each reconcile lists those of its own job.
-        """
-        while True:
-            try:
-                support = await self._list_support()
-            except FAILURES as error:
-                LOG.warning("%s: %s", type(error).__name__, error)
-                interval = _RETRY_SECONDS
-            else:
-                before, self._cache.support = self._cache.support, support
-                for key in support.changed_since(before) if before.listed_at > 0 else ():
-                    self._enqueue(key)
-                interval = SUPPORT_SECONDS
-            self._support_synced.set()
-            await asyncio.sleep(interval)
-
-    async def _list_support(self) -> SupportObjects:
-        support = SupportObjects(listed_at=time.monotonic())
-        for namespace in self._namespaces:
+                self._start(ListWatch(self._api, path, SELECTOR), pods)
             for kind, version in SUPPORT_KINDS.items():
-                source = ListWatch(self._api, collection(version, namespace, kind), SELECTOR)
-                async for items, _ in source.pages(metadata_only=True):
-                    for item in items:
-                        support.add(kind, item)
-        return support
+                self._watch_objects((version, kind))
+
+    def _watch_objects(self, kind: Kind) -> list[_ObjectHandler]:
+        """Return the handlers of a kind of supporting objects; start their watches at the first call."""
+        if kind not in self._objects:
+            self._objects[kind] = [self._watch_namespace(kind, n) for n in self._namespaces]
+        return self._objects[kind]
+
+    def _watch_namespace(self, kind: Kind, namespace: str) -> _ObjectHandler:
+        handler = _ObjectHandler(
+            kind[1].lower(),
+            self._cache,
+            self._metrics,
+            self._enqueue,
+            of_kind=kind,
+            namespace=namespace,
+        )
+        path = collection(kind[0], namespace, kind[1])
+        source = ListWatch(self._api, path, SELECTOR, metadata_only=True)
+        self._start(source, handler, METADATA_RELIST_SECONDS)
+        return handler
+
+    def _start(
+        self, source: ListWatch, handler: EventHandler, relist_seconds: float = RELIST_SECONDS
+    ) -> None:
+        self._tasks.create_task(list_and_watch(source, handler, relist_seconds))

@@ -23,6 +23,8 @@ Manifest = Mapping[str, Any]
 
 RELIST_SECONDS = 600.0
 """Interval of full lists, even if no watch was lost."""
+_WATCH_SECONDS = 600.0
+"""A watch ends after so long and continues from its last version."""
 PAGE = 500
 """Objects per page of a list: as many are decoded in memory at a time."""
 FAILURES = (ApiError, ApiException, aiohttp.ClientError, TimeoutError, ValueError)
@@ -32,8 +34,6 @@ _IDLE_TIMEOUT_SECONDS = 70.0
 """A watch without any event for so long, not even a bookmark, is restarted from its last version."""
 _FIRST_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 10.0
-_FULL = "application/json"
-_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 class ExpiredError(ApiError):
@@ -63,15 +63,17 @@ class ListWatch:
     api: ApiClient
     path: str
     selector: str = ""
+    metadata_only: bool = False
+    """Whether the API server leaves out everything but kind and metadata."""
 
-    async def pages(self, *, metadata_only: bool = False) -> AsyncIterator[tuple[list[Any], int]]:
+    async def pages(self) -> AsyncIterator[tuple[list[Any], int]]:
         """Yield the objects of each page with the resource version of the list.
 
         Raises ApiError; ExpiredError if the API server has dropped that version meanwhile.
         """
         token = ""
         while True:
-            page = await self._page(token, _METADATA_ONLY if metadata_only else _FULL)
+            page = await self._page(token)
             metadata = page["metadata"]
             yield page.get("items") or [], int(metadata["resourceVersion"])
             token = metadata.get("continue", "")
@@ -92,7 +94,7 @@ class ListWatch:
         timeout = aiohttp.ClientTimeout(
             sock_connect=_LIST_TIMEOUT_SECONDS, sock_read=_IDLE_TIMEOUT_SECONDS
         )
-        response = await self._get(query, _FULL, timeout)
+        response = await self._get(query, self._accept(""), timeout)
         try:
             async for line in _lines(response.response.content):
                 event_type, manifest = _event(line, self.path)
@@ -102,11 +104,15 @@ class ListWatch:
         finally:
             response.response.close()
 
-    async def _page(self, token: str, accept: str) -> Any:
+    async def _page(self, token: str) -> Any:
         query = {"limit": PAGE, **({"continue": token} if token else {})}
         timeout = aiohttp.ClientTimeout(total=_LIST_TIMEOUT_SECONDS)
-        response = await self._get(query, accept, timeout)
+        response = await self._get(query, self._accept("List"), timeout)
         return json.loads(await response.read())
+
+    def _accept(self, suffix: str) -> str:
+        metadata = f";as=PartialObjectMetadata{suffix};g=meta.k8s.io;v=v1"
+        return f"application/json{metadata if self.metadata_only else ''}"
 
     async def _get(
         self, query: Mapping[str, Any], accept: str, timeout: aiohttp.ClientTimeout
@@ -134,7 +140,8 @@ async def list_and_watch(
             if not version or started >= relist_at:
                 version = await _list(source, handler)
                 relist_at = started + relist_seconds
-            async for event_type, manifest in source.watch(version, relist_at - time.monotonic()):
+            seconds = min(_WATCH_SECONDS, relist_at - time.monotonic())
+            async for event_type, manifest in source.watch(version, seconds):
                 handler.on_activity()
                 version = manifest["metadata"]["resourceVersion"]
                 if event_type == "DELETED":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
@@ -14,7 +14,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.controller.api_client import KINDS, SUPPORT_KINDS, KubernetesApi
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.decision_log import log_decision
-from fluxtrain_operator.controller.executor import NEVER, Executor, JobState, status_delay
+from fluxtrain_operator.controller.executor import Executor, JobState, status_delay
 from fluxtrain_operator.controller.fault_budget import FaultBudget
 from fluxtrain_operator.controller.members_poller import MembersPoller
 from fluxtrain_operator.controller.progress_poller import ProgressPoller
@@ -35,7 +35,9 @@ from fluxtrain_operator.revision import Revision
 from fluxtrain_operator.timestamps import earliest
 
 RESYNC_SECONDS = 600.0
-"""Maximum interval of a job's reconciles and of its lists: not everything is watched."""
+"""Maximum interval of the reconciles of a job with pods."""
+_GROUPS_SECONDS = 0.5
+"""Until the next look at whether the pod groups of a scheduler are cached."""
 
 
 @dataclass
@@ -48,6 +50,8 @@ class Reconciler:
     default_image: str
     enqueue: Callable[[Key], None] = lambda key: None
     """Called with a job whose progress has changed."""
+    has_groups: Callable[[str, Iterable[str]], bool] = lambda version, kinds: True
+    """Returns whether the pod groups of an API version are cached."""
     rendezvous_image: str = ""
     pod_defaults: PodDefaults = NO_DEFAULTS
     fault_budget: FaultBudget = field(default_factory=FaultBudget)
@@ -80,6 +84,8 @@ class Reconciler:
     async def _reconcile(
         self, key: Key, manifest: Mapping[str, Any], job: Job, state: JobState
     ) -> float | None:
+        if not await self._knows_groups(job):
+            return _GROUPS_SECONDS
         observed = await self._observe(key, job, state)
         now = time.monotonic()  # nothing is awaited until the plan's deletions are counted
         left = self.fault_budget.left(self.cache.num_pods, now)
@@ -147,9 +153,8 @@ class Reconciler:
     async def _observe(self, key: Key, job: Job, state: JobState) -> Observed:
         if finished(job.status):
             return Observed.from_objects(self.cache.pods(key))
-        kinds = await self._support_kinds(job)
         missing_apis = frozenset(api for api, is_served in self._served.items() if not is_served)
-        await self._refresh_applied(job, kinds, state)
+        kinds = SUPPORT_KINDS | _group_kinds(job, missing_apis)
         foreign_pods = (name_conflict("Pod", pod, job.name) for pod in self.cache.foreign_pods(key))
         observed = Observed.from_objects(
             self.cache.pods(key),
@@ -159,7 +164,10 @@ class Reconciler:
             nodes=self.cache.nodes,
             distrust=self._distrust(),
             predecessors=self._phases_of_predecessors(job),
-            applied={name: applied.applied_hash for name, applied in state.applied.items()},
+            applied={
+                name: applied.applied_hash
+                for name, applied in self.cache.applied.of(job.uid, kinds).items()
+            },
             create_failures=(*state.create_failures.values(), *foreign_pods),
             missing_apis=missing_apis,
         )
@@ -181,32 +189,15 @@ class Reconciler:
             state.revision = Revision.from_object(job.name, found) if found and own else None
         return state.revision
 
-    async def _support_kinds(self, job: Job) -> dict[str, str]:
-        """Return the API versions, by kind, of the job's supporting objects and pod groups."""
-        kinds = dict(SUPPORT_KINDS)
+    async def _knows_groups(self, job: Job) -> bool:
+        """Return whether the job's pod groups are cached, or the cluster does not serve their API."""
         gang = gang_of(job)
-        if version := gang.api_version:
-            if version not in self._served:
-                self._served[version] = await self.api.serves(version)
-            if self._served[version]:
-                kinds |= dict.fromkeys(gang.kinds, version)
-        return kinds
-
-    async def _refresh_applied(self, job: Job, kinds: Mapping[str, str], state: JobState) -> None:
-        """Update the state's supporting objects, which are not watched, from a list.
-
-        Usually from the list of all jobs' objects. A new job has none.
-        """
-        now, support = time.monotonic(), self.cache.support
-        if state.listed is None and job.status.phase is None:
-            state.listed = now
-        if support.listed_at > max(state.listed or NEVER, state.written):
-            groups = {kind: version for kind, version in kinds.items() if kind not in SUPPORT_KINDS}
-            applied = await self.api.list_applied(job, groups) if groups else {}
-            state.applied = support.of(job.namespace, job.uid) | applied
-            state.listed = support.listed_at
-        elif state.listed is None or now - state.listed > RESYNC_SECONDS:
-            state.applied, state.listed = await self.api.list_applied(job, kinds), now
+        version = gang.api_version
+        if not version or finished(job.status):
+            return True
+        if version not in self._served:
+            self._served[version] = await self.api.serves(version)
+        return not self._served[version] or self.has_groups(version, gang.kinds)
 
     def _phases_of_predecessors(self, job: Job) -> dict[str, str]:
         """Return the phases, by name, of those existing jobs that ``job`` starts after."""
@@ -217,6 +208,12 @@ class Reconciler:
             for name, manifest in jobs.items()
             if manifest is not None
         }
+
+
+def _group_kinds(job: Job, missing_apis: frozenset[str]) -> dict[str, str]:
+    """Return the API version, by kind, of the job's pod groups."""
+    gang = gang_of(job, missing_apis)
+    return dict.fromkeys(gang.kinds, gang.api_version)
 
 
 def _requeue_after(plan: Plan) -> float | None:

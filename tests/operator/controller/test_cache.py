@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from tests.operator.jobs import KEY, OWNER, make_node, make_pod, make_training
 
-from fluxtrain_operator import names
 from fluxtrain_operator.controller import cache as cache_module
-from fluxtrain_operator.controller.cache import Applied, Cache, SupportObjects
+from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.node_health import NodeMarks, parse_node_health
 from fluxtrain_operator.planner.observed import Pod
 
@@ -175,39 +174,6 @@ def test_the_pods_of_an_earlier_job_with_the_same_name_are_foreign() -> None:
     cache.set_job(make_job(200, uid="another"))
     assert cache.pods(KEY) == []
     assert uids(cache.foreign_pods(KEY)) == ["job-0"]
-
-
-def make_service(name: str, applied_hash: str, *owners: dict[str, Any]) -> dict[str, Any]:
-    annotations = {names.ANNOTATION_APPLIED: applied_hash}
-    labels = {names.LABEL_INSTANCE: "job"}
-    metadata = {"name": name, "namespace": "ns", "labels": labels, "annotations": annotations}
-    return {"metadata": {**metadata, "ownerReferences": list(owners)}}
-
-
-def make_support(*services: dict[str, Any]) -> SupportObjects:
-    support = SupportObjects()
-    for service in services:
-        support.add("Service", service)
-    return support
-
-
-def test_only_supporting_objects_that_the_job_controls_count() -> None:
-    support = make_support(
-        make_service("job", "a", OWNER),
-        make_service("foreign", "b"),
-        make_service("not-controlled", "c", {**OWNER, "controller": False}),
-    )
-    assert support.of("ns", "uid-job") == {("Service", "job"): Applied("", "a")}
-    assert support.of("ns", "other") == {}
-
-
-def test_jobs_whose_supporting_objects_came_went_or_changed_are_reported() -> None:
-    before = make_support(make_service("job", "a", OWNER))
-    after = make_support(make_service("job", "b", OWNER))
-    none = make_support()
-    for one, other in ((after, before), (none, before), (before, none)):
-        assert one.changed_since(other) == [KEY]
-    assert after.changed_since(after) == []
 
 
 def test_a_job_with_fewer_pods_than_desired_misses_pods() -> None:

@@ -46,6 +46,8 @@ def host_of(kubeconfig: Path) -> str:
 class Synced:
     """A cache in sync with ``server``, and the jobs that were enqueued."""
 
+    informers: Informers
+
     def __init__(self, server: FakeApiServer) -> None:
         self.server, self.cache, self.enqueued = server, Cache(), list[Key]()
         for namespace in ("ns", "one", "two", "three"):
@@ -72,7 +74,9 @@ def run(folder: Path, namespaces: tuple[str, ...], objects: Objects, scenario: S
         ):
             informers = Informers(api, synced.cache, metrics, synced.enqueued.append, namespaces)
             async with asyncio.timeout(60), cancelled_at_end(informers.run()):
+                await asyncio.sleep(0)  # until it has begun
                 await informers.wait_for_sync()
+                synced.informers = informers
                 await scenario(synced)
 
     asyncio.run(main())
@@ -222,9 +226,65 @@ SUPPORT = [
 ]
 
 
+APPLIED = {"ConfigMap": "v1", "Service": "v1"}
+
+
 @synced(*SUPPORT)
-async def test_supporting_objects_are_listed_for_all_jobs_together(s: Synced) -> None:
-    objects = s.cache.support.of("ns", "uid-job")
-    assert len(objects) == 1200
+async def test_supporting_objects_are_listed_for_all_jobs_together_and_by_metadata_only(
+    s: Synced,
+) -> None:
+    assert len(s.cache.applied) == 1200
+    objects = s.cache.applied.of("uid-job", APPLIED)
+    assert len(objects) == 600
     assert {applied.applied_hash for applied in objects.values()} == {"hash"}
-    assert len(s.server.requests) < 10
+    lists = [r for r in s.server.requests if not r.watch]
+    assert len(lists) < 10
+
+
+@synced(SUPPORT[300])
+async def test_a_deleted_or_changed_service_queues_its_job_at_once(s: Synced) -> None:
+    (plural, manifest), name = SUPPORT[300], "services-0"
+    s.enqueued.clear()
+    changed = {"annotations": {names.ANNOTATION_APPLIED: "b"}}
+    s.server.put(plural, {**manifest, "metadata": {**manifest["metadata"], **changed}})
+    await until(lambda: s.enqueued == [KEY])
+    s.server.remove(plural, "ns", name)
+    await until(lambda: s.enqueued == [KEY, KEY])
+    assert s.cache.applied.of("uid-job", APPLIED) == {}
+
+
+@synced(SUPPORT[300])
+async def test_objects_of_other_owners_queue_no_job(s: Synced) -> None:
+    labels = {names.LABEL_MANAGED_BY: names.FIELD_MANAGER}
+    s.enqueued.clear()
+    for number in range(50):
+        metadata = {"name": f"theirs-{number}", "namespace": "ns", "labels": labels}
+        s.server.put("services", {"metadata": metadata})
+        s.server.remove("services", "ns", f"theirs-{number}")
+    s.server.remove("services", "ns", "services-0")
+    await until(lambda: s.enqueued == [KEY])
+
+
+@synced(*SUPPORT[300:302])
+async def test_services_that_were_deleted_while_their_watch_had_expired_are_missed(
+    s: Synced,
+) -> None:
+    s.enqueued.clear()
+    s.server.hide("services")
+    s.server.remove("services", "ns", "services-0")
+    s.server.show()
+    await until(lambda: s.enqueued == [KEY])
+    assert set(s.cache.applied.of("uid-job", APPLIED)) == {("Service", "services-1")}
+
+
+@synced()
+async def test_pod_groups_are_watched_from_the_first_job_that_has_one(s: Synced) -> None:
+    version, kinds = "scheduling.volcano.sh/v1beta1", ("PodGroup",)
+    assert not any("podgroups" in r.path for r in s.server.requests)
+    s.server.put("podgroups", SUPPORT[0][1])
+    await until(lambda: s.informers.has_groups(version, kinds))
+    assert len(s.cache.applied.of("uid-job", {"PodGroup": version})) == 1
+    s.enqueued.clear()
+    s.server.remove("podgroups", "ns", "configmaps-0")
+    await until(lambda: s.enqueued == [KEY])
+    assert len([r for r in s.server.requests if "podgroups" in r.path and not r.watch]) == 1

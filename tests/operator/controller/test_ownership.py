@@ -129,7 +129,7 @@ def test_succeeded_pods_that_the_job_does_not_control_do_not_count(case: str, at
             "Pod", f"job-{index}", labels=labels, annotations=annotations, **NOT_OURS[case]
         )
         pod["status"] = status
-    run(harness, harness.sync_pods, 2)
+    run(harness, harness.sync, 2)
     assert cluster.status["phase"] == "Pending"
     assert "progress" not in cluster.status
     assert cluster.status["restarts"]["pod"] == 0
@@ -149,7 +149,7 @@ def test_a_foreign_pod_with_the_jobs_label_and_an_unused_name_is_no_conflict() -
     harness = Harness()
     labels = {names.LABEL_JOB: "job", names.LABEL_ATTEMPT: "999999"}
     harness.cluster.put("Pod", "other", labels={**labels, names.LABEL_COMPONENT: "trainer"})
-    run(harness, harness.sync_pods, 2)
+    run(harness, harness.sync, 2)
     assert harness.cluster.own("Pod") == ALL_PODS
     assert harness.cluster.warnings() == []
 

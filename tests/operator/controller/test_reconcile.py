@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,11 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.operator.controller.event_loop import synchronous
 from tests.operator.jobs import KEY, NOW, make_job, run_pods
-from tests.operator.object_store import ObjectStore
+from tests.operator.object_store import Harness, ObjectStore
 
 from fluxtrain.contract.resource.status import Condition, NodesStatus, ProgressStatus, Status
-from fluxtrain_operator import names
-from fluxtrain_operator.controller.cache import Applied, Cache, SupportObjects
+from fluxtrain_operator.controller.api_client import SUPPORT_KINDS
+from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.executor import JobState, status_delay
 from fluxtrain_operator.controller.reconcile import Reconciler
 from fluxtrain_operator.errors import ApiError
@@ -65,12 +64,6 @@ class RecordingStore(ObjectStore):
     async def write_status(self, manifest: Mapping[str, Any], status: Manifest) -> Manifest:
         await self._record("status", manifest["kind"], manifest["metadata"]["name"])
         return await super().write_status(manifest, status)
-
-    async def list_applied(
-        self, job: Job, kinds: Mapping[str, str]
-    ) -> dict[tuple[str, str], Applied]:
-        await self._record("list", "all", job.name)
-        return {}
 
     async def create_event(self, job: Job, event: Event, now: float) -> None:
         await self._record("event", event.reason, job.name)
@@ -139,13 +132,6 @@ def test_a_pod_that_cannot_be_created_fails_the_reconcile_after_the_other_reques
     assert sorted(ended) == ["Pod/job-0", "Pod/job-2", "Pod/job-3", "Pod/job-rendezvous"]
 
 
-@pytest.mark.parametrize(("status", "num_lists"), [({}, 0), ({"phase": "Pending"}, 1)])
-def test_the_objects_of_a_new_job_are_not_listed(status: dict[str, Any], num_lists: int) -> None:
-    cluster = RecordingStore()
-    reconcile(cluster, make_job(**status))
-    assert len(cluster.requests("list")) == num_lists
-
-
 @synchronous
 async def test_a_job_that_was_deleted_between_two_watches_is_forgotten() -> None:
     class NotFound(RecordingStore):
@@ -160,23 +146,8 @@ async def test_a_job_that_was_deleted_between_two_watches_is_forgotten() -> None
     assert cluster.log == [], "nothing is created for it"
 
 
-def list_support(reconciler: Reconciler) -> SupportObjects:
-    """Return the supporting objects that ``reconciler`` has applied, as listed for all jobs."""
-    support = SupportObjects(listed_at=time.monotonic())
-    common = {
-        "namespace": "ns",
-        "labels": {names.LABEL_INSTANCE: "job"},
-        "ownerReferences": [{"controller": True, "uid": "uid-job"}],
-    }
-    for (kind, name), applied in reconciler._states[KEY].applied.items():
-        annotations = {names.ANNOTATION_APPLIED: applied.applied_hash}
-        metadata = {"name": name, "uid": applied.uid, "annotations": annotations, **common}
-        support.add(kind, {"metadata": metadata})
-    return support
-
-
 @synchronous
-async def test_objects_listed_for_all_jobs_are_not_listed_per_job() -> None:
+async def test_what_a_new_leader_finds_in_the_cache_is_not_requested() -> None:
     cluster = RecordingStore()
     first = make_reconciler(cluster, make_job())
     await first.reconcile(KEY)
@@ -185,19 +156,48 @@ async def test_objects_listed_for_all_jobs_are_not_listed_per_job() -> None:
     second = make_reconciler(cluster, dict(manifest))
     for pod in first.cache.pods(KEY):
         second.cache.set_pod(pod)
-    second.cache.support = list_support(first)
+    for (kind, _), thing in cluster.objects.items():
+        if kind in SUPPORT_KINDS:
+            second.cache.applied.set((SUPPORT_KINDS[kind], kind), thing)
     cluster.log.clear()
     await second.reconcile(KEY)
-    for verb in ("list", "create", "apply"):
-        assert cluster.requests(verb) == []
-    remaining = second.cache.support.of("ns", "uid-job")
-    kind, name = next(iter(remaining))
-    del remaining[kind, name], cluster.objects[kind, name]
-    second.cache.support = SupportObjects(time.monotonic(), {("ns", "uid-job"): remaining})
-    await second.reconcile(KEY)
-    assert cluster.requests("create") == [f"{kind}/{name}"], "the missing one is recreated"
+    assert [name for _, verb, name in cluster.log if verb != "status"] == []
     await first.poller.close()
     await second.poller.close()
+
+
+@synchronous
+@pytest.mark.parametrize("kind", SUPPORT_KINDS)
+async def test_a_deleted_object_is_created_again_and_no_other(kind: str) -> None:
+    harness = Harness()
+    await harness.reconcile()
+    (name,) = harness.cluster.own(kind)
+    pods, tried = harness.cluster.own("Pod"), harness.cluster.num_tried
+    harness.delete(kind, name)
+    await harness.reconcile()
+    assert harness.cluster.own(kind) == [name]
+    assert harness.cluster.own("Pod") == pods
+    assert harness.cluster.num_tried - tried <= 2, "the revision may be ensured again"
+    await harness.reconciler.poller.close()
+
+
+@synchronous
+async def test_a_job_waits_for_the_pod_groups_of_its_scheduler_and_no_worker_does() -> None:
+    class Served(RecordingStore):
+        async def serves(self, version: str) -> bool:
+            return True
+
+    manifest, asked = make_job(), list[str]()
+    manifest["spec"]["scheduling"] = {"gang": "volcano"}
+    cluster = Served()
+    reconciler = make_reconciler(cluster, manifest)
+    reconciler.has_groups = lambda version, kinds: len(asked) > 1 or bool(asked.append(version))
+    for _ in range(2):
+        assert 0 < (await reconciler.reconcile(KEY) or 0) < 1
+        assert cluster.log == []
+    await reconciler.reconcile(KEY)
+    assert "PodGroup/job-gang" in cluster.requests("create")
+    await reconciler.poller.close()
 
 
 @synchronous

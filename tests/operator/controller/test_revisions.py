@@ -55,7 +55,7 @@ def started() -> Harness:
 def upgraded(before: Harness, image: str = "trainer:2", **spec: Any) -> Harness:
     """Return an operator with another default image that takes over the cluster."""
     after = Harness(before.cluster, image, status=before.cluster.status, spec=make_spec(**spec))
-    after.sync_pods()
+    after.sync()
     return after
 
 
