@@ -96,6 +96,12 @@ class Metrics:
         self.watch_age = Gauge(
             "watch_age_seconds", "Seconds since the last event of a watch.", ["kind"], **options
         )
+        self.unreadable_objects = Counter(
+            "unreadable_objects",
+            "Objects that were skipped because this operator cannot read them.",
+            ["kind"],
+            **options,
+        )
         self.leader = Gauge("leader", "1 if this replica is the leader.", **options)
         self._distrust = _DistrustCollector()
         self.registry.register(self._distrust)

@@ -18,6 +18,7 @@ from fluxtrain_operator.controller.list_watch import (
     EventHandler,
     ListWatch,
     list_and_watch,
+    report_unreadable,
 )
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
@@ -39,6 +40,9 @@ class _Handler:
 
     def on_activity(self) -> None:
         self.metrics.record_watch_event(self.kind)
+
+    def on_unreadable(self, manifest: Manifest, error: Exception) -> None:
+        report_unreadable(self.metrics, self.kind, manifest, error)
 
     def _enqueue_all(self, keys: Iterable[Key | None]) -> None:
         for key in keys:

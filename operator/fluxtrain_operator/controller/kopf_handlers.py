@@ -10,6 +10,7 @@ import kopf
 from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import PLURAL, VERSION
 from fluxtrain_operator.controller.cache import Cache
+from fluxtrain_operator.controller.list_watch import report_unreadable
 from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.metrics import Metrics
 
@@ -21,7 +22,11 @@ def make_registry(cache: Cache, queue: WorkQueue, metrics: Metrics) -> kopf.Oper
     async def on_job(event: Any, **_: Any) -> None:
         metrics.record_watch_event("fluxtraining")
         is_own_write = event["type"] == "MODIFIED" and cache.has_version(event["object"])
-        key = cache.set_job(event["object"], deleted=event["type"] == "DELETED")
+        try:
+            key = cache.set_job(event["object"], deleted=event["type"] == "DELETED")
+        except Exception as error:  # kopf would retry it
+            report_unreadable(metrics, "fluxtraining", event["object"], error)
+            return
         if not is_own_write:
             queue.add(key)
         for dependent in cache.jobs_after(key):

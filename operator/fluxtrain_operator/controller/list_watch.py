@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
 from fluxtrain_operator.errors import ApiError
+from fluxtrain_operator.metrics import Metrics
 
 LOG = logging.getLogger(__name__)
 Manifest = Mapping[str, Any]
@@ -51,6 +52,9 @@ class EventHandler(Protocol):
 
     def on_replace(self, uids: set[str], version: int) -> None:
         """Handle the end of a list: ``uids`` are all objects that existed at ``version``."""
+
+    def on_unreadable(self, manifest: Manifest, error: Exception) -> None:
+        """Handle an object that the handler failed on: it is skipped."""
 
     def on_activity(self) -> None:
         """Handle the sign of a working watch: an event, a bookmark or the end of a list."""
@@ -145,9 +149,9 @@ async def list_and_watch(
                 handler.on_activity()
                 version = manifest["metadata"]["resourceVersion"]
                 if event_type == "DELETED":
-                    handler.on_delete(manifest)
+                    _pass(manifest, handler.on_delete, handler)
                 elif event_type != "BOOKMARK":
-                    handler.on_upsert(manifest)
+                    _pass(manifest, handler.on_upsert, handler)
             last_warning = ""
         except ExpiredError:
             version = ""
@@ -170,11 +174,30 @@ async def _list(source: ListWatch, handler: EventHandler) -> str:
     async for items, version in source.pages():
         for item in items:
             uids.add(str(item["metadata"].get("uid", "")))
-            handler.on_upsert(item)
+            _pass(item, handler.on_upsert, handler)
         last = version
     handler.on_activity()
     handler.on_replace(uids, last)
     return str(last)
+
+
+def _pass(manifest: Manifest, handle: Callable[[Manifest], None], handler: EventHandler) -> None:
+    """Pass one object to ``handle``; any error of one object must not end the watch of all others."""
+    try:
+        handle(manifest)
+    except Exception as error:
+        handler.on_unreadable(manifest, error)
+
+
+def report_unreadable(metrics: Metrics, kind: str, manifest: Manifest, error: Exception) -> None:
+    """Count and log an object that is skipped."""
+    metrics.unreadable_objects.labels(kind).inc()
+    metadata = manifest.get("metadata")
+    name = "/".join(
+        str(metadata.get(key, ""))[:253] if isinstance(metadata, Mapping) else "?"
+        for key in ("namespace", "name")
+    )
+    LOG.error("%s %s is skipped: %s: %s", kind, name, type(error).__name__, str(error)[:500])
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

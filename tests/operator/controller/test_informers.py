@@ -47,6 +47,7 @@ class Synced:
     """A cache in sync with ``server``, and the jobs that were enqueued."""
 
     informers: Informers
+    metrics: Metrics
 
     def __init__(self, server: FakeApiServer) -> None:
         self.server, self.cache, self.enqueued = server, Cache(), list[Key]()
@@ -76,7 +77,7 @@ def run(folder: Path, namespaces: tuple[str, ...], objects: Objects, scenario: S
             async with asyncio.timeout(60), cancelled_at_end(informers.run()):
                 await asyncio.sleep(0)  # until it has begun
                 await informers.wait_for_sync()
-                synced.informers = informers
+                synced.informers, synced.metrics = informers, metrics
                 await scenario(synced)
 
     asyncio.run(main())
@@ -191,6 +192,9 @@ def test_an_unreachable_api_server_is_retried_and_logged_once(
 
         def on_replace(self, uids: set[str], version: int) -> None: ...
 
+        def on_unreadable(self, manifest: Any, error: Exception) -> None:
+            raise error
+
         def on_activity(self) -> None: ...
 
     async def main() -> None:
@@ -224,6 +228,33 @@ SUPPORT = [
     for plural in ("configmaps", "services", "networkpolicies", "poddisruptionbudgets")
     for index in range(300)
 ]
+
+
+BROKEN = {
+    "pod": ("pods", {**make_pod("broken"), "status": "none"}),
+    "service": ("services", make_pod("broken", ownerReferences=[1])),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_an_object_that_cannot_be_read_is_skipped_counted_and_logged(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a list and in a watch; the objects before and after it are cached."""
+
+    async def scenario(s: Synced) -> None:
+        assert s.names() == {"before", "after"}
+        for _ in range(2):
+            s.server.put(*BROKEN[kind])
+        s.server.put("pods", make_pod("last"))
+        s.server.put("services", make_pod("last"))
+        await until(lambda: "last" in s.names() and len(s.cache.applied) == 1)
+        name, labels = "fluxtrain_operator_unreadable_objects_total", {"kind": kind}
+        assert s.metrics.registry.get_sample_value(name, labels) == 3
+
+    with caplog.at_level(logging.ERROR):
+        run(tmp_path, (), [*pods("before"), BROKEN[kind], *pods("after")], scenario)
+    assert caplog.text.count(f"{kind} ns/broken is skipped: AttributeError") == 3
 
 
 APPLIED = {"ConfigMap": "v1", "Service": "v1"}
