@@ -4,7 +4,7 @@ BIN := .venv/bin
 EXTRAS := operator,trainer,demo,test,bench
 OUTPUT ?= runs/openmoji
 PYTEST_OPTIONS ?=
-QUICK := $(addprefix tests/,architecture contract operator chart trainer faults)
+QUICK := $(addprefix tests/,architecture contract operator chart trainer benchmarks faults)
 NODES ?= 3
 FAULTS ?=
 

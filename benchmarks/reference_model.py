@@ -98,6 +98,11 @@ def to_diffusers(ours: dict[str, Tensor], config: ModelConfig) -> dict[str, Tens
 
 def reference(model: Flux, config: ModelConfig) -> FluxTransformer2DModel:
     """Return diffusers' model with the weights of ``model``."""
+    return reference_of(model.state_dict(), config)
+
+
+def reference_of(weights: dict[str, Tensor], config: ModelConfig) -> FluxTransformer2DModel:
+    """Return diffusers' model with our ``weights``."""
     with torch.device("meta"):
         other = FluxTransformer2DModel(
             in_channels=config.in_channels,
@@ -110,5 +115,5 @@ def reference(model: Flux, config: ModelConfig) -> FluxTransformer2DModel:
             guidance_embeds=config.guidance_embed,
             axes_dims_rope=config.axes_dim,
         )
-    other.load_state_dict(to_diffusers(model.state_dict(), config), assign=True)
+    other.load_state_dict(to_diffusers(weights, config), assign=True)
     return other

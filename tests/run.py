@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from tests.paths import ROOT
 
 LANES = {
-    "compute": ["architecture", "contract", "operator", "chart", "trainer", "faults"],
+    "compute": ["architecture", "contract", "operator", "chart", "trainer", "benchmarks", "faults"],
     "api_server": ["api_server"],
     "cluster": ["cluster", "end_to_end"],
 }

@@ -6,21 +6,45 @@ Element-wise operations are not counted, attention is counted in full (it is bid
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.tensor_names import entries
 
 _EMBEDDERS = ("time_in", "vector_in", "guidance_in")
-_INPUT_WEIGHTS = ("img_in.weight", "txt_in.weight", *(f"{e}.in_layer.weight" for e in _EMBEDDERS))
+_FIRST = ("img_in.weight", "txt_in.weight", *(f"{e}.in_layer.weight" for e in _EMBEDDERS))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer of the model, and the rows of one sample that it is applied to."""
+
+    name: str
+    rows: int
+    inputs: int
+    outputs: int
+
+    @property
+    def flops(self) -> int:
+        """Return the FLOPs of its forward pass for one sample."""
+        return 2 * self.rows * self.inputs * self.outputs
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether its input is the model's, which needs no gradient."""
+        return self.name in _FIRST
 
 
 def forward_flops(config: ModelConfig, image_tokens: int, text_tokens: int) -> int:
     """Return the FLOPs of the forward pass for one sample."""
     tokens = image_tokens + text_tokens
     attention = 4 * tokens * tokens * config.hidden_size  # queries x keys and weights x values
-    layers = _linear_flops(config, image_tokens, text_tokens).values()
-    return sum(layers) + (config.depth + config.depth_single_blocks) * attention
+    layers = linears(config, image_tokens, text_tokens)
+    return (
+        sum(layer.flops for layer in layers)
+        + (config.depth + config.depth_single_blocks) * attention
+    )
 
 
 def training_flops(config: ModelConfig, image_tokens: int, text_tokens: int) -> int:
@@ -29,18 +53,18 @@ def training_flops(config: ModelConfig, image_tokens: int, text_tokens: int) -> 
     Each product costs two in the backward pass, one if the layer's input needs no gradient. A model
     without single blocks does not use its last text stream, whose few backward FLOPs are still counted.
     """
-    layers = _linear_flops(config, image_tokens, text_tokens)
-    inputs = sum(flops for name, flops in layers.items() if name in _INPUT_WEIGHTS)
+    layers = linears(config, image_tokens, text_tokens)
+    inputs = sum(layer.flops for layer in layers if layer.is_first)
     return 3 * forward_flops(config, image_tokens, text_tokens) - inputs
 
 
-def _linear_flops(config: ModelConfig, image_tokens: int, text_tokens: int) -> dict[str, int]:
-    """Return the FLOPs of each linear layer, by the name of its weight."""
-    return {
-        entry.name: 2 * prod(entry.shape) * _rows(entry.name, image_tokens, text_tokens)
-        for entry in entries(config)
-        if len(entry.shape) == 2
-    }
+def linears(config: ModelConfig, image_tokens: int, text_tokens: int) -> Iterator[Linear]:
+    """Yield every linear layer, named as its weight."""
+    for entry in entries(config):
+        if len(entry.shape) == 2:
+            outputs, inputs = entry.shape
+            rows = _rows(entry.name, image_tokens, text_tokens)
+            yield Linear(entry.name, rows, inputs, outputs)
 
 
 def _rows(name: str, image_tokens: int, text_tokens: int) -> int:

@@ -1,0 +1,273 @@
+"""The training steps that are compared, on one GPU: bfloat16 products, float32 weights and AdamW.
+
+Every step samples latents, adds noise, predicts, differentiates, clips and updates. Torchtitan and diffusers
+run their own models, wrappers and position ids; encoders are left out, as ours precomputes their outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from benchmarks.gpu.setting import SCHNELL, Setting, device
+from benchmarks.gpu.weights import random_batch, random_weights
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the usual name)
+
+from fluxtrain import optim
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.distributed import World
+from fluxtrain.flow import sample_latents
+
+Step = Callable[[], Tensor]
+"""Takes one optimizer step and returns the mean loss before it, on the device."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to take the step."""
+
+    build: Callable[[Setting, World, Contender], Step]
+    says: str
+    """What the table's reader must know of it."""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Fields of our config, by dotted names."""
+    compiled: bool = True
+    recompute: bool = False
+
+    def step(self, setting: Setting, world: World) -> Step:
+        """Return the step at ``setting``."""
+        return self.build(setting, world, self)
+
+
+def fluxtrain(setting: Setting, world: World, contender: Contender) -> Step:
+    """Return the step of this project's train.py."""
+    from fluxtrain.loss import FlowLoss
+    from fluxtrain.parallelize import DTYPES, build_model, full_tensor
+
+    config = setting.config(contender.overrides)
+    batch = random_batch(setting)
+    model = build_model(config, world, random_weights(setting.model))
+    flow_loss = FlowLoss(model, config, DTYPES[config.precision.compute])
+    optimizer = optim.make_optimizer(model, config.optim)
+    bad_step = torch.tensor(optim.NEVER, device=device())
+
+    def step() -> Tensor:
+        nonlocal bad_step
+        losses = flow_loss(batch) * batch.weights
+        torch.autograd.backward(losses.sum() / len(batch))
+        norm = full_tensor(optim.clip_gradients(model.parameters(), config.optim.max_grad_norm))
+        bad_step = optim.first_bad_step(bad_step, norm, 1)
+        optim.update(optimizer, bad_step)
+        optimizer.zero_grad(set_to_none=True)
+        return losses.detach().mean()
+
+    return step
+
+
+def torchtitan(setting: Setting, world: World, contender: Contender) -> Step:
+    """Return the step of torchtitan's flux trainer, with its own ``fully_shard`` wrapping."""
+    from torchtitan.models.flux.utils import create_position_encoding_for_latents, pack_latents
+
+    model = _torchtitan_model(setting, world, contender)
+    config, inputs = setting.config(), _Inputs(setting)
+    optimizer = _adamw(model, config)
+
+    def step() -> Tensor:
+        with torch.no_grad():
+            noisy = inputs.noisy()
+            ids = create_position_encoding_for_latents(*noisy.shape[:1], *noisy.shape[2:])
+            txt_ids = torch.zeros(len(noisy), setting.text, 3)
+            packed = pack_latents(noisy).bfloat16()
+            target = pack_latents(inputs.velocity)
+        prediction = model(
+            img=packed,
+            img_ids=ids.to(noisy),
+            txt=inputs.txt,
+            txt_ids=txt_ids.to(noisy),
+            y=inputs.vec,
+            timesteps=inputs.batch.timesteps,
+        )
+        loss = F.mse_loss(prediction.float(), target.float())
+        return _update(loss, model, optimizer, config)
+
+    return step
+
+
+def diffusers(setting: Setting, world: World, contender: Contender) -> Step:
+    """Return the step of a plain loop with diffusers' model under autocast, as in its training scripts."""
+    from benchmarks.reference_model import reference_of
+    from diffusers import FluxPipeline
+
+    model = reference_of(dict(random_weights(setting.model)), setting.model)
+    model.train()
+    if contender.recompute:
+        model.enable_gradient_checkpointing()
+    if contender.compiled:
+        model.compile_repeated_blocks(fullgraph=True)
+    config, inputs = setting.config(), _Inputs(setting)
+    optimizer = _adamw(model, config)
+    size, channels, side = setting.batch, setting.model.in_channels // 4, setting.latent
+
+    def step() -> Tensor:
+        noisy = inputs.noisy()
+        with torch.autocast(device().type, torch.bfloat16):
+            (prediction,) = model(
+                hidden_states=FluxPipeline._pack_latents(noisy, size, channels, side, side),
+                encoder_hidden_states=inputs.txt,
+                pooled_projections=inputs.vec,
+                timestep=inputs.batch.timesteps,
+                img_ids=FluxPipeline._prepare_latent_image_ids(
+                    size, side // 2, side // 2, noisy.device, noisy.dtype
+                ),
+                txt_ids=torch.zeros(setting.text, 3, device=noisy.device),
+                return_dict=False,
+            )
+        prediction = FluxPipeline._unpack_latents(prediction, 8 * side, 8 * side, 8)
+        loss = F.mse_loss(prediction.float(), inputs.velocity)
+        return _update(loss, model, optimizer, config)
+
+    return step
+
+
+class _Inputs:
+    """The batch as the peers take it."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.batch = random_batch(setting)
+        encoders = setting.config().encoders
+        self.clean = sample_latents(
+            self.batch.mean,
+            self.batch.logvar,
+            self.batch.latent_noise,
+            encoders.latent_shift,
+            encoders.latent_scale,
+        )
+        self.txt, self.vec = self.batch.txt.bfloat16(), self.batch.vec.bfloat16()
+
+    @property
+    def velocity(self) -> Tensor:
+        return self.batch.noise - self.clean
+
+    def noisy(self) -> Tensor:
+        times = self.batch.timesteps.view(-1, 1, 1, 1)
+        return (1 - times) * self.clean + times * self.batch.noise
+
+
+def _adamw(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
+    """Return fused AdamW with our hyperparameters, the default of both peers on GPUs."""
+    hyper = config.optim
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=hyper.learning_rate,
+        betas=(hyper.beta1, hyper.beta2),
+        eps=hyper.epsilon,
+        weight_decay=hyper.weight_decay,
+        fused=True,
+    )
+
+
+def _update(
+    loss: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer, config: RunConfig
+) -> Tensor:
+    torch.autograd.backward(loss)
+    nn.utils.clip_grad_norm_(model.parameters(), config.optim.max_grad_norm, foreach=True)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
+def _torchtitan_model(setting: Setting, world: World, contender: Contender) -> nn.Module:
+    """Return torchtitan's model with our random weights, wrapped as its flux trainer does."""
+    with torch.device("meta"):
+        model = _empty_torchtitan_model(setting)
+    model.load_state_dict(dict(_torchtitan_weights(setting)), assign=True)
+    if contender.recompute:
+        _recompute(model)
+    if contender.compiled:
+        for block in (*model.double_blocks, *model.single_blocks):
+            block.compile(fullgraph=True)
+    _shard_torchtitan(model, world)
+    return model
+
+
+def _empty_torchtitan_model(setting: Setting) -> nn.Module:
+    double, single = setting.depth
+    if version("torchtitan").startswith("0.2"):
+        from torchtitan.models.flux import FluxModel, FluxModelArgs
+
+        sizes = setting.model.model_dump(exclude={"guidance_embed"})
+        return FluxModel(FluxModelArgs(out_channels=setting.model.in_channels, **sizes))
+    from torchtitan.models.flux import flux_configs
+
+    if setting.model.hidden_size != SCHNELL.hidden_size:
+        raise ValueError("torchtitan 0.3 has the widths of FLUX.1 only")
+    config = flux_configs["flux-schnell"]()
+    return replace(
+        config,
+        depth=double,
+        depth_single_blocks=single,
+        double_blocks=config.double_blocks[:double],
+        single_blocks=config.single_blocks[:single],
+    ).build()
+
+
+def _torchtitan_weights(setting: Setting) -> Iterator[tuple[str, Tensor]]:
+    """Yield BFL's names, except those of the norms."""
+    for name, value in random_weights(setting.model):
+        is_norm = name.endswith("_norm.scale")
+        yield name.removesuffix("scale") + "weight" if is_norm else name, value
+
+
+def _recompute(model: nn.Module) -> None:
+    if version("torchtitan").startswith("0.2"):
+        from torchtitan.models.flux.infra.parallelize import apply_ac
+
+        apply_ac(model, SimpleNamespace(mode="full"))
+    else:
+        from torchtitan.models.flux.parallelize import apply_ac
+
+        apply_ac(model)
+
+
+def _shard_torchtitan(model: nn.Module, world: World) -> None:
+    if version("torchtitan").startswith("0.2"):
+        from torchtitan.models.flux.infra.parallelize import apply_fsdp
+    else:
+        from torchtitan.models.flux.parallelize import apply_fsdp
+    apply_fsdp(model, world.mesh(1), param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def attention_backend(name: str | None) -> AbstractContextManager[None]:
+    """Return a context in which attention uses backend ``name`` only; torch chooses if it is None."""
+    if name is None:
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(getattr(SDPBackend, f"{name.upper()}_ATTENTION"))
+
+
+TUNED = {"parallel.reshard_after_forward": False}
+CONTENDERS = {
+    "fluxtrain": Contender(fluxtrain, "as shipped: the preset mlperf-schnell"),
+    "fluxtrain-tuned": Contender(
+        fluxtrain, "gathered weights are kept between forward and backward", TUNED
+    ),
+    "torchtitan-shipped": Contender(
+        torchtitan, "all blocks recomputed, not compiled", compiled=False, recompute=True
+    ),
+    "torchtitan-best": Contender(
+        torchtitan, "no recomputation; each block compiled (0.2 does not do so itself)"
+    ),
+    "diffusers-plain": Contender(
+        diffusers, "gradient checkpointing, not compiled", compiled=False, recompute=True
+    ),
+    "diffusers-best": Contender(diffusers, "no recomputation; repeated blocks compiled"),
+}
+EQUAL = ("fluxtrain", "torchtitan-best", "diffusers-best")
+"""Contenders with the same settings: no recomputation, each block compiled."""
