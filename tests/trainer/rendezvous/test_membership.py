@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluxtrain.contract.members import MAX_RESTARTS
-from fluxtrain.rendezvous.membership import Limits, Membership
+from fluxtrain.rendezvous.membership import (
+    UNHEARD_SECONDS,
+    Limits,
+    Membership,
+    heartbeat_seconds,
+)
 from fluxtrain.rendezvous.messages import Heartbeat, Reply, Restart
 
 
@@ -266,9 +274,46 @@ def test_a_service_that_starts_empty_sees_who_was_lost_meanwhile() -> None:
     job.run(2)
     job.kill("b")
     job.service = Membership(Limits(1, 3))
-    job.run(8)
+    job.run(UNHEARD_SECONDS)
+    assert job.service.generation == 1
+    assert sorted(job.service.alive) == ["a", "c"]
+    assert not job.service.lost
+    job.run(2)
     assert job.running == {"a", "c"}
     assert job.service.generation == 2
+    assert list(job.service.lost) == ["b"]
+
+
+@pytest.mark.parametrize("late", [0.5, 5.5, 8, 33, 44])
+@pytest.mark.parametrize("first", ["a", "b", "c"])
+def test_agents_find_a_new_service_at_different_times(first: str, late: float) -> None:
+    """No step is reported meanwhile: the trainers evaluate, save, or make a long step."""
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.service = Membership(Limits(1, 3), forms_after=job.now + 2)
+    for _ in range(int(late * 2)):
+        job.now += 0.5
+        reply = job.beat(first)
+        assert not reply.reform
+        assert not reply.lost
+    job.run(10)
+    assert job.running == {"a", "b", "c"}
+    assert job.service.generation == 1
+    job.kill("b")  # heard before: lost after the usual time
+    job.run(8)
+    assert job.running == {"a", "c"}
+
+
+def test_an_agent_that_is_not_heard_yet_is_alive_if_its_world_makes_steps() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.service = Membership(Limits(1, 3))
+    for step in range(1, 200):
+        job.now += 0.5
+        assert not job.beat("a", step=step).reform
+    assert sorted(job.service.alive) == ["a", "b", "c"]
 
 
 def test_a_new_agent_alone_does_not_start_beside_a_generation_that_the_service_does_not_know() -> (
@@ -365,7 +410,7 @@ def test_a_generation_that_must_end_forms_again_without_a_lost_agent() -> None:
     job.service = ended(job, 1)
     job.beat("a")  # so that it knows all three
     job.kill("c")
-    job.run(10)
+    job.run(60)  # the new service has not heard it yet
     assert (job.service.generation, job.running) == (2, {"a", "b"})
 
 
@@ -391,6 +436,17 @@ def test_trainers_that_exit_after_a_success_are_not_restarted() -> None:
     job.service = ended(job, 1)
     job.beat("a", closing=True, succeeded=True, leaving=True)
     assert not job.beat("b").reform
+
+
+def assert_sets_match(service: Membership) -> None:
+    """Compare the sets that are kept up to date with what they say, member by member."""
+    waiting = {name for name, agent in service._agents.items() if agent.waiting}
+    members = set(service.world)
+    assert service._members == members
+    assert service._waiting == waiting
+    assert service._running == members & set(service._agents) - waiting
+    assert service._remaining == members & waiting
+    assert service._lost_members == members & set(service.lost)
 
 
 EVENTS = st.lists(
@@ -425,7 +481,8 @@ def test_after_any_history_as_many_train_as_can(
         job.run(seconds)
         assert job.service.generation >= before
         assert len(job.service.world) <= wanted
-    job.run(90)
+        assert_sets_match(job.service)
+    job.run(150)
     alive = len(job.generations)
     assert len(job.running) == (min(alive, wanted) if alive >= minimum else 0)
     quiet = job.service.generation
@@ -514,3 +571,79 @@ def test_the_newest_restarts_are_kept() -> None:
         )
         service.heartbeat(beat, 1.0)
     assert sorted(service.restarts) == [*range(2 * MAX_RESTARTS, 3 * MAX_RESTARTS)]
+
+
+@pytest.mark.parametrize(
+    ("num_agents", "seconds"), [(1, 0.5), (500, 0.5), (501, 0.501), (1000, 1.0), (4096, 4.096)]
+)
+def test_agents_of_large_worlds_send_fewer_heartbeats(num_agents: int, seconds: float) -> None:
+    assert heartbeat_seconds(num_agents) == seconds
+    world = tuple(f"agent-{number}" for number in range(num_agents))
+    service = Membership(Limits(1, num_agents))
+    beat = Heartbeat(sequence=1, attempt=1, agent=world[0], node="a", generation=1, world=world)
+    assert service.heartbeat(beat, 0.0).heartbeat_seconds == seconds
+    service.expire(max(6.0, 3 * seconds))
+    assert not service.lost
+    service.expire(max(6.0, 3 * seconds) + 0.1)
+    assert list(service.lost) == [world[0]]
+    leaving = [beat.model_copy(update={"agent": name, "leaving": True}) for name in world]
+    replies = [service.heartbeat(beat, 20.0) for beat in leaving]
+    assert replies[-1].heartbeat_seconds == seconds, "the others still send as seldom"
+
+
+class Name(str):
+    """A name that counts how often it is looked up or compared."""
+
+    operations = 0
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        Name.operations += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        Name.operations += 1
+        return super().__eq__(other)
+
+
+def operations_per_heartbeat(num_agents: int, num_waiting: int, num_spares: int) -> float:
+    """Return the lines that run, and the names that are compared, while each agent sends one heartbeat."""
+    names = [Name(f"agent-{number:05d}") for number in range(num_agents + num_spares)]
+    world = tuple(names[:num_agents])
+    service = Membership(Limits(1, num_agents + num_spares + 1))
+    plain = Heartbeat(sequence=1, attempt=1, agent="a", node="a", generation=1, step=5)
+    beats = [
+        plain.model_copy(update={"agent": name, "joining": number < num_waiting, "world": world})
+        for number, name in enumerate(names)
+    ]
+    spare = {"generation": 0, "joining": True, "world": ()}
+    beats[num_agents:] = [beat.model_copy(update=spare) for beat in beats[num_agents:]]
+    for beat in beats:
+        service.heartbeat(beat, 0.0)
+    lines = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += 1
+        return count
+
+    Name.operations, seconds = 0, heartbeat_seconds(len(beats))
+    traced = sys.gettrace()
+    sys.settrace(count)
+    try:
+        for number, beat in enumerate(beats):
+            service.heartbeat(beat, seconds * (1 + number / len(beats)))
+    finally:
+        sys.settrace(traced)
+    return (lines + Name.operations) / len(beats)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "spares"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.5)], ids=["train", "wait", "spare"]
+)
+def test_a_heartbeat_costs_the_same_in_a_large_world(waiting: float, spares: float) -> None:
+    small, large = (
+        operations_per_heartbeat(number, int(waiting * number), int(spares * number))
+        for number in (64, 1024)
+    )
+    assert large < 1.5 * small

@@ -77,7 +77,8 @@ RENDEZVOUS_PORT = 29500
 """Port of the rendezvous service, torchrun's default."""
 
 LOST_SECONDS = 6.0
-"""An agent is lost without a heartbeat, and without a step of its generation, for this long."""
+"""An agent is lost without a heartbeat, and without a step of its generation, for this long, or for three
+heartbeats in a world of more than 2,000 agents."""
 
 DATA_PATH = "/data"
 MODELS_PATH = "/models"

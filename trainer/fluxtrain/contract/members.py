@@ -5,7 +5,7 @@
 | ``attempt`` | the attempt that the agents belong to, 0 before the first heartbeat |
 | ``generation`` | number of the newest world |
 | ``world`` | agents of that world in the order of their ranks |
-| ``alive`` | agents that send heartbeats, or whose world makes steps |
+| ``alive`` | agents that send heartbeats, or whose world makes steps; not those that are not heard yet |
 | ``lostSeconds`` | seconds since the last heartbeat of each agent that is lost |
 | ``restarts`` | ``generation``, ``cause`` and ``agent`` of the newest restarts |
 

@@ -8,6 +8,7 @@ import threading
 from pydantic import ValidationError
 
 from fluxtrain.rendezvous.messages import (
+    HEARTBEAT_SECONDS,
     MAX_BYTES,
     PATH,
     SIGNATURE_HEADER,
@@ -18,7 +19,6 @@ from fluxtrain.rendezvous.messages import (
     request_signature,
 )
 
-HEARTBEAT_SECONDS = 0.5
 _TIMEOUT_SECONDS = 3.0
 
 
@@ -33,6 +33,7 @@ class Client:
         self._replied = threading.Condition()
         self._reply: Reply | None = None
         self._unknown = False
+        self._seconds = HEARTBEAT_SECONDS
         self._stopped, self._changed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -50,10 +51,11 @@ class Client:
         self._connection.close()
 
     def update(self, **values: object) -> None:
-        """Replace fields of the heartbeat and send it at once."""
+        """Replace fields of the heartbeat and send it at once; a step is sent with the next one."""
         with self._state:
             self._beat = self._beat.model_copy(update=values)
-        self._changed.set()
+        if values.keys() != {"step"}:
+            self._changed.set()
 
     @property
     def reply(self) -> Reply | None:
@@ -81,7 +83,7 @@ class Client:
             except (OSError, http.client.HTTPException, ValidationError, ValueError):
                 self._connection.close()
                 return False
-        self._unknown = reply.unknown
+        self._unknown, self._seconds = reply.unknown, reply.heartbeat_seconds
         with self._replied:
             self._reply = reply
             self._replied.notify_all()
@@ -91,7 +93,7 @@ class Client:
         while not self._stopped.is_set():
             self._changed.clear()
             self.exchange()
-            self._changed.wait(HEARTBEAT_SECONDS)
+            self._changed.wait(self._seconds)
 
     def _send(self) -> Reply:
         """Return the reply to one heartbeat; ValueError if it is not signed with the key."""

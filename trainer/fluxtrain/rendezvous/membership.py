@@ -10,8 +10,21 @@ from dataclasses import dataclass, field
 
 from fluxtrain.contract.launch import LOST_SECONDS
 from fluxtrain.contract.members import MAX_RESTARTS, root_cause
-from fluxtrain.rendezvous.messages import MAX_NODES, Heartbeat, Reply
+from fluxtrain.rendezvous.messages import HEARTBEAT_SECONDS, MAX_NODES, Heartbeat, Reply
 from fluxtrain.rendezvous.rank_order import natural
+
+HEARTBEATS_PER_SECOND = 1000.0
+"""Of all agents together; in larger worlds each sends fewer."""
+LOST_HEARTBEATS = 3.0
+"""An agent is not lost before it missed as many."""
+UNHEARD_SECONDS = 45.0
+"""An agent that this service knows only from the world of another is lost after this long: agents find a new
+service at different times, as a DNS record can be cached for 30 s."""
+
+
+def heartbeat_seconds(num_agents: int) -> float:
+    """Return the time between two heartbeats of one of ``num_agents``."""
+    return max(HEARTBEAT_SECONDS, num_agents / HEARTBEATS_PER_SECOND)
 
 
 @dataclass(frozen=True)
@@ -24,6 +37,7 @@ class Limits:
     settle_seconds: float = 30.0
     """How long a first generation, or a larger one, waits for further agents up to the wanted number."""
     lost_seconds: float = LOST_SECONDS
+    """Or three heartbeats, if they take longer."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,8 @@ class _Agent:
     waiting: bool = False
     """Whether its trainers are stopped and it waits for a new generation."""
     step: int = 0
+    heard: bool = True
+    """Whether it sent a heartbeat to this service; else it is known from the world of another agent."""
 
 
 @dataclass
@@ -66,6 +82,19 @@ class Membership:
     restarts: dict[int, Restart] = field(default_factory=dict)
     """The newest restarts by the generation that ended: one, however many agents tell it."""
     _agents: dict[str, _Agent] = field(default_factory=dict)
+    _members: frozenset[str] = frozenset()
+    """The agents in ``world``."""
+    _waiting: set[str] = field(default_factory=set)
+    """The agents that wait."""
+    _running: set[str] = field(default_factory=set)
+    """The members that are alive and do not wait."""
+    _remaining: set[str] = field(default_factory=set)
+    """The members that wait."""
+    _lost_members: set[str] = field(default_factory=set)
+    _most_agents: int = 0
+    """The largest number of agents so far."""
+    _expires_after: float = float("-inf")
+    """Lost agents are looked for once per time between heartbeats: it costs as much as all agents have."""
     _stepped: float = float("-inf")
     """When an agent of the generation last reported a new step: all its ranks were alive then."""
     _waiting_since: float | None = None
@@ -75,7 +104,9 @@ class Membership:
         """Record ``beat``, form a generation if all is ready, and return what the agent must know."""
         self._adopt(beat, now)
         self._record(beat, now)
-        self.expire(now)
+        self._most_agents = max(self._most_agents, len(self._agents))
+        if now >= self._expires_after:
+            self.expire(now)
         self._update_waiting(now)
         if self._is_ready(now):
             self._form()
@@ -83,26 +114,64 @@ class Membership:
 
     @property
     def alive(self) -> list[str]:
-        """Return the agents that are not lost, waiting ones included."""
-        return list(self._agents)
+        """Return the agents that send heartbeats, or whose world makes steps; waiting ones included."""
+        return [
+            name
+            for name, agent in self._agents.items()
+            if agent.heard or self._last_alive(name, agent) > agent.last_seen
+        ]
 
     def expire(self, now: float) -> None:
         """Drop the agents that are lost by ``now``."""
+        self._expires_after = now + self._heartbeat_seconds
         for name, agent in list(self._agents.items()):
-            if now - self._last_alive(name, agent) > self.limits.lost_seconds:
+            if now - self._last_alive(name, agent) > self._lost_seconds(agent):
                 del self._agents[name]
                 self.lost[name] = agent.last_seen
+                self._update_sets(name)
         while len(self.lost) > MAX_NODES:
-            del self.lost[next(iter(self.lost))]
+            oldest = next(iter(self.lost))
+            del self.lost[oldest]
+            self._update_sets(oldest)
+
+    @property
+    def _heartbeat_seconds(self) -> float:
+        return heartbeat_seconds(self._most_agents)
+
+    def _lost_seconds(self, agent: _Agent) -> float:
+        seconds = max(self.limits.lost_seconds, LOST_HEARTBEATS * self._heartbeat_seconds)
+        return seconds if agent.heard else max(seconds, UNHEARD_SECONDS)
+
+    def _set_world(self, world: tuple[str, ...]) -> None:
+        changed = self._members.union(world)
+        self.world, self._members = world, frozenset(world)
+        for name in changed:
+            self._update_sets(name)
+
+    def _update_sets(self, name: str) -> None:
+        """Update the sets of agents after a change of ``name``: no heartbeat looks at all agents."""
+        agent, is_member = self._agents.get(name), name in self._members
+        waiting = agent is not None and agent.waiting
+        for names, belongs in (
+            (self._waiting, waiting),
+            (self._running, is_member and agent is not None and not waiting),
+            (self._remaining, is_member and waiting),
+            (self._lost_members, is_member and name in self.lost),
+        ):
+            if belongs:
+                names.add(name)
+            else:
+                names.discard(name)
 
     def _adopt(self, beat: Heartbeat, now: float) -> None:
         """Take over the generation of ``beat`` if it is newer: this service was started after it formed."""
         if beat.generation > self.generation:
-            self.generation, self.world, self.store = beat.generation, (), ""
+            self.generation, self.store = beat.generation, ""
+            self._set_world(())
         if beat.generation == self.generation and beat.world and not self.world:
-            self.world = beat.world
-            for agent in self.world:  # each has the usual time for its next heartbeat
-                self._agents.setdefault(agent, _Agent(agent, now))
+            for agent in beat.world:
+                self._agents.setdefault(agent, _Agent(agent, now, heard=False))
+            self._set_world(beat.world)
 
     def _record(self, beat: Heartbeat, now: float) -> None:
         self.closed |= beat.closing
@@ -111,13 +180,15 @@ class Membership:
         self._record_restarts(beat)
         if beat.leaving:
             self._agents.pop(beat.agent, None)
+            self._update_sets(beat.agent)
             return
-        is_member = beat.generation == self.generation or beat.agent not in self.world
+        is_member = beat.generation == self.generation or beat.agent not in self._members
         waiting = beat.joining and is_member  # else a late repetition from before this generation
         before = self._agents.get(beat.agent)
         if beat.generation == self.generation and before and beat.step > before.step > 0:
             self._stepped = now
         self._agents[beat.agent] = _Agent(beat.node, now, waiting, beat.step)
+        self._update_sets(beat.agent)
         if beat.store and beat.generation == self.generation and self._has_rank_0(beat.agent):
             self.store = beat.store
 
@@ -143,17 +214,13 @@ class Membership:
 
     def _last_alive(self, name: str, agent: _Agent) -> float:
         """Return when ``agent`` was alive for certain: a step needs the ranks of all agents."""
-        runs = name in self.world and not agent.waiting
+        runs = name in self._running
         return max(agent.last_seen, self._stepped) if runs else agent.last_seen
-
-    @property
-    def _waiting(self) -> list[str]:
-        return [name for name, agent in self._agents.items() if agent.waiting]
 
     @property
     def _broken(self) -> bool:
         """Return whether an agent of the generation is lost, has left or waits for the next one."""
-        return any(name not in self._agents or self._agents[name].waiting for name in self.world)
+        return len(self._running) < len(self._members)
 
     @property
     def _must_end(self) -> bool:
@@ -166,7 +233,7 @@ class Membership:
             return False
         if len(waiting) < max(1, self.limits.min_nodes) or len(waiting) < len(self._agents):
             return False
-        remains = any(name in self.world for name in waiting)  # of the generation before
+        remains = bool(self._remaining)  # of the generation before
         return len(waiting) >= self.limits.wanted_nodes or remains or self._is_settled(now)
 
     def _is_settled(self, now: float) -> bool:
@@ -175,33 +242,36 @@ class Membership:
 
     def _form(self) -> None:
         """Form the next generation: of the waiting agents those that were in the last one come first."""
-        waiting = self._waiting
-        waiting.sort(key=lambda name: (name not in self.world, *self._order(name)))
-        self.world = tuple(sorted(waiting[: self.limits.wanted_nodes], key=self._order))
+        waiting = sorted(
+            self._waiting, key=lambda name: (name not in self._members, *self._order(name))
+        )
+        world = tuple(sorted(waiting[: self.limits.wanted_nodes], key=self._order))
         self.generation = max(self.generation, self.ended) + 1
         self.store, self._stepped = "", float("-inf")
-        for name in self.world:
+        for name in world:
             self._agents[name].waiting = False
+        self._set_world(world)
         self._waiting_since = None
 
     def _order(self, name: str) -> tuple[list[str | int], str]:
         return natural(self._agents[name].node), name
 
     def _reply(self, beat: Heartbeat, now: float) -> Reply:
-        is_member = beat.agent in self.world
+        is_member = beat.agent in self._members
         current = beat.generation == self.generation
         must_reform = self._must_end or self._broken or not is_member or self._can_grow(now)
-        return Reply(
+        return Reply.model_construct(  # all values are checked; a world has thousands
             boot="",
             generation=self.generation,
-            world=() if current else self.world,
+            world=self.world if is_member and not current else (),
             store=self.store,
             broken=self._broken,
-            lost=any(name in self.lost for name in self.world),
+            lost=bool(self._lost_members),
             reform=must_reform and not self.succeeded,
             closed=self.closed,
             ended=self.ended,
             unknown=current and not self.world and self.generation > 0,
+            heartbeat_seconds=self._heartbeat_seconds,
         )
 
     def _can_grow(self, now: float) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -19,7 +20,10 @@ from fluxtrain.rendezvous.rank_order import MAX_LENGTH
 PATH = "/heartbeat"
 SIGNATURE_HEADER = "Fluxtrain-Signature"
 MAX_BYTES = 1 << 20
+MAX_BYTES_WITHOUT_WORLD = 1 << 15
 MAX_NODES = 4096
+HEARTBEAT_SECONDS = 0.5
+"""Time between two heartbeats of an agent; longer in worlds of more than 500 agents."""
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_LENGTH, pattern=r"^[\x21-\x7e]+$")]
 Endpoint = Annotated[str, Field(max_length=300, pattern=r"^[\x21-\x7e]*$")]
@@ -46,7 +50,7 @@ class Restart(_Message):
 
 
 class Heartbeat(_Message):
-    """The state of an agent, sent every half second."""
+    """The state of an agent, sent every half second, or as often as the last reply said."""
 
     boot: str = Field(default="", max_length=64)
     """The service's ``boot`` of the last reply; empty before the first."""
@@ -86,7 +90,7 @@ class Reply(_Message):
     generation: Number = 0
     """The newest generation; 0 if none was formed yet."""
     world: World = ()
-    """Its agents in the order of their ranks; sent to agents of another generation."""
+    """Its agents in the order of their ranks; sent to those of them that do not know it."""
     store: Endpoint = ""
     """host:port of its TCPStore; empty until the agent of rank 0 reported it."""
     broken: bool = False
@@ -101,6 +105,16 @@ class Reply(_Message):
     """The generations up to this one were ended by the operator, because their trainers hang; 0 if none."""
     unknown: bool = False
     """Whether the agent must send the world of its generation."""
+    heartbeat_seconds: Annotated[float, Field(ge=HEARTBEAT_SECONDS, le=60)] = HEARTBEAT_SECONDS
+    """Time until the agent's next heartbeat, if nothing but its step changes."""
+
+
+_SIGNATURE = re.compile(r"[0-9a-f]{64}")
+
+
+def is_plausible(signature: str) -> bool:
+    """Return whether ``signature`` has the form of a signature."""
+    return _SIGNATURE.fullmatch(signature) is not None
 
 
 def request_signature(key: bytes, body: bytes) -> str:
