@@ -5,16 +5,21 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
 from fluxtrain.errors import StorageError
+from fluxtrain.rendezvous import connections
 from fluxtrain.rendezvous.client import Client
 from fluxtrain.rendezvous.membership import Limits
 from fluxtrain.rendezvous.messages import (
+    MAX_BYTES,
     PATH,
     SIGNATURE_HEADER,
     Heartbeat,
@@ -22,7 +27,7 @@ from fluxtrain.rendezvous.messages import (
     reply_signature,
     request_signature,
 )
-from fluxtrain.rendezvous.service import Sessions, serve, serve_members
+from fluxtrain.rendezvous.service import _MAX_WORLDS, Sessions, serve, serve_members
 
 KEY = b"key of the job"
 
@@ -38,7 +43,7 @@ class Service:
     def start(self) -> None:
         self.sessions = Sessions(self.limits)
         self.sessions._forms_after = self.sessions._membership.forms_after = 0
-        self.server: ThreadingHTTPServer = serve(self.sessions, KEY, "127.0.0.1", self.port)
+        self.server = serve(self.sessions, KEY, "127.0.0.1", self.port)
         self.port = self.server.server_address[1]
         self.status = serve_members(self.sessions, "127.0.0.1", 0)
 
@@ -217,14 +222,16 @@ def test_a_signed_request_with_bad_values_is_refused(
         b"POST /other HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}",
         b"POST /heartbeat HTTP/1.1\r\nContent-Length: 2\r\nFluxtrain-Signature: \xff\r\n\r\n{}",
         b"\x00\x01\x02\r\n\r\n",
-        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        b"POST /heartbeat HTTP/1.1\r\nContent-Length: 2\r\n" + b"A: b\r\n" * 4000,
+        b"POST /heartbeat HTTP/1.1\r\nContent-Length: 1000\r\n\r\n",
+        b"POST /heartbeat HTTP/1.1\r\nContent-Length: 1000\r\nFluxtrain-Signature: a\r\n\r\n",
     ],
 )
 def test_a_bad_request_harms_nobody(service: Service, request_bytes: bytes) -> None:
     with socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection:
         connection.sendall(request_bytes)
         answer = connection.recv(1000)
-        assert any(status in answer for status in (b"400", b"403", b"414"))
+        assert any(status in answer for status in (b"400", b"403", b"431"))
     assert reply_of(service.client("a")).boot == service.sessions.boot
 
 
@@ -238,3 +245,112 @@ def test_fields_of_a_newer_version_are_ignored(service: Service) -> None:
 def test_a_port_in_use_is_an_error(service: Service) -> None:
     with pytest.raises(StorageError, match="cannot listen"):
         serve(service.sessions, KEY, "127.0.0.1", service.port)
+
+
+def test_a_first_line_that_does_not_end_is_not_read(service: Service) -> None:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection:
+        connection.sendall(b"GET /" + b"a" * 20_000)
+        with suppress(ConnectionResetError):
+            assert connection.recv(1000) == b""
+
+
+def head(length: int, signature: str = "0" * 64) -> bytes:
+    lines = f"POST {PATH} HTTP/1.1", f"Content-Length: {length}", f"{SIGNATURE_HEADER}: {signature}"
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+def test_few_large_bodies_are_read_at_a_time_and_small_ones_always(service: Service) -> None:
+    with ExitStack() as stack:
+        for _ in range(_MAX_WORLDS):
+            slow = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), 30))
+            slow.sendall(head(MAX_BYTES))
+        wait_for(lambda: not service.server.worlds._value)
+        one = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), 30))
+        one.sendall(head(MAX_BYTES))
+        assert b" 503 " in one.recv(1000)
+        assert reply_of(service.client("a")).boot == service.sessions.boot
+    wait_for(lambda: service.server.worlds._value == _MAX_WORLDS)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 500, 4096])
+def test_worlds_of_all_sizes_are_learnt_and_tell_the_time_of_the_next_heartbeat(
+    service: Service, num_nodes: int
+) -> None:
+    world = tuple(f"{number:0>60}" for number in range(num_nodes))
+    client = service.client(world[0])
+    client.update(joining=False, generation=3, world=world)
+    assert reply_of(client).heartbeat_seconds == max(0.5, num_nodes / 1000)
+    assert service.sessions._membership.world == world
+    assert client._seconds == max(0.5, num_nodes / 1000)
+
+
+def test_a_step_is_sent_with_the_next_heartbeat(service: Service) -> None:
+    client = service.client("a")
+    client.update(step=7)
+    assert not client._changed.is_set()
+    assert json.loads(client._next_body())["step"] == 7
+    client.update(step=8, joining=False)
+    assert client._changed.is_set()
+
+
+def test_connections_that_send_slowly_keep_nobody_out(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = service.status.server_address[1]
+    with ExitStack() as stack:
+        idle = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            for _ in range(100)
+        ]
+        for connection in idle:
+            with suppress(OSError):
+                connection.send(b"GET /members HTTP/1.1\r\n")
+        assert service.get("/healthz") == (200, b"ok\n")
+        assert len(service.status.connections) <= 8
+        monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.5)
+        slow = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+        deadline = time.monotonic() + 60
+        with suppress(ConnectionError):
+            slow.sendall(b"GET /members HTTP/1.1\r\n")
+            while time.monotonic() < deadline:  # never a second without a line
+                slow.sendall(b"A: b\r\n")
+                time.sleep(0.1)
+        assert time.monotonic() < deadline
+        wait_for(lambda: len(service.status.connections) == 0)
+
+
+def test_the_service_ends_at_once_with_clients_that_do_not(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(KEY)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as free,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        ports = [server.getsockname()[1] for server in (free, other)]
+    options = ["--nodes=1:2", f"--key={key}", f"--port={ports[0]}", f"--members-port={ports[1]}"]
+    process = subprocess.Popen([sys.executable, "-m", "fluxtrain.cli", "rendezvous", *options])
+    with ExitStack() as stack:
+        stack.callback(process.kill)
+        wait_for(lambda: is_open(ports[1]))
+        for port in (*ports[:1] * 100, *ports[1:] * 5):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            client.sendall(head(1000) + b"{")
+        started = time.monotonic()
+        process.terminate()
+        assert process.wait(60) == 0
+        assert time.monotonic() - started < 5
+
+
+def is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -7,7 +7,9 @@ a key.
 
 from __future__ import annotations
 
+import http.client
 import json
+import re
 import secrets
 import signal
 import sys
@@ -24,24 +26,31 @@ from pydantic import ValidationError
 
 from fluxtrain.contract.members import MEMBERS_PATH
 from fluxtrain.errors import StorageError
-from fluxtrain.rendezvous.membership import Limits, Membership
+from fluxtrain.rendezvous.connections import Connections
+from fluxtrain.rendezvous.membership import Limits, Membership, heartbeat_seconds
 from fluxtrain.rendezvous.messages import (
     MAX_BYTES,
+    MAX_BYTES_WITHOUT_WORLD,
     MAX_NODES,
     PATH,
     SIGNATURE_HEADER,
     Heartbeat,
     Reply,
+    is_plausible,
     is_valid,
     reply_signature,
     request_signature,
 )
-from fluxtrain.signals import handled
+from fluxtrain.rendezvous.request_head import MAX_HEAD, RequestHead
 
 _GRACE_SECONDS = 2.0
 """How long a new service only listens: agents of a generation that runs send heartbeats meanwhile."""
-_READ_SECONDS = 10.0
-_MAX_CONNECTIONS = 2 * MAX_NODES
+_BOUNDS = (2 * MAX_NODES, 256)
+"""Connections for heartbeats, in all and of one address."""
+_MEMBERS_BOUNDS = (64, 8)
+"""The same of the port of /members, which the whole cluster reaches."""
+_MAX_WORLDS = 16
+"""Bodies with a world that are read at a time: all others are small."""
 
 
 @dataclass
@@ -59,7 +68,8 @@ class Sessions:
         """Start without agents."""
         self._lock = threading.Lock()
         self._sequences = dict[str, int]()
-        self._forms_after = self.clock() + _GRACE_SECONDS
+        grace = max(_GRACE_SECONDS, 2 * heartbeat_seconds(self.limits.wanted_nodes))
+        self._forms_after = self.clock() + grace
         self._membership = self._new()
 
     def heartbeat(self, beat: Heartbeat) -> Reply:
@@ -122,53 +132,62 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
     request_queue_size = 1024
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[BaseHTTPRequestHandler],
+        bounds: tuple[int, int],
+    ) -> None:
+        self.connections = Connections(*bounds)
+        self.worlds = threading.BoundedSemaphore(_MAX_WORLDS)
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve ``request`` in a thread, or close it if too many are open."""
-        if not self._connections.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+        """Serve ``request`` in a thread."""
+        self.connections.add(request, client_address[0])
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._connections.release()
+    def shutdown_request(self, request: Any) -> None:
+        """Close ``request``."""
+        self.connections.remove(request)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Close the connections that are too slow; called twice a second."""
+        self.connections.expire()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Drop a connection that failed; one line."""
-        print(
-            f"rendezvous: {client_address[0]}: {sys.exc_info()[1]!r}", file=sys.stderr, flush=True
-        )
+        """Drop a connection that failed; one line, none if the client or the service disconnected."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, ConnectionError):
+            print(f"rendezvous: {client_address[0]}: {error!r}", file=sys.stderr, flush=True)
 
 
-def serve(sessions: Sessions, key: bytes, address: str, port: int) -> ThreadingHTTPServer:
+def serve(sessions: Sessions, key: bytes, address: str, port: int) -> _Server:
     """Serve heartbeats on ``address:port`` in a thread; StorageError if it cannot listen."""
 
     class Handler(_HeartbeatHandler):
         pass
 
     Handler.sessions, Handler.key = sessions, key
-    return _start(address, port, Handler)
+    return _start(address, port, Handler, _BOUNDS)
 
 
-def serve_members(sessions: Sessions, address: str, port: int) -> ThreadingHTTPServer:
+def serve_members(sessions: Sessions, address: str, port: int) -> _Server:
     """Serve /members and /healthz on ``address:port`` in a thread; StorageError if it cannot listen."""
 
     class Handler(_MembersHandler):
         pass
 
     Handler.sessions = sessions
-    return _start(address, port, Handler)
+    return _start(address, port, Handler, _MEMBERS_BOUNDS)
 
 
-def _start(address: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+def _start(
+    address: str, port: int, handler: type[BaseHTTPRequestHandler], bounds: tuple[int, int]
+) -> _Server:
     try:
-        server = _Server((address, port), handler)
+        server = _Server((address, port), handler, bounds)
     except OSError as error:
         reason = error.strerror
         raise StorageError(f"the rendezvous cannot listen on {address}:{port} ({reason})") from None
@@ -177,10 +196,23 @@ def _start(address: str, port: int, handler: type[BaseHTTPRequestHandler]) -> Th
 
 
 class _Handler(BaseHTTPRequestHandler):
+    server: _Server
     sessions: Sessions
     protocol_version = "HTTP/1.1"
-    timeout = _READ_SECONDS
+    wbufsize = -1  # an answer is sent at once
     server_version, sys_version = "fluxtrain", ""
+
+    def setup(self) -> None:
+        super().setup()
+        self.head = self.rfile = RequestHead(self.rfile)  # type: ignore[assignment]
+
+    def handle_one_request(self) -> None:
+        """Answer one request; close the connection if its first line is too long."""
+        self.head.left = MAX_HEAD
+        try:
+            super().handle_one_request()
+        except http.client.LineTooLong:
+            self.close_connection = True
 
     def _respond(
         self, status: int, body: bytes, kind: str = "application/json", signed: str = ""
@@ -193,6 +225,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header(SIGNATURE_HEADER, signed)
             self.end_headers()
             self.wfile.write(body)
+            self.wfile.flush()
+            if status == http.HTTPStatus.OK:
+                self.server.connections.renew(self.connection)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing for each request."""
@@ -208,18 +243,24 @@ class _MembersHandler(_Handler):
             self._respond(404, b"not found\n", "text/plain")
 
 
+_LENGTH = re.compile("[0-9]{1,9}", re.ASCII)
+
+
 class _HeartbeatHandler(_Handler):
     key: bytes
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
-        if self.path != PATH or not length.isdecimal() or int(length) > MAX_BYTES:
-            self.close_connection = True
-            return self._respond(400, b"not a heartbeat\n", "text/plain")
-        body = self.rfile.read(int(length))
         signature = self.headers.get(SIGNATURE_HEADER, "")
+        if self.path != PATH or not _LENGTH.fullmatch(length) or int(length) > MAX_BYTES:
+            return self._refuse(400, b"not a heartbeat\n")
+        if not is_plausible(signature):
+            return self._refuse(403, b"no signature\n")
+        body = self._body(int(length))
+        if body is None:
+            return self._refuse(503, b"too many worlds at a time\n")
         if not is_valid(signature, request_signature(self.key, body)):
-            return self._respond(403, b"wrong signature\n", "text/plain")
+            return self._refuse(403, b"wrong signature\n")
         try:
             beat = Heartbeat.model_validate_json(body)
         except ValidationError as error:
@@ -227,6 +268,21 @@ class _HeartbeatHandler(_Handler):
         content = self.sessions.heartbeat(beat).model_dump_json(exclude_defaults=True).encode()
         signed = reply_signature(self.key, signature, content)
         return self._respond(200, content, signed=signed)
+
+    def _refuse(self, status: int, message: bytes) -> None:
+        self.close_connection = True
+        self._respond(status, message, "text/plain")
+
+    def _body(self, length: int) -> bytes | None:
+        """Return the body; None if as many large ones are being read as may."""
+        if length <= MAX_BYTES_WITHOUT_WORLD:
+            return self.rfile.read(length)
+        if not self.server.worlds.acquire(blocking=False):
+            return None
+        try:
+            return self.rfile.read(length)
+        finally:
+            self.server.worlds.release()
 
 
 def run(
@@ -247,12 +303,17 @@ def run(
         raise StorageError(f"--key {key}: cannot be read ({error.strerror})") from None
     if not secret:
         raise StorageError(f"--key {key}: is empty, and anyone could sign with an empty key")
-    stop, sessions = threading.Event(), Sessions(limits, ended)
-    with handled(lambda *_: stop.set(), signal.SIGTERM, signal.SIGINT):
+    sessions, signums = Sessions(limits, ended), {signal.SIGTERM, signal.SIGINT}
+    # a handler would run only once the main thread wakes up, and the kernel may wake another
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signums)
+    try:
         servers = (
             serve(sessions, secret, address, port),
             serve_members(sessions, address, members_port),
         )
-        stop.wait()
+        signal.sigwait(signums)
         for server in servers:
             server.shutdown()
+            server.connections.shut_down()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
