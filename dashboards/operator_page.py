@@ -95,6 +95,7 @@ OPERATOR = Dashboard(
         ),
         curve("Reconciles", "All jobs.", _rate("reconcile_seconds_count"), unit="ops"),
         curve("Errors", "Each is retried.", _rate("reconcile_errors_total"), unit="ops"),
+        curve("Unreadable objects", "Skipped, and logged.", _rate("unreadable_objects_total")),
         curve("Queue", "Jobs that wait.", Query(f"max({_PREFIX}_queue_length{_HERE})", "jobs")),
         curve("Pods created", "All jobs.", _rate("pods_created_total"), unit="ops"),
         curve(

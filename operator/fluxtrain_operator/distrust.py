@@ -38,6 +38,7 @@ WEIGHTS: Mapping[str, float] = {
     "UnhealthyGPU": 1.0,
     "UnhealthyNode": 1.0,
     "HardwareError": 1.0,
+    "UnfitNode": 1.0,
     "NoProgress": 1.0,
 }
 """Weights of the reasons; UNCERTAIN for any other."""

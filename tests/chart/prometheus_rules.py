@@ -39,6 +39,7 @@ def operator_metrics() -> list[Metric]:
     metrics.watch_distrust(lambda: Distrust({"node-1": Score(1.0)}))
     metrics.record_watch_event("node")
     metrics.count_request("GET", "pods")
+    metrics.unreadable_objects.labels("Pod").inc()
     for phase in PHASES:
         metrics.jobs.labels(phase).set(1)
     return list(registry.collect())

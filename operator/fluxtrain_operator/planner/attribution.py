@@ -24,7 +24,7 @@ _HARDWARE_MESSAGE = re.compile(
     r"was ended by SIG(?:ILL|BUS|SEGV)\b|uncorrectable ECC|ECCNotCorrectable|hardware error", re.I
 )
 """In the termination message: the agent names the signal, HIP and CUDA the error of the device."""
-_OF_THE_NODE = ("Killed", "UnexpectedAdmissionError", "PodLost")
+_OF_THE_NODE = ("Killed", "UnexpectedAdmissionError", "PodLost", "UnfitNode")
 """Failures of the infrastructure that may be the node's: they count less, see `distrust`."""
 _KILLED_CODE = 137
 _SAME_STALL_SECONDS = 600.0

@@ -11,23 +11,6 @@ from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.resources import can_restart_in_place
 from fluxtrain_operator.timestamps import stamp
 
-_REGROUP_SECONDS = 60.0
-"""By then the agents have found a new rendezvous service, and ended the generation that it must end."""
-
-
-def regrouping_until(situation: Situation) -> float | None:
-    """Return the Unix time until which the rendezvous service is new; None if it is not.
-
-    Until then the agents may be about to form another generation: for a restart in place, or because the
-    service was lost together with a node. Without a service no restart would help.
-    """
-    pod = situation.observed.rendezvous
-    serves = pod is not None and pod.running and not pod.deleting
-    if pod is None or not serves or situation.is_outdated_rendezvous(pod):
-        return situation.now + _REGROUP_SECONDS
-    end = max(pod.created, pod.started or 0.0) + _REGROUP_SECONDS
-    return end if situation.now < end else None
-
 
 def is_unanswered(situation: Situation) -> bool:
     """Return whether the generation that hangs was ended before, but its trainers were not restarted."""

@@ -14,7 +14,6 @@ from fluxtrain_operator.planner.failures import OUT_OF_MEMORY, Failure, retry_ti
 from fluxtrain_operator.planner.in_place import (
     is_unanswered,
     next_in_place_restart,
-    regrouping_until,
 )
 from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.watchdog import has_stalled, stall_message
@@ -237,8 +236,6 @@ def no_progress(situation: Situation) -> Decision | None:
     if not has_stalled(situation) or situation.guard.refusal(Reason.NO_PROGRESS):
         return None
     message = stall_message(situation)
-    if until := regrouping_until(situation):
-        return Decision("run", str(Reason.NO_PROGRESS), message, requeue_time=until)
     gang = replace(_restart(Reason.NO_PROGRESS, message), grace_seconds=_STALLED_GRACE_SECONDS)
     if is_unanswered(situation):
         return gang

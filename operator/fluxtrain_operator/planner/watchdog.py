@@ -48,7 +48,9 @@ def _repaired_time(situation: Situation) -> float:
     lost = (pod for pod in situation.current if situation.unreachable(pod) and not pod.deleting)
     if service is None or service.deleting or not service.running or situation.unreachable(service):
         return math.inf
-    return math.inf if any(lost) else (service.started or 0.0) + _JOIN_SECONDS
+    if situation.is_outdated_rendezvous(service) or any(lost):
+        return math.inf
+    return max(service.created, service.started or 0.0) + _JOIN_SECONDS
 
 
 def has_stalled(situation: Situation) -> bool:

@@ -84,6 +84,7 @@ SEGFAULT = "trainer process 7 (local rank 0) was ended by SIGSEGV; the same comm
         ({"code": 139}, "HardwareError"),
         ({"code": 137}, "Killed"),
         ({"code": None, "reason": "UnexpectedAdmissionError"}, "UnexpectedAdmissionError"),
+        ({"code": 69, "message": "fluxtrain: rank 0 on job-0 is unfit"}, "UnfitNode"),
         ({"code": None}, "PodLost"),
         ({"code": 1}, ""),
         ({"code": 1, "message": SEGFAULT.replace("SEGV", "KILL")}, ""),

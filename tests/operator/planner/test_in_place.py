@@ -133,9 +133,7 @@ def test_while_the_agents_change_over_the_job_is_not_restarted_again() -> None:
         result = plan_with(job, *make_pods(2, job), progress=hung(), rendezvous=service)
         assert not is_gang_restart(result)
         assert charged_and_free(result.status) == (1, 0)
-        assert condition(result.status, "Progressing") == ("False", "NoProgress")
         assert result.requeue_after is not None
-        assert result.requeue_after <= 60
 
 
 def test_a_service_that_starts_late_has_as_much_time() -> None:
