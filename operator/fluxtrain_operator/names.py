@@ -14,7 +14,7 @@ Key = tuple[str, str]
 LABEL_JOB = _LABEL_JOB  # in the contract, as ``fluxtrain mlperf package`` selects by it too
 
 FIELD_MANAGER = "fluxtrain-operator"
-"""Field manager of server-side apply; conflicts are forced."""
+"""Field manager of the operator's changes."""
 MANAGED_BY = "fluxtrain.dev/operator"
 """The value of ``spec.managedBy`` of the jobs that this operator reconciles."""
 

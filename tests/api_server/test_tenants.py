@@ -234,6 +234,26 @@ def test_an_object_that_replaced_ours_is_not_changed(tenants: Tenants) -> None:
     clear(tenants)
 
 
+def test_another_metrics_port_changes_the_service_and_the_network_policy(tenants: Tenants) -> None:
+    tenants.apply("port")
+    tenants.wait_for_pods("port", 2)
+    uid = tenants.get("service", "port")["metadata"]["uid"]
+    tenants.apply("port", run={"preset": "micro", "logging": {"metrics_port": 9500}})
+
+    def ports() -> list[int]:
+        service = tenants.get("service", "port")
+        assert service["metadata"]["uid"] == uid, "changed in place"
+        return sorted(port["port"] for port in service["spec"]["ports"])
+
+    wait_for(lambda: 9500 in ports(), "the new port", seconds=20)
+    assert ports() == [9500, 29400]
+    policy = tenants.get("networkpolicy", "port-network")
+    assert "9500" in json.dumps(policy["spec"])
+    assert "9464" not in json.dumps(policy["spec"])
+    tenants.kubectl("delete", "ft", "port", IN)
+    clear(tenants)
+
+
 @pytest.mark.parametrize(
     ("kind", "name"), [("service", "heal"), ("networkpolicy", "heal-network"), ("configmap", "")]
 )

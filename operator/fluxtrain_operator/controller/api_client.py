@@ -80,18 +80,19 @@ class KubernetesApi:
         return next(iter(objects.get("items", [])), None)
 
     async def apply(self, manifest: Manifest, uid: str) -> Manifest | None:
-        """Change the object with ``uid`` by server-side apply, which keeps the fields of other managers.
+        """Change the object with ``uid`` by a merge patch: fields that ``manifest`` lacks stay, lists are replaced.
 
-        Returns None, and changes nothing, if it is gone or another object has its name.
+        Returns None, and changes nothing, if it is gone or another object has its name. Not by server-side
+        apply: it would merge the ports of a Service with those that it was created with, which no apply set.
         """
         body = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
         name = manifest["metadata"]["name"]
-        path = f"{_path(manifest)}/{quote(name)}?fieldManager={names.FIELD_MANAGER}&force=true"
+        path = f"{_path(manifest)}/{quote(name)}?fieldManager={names.FIELD_MANAGER}"
         try:
-            return await self._request("PATCH", path, body, "application/apply-patch+yaml")
+            return await self._request("PATCH", path, body, "application/merge-patch+json")
         except ApiError as error:  # the responses for an object that is gone, and for another uid
             if (
-                error.status == HTTPStatus.CONFLICT
+                error.status in (HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND)
                 or "metadata.uid: Invalid" in error.server_message
             ):
                 return None

@@ -7,6 +7,7 @@ those that happen on several nodes at a time, of which the program is the likeli
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from fluxtrain.contract.resource.status import MAX_NODE_FAULTS, NodeFault
@@ -75,11 +76,15 @@ def _not_killed(situation: Situation) -> Iterator[NodeFault]:
 
 def _ended(situation: Situation) -> Iterator[NodeFault]:
     """Yield the pods whose end points at their node, unless others ended like that on other nodes."""
-    reasons = {pod.uid: exit_reason(pod) for pod in situation.current if pod.node}
-    for pod in situation.current:
-        reason, node = reasons.get(pod.uid, ""), _node(situation, pod)
-        alike = {other.node for other in situation.current if reasons.get(other.uid) == reason}
-        if reason and len(alike) == 1 and not (node.gone or node.cordoned):
+    ended = [
+        (pod, reason) for pod in situation.current if pod.node and (reason := exit_reason(pod))
+    ]
+    nodes = defaultdict[str, set[str]](set)
+    for pod, reason in ended:
+        nodes[reason].add(pod.node)
+    for pod, reason in ended:
+        node = _node(situation, pod)
+        if len(nodes[reason]) == 1 and not (node.gone or node.cordoned):
             yield _fault(pod, reason, pod.finished or pod.created)
 
 

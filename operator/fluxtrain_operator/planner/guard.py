@@ -184,8 +184,9 @@ class Guard:
         size = self._world_size
         if size is None or not self.on_not_ready_nodes:
             return frozenset()
-        silent = [pod for pod in self._running if self.is_silent(pod)]
-        lost = [pod for pod in self._faulty if pod in self.on_not_ready_nodes and pod not in silent]
+        silent = {pod.uid for pod in self._running if self.is_silent(pod)}
+        not_ready = {pod.uid for pod in self.on_not_ready_nodes} - silent
+        lost = [pod for pod in self._faulty if pod.uid in not_ready]
         num_missing = max(0, len(self._running) - size - len(silent))
         return frozenset(pod.uid for pod in lost[num_missing:])
 
@@ -244,7 +245,7 @@ class Guard:
             return True
         if node.ready:
             return False
-        participates = pod in self._running or pod is self.observed.rendezvous
+        participates = pod.uid in self._running_uids or pod is self.observed.rendezvous
         if participates and pod.uid in self.observed.heard.alive:
             return False
         if self.refusal(Reason.NODE_LOST) or (participates and self._world_includes_not_ready):
@@ -293,6 +294,10 @@ class Guard:
     def _running(self) -> tuple[Pod, ...]:
         """Return the current pods that run and are not being deleted, on nodes of any state."""
         return tuple(pod for pod in self.pods if pod.running and not pod.deleting)
+
+    @cached_property
+    def _running_uids(self) -> frozenset[str]:
+        return frozenset(pod.uid for pod in self._running)
 
     def _node(self, pod: Pod) -> NodeView:
         return self.observed.nodes.get(pod.node) or NodeView(pod.node)

@@ -16,6 +16,8 @@ from fluxtrain_operator.revision import Revision
 from fluxtrain_operator.timestamps import seconds
 
 _GPU_RESOURCES = ("amd.com/", "nvidia.com/gpu")
+_MAX_NUMBER = 10**9
+"""Of an annotation, which people can change: counts in the status are bounded."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,10 @@ def _list(of: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _number(text: object) -> int:
-    return int(text) if isinstance(text, str) and text.isdecimal() else 0
+    """Return the number in ``text``, at most _MAX_NUMBER; 0 if it is none."""
+    if not isinstance(text, str) or not text.isdecimal():
+        return 0
+    return min(int(text[:20]), _MAX_NUMBER)
 
 
 def _pair(text: object) -> tuple[int, int]:
