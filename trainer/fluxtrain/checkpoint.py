@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
@@ -20,15 +22,18 @@ from torch.distributed.checkpoint import (
     HuggingFaceStorageWriter,
 )
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from fluxtrain import checksums
 from fluxtrain.checkpoint_folder import CheckpointFolder
+from fluxtrain.checksums import ChecksummedFile, FileSums
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import DataError, StorageError
 from fluxtrain.files import folder_size, write_to_disk
-from fluxtrain.run_state import DONE, RunState, read_state
+from fluxtrain.run_state import CONFIG_FILE, DONE, STATE_FILE, RunState, read_state
 
 State = dict[str, Tensor]
 Alive = Callable[[], None]
@@ -150,21 +155,47 @@ class Checkpoints:
             dist.barrier(self._group)
             self.alive()
             writer = HuggingFaceStorageWriter(str(target), save_distributed=True)
+            writer.fs = files = _ChecksummedFiles()
             dcp.save(self._staged, storage_writer=writer, process_group=self._group)
             self.alive()
+            sums = self._gather(files.sums)
             if self.is_main:
-                self._commit(target, run)
+                self._commit(target, run, sums)
             self.saved_step = run.step
             self.on_saved(run.step)
         except BaseException as error:
             self._failure.append(error)
 
-    def _commit(self, target: Path, run: RunState) -> None:
-        write_to_disk(target / "run.json", json.dumps(asdict(run), indent=1))
-        write_to_disk(target / "config.json", self.config.model_dump_json(indent=1))
-        write_to_disk(target / DONE, "")
+    def _gather(self, own: dict[str, FileSums]) -> dict[str, FileSums]:
+        """Return the checksums of the files of all ranks on rank 0, of this rank on others."""
+        gathered = [own] * dist.get_world_size(self._group)
+        if len(gathered) > 1:
+            dist.gather_object(own, gathered if self.is_main else None, group=self._group)
+        return {name: sums for files in gathered for name, sums in files.items()}
+
+    def _commit(self, target: Path, run: RunState, sums: dict[str, FileSums]) -> None:
+        state, config = json.dumps(asdict(run), indent=1), self.config.model_dump_json(indent=1)
+        for name, text in ((STATE_FILE, state), (CONFIG_FILE, config)):
+            write_to_disk(target / name, text)
+            sums[name] = checksums.sums_of(text.encode())
+        write_to_disk(target / DONE, checksums.encode(sums))
         self.folder.commit(run.step)
         self.folder.keep_newest(self.config.checkpoint.keep, self.alive)
+
+
+class _ChecksummedFiles(FileSystem):
+    """Torch's access to files, which keeps the checksums of those that are written, by name."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, FileSums] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[ChecksummedFile]:
+        """Create a file."""
+        assert mode == "wb", mode
+        with ChecksummedFile(Path(path)) as file:
+            yield file
+        self.sums[Path(path).name] = file.sums
 
 
 def _reason(error: BaseException) -> str:

@@ -4,6 +4,7 @@
     checkpoints/partial_000007_step_0000000120/     start 7 writes step 120
     checkpoints/removed_1f0c83a2_step_0000000100/   step 100 is being removed
     checkpoints/step_0000000110/                    complete
+    checkpoints/damaged_a71c52d0_step_0000000120/   was found damaged: kept for a person, never loaded
 
 A new start renames the partial folders of earlier ones before it looks for the newest checkpoint. So ranks
 that were left behind have either committed before it looked, or have nothing left to commit. The file system
@@ -94,16 +95,30 @@ class CheckpointFolder:
             self._remove(old)
             alive()
 
+    def keep_damaged(self, checkpoint: Path) -> str:
+        """Rename ``checkpoint``, so that it is never chosen again; return its new name.
+
+        Raises FencedError if there is a newer start.
+        """
+        self.fence.check()
+        aside = self._set_aside(checkpoint, "damaged")
+        return aside.name if aside else "nothing, as it was removed"
+
     def _remove(self, path: Path) -> None:
         if (aside := self._set_aside(path)) is not None:
             shutil.rmtree(aside, ignore_errors=True)  # the next save removes what is left
 
-    def _set_aside(self, path: Path) -> Path | None:
+    def _set_aside(self, path: Path, kind: str = "removed") -> Path | None:
         """Rename ``path``, so that it is never seen half removed; None if it is gone already."""
-        aside = self.path / f"removed_{secrets.token_hex(4)}_{path.name}"
+        aside = self.path / f"{kind}_{secrets.token_hex(4)}_{path.name}"
         with suppress(FileNotFoundError):
             return path.rename(aside)
         return None
+
+
+def damaged(folder: Path) -> list[str]:
+    """Return the names of the folders in ``folder`` that `CheckpointFolder.keep_damaged` renamed."""
+    return sorted(path.name for path in folder.glob("damaged_*_step_*"))
 
 
 def _renamed(source: Path, target: Path) -> bool:

@@ -4,7 +4,7 @@
       shard-*.safetensors   model and optimizer, one part per rank (torch.distributed.checkpoint)
       run.json              RunState
       config.json           the resolved RunConfig
-      DONE                  written last by rank 0: a folder without it is ignored
+      DONE                  the checksums of these files, written last by rank 0; a folder without it is ignored
 
 How such a folder is written and removed: checkpoint_folder.py.
 
@@ -14,11 +14,15 @@ No pickle is written or read. The loader has no state: its position is the step.
 from __future__ import annotations
 
 import json
+import math
 import re
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fluxtrain import checksums
+from fluxtrain.checksums import FileSums
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.immutable_fields import IMMUTABLE_PATHS, value_at
 from fluxtrain.contract.run.resolve import merge, resolve
@@ -26,6 +30,8 @@ from fluxtrain.errors import ConfigError, DataError
 
 DONE = "DONE"
 """File that is written last: the checkpoint in its folder is whole."""
+STATE_FILE, CONFIG_FILE = "run.json", "config.json"
+STATUSES = ("running", "success", "aborted")
 _FOLDER = re.compile(r"step_(\d{10})")
 
 
@@ -35,7 +41,7 @@ class RunState:
 
     step: int
     samples: int
-    status: str = "running"  # running | success | aborted
+    status: str = "running"  # one of STATUSES
     eval_loss: float | None = None
     train_seconds: float = 0.0
 
@@ -69,28 +75,72 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("_")[2])
 
 
+def read_checksums(checkpoint: Path) -> dict[str, FileSums]:
+    """Return the checksums of the files of ``checkpoint``; none if it is of a version without them.
+
+    Raises DataError if they are unreadable, OSError if there is no DONE.
+    """
+    text = (checkpoint / DONE).read_text(errors="replace")
+    try:
+        return checksums.decode(text) if text else {}
+    except ValueError as error:
+        raise DataError(f"{checkpoint / DONE}: {error}") from None
+
+
 def read_state(checkpoint: Path) -> RunState:
-    """Return the RunState of ``checkpoint``; raise DataError if it is unreadable.
+    """Return the RunState of ``checkpoint``; raise DataError if it is unreadable or of another step.
 
     Raises OSError if the checkpoint was removed in the meantime: a restart uses a newer one.
     """
-    try:
-        return RunState(**json.loads((checkpoint / "run.json").read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        if not (checkpoint / DONE).exists():
-            raise
-        raise DataError(f"{checkpoint / 'run.json'}: not the state of a run ({error})") from None
+    path = checkpoint / STATE_FILE
+    state = _run_state(_read_object(checkpoint, path), path)
+    name = _FOLDER.fullmatch(checkpoint.name)
+    if name and int(name[1]) != state.step:
+        raise DataError(f"{path}: step {state.step} is not the step of its folder")
+    return state
 
 
 def read_config(checkpoint: Path) -> dict[str, Any]:
-    """Return the resolved config that ``checkpoint`` was trained with."""
+    """Return the resolved config that ``checkpoint`` was trained with; raise DataError if it is unreadable."""
+    return _read_object(checkpoint, checkpoint / CONFIG_FILE)
+
+
+def _read_object(checkpoint: Path, path: Path) -> dict[str, Any]:
+    """Return the object in ``path`` of ``checkpoint``, whose checksum must be right if there is one."""
     try:
-        values = json.loads((checkpoint / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{checkpoint / 'config.json'}: not a config ({error})") from None
+        content = path.read_bytes()
+        sums = read_checksums(checkpoint).get(path.name) if (checkpoint / DONE).exists() else None
+        if sums is not None and not sums.matches(content):
+            raise ValueError("wrong size or checksum")
+        values = json.loads(content)
+    except (OSError, ValueError, RecursionError) as error:
+        if (
+            isinstance(error, OSError)
+            and not (checkpoint / DONE).exists()
+            and path.name == STATE_FILE
+        ):
+            raise
+        raise DataError(f"{path}: cannot be read ({error})") from error
     if not isinstance(values, dict):
-        raise DataError(f"{checkpoint / 'config.json'}: not a config (not an object)")
+        raise DataError(f"{path}: not an object")
     return values
+
+
+def _run_state(values: dict[str, Any], path: Path) -> RunState:
+    """Return the RunState with ``values``; fields of later versions are ignored."""
+    names = {field.name for field in fields(RunState)}
+    try:
+        state = RunState(**{name: value for name, value in values.items() if name in names})
+    except TypeError as error:
+        raise DataError(f"{path}: not the state of a run ({error})") from None
+    numbers = (state.train_seconds, state.eval_loss or 0.0)
+    if (
+        any(type(count) is not int or count < 0 for count in (state.step, state.samples))
+        or state.status not in STATUSES
+        or any(type(number) not in (int, float) or math.isnan(number) for number in numbers)
+    ):
+        raise DataError(f"{path}: not the state of a run ({str(values)[:200]})")
+    return state
 
 
 def check_same_run(config: RunConfig, checkpoint: Path) -> None:
@@ -109,3 +159,13 @@ def check_same_run(config: RunConfig, checkpoint: Path) -> None:
                 f"the checkpoint {checkpoint.name} was trained with {before!r}; "
                 "use another --output for another run",
             )
+
+
+def check_continued_run(config: RunConfig, folder: Path) -> None:
+    """Raise ConfigError if ``config`` and the newest checkpoint in ``folder`` are of different runs.
+
+    Checkpoints whose config is unreadable are skipped.
+    """
+    for checkpoint in reversed(complete(folder)):
+        with suppress(DataError):
+            return check_same_run(config, checkpoint)

@@ -58,7 +58,7 @@ class _Trainer:
         stack.callback(self.stop.finish)
         self.observer = observer = Observer(config, paths, world, stack)
         run_preflight(config.preflight, world, paths.output, observer.alive)
-        recovery = Recovery(config, paths, world)
+        recovery = Recovery(config, paths, world, observer.alive)
         self.sources = open_sources(config, paths.data)
         self.shares = BatchShares.of(config, world.size)
         self.encode = batch_encoder(config, paths.models, world.device)

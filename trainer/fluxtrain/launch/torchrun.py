@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from fluxtrain.data.images.dataset import ImageDataset
 from fluxtrain.data.layouts.detect import SlowRandomAccess
 from fluxtrain.data.sources import open_sources
 from fluxtrain.encode.encoders import check_files
-from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, StorageError
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, DataError, StorageError
 from fluxtrain.files import atomic_write, exclusive_lock
 from fluxtrain.launch.environment import prepare_for_gpus
 from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_error
@@ -49,7 +49,14 @@ from fluxtrain.launch.snapshot_volume import local_volume
 from fluxtrain.launch.trainer_progress import TrainerProgress, trainer_progress
 from fluxtrain.progress import Progress
 from fluxtrain.report.server import serve
-from fluxtrain.run_state import RunState, check_same_run, latest, read_state
+from fluxtrain.run_state import (
+    RunState,
+    check_continued_run,
+    check_same_run,
+    latest,
+    read_state,
+    step_of,
+)
 
 MALLOC_SETTINGS = {
     "MALLOC_MMAP_MAX_": "0",
@@ -135,9 +142,7 @@ def check_before_starting(config: RunConfig, paths: RunPaths, processes: int) ->
 
 def _check_training(config: RunConfig, paths: RunPaths, processes: int) -> None:
     require_replicas(config, [processes])
-    newest = latest(paths.output / CHECKPOINTS_FOLDER)
-    if newest is not None:
-        check_same_run(config, newest)
+    check_continued_run(config, paths.output / CHECKPOINTS_FOLDER)
     sources = open_sources(config, paths.data)
     if isinstance(sources.train, ImageDataset):
         check_files(config.encoders, paths.models)
@@ -269,14 +274,17 @@ def _launch(
 def finished_state(config: RunConfig, output: Path) -> RunState | None:
     """Return the state of the training in ``output`` if ``config`` asks for nothing beyond it, else None.
 
-    Raises ConfigError if ``config`` is of another run.
+    A damaged checkpoint finishes nothing. Raises ConfigError if ``config`` is of another run.
     """
     newest = latest(output / CHECKPOINTS_FOLDER)
-    state = read_state(newest) if newest and config.task == "train" else None
-    if newest is None or state is None or not state.is_over(config):
+    if newest is None or config.task != "train":
         return None
-    check_same_run(config, newest)
-    return state
+    with suppress(DataError):
+        state = read_state(newest)
+        if state.is_over(config):
+            check_same_run(config, newest)
+            return state
+    return None
 
 
 @contextmanager
@@ -327,7 +335,7 @@ def _failure_message(failure: ProcessFailure) -> tuple[int, str]:
 
 def _stop_message(paths: RunPaths, signum: int) -> str:
     newest = latest(paths.output / CHECKPOINTS_FOLDER)
-    saved = f"a checkpoint of step {read_state(newest).step}" if newest else "no checkpoint"
+    saved = f"a checkpoint of step {step_of(newest)}" if newest else "no checkpoint"
     return (
         f"stopped by {signal.Signals(signum).name}; {paths.output} holds {saved}; "
         "the same command resumes"

@@ -53,34 +53,12 @@ class Found:
         return start_folder(self.volume, self.copies[0].start)
 
 
-def begin_start(
-    volume: Path, output: Path, world: World, fence: Fence, saved_step: int
-) -> Found | None:
-    """Return the snapshot that the start of ``fence`` loads, if any; those that it takes count from now on.
+def find(volume: Path, output: Path, world: World, saved_step: int) -> Found | None:
+    """Return the newest complete snapshot of step ``saved_step`` or later whose checksums are right, if any.
 
-    It is the newest complete one whose checksums are right, unless the checkpoint of ``saved_step`` in
-    ``output`` is newer. Everything else in ``volume`` is removed. Every rank must call this.
+    It continues the run in ``output``. Every rank must call this.
     """
     lineage = _agree(world, read_lineage(output))
-    copies = _newest_whole(volume, world, lineage, saved_step)
-    if world.is_main:
-        fence.check()
-        write_lineage(output, Lineage(fence.start, *(copies[0].snapshot if copies else (0, 0))))
-    world.barrier()
-    if world.local_rank == 0:
-        remove_others(volume, {volume / copy.name for copy in copies})
-    world.barrier()
-    return Found(volume, tuple(copies)) if copies else None
-
-
-def _agree(world: World, lineage: Lineage) -> Lineage:
-    """Return what rank 0 read: another node may see an older state of the storage."""
-    texts = world.all_gather([" ".join(map(str, astuple(lineage)))] if world.is_main else [])
-    return Lineage(*map(int, texts[0].split()))
-
-
-def _newest_whole(volume: Path, world: World, lineage: Lineage, saved_step: int) -> list[Copy]:
-    """Return the copies, on all nodes, of the newest complete snapshot whose checksums are right."""
     own = read_copies(volume, world.node) if world.local_rank == 0 else []
     copies = decode(world.all_gather(encode(own)))
     while (snapshot := newest_complete(copies, lineage)) and snapshot.step >= saved_step:
@@ -89,8 +67,31 @@ def _newest_whole(volume: Path, world: World, lineage: Lineage, saved_step: int)
         damaged = decode(world.all_gather(encode(c for c in mine if not _is_whole(volume, c))))
         copies = [copy for copy in copies if copy not in damaged]
         if newest_complete(copies, lineage) == snapshot:
-            return [copy for copy in candidates if copy not in damaged]
-    return []
+            return Found(volume, tuple(copy for copy in candidates if copy not in damaged))
+    return None
+
+
+def begin_start(
+    volume: Path, output: Path, world: World, fence: Fence, found: Found | None
+) -> None:
+    """Let the snapshots that the start of ``fence`` takes count from now on, and ``found``, which it loads.
+
+    Everything else in ``volume`` is removed. Every rank must call this.
+    """
+    copies = found.copies if found else ()
+    if world.is_main:
+        fence.check()
+        write_lineage(output, Lineage(fence.start, *(copies[0].snapshot if copies else (0, 0))))
+    world.barrier()
+    if world.local_rank == 0:
+        remove_others(volume, {volume / copy.name for copy in copies})
+    world.barrier()
+
+
+def _agree(world: World, lineage: Lineage) -> Lineage:
+    """Return what rank 0 read: another node may see an older state of the storage."""
+    texts = world.all_gather([" ".join(map(str, astuple(lineage)))] if world.is_main else [])
+    return Lineage(*map(int, texts[0].split()))
 
 
 def _is_whole(volume: Path, copy: Copy) -> bool:

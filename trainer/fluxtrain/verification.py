@@ -1,0 +1,132 @@
+"""Whether a checkpoint is whole: its files against the checksums in DONE, read by all ranks together.
+
+Ranks read blocks in the order of the files, so that most ranks verify what they load next, and the system
+still has it in memory. Checkpoints of versions without checksums: the headers of their files only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+
+from fluxtrain import checksums
+from fluxtrain.checksums import Block, FileSums
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.validation import validate
+from fluxtrain.distributed import World
+from fluxtrain.errors import ConfigError, DataError, StorageError
+from fluxtrain.model.tensor_names import entries
+from fluxtrain.run_state import read_checksums, read_config, read_state
+from fluxtrain.safetensors_file import open_safetensors, read_shapes
+
+Alive = Callable[[], None]
+_SUFFIX = ".safetensors"
+_MAX_THREADS = 4
+_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
+"""Errors of files that a later start would find again; EIO is what a broken medium returns."""
+
+
+def find_damage(checkpoint: Path, world: World, alive: Alive) -> str:
+    """Return what is wrong with ``checkpoint``, an empty text if it is whole; every rank must call this.
+
+    ``alive`` is called after each block. Raises StorageError if the storage cannot be read at present.
+    """
+    found = world.all_gather(_inspect(checkpoint) if world.is_main else [])
+    damage, text = found
+    if damage or not text:
+        return damage
+    blocks = checksums.blocks_of(checksums.decode(text))
+    begin, end = (len(blocks) * rank // world.size for rank in (world.rank, world.rank + 1))
+    own = blocks[begin:end]
+    damages = world.all_gather(_damaged_blocks(checkpoint, own, alive)[:1])
+    return damages[0] if damages else ""
+
+
+def _inspect(checkpoint: Path) -> list[str]:
+    """Return what is wrong with all but the contents of the tensors, and the checksums if there are any."""
+    try:
+        with _storage_errors(checkpoint):
+            read_state(checkpoint)
+            read_config(checkpoint)
+            files = read_checksums(checkpoint)
+            if not files:
+                _check_headers(checkpoint)
+                return ["", ""]
+            _check_sizes(checkpoint, files)
+            return ["", checksums.encode(files)]
+    except (DataError, ConfigError) as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno not in _DAMAGE:
+            raise StorageError(str(error)) from None
+        return [str(error).removeprefix(f"{checkpoint}{os.sep}"), ""]
+
+
+def _check_sizes(checkpoint: Path, files: Mapping[str, FileSums]) -> None:
+    for name, sums in sorted(files.items()):
+        path = checkpoint / name
+        size = path.stat().st_size if path.is_file() else -1
+        if size != sums.size:
+            has = f"{size} bytes" if size >= 0 else "missing"
+            raise DataError(f"{path}: {has}, should have {sums.size} bytes")
+    for path in sorted(checkpoint.glob(f"*{_SUFFIX}")):
+        if path.name not in files:
+            raise DataError(f"{path}: not a file of this checkpoint")
+
+
+def _check_headers(checkpoint: Path) -> None:
+    """Raise DataError unless the files have all rows of all tensors, as their headers say."""
+    sizes = Counter[str]()
+    for path in checkpoint.glob(f"*{_SUFFIX}"):
+        with open_safetensors(path, "a part of a checkpoint") as file:
+            for name, shape in read_shapes(file).items():
+                sizes[name] += prod(shape)
+    path = checkpoint / "config.json"
+    model = validate(ModelConfig, read_config(checkpoint).get("model"), f"{path}: model")
+    expected = {entry.name: prod(entry.shape) for entry in entries(model)}
+    kinds = {"model"} | {kind for kind in map(_kind, sizes) if kind}
+    for name in (f"{kind}.{entry}" for kind in sorted(kinds) for entry in expected):
+        if sizes[name] != expected[name.removeprefix(f"{_kind(name)}.")]:
+            raise DataError(f"{checkpoint}: not all of {name} is in its files")
+
+
+def _kind(name: str) -> str:
+    """Return the part of a tensor's name before the parameter's: model, or optimizer and its state."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "optimizer" else parts[0]
+
+
+def _damaged_blocks(checkpoint: Path, blocks: Sequence[Block], alive: Alive) -> list[str]:
+    def damage(block: Block) -> str:
+        with _storage_errors(checkpoint):
+            try:
+                return "" if block.is_whole_in(checkpoint) else _changed(block)
+            except DataError as error:
+                return str(error)
+
+    found = list[str]()
+    with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
+        for text in pool.map(damage, blocks):
+            found += [text] if text else []
+            alive()
+    return found
+
+
+def _changed(block: Block) -> str:
+    end = block.offset + block.size
+    return f"{block.file}: wrong checksum of bytes {block.offset} to {end}"
+
+
+@contextmanager
+def _storage_errors(checkpoint: Path) -> Iterator[None]:
+    """Raise DataError for a medium that is broken, StorageError for other errors of the storage."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{error.filename or checkpoint}: cannot be read ({error.strerror})"
+        raise (DataError if error.errno == errno.EIO else StorageError)(text) from None
