@@ -176,7 +176,7 @@ FAULTS = [
     ),
     Fault(
         "checkpoint-truncated",
-        "the newest checkpoint is cut to half, and the job resumed",
+        "the newest checkpoint is cut to half, and the job resumed: it uses the one before",
         storage.checkpoint_truncated,
         Limits(CRASH_STEPS, pause_seconds=90),
         own_job=ONE_NODE,

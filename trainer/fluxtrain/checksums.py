@@ -17,7 +17,7 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass
 class FileSums:
-    """The size of a file and the CRC-32 of each of its blocks, of bytes that are added one after the other."""
+    """The size of a file and the CRC-32 of each of its blocks; bytes are added one after the other."""
 
     size: int = 0
     block_bytes: int = BLOCK_BYTES

@@ -4,7 +4,7 @@
       shard-*.safetensors   model and optimizer, one part per rank (torch.distributed.checkpoint)
       run.json              RunState
       config.json           the resolved RunConfig
-      DONE                  the checksums of these files, written last by rank 0; a folder without it is ignored
+      DONE                  the checksums of these files, written last: a folder without it is ignored
 
 How such a folder is written and removed: checkpoint_folder.py.
 
@@ -101,7 +101,7 @@ def read_state(checkpoint: Path) -> RunState:
 
 
 def read_config(checkpoint: Path) -> dict[str, Any]:
-    """Return the resolved config that ``checkpoint`` was trained with; raise DataError if it is unreadable."""
+    """Return the resolved config of ``checkpoint``; raise DataError if it is unreadable."""
     return _read_object(checkpoint, checkpoint / CONFIG_FILE)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
 
@@ -69,14 +70,21 @@ def _inspect(checkpoint: Path) -> list[str]:
 
 def _check_sizes(checkpoint: Path, files: Mapping[str, FileSums]) -> None:
     for name, sums in sorted(files.items()):
-        path = checkpoint / name
-        size = path.stat().st_size if path.is_file() else -1
+        size = _size(checkpoint / name)
         if size != sums.size:
-            has = f"{size} bytes" if size >= 0 else "missing"
-            raise DataError(f"{path}: {has}, should have {sums.size} bytes")
+            has = "missing" if size is None else f"{size} bytes"
+            raise DataError(f"{checkpoint / name}: {has}, should have {sums.size} bytes")
     for path in sorted(checkpoint.glob(f"*{_SUFFIX}")):
         if path.name not in files:
             raise DataError(f"{path}: not a file of this checkpoint")
+
+
+def _size(path: Path) -> int | None:
+    """Return the size of the file ``path``, None if there is none."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        status = path.stat()
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+    return None
 
 
 def _check_headers(checkpoint: Path) -> None:

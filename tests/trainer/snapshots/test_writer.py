@@ -194,6 +194,36 @@ def test_the_snapshot_of_another_config_is_refused_with_the_field(tmp_path: Path
     assert refused.value.path == "spec.run.optim.learning_rate"
 
 
+@pytest.mark.parametrize(
+    ("steps", "taken", "named", "renamed"),
+    [
+        ((8, 10), 12, "", 0),  # is newer, so that no checkpoint is verified
+        ((8, 14), 12, "step 12 from memory is used instead", 1),
+        ((11, 13, 14), 12, "step 12 from memory is used instead", 2),
+    ],
+)
+def test_a_snapshot_is_used_instead_of_damaged_checkpoints_that_are_newer(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    steps: tuple[int, ...],
+    taken: int,
+    named: str,
+    renamed: int,
+) -> None:
+    run = Run(tmp_path, every=taken)
+    run.train(taken)
+    run.writer.finish()
+    continued(tmp_path, 1)
+    for step in steps:
+        checkpoint = tmp_path / "checkpoints" / f"step_{step:010d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "DONE").touch()  # nothing else
+    state, _ = load(tmp_path)
+    assert state.step == taken
+    assert named in capsys.readouterr().err
+    assert len(list((tmp_path / "checkpoints").glob("damaged_*"))) == renamed
+
+
 def test_a_snapshot_that_cannot_be_loaded_is_removed(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.train(2)

@@ -36,8 +36,8 @@ class Recovery:
     ) -> None:
         """Fence earlier starts and find it; every rank must call this, ``alive`` is called meanwhile.
 
-        Damaged checkpoints are renamed. Raises ConfigError, before others are fenced, if the newest checkpoint
-        is of another run, and DataError if all checkpoints are damaged.
+        Damaged checkpoints are renamed. Raises ConfigError, before others are fenced, if the newest
+        checkpoint is of another run, and DataError if all checkpoints are damaged.
         """
         self._config, self._world, self._alive = config, world, alive
         folder = paths.output / CHECKPOINTS_FOLDER
@@ -45,7 +45,7 @@ class Recovery:
         self.fence, checkpoints = _take_over(folder, world, read_lineage(paths.output).start)
         self._volume = _shared_volume(config, paths, world)
         self._checkpoint, self._snapshot = self._choose(paths.output, checkpoints)
-        if self._checkpoint is not None:
+        if self._checkpoint is not None and self._snapshot is None:
             run_state.check_same_run(config, self._checkpoint)
         if self._volume is not None:
             self._channel = Channel(world)
