@@ -18,7 +18,6 @@ from fluxtrain_operator import server
 from fluxtrain_operator.controller import kopf_handlers
 from fluxtrain_operator.controller.api_client import KubernetesApi
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.controller.election_thread import Work, elect_in_thread
 from fluxtrain_operator.controller.fault_budget import FaultBudget
 from fluxtrain_operator.controller.informers import Informers
 from fluxtrain_operator.controller.leader_election import FencedClient, LeaderElector
@@ -49,21 +48,17 @@ async def operate(options: Options, stop: asyncio.Event) -> None:
     lease = options.lease_namespace, options.lease_name, options.identity
     try:
         await _load_credentials()
-        async with _trainer_client() as http:
+        async with ApiClient() as lease_client, _trainer_client() as http:
+            elector = LeaderElector(lease_client, *lease, on_response=health.record_response)
 
-            async def elect(work: Work) -> None:
-                async with ApiClient() as client:
-                    elector = LeaderElector(client, *lease, on_response=health.record_response)
-                    await elector.run(lambda: work(elector))
-
-            async def work(elector: LeaderElector) -> None:
+            async def work() -> None:
                 metrics.leader.set(1)
                 LOG.info("leading as %s", elector.identity)
                 async with FencedClient(elector) as api:
                     await _reconcile_all(options, api, http, metrics, health)
                 stop.set()
 
-            leading = asyncio.create_task(elect_in_thread(elect, work))
+            leading = asyncio.create_task(elector.run(work))
             stopping = asyncio.create_task(stop.wait())
             await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()
