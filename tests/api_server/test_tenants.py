@@ -244,7 +244,7 @@ def test_another_metrics_port_changes_the_service_and_the_network_policy(tenants
         return sorted(port["port"] for port in service["spec"]["ports"])
 
     wait_for(lambda: 9500 in ports(), "the new port", seconds=20)
-    assert ports() == [9500, 29400]
+    assert ports() == [9500, 29500]
     policy = tenants.get("networkpolicy", "port-network")
     assert "9500" in json.dumps(policy["spec"])
     assert "9464" not in json.dumps(policy["spec"])

@@ -80,7 +80,7 @@ class KubernetesApi:
         return next(iter(objects.get("items", [])), None)
 
     async def apply(self, manifest: Manifest, uid: str) -> Manifest | None:
-        """Change the object with ``uid`` by a merge patch: fields that ``manifest`` lacks stay, lists are replaced.
+        """Change the object with ``uid`` by a merge patch: lists are replaced, other missing fields stay.
 
         Returns None, and changes nothing, if it is gone or another object has its name. Not by server-side
         apply: it would merge the ports of a Service with those that it was created with, which no apply set.

@@ -120,6 +120,12 @@ def test_malformed_fields_of_a_pod_have_defaults(malformed: dict[str, Any]) -> N
     assert (pod.index, pod.phase, pod.nodes, pod.ended) == (0, "Pending", (1, 1), False)
 
 
+@pytest.mark.parametrize("number", ["99999999999", "9" * 5000])
+def test_a_huge_number_in_an_annotation_is_bounded(number: str) -> None:
+    pod = Pod.from_object({"metadata": {"annotations": {names.ANNOTATION_REPLACEMENT: number}}})
+    assert pod.replacement == 10**9
+
+
 def test_pods_are_grouped_by_component() -> None:
     rendezvous = manifest(names.RENDEZVOUS)
     observed = Observed.from_objects(

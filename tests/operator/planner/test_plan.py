@@ -247,9 +247,17 @@ def test_a_changed_spec_restarts_all_pods_and_an_upgraded_operator_none() -> Non
 
 def test_an_outdated_status_changes_nothing() -> None:
     job = running()
-    result = plan_with(job, failed(0, attempt=2))
+    result = plan_with(job, failed(0, attempt=2, created=NOW - 50))
     assert (result.status, result.delete, result.create) == (job.status, (), ())
     assert result.requeue_after == 1.0
+
+
+@pytest.mark.parametrize("attempt", [2, 7, 10**9])
+def test_a_pod_whose_label_somebody_changed_is_of_the_present_attempt(attempt: int) -> None:
+    job = make_job(running().status, lifecycle={"suspend": True})
+    pods = [make_pod(0, job, attempt=attempt, created=NOW - 70), make_pod(1, job)]
+    result = plan_with(job, *pods)
+    assert [delete.name for delete in result.delete] == ["job-0", "job-1"]
 
 
 def test_a_job_whose_status_was_lost_adopts_its_pods() -> None:
