@@ -222,8 +222,10 @@ def test_an_exceeded_quota_is_reported_and_waited_for(tenants: Tenants) -> None:
 def test_an_object_that_replaced_ours_is_not_changed(tenants: Tenants) -> None:
     tenants.apply("swap")
     tenants.wait_for_pods("swap", 2)
+    tenants.operator.stop()  # it would create its own again at once
     tenants.kubectl("delete", "networkpolicy", "swap-network", IN)
     tenants.create("NetworkPolicy", "swap-network", **NETWORK_POLICY)
+    tenants.operator.start()
     before = tenants.get("networkpolicy", "swap-network")
     tenants.apply("swap", run={"preset": "micro", "logging": {"metrics_port": 9500}})
     tenants.wait("swap", "Healthy", "NameConflict")
@@ -289,11 +291,13 @@ def test_a_revision_is_restored_before_a_pod_mounts_it(tenants: Tenants) -> None
     assert (after["data"], after["immutable"]) == (before["data"], True)
     owners = after["metadata"]["ownerReferences"]
     labels, notes = after["metadata"]["labels"], after["metadata"]["annotations"]
+    tenants.operator.stop()
     tenants.kubectl("delete", "configmap", name, IN)
     metadata = {"name": name, "ownerReferences": owners, "labels": labels, "annotations": notes}
     data = {**before["data"], "config.json": "{}"}
     tenants.create("ConfigMap", name, metadata=metadata, data=data, immutable=True)
     lose_a_pod(tenants, "frozen-1")
+    tenants.operator.start()
     message = tenants.wait("frozen", "Ready", "ConfigMapRefused")
     assert "immutable" in message
     assert len(tenants.pods("frozen")) == 2
