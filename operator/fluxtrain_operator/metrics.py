@@ -102,6 +102,7 @@ class Metrics:
             ["kind"],
             **options,
         )
+        self.unreadable_objects.labels("fluxtraining").inc(0)
         self.leader = Gauge("leader", "1 if this replica is the leader.", **options)
         self._distrust = _DistrustCollector()
         self.registry.register(self._distrust)
