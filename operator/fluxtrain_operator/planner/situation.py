@@ -25,8 +25,6 @@ from fluxtrain_operator.resources.queueing import Queueing, queueing_of
 from fluxtrain_operator.revision import Revision
 from fluxtrain_operator.timestamps import seconds
 
-_STALE_SECONDS = 60.0
-"""For so long the cache may have the pods of an attempt, but not yet the status that was written before."""
 _UNRESPONSIVE_SECONDS = 30.0
 """If a pod still exists this long after its grace period, its kubelet is unresponsive."""
 
@@ -44,21 +42,11 @@ class Situation:
 
     @staticmethod
     def of(job: Job, observed: Observed, now: float) -> Situation:
-        """Return the situation in the attempt of the status; in that of the pods if the status was lost.
-
-        A pod with the label of a later attempt, which was not created lately, is of the present one: somebody
-        has changed the label.
-        """
+        """Return the situation in the attempt of the status; in that of the pods if the status was lost."""
         attempt = job.status.attempt
         if job.status.phase is None:
             attempt = max((pod.attempt for pod in observed.pods), default=0)
-        pods = tuple(
-            replace(pod, attempt=attempt)
-            if pod.attempt > attempt and now >= pod.created + _STALE_SECONDS
-            else pod
-            for pod in observed.pods
-        )
-        return Situation(job, replace(observed, pods=pods), now, attempt)
+        return Situation(job, observed, now, attempt)
 
     def in_attempt(self, attempt: int) -> Situation:
         """Return the same situation in ``attempt``."""

@@ -252,14 +252,6 @@ def test_an_outdated_status_changes_nothing() -> None:
     assert result.requeue_after == 1.0
 
 
-@pytest.mark.parametrize("attempt", [2, 7, 10**9])
-def test_a_pod_whose_label_somebody_changed_is_of_the_present_attempt(attempt: int) -> None:
-    job = make_job(running().status, lifecycle={"suspend": True})
-    pods = [make_pod(0, job, attempt=attempt, created=NOW - 70), make_pod(1, job)]
-    result = plan_with(job, *pods)
-    assert [delete.name for delete in result.delete] == ["job-0", "job-1"]
-
-
 def test_a_job_whose_status_was_lost_adopts_its_pods() -> None:
     result = plan_with(make_job(), *make_pods(attempt=4), progress=progress())
     assert (result.status.attempt, result.delete, created(result)) == (4, (), [])
