@@ -551,10 +551,9 @@ class SmallCluster:
             fits = len(counted_pods) <= self.size.high <= len(counted_pods) + len(zombies)
             assert fits, "as many pods as nodes.max, or as many that train"
             versions = {(pod.attempt, pod.spec_hash) for pod in counted_pods}
-            assert versions == {(status.attempt, spec_hash)}, (
-                "pods of one attempt and the newest spec"
-            )
-            assert len({pod.revision for pod in counted_pods}) == 1, "pods of one revision"
+            newest = {(status.attempt, spec_hash)}  # a job of one node may have only a zombie
+            assert versions <= newest, "pods of one attempt and the newest spec"
+            assert len({pod.revision for pod in counted_pods}) <= 1, "pods of one revision"
             assert self.store is not None, "a rendezvous pod"
             assert status.nodes is not None, "the status counts nodes"
             counted = (status.nodes.ready, status.nodes.desired)
