@@ -2,9 +2,9 @@
 
     python -m tests.run [--repeat] [pytest's own options]
 
-The others wait for an API server or for a cluster. Ends with the ten slowest tests, all counts, and the
-errors of all tests that failed. With ``--repeat`` a failed test runs once more; if it then passes it is
-reported as FLAKY, with both logs.
+The others wait for an API server or for a cluster. Ends with the ten slowest tests and files, all counts,
+and the errors of all tests that failed. With ``--repeat`` a failed test runs once more; if it then passes
+it is reported as FLAKY, with both logs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -119,6 +119,13 @@ def error_of(log: str) -> str:
     return " | ".join(errors[:4] or log.strip().splitlines()[-1:])[:600]
 
 
+def print_slowest(title: str, seconds: Mapping[str, float]) -> None:
+    """Print the names with the most ``seconds``."""
+    print(f"\n{NUM_SLOWEST} slowest {title}")
+    for name in sorted(seconds, key=lambda each: -seconds[each])[:NUM_SLOWEST]:
+        print(f"{seconds[name]:7.1f} s  {name}")
+
+
 def main(arguments: list[str]) -> int:
     """Run everything; return 0 if all lanes passed."""
     options = [argument for argument in arguments if argument != "--repeat"]
@@ -129,15 +136,19 @@ def main(arguments: list[str]) -> int:
             failed = "failed" in result.outcomes.values()
             if "--repeat" in arguments and failed:
                 flaky += repeat(lane, result, options, Path(name))
-    seconds = {name: took for result in results.values() for name, took in result.seconds.items()}
-    print(f"\n{NUM_SLOWEST} slowest tests")
-    for name in sorted(seconds, key=lambda each: -seconds[each])[:NUM_SLOWEST]:
-        print(f"{seconds[name]:7.1f} s  {name}")
+    by_test, by_file = defaultdict[str, float](float), defaultdict[str, float](float)
+    for result in results.values():
+        for name, took in result.seconds.items():
+            by_test[name] += took
+            by_file[name.partition("::")[0]] += took
+    print_slowest("tests", by_test)
+    print_slowest("files", by_file)
     for lane, result in results.items():
         counts = ", ".join(
             f"{count} {kind}" for kind, count in sorted(Counter(result.outcomes.values()).items())
         )
-        print(f"{lane}: {counts or 'no tests'}, exit code {result.exit_code}")
+        total = sum(result.seconds.values()) / 60
+        print(f"{lane}: {counts or 'no tests'}, exit code {result.exit_code}, {total:.1f} min")
     for result in results.values():
         for name, kind in result.outcomes.items():
             if kind == "failed":
