@@ -39,7 +39,7 @@ from fluxtrain_operator.planner.status import finished
 
 pytestmark = pytest.mark.slow
 
-NUM_HISTORIES = int(os.environ.get("FLUXTRAIN_HISTORIES", "20000"))
+NUM_HISTORIES = int(os.environ.get("FLUXTRAIN_HISTORIES", "5000"))
 FIRST = int(os.environ.get("FLUXTRAIN_FIRST_HISTORY", "0"))
 CHUNK = 250
 ANOMALIES = ("lost", "repeated", "reordered", "stale", "refused", "died")
