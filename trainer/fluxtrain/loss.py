@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -22,6 +22,10 @@ class FlowLoss:
     model: Flux
     config: RunConfig
     dtype: torch.dtype
+    _ids: dict[tuple[int, int, int, torch.device], tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+    """Position ids on the device: to copy them for each batch would wait for the device."""
 
     def __call__(self, batch: Batch) -> Float[Tensor, " b"]:
         """Return each sample's mean squared error of the velocity, float32."""
@@ -49,11 +53,16 @@ class FlowLoss:
         guidance = None
         if self.config.model.guidance_embed:
             guidance = torch.full_like(timesteps, self.config.sampling.guidance)
+        key = height, width, txt.shape[1], noisy.device
+        if key not in self._ids:
+            ids = latents.image_ids(height, width), latents.text_ids(txt.shape[1])
+            self._ids[key] = ids[0].to(noisy.device), ids[1].to(noisy.device)
+        img_ids, txt_ids = self._ids[key]
         prediction = self.model(
             img=latents.pack(noisy).to(self.dtype),
-            img_ids=latents.image_ids(height, width).to(noisy.device),
+            img_ids=img_ids,
             txt=txt.to(self.dtype),
-            txt_ids=latents.text_ids(txt.shape[1]).to(noisy.device),
+            txt_ids=txt_ids,
             timesteps=timesteps,
             y=vec.to(self.dtype),
             guidance=guidance,

@@ -61,6 +61,9 @@ class _Trainer:
         recovery = Recovery(config, paths, world, observer.alive)
         self.sources = open_sources(config, paths.data)
         self.shares = BatchShares.of(config, world.size)
+        self.validation = evaluation_batches(
+            config, self.sources.validation, world.rank, world.size, pin=self._pin
+        )
         self.encode = batch_encoder(config, paths.models, world.device)
         published = published_weights(config, paths.models) if recovery.is_new else None
         self.model = build_model(config, world, published, observer.alive)
@@ -104,7 +107,7 @@ class _Trainer:
             self.shares,
             self.world.rank,
             first_batch=self.run.step,
-            pin=self.world.device.type == "cuda",
+            pin=self._pin,
         )
         if self.config.evaluation.at_start and self.run.step == 0:
             self._evaluate()
@@ -201,8 +204,7 @@ class _Trainer:
         config, world = self.config, self.world
         advance = self.observer.on_evaluate_begin(self.run)
         self.model.eval()
-        batches = evaluation_batches(config, self.sources.validation, world.rank, world.size)
-        result = evaluate(self.flow_loss, map(self.encode, batches), world, advance)
+        result = evaluate(self.flow_loss, map(self.encode, self.validation), world, advance)
         self.model.train()
         self.observer.log_unreadable_validation(result)
         require_readable(result, config)
@@ -226,6 +228,10 @@ class _Trainer:
             self.checkpoints.save(self.run)
             if wait:
                 self.checkpoints.finish()
+
+    @property
+    def _pin(self) -> bool:
+        return self.world.device.type == "cuda"
 
     def _timed(self) -> RunState:
         """Return the state of the run with the seconds spent until now."""

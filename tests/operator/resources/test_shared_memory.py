@@ -92,7 +92,7 @@ def test_real_batches_are_as_large_as_computed(tmp_path: Path) -> None:
     sources = open_sources(config, tmp_path)
     shares = BatchShares.of(config, 1)
     training = next(training_batches(config, sources, shares, rank=0))
-    evaluation = next(evaluation_batches(config, sources.validation, 0, 1))
+    evaluation = next(iter(evaluation_batches(config, sources.validation, 0, 1)))
     for batch in (training, evaluation):
         assert isinstance(batch, Batch)
         assert bytes_of(batch) == pytest.approx(len(batch) * sample_bytes(config), rel=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import islice
@@ -201,6 +202,20 @@ def test_evaluation_reads_every_sample_once_in_equally_many_batches(
     assert torch.equal(got["weights"], real.float())
     assert torch.equal(got["timesteps"][real], (got["indices"][real] % 8) / 8)
     assert not got["dropped"].any()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_next_evaluation_reads_the_same_with_the_same_workers(
+    tmp_path: Path, num_workers: int
+) -> None:
+    run = encoded(tmp_path, num_workers=num_workers)
+    source = open_source(run, tmp_path, "validation")
+    evaluation = evaluation_batches(run, source, 0, 2)
+    first = with_padding([list(evaluation)])
+    workers = {process.pid for process in multiprocessing.active_children()}
+    assert len(workers) == num_workers
+    assert_equal(with_padding([list(evaluation)]), first)
+    assert {process.pid for process in multiprocessing.active_children()} == workers
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from tests.trainer.tiny_model import SMALL, tiny_model
 from torch import Tensor
 
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.model import flux
+from fluxtrain.model.attention import Rotation
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.latents import image_ids, text_ids
 
@@ -119,6 +122,28 @@ def test_every_token_attends_to_every_other() -> None:
         changed[:, -1] += 1
         difference = (model(**batch | {stream: changed}) - before).abs().amax(dim=(0, 2))
         assert difference.min() > 1e-4, f"a change of the last {stream} token does not reach all"
+
+
+def test_the_rotation_is_computed_again_only_for_other_ids(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, batch = random_model(SMALL).requires_grad_(False), inputs(SMALL)
+    calls = list[int]()
+    computed = flux.rotation
+
+    def counted(ids: Tensor, *args: Any) -> Rotation:
+        calls.append(len(ids))
+        return computed(ids, *args)
+
+    monkeypatch.setattr(flux, "rotation", counted)
+    first, again = model(**batch), model(**batch)
+    assert torch.equal(first, again)
+    assert len(calls) == 1
+    moved = batch | {"img_ids": batch["img_ids"] + 1}
+    assert not torch.equal(model(**moved), first)
+    other = inputs(SMALL, rows=2, columns=2)
+    assert torch.equal(model(**other), random_model(SMALL).requires_grad_(False)(**other))
+    assert torch.equal(model(**batch), first)
 
 
 def test_samples_of_a_batch_are_independent() -> None:

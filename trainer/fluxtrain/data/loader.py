@@ -5,7 +5,7 @@ Item n of a rank is its n-th micro batch; a resume starts at another n and needs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,18 +45,21 @@ def training_batches(
     )
     steps = shares.accumulation_steps
     numbers = range(first_batch * steps, config.schedule.steps * steps)
-    return _load(config, batches, numbers, pin)
+    return iter(_loader(config, batches, numbers, pin))
 
 
 def evaluation_batches(
     config: RunConfig, source: Source, rank: int, world_size: int, pin: bool = False
-) -> Iterator[AnyBatch]:
-    """Yield this rank's part of all of ``source``: equally many equal batches on every rank."""
+) -> Iterable[AnyBatch]:
+    """Return this rank's part of all of ``source``: equally many equal batches on every rank.
+
+    It can be iterated once for each evaluation; its worker processes start with the first and live on.
+    """
     largest = -(-len(source) // world_size)
     size = min(config.evaluation.batch_size, largest)
     batches = EvaluationBatches(config, source, _builder(source, None), size)
     rounds = -(-len(source) // (size * world_size))
-    return _load(config, batches, range(rank, rounds * world_size, world_size), pin)
+    return _loader(config, batches, range(rank, rounds * world_size, world_size), pin)
 
 
 def _builder(source: Source, empty: EmptyText | None) -> Build:
@@ -65,19 +68,19 @@ def _builder(source: Source, empty: EmptyText | None) -> Build:
     return partial(build, source, empty=empty)
 
 
-def _load(
+def _loader(
     config: RunConfig, batches: TorchDataset[AnyBatch], numbers: range, pin: bool
-) -> Iterator[AnyBatch]:
+) -> DataLoader[AnyBatch]:
     workers = min(config.data.num_workers, len(numbers))
-    loader = DataLoader(
+    return DataLoader(
         batches,
         sampler=numbers,
         batch_size=None,  # an item is a whole micro batch
         num_workers=workers,
         prefetch_factor=config.data.prefetch if workers else None,
         pin_memory=pin,
+        persistent_workers=workers > 0,
     )
-    return iter(loader)
 
 
 @dataclass

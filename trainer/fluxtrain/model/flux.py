@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.attention import rotation
+from fluxtrain.model.attention import Rotation, rotation
 from fluxtrain.model.blocks import DoubleStreamBlock, LastLayer, SingleStreamBlock
 from fluxtrain.model.embed import TIMESTEP_DIM, MLPEmbedder, timestep_embedding
 
@@ -39,6 +39,7 @@ class Flux(nn.Module):
             SingleStreamBlock(hidden, heads, mlp_hidden) for _ in range(config.depth_single_blocks)
         )
         self.final_layer = LastLayer(hidden, config.in_channels)
+        self._last_positions: tuple[Tensor, Tensor, Rotation] | None = None
 
     def forward(
         self,
@@ -52,7 +53,8 @@ class Flux(nn.Module):
     ) -> Float[Tensor, "b n c"]:
         """Return the velocity at ``img``; ``timesteps`` run from 0 (clean) to 1 (noise).
 
-        Raises ValueError if the model needs ``guidance`` and there is none, or the reverse.
+        The rotation of the last tensors of ids is kept: they must not be changed in place. Raises ValueError
+        if the model needs ``guidance`` and there is none, or the reverse.
         """
         if (guidance is None) != (self.guidance_in is None):
             needed = "needs" if self.guidance_in is not None else "takes no"
@@ -62,7 +64,7 @@ class Flux(nn.Module):
         vec = self.time_in(timestep_embedding(timesteps).to(dtype)) + self.vector_in(y.to(dtype))
         if self.guidance_in is not None and guidance is not None:
             vec = vec + self.guidance_in(timestep_embedding(guidance).to(dtype))
-        positions = rotation(torch.cat((txt_ids, img_ids)), self.axes_dim, self.theta)
+        positions = self._positions(img_ids, txt_ids)
 
         for double_block in self.double_blocks:
             img, txt = double_block(img, txt, vec, positions)
@@ -71,3 +73,11 @@ class Flux(nn.Module):
             x = single_block(x, vec, positions)
         prediction: Tensor = self.final_layer(x[:, txt.shape[1] :], vec)
         return prediction
+
+    def _positions(self, img_ids: Tensor, txt_ids: Tensor) -> Rotation:
+        """Return the rotation of all tokens; it is computed again only for other tensors of ids."""
+        last = self._last_positions
+        if last is None or last[0] is not img_ids or last[1] is not txt_ids:
+            by = rotation(torch.cat((txt_ids, img_ids)), self.axes_dim, self.theta)
+            last = self._last_positions = img_ids, txt_ids, by
+        return last[2]
