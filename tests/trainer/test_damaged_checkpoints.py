@@ -14,13 +14,15 @@ from cluster.free_ports import free_port
 from tests.trainer import in_process, ranks
 from tests.trainer.outputs import losses
 
+from fluxtrain import checksums
+from fluxtrain.checksums import FileSums
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.distributed import World
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, StorageError
 from fluxtrain.launch.torchrun import finished_state
-from fluxtrain.run_state import DONE, complete, step_of
+from fluxtrain.run_state import DONE, complete, read_checksums, step_of
 from fluxtrain.verification import find_damage
 
 SAVED, LAST = 6, 8
@@ -175,6 +177,18 @@ def test_old_checkpoints_are_whole_without_checksums(saved: Path, tmp_path: Path
     (checkpoint / DONE).write_text("")
     change("run.json", of_a_later_version=1)(checkpoint)
     assert find_damage(checkpoint, ALONE, lambda: None) == ""
+
+
+def test_checksums_of_blocks_of_another_size_are_verified(saved: Path, tmp_path: Path) -> None:
+    checkpoint = folder(tmp_path, 6)
+    shutil.copytree(folder(saved, 6), checkpoint)
+    sums = {name: FileSums(block_bytes=1 << 10) for name in read_checksums(checkpoint)}
+    for name, own in sums.items():
+        own.add(memoryview((checkpoint / name).read_bytes()))
+    (checkpoint / DONE).write_text(checksums.encode(sums))
+    assert find_damage(checkpoint, ALONE, lambda: None) == ""
+    flip(checkpoint)
+    assert "wrong checksum" in find_damage(checkpoint, ALONE, lambda: None)
 
 
 def test_storage_that_cannot_be_read_now_damages_nothing(saved: Path, tmp_path: Path) -> None:

@@ -96,9 +96,10 @@ def blocks_of(files: Mapping[str, FileSums]) -> list[Block]:
 
 
 def encode(files: Mapping[str, FileSums]) -> str:
-    """Return the checksums of ``files``, by name, as JSON."""
+    """Return the checksums of ``files``, by name, as JSON; all have blocks of one size."""
+    (block_bytes,) = {sums.block_bytes for sums in files.values()} or {BLOCK_BYTES}
     entries = {name: {"size": sums.size, "crc32": sums.crc32} for name, sums in files.items()}
-    return json.dumps({"block_bytes": BLOCK_BYTES, "files": entries})
+    return json.dumps({"block_bytes": block_bytes, "files": entries})
 
 
 def decode(text: str) -> dict[str, FileSums]:

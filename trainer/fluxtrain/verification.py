@@ -23,7 +23,7 @@ from fluxtrain.contract.validation import validate
 from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError, DataError, StorageError
 from fluxtrain.model.tensor_names import entries
-from fluxtrain.run_state import read_checksums, read_config, read_state
+from fluxtrain.run_state import CONFIG_FILE, read_checksums, read_config, read_state
 from fluxtrain.safetensors_file import open_safetensors, read_shapes
 
 Alive = Callable[[], None]
@@ -39,8 +39,7 @@ def find_damage(checkpoint: Path, world: World, alive: Alive) -> str:
 
     ``alive`` is called after each block. Raises StorageError if the storage cannot be read at present.
     """
-    found = world.all_gather(_inspect(checkpoint) if world.is_main else [])
-    damage, text = found
+    damage, text = world.all_gather(_inspect(checkpoint) if world.is_main else [])
     if damage or not text:
         return damage
     blocks = checksums.blocks_of(checksums.decode(text))
@@ -95,7 +94,7 @@ def _check_headers(checkpoint: Path) -> None:
         with open_safetensors(path, "a part of a checkpoint") as file:
             for name, shape in read_shapes(file).items():
                 sizes[name] += prod(shape)
-    path = checkpoint / "config.json"
+    path = checkpoint / CONFIG_FILE
     model = validate(ModelConfig, read_config(checkpoint).get("model"), f"{path}: model")
     expected = {entry.name: prod(entry.shape) for entry in entries(model)}
     kinds = {"model"} | {kind for kind in map(_kind, sizes) if kind}
