@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from fluxtrain.errors import StorageError
-from fluxtrain.rendezvous import connections
 from fluxtrain.rendezvous.client import Client
 from fluxtrain.rendezvous.membership import Limits
 from fluxtrain.rendezvous.messages import (
@@ -28,6 +27,7 @@ from fluxtrain.rendezvous.messages import (
     request_signature,
 )
 from fluxtrain.rendezvous.service import _MAX_WORLDS, Sessions, serve, serve_members
+from fluxtrain.serving import connections
 
 KEY = b"key of the job"
 

@@ -6,6 +6,7 @@ import socket
 import struct
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,36 @@ def test_a_requested_port_in_use_is_an_error() -> None:
     try:
         with pytest.raises(ConfigError, match=r"spec\.run\.logging\.metrics_port: got \d+; cannot"):
             serve(CollectorRegistry(), Progress(), "127.0.0.1", progress.read()["port"])
+    finally:
+        stop()
+
+
+def test_clients_that_send_slowly_keep_nobody_out() -> None:
+    progress, clients = Progress(), list[socket.socket]()
+    stop = serve(CollectorRegistry(), progress, "127.0.0.1", None)
+    assert stop is not None
+    port = int(progress.read()["port"])
+    with ExitStack() as stack:
+        stack.callback(stop)
+        for _ in range(100):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            client.sendall(b"GET /metrics HTTP/1.1\r\n")
+            for other in clients:
+                with suppress(OSError):
+                    other.sendall(b"A: b\r\n")
+            clients.append(client)
+        assert get(port, "/healthz") == "ok\n"
+
+
+def test_the_lines_of_a_request_are_bounded_together() -> None:
+    progress = Progress()
+    stop = serve(CollectorRegistry(), progress, "127.0.0.1", None)
+    assert stop is not None
+    try:
+        address = "127.0.0.1", int(progress.read()["port"])
+        with socket.create_connection(address, 30) as client:
+            client.sendall(b"GET /healthz HTTP/1.1\r\nA: " + b"b" * 20_000 + b"\r\n\r\n")
+            assert b" 431 " in client.recv(1000)
     finally:
         stop()
 

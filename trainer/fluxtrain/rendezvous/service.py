@@ -7,18 +7,15 @@ a key.
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import secrets
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,6 @@ from pydantic import ValidationError
 
 from fluxtrain.contract.members import MEMBERS_PATH
 from fluxtrain.errors import StorageError
-from fluxtrain.rendezvous.connections import Connections
 from fluxtrain.rendezvous.membership import Limits, Membership, heartbeat_seconds
 from fluxtrain.rendezvous.messages import (
     MAX_BYTES,
@@ -41,14 +37,15 @@ from fluxtrain.rendezvous.messages import (
     reply_signature,
     request_signature,
 )
-from fluxtrain.rendezvous.request_head import MAX_HEAD, RequestHead
+from fluxtrain.serving.server import STATUS_BOUNDS, Bounds, Handler, Server
 
 _GRACE_SECONDS = 2.0
 """How long a new service only listens: agents of a generation that runs send heartbeats meanwhile."""
-_BOUNDS = (2 * MAX_NODES, 256)
-"""Connections for heartbeats, in all and of one address."""
-_MEMBERS_BOUNDS = (64, 8)
-"""The same of the port of /members, which the whole cluster reaches."""
+_BOUNDS = Bounds(2 * MAX_NODES, 256)
+"""Of the port for heartbeats."""
+_NAME = "rendezvous"
+_TEXT, _JSON = "text/plain", "application/json"
+_LENGTH = re.compile("[0-9]{1,9}", re.ASCII)
 _MAX_WORLDS = 16
 """Bodies with a world that are read at a time: all others are small."""
 
@@ -127,129 +124,69 @@ def _restarts(membership: Membership) -> list[dict[str, object]]:
     ]
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-    request_queue_size = 1024
+class _HeartbeatServer(Server):
+    """The server for heartbeats, which bounds how many large ones are read at a time."""
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        handler: type[BaseHTTPRequestHandler],
-        bounds: tuple[int, int],
-    ) -> None:
-        self.connections = Connections(*bounds)
+    def __init__(self, address: tuple[str, int], handler: type[Handler]) -> None:
         self.worlds = threading.BoundedSemaphore(_MAX_WORLDS)
-        super().__init__(address, handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve ``request`` in a thread."""
-        self.connections.add(request, client_address[0])
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close ``request``."""
-        self.connections.remove(request)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Close the connections that are too slow; called twice a second."""
-        self.connections.expire()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Drop a connection that failed; one line, none if the client or the service disconnected."""
-        error = sys.exc_info()[1]
-        if not isinstance(error, ConnectionError):
-            print(f"rendezvous: {client_address[0]}: {error!r}", file=sys.stderr, flush=True)
+        super().__init__(_NAME, address, handler, _BOUNDS)
 
 
-def serve(sessions: Sessions, key: bytes, address: str, port: int) -> _Server:
+def serve(sessions: Sessions, key: bytes, address: str, port: int) -> _HeartbeatServer:
     """Serve heartbeats on ``address:port`` in a thread; StorageError if it cannot listen."""
 
-    class Handler(_HeartbeatHandler):
+    class OwnHandler(_HeartbeatHandler):
         pass
 
-    Handler.sessions, Handler.key = sessions, key
-    return _start(address, port, Handler, _BOUNDS)
-
-
-def serve_members(sessions: Sessions, address: str, port: int) -> _Server:
-    """Serve /members and /healthz on ``address:port`` in a thread; StorageError if it cannot listen."""
-
-    class Handler(_MembersHandler):
-        pass
-
-    Handler.sessions = sessions
-    return _start(address, port, Handler, _MEMBERS_BOUNDS)
-
-
-def _start(
-    address: str, port: int, handler: type[BaseHTTPRequestHandler], bounds: tuple[int, int]
-) -> _Server:
-    try:
-        server = _Server((address, port), handler, bounds)
-    except OSError as error:
-        reason = error.strerror
-        raise StorageError(f"the rendezvous cannot listen on {address}:{port} ({reason})") from None
-    threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
+    OwnHandler.sessions, OwnHandler.key = sessions, key
+    with _cannot_listen(address, port):
+        server = _HeartbeatServer((address, port), OwnHandler)
+    server.start()
     return server
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+def serve_members(sessions: Sessions, address: str, port: int) -> Server:
+    """Serve /members and /healthz on ``address:port`` in a thread; StorageError if it cannot listen."""
+
+    class OwnHandler(_MembersHandler):
+        pass
+
+    OwnHandler.sessions = sessions
+    with _cannot_listen(address, port):
+        server = Server(_NAME, (address, port), OwnHandler, STATUS_BOUNDS)
+    server.start()
+    return server
+
+
+@contextmanager
+def _cannot_listen(address: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror
+        raise StorageError(f"the rendezvous cannot listen on {address}:{port} ({reason})") from None
+
+
+class _Handler(Handler):
     sessions: Sessions
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer is sent at once
-    server_version, sys_version = "fluxtrain", ""
-
-    def setup(self) -> None:
-        super().setup()
-        self.head = self.rfile = RequestHead(self.rfile)  # type: ignore[assignment]
-
-    def handle_one_request(self) -> None:
-        """Answer one request; close the connection if its first line is too long."""
-        self.head.left = MAX_HEAD
-        try:
-            super().handle_one_request()
-        except http.client.LineTooLong:
-            self.close_connection = True
-
-    def _respond(
-        self, status: int, body: bytes, kind: str = "application/json", signed: str = ""
-    ) -> None:
-        with suppress(ConnectionError):  # the client has disconnected
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            if signed:
-                self.send_header(SIGNATURE_HEADER, signed)
-            self.end_headers()
-            self.wfile.write(body)
-            self.wfile.flush()
-            if status == http.HTTPStatus.OK:
-                self.server.connections.renew(self.connection)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing for each request."""
 
 
 class _MembersHandler(_Handler):
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  (of http.server)
         if self.path == "/healthz":
-            self._respond(200, b"ok\n", "text/plain")
+            self.respond(200, b"ok\n", _TEXT)
         elif self.path == MEMBERS_PATH:
-            self._respond(200, json.dumps(self.sessions.members()).encode())
+            self.respond(200, json.dumps(self.sessions.members()).encode(), _JSON)
         else:
-            self._respond(404, b"not found\n", "text/plain")
-
-
-_LENGTH = re.compile("[0-9]{1,9}", re.ASCII)
+            self.respond(404, b"not found\n", _TEXT)
 
 
 class _HeartbeatHandler(_Handler):
+    server: _HeartbeatServer
     key: bytes
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802  (of http.server)
         length = self.headers.get("Content-Length", "")
         signature = self.headers.get(SIGNATURE_HEADER, "")
         if self.path != PATH or not _LENGTH.fullmatch(length) or int(length) > MAX_BYTES:
@@ -264,14 +201,14 @@ class _HeartbeatHandler(_Handler):
         try:
             beat = Heartbeat.model_validate_json(body)
         except ValidationError as error:
-            return self._respond(400, f"{error.errors()[0]['msg']}\n".encode(), "text/plain")
+            return self.respond(400, f"{error.errors()[0]['msg']}\n".encode(), _TEXT)
         content = self.sessions.heartbeat(beat).model_dump_json(exclude_defaults=True).encode()
         signed = reply_signature(self.key, signature, content)
-        return self._respond(200, content, signed=signed)
+        return self.respond(200, content, _JSON, [(SIGNATURE_HEADER, signed)])
 
     def _refuse(self, status: int, message: bytes) -> None:
         self.close_connection = True
-        self._respond(status, message, "text/plain")
+        self.respond(status, message, _TEXT)
 
     def _body(self, length: int) -> bytes | None:
         """Return the body; None if as many large ones are being read as may."""
@@ -313,7 +250,6 @@ def run(
         )
         signal.sigwait(signums)
         for server in servers:
-            server.shutdown()
-            server.connections.shut_down()
+            server.stop()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

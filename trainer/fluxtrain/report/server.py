@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -15,11 +11,7 @@ from fluxtrain.contract.launch import METRICS_PORT
 from fluxtrain.errors import ConfigError
 from fluxtrain.progress import Progress
 from fluxtrain.report.node_progress import node_report
-
-_MAX_CONNECTIONS = 64
-_READ_SECONDS = 10.0
-_STOP_SECONDS = 0.1
-"""How long the server may take to stop: a task that starts waits for it."""
+from fluxtrain.serving.server import STATUS_BOUNDS, Handler, Server
 
 
 def serve(
@@ -34,54 +26,19 @@ def serve(
         return None
     server = _bind(_handler(registry, progress), address, port)
     progress.update(port=server.server_address[1])
-    thread = threading.Thread(
-        target=server.serve_forever, args=(_STOP_SECONDS,), name="metrics", daemon=True
-    )
-    thread.start()
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-
-    return stop
+    server.start()
+    return server.stop
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    allow_reuse_address = True
+def _bind(handler: type[Handler], address: str, port: int | None) -> Server:
+    def bind(port: int) -> Server:
+        return Server("metrics", (address, port), handler, STATUS_BOUNDS)
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        super().__init__(address, handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve ``request`` in a thread, or close it if too many are open."""
-        if self._connections.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._connections.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print one line for an error; none if the client has disconnected."""
-        error = sys.exception()
-        if not isinstance(error, OSError):
-            print(f"metrics: {client_address[0]}: {error!r}", file=sys.stderr, flush=True)
-
-
-def _bind(
-    handler: type[BaseHTTPRequestHandler], address: str, port: int | None
-) -> ThreadingHTTPServer:
     try:
-        return _Server((address, METRICS_PORT if port is None else port), handler)
+        return bind(METRICS_PORT if port is None else port)
     except OSError as error:
         if port is None:
-            return _Server((address, 0), handler)
+            return bind(0)
         raise ConfigError(
             "spec.run.logging.metrics_port",
             port,
@@ -90,29 +47,17 @@ def _bind(
         ) from None
 
 
-def _handler(registry: CollectorRegistry, progress: Progress) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = _READ_SECONDS
-
-        def do_GET(self) -> None:
+def _handler(registry: CollectorRegistry, progress: Progress) -> type[Handler]:
+    class OwnHandler(Handler):
+        def do_GET(self) -> None:  # noqa: N802  (of http.server)
             if self.path == "/metrics":
-                self._respond(generate_latest(registry), "text/plain; version=0.0.4")
+                self.respond(200, generate_latest(registry), "text/plain; version=0.0.4")
             elif self.path == "/progress":
                 values = {**progress.read(), "ranks": node_report()}
-                self._respond(json.dumps(values).encode(), "application/json")
+                self.respond(200, json.dumps(values).encode(), "application/json")
             elif self.path == "/healthz":
-                self._respond(b"ok\n", "text/plain")
+                self.respond(200, b"ok\n", "text/plain")
             else:
                 self.send_error(404)
 
-        def _respond(self, body: bytes, kind: str) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Do not log requests."""
-
-    return Handler
+    return OwnHandler

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fluxtrain.rendezvous.connections import REQUEST_SECONDS, Connections
+from fluxtrain.serving.connections import REQUEST_SECONDS, Connections
 
 
 class Clients:

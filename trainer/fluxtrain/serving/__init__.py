@@ -1,0 +1,1 @@
+"""HTTP servers of trainers and of the rendezvous service, bounded; without torch."""
