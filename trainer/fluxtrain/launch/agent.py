@@ -33,6 +33,7 @@ from fluxtrain.contract.members import agent_name
 from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
 from fluxtrain.gpus import require_gpus
 from fluxtrain.launch import torchrun
+from fluxtrain.launch.elastic_agent import Peers
 from fluxtrain.launch.environment import prepare_for_gpus
 from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_error
 from fluxtrain.launch.rendezvous import BACKEND, MembershipRendezvous, register
@@ -78,7 +79,7 @@ def main(termination_log: Path) -> int:
 def _run_until_done() -> tuple[int, str]:
     paths = RunPaths.from_environment(os.environ)
     with emptied(paths.snapshots), _heartbeats(paths.metrics_address) as rendezvous:
-        peers = torchrun.Peers(
+        peers = Peers(
             rendezvous.stop_seconds,
             rendezvous.was_interrupted,
             rendezvous.report_step,

@@ -9,16 +9,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from uuid import uuid4
 
 import torch
 from prometheus_client import CollectorRegistry
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -29,7 +27,6 @@ from fluxtrain.contract.launch import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
     ENV_CONFIG,
-    ENV_GENERATION,
     ENV_OWN_STORE,
     ENV_SHUTDOWN_SECONDS,
     RunPaths,
@@ -42,11 +39,11 @@ from fluxtrain.data.sources import open_sources
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, DataError, StorageError
 from fluxtrain.files import atomic_write, exclusive_lock
+from fluxtrain.launch.elastic_agent import ALONE, ElasticAgent, Peers
 from fluxtrain.launch.environment import prepare_for_gpus
 from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_error
-from fluxtrain.launch.restart_cause import num_out_of_memory_kills, restart_cause
 from fluxtrain.launch.snapshot_volume import local_volume
-from fluxtrain.launch.trainer_progress import TrainerProgress, trainer_progress
+from fluxtrain.launch.trainer_progress import trainer_progress
 from fluxtrain.progress import Progress
 from fluxtrain.report.server import serve
 from fluxtrain.run_state import (
@@ -69,16 +66,9 @@ _SHUTDOWN_SECONDS = 120
 """How long trainers may take to save a checkpoint after a signal, unless the operator says otherwise."""
 _NUM_RECORDED = "2000"
 """Collectives that torch's flight recorder keeps, to tell what a hung rank waits for."""
-_RESTART_SECONDS = 30
-"""The same before a restart in place: torchrun's default."""
 LOCAL_RESTARTS = 3
 """How often ``fluxtrain run`` restarts trainers that crash, such as out of memory, from memory or storage."""
 _LOCK_TIMEOUT_SECONDS = 10.0
-_EXIT_BARRIER_SECONDS = 10
-"""How long an agent waits for the other agents after its trainers succeeded; usually milliseconds.
-
-Trainers end together (see `process_group`), so an agent that does not arrive is lost. Torchrun's default
-is five minutes."""
 
 
 def run(config: RunConfig, paths: RunPaths, processes: int) -> tuple[int, str]:
@@ -151,104 +141,19 @@ def _check_training(config: RunConfig, paths: RunPaths, processes: int) -> None:
         print(f"fluxtrain: {folder}: {sources.train.advice}", file=sys.stderr)
 
 
-@dataclass(frozen=True)
-class Peers:
-    """What an agent asks about the other nodes of a run, and tells them; by default there are none."""
-
-    stop_seconds: Callable[[], int | None] = lambda: None
-    """Returns the seconds from SIGTERM to SIGKILL of the trainers; torchrun's if it returns None."""
-    were_interrupted: Callable[[], bool] = lambda: False
-    """Returns whether the generation before lost a node, or was ended by the operator."""
-    on_step: Callable[[int], None] = lambda step: None
-    """Called with each new step of this node's trainers."""
-    on_failure: Callable[[str], None] = lambda cause: None
-    """Called with the cause when trainers failed that will be started again; not if they were stopped."""
-    generation: Callable[[], int] = lambda: 0
-    """Returns the generation that the trainers run in; 0 on a single machine."""
-
-
-class _Agent(LocalElasticAgent):
-    """torchrun's agent; trainers whose peers are lost end within seconds.
-
-    That uses no restart, nor do trainers that a peer's agent stopped: all ranks stop together.
-    """
-
-    def __init__(
-        self, *arguments: Any, peers: Peers, progress: TrainerProgress, **options: Any
-    ) -> None:
-        options["exit_barrier_timeout"] = _EXIT_BARRIER_SECONDS
-        super().__init__(*arguments, **options)
-        self._peers, self._progress = peers, progress
-        self._has_failed = False  # the trainers before the present rendezvous
-        self._were_stopped = False
-        self._result = RunResult(WorkerState.INIT)
-        self._num_kills = 0  # out of memory, before the present trainers started
-
-    def _shutdown(
-        self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = _RESTART_SECONDS
-    ) -> None:
-        if death_sig != signal.SIGKILL:
-            self._progress.print_if_stalled()
-        super()._shutdown(death_sig, timeout)
-
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        seconds = self._peers.stop_seconds()
-        if seconds is None:
-            super()._stop_workers(worker_group)
-        elif seconds == 0:
-            self._shutdown(signal.SIGKILL)
-        else:
-            self._shutdown(signal.SIGTERM, seconds)
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._result = super()._monitor_workers(worker_group)
-        return self._result
-
-    def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        self._has_failed = worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
-        codes = [failure.exitcode for failure in self._result.failures.values()]
-        self._were_stopped = bool(codes) and set(codes) == {EXIT_STOPPED}
-        if self._has_failed and not self._were_stopped:
-            self._peers.on_failure(
-                restart_cause(codes, num_out_of_memory_kills() > self._num_kills)
-            )
-        super()._restart_workers(worker_group)
-        self._has_failed = False
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """Start the trainers, and keep their number of restarts for the agent's termination message."""
-        restarts = worker_group.spec.max_restarts - self._remaining_restarts
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
-        self._num_kills = num_out_of_memory_kills()
-        os.environ[ENV_GENERATION] = str(self._peers.generation())
-        ids: dict[int, Any] = super()._start_workers(worker_group)
-        return ids
-
-    def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Join the next generation; trainers of one that was interrupted use no restart if they failed."""
-        super()._rendezvous(worker_group)
-        if self._has_failed and (self._were_stopped or self._peers.were_interrupted()):
-            self._remaining_restarts += 1
-
-
-def launch(
-    torchrun_arguments: list[str],
-    paths: RunPaths,
-    peers: Peers = Peers(),
-) -> tuple[int, str]:
+def launch(torchrun_arguments: list[str], paths: RunPaths, peers: Peers = ALONE) -> tuple[int, str]:
     """Run ``fluxtrain.launch.rank`` under torchrun with these arguments and the PET_* environment."""
     with trainer_progress(peers.on_step) as progress:
-        return _launch(torchrun_arguments, paths, partial(_Agent, peers=peers, progress=progress))
+        return _launch(
+            torchrun_arguments, paths, partial(ElasticAgent, peers=peers, progress=progress)
+        )
 
 
 def _launch(
-    torchrun_arguments: list[str],
-    paths: RunPaths,
-    agent: Callable[..., LocalElasticAgent],
+    torchrun_arguments: list[str], paths: RunPaths, agent: Callable[..., LocalElasticAgent]
 ) -> tuple[int, str]:
-    logging.getLogger("torch.distributed.elastic").setLevel(
-        logging.CRITICAL
-    )  # the errors are reported by the caller
+    # the caller reports the errors
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     vars(api)[LocalElasticAgent.__name__] = agent  # the launcher has no argument for it
     parser = get_args_parser()
     if any("--shutdown-timeout" in action.option_strings for action in parser._actions):
