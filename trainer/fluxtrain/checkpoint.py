@@ -33,10 +33,10 @@ from fluxtrain.checksums import ChecksummedFile, FileSums
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import DataError, StorageError
 from fluxtrain.files import folder_size, write_to_disk
+from fluxtrain.progress import Alive
 from fluxtrain.run_state import CONFIG_FILE, DONE, STATE_FILE, RunState, read_state
 
 State = dict[str, Tensor]
-Alive = Callable[[], None]
 _POLL_SECONDS = 0.5
 
 

@@ -18,7 +18,6 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from pathlib import Path
 from fluxtrain.errors import FencedError
 from fluxtrain.fence import Fence
 from fluxtrain.files import sync
+from fluxtrain.progress import Alive
 from fluxtrain.run_state import DONE, complete, folder_of
 
 _PARTIAL = re.compile(r"partial_(\d+)_step_\d+")
@@ -85,7 +85,7 @@ class CheckpointFolder:
             partial.rename(target)
         sync(self.path)
 
-    def keep_newest(self, count: int, alive: Callable[[], None]) -> None:
+    def keep_newest(self, count: int, alive: Alive) -> None:
         """Remove all but the newest ``count`` checkpoints; ``alive`` is called after each.
 
         Raises FencedError if there is a newer start.

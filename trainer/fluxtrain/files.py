@@ -13,6 +13,9 @@ from pathlib import Path
 
 from fluxtrain.errors import StorageError
 
+_UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP)
+"""Errors of file systems that cannot write the names in a folder to the disk."""
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
@@ -45,10 +48,7 @@ def sync(path: Path) -> None:
     try:
         os.fsync(file)
     except OSError as error:
-        if error.errno not in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-        ):  # a file system that cannot do it for folders
+        if error.errno not in _UNSUPPORTED:
             raise
     finally:
         os.close(file)

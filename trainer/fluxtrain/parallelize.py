@@ -18,6 +18,7 @@ from fluxtrain.contract.run.replicas import replicas
 from fluxtrain.distributed import World
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import initial_value
+from fluxtrain.progress import Alive
 
 try:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -34,7 +35,7 @@ def build_model(
     config: RunConfig,
     world: World,
     weights: Iterable[tuple[str, Tensor]] | None = None,
-    alive: Callable[[], None] = lambda: None,
+    alive: Alive = lambda: None,
 ) -> Flux:
     """Return the model with ``weights``, sharded over the ranks as in ``config.parallel``.
 
@@ -136,7 +137,7 @@ def load_weights(
     model: nn.Module,
     weights: Iterable[tuple[str, Tensor]],
     device: torch.device,
-    alive: Callable[[], None] = lambda: None,
+    alive: Alive = lambda: None,
 ) -> None:
     """Copy this rank's part of ``weights`` into the parameters, which are on the meta device.
 

@@ -21,6 +21,7 @@ from fluxtrain.contract.run.preflight import PreflightConfig
 from fluxtrain.distributed import World
 from fluxtrain.errors import UnfitNodeError
 from fluxtrain.files import atomic_write
+from fluxtrain.progress import Alive
 
 MAX_UNFIT = 3
 """Starts in a row that end because of an unfit node; after them the run goes on."""
@@ -49,9 +50,7 @@ class Verdict:
         return [r for r, own in enumerate(self.seconds) if own > self.factor * self.median]
 
 
-def run_preflight(
-    config: PreflightConfig | None, world: World, output: Path, alive: Callable[[], None]
-) -> None:
+def run_preflight(config: PreflightConfig | None, world: World, output: Path, alive: Alive) -> None:
     """Compare all ranks; raise UnfitNodeError on a rank that is too slow. Every rank must call it.
 
     ``output`` keeps the number of starts in a row that found an unfit node. ``alive`` is called meanwhile.
@@ -82,7 +81,7 @@ def _matrix_product(device: torch.device) -> Callable[[], Tensor]:
 
 
 def _typical_seconds(
-    work: Callable[[], object], device: torch.device, limit: float, alive: Callable[[], None]
+    work: Callable[[], object], device: torch.device, limit: float, alive: Alive
 ) -> float:
     """Return the median duration of ``work``, repeated for at most ``limit`` seconds but at least once."""
     _timed(work, device)  # loads kernels
@@ -93,7 +92,7 @@ def _typical_seconds(
     return median(durations)
 
 
-def _all_reduce_seconds(world: World, limit: float, alive: Callable[[], None]) -> float:
+def _all_reduce_seconds(world: World, limit: float, alive: Alive) -> float:
     """Return the median duration of an all-reduce over all ranks, all of which repeat it equally often."""
     numbers = torch.ones(_REDUCED_BYTES[world.device.type] // 4, device=world.device)
 

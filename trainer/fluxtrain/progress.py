@@ -9,6 +9,9 @@ from typing import Any
 
 from fluxtrain.contract.progress import IMPORT, STEP, Phase
 
+Alive = Callable[[], None]
+"""Is called after each sign of progress."""
+
 
 class Progress:
     """The newest values of /progress, by key, and the time spent in each phase; thread-safe."""

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from math import prod
@@ -23,10 +23,10 @@ from fluxtrain.contract.validation import validate
 from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError, DataError, StorageError
 from fluxtrain.model.tensor_names import entries
+from fluxtrain.progress import Alive
 from fluxtrain.run_state import CONFIG_FILE, read_checksums, read_config, read_state
 from fluxtrain.safetensors_file import open_safetensors, read_shapes
 
-Alive = Callable[[], None]
 _SUFFIX = ".safetensors"
 _NUM_THREADS = 8
 """Reads at the same time, so that the storage is as busy as in a load."""

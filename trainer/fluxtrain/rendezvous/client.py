@@ -74,9 +74,7 @@ class Client:
         with self._exchanging:
             try:
                 reply = self._send()
-                if (
-                    reply.boot != self._beat.boot
-                ):  # another process of the service: it answers only now
+                if reply.boot != self._beat.boot:  # of another process, which answers only now
                     self.update(boot=reply.boot)
                     self._unknown = True
                     reply = self._send()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from fluxtrain.contract.launch import LEDGER_FOLDER, SAMPLES_FOLDER, RunPaths
+from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.progress import COMPILE, EVALUATE, FINISH, SAMPLE, SAVE, STEP, Phase
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.order import BatchShares
@@ -24,8 +24,8 @@ from fluxtrain.mlperf.machine import machine_facts
 from fluxtrain.model.flops import training_flops
 from fluxtrain.report.clock import Clock
 from fluxtrain.report.endpoint import Endpoint
+from fluxtrain.report.ledger import Ledger
 from fluxtrain.report.rank_times import RankTimesReport
-from fluxtrain.report.records import Records, drop_after
 from fluxtrain.report.run_logs import RunLogs, StepMetrics, Throughput
 from fluxtrain.run_state import RunState
 from fluxtrain.step_times import StepTimes
@@ -52,7 +52,7 @@ class Observer:
         self._clock = Clock()
         self._last_logged = (0, 0.0)  # samples and seconds
         self._data_wait = 0.0
-        self._ledger: Records | None = None
+        self._ledger: Ledger | None = None
         self._logs: RunLogs | None = None  # on rank 0
         if world.local_rank == 0:
             self._endpoint.start(closing)
@@ -83,7 +83,8 @@ class Observer:
         if run.eval_loss is not None:
             self.metrics.eval_loss.set(run.eval_loss)
         if self.config.logging.ledger:
-            self._open_ledger(run.step, fence)
+            self._ledger = Ledger(self.paths.output, run.step, self.world, fence)
+            self._closing.callback(self._ledger.close)
         if self.world.is_main:
             fence.check()
             facts = RunFacts(
@@ -97,18 +98,6 @@ class Observer:
             self._logs = RunLogs(facts, self.paths, run, self._closing)
             port = self.progress.read().get("port")
             self._logs.print_summary(run, self.world, num_parameters, port)
-
-    def _open_ledger(self, step: int, fence: Fence) -> None:
-        fence.check()
-        folder = self.paths.output / LEDGER_FOLDER
-        folder.mkdir(exist_ok=True)
-        if self.world.is_main:  # including files of ranks that this run no longer has
-            for path in folder.glob("rank_*.jsonl"):
-                drop_after(path, step)
-        self.world.barrier()
-        fence.check()
-        self._ledger = Records(folder / f"rank_{self.world.rank:05d}.jsonl", step)
-        self._closing.callback(self._ledger.close)
 
     def on_train_begin(self) -> None:
         """Start the clock after every rank is loaded, and before any rank reads a sample."""
@@ -159,7 +148,7 @@ class Observer:
     def log_used(self, step: int, indices: list[int]) -> None:
         """Write the indices of the samples that this rank used in ``step`` to the ledger."""
         if self._ledger is not None:
-            self._ledger.write({"step": step, "indices": indices})
+            self._ledger.write(step, indices)
 
     def log_step(self, metrics: StepMetrics) -> None:
         """Log the metrics of a step and the throughput since the last log interval."""

@@ -22,7 +22,7 @@ _MAX_SLOWDOWN = 1000.0
 
 @dataclass(frozen=True)
 class Straggler:
-    """The slowest rank."""
+    """A rank, and how slow it is for one cause, in one log step or in several."""
 
     rank: int
     cause: Cause

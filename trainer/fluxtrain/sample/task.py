@@ -7,7 +7,6 @@ the settings. Existing images are kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from fluxtrain.files import atomic_write
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model.flux import Flux
 from fluxtrain.parallelize import DTYPES, load_weights
+from fluxtrain.progress import Alive
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.sample.denoise import denoise, initial_noise, to_pil_images
 from fluxtrain.weights.reader import published_weights
@@ -107,9 +107,7 @@ def _sample(
         print(f"{image_paths[index]}: {config.sampling.prompts[index]}", flush=True)
 
 
-def _load_model(
-    config: RunConfig, paths: RunPaths, world: World, alive: Callable[[], None]
-) -> Flux:
+def _load_model(config: RunConfig, paths: RunPaths, world: World, alive: Alive) -> Flux:
     weights = published_weights(config, paths.models)
     assert weights is not None
     with torch.device("meta"):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fluxtrain import checkpoint, run_state
-from fluxtrain.checkpoint import Alive, State
+from fluxtrain.checkpoint import State
 from fluxtrain.checkpoint_folder import CheckpointFolder, damaged
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, CONFIG_FILE, RunPaths
 from fluxtrain.contract.run.config import RunConfig
@@ -16,6 +16,7 @@ from fluxtrain.contract.run.replicas import replicas
 from fluxtrain.distributed import Channel, World
 from fluxtrain.errors import DataError
 from fluxtrain.fence import Fence, claim
+from fluxtrain.progress import Alive
 from fluxtrain.run_state import RunState
 from fluxtrain.snapshots import restore
 from fluxtrain.snapshots.image import Shard, rows_of
@@ -143,9 +144,7 @@ def _take_over(folder: Path, world: World, before: int) -> tuple[Fence, list[Pat
     found = list[str]()
     if world.is_main:
         fence = claim(folder, before)
-        CheckpointFolder(
-            fence
-        ).take_over()  # what earlier starts have not committed by now, they cannot
+        CheckpointFolder(fence).take_over()  # before looking: earlier starts commit no more
         found = [str(fence.start), *(path.name for path in run_state.complete(folder))]
     start, *names = world.all_gather(found)
     return Fence(folder, int(start)), [folder / name for name in names]

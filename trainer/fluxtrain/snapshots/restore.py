@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cached_property
@@ -16,6 +16,7 @@ from torch import Tensor
 from fluxtrain.checkpoint import State
 from fluxtrain.distributed import Channel, World
 from fluxtrain.fence import Fence
+from fluxtrain.progress import Alive
 from fluxtrain.run_state import RunState
 from fluxtrain.snapshots.copies import (
     IMAGE,
@@ -30,8 +31,6 @@ from fluxtrain.snapshots.copies import (
 from fluxtrain.snapshots.image import Piece, Shard, local_bytes, pieces, rows_of
 from fluxtrain.snapshots.lineage import Lineage, read_lineage, write_lineage
 from fluxtrain.snapshots.slot import checksum, mapped
-
-Alive = Callable[[], None]
 
 
 @dataclass(frozen=True)
