@@ -18,6 +18,7 @@ from time import perf_counter, process_time
 import numpy as np
 import torch
 from benchmarks.reference_model import random_model, reference
+from benchmarks.torchtitan_names import to_torchtitan
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
@@ -122,13 +123,9 @@ def torchtitan(task: Task, recompute: bool = False) -> Step:
     from torchtitan.models.flux.parallelize import apply_ac, apply_compile
     from torchtitan.models.flux.utils import create_position_encoding_for_latents, pack_latents
 
-    weights = {  # BFL's names, except those of the norms
-        name.removesuffix("scale") + "weight" if name.endswith("_norm.scale") else name: weight
-        for name, weight in random_model(FLUX_DEBUG).state_dict().items()
-    }
     with torch.device("meta"):
         model: nn.Module = flux_configs["flux-debug"]().build()
-    model.load_state_dict(weights, assign=True)
+    model.load_state_dict(to_torchtitan(random_model(FLUX_DEBUG).state_dict()), assign=True)
     compiling = CompileConfig(enable=task.compiled)
     if recompute:
         apply_ac(model)

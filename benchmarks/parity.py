@@ -19,6 +19,7 @@ import torch
 from benchmarks.contender import CONTENDERS, FLUX_DEBUG, make_task
 from benchmarks.peers import ROOT, peers_python
 from benchmarks.table import print_table
+from benchmarks.torchtitan_names import from_torchtitan
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -28,14 +29,6 @@ from fluxtrain.model.tensor_names import entries
 PEERS = ("torchtitan", "diffusers")
 TOLERANCE = 1e-5  # float32 sums of some thousand terms in another order, twice through four blocks
 Tensors = Mapping[str, Tensor]
-
-
-def from_torchtitan(theirs: Tensors) -> dict[str, Tensor]:
-    """Return torchtitan's tensors under BFL's names: only the norms' differ."""
-    return {
-        name.removesuffix("weight") + "scale" if name.endswith("_norm.weight") else name: tensor
-        for name, tensor in theirs.items()
-    }
 
 
 def from_diffusers(theirs: Tensors) -> dict[str, Tensor]:

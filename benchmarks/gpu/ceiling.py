@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from benchmarks.gpu.attention import BACKENDS, attention_backend
 from benchmarks.gpu.setting import Setting, bf16_peak, device, machine
 from benchmarks.gpu.timing import seconds_of
 from benchmarks.table import print_table
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from fluxtrain.model.flops import linears
@@ -28,12 +28,6 @@ ADAMW_BYTES = 7 * 4 + 2
 """Bytes that one AdamW step moves per parameter: reads weight, gradient and both moments, writes all but the
 gradient, in float32, and writes the weight in bfloat16."""
 _COPY_BYTES = 1 << 30
-_BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-}
 
 
 @dataclass(frozen=True)
@@ -153,8 +147,8 @@ def _attention_seconds(setting: Setting) -> Iterator[tuple[str, float]]:
     def attend() -> tuple[Tensor, ...]:
         return torch.autograd.grad(scaled_dot_product_attention(*inputs), inputs, gradient)
 
-    for name, backend in _BACKENDS.items():
-        with suppress(RuntimeError), sdpa_kernel(backend):
+    for name in BACKENDS:
+        with suppress(RuntimeError), attention_backend(name):
             yield name, seconds_of(attend)
 
 

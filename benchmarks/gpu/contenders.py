@@ -6,8 +6,7 @@ run their own models, wrappers and position ids; encoders are left out, as ours 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from benchmarks.gpu.setting import SCHNELL, Setting, device
 from benchmarks.gpu.weights import random_batch, random_weights
+from benchmarks.torchtitan_names import to_torchtitan
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
@@ -186,7 +186,7 @@ def _torchtitan_model(setting: Setting, world: World, contender: Contender) -> n
     """Return torchtitan's model with our random weights, wrapped as its flux trainer does."""
     with torch.device("meta"):
         model = _empty_torchtitan_model(setting)
-    model.load_state_dict(dict(_torchtitan_weights(setting)), assign=True)
+    model.load_state_dict(to_torchtitan(dict(random_weights(setting.model))), assign=True)
     if contender.recompute:
         _recompute(model)
     if contender.compiled:
@@ -217,13 +217,6 @@ def _empty_torchtitan_model(setting: Setting) -> nn.Module:
     ).build()
 
 
-def _torchtitan_weights(setting: Setting) -> Iterator[tuple[str, Tensor]]:
-    """Yield BFL's names, except those of the norms."""
-    for name, value in random_weights(setting.model):
-        is_norm = name.endswith("_norm.scale")
-        yield name.removesuffix("scale") + "weight" if is_norm else name, value
-
-
 def _recompute(model: nn.Module) -> None:
     if version("torchtitan").startswith("0.2"):
         from torchtitan.models.flux.infra.parallelize import apply_ac
@@ -241,15 +234,6 @@ def _shard_torchtitan(model: nn.Module, world: World) -> None:
     else:
         from torchtitan.models.flux.parallelize import apply_fsdp
     apply_fsdp(model, world.mesh(1), param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-
-
-def attention_backend(name: str | None) -> AbstractContextManager[None]:
-    """Return a context in which attention uses backend ``name`` only; torch chooses if it is None."""
-    if name is None:
-        return nullcontext()
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    return sdpa_kernel(getattr(SDPBackend, f"{name.upper()}_ATTENTION"))
 
 
 TUNED = {"parallel.reshard_after_forward": False}

@@ -7,12 +7,10 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.setting import Depth
-
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.peers import ROOT
 
 
 @dataclass(frozen=True)

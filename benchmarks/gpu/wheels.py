@@ -14,19 +14,15 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.peers import PACKAGES
+
 OWN = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "prometheus-client")
 DIFFUSERS = ("diffusers",)
-TORCHTITAN = {  # its flux model imports its data sets and its tokenizer
-    "0.2.2": ("torchtitan==0.2.2", "torchdata==0.11.0"),
-    "0.3.0": (
-        *("torchtitan==0.3.0", "torchdata==0.11.0"),
-        *("torch_checkpointing==0.1.1", "spmd_types==0.2.3"),
-    ),
+_NOT_NEEDED = {"torchvision"}
+TORCHTITAN = {  # the packages of `benchmarks.peers` that each version does without
+    "0.2.2": {"torch_checkpointing", "spmd_types"},
+    "0.3.0": set[str](),
 }
-TORCHTITAN_NEEDS = (
-    *("datasets==4.7.0", "dill==0.4.1", "multiprocess==0.70.19", "xxhash==4.1.0"),
-    *("tyro==1.0.17", "docstring_parser==0.18.0", "httpx==0.28.1", "httpcore==1.0.9"),
-)
 _GLIBC = (39, 36, 35, 34, 31, 28, 27, 24, 17)
 
 
@@ -37,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--python", default="3.12", help="version of that machine's Python")
     parser.add_argument("--torchtitan", choices=TORCHTITAN, default="0.2.2")
     options = parser.parse_args(arguments)
-    packages = (*pinned(OWN + DIFFUSERS), *TORCHTITAN[options.torchtitan], *TORCHTITAN_NEEDS)
+    packages = (*pinned(OWN + DIFFUSERS), *torchtitan(options.torchtitan))
     platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in _GLIBC]
     command = [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"),
@@ -48,6 +44,13 @@ def main(arguments: list[str] | None = None) -> int:
     size = sum(path.stat().st_size for path in options.folder.glob("*.whl"))
     print(f"{size / 2**20:.1f} MiB in {options.folder}")
     return code
+
+
+def torchtitan(wanted: str) -> list[str]:
+    """Return version ``wanted`` of torchtitan, and what its flux model imports, with versions."""
+    pins = dict(package.split("==") for package in PACKAGES) | {"torchtitan": wanted}
+    left_out = _NOT_NEEDED | TORCHTITAN[wanted]
+    return [f"{name}=={pin}" for name, pin in pins.items() if name not in left_out]
 
 
 def pinned(names: tuple[str, ...]) -> list[str]:

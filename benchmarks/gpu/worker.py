@@ -15,7 +15,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from benchmarks.gpu.contenders import CONTENDERS, Step, attention_backend
+from benchmarks.gpu.attention import attention_backend
+from benchmarks.gpu.contenders import CONTENDERS, Step
 from benchmarks.gpu.setting import gpu_state, make_setting
 from benchmarks.gpu.timing import wait
 
