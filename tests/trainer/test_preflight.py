@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -136,6 +136,26 @@ def test_the_limit_of_time_bounds_the_repetitions(limit: float, seconds: float, 
     preflight._typical_seconds(work, ALONE.device, limit, lambda: alive.append(1))
     assert len(called) == calls
     assert len(alive) == calls - 1, "the watchdog sees each repetition"
+
+
+class CountingWorld(World):
+    """One rank that counts its all-reduces, each of which takes a tenth of a second."""
+
+    calls: ClassVar[list[float]] = []
+
+    def all_sum(self, values: torch.Tensor) -> torch.Tensor:
+        self.calls.append(0.1)
+        time.sleep(0.1)
+        return values
+
+
+@pytest.mark.parametrize(("limit", "calls"), [(0.01, {2}), (0.45, {2, 3, 4, 5}), (60.0, {21})])
+def test_the_limit_of_time_bounds_the_all_reduces(limit: float, calls: set[int]) -> None:
+    """The first one connects the ranks; the second tells how many follow."""
+    CountingWorld.calls.clear()
+    world = CountingWorld(0, 0, 1, torch.device("cpu"))
+    preflight._all_reduce_seconds(world, limit, lambda: None)
+    assert len(CountingWorld.calls) in calls
 
 
 def test_without_the_field_nothing_runs(tmp_path: Path) -> None:

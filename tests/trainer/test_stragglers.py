@@ -149,7 +149,7 @@ def test_a_slow_rank_is_named_with_its_pod_and_the_cause(
         (1, {0: "compute"}, None),  # nothing to compare with
         (2, {0: "compute", 1: "compute"}, None),
         (3, {0: "data", 1: "data", 2: "data"}, None),
-        (2, {1: "compute"}, 5),  # a hiccup
+        (2, {1: "compute"}, 5),  # one slow step
     ],
 )
 def test_nobody_is_named(tmp_path: Path, size: int, slow: Slow, only_step: int | None) -> None:

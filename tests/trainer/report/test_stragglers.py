@@ -77,7 +77,7 @@ def test_a_rank_whose_wait_for_data_makes_steps_longer(
     ("cause", "num_slow", "is_straggler"),
     [
         ("compute", 0, False),
-        ("compute", 1, False),  # a hiccup, however long
+        ("compute", 1, False),  # one slow step, however long
         ("compute", NUM_LOG_STEPS - 1, False),
         ("compute", NUM_LOG_STEPS, True),
         ("data", 1, False),

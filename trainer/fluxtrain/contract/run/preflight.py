@@ -15,4 +15,4 @@ class PreflightConfig(StrictModel):
     factor: Annotated[float, Field(gt=1, le=100)] = 1.5
     """A rank that is slower than the median by more than this factor ends the start; its pod is replaced."""
     seconds: Annotated[float, Field(gt=0, le=600)] = 20.0
-    """Longest time of the check; at least one product and two all-reduces are timed."""
+    """Longest time of the check; at least two products and two all-reduces run."""
