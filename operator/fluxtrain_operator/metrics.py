@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from fluxtrain.contract.resource.status import ProgressStatus, TimeSpent
+from fluxtrain.contract.resource.status import TimeSpent
 from fluxtrain_operator.distrust import NO_DISTRUST, Distrust
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.names import Key
@@ -124,7 +124,7 @@ class Metrics:
     def record_plan(self, key: Key, job: Job, plan: Plan) -> None:
         """Record a plan for ``job`` that has been executed."""
         self.pods_created.inc(sum(desired["kind"] == "Pod" for desired in plan.create))
-        self._observe_first_step(job, plan.status.progress)
+        self._observe_first_step(job, plan)
         self._count_time(job.status.time_spent, plan.status.time_spent)
         self.set_phase(key, plan.status.phase)
 
@@ -139,17 +139,18 @@ class Metrics:
         """Stop counting a job."""
         self._count(self._phases.pop(key, None), -1)
 
-    def _observe_first_step(self, job: Job, progress: ProgressStatus | None) -> None:
+    def _observe_first_step(self, job: Job, plan: Plan) -> None:
         """Observe the time to a job's first step, or from the last step before a restart to the next one.
 
         Each status is written once, so nothing is counted twice across leaders. A suspension is not a
         recovery.
         """
-        before = job.status.progress
-        first = seconds(progress.first_step_time) if progress else None
-        last = seconds(before.last_step_time) if before else None
-        if first is None:
+        before, progress = job.status.progress, plan.status.progress
+        told = progress.first_step_time if progress else None
+        if told is None or (before is not None and before.first_step_time == told):
             return
+        first = plan.first_step_time or seconds(told) or 0.0
+        last = seconds(before.last_step_time) if before else None
         if last is None:
             self.first_step_seconds.observe(max(0.0, first - job.created))
         elif first > last and not _suspended_after(job, last):

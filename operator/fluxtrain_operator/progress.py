@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from fluxtrain.contract.progress import Cause, Phase, phase_of
 from fluxtrain.contract.resource.status import CheckpointStatus, ProgressStatus
-from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.timestamps import seconds, stamp
 
 _MAX_COUNT = 2**31 - 1
 _MAX_SAMPLES = 2**53
@@ -89,6 +89,7 @@ class Progress:
     """The training's progress, its newest checkpoint, and the restarts of processes within pods."""
 
     status: ProgressStatus
+    """With times by the trainer's clock."""
     checkpoint: CheckpointStatus | None = None
     process_restarts: int = 0
     rank: int = 0
@@ -100,6 +101,8 @@ class Progress:
     """Seconds since the response was received, by the operator's monotonic clock."""
     alive_time: float | None = None
     """Unix time of the newest progress of any kind, as older trainers report it instead of ``ranks``."""
+    seconds_since_step: float | None = field(default=None, compare=False)
+    """Seconds from the last step to the response; None before a step, and from older trainers."""
     num_nodes: int | None = None
     """Nodes that train together; None from older trainers."""
     straggler: Straggler | None = None
@@ -122,6 +125,7 @@ class Progress:
             phase=phase_of(answer.get("phase")),
             ranks=_ranks(answer),
             alive_time=_unix_time(answer.get("aliveTime")),
+            seconds_since_step=_number(answer.get("secondsSinceStep")),
             num_nodes=_count(answer.get("numNodes"), _MAX_COUNT) or None,
             straggler=Straggler.from_json(answer.get("straggler")),
             train_seconds_before=_number(answer.get("trainSecondsBefore")),
@@ -132,6 +136,12 @@ class Progress:
         """Return the seconds since any of the ranks made progress; None from older trainers."""
         silent = min((rank.seconds_since_progress for rank in self.ranks), default=None)
         return None if silent is None else silent + self.age
+
+    def ended_at(self, told: float | None) -> Progress:
+        """Return this progress as that of a pod that ended at ``told``, by its clock too, if it is known."""
+        last = seconds(self.status.last_step_time)
+        since = None if told is None or last is None else told - last
+        return replace(self, seconds_since_step=since)
 
     def with_ranks(self, others: Iterable[Progress]) -> Progress:
         """Return this progress with the ranks of ``others`` too."""

@@ -15,6 +15,16 @@ NOW = stamp(time.time())
 """A recent time: pods that started long ago without any progress would count as stuck."""
 
 
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
 OWNER = {"kind": "FluxTraining", "name": "job", "uid": "uid-job", "controller": True}
 
 

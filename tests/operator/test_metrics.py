@@ -35,8 +35,12 @@ def record(metrics: Metrics, *statuses: Status) -> dict[str, float]:
     for status in statuses:
         manifest = make_training(status=before, creationTimestamp=stamp(CREATED))
         metrics.record_plan(KEY, load(manifest, "trainer:1"), Plan(status))
-        before = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        before = as_json(status)
     return values(metrics)
+
+
+def as_json(status: Status) -> dict[str, Any]:
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def values(metrics: Metrics) -> dict[str, float]:
@@ -80,6 +84,17 @@ def test_starts_and_recoveries_are_measured_by_the_trainers_times(
     assert observed["time_to_first_step_seconds_count"] == (start > 0)
     assert observed["recovery_seconds_sum"] == recovery
     assert observed["recovery_seconds_count"] == (recovery > 0)
+
+
+def test_a_recovery_is_measured_by_the_operators_clock() -> None:
+    metrics, hour = Metrics(CollectorRegistry()), 3600
+    manifest = make_training(status=as_json(at(hour, 38)), creationTimestamp=stamp(CREATED))
+    job = load(manifest, "trainer:1")
+    for _ in range(3):  # until the status is written
+        metrics.record_plan(KEY, job, Plan(job.status, first_step_time=CREATED + 50))
+    metrics.record_plan(KEY, job, Plan(at(hour + 20, 55), first_step_time=CREATED + 50))
+    assert values(metrics)["recovery_seconds_sum"] == 12
+    assert values(metrics)["recovery_seconds_count"] == 1
 
 
 def jobs(metrics: Metrics) -> dict[str, float]:

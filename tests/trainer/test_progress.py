@@ -8,6 +8,7 @@ import pytest
 
 from fluxtrain.contract.progress import (
     COMPILE,
+    EVALUATE,
     LOAD,
     PHASE_SECONDS,
     SAVE,
@@ -72,6 +73,24 @@ def test_the_mean_time_of_a_step_leaves_out_other_phases() -> None:
     assert values["phaseSeconds"] == {"import": 0.0, "compile": 500.0, "step": 6.0, "save": 300.0}
     clock.now += 1000
     assert progress.read()["stepSeconds"] == 2.0, "a hang makes no step longer"
+
+
+def test_the_time_since_the_last_step_does_not_follow_the_wall_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    progress = Progress(clock)
+    assert "secondsSinceStep" not in progress.read(), "there was no step"
+    progress.step_done(step=1)
+    assert progress.read()["secondsSinceStep"] == 0.0
+    clock.now += 5
+    monkeypatch.setattr("fluxtrain.progress.time.time", lambda: 1.0)
+    progress.enter(EVALUATE)
+    clock.now += 2
+    progress.alive()
+    assert progress.read()["secondsSinceStep"] == 7.0
+    progress.step_done()
+    assert progress.read()["secondsSinceStep"] == 0.0
 
 
 def test_the_same_phase_again_is_progress_in_it() -> None:

@@ -23,6 +23,7 @@ class Progress:
         self._phase: Phase = IMPORT
         self._began = self._progressed = now()
         self._spent: dict[Phase, float] = {}  # in phases that have ended
+        self._stepped: float | None = None
         self._num_steps, self._step_seconds = 0, 0.0
 
     @property
@@ -51,7 +52,7 @@ class Progress:
     def step_done(self, **values: object) -> None:
         """Record that a step ended, and replace the given values."""
         with self._lock:
-            self._progressed = self._now()
+            self._progressed = self._stepped = self._now()
             if self._phase == STEP:
                 self._num_steps += 1
                 self._step_seconds = self._seconds_in(STEP, self._progressed) / self._num_steps
@@ -64,12 +65,14 @@ class Progress:
         with self._lock:
             now = self._now()
             spent = {**self._spent, self._phase: self._seconds_in(self._phase, now)}
+            since_step = None if self._stepped is None else round(now - self._stepped, 3)
             return {
                 **self._values,
                 "phase": self._phase,
                 "secondsInPhase": round(now - self._began, 3),
                 "secondsSinceProgress": round(now - self._progressed, 3),
                 "phaseSeconds": {phase: round(seconds, 3) for phase, seconds in spent.items()},
+                **({} if since_step is None else {"secondsSinceStep": since_step}),
                 **({"stepSeconds": round(self._step_seconds, 6)} if self._num_steps else {}),
             }
 

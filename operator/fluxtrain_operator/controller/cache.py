@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,10 @@ from fluxtrain_operator.controller.node_ledger import NodeLedger
 from fluxtrain_operator.controller.trimmed_pod import node_of, trimmed
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.node_health import KNOWN_MARKS, NodeMarks
-from fluxtrain_operator.planner.observed import NodeView
+from fluxtrain_operator.planner.observed import TRANSITION, NodeView, newest_time
 from fluxtrain_operator.planner.owner_references import is_controlled_by
+from fluxtrain_operator.timestamps import seconds
+from fluxtrain_operator.transition import Transition, transition
 
 Manifest = Mapping[str, Any]
 
@@ -22,9 +24,11 @@ Manifest = Mapping[str, Any]
 class Cache:
     """The newest version of each object; of pods only the fields in use, a tenth of the memory."""
 
-    def __init__(self, marks: NodeMarks = KNOWN_MARKS) -> None:
-        """Start empty; ``marks`` tell which nodes are unhealthy."""
-        self._marks = marks
+    def __init__(
+        self, marks: NodeMarks = KNOWN_MARKS, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Start empty; ``marks`` tell which nodes are unhealthy, ``clock`` the Unix time of a change."""
+        self._marks, self._clock = marks, clock
         self._jobs: dict[Key, Manifest] = {}
         self._dependents: dict[Key, set[Key]] = {}
         self._pods: dict[Key, dict[str, Manifest]] = {}
@@ -108,7 +112,7 @@ class Cache:
                 self._replace_pod(key, name, None)
             self._drop_deleted_node(node_of(manifest))
         elif _is_newer(manifest, cached):
-            self._replace_pod(key, name, trimmed(manifest))
+            self._replace_pod(key, name, _with_transition(trimmed(manifest), cached, self._clock()))
         return key
 
     def _replace_pod(self, key: Key, name: str, pod: Manifest | None) -> None:
@@ -165,7 +169,8 @@ class Cache:
         view = NodeView.from_object(manifest, self._marks)
         view = NodeView(view.name, ready=False, gone=True) if deleted else view
         before = self.nodes.get(view.name)
-        view = _with_mark_times(view, before)
+        now = self._clock()
+        view = _with_mark_times(_with_ready_time(view, before, now), before, now)
         self.nodes[view.name] = view
         if before is None or (before.created, before.gone) != (view.created, view.gone):
             self.ledger.refresh(view.name)
@@ -183,13 +188,36 @@ class Cache:
             self.ledger.refresh(name)
 
 
-def _with_mark_times(view: NodeView, before: NodeView | None) -> NodeView:
-    """Return ``view`` with the times since which it is marked: those of the view ``before``, or now."""
+def _with_transition(pod: Manifest, cached: Manifest | None, now: float) -> Manifest:
+    """Return ``pod`` with its newest transition, which was watched if the ``cached`` pod is the same one."""
+    told = newest_time(pod)
+    if told is None:
+        return pod
+    metadata = pod["metadata"]
+    is_known = cached is not None and cached["metadata"].get("uid") == metadata.get("uid")
+    before = cached.get(TRANSITION) if cached is not None and is_known else None
+    created = seconds(metadata.get("creationTimestamp")) or 0.0
+    newest = transition(told, before, is_watched=is_known, earliest=created, now=now)
+    return {**pod, TRANSITION: newest}
+
+
+def _with_ready_time(view: NodeView, before: NodeView | None, now: float) -> NodeView:
+    """Return ``view`` with the time of its change of ``ready``, watched if ``before`` is the same node."""
+    if not view.told_since:
+        return view
+    is_known = before is not None and before.created == view.created and not before.gone
+    known = Transition(before.told_since, before.since) if before is not None and is_known else None
+    newest = transition(view.told_since, known, is_watched=is_known, earliest=view.created, now=now)
+    return replace(view, since=newest.time)
+
+
+def _with_mark_times(view: NodeView, before: NodeView | None, now: float) -> NodeView:
+    """Return ``view`` with the times since which it is marked: those of the view ``before``, or ``now``."""
     if view.unhealthy:
-        since = before.unhealthy_since if before and before.unhealthy else time.time()
+        since = before.unhealthy_since if before and before.unhealthy else now
         view = replace(view, unhealthy_since=since)
     if view.problem:
-        since = before.problem_since if before and before.problem else time.time()
+        since = before.problem_since if before and before.problem else now
         view = replace(view, problem_since=since)
     return view
 

@@ -14,7 +14,10 @@ from fluxtrain_operator.planner.create_failures import CreateFailure
 from fluxtrain_operator.progress import Progress, read_termination_message
 from fluxtrain_operator.revision import Revision
 from fluxtrain_operator.timestamps import seconds
+from fluxtrain_operator.transition import Transition
 
+TRANSITION = "transition"
+"""Key under which the cache keeps the newest transition of a pod, beside its metadata and status."""
 _GPU_RESOURCES = ("amd.com/", "nvidia.com/gpu")
 _MAX_NUMBER = 10**9
 """Of an annotation, which people can change: counts in the status are bounded."""
@@ -56,7 +59,9 @@ class Pod:
     """Restarts of its processes, in the termination message, and of those before it."""
     created: float = 0.0
     started: float | None = None
+    """Unix time by the operator's clock; of a pod that has ended, as long before ``finished`` as it ran."""
     finished: float | None = None
+    """Unix time by the operator's clock."""
     disrupted: bool = False
     excludes_nodes: bool = False
     """Whether it excludes nodes for their faults."""
@@ -85,9 +90,10 @@ class Pod:
         conditions = {c.get("type"): c for c in _mappings(status, "conditions")}
         scheduled = _mapping(conditions, "PodScheduled")
         state = _main_container(labels, status)
-        waiting, running = _mapping(state, "waiting"), _mapping(state, "running")
-        terminated = _mapping(state, "terminated")
+        waiting, terminated = _mapping(state, "waiting"), _mapping(state, "terminated")
         final = read_termination_message(terminated.get("message"))
+        started, finished = _told_times(state)
+        shift = _shift(manifest)
         return Pod(
             name=str(metadata.get("name", "")),
             uid=str(metadata.get("uid", "")),
@@ -111,11 +117,11 @@ class Pod:
             exit_code=terminated.get("exitCode"),
             reason=str(status.get("reason") or terminated.get("reason") or ""),
             message=final.text or str(status.get("message") or ""),
-            final_progress=final.progress,
+            final_progress=final.progress and final.progress.ended_at(finished),
             process_restarts=final.process_restarts,
             created=seconds(metadata.get("creationTimestamp")) or 0.0,
-            started=seconds(running.get("startedAt") or terminated.get("startedAt")),
-            finished=seconds(terminated.get("finishedAt")),
+            started=None if started is None else started + shift,
+            finished=None if finished is None else finished + shift,
             disrupted=_mapping(conditions, "DisruptionTarget").get("status") == "True",
             excludes_nodes=bool(notes.get(names.ANNOTATION_DISTRUSTED)),
         )
@@ -136,7 +142,9 @@ class NodeView:
     problem_since: float = 0.0
     """Unix time since which the operator has seen that it is; 0 if unknown."""
     since: float = 0.0
-    """Unix time of the last change of ``ready``; 0 if unknown."""
+    """Unix time of the last change of ``ready``, by the operator's clock in the cache; 0 if unknown."""
+    told_since: float = 0.0
+    """``since`` by the clock of whoever told it."""
     has_gpus: bool = False
     gone: bool = False
     """Whether the node was deleted while it had pods."""
@@ -153,6 +161,7 @@ class NodeView:
         metadata, status = _mapping(manifest, "metadata"), _mapping(manifest, "status")
         conditions = {c.get("type"): c for c in _mappings(status, "conditions")}
         ready = _mapping(conditions, "Ready")
+        since = seconds(ready.get("lastTransitionTime")) or 0.0
         name, hostname = metadata.get("name", ""), _mapping(metadata, "labels").get(names.HOSTNAME)
         return NodeView(
             name=str(name),
@@ -162,7 +171,8 @@ class NodeView:
             cordoned=_mapping(manifest, "spec").get("unschedulable") is True,
             created=seconds(metadata.get("creationTimestamp")) or 0.0,
             hostname=str(hostname) if hostname and hostname != name else "",
-            since=seconds(ready.get("lastTransitionTime")) or 0.0,
+            since=since,
+            told_since=since,
             has_gpus=any(map(_is_gpu, _mapping(status, "capacity").items())),
         )
 
@@ -209,6 +219,26 @@ class Observed:
         trainers = tuple(sorted(by_component[names.TRAINER], key=lambda pod: pod.index))
         rendezvous = next(iter(by_component[names.RENDEZVOUS]), None)
         return Observed(pods=trainers, rendezvous=rendezvous, **others)
+
+
+def newest_time(pod: Mapping[str, Any]) -> float | None:
+    """Return when the main container ended, else when it started, by its node's clock; None if neither."""
+    state = _main_container(_mapping(_mapping(pod, "metadata"), "labels"), _mapping(pod, "status"))
+    started, finished = _told_times(state)
+    return started if finished is None else finished
+
+
+def _told_times(state: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Return when a container started and ended, by its node's clock; None if it is not told."""
+    running, terminated = _mapping(state, "running"), _mapping(state, "terminated")
+    started = seconds(running.get("startedAt") or terminated.get("startedAt"))
+    return started or None, seconds(terminated.get("finishedAt")) or None
+
+
+def _shift(pod: Mapping[str, Any]) -> float:
+    """Return the seconds to add to times by the clock of the pod's node; 0 without a cache."""
+    newest = pod.get(TRANSITION)
+    return newest.shift if isinstance(newest, Transition) else 0.0
 
 
 def _main_container(labels: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:

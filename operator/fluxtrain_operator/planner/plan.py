@@ -82,6 +82,8 @@ class Plan:
     """Seconds after which to plan again if nothing changes."""
     decision: Decision | None = None
     """Why, for the log; None for a job that has finished or is rejected."""
+    first_step_time: float | None = None
+    """Unix time of the first step of the processes that reported last, for the metrics; None if unknown."""
 
 
 def load(
@@ -150,6 +152,7 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
             [_requeue_after(before, decision, status), _retry(failures, now), _resume(create)]
         ),
         decision=decision,
+        first_step_time=before.report.first_step_time if before.report is not None else None,
     )
 
 

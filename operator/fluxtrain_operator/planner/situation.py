@@ -10,7 +10,6 @@ from fluxtrain.contract.resource.status import (
     InPlaceRestart,
     ProgressStatus,
     Restarts,
-    StragglerStatus,
 )
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.members import ProcessRestart
@@ -18,6 +17,7 @@ from fluxtrain_operator.planner.failures import Failure, failure_of
 from fluxtrain_operator.planner.guard import Guard
 from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.planner.process_restarts import new_restarts, next_counted
+from fluxtrain_operator.planner.report import Report, newest_report
 from fluxtrain_operator.progress import Progress
 from fluxtrain_operator.resources import supporting
 from fluxtrain_operator.resources.gang import Gang, gang_of
@@ -225,36 +225,23 @@ class Situation:
         return self.charged_before + (min(added, told) if is_older else added)
 
     @cached_property
-    def latest_progress(self) -> Progress | None:
-        """Return rank 0's newest progress: its answer, or its termination message, which may be newer."""
-        reports = [self.observed.progress, *(pod.final_progress for pod in self.observed.pods)]
-        progress = [report for report in reports if report is not None]
-        return max(progress, key=lambda p: p.status.last_step_time or "", default=None)
+    def report(self) -> Report | None:
+        """Return rank 0's newest report, None without one."""
+        return newest_report(self.observed, self.now)
 
     @property
-    def progress(self) -> ProgressStatus | None:
-        """Return the newest progress: the latest report, or that in the status."""
-        before, latest = self.job.status.progress, self.latest_progress
-        if latest is None or latest.status.last_step_time is None:
-            return before
-        known = (before.last_step_time if before else None) or ""
-        is_newer = self.observed.progress is not None or latest.status.last_step_time >= known
-        return self._with_straggler(latest) if is_newer else before
+    def latest_progress(self) -> Progress | None:
+        """Return the progress in rank 0's newest report, with times by the trainer's clock."""
+        return self.report.progress if self.report is not None else None
 
-    def _with_straggler(self, latest: Progress) -> ProgressStatus:
-        """Return the status of ``latest`` with its straggler, unless that runs in no pod of this attempt."""
-        found = latest.straggler
-        pod = next((pod for pod in self.current if found and pod.uid == found.pod), None)
-        if found is None or pod is None:
-            return latest.status
-        straggler = StragglerStatus(
-            rank=found.rank,
-            pod=pod.name,
-            node=pod.node,
-            cause=found.cause,
-            slowdown=found.slowdown,
-        )
-        return latest.status.model_copy(update={"straggler": straggler})
+    @cached_property
+    def progress(self) -> ProgressStatus | None:
+        """Return the newest progress: that of the newest report, or that in the status."""
+        before, report = self.job.status.progress, self.report
+        if report is None or report.last_step_time is None:
+            return before
+        is_newer = self.observed.progress is not None or report.follows(before)
+        return report.status_after(before, self.current) if is_newer else before
 
     @property
     def last_step_time(self) -> float | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.operator.jobs import KEY, OWNER, make_node, make_pod, make_training
+from tests.operator.jobs import KEY, OWNER, Clock, make_node, make_pod, make_training
 
-from fluxtrain_operator.controller import cache as cache_module
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.node_health import NodeMarks, parse_node_health
 from fluxtrain_operator.planner.observed import Pod
@@ -123,7 +122,7 @@ def test_nothing_stays_in_memory_of_deleted_objects() -> None:
         cache.set_pod(pod)
         cache.set_node(node, deleted=True)
         cache.set_pod(pod, deleted=True)
-    kept = {name: value for name, value in vars(cache).items() if name != "_marks"}
+    kept = {name: value for name, value in vars(cache).items() if name not in ("_marks", "_clock")}
     assert not any(kept.values()), kept
 
 
@@ -193,16 +192,17 @@ DEADLOCK = {"status": {"conditions": [{"type": "KernelDeadlock", "status": "True
     ("mark", "field"), [(TAINT, "unhealthy_since"), (DEADLOCK, "problem_since")]
 )
 def test_the_time_since_which_a_node_is_marked_is_kept_until_it_is_not(
-    monkeypatch: pytest.MonkeyPatch, mark: dict[str, Any], field: str
+    mark: dict[str, Any], field: str
 ) -> None:
-    cache, now = make_cache(), iter([100.0, 200.0, 300.0])
-    monkeypatch.setattr(cache_module.time, "time", lambda: next(now))
-    marked = {**make_node("n1"), **mark}
+    clock = Clock(100.0)
+    cache, marked = Cache(clock=clock), {**make_node("n1"), **mark}
     for _ in range(3):
         cache.set_node(marked)
         assert getattr(cache.nodes["n1"], field) == 100.0
+        clock.now += 10.0
     cache.set_node(make_node("n1"))
     assert getattr(cache.nodes["n1"], field) == 0.0
+    clock.now = 200.0
     cache.set_node(marked)
     assert getattr(cache.nodes["n1"], field) == 200.0
 

@@ -244,15 +244,34 @@ def test_the_generation_of_a_rank_is_bounded(value: object, generation: int) -> 
 def test_invalid_values_of_a_trainer_leave_the_status_valid(value: object) -> None:
     keys = (
         "step", "samples", "trainLoss", "lastStepTime", "firstStepTime", "checkpointStep",
-        "processRestarts", "trainSeconds", "trainSecondsBefore",
+        "processRestarts", "trainSeconds", "trainSecondsBefore", "secondsSinceStep",
     )  # fmt: skip
     progress = Progress.from_json(dict.fromkeys(keys, value))
     assert progress is not None
     assert 0 <= progress.status.step < 2**31
     assert 0 <= progress.status.samples <= 2**53
-    for number in (progress.status.train_loss, progress.train_seconds_before):
+    numbers = (
+        progress.status.train_loss,
+        progress.train_seconds_before,
+        progress.seconds_since_step,
+    )
+    for number in numbers:
         assert number is None or math.isfinite(number)
     assert progress.status.last_step_time is None
+
+
+@pytest.mark.parametrize(
+    ("since", "finished"),
+    [(2.0, "2026-01-01T00:00:12Z"), (None, None), (0.0, "2026-01-01T00:00:10Z")],
+)
+def test_a_termination_message_is_as_old_as_the_end_of_its_pod(
+    since: float | None, finished: str | None
+) -> None:
+    message = '{"rank": 0, "lastStepTime": 1767225610.9, "secondsSinceStep": 0.3}'
+    terminated = {"exitCode": 1, "message": message, "finishedAt": finished}
+    pod = Pod.from_object(manifest(containerStatuses=container(terminated=terminated)))
+    assert pod.final_progress is not None
+    assert pod.final_progress.seconds_since_step == since
 
 
 STRAGGLER = {"rank": 3, "host": "job-1", "pod": "uid-1", "cause": "data", "slowdown": 1.41421}

@@ -9,6 +9,7 @@ Besides the numbers of the run, the report always has:
 | ``phase`` | one of the phases below |
 | ``secondsInPhase`` | seconds since the phase began |
 | ``secondsSinceProgress`` | seconds since the last progress of any kind |
+| ``secondsSinceStep`` | seconds since the last step; after the first |
 | ``phaseSeconds`` | seconds that the process has spent in each phase, by phase |
 | ``stepSeconds`` | mean seconds of a step in phase ``step``; after the first |
 | ``straggler`` | the slowest rank, see below; absent or null if there is none |

@@ -152,9 +152,9 @@ class ProgressStatus(StatusModel):
     train_seconds: float | None = None
     """Time spent on steps over all attempts; steps repeated after a restart count once."""
     first_step_time: Annotated[str, Field(max_length=64)] | None = None
-    """When the current processes completed their first step."""
+    """When the current processes completed their first step, by the clock of rank 0's node."""
     last_step_time: Annotated[str, Field(max_length=64)] | None = None
-    """When the last step completed."""
+    """When the last step completed, by the operator's clock."""
     phase_seconds: Annotated[dict[str, float], Field(max_length=16)] = {}
     """Seconds that rank 0's present process has spent in each phase."""
     straggler: StragglerStatus | None = None
