@@ -14,8 +14,9 @@ from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.disruption import NODE_FAULTS, Reason
 from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.planner.plan import Plan
+from fluxtrain_operator.planner.report import Report
 from fluxtrain_operator.planner.status import finished
-from fluxtrain_operator.timestamps import seconds, stamp
+from fluxtrain_operator.timestamps import stamp
 
 _NO_PROGRESS_SECONDS = 60.0
 """No step takes longer in these histories, and no budget of the watchdog is shorter."""
@@ -55,7 +56,7 @@ def _has_program_failed(deletion: Deletion) -> bool:
 
 def _has_no_progress(deletion: Deletion) -> bool:
     answer, service = deletion.observed.any_progress, deletion.observed.rendezvous
-    last = seconds(answer.status.last_step_time) if answer else None
+    last = Report(answer, deletion.now).last_step_time if answer else None
     is_up = service is not None and service.running and not service.deleting
     limit = _NO_PROGRESS_SECONDS if is_up else _NO_PROGRESS_SECONDS + _REPAIR_SECONDS
     return last is not None and deletion.now > last + limit
@@ -126,9 +127,9 @@ def check_faults(observed: Observed, result: Plan) -> None:
     assert len(pods) == len(set(pods)), "a fault of a pod counts twice"
 
 
-def with_look_alikes(observed: Observed, number: int) -> Observed:
-    """Return ``observed`` as read from a cache with pods of others that look like the job's."""
-    cache = Cache()
+def with_look_alikes(observed: Observed, number: int, now: float) -> Observed:
+    """Return ``observed`` as read ``now`` from a cache with pods of others that look like the job's."""
+    cache = Cache(clock=lambda: now)
     cache.set_job(make_training())
     pods = [*observed.pods, *([observed.rendezvous] if observed.rendezvous else [])]
     for pod in pods:

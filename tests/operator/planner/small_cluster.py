@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from tests.operator.planner.invariants import (
     check_restart_in_place,
     with_look_alikes,
 )
+from tests.operator.planner.node_clocks import NodeClocks
 
 from fluxtrain.contract.resource.status import ProgressStatus, Status
 from fluxtrain_operator import names
@@ -35,6 +36,8 @@ from fluxtrain_operator.revision import Revision
 from fluxtrain_operator.timestamps import seconds, stamp
 
 NODES = ("a", "b", "c", "d", "e")
+RIGHT = (0.0,) * len(NODES)
+"""By how many seconds the clocks of the nodes are ahead."""
 MAX_RESTARTS = 2
 PROGRAM_CODES, FATAL_CODE = (1, 74), 3
 _GRACE_SECONDS = 180
@@ -105,7 +108,10 @@ def with_status(job: Job, status: Status) -> Job:
 class SmallCluster:
     """Pods by name, nodes, one job. Raises AssertionError if the planner violates an invariant."""
 
-    def __init__(self, size: Size, planner: Planner = plan) -> None:
+    def __init__(
+        self, size: Size, planner: Planner = plan, offsets: Sequence[float] = RIGHT
+    ) -> None:
+        self.clocks = NodeClocks(dict(zip(NODES, offsets, strict=True)))
         self.size, self.planner, self.image, self.suspend = size, planner, "", False
         self.operator = "operator:0"
         """Default image of the present version of the operator."""
@@ -190,7 +196,8 @@ class SmallCluster:
         last = seconds(self.progress.last_step_time) or 0.0
         silent = self.now - max(last, self.began)
         step, generation = self.progress.step, self.generation[1]
-        rank = RankProgress(0, "step", step, silent, 1.0, generation=generation)
+        first = self.world[0] if self.world else ""
+        rank = RankProgress(0, "step", step, silent, 1.0, pod=first, generation=generation)
         ranks = () if self.old_trainers else (rank,)
         return Progress(self.progress, phase="step", num_nodes=len(self.world), ranks=ranks)
 
@@ -239,9 +246,10 @@ class SmallCluster:
         job = with_status(make_job(*known.spec, self.operator), known.status)
         recent = sum(self.now < time + 60.0 for time in self.fault_times)
         left = MAX_FAULTS_PER_MINUTE - recent
-        name = revision_to_read(job, seen.observed, self.now)
+        observed = self.clocks.seen(seen.observed, self.now)
+        name = revision_to_read(job, observed, self.now)
         revision = self.revisions.get(name) if name is not None else None
-        return job, replace(seen.observed, disruptions_left=left, revision=revision)
+        return job, replace(observed, disruptions_left=left, revision=revision)
 
     def _note(self, job: int, pods: int) -> None:
         """Count the anomalies of the snapshots that the operator reads."""
@@ -268,18 +276,20 @@ class SmallCluster:
         check_restart_in_place(result)
         check_faults(observed, result)
         if self.look_alikes:
-            crowded = with_look_alikes(observed, self.look_alikes)
+            crowded = with_look_alikes(observed, self.look_alikes, self.now)
             same = self.planner(job, crowded, self.now)
             assert same == result, "a decision depends on an object that is not the job's"
         if seen.number == self.snapshots[-1].number:
-            self._check_lost(result)
+            self._check_lost(result, observed)
         if result.status != known.status or result.delete or result.create:
             if known.version != self.version:
                 self.happened["refused"] += 1  # by the API server: the job has changed since
                 return result
             self._write(result.status)
         acts: list[Delete | Manifest] = [*result.delete, *result.create]
-        self.happened["died"] += len(acts) > num_acts
+        if len(acts) > num_acts:
+            self.happened["died"] += 1
+            self.clocks.change_leader()
         for act in acts[:num_acts]:
             if isinstance(act, Delete):
                 self._delete(act)
@@ -287,10 +297,10 @@ class SmallCluster:
                 self._create(act)
         return result
 
-    def _check_lost(self, result: Plan) -> None:
+    def _check_lost(self, result: Plan, observed: Observed) -> None:
         """Check that no node counts as lost while its pod trains, or while most nodes are not ready."""
         lost = [e.message.partition(":")[0] for e in result.events if e.reason == "NodeLost"]
-        since = [node.since for node in self.nodes.values() if not node.ready]
+        since = [node.since for node in observed.nodes.values() if not node.ready]
         num_lately = sum(self.now - turned < _RECENT_OUTAGE_SECONDS for turned in since)
         outage = not self.num_ready or num_lately > self.num_ready
         last = self.progress.last_step_time if self.progress else None

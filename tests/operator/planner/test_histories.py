@@ -22,6 +22,7 @@ from tests.operator.planner.small_cluster import (
     FATAL_CODE,
     NODES,
     PROGRAM_CODES,
+    RIGHT,
     Planner,
     Size,
     SmallCluster,
@@ -44,14 +45,17 @@ FIRST = int(os.environ.get("FLUXTRAIN_FIRST_HISTORY", "0"))
 CHUNK = 250
 ANOMALIES = ("lost", "repeated", "reordered", "stale", "refused", "died")
 """Anomalies of the watches, of writes of the status, and of the operator."""
+_OFFSETS = (-3600.0, 0.0, 3600.0)
+"""By how many seconds the clock of a node is ahead."""
 _FEWEST_EVENTS, _MOST_EVENTS = 20, 60
 
 
 class History(NamedTuple):
-    """A job's size and the numbers of the events that happen to it."""
+    """A job's size, the numbers of the events that happen to it, and by how much clocks are ahead."""
 
     size: Size
     events: tuple[int, ...]
+    offsets: tuple[float, ...] = RIGHT
 
     @staticmethod
     def of(seed: int) -> History:
@@ -59,11 +63,12 @@ class History(NamedTuple):
         low = chance.randint(1, 2)
         size = Size(low, low + chance.randint(0, 2), chance.random() < 0.5)
         count = chance.randint(_FEWEST_EVENTS, _MOST_EVENTS)
-        return History(size, tuple(chance.randrange(_LARGEST_EVENT) for _ in range(count)))
+        events = tuple(chance.randrange(_LARGEST_EVENT) for _ in range(count))
+        return History(size, events, tuple(chance.choice(_OFFSETS) for _ in NODES))
 
     def play(self, planner: Planner = plan) -> Counter[str]:
         """Run the events, then let the cluster converge; return the number of each anomaly."""
-        cluster = SmallCluster(self.size, planner)
+        cluster = SmallCluster(self.size, planner, self.offsets)
         for event in self.events:
             apply_event(cluster, event)
         anomalies = cluster.happened.copy()
@@ -95,7 +100,7 @@ class History(NamedTuple):
 
     def __str__(self) -> str:
         events = [f"  {EVENTS[e % len(EVENTS)].__name__}({e // len(EVENTS)})" for e in self.events]
-        return "\n".join([f"{self.size}", *events, f"  {self.events}"])
+        return "\n".join([f"{self.size} {self.offsets}", *events, f"  {self.events}"])
 
 
 def apply_event(cluster: SmallCluster, event: int) -> None:
@@ -177,6 +182,7 @@ def user_changes_the_image(cluster: SmallCluster, number: int) -> None:
 
 def operator_is_upgraded_or_rolled_back(cluster: SmallCluster, number: int) -> None:
     cluster.operator = f"operator:{number % 3}"
+    cluster.clocks.change_leader()
 
 
 def stranger_deletes_the_revisions(cluster: SmallCluster, number: int) -> None:
@@ -400,6 +406,19 @@ def excludes_every_node(job: Job, observed: Observed, now: float) -> Plan:
     return replace(result, create=create)
 
 
+def believes_clocks_that_are_ahead(job: Job, observed: Observed, now: float) -> Plan:
+    ahead = max(_OFFSETS)
+    pods = (
+        replace(
+            pod,
+            started=None if pod.started is None else pod.started + ahead,
+            finished=None if pod.finished is None else pod.finished + ahead,
+        )
+        for pod in observed.pods
+    )
+    return plan(job, replace(observed, pods=tuple(pods)), now)
+
+
 @pytest.mark.parametrize(
     ("wrong", "invariant"),
     [
@@ -417,6 +436,7 @@ def excludes_every_node(job: Job, observed: Observed, now: float) -> Plan:
         (deletes_pods_that_restart_in_place, "a restart in place deletes a training pod"),
         (deletes_every_other_revision, "the revision of a pod is deleted"),
         (excludes_every_node, "more nodes are excluded for faults"),
+        (believes_clocks_that_are_ahead, "with everything in place a job runs"),
     ],
 )
 def test_a_wrong_planner_is_detected(wrong: Planner, invariant: str) -> None:
