@@ -161,7 +161,8 @@ async def reconcile(cluster: KubernetesApi, manifest: Manifest) -> None:
         pod["metadata"] |= {"uid": "pod", "resourceVersion": "2"}
         cache.set_pod(pod)
     metrics = Metrics(CollectorRegistry())
-    await Reconciler(cache, cluster, metrics, "trainer").reconcile(KEY)
+    reconciler = Reconciler(cache, cluster, metrics, "trainer", jobs_known_from=0.0)
+    await reconciler.reconcile(KEY)
 
 
 async def watch_everything(api: ApiClient, recorder: Recorder) -> None:

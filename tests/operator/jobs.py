@@ -51,11 +51,22 @@ def make_job(name: str = "job", **status: Any) -> Manifest:
 def make_pod(
     name: str = "job-0", version: int = 1, node: str = "n1", job: str = "job", **metadata: Any
 ) -> Manifest:
-    """Return a pod that ``job`` controls."""
-    labels = {names.LABEL_JOB: job, names.LABEL_MANAGED_BY: names.FIELD_MANAGER}
+    """Return a training pod that ``job`` controls."""
+    labels = {
+        names.LABEL_JOB: job,
+        names.LABEL_MANAGED_BY: names.FIELD_MANAGER,
+        names.LABEL_COMPONENT: names.TRAINER,
+        names.LABEL_INDEX: name.rpartition("-")[2],
+    }
     common = {"name": name, "namespace": "ns", "uid": name, "resourceVersion": str(version)}
     return {
-        "metadata": {**common, "labels": labels, "ownerReferences": [OWNER], **metadata},
+        "metadata": {
+            **common,
+            "labels": labels,
+            "annotations": {},
+            "ownerReferences": [{**OWNER, "name": job}],
+            **metadata,
+        },
         "spec": {"nodeName": node},
     }
 

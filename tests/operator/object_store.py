@@ -132,6 +132,7 @@ class Harness:
             metrics,
             image,
         )
+        self.reconciler.jobs_known_from = 0.0
         self.cache = self.reconciler.cache
         self.cache.set_job({**make_job(), **changes})
 

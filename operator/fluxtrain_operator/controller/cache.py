@@ -9,8 +9,9 @@ from typing import Any
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.applied_objects import AppliedObjects
+from fluxtrain_operator.controller.creation import created_labels
 from fluxtrain_operator.controller.node_ledger import NodeLedger
-from fluxtrain_operator.controller.trimmed_pod import node_of, trimmed
+from fluxtrain_operator.controller.trimmed_pod import label, node_of, trimmed
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.node_health import KNOWN_MARKS, NodeMarks
 from fluxtrain_operator.planner.observed import TRANSITION, NodeView, newest_time
@@ -32,6 +33,7 @@ class Cache:
         self._jobs: dict[Key, Manifest] = {}
         self._dependents: dict[Key, set[Key]] = {}
         self._pods: dict[Key, dict[str, Manifest]] = {}
+        self._key_of_pod: dict[str, Key] = {}  # by the pod's uid
         self._on_node: dict[str, set[tuple[Key, str]]] = {}  # job keys and pod names by node
         self._deleted_nodes: set[str] = set()
         self.nodes: dict[str, NodeView] = {}
@@ -100,12 +102,20 @@ class Cache:
         )
 
     def set_pod(self, manifest: Manifest, deleted: bool = False) -> Key | None:
-        """Store a pod, or remove one that is ``deleted``; return the key of its job, None if it has none."""
+        """Store a pod, or remove one that is ``deleted``; return the key of its job, None if it has none.
+
+        A pod of a job stays so whatever happens to its labels.
+        """
         metadata = manifest["metadata"]
-        job = metadata.get("labels", {}).get(names.LABEL_JOB)
-        if job is None:
-            return None
-        key, name = _key(manifest, str(job)), str(metadata["name"])
+        job = created_labels(manifest).get(names.LABEL_JOB) or label(manifest, names.LABEL_JOB)
+        key, name = _key(manifest, job) if job else None, str(metadata["name"])
+        before = self._key_of_pod.get(str(metadata.get("uid", "")), key)
+        known = self._pods.get(before, {}).get(name) if before is not None else None
+        has_moved = before != key  # another owner, or a stranger's with another label
+        if before is not None and has_moved and _is_newer(manifest, known):
+            self._replace_pod(before, name, None)
+        if key is None:
+            return before
         cached = self._pods.get(key, {}).get(name)
         if deleted:
             if cached is not None and cached["metadata"].get("uid") == metadata.get("uid"):
@@ -119,12 +129,14 @@ class Cache:
         """Store ``pod`` under the job's key and its name; None removes it."""
         pods = self._pods.setdefault(key, {})
         if (before := pods.pop(name, None)) is not None:
+            self._key_of_pod.pop(str(before["metadata"].get("uid", "")), None)
             on_node = self._on_node[node_of(before)]
             on_node.discard((key, name))
             if not on_node:
                 del self._on_node[node_of(before)]
         if pod is not None:
             pods[name] = pod
+            self._key_of_pod[str(pod["metadata"].get("uid", ""))] = key
             self._on_node.setdefault(node_of(pod), set()).add((key, name))
         if not pods:
             del self._pods[key]

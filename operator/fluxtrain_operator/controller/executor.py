@@ -22,6 +22,7 @@ from fluxtrain_operator.planner.create_failures import (
     is_rejection,
     name_conflict,
     rejected,
+    unwatched,
 )
 from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.planner.plan import Delete, Plan
@@ -148,6 +149,8 @@ class Executor:
             existing = await self.api.get(desired)
             if existing is not None and not is_controlled_by(existing, job.uid):
                 return name_conflict(desired["kind"], existing, job.name)
+            if existing is not None and desired["kind"] == "Pod" and (lost := unwatched(existing)):
+                return lost
             if existing is not None and desired.get("immutable"):  # its content may be another
                 existing = await self.api.apply(desired, existing["metadata"]["uid"])
         self._record(job, existing, desired)

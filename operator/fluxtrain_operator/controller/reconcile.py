@@ -36,6 +36,8 @@ from fluxtrain_operator.timestamps import earliest
 
 RESYNC_SECONDS = 600.0
 """Maximum interval of the reconciles of a job with pods."""
+_LISTING_SECONDS = 10.0
+"""After the start of the operator, until all existing jobs were listed."""
 _GROUPS_SECONDS = 0.5
 """Until the next look at whether the pod groups of a scheduler are cached."""
 
@@ -56,6 +58,8 @@ class Reconciler:
     pod_defaults: PodDefaults = NO_DEFAULTS
     fault_budget: FaultBudget = field(default_factory=FaultBudget)
     """Shared by all jobs."""
+    jobs_known_from: float = field(default_factory=lambda: time.monotonic() + _LISTING_SECONDS)
+    """Monotonic time from which all existing jobs are in the cache."""
     _states: dict[Key, JobState] = field(default_factory=dict)
     _served: dict[str, bool] = field(default_factory=dict)
     _jobs: dict[Key, tuple[tuple[object, object], Job]] = field(default_factory=dict)
@@ -152,7 +156,8 @@ class Reconciler:
 
     async def _observe(self, key: Key, job: Job, state: JobState) -> Observed:
         if finished(job.status):
-            return Observed.from_objects(self.cache.pods(key))
+            pods = self.cache.pods(key)
+            return Observed.from_objects(pods, is_awaited=self._is_awaited(key))
         missing_apis = frozenset(api for api, is_served in self._served.items() if not is_served)
         kinds = SUPPORT_KINDS | _group_kinds(job, missing_apis)
         foreign_pods = (name_conflict("Pod", pod, job.name) for pod in self.cache.foreign_pods(key))
@@ -208,6 +213,20 @@ class Reconciler:
             for name, manifest in jobs.items()
             if manifest is not None
         }
+
+    def _is_awaited(self, key: Key) -> bool:
+        """Return whether a job that starts after a job may not have seen yet that it is complete."""
+        if time.monotonic() < self.jobs_known_from:
+            return True
+        jobs = map(self.cache.job, self.cache.jobs_after(key))
+        return any(_waits_for(job, key[1]) for job in jobs if job is not None)
+
+
+def _waits_for(manifest: Mapping[str, Any], predecessor: str) -> bool:
+    """Return whether a job that starts after ``predecessor`` has not begun, nor seen that it is complete."""
+    status = read_status(manifest.get("status"))
+    has_seen = status.attempt > 0 or predecessor in status.completed_predecessors
+    return not (has_seen or finished(status) or _is_ignored(manifest))
 
 
 def _group_kinds(job: Job, missing_apis: frozenset[str]) -> dict[str, str]:

@@ -1,9 +1,14 @@
-"""The fields of a pod that the cache keeps: those in use, a tenth of the memory."""
+"""The fields of a pod that the cache keeps: those in use, a tenth of the memory.
+
+Labels and annotations are those of its creation, as far as its name and spec tell them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from fluxtrain_operator.controller.creation import created_annotations, created_labels
 
 Manifest = Mapping[str, Any]
 
@@ -18,12 +23,20 @@ _CONTAINER = ("name", "state")
 
 
 def trimmed(pod: Manifest) -> Manifest:
-    """Return the fields of a pod that ``Pod.from_object`` reads."""
+    """Return the fields of a pod that ``Pod.from_object`` reads, and the keys of its changed labels."""
     gates = pod.get("spec", {}).get("schedulingGates")
     spec = {"nodeName": node_of(pod), **({"schedulingGates": gates} if gates else {})}
     kind = {"kind": pod["kind"]} if "kind" in pod else {}
     status = {"status": _trimmed_status(pod["status"])} if "status" in pod else {}
-    return {**kind, "metadata": _only(pod["metadata"], _METADATA), "spec": spec, **status}
+    labels = created_labels(pod)
+    changed = [key for key, value in labels.items() if label(pod, key) != value]
+    metadata = {
+        **_only(pod["metadata"], _METADATA),
+        "labels": {**(pod["metadata"].get("labels") or {}), **labels},
+        "annotations": {**(pod["metadata"].get("annotations") or {}), **created_annotations(pod)},
+    }
+    told = {"changedLabels": changed} if changed else {}
+    return {**kind, "metadata": metadata, "spec": spec, **status, **told}
 
 
 def _trimmed_status(status: Manifest) -> Manifest:
@@ -37,6 +50,12 @@ def _trimmed_status(status: Manifest) -> Manifest:
 def _only(value: Any, keys: tuple[str, ...]) -> Any:
     """Return the entries of a mapping with ``keys``; any other value unchanged."""
     return {k: value[k] for k in keys if k in value} if isinstance(value, Mapping) else value
+
+
+def label(pod: Manifest, key: str) -> str | None:
+    """Return the present value of a label of ``pod``; None if it has none."""
+    value = (pod["metadata"].get("labels") or {}).get(key)
+    return None if value is None else str(value)
 
 
 def node_of(pod: Manifest) -> str:

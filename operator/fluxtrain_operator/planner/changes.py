@@ -7,6 +7,7 @@ from itertools import count
 
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.planner.changed_labels import unwatched_pods
 from fluxtrain_operator.planner.create_failures import CreateFailure
 from fluxtrain_operator.planner.disruption import Delete, Reason
 from fluxtrain_operator.planner.exclusion import (
@@ -37,6 +38,7 @@ def changes(situation: Situation, decision: Decision) -> tuple[list[Delete], lis
     deletions = [
         *_removed_pods(situation, decision),
         *_removed_rendezvous(situation),
+        *_deletions(situation, unwatched_pods(situation), Reason.LABEL_REMOVED),
         *_undesired(situation),
     ]
     return deletions, [*_missing(situation, blocking_failures(situation, decision))]

@@ -14,6 +14,7 @@ from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.planner.owner_references import controller_of
 
 NAME_CONFLICT, TERMINATING = "NameConflict", "PredecessorTerminating"
+LABEL_REMOVED = "LabelRemoved"
 _TERMINATING_SECONDS = 2.0
 _MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 5.0, 60.0
 _REJECTIONS = (
@@ -42,11 +43,13 @@ class CreateFailure:
     retries: int = 0
     is_initial: bool = False
     """Whether it is a pod that replaces no other."""
+    uid: str = ""
+    """Uid of the job's own pod that has the name and must be deleted; empty for objects of others."""
 
     @property
     def is_name_conflict(self) -> bool:
         """Return whether another object has the name; else the API server rejects the object."""
-        return self.reason in (NAME_CONFLICT, TERMINATING)
+        return self.reason in (NAME_CONFLICT, TERMINATING, LABEL_REMOVED)
 
     def for_object(self, manifest: Mapping[str, Any]) -> CreateFailure:
         """Return the same failure of the object in ``manifest``."""
@@ -75,6 +78,19 @@ def rejected(manifest: Mapping[str, Any], error: ApiError) -> CreateFailure:
     reason = next((r for text, r in _REASONS.items() if text in error.server_message), default)
     message = f"{kind} {metadata['name']}: {error.server_message or error}"
     return CreateFailure(kind, metadata["name"], reason, message).for_object(manifest)
+
+
+def unwatched(existing: Mapping[str, Any]) -> CreateFailure | None:
+    """Return the failure that a job's own pod causes which its watch cannot find; None if it can."""
+    metadata = existing["metadata"]
+    if (metadata.get("labels") or {}).get(names.LABEL_MANAGED_BY) == names.FIELD_MANAGER:
+        return None
+    name, label = metadata["name"], f"{names.LABEL_MANAGED_BY}={names.FIELD_MANAGER}"
+    if "deletionTimestamp" in metadata:
+        message = f"Pod {name}, which has lost its label {label}, is being deleted"
+        return CreateFailure("Pod", name, TERMINATING, message)
+    message = f"Pod {name} has lost its label {label} and is replaced"
+    return CreateFailure("Pod", name, LABEL_REMOVED, message, uid=str(metadata.get("uid", "")))
 
 
 def name_conflict(kind: str, existing: Mapping[str, Any], job: str) -> CreateFailure:

@@ -41,6 +41,8 @@ class Reason(StrEnum):
     """The pod has ended and steps no more."""
     UNSCHEDULABLE = "Unschedulable"
     """The pod excludes nodes for their faults and cannot be scheduled on any other."""
+    LABEL_REMOVED = "LabelRemoved"
+    """The pod has lost the label that the operator watches."""
     OUTDATED = "Outdated"
     """The rendezvous pod, which makes no steps, is for another spec, size, revision or restart in place."""
 

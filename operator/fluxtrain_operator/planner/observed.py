@@ -65,6 +65,10 @@ class Pod:
     disrupted: bool = False
     excludes_nodes: bool = False
     """Whether it excludes nodes for their faults."""
+    changed_labels: tuple[str, ...] = ()
+    """Keys of labels that somebody has changed since its creation."""
+    rendezvous_version: str = ""
+    """Version of the messages of its service, if it is the rendezvous pod."""
 
     @property
     def ended(self) -> bool:
@@ -124,6 +128,8 @@ class Pod:
             finished=None if finished is None else finished + shift,
             disrupted=_mapping(conditions, "DisruptionTarget").get("status") == "True",
             excludes_nodes=bool(notes.get(names.ANNOTATION_DISTRUSTED)),
+            changed_labels=tuple(map(str, _list(manifest, "changedLabels"))),
+            rendezvous_version=str(notes.get(names.ANNOTATION_RENDEZVOUS, "")),
         )
 
 
@@ -196,6 +202,8 @@ class Observed:
     """Which nodes have had faults lately."""
     predecessors: Mapping[str, str] = field(default_factory=dict)
     """Phases of the existing jobs of ``startAfter``; empty for a job without a phase."""
+    is_awaited: bool = False
+    """Whether a job that starts after this one may not have seen yet that it is complete."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Applied hashes of the supporting objects, by kind and name."""
     revision: Revision | None = None

@@ -15,6 +15,7 @@ from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.attribution import new_faults, next_faults
 from fluxtrain_operator.planner.backoff import next_retries, recovery_times
+from fluxtrain_operator.planner.changed_labels import LABELS_CHANGED
 from fluxtrain_operator.planner.changes import (
     MAX_PODS_PER_PLAN,
     blocking_failures,
@@ -31,7 +32,7 @@ from fluxtrain_operator.planner.guard import GRACE_SECONDS
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.restarts import next_restarts
 from fluxtrain_operator.planner.rules import Decision, decide, num_restarts, pending_deadline
-from fluxtrain_operator.planner.situation import Situation, true_since
+from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.planner.status import (
     FaultRecords,
     finished,
@@ -50,9 +51,12 @@ __all__ = ["Delete", "Event", "Plan", "load", "plan", "plan_invalid"]
 _STALE_SECONDS = 1.0
 _REPORTED_ONLY = (
     *("NoAnswer", "NodesUnknown", "UnhealthyGPUs", "UnhealthyNodes", "DisruptionLimited"),
+    LABELS_CHANGED,
 )
 """Reasons of conditions that get an event, as the operator itself does nothing about them."""
 _MIN_REQUEUE_SECONDS = 0.5
+_SEEN_SECONDS = 5.0
+"""Until the next look at whether the jobs that start after a complete one have seen it."""
 EventType = Literal["Normal", "Warning"]
 
 
@@ -128,7 +132,7 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
         return _plan_finished(job, observed, now)
     before = Situation.of(job, observed, now)
     if before.stale:
-        return Plan(job.status, requeue_after=_STALE_SECONDS)
+        return Plan(_with_attempt_of_pods(before), requeue_after=_STALE_SECONDS)
     decision = decide(before)
     attempt = _next_attempt(before, decision)
     after = before.in_attempt(attempt).with_order(decision.in_place_restart)
@@ -176,6 +180,14 @@ def plan_invalid(manifest: Mapping[str, Any], error: ConfigError, now: float) ->
     return _plan_expiry(metadata["name"], metadata.get("uid", ""), status, ttl, now)
 
 
+def _with_attempt_of_pods(situation: Situation) -> Status:
+    """Return the status with the newest attempt of the pods, which is later.
+
+    The API server refuses it if the cache lags behind. If not, somebody has set the status back.
+    """
+    return situation.job.status.model_copy(update={"attempt": situation.newest_attempt})
+
+
 def _next_attempt(situation: Situation, decision: Decision) -> int:
     if decision.action == "restart":
         return situation.attempt + 1
@@ -186,6 +198,8 @@ def _plan_finished(job: Job, observed: Observed, now: float) -> Plan:
     """Return the plan of a finished job: clean up its pods, and delete it after its TTL."""
     ttl = job.spec.lifecycle.ttl_seconds_after_finished
     expiry = _plan_expiry(job.name, job.uid, job.status, ttl, now)
+    if expiry.delete and job.status.phase == "Complete" and observed.is_awaited:
+        expiry = Plan(job.status, requeue_after=_SEEN_SECONDS)
     if expiry.delete:
         return expiry
     situation = Situation(job, observed, now, job.status.attempt)
@@ -218,8 +232,7 @@ def _requeue_after(situation: Situation, decision: Decision, status: Status) -> 
         times += [*recovery_times(situation), *lift_times(situation)]
         times += [now + GRACE_SECONDS] if has_stalled(situation) else []
         times += [*(situation.deletion_timeout(p) for p in situation.observed.pods)]
-        start = true_since(next((c for c in status.conditions if c.type == "Admitted"), None))
-        limit = lifecycle.active_deadline_seconds
+        start, limit = seconds(status.active_since), lifecycle.active_deadline_seconds
         times.append(start + limit if start is not None and limit is not None else None)
     if decision.action in ("complete", "fail"):
         ttl = lifecycle.ttl_seconds_after_finished

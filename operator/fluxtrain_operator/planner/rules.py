@@ -15,11 +15,15 @@ from fluxtrain_operator.planner.in_place import (
     is_unanswered,
     next_in_place_restart,
 )
-from fluxtrain_operator.planner.situation import Situation, true_since
+from fluxtrain_operator.planner.predecessors import (
+    FAILED,
+    awaited_predecessors,
+    predecessor_state,
+)
+from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.planner.watchdog import has_stalled, stall_message
 from fluxtrain_operator.timestamps import stamp
 
-_COMPLETE, _FAILED = "Complete", "Failed"  # phases of the jobs in startAfter
 _FINISHING_SECONDS = 30.0  # agents wait 10 s for each other when their trainers exit
 _STALLED_GRACE_SECONDS = 30  # stalled processes write no checkpoint
 
@@ -87,7 +91,7 @@ def suspended(situation: Situation) -> Decision | None:
 def deadline_exceeded(situation: Situation) -> Decision | None:
     """Fail a job that has been active for longer than ``activeDeadlineSeconds``."""
     limit = situation.job.spec.lifecycle.active_deadline_seconds
-    start = true_since(situation.condition("Admitted"))
+    start = situation.active_since
     if limit is None or start is None or situation.now < start + limit:
         return None
     return _fail("DeadlineExceeded", f"active for more than {limit} s")
@@ -96,7 +100,7 @@ def deadline_exceeded(situation: Situation) -> Decision | None:
 def pending_deadline(situation: Situation) -> float | None:
     """Return the Unix time at which a job of which no node has run fails; None without such a limit."""
     limit = situation.job.spec.lifecycle.pending_deadline_seconds
-    start = true_since(situation.condition("Admitted"))
+    start = situation.active_since
     has_run = situation.progress is not None or any(pod.started for pod in situation.observed.pods)
     is_new = situation.attempt <= 1 and situation.job.status.phase in (None, "Pending")
     if limit is None or start is None or has_run or not is_new:
@@ -159,13 +163,11 @@ def waiting_for_jobs(situation: Situation) -> Decision | None:
     """Wait with the first attempt until all jobs of ``startAfter`` are complete."""
     if situation.attempt > 0:
         return None
-    phases = situation.observed.predecessors
-    start_after = situation.job.spec.lifecycle.start_after
-    names = [name for name in start_after if phases.get(name) != _COMPLETE]
+    phases, names = situation.observed.predecessors, awaited_predecessors(situation)
     if not names:
         return None
-    states = [_predecessor_state(name, phases.get(name)) for name in names]
-    failed = any(phases.get(name) == _FAILED for name in names)
+    states = [predecessor_state(name, phases.get(name)) for name in names]
+    failed = any(phases.get(name) == FAILED for name in names)
     reason = "WaitingForFailedJobs" if failed else "WaitingForJobs"
     return Decision("wait", reason, f"spec.lifecycle.startAfter: {'; '.join(states)}")
 
@@ -180,7 +182,7 @@ def resumed(situation: Situation) -> Decision | None:
 def spec_changed(situation: Situation) -> Decision | None:
     """Restart the gang if pods were created for another spec: all agents and ranks must agree."""
     for pod in situation.active:
-        if not situation.job.matches_hash(pod.spec_hash):
+        if not situation.matches_spec(pod):
             return _restart(Reason.SPEC_CHANGED, "the pods take over the changed spec")
         if not situation.queueing.fits(pod.nodes[1], situation.job.spec.nodes.max):
             message = f"Kueue's group was created for {pod.nodes[1]} nodes"
@@ -261,13 +263,6 @@ RULES: tuple[Rule, ...] = (
     group_ended,
     no_progress,
 )
-
-
-def _predecessor_state(name: str, phase: str | None) -> str:
-    if phase is None:
-        return f"{name} does not exist"
-    remedy = "; recreate it, or take it out of spec.lifecycle.startAfter"
-    return f"{name} is {phase or 'new'}{remedy if phase == _FAILED else ''}"
 
 
 def _program_failure(situation: Situation) -> Failure | None:

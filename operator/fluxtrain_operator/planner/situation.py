@@ -45,7 +45,7 @@ class Situation:
         """Return the situation in the attempt of the status; in that of the pods if the status was lost."""
         attempt = job.status.attempt
         if job.status.phase is None:
-            attempt = max((pod.attempt for pod in observed.pods), default=0)
+            attempt = Situation(job, observed, now, 0).newest_attempt
         return Situation(job, observed, now, attempt)
 
     def in_attempt(self, attempt: int) -> Situation:
@@ -71,7 +71,12 @@ class Situation:
     @property
     def stale(self) -> bool:
         """Return whether there are pods of a later attempt: then the status is out of date."""
-        return any(pod.attempt > self.attempt for pod in self.observed.pods)
+        return self.newest_attempt > self.attempt
+
+    @property
+    def newest_attempt(self) -> int:
+        """Return the newest attempt that there are pods of; 0 without pods."""
+        return max((pod.attempt for pod in self.observed.pods), default=0)
 
     @cached_property
     def queueing(self) -> Queueing:
@@ -147,17 +152,26 @@ class Situation:
         """Return whether new pods cannot train with ``pod``, as it is of another revision."""
         return pod.revision != self.revision.name
 
+    def matches_spec(self, pod: Pod) -> bool:
+        """Return whether ``pod`` was created for the spec: its revision tells it, if that is known."""
+        known = (self.observed.revision, self.job.spec_revision)
+        stored = next((r for r in known if r is not None and r.name == pod.revision != ""), None)
+        return self.job.matches_hash(pod.spec_hash if stored is None else stored.spec_hash)
+
     def is_outdated_rendezvous(self, pod: Pod) -> bool:
         """Return whether the rendezvous pod was created for another spec, or for agents that are gone.
 
-        Also if a generation must end, of which it does not know.
+        Also if a generation must end, of which it does not know, or if neither its Service nor the operator
+        finds it by its labels and annotations.
         """
         nodes = self.job.spec.nodes
-        if not self.job.matches_hash(pod.spec_hash):
+        if not self.matches_spec(pod) or pod.changed_labels:
             return True
         if self.has_other_revision(pod):
             return not any(self.has_other_revision(agent) for agent in self.active)
-        return pod.nodes != (nodes.min, nodes.max) or pod.ended_generation < self.ended_generation
+        is_known = pod.rendezvous_version == self.revision.rendezvous_version
+        fits = is_known and pod.nodes == (nodes.min, nodes.max)
+        return not fits or pod.ended_generation < self.ended_generation
 
     @property
     def has_min_nodes(self) -> bool:
@@ -198,10 +212,17 @@ class Situation:
                 latest.process_restarts if latest else 0,
                 *(pod.process_restarts for pod in self.observed.pods),
             ),
-            pod=max([before.pod, *(pod.replacement for pod in self.observed.pods)]),
+            pod=max([before.pod, *map(self._replacement, self.observed.pods)]),
             gang=before.gang,
             counted=counted,
         )
+
+    def _replacement(self, pod: Pod) -> int:
+        """Return the replacement number of ``pod``; 0 if it cannot be that: its annotation was changed."""
+        status = self.job.status
+        known = status.restarts.pod if status.restarts is not None else 0
+        limit = known + max(self.job.spec.nodes.max, len(self.observed.pods))
+        return pod.replacement if status.phase is None or pod.replacement <= limit else 0
 
     @property
     def charged_before(self) -> int:
@@ -280,6 +301,17 @@ class Situation:
         if pod.deletion_deadline is None or not pod.node:
             return None
         return pod.deletion_deadline + _UNRESPONSIVE_SECONDS
+
+    @property
+    def active_since(self) -> float | None:
+        """Return the Unix time from which deadlines count; None if the job is not active.
+
+        Older operators counted from the last admission.
+        """
+        status = self.job.status
+        if status.active_since is None and status.start_time is not None:
+            return true_since(self.condition("Admitted"))
+        return seconds(status.active_since)
 
     def condition(self, kind: str) -> Condition | None:
         """Return a condition of the status before."""

@@ -19,12 +19,15 @@ from fluxtrain_operator.durations import duration
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner.backoff import repeated_failure
+from fluxtrain_operator.planner.changed_labels import label_problem
 from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
 from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.node_problems import node_problem
+from fluxtrain_operator.planner.predecessors import completed_predecessors
 from fluxtrain_operator.planner.rules import Decision
 from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.times import (
+    active_since,
     start_time,
     suspended_seconds,
     train_seconds_before,
@@ -113,10 +116,12 @@ def next_status(
         eta=_eta(situation, phase),
         checkpoint=(latest.checkpoint if latest else None) or before.checkpoint,
         startTime=start_time(situation, bool(admitted.value)),
+        activeSince=active_since(situation, decision, bool(admitted.value)),
         completionTime=stamp(situation.now) if decision.action in ("complete", "fail") else None,
         suspendedSeconds=suspended_seconds(situation, decision),
         trainSecondsBefore=train_seconds_before(situation),
         exitCode=decision.exit_code if phase in ("Complete", "Failed") else None,
+        completedPredecessors=completed_predecessors(situation),
         lastError=decision.error_line[:_MAX_MESSAGE] or before.last_error,
     )
     return with_times(situation, decision, status)
@@ -267,7 +272,7 @@ def _healthy(
     if problem is None and failures and failures[0].reason != TERMINATING:
         problem = _create_failure(failures)
     if problem is None:
-        problem = _degraded(situation, decision, phase)
+        problem = label_problem(situation) or _degraded(situation, decision, phase)
     if problem is None:
         return ConditionUpdate("Healthy", True, _HEALTHY)
     return ConditionUpdate("Healthy", False, *problem)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from zlib import crc32
 
 from fluxtrain.contract.resource.status import Status, TimeSpent
+from fluxtrain_operator import names
+from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.rules import Decision
 from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.time_spent import (
@@ -26,6 +28,23 @@ def start_time(situation: Situation, admitted: bool) -> str | None:
     before = situation.job.status.start_time
     started = admitted and any(not pod.gated for pod in situation.current)
     return before or (stamp(situation.now) if started else None)
+
+
+def active_since(situation: Situation, decision: Decision, admitted: bool) -> str | None:
+    """Return since when the job is active; None while it is not: until it starts, suspended, or in a queue.
+
+    A pod that is refused or lost later ends no activity, else deadlines would begin anew with it.
+    """
+    is_queued = bool(situation.current) and all(map(_is_queued, situation.current))
+    if decision.action in ("suspend", "wait") or is_queued:
+        return None
+    started = admitted and any(not pod.gated for pod in situation.current)
+    known = situation.active_since
+    return stamp(known if known is not None else situation.now) if known or started else None
+
+
+def _is_queued(pod: Pod) -> bool:
+    return pod.gated and names.KUEUE_GATE in pod.gates
 
 
 def suspended_seconds(situation: Situation, decision: Decision) -> int | None:

@@ -11,6 +11,8 @@ from fluxtrain_operator.resources.grace import shutdown_seconds
 from fluxtrain_operator.resources.secret import KEY_FILE, KEY_PATH
 from fluxtrain_operator.resources.volumes import CONFIG_PATH, SCRATCH_PATH, takes_snapshots
 
+NODES, RUN_ID = "PET_NNODES", "PET_RDZV_ID"
+"""torchrun's variables with ``min:max`` of the nodes, and with the job's uid and the attempt."""
 _PEER_FAILURES = 1
 """Process restarts of a pod beyond the rest of ``maxRestarts``: a lost or drained node makes its peers'
 processes fail too. Their agents give that restart back once they have joined without the lost node."""
@@ -93,8 +95,8 @@ def slot_environment(
     nodes = job.spec.nodes
     budget = max(0, job.spec.restart.max_restarts - charged_restarts)
     return {
-        "PET_NNODES": f"{nodes.min}:{nodes.max}",
-        "PET_RDZV_ID": f"{job.uid}-{attempt}",
+        NODES: f"{nodes.min}:{nodes.max}",
+        RUN_ID: f"{job.uid}-{attempt}",
         "PET_MAX_RESTARTS": str(budget if nodes.max == 1 else budget + _PEER_FAILURES),
         launch.ENV_PROCESS_RESTARTS: str(process_restarts),
     }

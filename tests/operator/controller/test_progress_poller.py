@@ -25,7 +25,8 @@ PORT = 9464
 def make_pod(
     index: int, phase: str = "Running", uid: str | None = None, job: str = "job"
 ) -> dict[str, Any]:
-    pod = jobs.make_pod(f"job-{index}", uid=uid or f"uid-{index}", job=job)
+    uid = uid or (f"uid-{index}" if job == "job" else f"uid-{job}-{index}")
+    pod = jobs.make_pod(f"{job}-{index}", uid=uid, job=job)
     return {**pod, "status": {"phase": phase, "podIP": f"10.0.0.{index}"}}
 
 

@@ -112,7 +112,7 @@ def admitted_long_ago() -> Status:
     times = {"last_transition_time": stamp(LONG_AGO)}
     status = trained()
     admitted = [c.model_copy(update=times) for c in status.conditions]
-    return status.model_copy(update={"conditions": admitted})
+    return status.model_copy(update={"conditions": admitted, "active_since": stamp(LONG_AGO)})
 
 
 def deadline(seconds: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from tests.operator.jobs import KEY, OWNER, make_training
 
 from fluxtrain_operator import names
+from fluxtrain_operator.controller import trimmed_pod
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.disruption import NODE_FAULTS, Reason
@@ -91,6 +92,7 @@ HOLDS: dict[Reason, Callable[[Deletion], bool]] = {
     Reason.UNHEALTHY_NODE: lambda d: bool(d.observed.nodes[d.pod.node].problem),
     Reason.POD_ENDED: _never,
     Reason.UNSCHEDULABLE: _never,
+    Reason.LABEL_REMOVED: _never,
     Reason.OUTDATED: _never,
 }
 """Whether a reason is true of a pod that may step."""
@@ -150,6 +152,15 @@ def _look_alike(number: int) -> Pod:
     return replace(pod, node="a", started=1.0, finished=None if code is None else 2.0)
 
 
+def with_changes(pod: Pod, changes: dict[str, dict[str, str | None]]) -> Pod:
+    """Return the job's ``pod`` as it is read after ``changes`` of labels and annotations; None removes."""
+    manifest = as_manifest(pod, [OWNER])
+    for field, values in changes.items():
+        merged = {**manifest["metadata"][field], **values}
+        manifest["metadata"][field] = {k: v for k, v in merged.items() if v is not None}
+    return Pod.from_object(trimmed_pod.trimmed(manifest))
+
+
 def as_manifest(pod: Pod, owners: list[Manifest]) -> Manifest:
     """Return the pod as the API server returns it."""
     component = names.RENDEZVOUS if "rendezvous" in pod.name else names.TRAINER
@@ -170,8 +181,12 @@ def as_manifest(pod: Pod, owners: list[Manifest]) -> Manifest:
             names.ANNOTATION_NODES: f"{pod.nodes[0]}:{pod.nodes[1]}",
             names.ANNOTATION_REPLACEMENT: str(pod.replacement),
             names.ANNOTATION_ENDED: f"{pod.ended_generation[0]}:{pod.ended_generation[1]}",
+            names.ANNOTATION_RENDEZVOUS: pod.rendezvous_version,
+            **({names.ANNOTATION_DISTRUSTED: "a"} if pod.excludes_nodes else {}),
         },
     }
+    for key in pod.changed_labels:
+        del metadata["labels"][key]
     if pod.deletion_deadline is not None:
         metadata["deletionTimestamp"] = stamp(pod.deletion_deadline)
     state: Manifest = {}
@@ -186,4 +201,18 @@ def as_manifest(pod: Pod, owners: list[Manifest]) -> Manifest:
         "conditions": [{"type": "Ready", "status": str(pod.ready)}],
         "containerStatuses": [{"name": component, "state": state}],
     }
-    return {"metadata": metadata, "spec": {"nodeName": pod.node}, "status": status}
+    return {"metadata": metadata, "spec": _spec(pod, component), "status": status}
+
+
+def _spec(pod: Pod, component: str) -> Manifest:
+    """Return what nobody can change after the pod's creation."""
+    nodes, (attempt, generation) = f"{pod.nodes[0]}:{pod.nodes[1]}", pod.ended_generation
+    variables = {"PET_NNODES": nodes, "PET_RDZV_ID": f"uid-job-{pod.attempt}"}
+    ended = f"{attempt}:{generation}" if attempt else ""
+    container: Manifest = {"name": component, "args": [f"--nodes={nodes}", f"--ended={ended}"]}
+    if component == names.TRAINER:
+        env = [{"name": name, "value": value} for name, value in variables.items()]
+        container = {"name": component, "env": env}
+    config = {"name": pod.revision or names.legacy_config_map("job")}
+    volumes = [{"name": "config", "configMap": config}]
+    return {"nodeName": pod.node, "containers": [container], "volumes": volumes}

@@ -8,6 +8,7 @@ from typing import Any
 from tests.operator.jobs import make_training
 
 from fluxtrain.contract.resource.status import ProgressStatus, Status
+from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.names import ANNOTATION_APPLIED
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
@@ -75,7 +76,15 @@ def failed(index: int = 0, code: int | None = 1, job: Job | None = None, **chang
 
 def rendezvous(job: Job | None = None, **changes: Any) -> Pod:
     return make_pod(
-        0, job, **{"name": "job-rendezvous", "uid": "rdzv", "node": "node-s", **changes}
+        0,
+        job,
+        **{
+            "name": "job-rendezvous",
+            "uid": "rdzv",
+            "node": "node-s",
+            "rendezvous_version": names.RENDEZVOUS_VERSION,
+            **changes,
+        },
     )
 
 

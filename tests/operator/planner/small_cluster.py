@@ -18,6 +18,7 @@ from tests.operator.planner.invariants import (
     check_faults,
     check_reasons,
     check_restart_in_place,
+    with_changes,
     with_look_alikes,
 )
 from tests.operator.planner.node_clocks import NodeClocks
@@ -122,6 +123,8 @@ class SmallCluster:
         """Whether the trainers report no ranks, so that they cannot restart in place."""
         self.look_alikes = 0
         """Which pods of strangers there are; 0 for none."""
+        self.changes: dict[str, dict[str, dict[str, str | None]]] = {}
+        """By uid, changed labels and annotations of pods; None for removed ones."""
         self.now, self.version, self.num_uids = 1_800_000_000.0, 0, 0
         self.status = Status()
         self.progress: ProgressStatus | None = None
@@ -159,8 +162,8 @@ class SmallCluster:
         last = self.snapshots[-1] if self.snapshots else None
         answer = self._answer()
         observed = Observed(
-            pods=tuple(sorted(self.pods.values(), key=lambda pod: pod.index)),
-            rendezvous=self.store,
+            pods=tuple(sorted(map(self._seen, self.pods.values()), key=lambda pod: pod.index)),
+            rendezvous=self._seen(self.store) if self.store else None,
             progress=answer,
             any_progress=answer,
             heard=self._heard(),
@@ -178,6 +181,15 @@ class SmallCluster:
                 observed,
             ),
         ]
+
+    def _seen(self, pod: Pod) -> Pod:
+        """Return ``pod`` as the operator reads it, after what somebody has changed of it."""
+        changes = self.changes.get(pod.uid)
+        return with_changes(pod, changes) if changes else pod
+
+    def change(self, pod: Pod, field: str, key: str, value: str | None) -> None:
+        """Let somebody change a label or annotation of ``pod``; None removes it."""
+        self.changes.setdefault(pod.uid, {}).setdefault(field, {})[key] = value
 
     def _distrust(self) -> Distrust:
         """Return the distrust of the nodes by the faults in the job's status, as a new leader sums them."""

@@ -67,10 +67,10 @@ def test_a_deleted_pod_is_replaced_once_its_name_is_free() -> None:
 
 
 def test_the_number_of_replaced_pods_is_read_from_the_pods() -> None:
-    pods = make_pod(0), make_pod(1, replacement=3)
+    pods = make_pod(0), make_pod(1, replacement=2)
     status = plan_with(running(), *pods, progress=progress()).status
     assert status.restarts is not None
-    assert status.restarts.pod == 3
+    assert status.restarts.pod == 2
 
 
 @pytest.mark.parametrize("code", [1, 74])

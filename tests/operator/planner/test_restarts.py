@@ -114,7 +114,8 @@ def test_a_change_by_the_user_is_neither_charged_nor_free() -> None:
 def test_a_job_of_which_no_node_ever_runs_fails_if_it_says_so() -> None:
     job = make_job(lifecycle={"pendingDeadlineSeconds": 600})
     waiting = make_pods(2, job, **PENDING)
-    job = with_status(job, plan_with(job).status)
+    new = with_status(job, plan_with(job).status)
+    job = with_status(job, plan_with(new, *waiting).status)
     before = plan_with(job, *waiting, now=NOW + 599)
     assert (before.status.phase, before.requeue_after) == ("Pending", pytest.approx(1.0))
     late = plan_with(with_status(job, before.status), *waiting, now=NOW + 600)
@@ -122,7 +123,7 @@ def test_a_job_of_which_no_node_ever_runs_fails_if_it_says_so() -> None:
     one_runs = make_pod(0, job, started=NOW + 590), waiting[1]
     assert plan_with(job, *one_runs, now=NOW + 600).status.phase != "Failed"
     gated = make_pods(2, job, **PENDING, gated=True)
-    queued = with_status(job, plan_with(job, *gated).status)
+    queued = with_status(job, plan_with(new, *gated).status)
     assert plan_with(queued, *gated, now=NOW + 6000).status.phase == "Pending", "it is not admitted"
     forever = with_status(make_job(), plan_with(make_job()).status)
     assert plan_with(forever, *waiting, now=NOW + 10**6).status.phase == "Pending"

@@ -92,13 +92,17 @@ class Lifecycle(ApiModel):
     suspend: bool = False
     """Save a checkpoint and delete the pods; setting it to false resumes the job."""
     start_after: Annotated[list[Name], Field(max_length=16)] = []
-    """FluxTrainings of the same namespace that must complete first."""
+    """FluxTrainings of the same namespace that must complete first. One that was seen complete may be
+    removed. If it is created again before this job begins, it must complete again."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """Fail the job after it has been active for this long."""
+    """Fail the job this long after it became active. As in a Kubernetes Job, that is at the start time, and
+    again when the job is resumed; with Kueue, also when it is queued and admitted again."""
     pending_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """Fail the job if no node has run this long after it was admitted; if unset, it waits forever."""
+    """Fail the job if no node of its first attempt has run this long after it became active, as for
+    ``activeDeadlineSeconds``; if unset, it waits forever."""
     ttl_seconds_after_finished: Seconds | None = None
-    """Delete the job this long after it has completed or failed."""
+    """Delete the job this long after it has completed or failed; later if a job of the namespace that starts
+    after it has not seen yet that it is complete."""
     clean_pods: Literal["None", "Running", "All"] = "Running"
     """Which pods are deleted, with their logs, when the job completes or fails."""
 

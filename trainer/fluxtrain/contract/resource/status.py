@@ -27,6 +27,10 @@ def _one_of(*values: str) -> Any:
     return WithJsonSchema({"type": "string", "enum": list(values)})
 
 
+PredecessorName = Annotated[str, Field(max_length=253)]
+"""Name of a job of ``startAfter``."""
+
+
 class StatusModel(ApiModel):
     """A model of the status; unknown fields, which a newer operator may have written, are ignored."""
 
@@ -245,6 +249,8 @@ class Status(StatusModel):
     """The checkpoint that a restart resumes from."""
     start_time: Annotated[str, Field(max_length=64)] | None = None
     """When a pod was first admitted and past all scheduling gates; set once."""
+    active_since: Annotated[str, Field(max_length=64)] | None = None
+    """From when deadlines count: the start time, or when the job was last resumed, or admitted by a queue."""
     completion_time: Annotated[str, Field(max_length=64)] | None = None
     """When the job completed or failed."""
     suspended_seconds: Count | None = None
@@ -257,6 +263,8 @@ class Status(StatusModel):
     """Fraction of the time spent on steps that were not repeated; suspended time is excluded."""
     exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
     """Exit code that ended the job."""
+    completed_predecessors: Annotated[list[PredecessorName], Field(max_length=16)] = []
+    """Jobs of ``startAfter`` that were seen complete before this one began; they may be removed since."""
     last_error: Annotated[str, Field(max_length=4096)] | None = None
     """Last error line of the trainer."""
 
