@@ -13,8 +13,8 @@ from fluxtrain.contract.launch import METRICS_PORT
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, Spec
 from fluxtrain.contract.resource.status import Status, read_status
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.replicas import require_replicas
 from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.contract.run.sharding import require_replicas
 from fluxtrain.contract.strict_model import StrictModel
 from fluxtrain.contract.validation import validate
 from fluxtrain_operator.bounds import require_bounded

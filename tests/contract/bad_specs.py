@@ -245,6 +245,7 @@ OBJECTIVE = [
 RUNNING = [
     Bad("spec.run.parallel.micro_batch_size", 0, "greater than or equal to 1"),
     Bad("spec.run.parallel.dp_replicate", 0, "greater than or equal to 1"),
+    Bad("spec.run.parallel.dp_replicate", "per_node", "should match '^per-node$'"),
     Bad("spec.run.parallel.activation_checkpointing", True, "must be of type number"),
     Bad("spec.run.parallel.compile", "max", "must be of type boolean"),
     Bad("spec.run.precision.compute", "float16", 'supported values: "bfloat16", "float32"'),

@@ -17,7 +17,6 @@ from fluxtrain.contract.resource.fluxtraining import FluxTraining, cluster_only_
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.presets import PRESETS
-from fluxtrain.contract.run.replicas import require_replicas
 from fluxtrain.contract.run.resolve import NOT_IMPLEMENTED, merge, resolve
 from fluxtrain.contract.strict_model import StrictModel
 from fluxtrain.errors import ConfigError
@@ -100,14 +99,6 @@ def test_an_integral_float_is_an_integer(tmp_path: Path) -> None:
 def test_other_values_are_not_integers(value: object) -> None:
     with pytest.raises(ConfigError, match=r"spec\.run\.schedule\.steps: got .*; must be a whole"):
         resolve({"preset": "micro", "schedule": {"steps": value}})
-
-
-@pytest.mark.parametrize(("rank_counts", "text"), [([24], "24"), ([16, 24], "16 to 24")])
-def test_dp_replicate_must_divide_a_number_of_ranks(rank_counts: list[int], text: str) -> None:
-    config = resolve({"preset": "micro", "parallel": {"dp_replicate": 5}})
-    with pytest.raises(ConfigError, match=f"got 5; must divide the number of ranks, {text}$"):
-        require_replicas(config, rank_counts)
-    require_replicas(config, [*rank_counts, 25])
 
 
 def test_every_field_has_a_description_and_bounded_allowed_values() -> None:

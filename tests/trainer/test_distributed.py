@@ -1,7 +1,8 @@
-"""All ranks leave the process group together."""
+"""The groups of ranks of a mesh; all ranks leave the process group together."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from datetime import timedelta
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from cluster.free_ports import free_port
 from tests.trainer import ranks
 
@@ -16,6 +18,7 @@ from fluxtrain import distributed
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.distributed import World, process_group
 
 SECONDS = 3.0
@@ -39,6 +42,16 @@ def failing_main_rank(config: RunConfig, paths: RunPaths, world: World, *, port:
             os._exit(9)
 
 
+def tell_groups(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
+    """Write the ranks of this rank's two groups of a mesh with a replica per node of two ranks."""
+    ranks.set_environment(world, port)
+    os.environ |= {"LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "3"}
+    with process_group() as joined:
+        mesh = joined.mesh(Sharding.of(config, joined.size, joined.local_size).dp_replicate)
+        groups = [dist.get_process_group_ranks(mesh.get_group(axis)) for axis in (0, 1)]
+        (paths.output / f"groups_{joined.rank}").write_text(json.dumps(groups))
+
+
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(tmp_path / "output", tmp_path, tmp_path)
@@ -52,3 +65,12 @@ def test_a_rank_succeeds_only_after_all_ranks_are_done(paths: RunPaths) -> None:
 def test_a_failed_rank_is_not_waited_for(paths: RunPaths) -> None:
     run = partial(failing_main_rank, port=free_port())
     assert ranks.finish(run, resolve({"preset": "micro"}), paths, size=2) == [9, 1]
+
+
+def test_the_ranks_of_a_node_are_one_replica(paths: RunPaths) -> None:
+    config = resolve({"preset": "micro", "parallel": {"dp_replicate": "per-node"}})
+    assert ranks.finish(partial(tell_groups, port=free_port()), config, paths, size=6) == [0] * 6
+    for rank in range(6):
+        node, local_rank = divmod(rank, 2)
+        groups = json.loads((paths.output / f"groups_{rank}").read_text())
+        assert groups == [[local_rank, 2 + local_rank, 4 + local_rank], [2 * node, 2 * node + 1]]

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fluxtrain.contract.run.config import ParallelConfig, PrecisionConfig, RunConfig
 from fluxtrain.contract.run.encoders import Precision
-from fluxtrain.contract.run.replicas import replicas
+from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.distributed import World
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import initial_value
@@ -48,7 +48,7 @@ def build_model(
     if config.parallel.compile:
         compile_blocks(model)
     if world.size > 1 or config.precision.compute != "float32":
-        mesh = world.mesh(replicas(config, world.size))
+        mesh = world.mesh(Sharding.of(config, world.size, world.local_size).dp_replicate)
         shard(model, mesh, config.parallel, config.precision)
     load_weights(
         model, weights or initial_weights(model, config.seed, world.device), world.device, alive

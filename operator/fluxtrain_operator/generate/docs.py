@@ -110,7 +110,8 @@ def _row(path: str, field: Schema) -> str:
 def _type(field: Schema) -> str:
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
-    kind = str(field.get("type", ""))
+    has_word = "x-kubernetes-int-or-string" in field
+    kind = "integer" if has_word else str(field.get("type", ""))
     if kind == "array":
         kind = f"list of {field['items'].get('type', '')}"
     bounds = []
@@ -118,6 +119,8 @@ def _type(field: Schema) -> str:
         bounds.append(f"{'>' if field.get('exclusiveMinimum') else '≥'} {field['minimum']:g}")
     if "maximum" in field:
         bounds.append(f"{'<' if field.get('exclusiveMaximum') else '≤'} {_large(field['maximum'])}")
+    if has_word:
+        bounds.append(f"or `{field['pattern'].strip('^$')}`")
     return " ".join([kind, *bounds])
 
 

@@ -29,7 +29,7 @@ def structural(model: type[BaseModel], defaults: bool) -> Schema:
 def _convert(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
     schema = _resolved(schema, definitions)
     if "anyOf" in schema:
-        return _nullable(schema, definitions, defaults)
+        return _alternatives(schema, definitions, defaults)
     result = {key: schema[key] for key in _KEPT if key in schema}
     if "const" in schema:
         result["enum"] = [schema["const"]]
@@ -56,9 +56,16 @@ def _resolved(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     return {**definitions[reference.rpartition("/")[2]], **beside}
 
 
-def _nullable(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
-    (one,) = [option for option in schema["anyOf"] if option.get("type") != "null"]
+def _alternatives(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
+    """Return the schema of ``X | None``, or of an integer or a word."""
+    one, *others = [option for option in schema["anyOf"] if option.get("type") != "null"]
     beside = {key: value for key, value in schema.items() if key != "anyOf"}
+    if others:
+        (word,) = others
+        bounds = {key: one[key] for key in ("minimum", "maximum")}
+        pattern = f"^{word['const']}$"
+        field = _convert({**bounds, "pattern": pattern, **beside}, definitions, defaults)
+        return {**field, "x-kubernetes-int-or-string": True}
     if beside.get("default") is None:
         beside.pop("default", None)
     return {

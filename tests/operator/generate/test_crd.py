@@ -21,7 +21,7 @@ from fluxtrain_operator.generate.crd import custom_resource_definition, resource
 CRD = custom_resource_definition()
 SCHEMA = resource_schema()
 RUN = SCHEMA["properties"]["spec"]["properties"]["run"]
-VALIDATIONS = "x-kubernetes-validations"
+VALIDATIONS, INT_OR_WORD = "x-kubernetes-validations", "x-kubernetes-int-or-string"
 SCHEMA_PHRASES = re.compile(
     r"(greater|less) than|should match|unknown field|at (most|least) \d|must be of type|supported values"
     r"|Required value|may not be more|multiple of \d|RFC|must be FluxTraining|generateName|no more than",
@@ -55,7 +55,7 @@ def test_the_definition_is_valid_for_kubernetes() -> None:
 
 def test_the_schema_is_structural() -> None:
     for path, schema in walk(SCHEMA):
-        assert "type" in schema, path
+        assert ("type" in schema) != (schema.get(INT_OR_WORD) is True), path
         forbidden = {"$ref", "anyOf", "oneOf", "allOf", "not", "definitions", "const", "title"}
         assert not forbidden & set(schema), path
         assert not ("properties" in schema and "additionalProperties" in schema), path
@@ -71,7 +71,9 @@ def test_every_field_has_a_description() -> None:
 def test_text_and_lists_are_bounded() -> None:
     bounds = {"string": ("maxLength", "enum"), "array": ("maxItems",)}
     for path, schema in walk(SCHEMA):
-        keywords = bounds.get(schema["type"])
+        keywords = bounds.get(schema.get("type", ""))
+        if INT_OR_WORD in schema:
+            keywords = ("pattern",)
         if keywords and path not in (".apiVersion", ".kind"):
             assert any(word in schema for word in keywords), path
 

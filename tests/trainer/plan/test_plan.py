@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from fluxtrain.cli import main
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.gpus import GPUS, peak_flops
 from fluxtrain.model import latents
@@ -32,7 +33,8 @@ from fluxtrain.model.parameters import count_parameters
 from fluxtrain.parallelize import blocks, recompute_activations
 from fluxtrain.plan import make_plan, render
 from fluxtrain.plan.estimate import USABLE
-from fluxtrain.plan.memory import Memory, communication_bytes, make_sharding, memory
+from fluxtrain.plan.memory import Memory, memory
+from fluxtrain.traffic import sent_by_node, sent_by_rank
 
 GIB = 2**30
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -66,12 +68,11 @@ def at_size(latent_size: int, text_length: int, compiled: bool, recompute: float
 
 def memory_of(config: RunConfig, num_ranks: int, micro_batch: int = 1) -> Memory:
     counts = count_parameters(config.model)
-    return memory(config, counts, make_sharding(config, num_ranks), micro_batch)
+    return memory(config, counts, Sharding.of(config, num_ranks, num_ranks), micro_batch)
 
 
 def sent_bytes(config: RunConfig, num_ranks: int, accumulation: int = 1) -> int:
-    counts = count_parameters(config.model)
-    return communication_bytes(config, counts, make_sharding(config, num_ranks), accumulation)
+    return sent_by_rank(config, Sharding.of(config, num_ranks, num_ranks), accumulation)
 
 
 def example(folder: Path, nodes: str) -> Path:
@@ -168,6 +169,54 @@ def test_each_replica_has_the_whole_state() -> None:
     assert (plan.dp_replicate, plan.dp_shard) == (4, 8)
     alone = make_plan(make_config(), 1, 8).memory_bytes_per_gpu
     assert plan.memory_bytes_per_gpu.weights == alone.weights
+
+
+def test_with_a_replica_per_node_a_node_sends_its_gradients_only() -> None:
+    per_node, plain = (
+        make_plan(make_config(parallel={"dp_replicate": value}), 7, 8) for value in ("per-node", 1)
+    )
+    assert (per_node.dp_replicate, per_node.dp_shard) == (7, 8)
+    alone = make_plan(make_config(), 1, 8)
+    assert per_node.memory_bytes_per_gpu.weights == alone.memory_bytes_per_gpu.weights
+    assert (alone.node_communication_bytes_per_step, alone.shards_cross_nodes) == (0, False)
+    gradients = 4 * 11_891_178_560
+    assert per_node.node_communication_bytes_per_step == round(2 * gradients * 6 / 7)
+    assert plain.node_communication_bytes_per_step == plain.communication_bytes_per_step
+    assert "7 × 8 shards)" in render(per_node)
+    assert "to other nodes: gradients only, no shard group crosses nodes" in render(per_node)
+    assert "to other nodes: shard groups of 56 ranks cross nodes" in render(plain)
+    assert "sent by each node" not in render(alone)
+
+
+def test_fewer_replicas_than_requested_are_named() -> None:
+    config = make_config(parallel={"dp_replicate": 8})
+    assert "(7 × 8 shards, not 8: each is part of one node, or whole nodes)" in render(
+        make_plan(config, 7, 8)
+    )
+    assert "(8 × 8 shards)" in render(make_plan(config, 8, 8))
+    assert "(1 × 24 shards, not 2" in render(
+        make_plan(make_config(parallel={"dp_replicate": 2}), 3, 8)
+    )
+
+
+@pytest.mark.parametrize("dp_replicate", [1, 2, 4, 8, 24, "per-node"])
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 8), (2, 2), (3, 8), (4, 6), (5, 1), (8, 8)])
+def test_a_node_sends_what_the_rings_of_its_ranks_send_to_other_nodes(
+    dp_replicate: int | str, nodes: int, per_node: int
+) -> None:
+    config = make_config(parallel={"dp_replicate": dp_replicate})
+    sharding = Sharding.of(config, nodes * per_node, per_node)
+    shards, replicas = sharding.dp_shard, sharding.dp_replicate
+    gradients = 2 * 4 * 11_891_178_560 / shards * (replicas - 1) / replicas
+    within = [range(first, first + shards) for first in range(0, nodes * per_node, shards)]
+    between = [range(first, nodes * per_node, shards) for first in range(shards)]
+    weights = sent_by_rank(config, sharding, 1) - gradients
+    sent = [0.0] * nodes
+    for rings, of_rank in ((within, weights), (between, gradients)):
+        for ring in rings:
+            for rank, following in zip(ring, [*ring[1:], ring[0]], strict=True):
+                sent[rank // per_node] += of_rank * (rank // per_node != following // per_node)
+    assert sent == pytest.approx([sent_by_node(config, sharding, 1)] * nodes, abs=4)
 
 
 def test_without_resharding_the_whole_model_is_gathered() -> None:

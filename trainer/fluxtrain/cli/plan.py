@@ -6,7 +6,7 @@ import argparse
 import json
 
 from fluxtrain.cli.arguments import Commands, add_command, add_file, described, load_config
-from fluxtrain.contract.run.replicas import require_replicas
+from fluxtrain.contract.run.sharding import require_replicas
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 

@@ -72,10 +72,18 @@ def _is_integral(detail: ErrorDetails) -> bool:
 def _with_integers(values: Any, locations: list[tuple[int | str, ...]]) -> Any:
     """Return a copy of ``values`` with the floats at ``locations`` as integers."""
     values = copy.deepcopy(values)
-    for *above, last in locations:
+    for location in locations:
+        *above, last = _without_alternative(values, location)
         container = reduce(lambda value, key: value[key], above, values)
         container[last] = int(container[last])
     return values
+
+
+def _without_alternative(values: Any, location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Return pydantic's ``location`` of a number in ``values`` without the name of an alternative type."""
+    *above, _ = location
+    number = reduce(lambda value, key: value[key], above, values)
+    return location if isinstance(number, (dict, list)) else tuple(above)
 
 
 def _explain(model: type[StrictModel], detail: ErrorDetails, at: str) -> Iterator[ConfigError]:

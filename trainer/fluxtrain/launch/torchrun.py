@@ -32,7 +32,7 @@ from fluxtrain.contract.launch import (
     RunPaths,
 )
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.replicas import require_replicas
+from fluxtrain.contract.run.sharding import require_replicas
 from fluxtrain.data.images.dataset import ImageDataset
 from fluxtrain.data.layouts.detect import SlowRandomAccess
 from fluxtrain.data.sources import open_sources

@@ -5,19 +5,14 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.order import BatchShares
 from fluxtrain.errors import ConfigError
 from fluxtrain.gpus import Gpu, find_gpu
 from fluxtrain.model.flops import training_flops
 from fluxtrain.model.parameters import ParameterCounts, count_parameters
-from fluxtrain.plan.memory import (
-    Memory,
-    Sharding,
-    communication_bytes,
-    make_sharding,
-    memory,
-    state_bytes,
-)
+from fluxtrain.plan.memory import Memory, memory, state_bytes
+from fluxtrain.traffic import sent_by_node, sent_by_rank
 
 DEFAULT_GPU = "MI300X"
 DEFAULT_MFU = 0.3
@@ -36,12 +31,18 @@ class Plan(BaseModel):
     """Assumed GPU model, None for CPUs."""
     gpu_memory_bytes: int | None
     """Memory of one GPU."""
+    num_nodes: int
+    """Nodes of equally many ranks."""
     num_ranks: int
     """Processes, one per GPU."""
+    requested_replicas: int | str
+    """``parallel.dp_replicate`` of the config."""
     dp_replicate: int
     """Replicas of the sharded state."""
     dp_shard: int
     """Ranks that share one replica."""
+    shards_cross_nodes: bool
+    """Whether the ranks of one replica are on several nodes, which gather its weights from each other."""
     global_batch_size: int
     """Samples of one optimizer step."""
     micro_batch_size: int
@@ -68,6 +69,8 @@ class Plan(BaseModel):
     """Peak memory of one rank."""
     communication_bytes_per_step: int
     """Bytes that one GPU sends in one optimizer step."""
+    node_communication_bytes_per_step: int
+    """Bytes that one node sends to other nodes in one optimizer step."""
     checkpoint_bytes: int
     """Size of a checkpoint: weights and optimizer state in float32."""
     host_bytes_per_rank: int
@@ -100,10 +103,12 @@ def make_plan(
     device = _device(gpu, gpus_per_node)
     if mfu is not None and not 0 < mfu <= 1:
         raise ConfigError("--mfu", mfu, "must be above 0 and at most 1")
-    num_ranks = nodes * max(gpus_per_node, 1)
+    ranks_per_node = max(gpus_per_node, 1)
+    num_ranks = nodes * ranks_per_node
     shares = BatchShares.of(config, num_ranks)
     micro_batch, accumulation = shares.micro_batch_size, shares.accumulation_steps
-    counts, sharding = count_parameters(config.model), make_sharding(config, num_ranks)
+    counts = count_parameters(config.model)
+    sharding = Sharding.of(config, num_ranks, ranks_per_node)
     batch = config.schedule.global_batch_size
     computed = batch + shares.padding
     peak = memory(config, counts, sharding, micro_batch)
@@ -114,9 +119,12 @@ def make_plan(
     return Plan(
         gpu=device.name if device else None,
         gpu_memory_bytes=device.memory_bytes if device else None,
+        num_nodes=nodes,
         num_ranks=num_ranks,
+        requested_replicas=config.parallel.dp_replicate,
         dp_replicate=sharding.dp_replicate,
         dp_shard=sharding.dp_shard,
+        shards_cross_nodes=sharding.crosses_nodes,
         global_batch_size=batch,
         micro_batch_size=micro_batch,
         accumulation_steps=accumulation,
@@ -129,7 +137,8 @@ def make_plan(
         trainable_parameters=counts.total,
         flops_per_sample=flops,
         memory_bytes_per_gpu=peak,
-        communication_bytes_per_step=communication_bytes(config, counts, sharding, accumulation),
+        communication_bytes_per_step=sent_by_rank(config, sharding, accumulation),
+        node_communication_bytes_per_step=sent_by_node(config, sharding, accumulation),
         checkpoint_bytes=checkpoint,
         host_bytes_per_rank=checkpoint // sharding.dp_shard,
         disk_bytes=checkpoint * (config.checkpoint.keep + 1),

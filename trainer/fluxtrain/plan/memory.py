@@ -1,13 +1,11 @@
-"""Memory and communication of one rank with FSDP2 or HSDP."""
+"""Memory of one rank with FSDP2 or HSDP."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.replicas import replicas
+from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.model.activations import BYTES, activation_bytes
 from fluxtrain.model.parameters import ParameterCounts
 from fluxtrain.optim import STATE
@@ -34,29 +32,9 @@ class Memory(BaseModel):
     """Sum of the above."""
 
 
-@dataclass(frozen=True)
-class Sharding:
-    """Distribution of the parameters over the ranks."""
-
-    num_ranks: int
-    dp_replicate: int
-    sharded: bool  # a single rank in float32 does not use FSDP2
-
-    @property
-    def dp_shard(self) -> int:
-        """Return the number of ranks that share one replica of the state."""
-        return self.num_ranks // self.dp_replicate
-
-
 def state_bytes(config: RunConfig) -> int:
     """Return the bytes of one parameter in a checkpoint: weight and optimizer state in float32."""
     return _FLOAT32 * (1 + len(STATE[config.optim.name]))
-
-
-def make_sharding(config: RunConfig, num_ranks: int) -> Sharding:
-    """Return the sharding that parallelize.build_model applies on ``num_ranks`` ranks."""
-    is_sharded = num_ranks > 1 or config.precision.compute != "float32"
-    return Sharding(num_ranks, replicas(config, num_ranks), is_sharded)
 
 
 def memory(
@@ -69,10 +47,15 @@ def memory(
         "weights": shard,
         "gradients": shard,
         "optimizer": len(STATE[config.optim.name]) * shard,
-        "gathered": _gathered(config, counts) if sharding.sharded else 0,
+        "gathered": _gathered(config, counts) if _uses_fsdp(config, sharding) else 0,
         "activations": micro_batch * (kept + live),
     }
     return Memory(**parts, total=sum(parts.values()))
+
+
+def _uses_fsdp(config: RunConfig, sharding: Sharding) -> bool:
+    """Return whether parallelize.build_model shards: not on a single rank in float32."""
+    return sharding.num_ranks > 1 or config.precision.compute != "float32"
 
 
 def _gathered(config: RunConfig, counts: ParameterCounts) -> int:
@@ -81,22 +64,3 @@ def _gathered(config: RunConfig, counts: ParameterCounts) -> int:
     if config.parallel.reshard_after_forward:
         blocks = counts.largest_pair  # the current one, and the next one, which is prefetched
     return compute * (blocks + counts.rest) + (compute + reduce) * counts.largest_block
-
-
-def communication_bytes(
-    config: RunConfig, counts: ParameterCounts, sharding: Sharding, accumulation: int
-) -> int:
-    """Return the bytes that one GPU sends in one optimizer step, with ring collectives.
-
-    Each micro batch all-gathers every block for forward, and again for backward if it was resharded, and
-    reduce-scatters its gradients; the shards are all-reduced between replicas.
-    """
-    compute, reduce = BYTES[config.precision.compute], BYTES[config.precision.reduce]
-    blocks = counts.total - counts.rest
-    gathers = blocks * (2 if config.parallel.reshard_after_forward else 1) + counts.rest
-    within = (
-        (gathers * compute + counts.total * reduce) * (sharding.dp_shard - 1) / sharding.dp_shard
-    )
-    replicas = sharding.dp_replicate
-    between = 2 * counts.total / sharding.dp_shard * reduce * (replicas - 1) / replicas
-    return round(accumulation * (within + between))

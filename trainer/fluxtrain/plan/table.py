@@ -37,15 +37,36 @@ def _model(plan: Plan) -> list[Row]:
 
 def _step(plan: Plan) -> list[Row]:
     ranks = f"{plan.num_ranks} × {plan.gpu or 'CPU process'}"
-    if plan.dp_replicate > 1:
-        ranks += f" ({plan.dp_replicate} replicas of {plan.dp_shard} shards)"
     sent = _si(plan.communication_bytes_per_step, "B")
     return [
-        ("global batch", f"{plan.global_batch_size:,}", f"on {ranks}"),
+        ("global batch", f"{plan.global_batch_size:,}", f"on {ranks}{_replicas(plan)}"),
         ("micro batch", f"{plan.micro_batch_size:,}", f"× {plan.accumulation_steps} per step"),
         ("samples per rank", f"{plan.samples_per_rank:,}", _padding(plan)),
         ("sent by each rank", sent, "weights gathered, gradients reduced"),
+        *_between_nodes(plan),
     ]
+
+
+def _replicas(plan: Plan) -> str:
+    requested = plan.requested_replicas
+    if isinstance(requested, int) and requested != plan.dp_replicate:
+        instead = f", not {requested}: each is part of one node, or whole nodes"
+    elif plan.dp_replicate == 1:
+        return ""
+    else:
+        instead = ""
+    return f" ({plan.dp_replicate} × {plan.dp_shard} shards{instead})"
+
+
+def _between_nodes(plan: Plan) -> list[Row]:
+    if plan.num_nodes == 1:
+        return []
+    sent = _si(plan.node_communication_bytes_per_step, "B")
+    if plan.shards_cross_nodes:
+        text = f"to other nodes: shard groups of {plan.dp_shard} ranks cross nodes"
+    else:
+        text = "to other nodes: gradients only, no shard group crosses nodes"
+    return [("sent by each node", sent, text)]
 
 
 def _padding(plan: Plan) -> str:

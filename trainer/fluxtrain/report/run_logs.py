@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from fluxtrain.contract.launch import LOSS_FILE, METRICS_FILE, MLPERF_FILE, RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.replicas import replicas
+from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.order import BatchShares
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
@@ -17,6 +17,7 @@ from fluxtrain.mlperf import MLPerfLog, RunFacts
 from fluxtrain.report.console import Console, duration
 from fluxtrain.report.records import Records, read_records
 from fluxtrain.run_state import RunState
+from fluxtrain.traffic import sent_by_node
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class RunLogs:
         self._console.print_line(
             f"{num_parameters:,} parameters · {self._shares.global_batch_size} samples a step on "
             f"{world.size} × {world.device.type}"
-            + _uneven(self._config, self._shares, world.size)
+            + _division(self._config, self._shares, world)
             + (f" · http://{self._paths.metrics_address}:{port}/metrics" if port else "")
             + (f" · resumed after step {run.step}" if run.step else "")
         )
@@ -163,11 +164,16 @@ class RunLogs:
         )
 
 
-def _uneven(config: RunConfig, shares: BatchShares, num_ranks: int) -> str:
-    """Return what a number of ranks costs that does not divide the batch or the replicas."""
+def _division(config: RunConfig, shares: BatchShares, world: World) -> str:
+    """Return what the number of ranks costs: padding, fewer replicas, shards of other nodes."""
     text, requested = "", config.parallel.dp_replicate
+    sharding = Sharding.of(config, world.size, world.local_size)
     if shares.padding:
         text += f" · {shares.padding} padding samples a step"
-    if (actual := replicas(config, num_ranks)) != requested:
-        text += f" · dp_replicate {actual}: {requested} does not divide {num_ranks} ranks"
+    if isinstance(requested, int) and sharding.dp_replicate != requested:
+        whole = "each is part of one node, or whole nodes"
+        text += f" · dp_replicate {sharding.dp_replicate}, not {requested}: {whole}"
+    if sharding.crosses_nodes:
+        sent = sent_by_node(config, sharding, shares.accumulation_steps) / 1e9
+        text += f" · shard groups cross nodes: each node sends {sent:,.3g} GB a step"
     return text

@@ -12,7 +12,7 @@ from fluxtrain.checkpoint import State
 from fluxtrain.checkpoint_folder import CheckpointFolder, damaged
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, CONFIG_FILE, RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.replicas import replicas
+from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.distributed import Channel, World
 from fluxtrain.errors import DataError
 from fluxtrain.fence import Fence, claim
@@ -132,8 +132,9 @@ class Recovery:
     @property
     def _shard(self) -> Shard:
         """Return this rank's part of the state; ranks of other replicas have the same."""
-        count = self._world.size // replicas(self._config, self._world.size)
-        return Shard(self._world.rank % count, count)
+        world = self._world
+        count = Sharding.of(self._config, world.size, world.local_size).dp_shard
+        return Shard(world.rank % count, count)
 
 
 def _take_over(folder: Path, world: World, before: int) -> tuple[Fence, list[Path]]:

@@ -8,7 +8,7 @@ of ``IMMUTABLE`` fields while the job exists; the others may change from one att
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,8 @@ from fluxtrain.contract.strict_model import (
 Layout = Literal["shards", "arrow", "parquet", "webdataset"]
 """File formats of encoded samples: ``shards`` is our own; MLCommons and its submitters use the others."""
 LearningRate = Annotated[float, Field(gt=0, le=10)]
+PER_NODE: Final = "per-node"
+"""The value of ``parallel.dp_replicate`` with which each node is a replica."""
 LARGEST_SEED = 2**53 - 1
 """The largest integer that every JSON parser reads exactly."""
 
@@ -183,9 +185,10 @@ class ParallelConfig(StrictModel):
 
     micro_batch_size: Positive = 32
     """Maximum samples per rank and forward pass; the rank's share is split evenly, with padding if needed."""
-    dp_replicate: Positive = 1
-    """Replicas of the sharded state (HSDP); 1 is plain FSDP2. An elastic job uses fewer while the number of
-    its ranks is not a multiple of it."""
+    dp_replicate: Positive | Literal["per-node"] = 1
+    """Replicas of the sharded state (HSDP); 1 is plain FSDP2; ``per-node``: each node holds one, however many
+    nodes there are. Fewer than the number are used if the ranks of each would not be part of one node, or
+    whole nodes."""
     reshard_after_forward: bool = True
     """Free gathered weights after the forward pass: less memory, one more all-gather."""
     activation_checkpointing: Fraction = 0.0
