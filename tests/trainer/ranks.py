@@ -17,10 +17,13 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World, process_group
 from fluxtrain.errors import FluxtrainError
 from fluxtrain.launch.torchrun import MALLOC_SETTINGS
+from fluxtrain.report.observer import Observer
 from fluxtrain.train import train
 
 Run = Callable[[RunConfig, RunPaths, World], object]
 CPU = torch.device("cpu")
+CRASHED = 9
+"""Exit code of a rank that `crash_after` ends."""
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.trainer.preloaded"])
 
@@ -87,6 +90,18 @@ def train_together(config: RunConfig, paths: RunPaths, world: World, *, port: in
     set_environment(world, port)
     with process_group() as joined:
         train(config, paths, joined)
+
+
+def crash_after(step: int) -> None:
+    """Let this rank end, as if killed, after optimizer step ``step``."""
+    on_step_end = Observer.on_step_end
+
+    def end(observer: Observer, done: int) -> None:
+        on_step_end(observer, done)
+        if done == step:
+            os._exit(CRASHED)
+
+    Observer.on_step_end = end  # type: ignore[method-assign]
 
 
 def output_of(paths: RunPaths, rank: int = 0) -> str:

@@ -14,12 +14,14 @@ from cluster.free_ports import free_port
 from tests.paths import MICRO
 from tests.trainer import ranks
 from tests.trainer.commands import Forked, command, environment, fluxtrain, start
-from tests.trainer.outputs import ledger, losses
+from tests.trainer.outputs import ledger, losses, mlperf_values
 
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.resource.document import load_job
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.distributed import World
 from fluxtrain.errors import EXIT_STOPPED
 
 pytestmark = pytest.mark.slow
@@ -41,13 +43,22 @@ def finish(output: Path, *more: str, processes: int = 1) -> subprocess.Completed
     return done
 
 
-def train(output: Path, *more: str, processes: int = 1) -> None:
-    """Train to the end on ranks that are forked from one process, without torchrun."""
+def train_and_crash(
+    config: RunConfig, paths: RunPaths, world: World, *, port: int, crash: int
+) -> None:
+    """Train one rank, which ends after step ``crash``."""
+    ranks.crash_after(crash)
+    ranks.train_together(config, paths, world, port=port)
+
+
+def train(output: Path, *more: str, processes: int = 1, crash: int = 0) -> None:
+    """Train on ranks that are forked from one process, without torchrun, to the end or step ``crash``."""
     run = load_job(MICRO).spec.run
     config = resolve(merge(run, parse_overrides([*LOGGING, *more])))
     paths = RunPaths(output, output, output)
-    joined = partial(ranks.train_together, port=free_port())
-    assert ranks.finish(joined, config, paths, processes) == [0] * processes, ranks.output_of(paths)
+    joined = partial(train_and_crash, port=free_port(), crash=crash)
+    codes = [ranks.CRASHED if crash else 0] * processes
+    assert ranks.finish(joined, config, paths, processes) == codes, ranks.output_of(paths)
 
 
 def start_and_wait_for(output: Path, step: int, *more: str, processes: int = 1) -> Forked:
@@ -83,12 +94,23 @@ def assert_first_steps(output: Path, reference: Path, tolerance: float) -> None:
     assert ledger(output) == {step: ledger(reference)[step] for step in losses(output)}
 
 
-@pytest.mark.parametrize("processes", [2, 3, 5, 7])
-def test_losses_and_samples_do_not_depend_on_the_number_of_ranks(
-    reference: Path, tmp_path: Path, processes: int
+WORLD_SIZES = (1, 8, 3, 7, 2, 6, 5, 1)
+
+
+def test_losses_and_samples_do_not_depend_on_the_numbers_of_ranks_of_a_run(
+    reference: Path, tmp_path: Path
 ) -> None:
-    train(tmp_path / "run", *FEW_STEPS, processes=processes)
-    assert_first_steps(tmp_path / "run", reference, 1e-4)
+    """All ranks crash one step after a checkpoint; the next ones are more or fewer."""
+    output, every = tmp_path / "run", 4
+    flags = (*THIRTY_STEPS, f"--checkpoint.every_steps={every}", "--checkpoint.asynchronous=false")
+    for number, processes in enumerate(WORLD_SIZES, start=1):
+        crash = number * every + 1 if number < len(WORLD_SIZES) else 0
+        train(output, *flags, processes=processes, crash=crash)
+    starts = [value["num_ranks"] for value in mlperf_values(output, "run_resumed")]
+    assert tuple(starts) == WORLD_SIZES[1:]
+    for key in ("train_loss", "eval_loss"):
+        assert losses(output, key) == pytest.approx(losses(reference, key), rel=1e-4)
+    assert ledger(output) == ledger(reference)
 
 
 @pytest.mark.parametrize(("batch", "processes"), [(1, 2), (2, 5)])
@@ -119,20 +141,6 @@ def test_losses_do_not_depend_on_parallelism_and_batching(
 ) -> None:
     train(tmp_path / "run", *FEW_STEPS, *flags, processes=processes)
     assert_first_steps(tmp_path / "run", reference, tolerance)
-
-
-@pytest.mark.parametrize("later", [(1, 4), (3, 1)])
-def test_two_ranks_are_killed_and_resumed_on_other_numbers_of_ranks(
-    reference: Path, tmp_path: Path, later: tuple[int, int]
-) -> None:
-    output = tmp_path / "run"
-    every = ("--checkpoint.every_steps=4", "--checkpoint.memory_every_steps=0")
-    cadence = (*THIRTY_STEPS, *every)  # nothing is left in memory by a command that is killed
-    start_and_wait_for(output, 9, *cadence, processes=2).kill()
-    for processes, until in zip(later, (18, 30), strict=True):
-        train(output, *cadence, f"--schedule.steps={until}", processes=processes)
-    assert losses(output) == pytest.approx(losses(reference), rel=1e-4)
-    assert ledger(output) == ledger(reference)
 
 
 def test_a_killed_and_resumed_run_has_bit_equal_losses(reference: Path, tmp_path: Path) -> None:

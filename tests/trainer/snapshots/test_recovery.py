@@ -16,17 +16,16 @@ import pytest
 from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.outputs import ledger, losses, mlperf_events
+from tests.trainer.ranks import CRASHED
 
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.distributed import World
-from fluxtrain.report.observer import Observer
 
 pytestmark = pytest.mark.slow
 
 STEPS, CRASH, INTERVAL, BATCH = 16, 11, 3, 12
-CRASHED = 9
 RUN: dict[str, Any] = {
     "preset": "micro",
     "schedule": {"steps": STEPS, "global_batch_size": BATCH},
@@ -57,14 +56,7 @@ def train_on(
     os.environ |= {"GROUP_WORLD_SIZE": f"{len(nodes.names)}"}
     volume = paths.output.parent / f"memory_{nodes.names[node]}"
     volume.mkdir(exist_ok=True)
-    on_step_end = Observer.on_step_end
-
-    def end(observer: Observer, step: int) -> None:
-        on_step_end(observer, step)
-        if step == crash:
-            os._exit(CRASHED)
-
-    Observer.on_step_end = end  # type: ignore[method-assign]
+    ranks.crash_after(crash)
     ranks.train_together(config, replace(paths, snapshots=volume), world, port=port)
 
 
@@ -115,7 +107,6 @@ FROM_MEMORY = [
     ("a lost node of two ranks", Nodes("ab", 2), Nodes("b", 2), {}),
     ("a node more", Nodes("ab"), Nodes("acb"), {}),
     ("a lost replica", Nodes("ab"), Nodes("b"), {"parallel": {"dp_replicate": 2}}),
-    ("replicas", Nodes("ab", 2), Nodes("bc", 2), {"parallel": {"dp_replicate": 2}}),
 ]
 
 
@@ -134,7 +125,36 @@ def test_the_ranks_continue_from_memory(
     assert run(output, after, **changes) == [0] * after.size, texts(output, after.size)
     (step,) = resumed_steps(output)
     assert step in (6, 9), "the newest, or the one before if the newest was not complete yet"
-    assert f"loaded step {step} from memory" in ranks.output_of(RunPaths(output, output, output))
+    printed = ranks.output_of(RunPaths(output, output, output))
+    assert f"loaded step {step} from memory" in printed
+    assert ("shard groups cross nodes: each node" in printed) == (len(after.names) > 1)
+    assert_equal(output, reference)
+
+
+PER_NODE = {"parallel": {"dp_replicate": "per-node"}}
+WORLDS = [Nodes("ab", 2), Nodes("acb", 2), Nodes("cb", 2), Nodes("c", 2)]
+"""A node joins between the others, the first one is lost, and then all but the one that joined."""
+SOURCES = [
+    ("memory", {"every_steps": 0, "memory_every_steps": 2}),
+    ("storage", {"every_steps": 2, "memory_every_steps": 0, "asynchronous": False}),
+]
+
+
+@pytest.mark.parametrize(("source", "saved"), SOURCES, ids=[row[0] for row in SOURCES])
+def test_replicas_of_one_node_each_continue_on_any_number_of_nodes(
+    reference: Path, tmp_path: Path, source: str, saved: dict[str, Any]
+) -> None:
+    output, paths = tmp_path / "run", RunPaths(tmp_path / "run", tmp_path, tmp_path)
+    for nodes, crash in zip(WORLDS, (5, 9, 13, 0), strict=True):
+        ended = [CRASHED if crash else 0] * nodes.size
+        assert run(output, nodes, crash, checkpoint=saved, **PER_NODE) == ended, texts(output, 6)
+        assert "cross nodes" not in ranks.output_of(paths)
+    first, second, third = resumed_steps(output)
+    assert first in (2, 4)
+    assert second in (6, 8)
+    assert third in (10, 12)
+    loaded = f"loaded step {third} from memory" in ranks.output_of(paths)
+    assert loaded == (source == "memory")
     assert_equal(output, reference)
 
 
