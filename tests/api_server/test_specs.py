@@ -202,11 +202,15 @@ def fields(schema: Manifest, path: str) -> Iterator[tuple[str, Manifest]]:
 def edges(schema: Manifest) -> list[Any]:
     """Return the minimum and maximum of ``schema``, values beyond, and a value of another type."""
     below, above = schema.get("minimum"), schema.get("maximum")
-    values: list[Any] = [[] if schema["type"] == "object" else {}]
+    kind = schema.get("type", "an integer or a word")
+    values: list[Any] = [[] if kind == "object" else {}]
     values += [below, below - 1] if below is not None else []
     values += [above, above + 1] if above is not None else []
-    if schema["type"] == "string" and "enum" not in schema:
+    if kind == "string" and "enum" not in schema:
         values += ["", "a", "a" * (schema["maxLength"] + 1)]
+    if kind == "an integer or a word":
+        word = schema["pattern"].strip("^$")
+        values += [word, "", f"{word}s", str(below), 1.5, True, []]
     return values
 
 

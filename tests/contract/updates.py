@@ -83,6 +83,7 @@ ALLOWED: list[tuple[str, Any]] = [
     ("spec.run.data.num_workers", 2),
     ("spec.run.schedule.steps", 200),
     ("spec.run.parallel.micro_batch_size", 8),
+    ("spec.run.parallel.dp_replicate", "per-node"),
     ("spec.run.evaluation.every_samples", 0),
     ("spec.run.checkpoint.keep", 5),
     ("spec.run.sampling.num_steps", 4),
