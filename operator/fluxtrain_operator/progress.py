@@ -1,10 +1,10 @@
-"""Progress as the trainers report it, at /progress and in termination messages; validated, as untrusted."""
+"""Progress as trainers and agents report it, at /progress and in termination messages; validated."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -37,6 +37,8 @@ class RankProgress:
     """Uid of its pod."""
     generation: int = 0
     """Generation of the agents that it runs in; 0 from older trainers."""
+    frozen: bool = False
+    """Whether its process does not respond to its agent."""
 
     @staticmethod
     def from_json(values: object) -> RankProgress | None:
@@ -55,7 +57,17 @@ class RankProgress:
             step_seconds=_number(values.get("stepSeconds")),
             stack=_line(values.get("stack")),
             generation=_count(values.get("generation"), _MAX_COUNT),
+            frozen=values.get("frozen") is True,
         )
+
+    @staticmethod
+    def from_agent(values: object) -> RankProgress | None:
+        """Return the progress of a rank in ``values``, which name its pod; None if they do not."""
+        pod = values.get("pod") if isinstance(values, Mapping) else None
+        rank = RankProgress.from_json(values)
+        if rank is None or not isinstance(pod, str) or not 0 < len(pod) <= _MAX_UID:
+            return None
+        return replace(rank, pod=pod)
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,8 @@ class Progress:
     """The rank that all others wait for."""
     train_seconds_before: float | None = None
     """Training time that the output already contained when these processes started."""
+    by_agents: bool = False
+    """Whether only agents report it, through the rendezvous service: nothing but ``ranks`` is known."""
 
     @staticmethod
     def from_json(answer: object) -> Progress | None:
@@ -130,6 +144,24 @@ class Progress:
             straggler=Straggler.from_json(answer.get("straggler")),
             train_seconds_before=_number(answer.get("trainSecondsBefore")),
         )
+
+    @staticmethod
+    def from_agents(answer: object) -> Progress | None:
+        """Return the ranks in a decoded answer of the rendezvous service; None if there is no valid one."""
+        listed = answer.get("ranks") if isinstance(answer, Mapping) else None
+        entries = listed[:_MAX_RANKS] if isinstance(listed, list) else []
+        ranks = [rank for rank in map(RankProgress.from_agent, entries) if rank is not None]
+        return Progress(ProgressStatus(), by_agents=True)._with(ranks)
+
+    def of_pods(self, uids: Container[str]) -> Progress | None:
+        """Return the progress of the ranks in pods with these ``uids`` only; None if there are none."""
+        return self._with([rank for rank in self.ranks if rank.pod in uids])
+
+    def _with(self, ranks: Sequence[RankProgress]) -> Progress | None:
+        lowest = min(ranks, key=lambda rank: rank.rank, default=None)
+        if lowest is None:
+            return None
+        return replace(self, ranks=tuple(ranks), rank=lowest.rank, phase=lowest.phase)
 
     @property
     def seconds_since_progress(self) -> float | None:

@@ -190,6 +190,13 @@ FAULTS = [
         prepare=encoded_data.write,
     ),
     Fault(
+        "only-rank-frozen",
+        "SIGSTOP of the only rank of a job of one node; its agent runs",
+        processes.only_rank_frozen,
+        HANG,
+        own_job=ONE_NODE,
+    ),
+    Fault(
         "nan-gradient",
         "gradients are not finite; the job fails and is created again",
         storage.nan_gradient,

@@ -13,6 +13,7 @@ from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
 from fluxtrain.contract.members import MEMBERS_PATH
+from fluxtrain.contract.progress import PROGRESS_PATH
 from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import KIND, PLURAL, VERSION
 from fluxtrain_operator import names
@@ -151,10 +152,13 @@ class KubernetesApi:
         await self._request("POST", collection("events.k8s.io/v1", job.namespace, "Event"), body)
 
     async def fetch_progress(self, address: str, port: int) -> Progress | None:
-        """Return the progress from the trainer at ``address``; None without a response that has a rank."""
-        values = await self._fetch_json(address, port, "/progress", _MAX_PROGRESS_BYTES)
+        """Return the progress from the trainer or the rendezvous service at ``address``; None without any.
+
+        The answer of a trainer has a rank, that of the service only a list of them.
+        """
+        values = await self._fetch_json(address, port, PROGRESS_PATH, _MAX_PROGRESS_BYTES)
         has_rank = isinstance(values, dict) and type(values.get("rank")) is int
-        return Progress.from_json(values) if has_rank else None
+        return Progress.from_json(values) if has_rank else Progress.from_agents(values)
 
     async def fetch_members(self, address: str, port: int) -> Heard | None:
         """Return which pods the rendezvous service at ``address`` hears of; None without a valid response."""

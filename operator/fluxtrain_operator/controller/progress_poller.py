@@ -1,4 +1,7 @@
-"""Polls the /progress of training pods, independently of reconciles: a pod that hangs delays no job."""
+"""Polls the /progress of training pods, independently of reconciles: a pod that hangs delays no job.
+
+The rendezvous pod answers too, with what agents report of their ranks: one that is frozen does not answer.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fluxtrain.contract.progress import FINISH
+from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.progress import Progress
@@ -89,10 +93,13 @@ class ProgressPoller:
     def rank_0(self, key: Key) -> Progress | None:
         """Return the latest progress of rank 0; None without a response, or if its pod has stopped."""
         progress = self.lowest_rank(key)
-        return progress if progress is not None and progress.rank == 0 else None
+        return progress if progress is not None and _is_rank_0(progress) else None
 
     def lowest_rank(self, key: Key) -> Progress | None:
-        """Return the latest progress of rank 0, or of the lowest rank that responded instead of it."""
+        """Return the latest progress of rank 0, or of the lowest rank that responded instead of it.
+
+        If no trainer did, only what agents report.
+        """
         latest = job.latest if (job := self._jobs.get(key)) else None
         if latest is None or latest.uid not in self._addresses(key):
             return None
@@ -111,7 +118,7 @@ class ProgressPoller:
             job.pods = frozenset(self._addresses(key))
             async with self._job_slots:
                 before, job.latest = job.latest, await self._fetch_job(key, job)
-            self._set_silent(key, 0 if job.latest else len(job.pods))
+            self._set_silent(key, 0 if _has_response(job.latest) else len(job.pods))
             if job.latest != before:
                 self._on_change(key)
             with suppress(TimeoutError):
@@ -120,7 +127,8 @@ class ProgressPoller:
 
     def _interval(self, job: _PolledJob) -> float:
         """Return the seconds until the next poll: longer if very many pods do not respond."""
-        seconds = 0.0 if job.latest else self._num_silent / _MAX_SILENT_PER_SECOND
+        is_silent = not _has_response(job.latest)
+        seconds = self._num_silent / _MAX_SILENT_PER_SECOND if is_silent else 0.0
         return max(self._interval_seconds, seconds)
 
     def _set_silent(self, key: Key, num_pods: int) -> None:
@@ -132,27 +140,33 @@ class ProgressPoller:
         """Return the progress of rank 0: from the pod that had it before, otherwise from any other.
 
         If rank 0 does not respond, the lowest rank that does shows whether the job makes progress. If rank 0
-        makes none, all ranks show whether another does, and which of them stopped first.
+        makes none, all ranks show whether another does, and which of them stopped first; agents report those
+        that do not respond.
         """
-        pods, latest, port = self._addresses(key), job.latest, job.port
-        if latest is not None and latest.progress.rank == 0 and latest.uid in pods:
-            progress = await self._fetch_pod(latest.uid, pods.pop(latest.uid), port)
-            if progress is not None and progress.rank == 0:
-                others = await self._fetch_pods(pods, port) if _may_be_waiting(progress) else []
+        pods, latest = self._addresses(key), job.latest
+        if latest is not None and _is_rank_0(latest.progress) and latest.uid in pods:
+            progress = await self._fetch_pod(key, latest.uid, pods.pop(latest.uid), job.port)
+            if progress is not None and _is_rank_0(progress):
+                asks_others = _may_be_waiting(progress)
+                others = await self._fetch_pods(key, pods, job.port) if asks_others else []
                 return _merged([PodProgress(latest.uid, progress), *others])
-        return _merged(await self._fetch_pods(pods, port))
+        return _merged(await self._fetch_pods(key, pods, job.port))
 
-    async def _fetch_pods(self, pods: Mapping[str, str], port: int) -> list[PodProgress]:
+    async def _fetch_pods(self, key: Key, pods: Mapping[str, str], port: int) -> list[PodProgress]:
         """Return the progress of those of ``pods``, addresses by uid, that respond."""
         reports = await asyncio.gather(
-            *(self._fetch_pod(uid, address, port) for uid, address in pods.items())
+            *(self._fetch_pod(key, uid, address, port) for uid, address in pods.items())
         )
         return [PodProgress(u, p) for u, p in zip(pods, reports, strict=True) if p is not None]
 
-    async def _fetch_pod(self, uid: str, address: str, port: int) -> Progress | None:
+    async def _fetch_pod(self, key: Key, uid: str, address: str, port: int) -> Progress | None:
         async with self._request_slots:
             progress = await self._fetch(address, port)
-        return None if progress is None else progress.in_pod(uid)
+        if progress is None or not progress.by_agents:
+            return progress and progress.in_pod(uid)
+        by_uid = {pod["metadata"].get("uid"): pod for pod in self._cache.pods(key)}
+        is_service = uid in by_uid and _is_rendezvous(by_uid[uid])
+        return progress.of_pods(by_uid) if is_service else None
 
     def _addresses(self, key: Key) -> dict[str, str]:
         """Return the addresses of the running pods by uid."""
@@ -168,15 +182,31 @@ def _may_be_waiting(progress: Progress) -> bool:
     return progress.phase == FINISH or (progress.seconds_since_progress or 0.0) >= _SILENT_SECONDS
 
 
+def _is_rank_0(progress: Progress) -> bool:
+    return progress.rank == 0 and not progress.by_agents
+
+
+def _has_response(latest: PodProgress | None) -> bool:
+    """Return whether a trainer responded."""
+    return latest is not None and not latest.progress.by_agents
+
+
+def _is_rendezvous(pod: Mapping[str, Any]) -> bool:
+    labels = pod["metadata"].get("labels") or {}
+    return bool(labels.get(names.LABEL_COMPONENT) == names.RENDEZVOUS)
+
+
 def _merged(reports: list[PodProgress]) -> PodProgress | None:
     """Return the report of the lowest rank, with the ranks of all; None without reports.
 
-    As that rank may wait for the others, the newest alive time counts.
+    What agents report counts for the ranks of which no trainer responded. As the lowest rank may wait for the
+    others, the newest alive time counts.
     """
-    lowest = min(reports, key=lambda report: report.progress.rank, default=None)
+    ordered = sorted(reports, key=lambda report: (report.progress.by_agents, report.progress.rank))
+    lowest = next(iter(ordered), None)
     if lowest is None or len(reports) == 1:
         return lowest
-    progress = lowest.progress.with_ranks(report.progress for report in reports)
+    progress = lowest.progress.with_ranks(report.progress for report in reversed(ordered))
     times = (report.progress.alive_time for report in reports)
     alive_time = max((time for time in times if time is not None), default=None)
     return replace(lowest, progress=replace(progress, alive_time=alive_time))

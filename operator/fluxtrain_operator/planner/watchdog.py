@@ -1,7 +1,8 @@
 """The watchdog: a job has stalled if none of its ranks makes progress for longer than its phase allows.
 
-A rank measures the time since its progress by its own monotonic clock. A job is never restarted because no
-trainer answers: a firewall or a service mesh may be the cause, and the job may well train. Nor is it while a
+A rank measures the time since its progress by its own monotonic clock. If it is frozen, its agent does, and
+reports it through the rendezvous service. A job is never restarted because neither answers: a firewall or a
+service mesh may be the cause, and the job may well train. Nor is it while a
 lost node or the rendezvous pod is replaced: the peers of a lost node hang until the rendezvous service, which
 may have been on that node too, tells their agents.
 """
@@ -127,8 +128,14 @@ def _ranks(situation: Situation, answer: Progress) -> tuple[RankProgress, ...]:
 
 
 def _first_to_stop(ranks: tuple[RankProgress, ...]) -> RankProgress:
-    """Return the rank with the fewest steps; of several, the one that has been silent the longest."""
-    return min(ranks, key=lambda rank: (rank.step, -rank.seconds_since_progress, rank.rank))
+    """Return the rank with the fewest steps; of several, the one that has been silent the longest.
+
+    One that is frozen comes first: others wait for it.
+    """
+    return min(
+        ranks,
+        key=lambda rank: (not rank.frozen, rank.step, -rank.seconds_since_progress, rank.rank),
+    )
 
 
 def _is_distinct(first: RankProgress, ranks: tuple[RankProgress, ...]) -> bool:
@@ -136,7 +143,9 @@ def _is_distinct(first: RankProgress, ranks: tuple[RankProgress, ...]) -> bool:
     others = [rank for rank in ranks if rank is not first]
     latest = first.seconds_since_progress - _MEASURABLE_SECONDS
     return bool(others) and all(
-        first.step < rank.step or rank.seconds_since_progress < latest for rank in others
+        first.step < rank.step or rank.seconds_since_progress < latest
+        for rank in others
+        if rank.frozen or not first.frozen
     )
 
 

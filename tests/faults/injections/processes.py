@@ -51,7 +51,20 @@ def rank_killed(target: Target) -> Iterator[None]:
 
 @contextmanager
 def rank_frozen(target: Target) -> Iterator[None]:
-    (pid,) = pids(target.pod_of_rank(1), RANK)
+    with _frozen(target, 1):
+        yield
+
+
+@contextmanager
+def only_rank_frozen(target: Target) -> Iterator[None]:
+    """Freeze rank 0 of a job of one node: no trainer answers."""
+    with _frozen(target, 0):
+        yield
+
+
+@contextmanager
+def _frozen(target: Target, rank: int) -> Iterator[None]:
+    (pid,) = pids(target.pod_of_rank(rank), RANK)
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_until_ended(target, pid)

@@ -176,6 +176,102 @@ async def test_while_rank_0_makes_no_progress_all_ranks_are_polled(p: Polling) -
     assert 30 <= (p.rank_0.seconds_since_progress or 0) < 31
 
 
+def make_service(index: int = 9) -> dict[str, Any]:
+    pod = make_pod(index)
+    pod["metadata"]["labels"][names.LABEL_COMPONENT] = names.RENDEZVOUS
+    return pod
+
+
+def reported(*numbers: int, silent: float = 90, frozen: bool = True) -> Progress:
+    """Return what the agents of the pods 1 and 2, with four ranks each, report of these ranks."""
+    entries = [
+        {
+            "rank": number,
+            "pod": f"uid-{1 + number // 4}",
+            "phase": "step",
+            "secondsSinceProgress": silent,
+            "frozen": frozen,
+        }
+        for number in numbers
+    ]
+    progress = Progress.from_agents({"ranks": entries})
+    assert progress is not None
+    return progress
+
+
+def answers(p: Polling, **by_address: Progress) -> dict[str, Progress]:
+    """Let the pods at addresses such as 10_0_0_1 answer; return their answers, which may be changed."""
+    progress = {address.strip("_").replace("_", "."): each for address, each in by_address.items()}
+
+    async def fetch(address: str, port: int) -> Progress | None:
+        p.trainers.requests.append(address)
+        return progress.get(address)
+
+    p.fetch = fetch
+    return progress
+
+
+@scenario(*map(make_pod, (1, 2)), make_service())
+async def test_if_no_trainer_responds_the_ranks_are_those_that_agents_report(p: Polling) -> None:
+    progress = answers(p, _10_0_0_9=reported(0, 5))
+    p.start()
+    await until(lambda: p.poller.lowest_rank(KEY) is not None)
+    for _ in range(5):  # polls
+        await asyncio.sleep(0.02)
+        found = p.poller.lowest_rank(KEY)
+        assert found is not None
+        assert [(r.rank, r.pod, r.frozen) for r in found.ranks] == [
+            (0, "uid-1", True),
+            (5, "uid-2", True),
+        ]
+    assert p.rank_0 is None, "nothing of the run is known"
+    assert p.poller._num_silent == 3, "the trainers are silent nevertheless"
+    progress["10.0.0.1"] = step(8)
+    await until(lambda: p.rank_0 is not None)
+    del progress["10.0.0.1"], progress["10.0.0.9"]
+    await until(lambda: p.poller.lowest_rank(KEY) is None)
+
+
+@scenario(*map(make_pod, (1, 2)), make_service())
+async def test_agents_report_the_ranks_of_which_no_trainer_responds(p: Polling) -> None:
+    own = RankProgress(4, "step", step=9, seconds_since_progress=30, pod="any")
+    other = replace(step(9), phase="step", rank=4, ranks=(own,))
+    answers(p, _10_0_0_2=other, _10_0_0_9=reported(0, 4, 5))
+    p.start()
+    await until(lambda: p.poller.lowest_rank(KEY) is not None)
+    found = p.poller.lowest_rank(KEY)
+    assert found is not None
+    assert (found.rank, found.by_agents, found.status.step) == (4, False, 9)
+    assert [(r.rank, r.step, r.pod, r.frozen) for r in found.ranks] == [
+        (0, 0, "uid-1", True),
+        (4, 9, "uid-2", False),  # its own answer
+        (5, 0, "uid-2", True),
+    ]
+
+
+@scenario(*map(make_pod, (1, 2)), make_service())
+async def test_agents_are_not_asked_while_rank_0_makes_progress(p: Polling) -> None:
+    answers(p, _10_0_0_1=step(7), _10_0_0_9=reported(0))
+    p.start()
+    await until(lambda: len(p.trainers.requests) >= 8)
+    assert set(p.trainers.requests[3:]) == {"10.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [(make_pod(2), make_service()), (make_pod(1), make_pod(9))],
+    ids=["of a pod that is gone", "by a pod of trainers"],
+)
+def test_reports_of_other_pods_are_not_believed(pods: tuple[dict[str, Any], ...]) -> None:
+    async def poll(p: Polling) -> None:
+        answers(p, _10_0_0_9=reported(0))
+        p.start()
+        await until(lambda: len(p.trainers.requests) >= 6)
+        assert p.poller.lowest_rank(KEY) is None
+
+    run(Polling(pods), poll)
+
+
 @scenario(seconds=100)
 async def test_the_progress_of_a_pod_that_no_longer_runs_is_dropped(p: Polling) -> None:
     p.start()

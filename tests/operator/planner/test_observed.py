@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fluxtrain.contract.resource.status import ProgressStatus
 from fluxtrain_operator import names
 from fluxtrain_operator.planner.failures import failure_of
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
@@ -222,6 +223,32 @@ def test_the_ranks_of_a_node_are_parsed() -> None:
     older = Progress.from_json({"phase": "running", "aliveTime": 1_767_225_610.9})
     assert older is not None
     assert (older.phase, older.ranks, older.seconds_since_progress) == ("step", (), None)
+
+
+def test_the_ranks_that_agents_report_are_parsed() -> None:
+    first = {"rank": 3, "pod": "uid-1", "phase": "step", "step": 7, "secondsSinceProgress": 2}
+    frozen = {**first, "rank": 2, "frozen": True, "generation": 4, "stack": "its state"}
+    invalid = [None, 7, {}, {**first, "pod": 7}, {**first, "pod": ""}, {**first, "pod": "x" * 65}]
+    invalid += [{**first, "phase": "walking"}, {**first, "secondsSinceProgress": "7"}]
+    progress = Progress.from_agents({"ranks": [first, frozen, *invalid], "step": 9, "trainLoss": 1})
+    assert progress is not None
+    assert (progress.by_agents, progress.rank, progress.phase) == (True, 2, "step")
+    assert progress.status == ProgressStatus(), "nothing of the run"
+    assert [(r.rank, r.pod, r.frozen, r.generation) for r in progress.ranks] == [
+        (3, "uid-1", False, 0),
+        (2, "uid-1", True, 4),
+    ]
+    assert progress.of_pods({"uid-1"}) == progress
+    assert progress.of_pods({"uid-2"}) is None
+    many = Progress.from_agents({"ranks": [first] * 100_000})
+    assert many is not None
+    assert len(many.ranks) == 64
+    for answer in (None, 7, [], {}, {"ranks": None}, {"ranks": {}}, {"ranks": invalid}):
+        assert Progress.from_agents(answer) is None, answer
+    for value in (1, "true", None, [True]):
+        unclear = Progress.from_agents({"ranks": [{**first, "frozen": value}]})
+        assert unclear is not None
+        assert not unclear.ranks[0].frozen
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,64 @@ def test_a_job_has_stalled_if_all_its_ranks_have_and_the_first_of_them_is_named(
         assert any(culprit in event.message for event in result.events)
 
 
+FROZEN: dict[str, Any] = {"frozen": True, "stack": "its state is T (stopped)"}
+ONE_NODE: dict[str, Any] = {"nodes": {"min": 1, "max": 1}}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "attempt", "culprit"),
+    [
+        ([rank(0, silent=69, **FROZEN)], 1, ""),
+        ([rank(0, silent=70, **FROZEN)], 2, "rank 0 of job-0 on node-0 is in phase step at step 7"),
+        ([rank(0, silent=90, **FROZEN)], 2, ": its state is T (stopped)"),
+        ([rank(0, "save", 3599, **FROZEN)], 1, ""),
+        ([rank(0, "save", 3600, **FROZEN)], 2, "is in phase save"),
+        ([rank(0, silent=90, **FROZEN), rank(1, silent=69)], 1, ""),
+        (
+            [rank(0, silent=90), rank(1, silent=90, **FROZEN)],
+            2,
+            "rank 1 of job-1 on node-1 stopped first",
+        ),
+        (
+            [rank(0, silent=90, step=6), rank(1, silent=80, **FROZEN)],
+            2,
+            "rank 1 of job-1 on node-1 stopped first",
+        ),
+        (
+            [rank(0, silent=90, **FROZEN), rank(1, silent=91, **FROZEN)],
+            2,
+            "rank 1 of job-1 on node-1 is in",
+        ),
+        (
+            [rank(0, silent=90, **FROZEN), rank(1, silent=95, **FROZEN)],
+            2,
+            "rank 1 of job-1 on node-1 stopped first",
+        ),
+    ],
+)
+def test_agents_report_the_stall_of_ranks_that_do_not_answer(
+    ranks: list[RankProgress], attempt: int, culprit: str
+) -> None:
+    reported = replace(Progress(ProgressStatus(), by_agents=True), ranks=tuple(ranks))
+    pods = make_pods()[: len(ranks)]
+    job = running(nodes={"min": len(ranks), "max": len(ranks)})
+    result = plan_with(job, *pods, any_progress=reported)
+    assert (result.status.attempt, num_gang_restarts(result.status)) == (attempt, attempt - 1)
+    assert result.status.progress == job.status.progress, "nothing of the run is known"
+    if attempt == 2:
+        assert condition(result.status, "Progressing") == ("False", "NoProgress")
+        assert culprit in message(result.status, "Progressing")
+
+
+def test_a_job_of_one_node_whose_agent_reports_progress_answers() -> None:
+    job = running(**ONE_NODE)
+    reported = replace(Progress(ProgressStatus(), by_agents=True), ranks=(rank(silent=5),))
+    for answered, expected in ((reported, ("True", "Stepping")), (None, ("Unknown", "NoAnswer"))):
+        result = plan_with(job, make_pod(0, job), any_progress=answered, now=NOW + 3600)
+        assert condition(result.status, "Progressing") == expected
+        assert (result.status.attempt, num_gang_restarts(result.status)) == (1, 0)
+
+
 def test_a_job_with_a_wrong_clock_is_not_stalled() -> None:
     job = running()
     for seconds in (-86_400, 86_400):  # by which the trainers' clocks differ from the operator's

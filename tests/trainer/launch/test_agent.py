@@ -74,7 +74,7 @@ class Agents:
             *(f"--nodes={nodes}", key, *options),
         )
 
-    def agent(self, nodes: str = "1:2", **more: str) -> Forked:
+    def agent(self, nodes: str = "1:2", processes: int = 1, **more: str) -> Forked:
         paths = RunPaths(self.output, self.folder, self.folder)
         log = self.folder / f"termination_{len(self.processes)}.json"
         log.touch()  # as kubelet does
@@ -84,7 +84,7 @@ class Agents:
             **paths.environment(),
             **{ENV_CONFIG: str(self.folder / "config.json")},
             PET_NNODES=nodes,
-            PET_NPROC_PER_NODE="1",
+            PET_NPROC_PER_NODE=f"{processes}",
             FLUXTRAIN_RENDEZVOUS_KEY=str(self.folder / "key"),
             PET_RDZV_ENDPOINT=f"127.0.0.1:{self.port}",
             PET_RDZV_ID=self.job,
@@ -345,6 +345,50 @@ def test_hung_trainers_are_killed_and_continue_from_memory(agents: Agents) -> No
     assert list(losses(agents.output)) == list(range(1, STEPS + 1))
     restarts = [message["processRestarts"] for message in agents.termination_messages()]
     assert restarts == [0, 0], "the operator counts it"
+
+
+@pytest.mark.parametrize(("processes", "frozen"), [(1, 0), (2, 0), (2, 1)])
+def test_the_agent_reports_a_frozen_rank_of_its_only_node_and_restarts_it(
+    agents: Agents, processes: int, frozen: int
+) -> None:
+    """Local rank 0, which serves the progress of its node, may be the one that does not answer."""
+    port, members = free_port(), f"--members-port={free_port()}"
+    agents.configure({"logging": {"metrics_port": port}})
+    service, agent = (
+        agents.service("1:1", members),
+        agents.agent("1:1", processes, FLUXTRAIN_POD_UID="uid-0"),
+    )
+    agents.wait_for_step(5)
+    agents.wait_for(lambda: len(reported_ranks(members)) >= 1)
+    assert not any("frozen" in rank for rank in reported_ranks(members))
+    pids = children(agent.pid)  # in the order of their ranks
+    os.kill(pids[frozen], signal.SIGSTOP)
+    began = time.monotonic()
+    agents.wait_for(lambda: any(rank.get("frozen") for rank in reported_ranks(members)))
+    (rank,) = [rank for rank in reported_ranks(members) if rank.get("frozen")]
+    assert (rank["rank"], rank["pod"], rank["phase"]) == (frozen, "uid-0", "step")
+    assert rank["stack"] == "the process does not respond, its state is T (stopped)"
+    assert 5 < rank["secondsSinceProgress"] < time.monotonic() - began + 5
+    if frozen == 0:
+        with pytest.raises(TimeoutError):
+            build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/progress", timeout=1)
+    hung = agents.step()
+    service.kill()
+    agents.service("1:1", members, f"--ended=1:{rank['generation']}")  # as the operator does
+    agents.wait_for_step(hung + 5)
+    assert not any("frozen" in rank for rank in reported_ranks(members))
+    assert not set(pids) & set(children(agent.pid))
+
+
+def reported_ranks(members: str) -> list[dict[str, Any]]:
+    """Return the ranks that the agents report through the service."""
+    address = f"http://127.0.0.1:{members.rpartition('=')[2]}/progress"
+    try:
+        with build_opener(ProxyHandler({})).open(address, timeout=5) as response:
+            ranks: list[dict[str, Any]] = json.loads(response.read())["ranks"]
+            return ranks
+    except OSError:
+        return []
 
 
 def mlperf_events_of(agents: Agents, key: str) -> list[dict[str, Any]]:

@@ -38,19 +38,19 @@ def test_a_node_stalls_if_all_its_ranks_do(
 
 
 def test_stacks_are_printed_once_for_each_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks, printed, steps = [rank(0, 40)], list[int](), list[int]()
+    ranks, printed, steps = [rank(0, 40)], list[int](), list[list[int]]()
     monkeypatch.setattr(trainer_progress, "read_ranks", lambda: ranks)
     monkeypatch.setattr(trainer_progress, "print_stacks", lambda of: printed.append(len(of)))
     monkeypatch.setattr(trainer_progress.time, "monotonic", lambda: NOW)
-    progress = TrainerProgress(steps.append)
+    progress = TrainerProgress(lambda of: steps.append([rank.step for rank in of]))
     progress.poll()
     progress.poll()
     progress.print_if_stalled()
-    assert (printed, steps) == ([1], [7])
+    assert (printed, steps) == ([1], [[7], [7]])
     ranks[:] = [rank(0, 1, step=8)]
     progress.poll()
     ranks[:] = [rank(0, 8, step=8)]
     progress.poll()
     assert printed == [1], "too early, unless it is stopped"
     progress.print_if_stalled()
-    assert (printed, steps) == ([1, 1], [7, 8])
+    assert (printed, steps) == ([1, 1], [[7], [7], [8], [8]])

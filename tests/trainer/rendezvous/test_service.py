@@ -22,6 +22,7 @@ from fluxtrain.rendezvous.messages import (
     PATH,
     SIGNATURE_HEADER,
     Heartbeat,
+    RankReport,
     Reply,
     reply_signature,
     request_signature,
@@ -112,6 +113,81 @@ def reply_of(client: Client) -> Reply:
     reply = client.reply
     assert reply is not None
     return reply
+
+
+RANK = {"rank": 0, "phase": "step", "step": 7, "seconds_since_progress": 20.0, "generation": 1}
+
+
+def test_the_progress_of_the_ranks_is_served_while_their_agents_are_heard(service: Service) -> None:
+    now = [100.0]
+    service.sessions.clock = lambda: now[0]
+    clients = [service.client("uid-0.1"), service.client("uid-1.1")]
+    for client in (*clients, clients[0]):
+        reply_of(client)
+    assert json.loads(service.get("/progress")[1]) == {"ranks": []}, "agents that report none"
+    for number, client in enumerate(clients):
+        frozen = {"frozen": True, "stack": "its state"} if number else {"step_seconds": 0.5}
+        report = RankReport.model_validate({**RANK, "rank": number, **frozen})
+        client.update(joining=False, generation=1, ranks=(report,), step=7)
+        reply_of(client)
+    now[0] += 5
+    reply_of(clients[1])
+    first, second = json.loads(service.get("/progress")[1])["ranks"]
+    shared = {"phase": "step", "step": 7, "generation": 1}
+    assert first == {
+        **shared,
+        "rank": 0,
+        "pod": "uid-0",
+        "secondsSinceProgress": 25.0,
+        "stepSeconds": 0.5,
+    }
+    assert second == {
+        **shared, "rank": 1, "pod": "uid-1", "secondsSinceProgress": 20.0, "frozen": True,
+        "stack": "its state",
+    }  # fmt: skip
+    now[0] += 5
+    assert reply_of(clients[1]).lost, "the first was not heard for ten seconds"
+    assert [rank["rank"] for rank in json.loads(service.get("/progress")[1])["ranks"]] == [1]
+    clients[1].update(joining=True)
+    reply_of(clients[1])
+    ranks = json.loads(service.get("/progress")[1])["ranks"]
+    assert [rank["pod"] for rank in ranks] == ["uid-1"], "it is in the next generation"
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        None,
+        7,
+        "ranks",
+        [7],
+        [{}],
+        [{**RANK, "rank": -1}],
+        [{**RANK, "seconds_since_progress": -1}],
+        [{**RANK, "seconds_since_progress": "NaN"}],
+        [{**RANK, "stack": "a" * 161}],
+        [RANK] * 65,
+    ],
+    ids=lambda ranks: repr(ranks)[:60],
+)
+def test_a_heartbeat_counts_without_its_ranks_if_they_are_not_valid(
+    service: Service, ranks: object
+) -> None:
+    body = beat(boot=service.sessions.boot, joining=True, ranks=ranks)
+    assert service.post(body, request_signature(KEY, body))[0] == 200
+    assert service.sessions._membership._agents["a"].ranks == ()
+
+
+def test_phases_and_fields_of_newer_ranks_are_passed_on(service: Service) -> None:
+    service.sessions.limits = service.sessions._membership.limits = Limits(1, 1)
+    client = service.client("uid-0.1")
+    reply_of(client)
+    body = beat(
+        boot=service.sessions.boot, sequence=9, agent="uid-0.1", generation=1,
+        ranks=[{**RANK, "phase": "dream", "weather": "fine"}],
+    )  # fmt: skip
+    assert service.post(body, request_signature(KEY, body))[0] == 200
+    assert [r["phase"] for r in json.loads(service.get("/progress")[1])["ranks"]] == ["dream"]
 
 
 def test_two_clients_meet(service: Service) -> None:
@@ -287,8 +363,10 @@ def test_worlds_of_all_sizes_are_learnt_and_tell_the_time_of_the_next_heartbeat(
 def test_a_step_is_sent_with_the_next_heartbeat(service: Service) -> None:
     client = service.client("a")
     client.update(step=7)
+    client.update(step=7, ranks=(RankReport.model_validate(RANK),))
     assert not client._changed.is_set()
     assert json.loads(client._next_body())["step"] == 7
+    assert json.loads(client._next_body())["ranks"] == [RANK]
     client.update(step=8, joining=False)
     assert client._changed.is_set()
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from fluxtrain.contract.launch import ENV_GENERATION, ENV_NODE_PROGRESS
 from fluxtrain.progress import Progress
@@ -55,6 +61,105 @@ def test_processes_that_have_ended_and_incomplete_files_are_left_out(tmp_path: P
     (tmp_path / "rank_0002.json").write_text(json.dumps(content)[:20])
     (tmp_path / "rank_0003.json").write_text(json.dumps({"of": "another version"}))
     assert [found.rank for found in read_ranks(environment(tmp_path, 0))] == [0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"progressed": "yesterday"},
+        {"progressed": float("nan")},
+        {"phase": "walking"},
+        {"step": -1},
+        {"pid": -1},
+        {"pid": 0},
+        {"pid": True},
+        {"rank": None},
+        {"stack": 7},
+        {"written": None},
+    ],
+)
+def test_files_with_invalid_values_are_left_out(tmp_path: Path, change: dict[str, Any]) -> None:
+    valid = node_progress.RankProgress(0, os.getpid(), "step", 7, 1.0, 2.0)
+    path = tmp_path / "rank_0000.json"
+    path.write_text(json.dumps(vars(valid)))
+    assert len(read_ranks(environment(tmp_path, 0))) == 1
+    path.write_text(json.dumps(vars(valid) | change))
+    assert read_ranks(environment(tmp_path, 0)) == []
+
+
+TRAINER = """
+import ctypes, itertools, signal, sys, threading
+from prometheus_client import CollectorRegistry
+from fluxtrain.progress import Progress
+from fluxtrain.report.node_progress import publish
+from fluxtrain.report.server import serve
+
+def hold(signum, frame):
+    sum(itertools.repeat(0))  # a loop in C, which never gives up the GIL
+
+signal.signal(signal.SIGUSR1, hold)
+progress = Progress()
+progress.enter("step")
+progress.step_done(step=7)
+publish(progress)
+serve(CollectorRegistry(), progress, "127.0.0.1", None)
+print("ready", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("signum", "state"),
+    [(signal.SIGSTOP, "T (stopped)"), (signal.SIGUSR1, "R (running)")],
+    ids=["stopped", "holds the GIL"],
+)
+def test_a_frozen_process_is_reported_with_the_time_since_its_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals, state: str
+) -> None:
+    monkeypatch.setattr(node_progress, "_FROZEN_SECONDS", 4.0)
+    variables = {**os.environ, **environment(tmp_path, 0)}
+    command = [sys.executable, "-c", TRAINER]
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            wait_for(lambda: [rank.frozen for rank in read_ranks(variables)] == [False])
+            began = time.monotonic()
+            process.send_signal(signum)
+            wait_for(lambda: [rank.frozen for rank in read_ranks(variables)] == [True])
+            assert time.monotonic() - began > 2
+            (rank,) = read_ranks(variables)
+            report = rank.report(time.monotonic())
+            assert (report["phase"], report["step"], report["frozen"]) == ("step", 7, True)
+            assert report["secondsSinceProgress"] >= time.monotonic() - began
+            assert report["stack"].startswith("the process does not respond, its state is ")
+            assert state in report["stack"]
+        finally:
+            process.kill()
+
+
+def test_a_file_that_grows_old_on_a_full_disk_shows_no_frozen_process(tmp_path: Path) -> None:
+    for number, age in enumerate((1.0, 60.0)):
+        now = time.monotonic()
+        rank = node_progress.RankProgress(
+            number, os.getpid(), "step", 7, 0.0, 0.0, written=now - age
+        )
+        (tmp_path / f"rank_{number:04d}.json").write_text(json.dumps(vars(rank)))
+    variables = environment(tmp_path, 0)
+    assert [(rank.rank, rank.frozen) for rank in read_ranks(variables)] == [(0, False), (1, True)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # no file can be written
+    try:
+        assert [(rank.rank, rank.frozen) for rank in read_ranks(variables)] == [(0, False)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_generation_is_reported_if_there_is_one(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Phases of a trainer, as reported at /progress by local rank 0 of every node and in the termination log.
 
+The rendezvous service of a job answers at /progress too, with ``ranks`` only, as their agents report them: it
+has an answer when a trainer is frozen. Each of these entries also has ``pod``, the uid of the rank's pod.
+
 Besides the numbers of the run, the report always has:
 
 | key | value |
@@ -13,7 +16,10 @@ Besides the numbers of the run, the report always has:
 | ``phaseSeconds`` | seconds that the process has spent in each phase, by phase |
 | ``stepSeconds`` | mean seconds of a step in phase ``step``; after the first |
 | ``straggler`` | the slowest rank, see below; absent or null if there is none |
-| ``ranks`` | only at /progress: those of each rank of the node, its ``generation``, ``stack`` if it stalls |
+| ``ranks`` | only at /progress: those of each rank of the node, ``generation``, ``stack``, ``frozen`` |
+
+A rank has a ``stack`` if it stalls. It is ``frozen`` if its process has not written its progress, as a thread
+does once a second, for ten seconds.
 
 A straggler is an object with ``rank``, ``host``, ``pod`` (its uid), ``cause`` and ``slowdown``: its time over
 the median of all ranks for ``compute``, the time of a step over that without its wait for ``data``.
@@ -28,6 +34,8 @@ an image completed, bytes of a checkpoint or a shard written, a new phase. A run
 from __future__ import annotations
 
 from typing import Literal, cast, get_args
+
+PROGRESS_PATH = "/progress"
 
 Phase = Literal["import", "load", "compile", "step", "evaluate", "save", "sample", "finish"]
 """Phase of a trainer. Written by the trainer, read by the agent and the operator."""

@@ -82,7 +82,7 @@ def _run_until_done() -> tuple[int, str]:
         peers = Peers(
             rendezvous.stop_seconds,
             rendezvous.was_interrupted,
-            rendezvous.report_step,
+            rendezvous.report_progress,
             rendezvous.trainers_failed,
             lambda: rendezvous.generation,
         )

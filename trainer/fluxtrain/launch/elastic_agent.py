@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from fluxtrain.contract.launch import ENV_GENERATION
 from fluxtrain.errors import EXIT_STOPPED
 from fluxtrain.launch.restart_cause import num_out_of_memory_kills, restart_cause
 from fluxtrain.launch.trainer_progress import TrainerProgress
+from fluxtrain.report.node_progress import RankProgress
 
 _RESTART_SECONDS = 30
 """From SIGTERM to SIGKILL of trainers that start again: torchrun's default."""
@@ -33,8 +34,8 @@ class Peers:
     """Returns the seconds from SIGTERM to SIGKILL of the trainers; torchrun's if it returns None."""
     were_interrupted: Callable[[], bool] = lambda: False
     """Returns whether the generation before lost a node, or was ended by the operator."""
-    on_step: Callable[[int], None] = lambda step: None
-    """Called with each new step of this node's trainers."""
+    on_progress: Callable[[Sequence[RankProgress]], None] = lambda ranks: None
+    """Called once a second with the progress of this node's trainers."""
     on_failure: Callable[[str], None] = lambda cause: None
     """Called with the cause when trainers failed that will be started again; not if they were stopped."""
     generation: Callable[[], int] = lambda: 0

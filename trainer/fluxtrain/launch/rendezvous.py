@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
@@ -18,7 +19,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from fluxtrain.rendezvous.client import Client
-from fluxtrain.rendezvous.messages import Reply, Restart
+from fluxtrain.rendezvous.messages import MAX_RANKS, MAX_STACK, RankReport, Reply, Restart
+from fluxtrain.report.node_progress import RankProgress
 
 BACKEND = "fluxtrain"
 _STORE_TIMEOUT = timedelta(seconds=20)
@@ -171,9 +173,11 @@ class MembershipRendezvous(RendezvousHandler):
         self._failure = None
         self._trained = self._generation, frozenset(world)
 
-    def report_step(self, step: int) -> None:
-        """Report the newest step of this node's trainers with the heartbeats."""
-        self._client.update(step=step)
+    def report_progress(self, ranks: Sequence[RankProgress]) -> None:
+        """Report the progress of this node's trainers with the heartbeats."""
+        step, now = max((rank.step for rank in ranks), default=0), time.monotonic()
+        reports = tuple(_rank_report(rank, now) for rank in ranks[:MAX_RANKS])
+        self._client.update(step=step, ranks=reports)
 
     def is_closed(self) -> bool:
         """Return whether the attempt has ended."""
@@ -195,6 +199,19 @@ class MembershipRendezvous(RendezvousHandler):
         elif isinstance(error, ChildFailedError):
             self._client.update(closing=True)
         return True
+
+
+def _rank_report(rank: RankProgress, now: float) -> RankReport:
+    return RankReport(
+        rank=rank.rank,
+        phase=rank.phase,
+        step=rank.step,
+        seconds_since_progress=round(rank.seconds_since_progress(now), 1),
+        step_seconds=rank.step_seconds,
+        stack=rank.stack[:MAX_STACK],
+        frozen=rank.frozen,
+        generation=rank.generation,
+    )
 
 
 def register(handler: MembershipRendezvous) -> None:

@@ -143,7 +143,7 @@ def _check_training(config: RunConfig, paths: RunPaths, processes: int) -> None:
 
 def launch(torchrun_arguments: list[str], paths: RunPaths, peers: Peers = ALONE) -> tuple[int, str]:
     """Run ``fluxtrain.launch.rank`` under torchrun with these arguments and the PET_* environment."""
-    with trainer_progress(peers.on_step) as progress:
+    with trainer_progress(peers.on_progress) as progress:
         return _launch(
             torchrun_arguments, paths, partial(ElasticAgent, peers=peers, progress=progress)
         )

@@ -1,4 +1,4 @@
-"""The progress of this node's trainers, as its agent sees it: reports steps, prints the stacks of a stall.
+"""The progress of this node's trainers, as its agent sees it: reports it, prints the stacks of a stall.
 
 Stacks are printed by the trainers themselves, at a signal whose handler needs neither their main thread nor
 Python's lock.
@@ -26,20 +26,16 @@ _STALLED = 0.5
 class TrainerProgress:
     """The progress of the ranks of this node."""
 
-    def __init__(self, on_step: Callable[[int], None]) -> None:
-        """Call ``on_step`` with each new step."""
-        self._on_step = on_step
-        self._step = 0
+    def __init__(self, on_progress: Callable[[Sequence[RankProgress]], None]) -> None:
+        """Call ``on_progress`` with the progress of the ranks at each poll."""
+        self._on_progress = on_progress
         self._has_printed = False  # since the last progress
         self._lock = threading.Lock()
 
     def poll(self) -> None:
-        """Report a new step, and print the stacks of all ranks once if none makes progress."""
+        """Report the progress, and print the stacks of all ranks once if none makes any."""
         ranks = read_ranks()
-        step = max((rank.step for rank in ranks), default=0)
-        if step != self._step:
-            self._step = step
-            self._on_step(step)
+        self._on_progress(ranks)
         self._print_if_stalled(ranks, _STALLED)
 
     def print_if_stalled(self) -> None:
@@ -74,9 +70,11 @@ def print_stacks(ranks: Sequence[RankProgress]) -> None:
 
 
 @contextmanager
-def trainer_progress(on_step: Callable[[int], None]) -> Iterator[TrainerProgress]:
+def trainer_progress(
+    on_progress: Callable[[Sequence[RankProgress]], None],
+) -> Iterator[TrainerProgress]:
     """Make the trainers started meanwhile write their progress, and poll it once a second."""
-    progress, stopped = TrainerProgress(on_step), threading.Event()
+    progress, stopped = TrainerProgress(on_progress), threading.Event()
 
     def poll() -> None:
         while not stopped.wait(_POLL_SECONDS):

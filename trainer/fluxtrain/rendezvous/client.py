@@ -20,6 +20,7 @@ from fluxtrain.rendezvous.messages import (
 )
 
 _TIMEOUT_SECONDS = 3.0
+_PROGRESS_FIELDS = {"step", "ranks"}
 
 
 class Client:
@@ -51,10 +52,10 @@ class Client:
         self._connection.close()
 
     def update(self, **values: object) -> None:
-        """Replace fields of the heartbeat and send it at once; a step is sent with the next one."""
+        """Replace fields of the heartbeat and send it at once; progress is sent with the next one."""
         with self._state:
             self._beat = self._beat.model_copy(update=values)
-        if values.keys() != {"step"}:
+        if not values.keys() <= _PROGRESS_FIELDS:
             self._changed.set()
 
     @property

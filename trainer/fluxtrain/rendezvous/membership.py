@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 
 from fluxtrain.contract.launch import LOST_SECONDS
 from fluxtrain.contract.members import MAX_RESTARTS, root_cause
-from fluxtrain.rendezvous.messages import HEARTBEAT_SECONDS, MAX_NODES, Heartbeat, Reply
+from fluxtrain.rendezvous.messages import (
+    HEARTBEAT_SECONDS,
+    MAX_NODES,
+    Heartbeat,
+    RankReport,
+    Reply,
+)
 from fluxtrain.rendezvous.rank_order import natural
 
 HEARTBEATS_PER_SECOND = 1000.0
@@ -58,6 +64,7 @@ class _Agent:
     step: int = 0
     heard: bool = True
     """Whether it sent a heartbeat to this service; else it is known from the world of another agent."""
+    ranks: tuple[RankReport, ...] = ()
 
 
 @dataclass
@@ -120,6 +127,16 @@ class Membership:
             for name, agent in self._agents.items()
             if agent.heard or self._last_alive(name, agent) > agent.last_seen
         ]
+
+    def rank_reports(self, now: float) -> list[tuple[str, RankReport]]:
+        """Return the progress by ``now`` of each rank, with its agent; none of agents that are not heard."""
+        reports = []
+        for name in self._running:
+            agent = self._agents[name]
+            age = now - agent.last_seen
+            if age <= self._lost_seconds(agent):
+                reports += [(name, report.aged(age)) for report in agent.ranks]
+        return reports
 
     def expire(self, now: float) -> None:
         """Drop the agents that are lost by ``now``."""
@@ -187,7 +204,7 @@ class Membership:
         before = self._agents.get(beat.agent)
         if beat.generation == self.generation and before and beat.step > before.step > 0:
             self._stepped = now
-        self._agents[beat.agent] = _Agent(beat.node, now, waiting, beat.step)
+        self._agents[beat.agent] = _Agent(beat.node, now, waiting, beat.step, ranks=beat.ranks)
         self._update_sets(beat.agent)
         if beat.store and beat.generation == self.generation and self._has_rank_0(beat.agent):
             self.store = beat.store

@@ -9,9 +9,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import (
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
 from fluxtrain.contract.members import MAX_RESTARTS
 from fluxtrain.contract.strict_model import StrictModel
@@ -22,6 +28,9 @@ SIGNATURE_HEADER = "Fluxtrain-Signature"
 MAX_BYTES = 1 << 20
 MAX_BYTES_WITHOUT_WORLD = 1 << 15
 MAX_NODES = 4096
+MAX_RANKS = 64
+"""Ranks of an agent that it reports."""
+MAX_STACK = 160
 HEARTBEAT_SECONDS = 0.5
 """Time between two heartbeats of an agent; longer in worlds of more than 500 agents."""
 
@@ -49,6 +58,30 @@ class Restart(_Message):
     """Why they failed, as `fluxtrain.contract.members` names it; newer versions may know others."""
 
 
+class RankReport(_Message):
+    """The progress of a rank when the heartbeat was made."""
+
+    rank: Number
+    phase: Annotated[str, Field(max_length=64)]
+    """As `fluxtrain.contract.progress` names it; newer versions may know others."""
+    step: Number = 0
+    seconds_since_progress: Annotated[float, Field(ge=0)]
+    """By the clock of its node."""
+    step_seconds: float | None = None
+    """Mean seconds of a step; None before the first."""
+    stack: Annotated[str, Field(max_length=MAX_STACK)] = ""
+    """Where its main thread is, if it makes no progress."""
+    frozen: bool = False
+    """Whether its process does not respond to its agent."""
+    generation: Number = 0
+    """The generation that it runs in."""
+
+    def aged(self, seconds: float) -> RankReport:
+        """Return the progress ``seconds`` later, if there was none."""
+        silent = self.seconds_since_progress + seconds
+        return self.model_copy(update={"seconds_since_progress": silent})
+
+
 class Heartbeat(_Message):
     """The state of an agent, sent every half second, or as often as the last reply said."""
 
@@ -72,6 +105,8 @@ class Heartbeat(_Message):
     """host:port of the generation's TCPStore, from the agent of rank 0."""
     step: Number = 0
     """The newest step of its trainers."""
+    ranks: Annotated[tuple[RankReport, ...], Field(max_length=MAX_RANKS)] = ()
+    """The progress of its trainers; none if it is not valid, as a heartbeat counts anyway."""
     restarts: Annotated[tuple[Restart, ...], Field(max_length=MAX_RESTARTS)] = ()
     """The agent's newest restarts, by generation; repeated, as the service may be another one."""
     leaving: bool = False
@@ -80,6 +115,14 @@ class Heartbeat(_Message):
     """Whether the attempt ends: no further generation forms."""
     succeeded: bool = False
     """Whether it ends because the task is complete."""
+
+    @field_validator("ranks", mode="wrap")
+    @classmethod
+    def _valid_ranks(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validate(tuple(value) if isinstance(value, list) else value)  # JSON's arrays
+        except ValidationError:
+            return ()
 
 
 class Reply(_Message):

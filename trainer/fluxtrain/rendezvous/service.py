@@ -1,8 +1,8 @@
 """The rendezvous service of a job: heartbeats over HTTP, signed with the job's key.
 
 It holds nothing that running trainers need: they continue while it is gone, and a service that starts empty
-learns the current generation from the next heartbeats. Another port serves /members and /healthz, without
-a key.
+learns the current generation from the next heartbeats. Another port serves /members, /progress and /healthz,
+without a key.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fluxtrain.contract.members import MEMBERS_PATH
+from fluxtrain.contract.progress import PROGRESS_PATH
 from fluxtrain.errors import StorageError
 from fluxtrain.rendezvous.membership import Limits, Membership, heartbeat_seconds
 from fluxtrain.rendezvous.messages import (
@@ -37,6 +38,7 @@ from fluxtrain.rendezvous.messages import (
     reply_signature,
     request_signature,
 )
+from fluxtrain.rendezvous.rank_reports import progress_report
 from fluxtrain.serving.server import STATUS_BOUNDS, Bounds, Handler, Server
 
 _GRACE_SECONDS = 2.0
@@ -100,6 +102,14 @@ class Sessions:
                 },
                 "restarts": _restarts(membership) if now >= membership.forms_after else [],
             }
+
+    def progress(self) -> dict[str, Any]:
+        """Return the progress of the ranks that decide whether the job stalls, as their agents report it."""
+        with self._lock:
+            now = self.clock()
+            self._membership.expire(now)
+            reports = self._membership.rank_reports(now)
+        return progress_report(reports)
 
     def _new(self) -> Membership:
         attempt, generation = self.ended
@@ -178,6 +188,8 @@ class _MembersHandler(_Handler):
             self.respond(200, b"ok\n", _TEXT)
         elif self.path == MEMBERS_PATH:
             self.respond(200, json.dumps(self.sessions.members()).encode(), _JSON)
+        elif self.path == PROGRESS_PATH:
+            self.respond(200, json.dumps(self.sessions.progress()).encode(), _JSON)
         else:
             self.respond(404, b"not found\n", _TEXT)
 

@@ -1,7 +1,8 @@
 """The progress of every rank of a node: each writes a file once a second, for local rank 0 and the agent.
 
 The files hold times of the machine's monotonic clock, which all its processes share. So the seconds without
-progress of a process that is stopped go on growing.
+progress of a process that is stopped go on growing. They are not believed while no file can be written, as on
+a full disk.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from pydantic import FiniteFloat, NonNegativeInt, PositiveInt, TypeAdapter
 
 from fluxtrain.contract.launch import ENV_GENERATION, ENV_NODE_PROGRESS
 from fluxtrain.contract.progress import Phase, stall_seconds
@@ -27,6 +31,9 @@ from fluxtrain.report.flight_recorder import pending_collectives
 _WRITE_SECONDS = 1.0
 _SILENT_SECONDS = 10.0
 """After this long without progress, a rank also writes where it is."""
+_FROZEN_SECONDS = 10.0
+"""A process that has not written its file for this long is frozen."""
+_PROBE_BYTES = 4096
 LATE = 0.1
 """After this fraction of the time after which it counts as stalled, more than a step, a rank may be hung."""
 _PACKAGE = "fluxtrain"
@@ -36,18 +43,22 @@ _PACKAGE = "fluxtrain"
 class RankProgress:
     """The progress of one rank; times are of the machine's monotonic clock."""
 
-    rank: int
-    pid: int
+    rank: NonNegativeInt
+    pid: PositiveInt
     phase: Phase
-    step: int
-    phase_began: float
-    progressed: float
-    step_seconds: float | None = None
+    step: NonNegativeInt
+    phase_began: FiniteFloat
+    progressed: FiniteFloat
+    step_seconds: FiniteFloat | None = None
     """Mean seconds of a step; None before the first."""
     stack: str = ""
     """The innermost frame of the main thread, and pending collectives, if there is no progress."""
-    generation: int = 0
+    generation: NonNegativeInt = 0
     """Generation of the agents that it runs in; 0 on a single machine."""
+    written: FiniteFloat = 0.0
+    """When the process wrote this."""
+    frozen: bool = False
+    """Whether the process does not write any more: it is stopped, or a call holds the GIL."""
 
     def seconds_since_progress(self, now: float) -> float:
         """Return the seconds without progress."""
@@ -67,8 +78,12 @@ class RankProgress:
             "secondsSinceProgress": round(self.seconds_since_progress(now), 3),
             **({"stepSeconds": self.step_seconds} if self.step_seconds is not None else {}),
             **({"stack": self.stack} if self.stack else {}),
+            **({"frozen": True} if self.frozen else {}),
             **({"generation": self.generation} if self.generation else {}),
         }
+
+
+_FORMAT = TypeAdapter(RankProgress)
 
 
 def publish(progress: Progress, environment: Mapping[str, str] = os.environ) -> None:
@@ -82,7 +97,9 @@ def publish(progress: Progress, environment: Mapping[str, str] = os.environ) -> 
 
     def write_forever() -> None:
         while True:
-            with suppress(OSError):  # a full disk must not end the training
+            with suppress(
+                Exception
+            ):  # such as a full disk; without this thread the rank looks frozen
                 _write(path, _present(progress, rank, generation))
             time.sleep(_WRITE_SECONDS)
 
@@ -90,11 +107,17 @@ def publish(progress: Progress, environment: Mapping[str, str] = os.environ) -> 
 
 
 def read_ranks(environment: Mapping[str, str] = os.environ) -> list[RankProgress]:
-    """Return the progress of the node's ranks whose processes exist, by rank."""
+    """Return the progress of the node's ranks whose processes exist, by rank.
+
+    Frozen ones are left out while the folder cannot be written.
+    """
     folder = environment.get(ENV_NODE_PROGRESS)
-    paths = Path(folder).glob("rank_*.json") if folder else ()
-    ranks = (_read(path) for path in paths)
-    running = [rank for rank in ranks if rank is not None and _exists(rank.pid)]
+    if not folder:
+        return []
+    ranks, now = [_read(path) for path in Path(folder).glob("rank_*.json")], time.monotonic()
+    running = [_checked(rank, now) for rank in ranks if rank is not None and _exists(rank.pid)]
+    if any(rank.frozen for rank in running) and not _can_write(folder):
+        running = [rank for rank in running if not rank.frozen]
     return sorted(running, key=lambda rank: rank.rank)
 
 
@@ -117,6 +140,7 @@ def _present(progress: Progress, rank: int, generation: int) -> RankProgress:
         step_seconds=values.get("stepSeconds"),
         stack=_stack(values["phase"], values.get("stepSeconds"), silent),
         generation=generation,
+        written=now,
     )
 
 
@@ -154,9 +178,36 @@ def _write(path: Path, rank: RankProgress) -> None:
 
 def _read(path: Path) -> RankProgress | None:
     try:
-        return RankProgress(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        return _FORMAT.validate_json(path.read_bytes(), strict=True)
+    except (OSError, ValueError):
         return None  # not written yet, or by another version
+
+
+def _checked(rank: RankProgress, now: float) -> RankProgress:
+    """Return ``rank`` with whether its process is frozen, and the state of such a process as its stack."""
+    if now - rank.written < _FROZEN_SECONDS:
+        return replace(rank, frozen=False)
+    stack = f"the process does not respond, its state is {_state(rank.pid)}"
+    return replace(rank, frozen=True, stack=stack)
+
+
+def _state(pid: int) -> str:
+    """Return the state of a process as the kernel names it, such as "T (stopped)"."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("State:"):
+                return line.partition(":")[2].strip()
+    return "unknown"
+
+
+def _can_write(folder: str) -> bool:
+    """Return whether a file can be written to ``folder`` now."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE_BYTES))
+    except OSError:
+        return False
+    return True
 
 
 def _exists(pid: int) -> bool:

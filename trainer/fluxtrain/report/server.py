@@ -8,6 +8,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, generate_latest
 
 from fluxtrain.contract.launch import METRICS_PORT
+from fluxtrain.contract.progress import PROGRESS_PATH
 from fluxtrain.errors import ConfigError
 from fluxtrain.progress import Progress
 from fluxtrain.report.node_progress import node_report
@@ -52,7 +53,7 @@ def _handler(registry: CollectorRegistry, progress: Progress) -> type[Handler]:
         def do_GET(self) -> None:  # noqa: N802  (of http.server)
             if self.path == "/metrics":
                 self.respond(200, generate_latest(registry), "text/plain; version=0.0.4")
-            elif self.path == "/progress":
+            elif self.path == PROGRESS_PATH:
                 values = {**progress.read(), "ranks": node_report()}
                 self.respond(200, json.dumps(values).encode(), "application/json")
             elif self.path == "/healthz":
