@@ -176,10 +176,10 @@ async def test_while_rank_0_makes_no_progress_all_ranks_are_polled(p: Polling) -
     assert 30 <= (p.rank_0.seconds_since_progress or 0) < 31
 
 
-def make_service(index: int = 9) -> dict[str, Any]:
-    pod = make_pod(index)
+def make_service() -> dict[str, Any]:
+    pod = jobs.make_pod(names.rendezvous("job"), uid="uid-9")
     pod["metadata"]["labels"][names.LABEL_COMPONENT] = names.RENDEZVOUS
-    return pod
+    return {**pod, "status": {"phase": "Running", "podIP": "10.0.0.9"}}
 
 
 def reported(*numbers: int, silent: float = 90, frozen: bool = True) -> Progress:
