@@ -10,8 +10,8 @@ from typing import Any
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.applied_objects import AppliedObjects
 from fluxtrain_operator.controller.creation import created_labels
+from fluxtrain_operator.controller.kept_fields import label, node_of, trimmed
 from fluxtrain_operator.controller.node_ledger import NodeLedger
-from fluxtrain_operator.controller.trimmed_pod import label, node_of, trimmed
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.node_health import KNOWN_MARKS, NodeMarks
 from fluxtrain_operator.planner.observed import TRANSITION, NodeView, newest_time

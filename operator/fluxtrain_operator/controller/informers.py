@@ -13,6 +13,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS, collection
 from fluxtrain_operator.controller.applied_objects import Kind
 from fluxtrain_operator.controller.cache import Cache, Manifest
+from fluxtrain_operator.controller.kept_fields import NodeFields, ObjectFields, PodFields
 from fluxtrain_operator.controller.list_watch import (
     RELIST_SECONDS,
     EventHandler,
@@ -145,10 +146,11 @@ class Informers:
     async def run(self) -> None:
         """List and watch until cancelled."""
         async with asyncio.TaskGroup() as self._tasks:
-            self._start(ListWatch(self._api, "/api/v1/nodes"), self._nodes)
+            nodes = ListWatch(self._api, "/api/v1/nodes", fields=NodeFields)
+            self._start(nodes, self._nodes)
             for pods in self._pods:
                 path = collection("v1", pods.namespace, "Pod")
-                self._start(ListWatch(self._api, path, SELECTOR), pods)
+                self._start(ListWatch(self._api, path, SELECTOR, PodFields), pods)
             for kind, version in SUPPORT_KINDS.items():
                 self._watch_objects((version, kind))
 
@@ -168,7 +170,7 @@ class Informers:
             namespace=namespace,
         )
         path = collection(kind[0], namespace, kind[1])
-        source = ListWatch(self._api, path, SELECTOR, metadata_only=True)
+        source = ListWatch(self._api, path, SELECTOR, ObjectFields, metadata_only=True)
         self._start(source, handler, METADATA_RELIST_SECONDS)
         return handler
 

@@ -8,11 +8,13 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
 import aiohttp
+import msgspec
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
@@ -60,6 +62,21 @@ class EventHandler(Protocol):
         """Handle the sign of a working watch: an event, a bookmark or the end of a list."""
 
 
+class _ListMetadata(msgspec.Struct):
+    version: str = msgspec.field(name="resourceVersion")
+    token: str = msgspec.field(name="continue", default="")
+
+
+class _Page(msgspec.Struct):
+    metadata: _ListMetadata
+    items: list[msgspec.Raw] | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
 @dataclass(frozen=True)
 class ListWatch:
     """The list and watch requests for the objects at ``path`` that match ``selector``."""
@@ -67,10 +84,12 @@ class ListWatch:
     api: ApiClient
     path: str
     selector: str = ""
+    fields: Any = dict[str, Any]
+    """The type of the objects: a TypedDict, if other fields need not be decoded."""
     metadata_only: bool = False
     """Whether the API server leaves out everything but kind and metadata."""
 
-    async def pages(self) -> AsyncIterator[tuple[list[Any], int]]:
+    async def pages(self) -> AsyncIterator[tuple[list[Manifest], int]]:
         """Yield the objects of each page with the resource version of the list.
 
         Raises ApiError; ExpiredError if the API server has dropped that version meanwhile.
@@ -78,9 +97,8 @@ class ListWatch:
         token = ""
         while True:
             page = await self._page(token)
-            metadata = page["metadata"]
-            yield page.get("items") or [], int(metadata["resourceVersion"])
-            token = metadata.get("continue", "")
+            yield [self._object(item) for item in page.items or ()], int(page.metadata.version)
+            token = page.metadata.token
             if not token:
                 return
 
@@ -101,18 +119,29 @@ class ListWatch:
         response = await self._get(query, self._accept(""), timeout)
         try:
             async for line in _lines(response.response.content):
-                event_type, manifest = _event(line, self.path)
-                if event_type == "ERROR":
-                    raise _error(int(manifest.get("code", 0)), self.path, manifest)
-                yield event_type, manifest
+                event = _event(line, self.path)
+                if event.type == "ERROR":
+                    status = json.loads(bytes(event.object))
+                    raise _error(int(status.get("code", 0)), self.path, status)
+                yield event.type, self._object(event.object)
         finally:
             response.response.close()
 
-    async def _page(self, token: str) -> Any:
+    def _object(self, text: msgspec.Raw) -> Manifest:
+        """Return the object in ``text``: all of it if its fields do not have their types."""
+        try:
+            manifest = _decoder(self.fields).decode(text)
+        except msgspec.DecodeError:
+            manifest = json.loads(bytes(text))
+        if not isinstance(manifest, dict):
+            raise ApiError(0, f"{self.path}: not an object: {bytes(text)[:200]!r}")
+        return manifest
+
+    async def _page(self, token: str) -> _Page:
         query = {"limit": PAGE, **({"continue": token} if token else {})}
         timeout = aiohttp.ClientTimeout(total=_LIST_TIMEOUT_SECONDS)
         response = await self._get(query, self._accept("List"), timeout)
-        return json.loads(await response.read())
+        return msgspec.json.decode(await response.read(), type=_Page)
 
     def _accept(self, suffix: str) -> str:
         metadata = f";as=PartialObjectMetadata{suffix};g=meta.k8s.io;v=v1"
@@ -214,12 +243,17 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         yield b"".join(parts)
 
 
-def _event(line: bytes, path: str) -> tuple[str, Manifest]:
-    """Return type and object of a watch event; raise ApiError for anything else, such as a proxy's text."""
-    event = json.loads(line)
-    if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
-        raise ApiError(0, f"{path}: not a watch event: {line[:200]!r}")
-    return str(event.get("type")), event["object"]
+def _event(line: bytes, path: str) -> _Event:
+    """Return a watch event; raise ApiError for anything else, such as a proxy's text."""
+    try:
+        return msgspec.json.decode(line, type=_Event)
+    except msgspec.DecodeError:
+        raise ApiError(0, f"{path}: not a watch event: {line[:200]!r}") from None
+
+
+@cache
+def _decoder(of: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(of)
 
 
 def _error(status: int, path: str, details: object) -> ApiError:
