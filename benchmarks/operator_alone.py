@@ -1,7 +1,8 @@
 """Our operator among very many jobs, on an API server that only keeps objects: no root, no cluster.
 
 So that the operator is what limits, and neither a scheduler nor etcd. The same three questions as in
-`benchmarks.operator_scale`: pods per second from the first to the last, an idle minute, a restart.
+`benchmarks.operator_scale`: pods per second from the first to the last, an idle minute, a restart. And a
+fourth: the leader is killed while another replica stands by.
 """
 
 from __future__ import annotations
@@ -90,22 +91,67 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[list[str]]:
         server.oldest, num_made = server.version, len(server.made)
         server.of("leases").objects.clear()
         server.requests.clear()
+        starting = monotonic()
         process = await _start(kubeconfig)
         await _until(lambda: lost in pods)
         replaced, cpu = monotonic(), cpu_seconds(process.pid)
-        lists = [r.at for r in server.requests if r.path == "/api/v1/pods" and not r.watch]
-        note("restart: pods listed, s", lists[-1] - lists[0])
-        note("restart: from the last list to the lost pod's successor, s", replaced - lists[-1])
+        note("restart: from its start to the Lease, s", _writes_of_lease(server)[0] - starting)
+        note(
+            "restart: from the Lease to the lost pod's successor, s", _since_lease(server, replaced)
+        )
         note("restart: CPU of the operator until then, s", cpu)
         await asyncio.sleep(SETTLE_SECONDS)
         note("restart: CPU of the next minute, s", cpu_seconds(process.pid) - cpu)
+        note("restart: longest interval of two renewals, s", _longest_interval(server))
         note("restart: peak resident memory, MiB", peak_bytes(process.pid) / 2**20)
         note("restart: pods created", len(server.made) - num_made)
+        watches = len(server.watching)
+        standby = await _start(kubeconfig)
+        await _until(lambda: len(server.watching) >= 2 * watches)
+        await asyncio.sleep(IDLE_SECONDS)
+        note("standby: peak resident memory, MiB", peak_bytes(standby.pid) / 2**20)
+        process.kill()
+        await process.wait()
+        cpu, num_made = cpu_seconds(standby.pid), len(server.made)
+        server.remove("pods", *lost)
+        server.requests.clear()
+        _release_lease(server)
+        await _until(lambda: lost in pods)
+        replaced = monotonic()
+        note(
+            "standby: from the Lease to the lost pod's successor, s", _since_lease(server, replaced)
+        )
+        note("standby: CPU from the leader's end until then, s", cpu_seconds(standby.pid) - cpu)
+        await asyncio.sleep(SETTLE_SECONDS)
+        note("standby: longest interval of two renewals, s", _longest_interval(server))
+        note("standby: peak resident memory as the leader, MiB", peak_bytes(standby.pid) / 2**20)
+        note("standby: pods created", len(server.made) - num_made)
+        process = standby
         stopping = monotonic()
         process.terminate()
         await process.wait()
         note("stopped after, s", monotonic() - stopping)
     return rows
+
+
+def _writes_of_lease(server: FakeApiServer) -> list[float]:
+    """Return the times at which an operator wrote the Lease."""
+    return [r.at for r in server.requests if r.method != "GET" and "/leases" in r.path]
+
+
+def _since_lease(server: FakeApiServer, now: float) -> float:
+    """Return the seconds from the first write of the Lease to ``now``."""
+    return now - _writes_of_lease(server)[0]
+
+
+def _longest_interval(server: FakeApiServer) -> float:
+    return max(later - sooner for sooner, later in pairwise(_writes_of_lease(server)))
+
+
+def _release_lease(server: FakeApiServer) -> None:
+    """Clear the holder, as a leader does that was asked to stop; a killed one's Lease expires after 15 s."""
+    (lease,) = server.of("leases").objects.values()
+    server.put("leases", {**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
 
 
 async def _start(kubeconfig: Path) -> asyncio.subprocess.Process:

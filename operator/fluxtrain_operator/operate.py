@@ -39,7 +39,7 @@ NUM_CONNECTIONS = 32
 
 
 async def operate(options: Options, stop: asyncio.Event) -> None:
-    """Serve the probes, acquire the Lease, reconcile until ``stop`` is set or the Lease is lost."""
+    """Serve the probes and run a replica until ``stop`` is set or the Lease is lost."""
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
@@ -50,94 +50,116 @@ async def operate(options: Options, stop: asyncio.Event) -> None:
         await _load_credentials()
         async with ApiClient() as lease_client, _trainer_client() as http:
             elector = LeaderElector(lease_client, *lease, on_response=health.record_response)
-
-            async def work() -> None:
-                metrics.leader.set(1)
-                LOG.info("leading as %s", elector.identity)
-                async with FencedClient(elector) as api:
-                    await _reconcile_all(options, api, http, metrics, health)
-                stop.set()
-
-            leading = asyncio.create_task(elector.run(work))
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            if not leading.done():
-                leading.cancel()
-            try:
-                await leading
-            except asyncio.CancelledError:
-                LOG.info("stopped")
+            async with FencedClient(elector) as api:
+                replica = _Replica(options, elector, api, http, metrics, health)
+                running = asyncio.create_task(replica.run(stop))
+                stopping = asyncio.create_task(stop.wait())
+                await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                stopping.cancel()
+                if not running.done():
+                    running.cancel()
+                try:
+                    await running
+                except asyncio.CancelledError:
+                    LOG.info("stopped")
     finally:
         await close()
 
 
-async def _reconcile_all(
-    options: Options,
-    api: ApiClient,
-    http: aiohttp.ClientSession,
-    metrics: Metrics,
-    health: server.Health,
-) -> None:
-    """Run the informers, the kopf watch of jobs and the reconciles until one of them ends."""
-    cache = Cache(NodeMarks(options.node_health))
+class _Replica:
+    """One process of the operator: watches all objects, and reconciles the jobs while it leads."""
 
-    def on_error(key: Key, error: Exception) -> None:
+    def __init__(
+        self,
+        options: Options,
+        elector: LeaderElector,
+        api: ApiClient,
+        http: aiohttp.ClientSession,
+        metrics: Metrics,
+        health: server.Health,
+    ) -> None:
+        self._namespaces, self._elector = options.namespaces, elector
+        self._metrics, self._health = metrics, health
+        self._cache = Cache(NodeMarks(options.node_health))
+        self._queue = WorkQueue(self._on_error, MIN_INTERVAL_SECONDS)
+        metrics.queue_length.set_function(lambda: len(self._queue))
+        client = KubernetesApi(api, http, metrics.count_request)
+        self._informers = Informers(api, self._cache, metrics, self._enqueue, options.namespaces)
+        self._reconciler = Reconciler(
+            self._cache,
+            client,
+            metrics,
+            options.image,
+            self._enqueue,
+            self._informers.has_groups,
+            options.rendezvous_image,
+            options.pod_defaults,
+            FaultBudget(options.disruption_percent),
+        )
+
+    def _enqueue(self, key: Key) -> None:
+        """Queue a job if this replica leads; a new leader queues all."""
+        if self._elector.is_leader:
+            self._queue.add(key)
+
+    def _on_error(self, key: Key, error: Exception) -> None:
         if is_conflict(error):
             return
-        metrics.reconcile_errors.inc()
+        self._metrics.reconcile_errors.inc()
         LOG.error("%s/%s: %s", *key, error, exc_info=not str(error))
 
-    queue = WorkQueue(on_error, MIN_INTERVAL_SECONDS)
-    metrics.queue_length.set_function(lambda: len(queue))
-    client = KubernetesApi(api, http, metrics.count_request)
-    informers = Informers(api, cache, metrics, queue.add, options.namespaces)
-    reconciler = Reconciler(
-        cache,
-        client,
-        metrics,
-        options.image,
-        queue.add,
-        informers.has_groups,
-        options.rendezvous_image,
-        options.pod_defaults,
-        FaultBudget(options.disruption_percent),
-    )
+    async def run(self, stop: asyncio.Event) -> None:
+        """Watch, and reconcile while leading, until the Lease is lost; set ``stop`` at any other end."""
+        informing, electing = map(asyncio.create_task, (self._informers.run(), self._elect()))
 
-    async def work(key: Key) -> float | None:
-        health.start_work(key)
-        try:
-            return await reconciler.reconcile(key)
+        async def stop_tasks() -> None:
+            for task in (electing, informing):  # in this order: the Lease is released first
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+        registry = kopf_handlers.make_registry(self._cache, self._enqueue, self._metrics)
+        kopf_handlers.add_cleanup(registry, stop_tasks)
+        watching = asyncio.create_task(kopf_handlers.run(registry, self._namespaces))
+        tasks = informing, electing, watching
+        try:  # kopf handles the signals: when it ends, the operator ends
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done() and not task.cancelled():
+                    task.result()
+            if not electing.done() or electing.cancelled():
+                stop.set()
         finally:
-            health.finish_work(key)
+            await stop_tasks()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
-    async def reconcile() -> None:
-        # Without its pods in the cache, a job would be taken for one that has lost them.
-        await informers.wait_for_sync()
+    async def _elect(self) -> None:
+        """Compete for the Lease with caches in sync; end when it is lost.
+
+        Without its pods in the cache, a job would be taken for one that has lost them.
+        """
+        await self._informers.wait_for_sync()
         LOG.info("caches synced")
-        queue.sort(lambda key: 0 if cache.misses_pods(key) else 1)
-        await queue.run(work, NUM_WORKERS)
+        await self._elector.run(self._lead)
 
-    tasks = [asyncio.create_task(informers.run()), asyncio.create_task(reconcile())]
+    async def _lead(self) -> None:
+        """Reconcile all jobs, first those that miss pods, then those that change."""
+        self._metrics.leader.set(1)
+        LOG.info("leading as %s", self._elector.identity)
+        for key in sorted(self._cache.jobs, key=lambda key: not self._cache.misses_pods(key)):
+            self._queue.add(key)
+        try:
+            await self._queue.run(self._work, NUM_WORKERS)
+        finally:
+            await self._reconciler.poller.close()
+            await self._reconciler.members.close()
 
-    async def stop_tasks() -> None:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await reconciler.poller.close()
-        await reconciler.members.close()
-
-    registry = kopf_handlers.make_registry(cache, queue, metrics)
-    kopf_handlers.add_cleanup(registry, stop_tasks)
-    watching = asyncio.create_task(kopf_handlers.run(registry, options.namespaces))
-    try:  # kopf handles the signals: when it ends, the operator ends
-        await asyncio.wait({*tasks, watching}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (*tasks, watching):
-            if task.done() and not task.cancelled():
-                task.result()
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, stop_tasks(), return_exceptions=True)
+    async def _work(self, key: Key) -> float | None:
+        self._health.start_work(key)
+        try:
+            return await self._reconciler.reconcile(key)
+        finally:
+            self._health.finish_work(key)
 
 
 def _trainer_client() -> aiohttp.ClientSession:

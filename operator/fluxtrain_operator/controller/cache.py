@@ -44,6 +44,11 @@ class Cache:
         """Return the job, or None if there is none."""
         return self._jobs.get(key)
 
+    @property
+    def jobs(self) -> list[Key]:
+        """Return the keys of all jobs."""
+        return list(self._jobs)
+
     def pods(self, key: Key) -> list[Manifest]:
         """Return the pods that the job controls."""
         uid = self._uid(key)
@@ -64,7 +69,7 @@ class Cache:
     @property
     def num_pods(self) -> int:
         """Return the number of pods of all jobs."""
-        return sum(map(len, self._pods.values()))
+        return len(self._key_of_pod)
 
     def misses_pods(self, key: Key) -> bool:
         """Return whether a job has fewer pods than desired, including that of the rendezvous."""

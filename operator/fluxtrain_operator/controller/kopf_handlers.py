@@ -1,4 +1,4 @@
-"""The kopf watch of jobs, which only updates the cache and the work queue; no other module imports kopf."""
+"""The kopf watch of jobs, which only updates the cache and queues jobs; no other module imports kopf."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import PLURAL, VERSION
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.list_watch import report_unreadable
-from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.metrics import Metrics
+from fluxtrain_operator.names import Key
 
 
-def make_registry(cache: Cache, queue: WorkQueue, metrics: Metrics) -> kopf.OperatorRegistry:
+def make_registry(
+    cache: Cache, enqueue: Callable[[Key], None], metrics: Metrics
+) -> kopf.OperatorRegistry:
     """Return kopf's registry with one watch, that of jobs."""
     registry = kopf.OperatorRegistry()
 
@@ -28,9 +30,9 @@ def make_registry(cache: Cache, queue: WorkQueue, metrics: Metrics) -> kopf.Oper
             report_unreadable(metrics, "fluxtraining", event["object"], error)
             return
         if not is_own_write:
-            queue.add(key)
+            enqueue(key)
         for dependent in cache.jobs_after(key):
-            queue.add(dependent)
+            enqueue(dependent)
 
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)

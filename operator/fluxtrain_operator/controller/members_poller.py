@@ -9,6 +9,7 @@ from typing import Any
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
+from fluxtrain_operator.controller.pace import Pace
 from fluxtrain_operator.members import NOT_HEARD, Heard
 from fluxtrain_operator.names import Key
 
@@ -44,6 +45,7 @@ class MembersPoller:
         """Poll the rendezvous pods in ``cache``; call ``on_change`` with jobs if that changes."""
         self._cache, self._fetch, self._on_change = cache, fetch, on_change
         self._jobs: dict[Key, _PolledJob] = {}
+        self._first_polls = Pace(_JOBS_PER_SECOND)
 
     def start(self, key: Key, port: int) -> None:
         """Poll the job's rendezvous pod from now on."""
@@ -71,6 +73,7 @@ class MembersPoller:
         return job.heard if job else NOT_HEARD
 
     async def _poll(self, key: Key, job: _PolledJob) -> None:
+        await self._first_polls.wait()
         while True:
             before, job.heard = job.heard, await self._ask(key, job)
             if job.heard != before:

@@ -15,6 +15,7 @@ from typing import Any
 from fluxtrain.contract.progress import FINISH
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
+from fluxtrain_operator.controller.pace import Pace
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.progress import Progress
 
@@ -24,6 +25,8 @@ _SILENT_SECONDS = 20.0
 """If rank 0 has made no progress for this long, all pods are polled."""
 _MAX_REQUESTS = 256  # each needs an open file until its timeout
 _MAX_JOBS = 64
+_FIRST_POLLS_PER_SECOND = 50.0
+"""Jobs per second that are polled for the first time: a new leader polls all pods of all jobs."""
 _MAX_SILENT_PER_SECOND = 25.0
 """Requests per second to the pods of all jobs without a response: each costs a millisecond."""
 
@@ -67,6 +70,7 @@ class ProgressPoller:
         self._jobs: dict[Key, _PolledJob] = {}
         self._request_slots = asyncio.Semaphore(_MAX_REQUESTS)
         self._job_slots = asyncio.Semaphore(_MAX_JOBS)
+        self._first_polls = Pace(_FIRST_POLLS_PER_SECOND)
         self._silent: dict[Key, int] = {}  # number of pods of each job without any response
         self._num_silent = 0
 
@@ -113,6 +117,7 @@ class ProgressPoller:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _poll(self, key: Key, job: _PolledJob) -> None:
+        await self._first_polls.wait()
         while True:
             job.wake.clear()
             job.pods = frozenset(self._addresses(key))

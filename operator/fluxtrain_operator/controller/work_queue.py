@@ -45,12 +45,6 @@ class WorkQueue:
             self._queued.add(key)
             self._queue.put_nowait(key)
 
-    def sort(self, priority: Callable[[Key], int]) -> None:
-        """Sort the queued keys by ``priority``, lowest first; equal ones keep their order."""
-        keys = sorted((self._queue.get_nowait() for _ in range(self._queue.qsize())), key=priority)
-        for key in keys:
-            self._queue.put_nowait(key)
-
     async def run(self, work: Work, num_workers: int) -> None:
         """Process keys with ``num_workers`` workers until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -72,6 +66,7 @@ class WorkQueue:
             finally:
                 loop.call_later(self._min_interval_seconds, self._done, key)
             self._add_after(key, delay)
+            await asyncio.sleep(0)  # otherwise all keys that need no request are processed at once
 
     def _done(self, key: Key) -> None:
         self._processing.discard(key)

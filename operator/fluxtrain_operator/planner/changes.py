@@ -218,13 +218,17 @@ def _missing_supporting(
 
 def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manifest]:
     """Yield the pods to create now, except those with ``held`` names."""
-    job, excluded = situation.job, situation.guard.excluded_nodes
-    if situation.observed.rendezvous is None and names.rendezvous(job.name) not in held:
+    job = situation.job
+    indices = [i for i in _free_indices(situation) if names.pod(job.name, i) not in held]
+    indices = indices[:MAX_PODS_PER_PLAN]
+    needs_store = situation.observed.rendezvous is None and names.rendezvous(job.name) not in held
+    if not indices and not needs_store:
+        return  # without a look at all nodes
+    excluded = situation.guard.excluded_nodes
+    if needs_store:
         avoided = avoided_nodes(situation, excluded)
         yield key_secret(job)
         yield rendezvous_pod(job, excluded, avoided, situation.revision, situation.ended_generation)
-    indices = [i for i in _free_indices(situation) if names.pod(job.name, i) not in held]
-    indices = indices[:MAX_PODS_PER_PLAN]
     distrusted = distrusted_nodes(situation) if indices else ()
     avoided = avoided_nodes(situation, [*excluded, *distrusted]) if indices else ()
     for index, number in zip(indices, _replacements(situation, len(indices)), strict=True):

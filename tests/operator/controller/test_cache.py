@@ -184,6 +184,17 @@ def test_a_job_with_fewer_pods_than_desired_misses_pods() -> None:
     assert not cache.misses_pods(KEY)
 
 
+def test_pods_are_counted() -> None:
+    cache = make_cache(make_pod(), make_pod("job-1"), make_pod("other-0", job="other"))
+    cache.set_pod(make_pod(version=2, node="n2"))
+    assert cache.num_pods == 3
+    cache.set_pod(make_pod(uid="unknown"), deleted=True)
+    assert cache.num_pods == 3
+    cache.set_pod(make_pod(), deleted=True)
+    cache.set_pod(make_pod(), deleted=True)
+    assert cache.num_pods == 2
+
+
 TAINT = {"spec": {"taints": [{"key": "amd-gpu-unhealthy", "effect": "NoSchedule"}]}}
 DEADLOCK = {"status": {"conditions": [{"type": "KernelDeadlock", "status": "True"}]}}
 

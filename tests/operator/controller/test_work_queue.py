@@ -186,16 +186,35 @@ def test_nothing_stays_in_memory_of_keys_that_need_no_more_work() -> None:
     assert not any(sizes.values()), sizes
 
 
-def test_queued_keys_can_be_sorted() -> None:
-    keys, recorder = [("ns", name) for name in "abcdef"], Recorder()
+def test_other_tasks_run_between_the_keys() -> None:
+    """Keys that need no request must not delay the renewals of the Lease until all are processed."""
+    recorder, num_workers = Recorder(), 3
 
     async def scenario(queue: WorkQueue) -> None:
-        for key in keys:
-            queue.add(key)
-        queue.sort(lambda key: 0 if key in (keys[2], keys[5]) else 1)
-        queue.add(keys[0])
-        assert len(queue) == 6
-        await recorder.until(6)
+        for index in range(100):
+            queue.add(("ns", str(index)))
+        turns = 0
+        while len(recorder.keys) < 100:
+            await asyncio.sleep(0)
+            turns += 1
+            assert len(recorder.keys) <= num_workers * turns
 
-    run(scenario, recorder.work, num_workers=1)
-    assert recorder.keys == [keys[2], keys[5], keys[0], keys[1], keys[3], keys[4]]
+    run(scenario, recorder.work, num_workers)
+
+
+def test_keys_that_are_always_queued_again_keep_no_other_waiting() -> None:
+    processed: dict[Key, int] = {}
+
+    async def work(key: Key) -> float | None:
+        processed[key] = processed.get(key, 0) + 1
+        return 0.0 if key[0] == "busy" else None
+
+    async def scenario(queue: WorkQueue) -> None:
+        for index in range(20):
+            queue.add(("busy", str(index)))
+        for index in range(100):
+            queue.add(("calm", str(index)))
+        await until(lambda: sum(key[0] == "calm" for key in processed) == 100)
+
+    run(scenario, work, num_workers=2, min_interval_seconds=0.01)
+    assert max(processed.values()) < 50

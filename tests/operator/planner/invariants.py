@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tests.operator.jobs import KEY, OWNER, make_training
 
 from fluxtrain_operator import names
-from fluxtrain_operator.controller import trimmed_pod
+from fluxtrain_operator.controller import kept_fields
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.disruption import NODE_FAULTS, Reason
@@ -158,7 +158,7 @@ def with_changes(pod: Pod, changes: dict[str, dict[str, str | None]]) -> Pod:
     for field, values in changes.items():
         merged = {**manifest["metadata"][field], **values}
         manifest["metadata"][field] = {k: v for k, v in merged.items() if v is not None}
-    return Pod.from_object(trimmed_pod.trimmed(manifest))
+    return Pod.from_object(kept_fields.trimmed(manifest))
 
 
 def as_manifest(pod: Pod, owners: list[Manifest]) -> Manifest:

@@ -30,7 +30,7 @@ from tests.operator.planner.small_cluster import (
 
 from fluxtrain.contract.resource.status import Restarts, Status
 from fluxtrain_operator import names
-from fluxtrain_operator.controller import trimmed_pod
+from fluxtrain_operator.controller import kept_fields
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner import changes, situation
@@ -473,7 +473,7 @@ def test_a_wrong_planner_is_detected(wrong: Planner, invariant: str) -> None:
 
 
 def test_a_cache_that_believes_changed_labels_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trimmed_pod, "created_labels", lambda pod: {})
+    monkeypatch.setattr(kept_fields, "created_labels", lambda pod: {})
     faults = (History.of(seed).fault() or "" for seed in range(500))
     assert any(faults)
 
