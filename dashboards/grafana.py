@@ -33,6 +33,7 @@ class Panel:
     unit: str = "short"
     kind: Literal["stat", "timeseries"] = "timeseries"
     width: int = 8
+    stacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,11 @@ def curve(title: str, text: str, *queries: Query, unit: str = "short", width: in
     return Panel(title, text, queries, unit, "timeseries", width)
 
 
+def stacked(title: str, text: str, *queries: Query, unit: str = "short", width: int = 8) -> Panel:
+    """Return a panel with curves that are added up, as areas."""
+    return Panel(title, text, queries, unit, "timeseries", width, stacked=True)
+
+
 def quantiles(metric: str, selector: str, window: str = "$__rate_interval") -> tuple[Query, ...]:
     """Return the median, the 90th and the 99th percentile of a histogram."""
     rate = f"sum by (le) (rate({metric}_bucket{selector}[{window}]))"
@@ -133,13 +139,19 @@ def _part(part: Panel | Row) -> Json:
         "title": part.title,
         "description": part.text,
         "datasource": _SOURCE,
-        "fieldConfig": {"defaults": {"unit": part.unit}, "overrides": []},
+        "fieldConfig": {"defaults": _defaults(part), "overrides": []},
         "options": _OPTIONS[part.kind],
         "targets": [
             {"refId": chr(ord("A") + at), "expr": query.expr, "legendFormat": query.legend}
             for at, query in enumerate(part.queries)
         ],
     }
+
+
+def _defaults(panel: Panel) -> Json:
+    """Return the unit of ``panel``, and how its curves are drawn if they are stacked."""
+    custom = {"custom": {"fillOpacity": 40, "stacking": {"mode": "normal"}}}
+    return {"unit": panel.unit, **(custom if panel.stacked else {})}
 
 
 _OPTIONS: dict[str, Json] = {

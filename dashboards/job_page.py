@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dashboards.grafana import Dashboard, Query, Row, Variable, curve, quantiles, stat
+from dashboards.grafana import Dashboard, Query, Row, Variable, curve, quantiles, stacked, stat
 
 _JOB = '{namespace="$namespace", fluxtraining="$job"}'
+_LOST = '{namespace="$namespace", fluxtraining="$job", part!="step"}'
 _UP = "fluxtrain_last_progress_timestamp_seconds"
 """A metric that every trainer reports from its start."""
 _PODS = f"group by (namespace, pod) ({_UP}{_JOB})"
@@ -151,6 +152,19 @@ JOB = Dashboard(
             "Lost if all pods end now; and the steps that a crashed process or a replaced node loses.",
             Query(f"{_max('step')} - {_max('checkpoint_step')}", "checkpoint"),
             Query(f"{_max('step')} - {_max('snapshot_step')}", "snapshot"),
+        ),
+        stat(
+            "Goodput",
+            "Share of the job's time that was spent on steps that count; until the job has finished.",
+            f"max(fluxtrain_operator_goodput_ratio{_JOB})",
+            "percentunit",
+            width=8,
+        ),
+        stacked(
+            "Lost time",
+            "Not spent on steps that count, by cause: since the job's start, without suspensions.",
+            Query(f"max by (part) (fluxtrain_operator_spent_seconds{_LOST})", "{{part}}"),
+            unit="s",
         ),
         curve(
             "Unreadable samples",

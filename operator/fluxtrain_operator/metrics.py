@@ -1,27 +1,31 @@
-"""The operator's metrics, in base units and without a label per job."""
+"""The operator's metrics, in base units. Only the time spent has series per job, of at most a thousand."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from heapq import nlargest
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from fluxtrain.contract.resource.status import TimeSpent
+from fluxtrain.contract.resource.status import Status, TimeSpent
 from fluxtrain_operator.distrust import NO_DISTRUST, Distrust
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.planner.plan import Plan
+from fluxtrain_operator.planner.status import finished
 from fluxtrain_operator.timestamps import seconds
 
 PHASES = ("Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed")
 TIME_PARTS = tuple(name for name in TimeSpent.model_fields if name != "until")
 _MAX_NODES = 100
 """Series of node_distrust: those of the nodes that are distrusted most."""
+_MAX_JOBS = 1000
+"""Jobs with series of their own: the newest unfinished ones."""
 _FAST = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _SLOW = (1.0, 3.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
@@ -42,6 +46,46 @@ class _DistrustCollector(Collector):
         for node in list(distrust.scores)[:_MAX_NODES]:
             family.add_metric([node], distrust.of(node))
         yield family
+
+
+@dataclass(eq=False)
+class _TimeCollector(Collector):
+    """How the newest unfinished jobs spent their time, by the statuses that were written last."""
+
+    _jobs: dict[Key, tuple[float, TimeSpent, float | None]] = field(default_factory=dict)
+    """Time of creation, time spent and goodput of all unfinished jobs that have started."""
+
+    def set(self, key: Key, job: Job, status: Status) -> None:
+        """Store the new status of a job."""
+        if status.time_spent is None or finished(status):
+            self.discard(key)
+        else:
+            self._jobs[key] = job.created, status.time_spent, status.goodput
+
+    def discard(self, key: Key) -> None:
+        """Remove the series of a job, if it has any."""
+        self._jobs.pop(key, None)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the metrics."""
+        labels = ["namespace", "fluxtraining"]
+        ratio = GaugeMetricFamily(
+            "fluxtrain_operator_goodput_ratio",
+            "Share of an unfinished job's time that was spent on steps that count.",
+            labels=labels,
+        )
+        spent = GaugeMetricFamily(
+            "fluxtrain_operator_spent_seconds",
+            "Time of an unfinished job since its start, without suspensions, by how it was spent.",
+            labels=[*labels, "part"],
+        )
+        newest = nlargest(_MAX_JOBS, self._jobs.items(), key=lambda item: (item[1][0], item[0]))
+        for key, (_, times, goodput) in newest:
+            if goodput is not None:
+                ratio.add_metric(key, goodput)
+            for part in TIME_PARTS:
+                spent.add_metric([*key, part], getattr(times, part))
+        yield from (ratio, spent)
 
 
 @dataclass
@@ -106,6 +150,8 @@ class Metrics:
         self.leader = Gauge("leader", "1 if this replica is the leader.", **options)
         self._distrust = _DistrustCollector()
         self.registry.register(self._distrust)
+        self._times = _TimeCollector()
+        self.registry.register(self._times)
 
     def watch_distrust(self, read: Callable[[], Distrust]) -> None:
         """Call ``read`` for the distrust of nodes whenever it is scraped."""
@@ -126,7 +172,13 @@ class Metrics:
         self.pods_created.inc(sum(desired["kind"] == "Pod" for desired in plan.create))
         self._observe_first_step(job, plan)
         self._count_time(job.status.time_spent, plan.status.time_spent)
+        self._times.set(key, job, plan.status)
         self.set_phase(key, plan.status.phase)
+
+    def record_refusal(self, key: Key, phase: str | None) -> None:
+        """Record a job whose spec is rejected, or cannot be read."""
+        self._times.discard(key)
+        self.set_phase(key, phase)
 
     def set_phase(self, key: Key, phase: str | None) -> None:
         """Count a job in its new phase."""
@@ -137,6 +189,7 @@ class Metrics:
 
     def remove_job(self, key: Key) -> None:
         """Stop counting a job."""
+        self._times.discard(key)
         self._count(self._phases.pop(key, None), -1)
 
     def _observe_first_step(self, job: Job, plan: Plan) -> None:

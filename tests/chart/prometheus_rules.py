@@ -8,12 +8,18 @@ from typing import Any
 import yaml
 from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector
 from tests.chart.objects import Program
+from tests.operator.jobs import make_training
 
+from fluxtrain.contract.resource.status import Status, TimeSpent
 from fluxtrain.report.metrics import Metrics as TrainerMetrics
 from fluxtrain.report.node_progress import RankProgress
 from fluxtrain_operator.distrust import Distrust, Score
 from fluxtrain_operator.metrics import PHASES
 from fluxtrain_operator.metrics import Metrics as OperatorMetrics
+from fluxtrain_operator.planner.plan import Plan, load
+
+JOB = ("team", "job")
+"""Namespace and name of the job that the series are of."""
 
 
 def trainer_metrics() -> list[Metric]:
@@ -42,6 +48,8 @@ def operator_metrics() -> list[Metric]:
     metrics.unreadable_objects.labels("Pod").inc()
     for phase in PHASES:
         metrics.jobs.labels(phase).set(1)
+    spent = Status(timeSpent=TimeSpent(until="2026-01-01T00:00:00Z", step=9, start=1), goodput=0.9)
+    metrics.record_plan(JOB, load(make_training(name=JOB[1], namespace=JOB[0]), ""), Plan(spent))
     return list(registry.collect())
 
 

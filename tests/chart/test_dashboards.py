@@ -41,10 +41,10 @@ def scraped() -> dict[str, str]:
 
 
 def growing(metrics: list[Metric], labels: dict[str, str]) -> dict[str, str]:
-    """Return increasing values of all series of ``metrics``."""
+    """Return increasing values of all series of ``metrics``, whose own labels are honoured."""
     samples = [sample for metric in metrics for sample in metric.samples]
     return {
-        f"{sample.name}{{{inside({**sample.labels, **labels})}}}": f"1+1x{MINUTES}"
+        f"{sample.name}{{{inside({**labels, **sample.labels})}}}": f"1+1x{MINUTES}"
         for sample in samples
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -120,12 +121,20 @@ def test_a_watch_has_an_age_after_its_first_event() -> None:
     assert [(s.labels, s.value < 60) for s in ages] == [({"kind": "pod"}, True)]
 
 
-def test_units_are_base_units_and_no_label_is_per_job() -> None:
-    for metric in Metrics(CollectorRegistry()).registry.collect():
+PER_JOB = {"fluxtrain_operator_goodput_ratio", "fluxtrain_operator_spent_seconds"}
+"""The metrics with series per job, whose number is bounded."""
+
+
+def test_units_are_base_units_and_few_metrics_have_labels_per_job() -> None:
+    metrics = Metrics(CollectorRegistry())
+    record_job(metrics, "a", TRAINED)
+    for metric in metrics.registry.collect():
         assert metric.name.startswith("fluxtrain_operator_")
         assert metric.documentation.endswith(".")
         assert not metric.name.endswith(("_ms", "_milliseconds", "_minutes", "_kb"))
-        assert not {"job", "name", "namespace"} & {k for s in metric.samples for k in s.labels}
+        labels = {k for s in metric.samples for k in s.labels}
+        per_job = {"job", "name", "namespace", "fluxtraining", "uid"} & labels
+        assert per_job == ({"namespace", "fluxtraining"} if metric.name in PER_JOB else set())
 
 
 def test_the_time_of_jobs_is_counted_by_how_it_was_spent() -> None:
@@ -157,3 +166,82 @@ def test_a_correction_downwards_counts_nothing() -> None:
         "redone": 20,
         "start": 60,
     }
+
+
+SPENT = TimeSpent(until="2026-01-01T00:00:00Z", step=80, start=15, redone=5)
+TRAINED = Status(phase="Running", timeSpent=SPENT, goodput=0.8)
+
+
+def record_job(metrics: Metrics, name: str, status: Status, created: float = CREATED) -> None:
+    manifest = make_training(name=name, creationTimestamp=stamp(created))
+    metrics.record_plan(("ns", name), load(manifest, "trainer:1"), Plan(status))
+
+
+def series_of_jobs(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    """Return the series of single jobs by the values of their labels, the namespace left out."""
+    samples = [s for m in metrics.registry.collect() for s in m.samples]
+    of_jobs = [s for s in samples if "fluxtraining" in s.labels]
+    assert all(s.labels["namespace"] == "ns" for s in of_jobs)
+    assert all(set(s.labels) <= {"namespace", "fluxtraining", "part"} for s in of_jobs)
+    return {tuple(v for k, v in s.labels.items() if k != "namespace"): s.value for s in of_jobs}
+
+
+def test_a_job_has_its_goodput_and_its_time_by_how_it_was_spent() -> None:
+    metrics = Metrics(CollectorRegistry())
+    assert series_of_jobs(metrics) == {}
+    record_job(metrics, "a", TRAINED)
+    observed = series_of_jobs(metrics)
+    assert len(observed) == 9
+    assert {labels: value for labels, value in observed.items() if value} == {
+        ("a",): 0.8,
+        ("a", "step"): 80,
+        ("a", "start"): 15,
+        ("a", "redone"): 5,
+    }
+
+
+def test_a_job_without_a_step_has_no_goodput_and_one_without_a_start_no_series() -> None:
+    metrics = Metrics(CollectorRegistry())
+    record_job(metrics, "queued", Status(phase="Pending"))
+    assert series_of_jobs(metrics) == {}
+    record_job(metrics, "queued", Status(phase="Starting", timeSpent=SPENT))
+    assert len(series_of_jobs(metrics)) == 8
+    assert ("queued",) not in series_of_jobs(metrics)
+
+
+def end(condition: str) -> Status:
+    time = stamp(CREATED + 100)
+    conditions = [Condition(type=condition, status="True", reason="Why", lastTransitionTime=time)]
+    return TRAINED.model_copy(update={"conditions": conditions, "phase": condition})
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda metrics: record_job(metrics, "a", end("Complete")),
+        lambda metrics: record_job(metrics, "a", end("Failed")),
+        lambda metrics: record_job(metrics, "a", Status(phase="Pending")),
+        lambda metrics: metrics.record_refusal(("ns", "a"), "Failed"),
+        lambda metrics: metrics.remove_job(("ns", "a")),
+    ],
+    ids=["complete", "failed", "created again", "rejected", "deleted"],
+)
+def test_the_series_of_a_job_vanish_with_it(leave: Callable[[Metrics], None]) -> None:
+    metrics = Metrics(CollectorRegistry())
+    record_job(metrics, "a", TRAINED)
+    record_job(metrics, "b", TRAINED)
+    leave(metrics)
+    leave(metrics)
+    assert {labels[0] for labels in series_of_jobs(metrics)} == {"b"}
+
+
+def test_only_the_thousand_newest_unfinished_jobs_have_series() -> None:
+    metrics = Metrics(CollectorRegistry())
+    for number in range(1100):
+        record_job(metrics, f"job-{number}", TRAINED, created=CREATED + number // 2)
+    names = {labels[0] for labels in series_of_jobs(metrics)}
+    assert names == {f"job-{number}" for number in range(100, 1100)}
+    for number in range(600, 1100):
+        record_job(metrics, f"job-{number}", end("Complete"), created=CREATED + number // 2)
+    names = {labels[0] for labels in series_of_jobs(metrics)}
+    assert names == {f"job-{number}" for number in range(600)}, "older ones take their place"

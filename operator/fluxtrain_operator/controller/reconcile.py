@@ -148,7 +148,7 @@ class Reconciler:
         if plan.status != before:
             await self.executor.write_status(manifest, plan.status)
         log_decision(manifest, before, plan)
-        self.metrics.set_phase(key, plan.status.phase)
+        self.metrics.record_refusal(key, plan.status.phase)
         for deletion in plan.delete:
             await self.api.delete(key[0], deletion, KINDS[deletion.kind])
         retry = RESYNC_SECONDS if isinstance(error, UnreadableError) else None
