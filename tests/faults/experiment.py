@@ -8,7 +8,7 @@ from collections.abc import Callable
 from cluster.errors import ClusterError
 from tests.faults.fault import Fault, Outcome
 from tests.faults.target import Target
-from tests.faults.timeline import first_sign, longest_pause, lost_steps
+from tests.faults.timeline import first_sign, longest_pause, lost_steps, seconds_to_new_pod
 from tests.faults.watch import Watch
 
 FAILURES = (AssertionError, ClusterError, OSError, StopIteration)
@@ -30,6 +30,7 @@ def measure(fault: Fault, target: Target) -> Outcome:
         fault,
         steps=(first, target.step),
         detected=first_sign(watch.signs, began),
+        replaced_seconds=seconds_to_new_pod(watch.signs, began),
         lost_steps=lost_steps(watch.steps),
         pause_seconds=longest_pause(watch.steps, began),
         charged=0 if error else target.charged - charged,

@@ -25,6 +25,8 @@ class Limits:
     """Without a new step. Starting processes takes most of it: 10 s on an idle machine, 50 on a busy one."""
     charged: int = 0
     """Restarts that count towards ``restart.maxRestarts``."""
+    replaced_seconds: float | None = None
+    """Until the first new training pod is created; None if there need not be one."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Outcome:
     """The newest step before the fault and after it."""
     detected: Sign | None = None
     """The first report of it, with seconds since the fault."""
+    replaced_seconds: float | None = None
+    """Until the first new training pod was created; None if there was none."""
     lost_steps: int = 0
     pause_seconds: float = 0.0
     charged: int = 0
@@ -75,6 +79,11 @@ class Outcome:
             found.append(
                 f"{self.pause_seconds:.0f} s without a new step, at most {limits.pause_seconds:.0f} expected"
             )
+        if not self._is_replaced_in_time:
+            seconds = (
+                "no" if self.replaced_seconds is None else f"{self.replaced_seconds:.0f} s until a"
+            )
+            found.append(f"{seconds} new training pod, {limits.replaced_seconds:.0f} s expected")
         if self.charged != limits.charged and not self.error:
             found.append(f"{self.charged} restarts charged, {limits.charged} expected")
         if self.wrong_samples != 0:
@@ -82,3 +91,8 @@ class Outcome:
         if self.loss_difference is None or not self.loss_difference < LOSS_TOLERANCE:
             found.append(f"loss curve: {self.loss_difference}")
         return found
+
+    @property
+    def _is_replaced_in_time(self) -> bool:
+        limit, seconds = self.fault.limits.replaced_seconds, self.replaced_seconds
+        return limit is None or (seconds is not None and seconds <= limit)

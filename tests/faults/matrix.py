@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.faults import encoded_data
@@ -72,7 +73,7 @@ FAULTS = [
         "power-off",
         "a node without the rendezvous pod loses its power",
         machines.powered_off,
-        CRASH,
+        replace(CRASH, replaced_seconds=20),
         spread=True,
     ),
     Fault(
@@ -87,7 +88,12 @@ FAULTS = [
         machines.containerd_stopped,
         UNNOTICED,
     ),
-    Fault("all-unknown", "no kubelet sends heartbeats for 45 s", machines.all_unknown, UNNOTICED),
+    Fault(
+        "all-unknown",
+        "no kubelet sends heartbeats for two minutes",
+        machines.all_unknown,
+        UNNOTICED,
+    ),
     Fault(
         "api-server-restarted",
         "the API server is down for 10 s",

@@ -22,6 +22,7 @@ steps, so that a crash costs at most {crash}. Times are in seconds, and depend o
 MEANINGS = {
     "detected": "from the fault to the first report, and which: a generation or a lost agent at `/members`,"
     " a condition or an event of the job, a new pod; – if there is none",
+    "replaced": "from the fault to the first new training pod; – if there is none",
     "lost": "steps that were done again",
     "pause": "the longest time without a new step, that is one beyond all before",
     "samples": "whether each step used each of its samples exactly once",
@@ -35,6 +36,7 @@ COLUMNS = (
     "fault",
     "what is done",
     "detected",
+    "replaced",
     "lost",
     "pause",
     "samples",
@@ -61,9 +63,17 @@ def render(rows: Sequence[str], machine: str, job: str, date: str, notes: str) -
 
 
 def rows_of(page: str) -> dict[str, str]:
-    """Return the rows of an earlier page by the name of their fault."""
-    found = (re.match(r"\| `([a-z0-9-]+)` \|", line) for line in page.splitlines())
-    return {match[1]: match.string for match in found if match is not None}
+    """Return the rows of an earlier page by the name of their fault; a column that it lacks is empty."""
+    lines = page.splitlines()
+    columns = next((_cells(line) for line in lines if line.startswith(f"| {COLUMNS[0]} |")), [])
+    found = (re.match(r"\| `([a-z0-9-]+)` \|", line) for line in lines)
+    return {match[1]: _aligned(columns, match.string) for match in found if match is not None}
+
+
+def _aligned(columns: Sequence[str], line: str) -> str:
+    """Return the row in ``line``, which has these ``columns``, with those of COLUMNS."""
+    cells = dict(zip(columns, _cells(line), strict=False))
+    return _line([cells.get(name, "") for name in COLUMNS])
 
 
 def row(outcome: Outcome) -> str:
@@ -74,6 +84,7 @@ def row(outcome: Outcome) -> str:
             f"`{outcome.fault.name}`",
             outcome.fault.text,
             f"{sign.at:.1f}, {sign.text}" if sign else "–",
+            "–" if outcome.replaced_seconds is None else f"{outcome.replaced_seconds:.1f}",
             str(outcome.lost_steps),
             f"{outcome.pause_seconds:.1f}",
             {None: "?", 0: "once"}.get(
@@ -89,6 +100,11 @@ def row(outcome: Outcome) -> str:
 def _charged(outcome: Outcome) -> str:
     causes = ", ".join(f"{count} {cause}" for cause, count in sorted(outcome.causes.items()))
     return f"{outcome.charged} ({causes})" if causes else str(outcome.charged)
+
+
+def _cells(line: str) -> list[str]:
+    """Return the cells of a row; no cell contains a bar."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 def _line(cells: Sequence[str]) -> str:

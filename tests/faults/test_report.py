@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from tests.faults.fault import LOSS_TOLERANCE, Fault, Limits, Outcome
 from tests.faults.matrix import FAULTS
-from tests.faults.report import render, row, rows_of
+from tests.faults.report import COLUMNS, render, row, rows_of
 from tests.faults.target import Target
 from tests.faults.timeline import Sign
+from tests.paths import ROOT
 
 
 @contextmanager
@@ -61,14 +62,14 @@ def test_an_outcome_beyond_a_limit_says_which(values: dict[str, Any], fault: str
 
 
 def test_a_row_has_what_was_measured() -> None:
-    assert row(outcome(detected=Sign(1.25, "generation 3"))) == (
-        "| `cut` | a cable / is cut | 1.2, generation 3 | 20 | 30.0 | once | "
+    assert row(outcome(detected=Sign(1.25, "generation 3"), replaced_seconds=4.04)) == (
+        "| `cut` | a cable / is cut | 1.2, generation 3 | 4.0 | 20 | 30.0 | once | "
         "1 (1 NoProgress, 2 NodeLost) | 2e-06 | ok |"
     )
     assert row(
         outcome(lost_steps=21, charged=0, causes={}, wrong_samples=2, loss_difference=None)
     ) == (
-        "| `cut` | a cable / is cut | – | 21 | 30.0 | 2 steps wrong | 0 | ? | "
+        "| `cut` | a cable / is cut | – | – | 21 | 30.0 | 2 steps wrong | 0 | ? | "
         "**failed**: 21 steps lost, at most 20 expected; 0 restarts charged, 1 expected; "
         "samples wrong; loss curve: None |"
     )
@@ -83,6 +84,50 @@ def test_the_page_has_all_rows_and_they_are_read_back() -> None:
     assert "{" not in page
     assert rows_of(page) == {"cut": rows[0], "other-cut": rows[1]}
     assert rows_of(render([], "2 cores", "the job", "a day", "")) == {}
+
+
+def test_the_rows_of_a_page_without_a_column_have_an_empty_cell() -> None:
+    rows = [row(outcome()), row(Outcome(replace(FAULT, name="other-cut"), lost_steps=99))]
+    page = render(rows, "2 cores", "the job", "a day", "")
+    old = "\n".join(without_column(line, "replaced") for line in page.splitlines())
+    assert "replaced |" not in old
+    known = rows_of(old)
+    assert list(known) == ["cut", "other-cut"]
+    assert [line.count("|") for line in known.values()] == [len(COLUMNS) + 1] * 2
+    assert known["cut"] == rows[0].replace("| – | – |", "| – |  |")
+    again = render([*known.values(), rows[0]], "2 cores", "the job", "a day", "")
+    assert list(rows_of(again).values()) == [rows[0], known["other-cut"]], "the newest one"
+
+
+def without_column(line: str, name: str) -> str:
+    """Return a line of the table of faults, or of another table, without a column."""
+    cells = line.split("|")
+    if len(cells) == len(COLUMNS) + 2:
+        del cells[COLUMNS.index(name) + 1]
+    return "" if f"| {name} |" in line and len(cells) == 4 else "|".join(cells)
+
+
+def test_the_present_page_is_read() -> None:
+    rows = rows_of((ROOT / "docs" / "faults.md").read_text())
+    assert {fault.name for fault in FAULTS} >= set(rows)
+    assert {line.count("|") for line in rows.values()} == {len(COLUMNS) + 1}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "faults"),
+    [
+        (19.9, []),
+        (20.0, []),
+        (20.6, ["21 s until a new training pod, 20 s expected"]),
+        (None, ["no new training pod, 20 s expected"]),
+    ],
+)
+def test_a_replacement_has_a_limit_in_some_rows(seconds: float | None, faults: list[str]) -> None:
+    limited = replace(FAULT, limits=replace(FAULT.limits, replaced_seconds=20))
+    assert replace(outcome(replaced_seconds=seconds), fault=limited).faults == faults
+    assert outcome(replaced_seconds=seconds).faults == []
+    with_limit = {fault.name for fault in FAULTS if fault.limits.replaced_seconds is not None}
+    assert with_limit == {"power-off"}
 
 
 def test_the_faults_have_names_of_their_own() -> None:

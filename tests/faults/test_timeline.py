@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from tests.faults.timeline import Seen, Sign, first_sign, longest_pause, lost_steps
+from tests.faults.timeline import (
+    Seen,
+    Sign,
+    first_sign,
+    longest_pause,
+    lost_steps,
+    seconds_to_new_pod,
+)
 
 
 def seen(*pairs: tuple[float, int]) -> list[Seen]:
@@ -46,3 +53,20 @@ def test_the_first_sign_is_that_after_the_fault() -> None:
     assert first_sign(signs, 10) == Sign(2.5, "b")
     assert first_sign(signs, 31) is None
     assert first_sign([], 0) is None
+
+
+@pytest.mark.parametrize(
+    ("signs", "seconds"),
+    [
+        ([], None),
+        ([Sign(11, "agent lost"), Sign(12, "event Replaced")], None),
+        ([Sign(12, "new pod job-1-rendezvous")], None),
+        ([Sign(9, "new pod job-1-0")], None),  # before the fault
+        ([Sign(14, "new pod job-1-2"), Sign(12, "new pod job-1-0"), Sign(9, "new pod job-1-1")], 2),
+        ([Sign(11, "new pod job-1-rendezvous"), Sign(12.5, "new pod job-1-2")], 2.5),
+    ],
+)
+def test_seconds_from_10_s_on_to_the_first_new_training_pod(
+    signs: list[Sign], seconds: float | None
+) -> None:
+    assert seconds_to_new_pod(signs, 10) == seconds

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+NEW_POD = "new pod"
+"""What the text of a sign begins with that reports a pod, before its name."""
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -46,3 +49,10 @@ def first_sign(signs: Sequence[Sign], began: float) -> Sign | None:
     later = [sign for sign in signs if sign.at >= began]
     first = min(later, key=lambda sign: sign.at, default=None)
     return first and Sign(first.at - began, first.text)
+
+
+def seconds_to_new_pod(signs: Sequence[Sign], began: float) -> float | None:
+    """Return the seconds from ``began`` until the first new training pod was seen; None if there is none."""
+    new = [sign for sign in signs if sign.text.startswith(f"{NEW_POD} ")]
+    first = first_sign([sign for sign in new if not sign.text.endswith("-rendezvous")], began)
+    return first and first.at

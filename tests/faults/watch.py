@@ -11,7 +11,7 @@ from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
 from tests.api_server.client import Kubectl
 from tests.faults.target import Target, fetch_members
-from tests.faults.timeline import Seen, Sign
+from tests.faults.timeline import NEW_POD, Seen, Sign
 
 STEP_POLL_SECONDS, POLL_SECONDS = 0.05, 0.3
 
@@ -86,7 +86,7 @@ class Watch:
 
     def _poll_pods(self, pods: list[Manifest]) -> None:
         created = {f"{p['metadata']['name']} {p['metadata']['uid']}" for p in pods}
-        self._report_new("new pod", created)
+        self._report_new(NEW_POD, created)
         for pod in pods:
             if pod["metadata"]["name"].endswith("-rendezvous"):
                 self._address = pod.get("status", {}).get("podIP", "") or self._address

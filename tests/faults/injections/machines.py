@@ -14,7 +14,7 @@ from tests.end_to_end.stage import ready_nodes, wait_for
 from tests.faults.target import Target, machine_of
 
 NOT_READY_SECONDS = 60.0
-UNKNOWN_SECONDS = 45.0
+UNKNOWN_SECONDS = 120.0
 """More than the 20 to 25 s after which a node is not ready in this cluster, and the operator's 20 s."""
 
 
