@@ -155,11 +155,15 @@ class Reconciler:
         return earliest([plan.requeue_after, retry])
 
     async def _observe(self, key: Key, job: Job, state: JobState) -> Observed:
-        if finished(job.status):
-            pods = self.cache.pods(key)
-            return Observed.from_objects(pods, is_awaited=self._is_awaited(key))
         missing_apis = frozenset(api for api, is_served in self._served.items() if not is_served)
         kinds = SUPPORT_KINDS | _group_kinds(job, missing_apis)
+        applied = {
+            name: known.applied_hash
+            for name, known in self.cache.applied.of(job.uid, kinds).items()
+        }
+        if finished(job.status):
+            awaited = self._is_awaited(key)
+            return Observed.from_objects(self.cache.pods(key), applied=applied, is_awaited=awaited)
         foreign_pods = (name_conflict("Pod", pod, job.name) for pod in self.cache.foreign_pods(key))
         observed = Observed.from_objects(
             self.cache.pods(key),
@@ -169,10 +173,7 @@ class Reconciler:
             nodes=self.cache.nodes,
             distrust=self._distrust(),
             predecessors=self._phases_of_predecessors(job),
-            applied={
-                name: applied.applied_hash
-                for name, applied in self.cache.applied.of(job.uid, kinds).items()
-            },
+            applied=applied,
             create_failures=(*state.create_failures.values(), *foreign_pods),
             missing_apis=missing_apis,
         )

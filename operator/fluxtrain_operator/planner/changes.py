@@ -19,7 +19,13 @@ from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.rules import Decision, num_restarts
 from fluxtrain_operator.planner.situation import Situation
-from fluxtrain_operator.resources import Slot, key_secret, rendezvous_pod, training_pod
+from fluxtrain_operator.resources import (
+    DISRUPTION_BUDGET,
+    Slot,
+    key_secret,
+    rendezvous_pod,
+    training_pod,
+)
 
 MAX_PODS_PER_PLAN = 64
 """Training pods that one plan creates; more follow in further plans, so that other jobs are not delayed."""
@@ -32,7 +38,8 @@ def changes(situation: Situation, decision: Decision) -> tuple[list[Delete], lis
     if decision.action in ("hold", "wait"):
         return [], []
     if decision.action == "suspend":
-        return [*_stop(situation, situation.observed.pods, decision.cause)], []
+        pods = _stop(situation, situation.observed.pods, decision.cause)
+        return [*pods, *_budgets(situation)], []
     if decision.action in ("complete", "fail"):
         return [*clean_up(situation)], []
     deletions = [
@@ -149,8 +156,15 @@ def _stop(situation: Situation, pods: tuple[Pod, ...], reason: Reason) -> Iterat
         yield from _delete(situation, rendezvous, reason)
 
 
+def _budgets(situation: Situation) -> Iterator[Delete]:
+    """Yield the disruption budget, if there is one: without pods it would count as violated."""
+    for kind, name in situation.observed.applied:
+        if kind == DISRUPTION_BUDGET:
+            yield Delete(kind, name)
+
+
 def clean_up(situation: Situation) -> Iterator[Delete]:
-    """Yield the pods of a finished job that ``cleanPods`` does not keep."""
+    """Yield the pods of a finished job that ``cleanPods`` does not keep, and the disruption budget."""
     clean_pods = situation.job.spec.lifecycle.clean_pods
     pods = situation.observed.pods
     if clean_pods == "None":
@@ -158,6 +172,7 @@ def clean_up(situation: Situation) -> Iterator[Delete]:
     elif clean_pods == "Running":
         pods = tuple(pod for pod in pods if _still_runs(pod, situation.now))
     yield from _stop(situation, pods, Reason.JOB_ENDED)
+    yield from _budgets(situation)
 
 
 def clean_up_times(situation: Situation) -> Iterator[float]:

@@ -17,7 +17,6 @@ LIFT_AFTER_SECONDS = 120.0
 """How long a pod may be unschedulable before it may run on nodes that it excludes for their faults."""
 LIFTED_SECONDS = 3600.0
 """For how long the job excludes none after that."""
-_UNSCHEDULABLE = "Unschedulable"
 
 
 def distrusted_nodes(situation: Situation) -> tuple[str, ...]:
@@ -63,7 +62,7 @@ def exclusion_lifted(situation: Situation, deletions: Sequence[Delete]) -> str |
 def _waiting(situation: Situation) -> Iterator[Pod]:
     for pod in situation.current:
         is_pending = not (pod.node or pod.ended or pod.deleting)
-        if is_pending and pod.excludes_nodes and pod.waiting.startswith(_UNSCHEDULABLE):
+        if is_pending and pod.excludes_nodes and pod.unschedulable:
             yield pod
 
 

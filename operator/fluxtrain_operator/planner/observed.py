@@ -85,6 +85,11 @@ class Pod:
         """Return whether its main process runs."""
         return self.phase == "Running" and self.started is not None and not self.ended
 
+    @property
+    def unschedulable(self) -> bool:
+        """Return whether the scheduler has found no node for it."""
+        return self.waiting.startswith("Unschedulable")
+
     @staticmethod
     def from_object(manifest: Mapping[str, Any]) -> Pod:
         """Return the pod in ``manifest``; missing or malformed fields have their defaults."""

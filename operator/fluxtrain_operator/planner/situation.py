@@ -19,7 +19,7 @@ from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.planner.process_restarts import new_restarts, next_counted
 from fluxtrain_operator.planner.report import Report, newest_report
 from fluxtrain_operator.progress import Progress
-from fluxtrain_operator.resources import supporting
+from fluxtrain_operator.resources import DISRUPTION_BUDGET, supporting
 from fluxtrain_operator.resources.gang import Gang, gang_of
 from fluxtrain_operator.resources.queueing import Queueing, queueing_of
 from fluxtrain_operator.revision import Revision
@@ -187,7 +187,18 @@ class Situation:
     @cached_property
     def supporting_objects(self) -> tuple[Manifest, ...]:
         """Return all desired objects but the pods."""
-        return tuple(supporting(self.job, self.gang, self.revision))
+        manifests = supporting(self.job, self.gang, self.revision)
+        left_out = () if self._needs_budget else (DISRUPTION_BUDGET,)
+        return tuple(manifest for manifest in manifests if manifest["kind"] not in left_out)
+
+    @property
+    def _needs_budget(self) -> bool:
+        """Return whether a pod runs or is about to: without any, a budget counts as violated.
+
+        A pod that is not there yet is about to run, unless it will wait in a queue.
+        """
+        pods = [pod for pod in self.active if not pod.gated and not pod.unschedulable]
+        return bool(pods) or not (self.active or self.job.spec.scheduling.queue_name)
 
     @cached_property
     def new_process_restarts(self) -> tuple[ProcessRestart, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.resources.disruption import disruption_budget
+from fluxtrain_operator.resources.disruption import DISRUPTION_BUDGET, disruption_budget
 from fluxtrain_operator.resources.gang import Gang, gang_of
 from fluxtrain_operator.resources.network_policy import network_policy
 from fluxtrain_operator.resources.pods import pod_templates
@@ -19,6 +19,7 @@ from fluxtrain_operator.resources.slot import (
 from fluxtrain_operator.revision import Revision
 
 __all__ = [
+    "DISRUPTION_BUDGET",
     "Slot",
     "can_restart_in_place",
     "desired",

@@ -6,6 +6,8 @@ from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.metadata import supporting_object
 
+DISRUPTION_BUDGET = "PodDisruptionBudget"
+
 
 def disruption_budget(job: Job) -> Manifest | None:
     """Return the budget; None for a job of fixed size, where it would block every drain."""
@@ -15,4 +17,4 @@ def disruption_budget(job: Job) -> Manifest | None:
     selector = {"matchLabels": names.trainer_selector(job.name)}
     spec = {"minAvailable": nodes.min, "selector": selector}
     name = names.disruption_budget(job.name)
-    return supporting_object(job, "policy/v1", "PodDisruptionBudget", name, spec=spec)
+    return supporting_object(job, "policy/v1", DISRUPTION_BUDGET, name, spec=spec)

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 from tests.operator.controller.event_loop import synchronous
-from tests.operator.jobs import KEY, make_job, run_pods
+from tests.operator.jobs import KEY, NOW, make_job, run_pods
 from tests.operator.object_store import Harness, run
 
 from fluxtrain_operator import names
@@ -261,3 +261,19 @@ def test_after_a_rejection_the_pods_of_later_batches_are_not_tried() -> None:
     run(harness, 4)
     assert len(harness.cluster.own("Pod")) == 201
     assert harness.cluster.status["restarts"]["pod"] == 0
+
+
+def test_the_disruption_budget_that_an_older_operator_left_to_a_finished_job_is_deleted() -> None:
+    harness = Harness()
+    budget = ("PodDisruptionBudget", "job-nodes")
+
+    def finish() -> None:
+        ended = {"type": "Complete", "status": "True", "reason": "Succeeded", "message": ""}
+        ended["lastTransitionTime"] = NOW
+        harness.set_job(make_job(**{**harness.cluster.status, "conditions": [ended]}))
+
+    run(harness, 1, finish)
+    assert budget in harness.cluster.objects
+    run(harness, 2)
+    assert budget not in harness.cluster.objects
+    assert harness.cluster.own("ConfigMap") == [REVISION], "nothing else is deleted"

@@ -14,7 +14,7 @@ from fluxtrain_operator.names import ANNOTATION_APPLIED
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan, load, plan
 from fluxtrain_operator.progress import Progress
-from fluxtrain_operator.resources import supporting
+from fluxtrain_operator.resources import DISRUPTION_BUDGET, supporting
 from fluxtrain_operator.resources.gang import gang_of
 from fluxtrain_operator.timestamps import stamp
 
@@ -124,7 +124,8 @@ def created(result: Plan) -> list[str]:
 
 
 def deleted(result: Plan) -> list[str]:
-    return [delete.name for delete in result.delete]
+    """Return the names of the deleted objects, that of a disruption budget left out."""
+    return [delete.name for delete in result.delete if delete.kind != DISRUPTION_BUDGET]
 
 
 def num_gang_restarts(status: Status) -> int:

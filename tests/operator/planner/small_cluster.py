@@ -33,6 +33,7 @@ from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Delete, Plan, load, plan, revision_to_read
 from fluxtrain_operator.planner.status import finished
 from fluxtrain_operator.progress import Progress, RankProgress
+from fluxtrain_operator.resources import DISRUPTION_BUDGET
 from fluxtrain_operator.revision import Revision
 from fluxtrain_operator.timestamps import seconds, stamp
 
@@ -560,6 +561,9 @@ class SmallCluster:
         """Check the invariants of a stable cluster."""
         job = make_job(self.suspend, self.size, self.image, self.operator)
         status, spec_hash = self.status, job.spec_hash
+        has_budget = any(kind == DISRUPTION_BUDGET for kind, _ in self.applied)
+        needs_budget = self.size.low < self.size.high and status.phase == "Running"
+        assert has_budget == needs_budget, "a disruption budget exactly while there are pods"
         reachable = [pod for pod in self.pods.values() if self._reaches(pod)]
         if finished(status):
             assert not reachable, "cleanPods is All, and pods are left"

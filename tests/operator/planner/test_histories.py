@@ -38,6 +38,7 @@ from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.plan import Delete, Plan, plan
 from fluxtrain_operator.planner.status import finished
+from fluxtrain_operator.resources import DISRUPTION_BUDGET
 
 pytestmark = pytest.mark.slow
 
@@ -420,6 +421,12 @@ def deletes_pods_that_restart_in_place(job: Job, observed: Observed, now: float)
     return replace(result, delete=(*result.delete, *pods))
 
 
+def keeps_disruption_budgets(job: Job, observed: Observed, now: float) -> Plan:
+    result = plan(job, observed, now)
+    kept = tuple(act for act in result.delete if act.kind != DISRUPTION_BUDGET)
+    return replace(result, delete=kept)
+
+
 def excludes_every_node(job: Job, observed: Observed, now: float) -> Plan:
     result = plan(job, observed, now)
     create = copy.deepcopy(result.create)
@@ -459,6 +466,7 @@ def believes_clocks_that_are_ahead(job: Job, observed: Observed, now: float) -> 
         (makes_pods_of_the_newest_defaults, "a pod without its revision"),
         (deletes_pods_that_restart_in_place, "a restart in place deletes a training pod"),
         (deletes_every_other_revision, "the revision of a pod is deleted"),
+        (keeps_disruption_budgets, "exactly while there are pods"),
         (excludes_every_node, "more nodes are excluded for faults"),
         (believes_clocks_that_are_ahead, "with everything in place a job runs"),
     ],
