@@ -219,6 +219,111 @@ def test_an_exceeded_quota_is_reported_and_waited_for(tenants: Tenants) -> None:
     clear(tenants)
 
 
+PROBE = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "probe"},
+    "spec": {"containers": [{"name": "a", "image": "a:1"}]},
+}
+LEVEL = "pod-security.kubernetes.io/enforce"
+CONTEXT = {"privileged": True, "allowPrivilegeEscalation": True}
+PRIVILEGED = [{"name": "trainer", "securityContext": CONTEXT}]
+HOOKS = "validatingwebhookconfigurations.admissionregistration.k8s.io"
+
+
+def wait_until_probed(tenants: Tenants, text: str) -> None:
+    """Wait until the API server refuses an ordinary pod with ``text``, or accepts it if that is empty."""
+
+    def answer() -> str:
+        return tenants.kubectl.server.create(f"/api/v1/namespaces/{NAMESPACE}/pods", PROBE).message
+
+    wait_for(lambda: bool(answer()) == bool(text) and text in answer(), answer, seconds=30)
+
+
+def check_waiting(tenants: Tenants, job: str, reason: str) -> None:
+    """Check that a refused job waits through its retries, and that one event reports it."""
+    time.sleep(8)
+    assert f"{job}-0" not in tenants.pods(job)
+    assert tenants.warnings(job).count(reason) == 1
+    status = tenants.status(job)
+    assert (status["phase"], "startTime" in status) == ("Pending", False)
+    assert (
+        condition(status, "Admitted")["status"] == condition(status, "Ready")["status"] == "False"
+    )
+
+
+def check_started(tenants: Tenants, job: str, num_pods: int) -> None:
+    """Check that a job that was refused starts, and that nothing is counted as a restart."""
+    tenants.wait_for_pods(job, num_pods)
+    tenants.wait(job, "Ready", "PodsPending")
+    restarts = tenants.status(job)["restarts"]
+    assert (restarts["pod"], restarts.get("charged") or 0) == (0, 0)
+    tenants.kubectl("delete", "ft", job, IN)
+    clear(tenants)
+
+
+def test_pods_that_violate_pod_security_are_reported_until_the_template_is_changed(
+    tenants: Tenants,
+) -> None:
+    tenants.kubectl("label", "namespace", NAMESPACE, f"{LEVEL}=restricted")
+    try:
+        wait_until_probed(tenants, "violates PodSecurity")
+        tenants.apply("root", podTemplate={"spec": {"containers": PRIVILEGED}})
+        message = tenants.wait("root", "Ready", "PodSecurity")
+        assert "privileged" in message
+        check_waiting(tenants, "root", "PodSecurity")
+        tenants.apply("plain")
+        check_started(tenants, "plain", 2)  # our own pods are restricted
+        tenants.apply("root", podTemplate={})
+        check_started(tenants, "root", 2)
+    finally:
+        tenants.kubectl("label", "namespace", NAMESPACE, f"{LEVEL}-")
+        wait_until_probed(tenants, "")
+
+
+def test_a_webhook_without_endpoints_is_reported_until_it_is_removed(tenants: Tenants) -> None:
+    tenants.create("Service", "absent", spec={"ports": [{"port": 443}]})
+    tenants.kubectl("create", "--filename=-", stdin=json.dumps(WEBHOOK))
+    try:
+        wait_until_probed(tenants, "failed calling webhook")
+        tenants.apply("hooked", nodes={"min": 2, "max": 3})
+        message = tenants.wait("hooked", "Admitted", "PodsRefused")
+        assert "failed calling webhook" in message
+        assert "pods.example.com" in message
+        check_waiting(tenants, "hooked", "PodsRefused")
+    finally:
+        tenants.kubectl("delete", HOOKS, "pods.example.com")
+        tenants.kubectl("delete", "service", "absent", IN)
+    wait_until_probed(tenants, "")
+    check_started(tenants, "hooked", 4)
+
+
+WEBHOOK = {
+    "apiVersion": "admissionregistration.k8s.io/v1",
+    "kind": "ValidatingWebhookConfiguration",
+    "metadata": {"name": "pods.example.com"},
+    "webhooks": [
+        {
+            "name": "pods.example.com",
+            "clientConfig": {"service": {"namespace": NAMESPACE, "name": "absent"}},
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}},
+            "rules": [
+                {
+                    "apiGroups": [""],
+                    "apiVersions": ["v1"],
+                    "resources": ["pods"],
+                    "operations": ["CREATE"],
+                }
+            ],
+            "failurePolicy": "Fail",
+            "timeoutSeconds": 1,
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+        }
+    ],
+}
+
+
 def test_an_object_that_replaced_ours_is_not_changed(tenants: Tenants) -> None:
     tenants.apply("swap")
     tenants.wait_for_pods("swap", 2)
