@@ -12,7 +12,7 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -21,8 +21,10 @@ from typing import Any
 
 from benchmarks import crowd
 from benchmarks.fake_api_server import FakeApiServer, serving
+from benchmarks.operator_part import Part
 from benchmarks.operator_turn import cpu_seconds, peak_bytes
 from benchmarks.table import print_table
+from cluster.free_ports import free_port
 
 PARTS = 8
 SETTLE_SECONDS, IDLE_SECONDS = 60, 60
@@ -56,14 +58,19 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[list[str]]:
     server, rows = Busy(), list[list[str]]()
 
     def note(what: str, value: float) -> None:
-        rows.append([what, f"{value:.1f}"])
-        print(f"{what}: {value:.1f}", file=sys.stderr, flush=True)
+        rows.append([what, f"{value:.3g}" if value < 10 else f"{value:.1f}"])
+        print(f"{rows[-1][0]}: {rows[-1][1]}", file=sys.stderr, flush=True)
 
-    num_all = options.jobs * (options.pods + 1)
+    def note_all(values: Mapping[str, float]) -> None:
+        for what, value in values.items():
+            note(what, value)
+
+    num_all, port = options.jobs * (options.pods + 1), free_port()
     for index in range(options.nodes):
         server.put("nodes", crowd.node(f"node-{index}"))
     async with serving(server, folder) as kubeconfig:
-        process = await _start(kubeconfig)
+        process = await _start(kubeconfig, port)
+        part = Part(port, "creation")
         await _until(lambda: bool(server.of("leases").objects))
         began = monotonic()
         for index in range(options.jobs):
@@ -79,9 +86,11 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[list[str]]:
             "CPU of the operator until all run, ms per pod",
             1000 * cpu_seconds(process.pid) / num_all,
         )
+        note_all(part.reconciles())
         await asyncio.sleep(SETTLE_SECONDS)
-        before = cpu_seconds(process.pid)
+        before, part = cpu_seconds(process.pid), Part(port, "idle")
         await asyncio.sleep(IDLE_SECONDS)
+        note_all({**part.requests(options.jobs), **part.reconciles()})
         note("CPU of an idle minute, s", cpu_seconds(process.pid) - before)
         note("peak resident memory, MiB", peak_bytes(process.pid) / 2**20)
         process.kill()
@@ -92,7 +101,8 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[list[str]]:
         server.of("leases").objects.clear()
         server.requests.clear()
         starting = monotonic()
-        process = await _start(kubeconfig)
+        process = await _start(kubeconfig, port)
+        part = Part(port, "restart")
         await _until(lambda: lost in pods)
         replaced, cpu = monotonic(), cpu_seconds(process.pid)
         note("restart: from its start to the Lease, s", _writes_of_lease(server)[0] - starting)
@@ -103,6 +113,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[list[str]]:
         await asyncio.sleep(SETTLE_SECONDS)
         note("restart: CPU of the next minute, s", cpu_seconds(process.pid) - cpu)
         note("restart: longest interval of two renewals, s", _longest_interval(server))
+        note_all(part.reconciles())
         note("restart: peak resident memory, MiB", peak_bytes(process.pid) / 2**20)
         note("restart: pods created", len(server.made) - num_made)
         watches = len(server.watching)
@@ -154,8 +165,9 @@ def _release_lease(server: FakeApiServer) -> None:
     server.put("leases", {**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
 
 
-async def _start(kubeconfig: Path) -> asyncio.subprocess.Process:
-    argv = ["-m", "fluxtrain_operator", f"--image={crowd.IMAGE}", "--address=127.0.0.1", "--port=0"]
+async def _start(kubeconfig: Path, port: int = 0) -> asyncio.subprocess.Process:
+    argv = ["-m", "fluxtrain_operator", f"--image={crowd.IMAGE}", "--address=127.0.0.1"]
+    argv.append(f"--port={port}")
     env = {**os.environ, "KUBECONFIG": str(kubeconfig)}
     return await asyncio.create_subprocess_exec(sys.executable, *argv, env=env)
 

@@ -78,12 +78,7 @@ class Contender:
 
     def samples(self) -> dict[tuple[str, str], float]:
         """Return its metrics by name and ``le``, summed over all other labels."""
-        totals: dict[tuple[str, str], float] = {}
-        for family in _scrape(self.port):
-            for sample in family.samples:
-                key = sample.name, sample.labels.get("le", "")
-                totals[key] = totals.get(key, 0.0) + sample.value
-        return totals
+        return samples(self.port)
 
     def _start(self, argv: list[str | Path], env: dict[str, str], ready: str) -> None:
         processes.start(self.process, argv, env={"KUBECONFIG": str(KUBECONFIG), **env})
@@ -216,6 +211,16 @@ class TrainingOperator(Contender):
             for name, value in secret["data"].items():
                 (new / name).write_bytes(base64.b64decode(value))
             new.rename(served)  # atomically, as a kubelet does
+
+
+def samples(port: int) -> dict[tuple[str, str], float]:
+    """Return the metrics of the operator at ``port`` by name and ``le``, summed over all other labels."""
+    totals: dict[tuple[str, str], float] = {}
+    for family in _scrape(port):
+        for sample in family.samples:
+            key = sample.name, sample.labels.get("le", "")
+            totals[key] = totals.get(key, 0.0) + sample.value
+    return totals
 
 
 def _scrape(port: int) -> list[Metric]:

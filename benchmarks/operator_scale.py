@@ -11,6 +11,7 @@ from itertools import pairwise
 from time import monotonic, sleep
 
 from benchmarks.operator_contender import Fluxtrain
+from benchmarks.operator_part import Part
 from benchmarks.operator_turn import (
     Pods,
     cores,
@@ -40,6 +41,7 @@ def scale(contender: Fluxtrain, options: argparse.Namespace) -> Measured:
     jobs = [contender.job(f"job-{index}", options.pods) for index in range(options.scale_jobs)]
     expected = options.scale_jobs * options.pods
     with in_namespace(contender.namespace), running(contender) as pid:
+        starting = Part(contender.port, "creation")
         with watched(contender) as pods:
             began = monotonic()
             create(jobs, contender.namespace)
@@ -47,10 +49,11 @@ def scale(contender: Fluxtrain, options: argparse.Namespace) -> Measured:
         creation = {
             **_rates(contender, pods, began),
             "CPU of the operator until all run, s": cpu_seconds(pid),
+            **starting.reconciles(),
         }
         log(f"all pods run: {creation}")
         sleep(SETTLE_SECONDS)
-        idle = _idle(pid)
+        idle = _idle(pid, contender.port, options.scale_jobs)
         log(f"idle: {idle}")
         os.kill(pid, signal.SIGKILL)
         wait_until(
@@ -89,12 +92,15 @@ def _created(contender: Fluxtrain) -> list[float]:
     ]
 
 
-def _idle(pid: int) -> Measured:
+def _idle(pid: int, port: int, num_jobs: int) -> Measured:
+    part = Part(port, "idle")
     before, ticks, began = cpu_seconds(pid), cores(), monotonic()
     sleep(IDLE_SECONDS)
     used = {name: value - ticks[name] for name, value in cores().items()}
     return {
         "CPU of an idle minute, s": (cpu_seconds(pid) - before) * 60 / (monotonic() - began),
+        **part.requests(num_jobs),
+        **part.reconciles(),
         "cores busy with anything meanwhile, %": 100
         * (1 - used["cores", "idle"] / used["cores", "all"]),
         "peak resident memory, MiB": peak_bytes(pid) / 2**20,
@@ -108,7 +114,7 @@ def _restarted(contender: Fluxtrain, lost: str) -> Measured:
     kubectl("delete", "pod", lost, where, "--now")
     began = monotonic()
     contender.start()
-    led = monotonic()
+    part, led = Part(contender.port, "restart"), monotonic()
     wait_until(
         lambda: _uid(contender, lost) not in ("", before),
         f"{lost} is replaced",
@@ -126,6 +132,7 @@ def _restarted(contender: Fluxtrain, lost: str) -> Measured:
         "restart: from the Lease to the lost pod's successor, s": replaced - led,
         "restart: CPU until then, s": cpu,
         "restart: CPU of the first minute after, s": cpu_seconds(pid) - cpu,
+        **part.reconciles(),
         "restart: peak resident memory, MiB": peak_bytes(pid) / 2**20,
     }
 
