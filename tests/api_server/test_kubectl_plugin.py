@@ -3,67 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import binaries
-from cluster.kubectl import NO_PROXY, Manifest
+from cluster.kubectl import Manifest
 from tests.api_server.client import Kubectl
+from tests.api_server.plugin import Plugin
 from tests.end_to_end.stage import Operator, wait_for
 
 from fluxtrain_operator.timestamps import stamp
 
 NAMESPACE = "people"
 VIEWER = "--as=vera"
-PLUGIN = f'#!/bin/sh\nexec {sys.executable} -m fluxtrain_operator.kubectl.main "$@"\n'
-
-
-class Plugin:
-    """Calls ``kubectl fluxtrain`` with the kubeconfig of an API server."""
-
-    def __init__(self, kubectl: Kubectl, folder: Path) -> None:
-        self.kubectl, self._folder = kubectl, folder
-        (folder / "kubectl").symlink_to(binaries.path("kubectl"))
-        (folder / "kubectl-fluxtrain").write_text(PLUGIN)
-        (folder / "kubectl-fluxtrain").chmod(0o755)
-
-    def __call__(
-        self, *arguments: str, kubeconfig: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        env = {
-            **os.environ,
-            "PATH": f"{self._folder}{os.pathsep}{os.environ['PATH']}",
-            "KUBECONFIG": str(kubeconfig or self.kubectl.kubeconfig),
-            "NO_PROXY": NO_PROXY + ",127.0.0.1",
-        }
-        command = ["kubectl", "fluxtrain", *arguments]
-        return subprocess.run(
-            [str(self._folder / command[0]), *command[1:]],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    def said(self, *arguments: str) -> str:
-        """Return the output of a command that succeeds."""
-        done = self(*arguments, f"--namespace={NAMESPACE}")
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def error(self, *arguments: str, exit_code: int = 1, **options: Any) -> str:
-        """Return the message of a command that fails with ``exit_code``, without a traceback."""
-        done = self(*arguments, **options)
-        assert done.returncode == exit_code, done.stderr
-        assert done.stdout == ""
-        assert "Traceback" not in done.stderr
-        return done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +30,7 @@ def plugin(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Plugin
     kubectl("create", "rolebinding", "vera-jobs", within, "--role=jobs", "--user=vera")
     kubectl("create", "rolebinding", "paul-jobs", within, "--role=jobs", "--user=paul")
     kubectl("create", "rolebinding", "vera-pods", within, "--role=pods", "--user=vera")
-    return Plugin(kubectl, tmp_path_factory.mktemp("plugin"))
+    return Plugin(kubectl, tmp_path_factory.mktemp("plugin"), NAMESPACE)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 from cluster.errors import ClusterError
 from cluster.layout import BIN
 from tests.api_server.client import Kubectl
+from tests.api_server.plugin import Plugin
 from tests.end_to_end import stage
 from tests.end_to_end.jobs import Jobs
 from tests.end_to_end.stage import RUN, is_complete, job, losses, wait_for
+from tests.faults.injections.processes import RANK, pids
 
 from fluxtrain.mlperf.facts import SYSTEM_KEY
 from fluxtrain.mlperf.finished_jobs import collect
@@ -67,6 +70,8 @@ def test_a_job_completes_although_each_of_its_pods_is_deleted(
     for victim in ("story-0", "story-1", "story-rendezvous"):
         kubectl("delete", "pod", victim, "--now", jobs.here)
         jobs.wait_for_steps("story", 10, f"{victim} deleted")
+    plugin = Plugin(kubectl, tmp_path, NAMESPACE)
+    check_commands(plugin, jobs)
     jobs.operator.stop(signal.SIGKILL)
     jobs.operator.start()
 
@@ -79,6 +84,8 @@ def test_a_job_completes_although_each_of_its_pods_is_deleted(
     alone = losses(stage.laptop(tmp_path, STORY))
     assert ours == pytest.approx(alone, rel=1e-4)
 
+    whole = (jobs.output / "mlperf.log").read_text()
+    assert plugin.said("logs", "story", "--mlperf") == whole, "although pod 0 was replaced"
     monkeypatch.setenv("KUBECONFIG", str(kubectl.kubeconfig))
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
     (folder,) = collect("submission=story", NAMESPACE, tmp_path)
@@ -86,6 +93,25 @@ def test_a_job_completes_although_each_of_its_pods_is_deleted(
     assert run.samples == STEPS * 16, "the log of the last rank 0 is complete"
     assert run.values["init_start"] is None
     assert run.values[SYSTEM_KEY]["number_of_nodes"] == "2"
+
+
+def check_commands(plugin: Plugin, jobs: Jobs) -> None:
+    """Check what the plugin of kubectl says of a job that trains, and of one with a frozen rank."""
+    assert "trains on 2 nodes at step " in plugin.said("why", "story")
+    times = plugin.said("timeline", "story")
+    assert all(reason in times for reason in ("Started", "FirstStep", "story-0", "story-1"))
+    (pid,) = pids(jobs.pods("story")["story-1"], RANK)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        report = plugin.said("stacks", "story")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    sections = re.findall(r"^== rank (\d), pod (story-\d)(.*)$", report, re.MULTILINE)
+    assert sorted(rank for rank, _, _ in sections) == ["0", "1"]
+    notes = {pod: note for _, pod, note in sections}
+    assert notes["story-0"] == "", "it prints its stacks"
+    assert re.fullmatch(r": process \d+ is stopped by a signal", notes["story-1"])
+    assert "Current thread" in report
 
 
 def test_a_job_with_missing_data_fails_with_exit_code_and_message(
