@@ -43,6 +43,8 @@ class Heard:
     """The attempt of its agents; None without an answer."""
     restarts: tuple[ProcessRestart, ...] = ()
     """The newest restarts in that attempt, by generation."""
+    closed: bool | None = None
+    """Whether an agent has ended that attempt without success; None from a service that does not tell it."""
 
     @staticmethod
     def from_json(answer: object) -> Heard | None:
@@ -52,7 +54,14 @@ class Heard:
         alive, lost = answer.get("alive"), answer.get("lostSeconds")
         living = _pods(alive if isinstance(alive, list) else [])
         silent = _pods(lost if isinstance(lost, Mapping) else []) - living
-        return Heard(living, silent, attempt, _restarts(answer.get("restarts")))
+        closed = answer.get("closed")
+        return Heard(
+            living,
+            silent,
+            attempt,
+            _restarts(answer.get("restarts")),
+            closed if isinstance(closed, bool) else None,
+        )
 
 
 NOT_HEARD = Heard()

@@ -18,6 +18,9 @@ from fluxtrain_operator.members import Heard, ProcessRestart
         ({"attempt": True}, None),
         ({"attempt": 2}, Heard(attempt=2)),
         ({"attempt": 2, "alive": "a", "lostSeconds": ["b"]}, Heard(attempt=2)),
+        ({"attempt": 2, "closed": True}, Heard(attempt=2, closed=True)),
+        ({"attempt": 2, "closed": False}, Heard(attempt=2, closed=False)),
+        ({"attempt": 2, "closed": 1}, Heard(attempt=2)),
         ({"attempt": 2, "alive": ["a.1", 7, None]}, Heard(frozenset({"a"}), attempt=2)),
         (
             {"attempt": 2, "alive": ["a.1"], "lostSeconds": {"a.0": 9, "b.1": 7.5}},

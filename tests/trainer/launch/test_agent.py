@@ -21,7 +21,7 @@ from tests.trainer.outputs import ledger, losses, mlperf_events, mlperf_values
 
 from fluxtrain.contract.launch import ENV_CONFIG, STACKS_SIGNAL, RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, EXIT_STORAGE, EXIT_USAGE
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, EXIT_STORAGE, EXIT_USAGE
 from fluxtrain.rendezvous.client import Client
 from fluxtrain.rendezvous.messages import Heartbeat
 
@@ -74,7 +74,9 @@ class Agents:
             *(f"--nodes={nodes}", key, *options),
         )
 
-    def agent(self, nodes: str = "1:2", processes: int = 1, **more: str) -> Forked:
+    def agent(
+        self, nodes: str = "1:2", processes: int = 1, restarts: str = "100", **more: str
+    ) -> Forked:
         paths = RunPaths(self.output, self.folder, self.folder)
         log = self.folder / f"termination_{len(self.processes)}.json"
         log.touch()  # as kubelet does
@@ -88,7 +90,7 @@ class Agents:
             FLUXTRAIN_RENDEZVOUS_KEY=str(self.folder / "key"),
             PET_RDZV_ENDPOINT=f"127.0.0.1:{self.port}",
             PET_RDZV_ID=self.job,
-            PET_MAX_RESTARTS="100",
+            PET_MAX_RESTARTS=restarts,
             PET_MONITOR_INTERVAL="0.2",
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
             **more,
@@ -202,11 +204,16 @@ def test_each_killed_trainer_is_one_restart_whichever_agent_tells_it(agents: Age
 
 def told_causes(port: int) -> list[str]:
     """Return the causes of the restarts at /members, in the order of their generations."""
+    return [restart["cause"] for restart in members(port).get("restarts", ())]
+
+
+def members(port: int) -> dict[str, Any]:
+    """Return the answer at /members, empty without one."""
     try:
         with build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/members") as response:
-            return [restart["cause"] for restart in json.loads(response.read())["restarts"]]
+            return dict(json.loads(response.read()))
     except OSError:
-        return []
+        return {}
 
 
 def test_training_continues_when_one_of_three_agents_is_replaced(
@@ -316,6 +323,48 @@ def test_the_stacks_of_a_stalled_trainer_are_in_the_log_before_it_is_stopped(
     (line,) = [line for line in agents.log_of(1).splitlines() if ": no progress for " in line]
     assert "in phase step" in line
     assert "; waits for gloo:" in line
+
+
+def test_the_peer_of_an_agent_that_fails_continues_from_memory_with_its_successor(
+    agents: Agents,
+) -> None:
+    """Without a checkpoint. The agent whose restarts are used up leaves, and closes nothing."""
+    agents.configure({"checkpoint": {"every_steps": 0, "memory_every_steps": 5}})
+    port = free_port()
+    agents.service("2:2", f"--members-port={port}")
+
+    def start(name: str, restarts: str) -> Forked:
+        (agents.folder / name).mkdir()
+        volume = str(agents.folder / name)
+        return agents.agent(nodes="2:2", restarts=restarts, FLUXTRAIN_SNAPSHOTS=volume)
+
+    first, second = start("memory_1", "100"), start("memory_2", "0")
+    agents.wait_for_step(30)
+    os.kill(children(second.pid)[0], signal.SIGKILL)
+    failed_at = agents.step()
+    assert second.wait(timeout=60) == EXIT_ERROR, agents.logs()
+    agents.wait_for(lambda: len(members(port)["alive"]) == 1)
+    assert not members(port)["closed"]
+    third = start("memory_3", "100")
+    assert [agent.wait(timeout=240) for agent in (first, third)] == [EXIT_OK] * 2, agents.logs()
+    (resumed,) = mlperf_events_of(agents, "run_resumed")
+    assert failed_at - 10 <= resumed["metadata"]["samples_count"] // 16
+    assert list(losses(agents.output)) == list(range(1, STEPS + 1))
+    assert told_causes(port) == [], "the operator charges the end of the pod"
+    restarts = [message["processRestarts"] for message in agents.termination_messages()]
+    assert restarts == [0, 0, 0]
+
+
+def test_the_others_go_on_without_an_agent_that_fails(agents: Agents) -> None:
+    agents.configure({"schedule": {"steps": 80}})
+    agents.service("1:2")
+    first, second = agents.agent(), agents.agent(restarts="0")
+    agents.wait_for_step(20)
+    os.kill(children(second.pid)[0], signal.SIGKILL)
+    assert second.wait(timeout=60) == EXIT_ERROR, agents.logs()
+    assert first.wait(timeout=240) == EXIT_OK, agents.logs()
+    assert ranks_of(agents) == [1]
+    assert list(losses(agents.output)) == list(range(1, 81))
 
 
 def test_hung_trainers_are_killed_and_continue_from_memory(agents: Agents) -> None:

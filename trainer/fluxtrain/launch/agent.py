@@ -46,7 +46,7 @@ from fluxtrain.signals import handled
 
 _ENDPOINT, _RUN_ID = "PET_RDZV_ENDPOINT", "PET_RDZV_ID"
 _RETRY_SECONDS = 1.0
-"""Between two attempts: a rendezvous that a failed agent closed stays closed until the operator acts."""
+"""Between two attempts: a rendezvous that another agent closed stays closed until the operator acts."""
 
 
 def main(termination_log: Path) -> int:

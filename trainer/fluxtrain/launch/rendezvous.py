@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousHandler,
@@ -189,15 +188,13 @@ class MembershipRendezvous(RendezvousHandler):
         self._client.update(closing=True)
 
     def shutdown(self) -> bool:
-        """End the attempt for all agents if the trainers succeeded or failed.
+        """End the attempt for all agents if the trainers succeeded.
 
-        If the agent ends for another reason, such as a lost store, it joins again.
+        After an error this agent leaves or joins again: the others form a generation without it, or with the
+        agent of the pod that replaces this one.
         """
-        error = sys.exc_info()[1]
-        if error is None:
+        if sys.exc_info()[1] is None:
             self._client.update(closing=True, succeeded=True)
-        elif isinstance(error, ChildFailedError):
-            self._client.update(closing=True)
         return True
 
 

@@ -85,7 +85,7 @@ class Sessions:
         return reply.model_copy(update={"boot": self.boot})
 
     def members(self) -> dict[str, Any]:
-        """Return the attempt, the generation, who is alive, who is lost, and the restarts.
+        """Return the attempt, whether it is closed, the generation, who is alive, who is lost, the restarts.
 
         A new service lists restarts once all agents have told theirs: the operator counts them in order.
         """
@@ -101,6 +101,7 @@ class Sessions:
                     name: round(now - seen, 1) for name, seen in membership.lost.items()
                 },
                 "restarts": _restarts(membership) if now >= membership.forms_after else [],
+                "closed": membership.closed and not membership.succeeded,
             }
 
     def progress(self) -> dict[str, Any]:
