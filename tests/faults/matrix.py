@@ -16,11 +16,13 @@ from tests.faults.injections import (
     processes,
     storage,
 )
-from tests.faults.target import NUM_NODES
+from tests.faults.target import NUM_NODES, RUN
 
 CRASH = Limits(lost_steps=CRASH_STEPS, pause_seconds=90)
 PROCESS_CRASH = Limits(lost_steps=CRASH_STEPS, pause_seconds=90, charged=1)
 """torchrun starts the processes again; that they failed is counted as the program's error."""
+POD_CRASH = Limits(lost_steps=CRASH_STEPS, pause_seconds=90, charged=1)
+"""The pod is replaced; that its program failed is counted."""
 STOPPED = Limits(pause_seconds=90)
 """Ranks that are asked to stop save a checkpoint first."""
 HANG = Limits(lost_steps=CRASH_STEPS, pause_seconds=150, charged=1)
@@ -28,6 +30,11 @@ HANG = Limits(lost_steps=CRASH_STEPS, pause_seconds=150, charged=1)
 UNNOTICED = Limits()
 SAME: dict[str, Any] = {}
 """As the shared job: for faults that the container would remember."""
+SNAPSHOT_STEPS = 5
+FIXED_SIZE: dict[str, Any] = {
+    "nodes": {"min": NUM_NODES, "max": NUM_NODES},
+    "run": {**RUN, "checkpoint": {"every_steps": 0, "memory_every_steps": SNAPSHOT_STEPS}},
+}
 ONE_NODE: dict[str, Any] = {"nodes": {"min": 1, "max": 1}}
 GPUS: dict[str, Any] = {
     "nodes": {"min": 1, "max": NUM_NODES},
@@ -170,8 +177,15 @@ FAULTS = [
         "container-out-of-memory",
         "the kernel kills process 1 of a container that is out of memory",
         processes.container_out_of_memory,
-        Limits(CRASH_STEPS, pause_seconds=90, charged=1),
+        POD_CRASH,
         own_job=SAME,
+    ),
+    Fault(
+        "container-out-of-memory-fixed-size",
+        "the same in a job of three nodes at least, without checkpoints; its peers keep their pods",
+        processes.container_out_of_memory,
+        Limits(lost_steps=2 * SNAPSHOT_STEPS, pause_seconds=90, charged=1),
+        own_job=FIXED_SIZE,
     ),
     Fault(
         "gpus-unhealthy",

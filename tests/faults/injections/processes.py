@@ -101,9 +101,12 @@ def container_out_of_memory(target: Target) -> Iterator[None]:
 def _kill_for_memory(pid: int) -> None:
     """Fill the memory of a container, limited to little more than it uses, until the kernel kills ``pid``.
 
-    That process is made the preferred victim.
+    That process is made the preferred victim, and no other.
     """
     group = _memory_cgroup(pid)
+    for other in (group / "cgroup.procs").read_text().split():
+        with suppress(OSError):  # it has ended
+            Path(f"/proc/{other}/oom_score_adj").write_text("0")
     limit, used = group / "memory.limit_in_bytes", group / "memory.usage_in_bytes"
     Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
     limit.write_text(str(int(used.read_text()) + HEADROOM_BYTES))
