@@ -53,6 +53,8 @@ def decision_fields(
 def _action(plan: Plan) -> str:
     if plan.decision is not None and plan.decision.in_place_restart is not None:
         return "restart in place"
+    if plan.decision is not None and plan.decision.pod_replacement is not None:
+        return "replace"
     if plan.decision is not None:
         return plan.decision.action
     return "clean up" if plan.delete else "report"

@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from fluxtrain.contract.resource.status import MAX_NODE_FAULTS, NodeFault
+from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.disruption import NODE_FAULTS, Delete, Reason
 from fluxtrain_operator.planner.failures import failure_of
 from fluxtrain_operator.planner.observed import NodeView, Pod
-from fluxtrain_operator.planner.rules import Decision
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.planner.watchdog import first_to_stop
 from fluxtrain_operator.timestamps import seconds, stamp

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fluxtrain.contract.resource.status import MAX_RETRIES, Retry
+from fluxtrain.contract.resource.status import MAX_RETRIES, Restarts, Retry
 from fluxtrain_operator import names
 from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.failures import SHORT_LIVED_SECONDS, Failure, retry_time
@@ -21,6 +21,18 @@ _EXPIRY_SECONDS = 3600.0
 _CLOCK_SECONDS = 5.0
 """By how much the API server's clock, which pods are created by, may be behind."""
 _REPORTED_FROM, _MAX_COUNT = 2, 9999
+
+
+def num_restarts(situation: Situation, failure: Failure) -> int:
+    """Return how often the job was restarted for the reason of ``failure``; each has its own delays.
+
+    Failures of the infrastructure count for each pod on its own. Older operators counted all
+    reasons together.
+    """
+    if failure.infrastructure:
+        return num_failures(situation, failure)
+    restarts = situation.job.status.restarts or Restarts()
+    return restarts.gang if restarts.charged is None else restarts.causes.get(failure.reason, 0)
 
 
 def num_failures(situation: Situation, failure: Failure) -> int:

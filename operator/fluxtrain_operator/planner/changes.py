@@ -7,17 +7,18 @@ from itertools import count
 
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.planner.backoff import num_restarts
 from fluxtrain_operator.planner.changed_labels import unwatched_pods
 from fluxtrain_operator.planner.create_failures import CreateFailure
+from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.disruption import Delete, Reason
 from fluxtrain_operator.planner.exclusion import (
     avoided_nodes,
     distrusted_nodes,
     unschedulable_pods,
 )
-from fluxtrain_operator.planner.failures import retry_time
+from fluxtrain_operator.planner.failures import Failure, retry_time
 from fluxtrain_operator.planner.observed import Pod
-from fluxtrain_operator.planner.rules import Decision, num_restarts
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.resources import (
     DISRUPTION_BUDGET,
@@ -89,13 +90,21 @@ def _removed_pods(situation: Situation, decision: Decision) -> Iterator[Delete]:
     removed = {pod.name: (pod, Reason.UNSCHEDULABLE) for pod in unschedulable_pods(situation)}
     removed |= {pod.name: (pod, Reason.SCALED_DOWN) for pod in excess}
     for failure in situation.failures:
-        if retry_time(failure, num_restarts(situation, failure)) <= situation.now:
+        if _is_replaced(situation, failure):
             removed[failure.pod.name] = failure.pod, Reason.POD_ENDED
     for pod in situation.current:
         if (fault := _node_fault(situation, pod)) is not None:
             removed[pod.name] = pod, fault
     for pod, reason in removed.values():
         yield from _deletions(situation, [pod], reason)
+
+
+def _is_replaced(situation: Situation, failure: Failure) -> bool:
+    """Return whether the pod of ``failure`` is replaced now; one of the program once that was decided."""
+    if failure.infrastructure:
+        return retry_time(failure, num_restarts(situation, failure)) <= situation.now
+    last = situation.pod_replacement
+    return last is not None and failure.pod.uid in last.pods
 
 
 def _node_fault(situation: Situation, pod: Pod) -> Reason | None:

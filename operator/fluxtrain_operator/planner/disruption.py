@@ -24,7 +24,7 @@ class Reason(StrEnum):
     JOB_ENDED = "JobEnded"
     """The job is complete or has failed, for example at its deadline."""
     PROGRAM_FAILED = "ProgramFailed"
-    """The program failed in another pod, and all restart from the last checkpoint."""
+    """The program failed in other pods, and all restart from the last checkpoint."""
     GROUP_ENDED = "GroupEnded"
     """Kueue evicted the group, or it has too few pods left."""
     PREVIOUS_ATTEMPT = "PreviousAttempt"

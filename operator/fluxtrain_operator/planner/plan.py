@@ -14,7 +14,7 @@ from fluxtrain_operator.distrust import Fault
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.attribution import new_faults, next_faults
-from fluxtrain_operator.planner.backoff import next_retries, recovery_times
+from fluxtrain_operator.planner.backoff import next_retries, num_restarts, recovery_times
 from fluxtrain_operator.planner.changed_labels import LABELS_CHANGED
 from fluxtrain_operator.planner.changes import (
     MAX_PODS_PER_PLAN,
@@ -25,13 +25,15 @@ from fluxtrain_operator.planner.changes import (
     num_requested_pods,
 )
 from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
+from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.exclusion import exclusion_lifted, lift_times
 from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.guard import GRACE_SECONDS
 from fluxtrain_operator.planner.observed import Observed
+from fluxtrain_operator.planner.pod_replacement import answer_deadline
 from fluxtrain_operator.planner.restarts import next_restarts
-from fluxtrain_operator.planner.rules import Decision, decide, num_restarts, pending_deadline
+from fluxtrain_operator.planner.rules import decide, pending_deadline
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.planner.status import (
     FaultRecords,
@@ -135,7 +137,7 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
         return Plan(_with_attempt_of_pods(before), requeue_after=_STALE_SECONDS)
     decision = decide(before)
     attempt = _next_attempt(before, decision)
-    after = before.in_attempt(attempt).with_order(decision.in_place_restart)
+    after = before.in_attempt(attempt).after(decision.in_place_restart, decision.pod_replacement)
     delete, create = changes(after, decision)
     failures = blocking_failures(after, decision)
     num_requested = num_requested_pods(after, decision, create, delete)
@@ -228,6 +230,7 @@ def _requeue_after(situation: Situation, decision: Decision, status: Status) -> 
     if decision.action in ("run", "restart", "hold"):
         times += [retry_time(f, num_restarts(situation, f)) for f in situation.failures]
         times += [progress_deadline(situation), no_answer_time(situation)]
+        times += [answer_deadline(situation)]
         times += [situation.guard.recheck_time, pending_deadline(situation)]
         times += [*recovery_times(situation), *lift_times(situation)]
         times += [now + GRACE_SECONDS] if has_stalled(situation) else []
@@ -262,7 +265,7 @@ def _events(
     deleted_uids = {delete.uid for delete in deleted}
     for failure in situation.failures:
         replaced = failure.pod.uid in deleted_uids and decision.action == "run"
-        if failure.infrastructure and replaced:
+        if replaced:
             yield Event("Warning", failure.reason, f"{failure.message}; replaced")
     for pod in situation.current:
         if situation.unreachable(pod) and pod.uid in deleted_uids and not pod.deleting:

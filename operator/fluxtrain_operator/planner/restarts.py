@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from fluxtrain.contract.members import PROCESS_FAILED
 from fluxtrain.contract.resource.status import Restarts
-from fluxtrain_operator.planner.disruption import NODE_FAULTS, Delete
+from fluxtrain_operator.planner.decision import Decision
+from fluxtrain_operator.planner.disruption import NODE_FAULTS, Delete, Reason
 from fluxtrain_operator.planner.process_restarts import first_counted
-from fluxtrain_operator.planner.rules import Decision
 from fluxtrain_operator.planner.situation import Situation
 
 _FREE_RESTARTS = ("GroupEnded",)
@@ -32,7 +32,8 @@ def next_restarts(
         causes[decision.reason] += 1
     lost = [] if decision.action != "run" else _lost_causes(situation, deletions)
     causes.update(lost)
-    is_gang = decision.uses_restart and decision.action == "restart"
+    is_charged = decision.uses_restart or decision.cause is Reason.PROGRAM_FAILED
+    is_gang = is_charged and decision.action == "restart"
     return Restarts(
         process=now.process,
         pod=now.pod,
@@ -56,7 +57,7 @@ def _process_causes(situation: Situation) -> list[str]:
 def _lost_causes(situation: Situation, deletions: Sequence[Delete]) -> list[str]:
     """Return the reason of each current pod that the infrastructure took and that is deleted now."""
     faults = {d.uid: str(d.reason) for d in deletions if d.reason in NODE_FAULTS}
-    faults |= {failure.pod.uid: failure.reason for failure in situation.failures}
+    faults |= {f.pod.uid: f.reason for f in situation.failures if f.infrastructure}
     deleted = {deletion.uid for deletion in deletions}
     pods = (pod for pod in situation.current if pod.uid in deleted and not pod.deleting)
     return [faults[pod.uid] for pod in pods if pod.uid in faults]

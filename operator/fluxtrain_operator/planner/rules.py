@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from fluxtrain.contract.resource.status import InPlaceRestart, Restarts
 from fluxtrain.errors import EXIT_OK
-from fluxtrain_operator.planner.backoff import num_failures
+from fluxtrain_operator.planner.backoff import num_restarts
+from fluxtrain_operator.planner.decision import (
+    RUN,
+    Decision,
+    fail,
+    restart_all,
+    restarts_exhausted,
+)
 from fluxtrain_operator.planner.disruption import Reason
-from fluxtrain_operator.planner.failures import OUT_OF_MEMORY, Failure, retry_time
+from fluxtrain_operator.planner.failure_rules import (
+    failed_pods,
+    program_failed,
+    rendezvous_closed,
+)
+from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.in_place import (
     is_unanswered,
     next_in_place_restart,
@@ -28,31 +38,6 @@ _FINISHING_SECONDS = 30.0  # agents wait 10 s for each other when their trainers
 _STALLED_GRACE_SECONDS = 30  # stalled processes write no checkpoint
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What happens to the job, and why."""
-
-    action: Literal["run", "restart", "hold", "wait", "suspend", "complete", "fail"]
-    """``hold`` changes nothing, ``wait`` creates nothing yet, ``restart`` restarts the gang."""
-    reason: str = ""
-    """For machines, in CamelCase."""
-    message: str = ""
-    """For people."""
-    uses_restart: bool = False
-    """Whether a restart counts towards ``restart.maxRestarts``."""
-    exit_code: int | None = None
-    error_line: str = ""
-    cause: Reason = Reason.PREVIOUS_ATTEMPT
-    """Why pods are deleted, if any are."""
-    grace_seconds: int | None = None
-    """Grace period of the deleted pods; None: that of their spec."""
-    requeue_time: float | None = None
-    """Unix time at which to plan again."""
-    in_place_restart: InPlaceRestart | None = None
-    """The restart of all processes inside the living pods, if ``run`` includes one."""
-
-
-RUN = Decision("run")
 Rule = Callable[[Situation], Decision | None]
 
 
@@ -68,7 +53,7 @@ def succeeded(situation: Situation) -> Decision | None:
     All ranks exit together: the other pods are about to exit, or are replacements that joined too late.
     """
     done = [pod for pod in situation.current if pod.succeeded and not pod.deleting]
-    if not done or _program_failure(situation) is not None:
+    if not done or situation.program_failures:
         return None
     deadline = min(pod.finished or pod.created for pod in done) + _FINISHING_SECONDS
     if situation.running and situation.now < deadline:
@@ -94,7 +79,7 @@ def deadline_exceeded(situation: Situation) -> Decision | None:
     start = situation.active_since
     if limit is None or start is None or situation.now < start + limit:
         return None
-    return _fail("DeadlineExceeded", f"active for more than {limit} s")
+    return fail("DeadlineExceeded", f"active for more than {limit} s")
 
 
 def pending_deadline(situation: Situation) -> float | None:
@@ -114,34 +99,7 @@ def pending_deadline_exceeded(situation: Situation) -> Decision | None:
     if deadline is None or situation.now < deadline:
         return None
     limit = situation.job.spec.lifecycle.pending_deadline_seconds
-    return _fail("PendingDeadlineExceeded", f"no node has run for {limit} s")
-
-
-def program_failed(situation: Situation) -> Decision | None:
-    """Restart the gang after a program's failure, if its exit code and the budget allow it; else fail.
-
-    The whole gang: an agent that exits with an error closes the rendezvous for all.
-    """
-    failure = _program_failure(situation)
-    if failure is None:
-        return None
-    is_restarted = failure.pod.exit_code in situation.job.spec.restart.on_exit_codes
-    if not (is_restarted or failure.reason == OUT_OF_MEMORY):
-        return _with_exit(_fail(failure.reason, failure.message), failure)
-    if exhausted := _restarts_exhausted(situation, failure.message):
-        return _with_exit(exhausted, failure)
-    line, time = failure.error_line, retry_time(failure, num_restarts(situation, failure))
-    if situation.now < time:
-        message = f"{failure.message}; starts again at {stamp(time)}"
-        return Decision("hold", failure.reason, message, error_line=line, requeue_time=time)
-    return Decision(
-        "restart",
-        failure.reason,
-        failure.message,
-        uses_restart=True,
-        error_line=line,
-        cause=Reason.PROGRAM_FAILED,
-    )
+    return fail("PendingDeadlineExceeded", f"no node has run for {limit} s")
 
 
 def restarts_exceeded(situation: Situation) -> Decision | None:
@@ -156,7 +114,7 @@ def restarts_exceeded(situation: Situation) -> Decision | None:
     where = next((pod for pod in situation.current if pod.uid == newest.pod), None)
     place = f" in {where.name} on {where.node}" if where else ""
     message = f"{newest.cause}{place}; {limit} restarts are used up"
-    return _fail("RestartsExhausted", message)
+    return fail("RestartsExhausted", message)
 
 
 def waiting_for_jobs(situation: Situation) -> Decision | None:
@@ -176,17 +134,17 @@ def resumed(situation: Situation) -> Decision | None:
     """Start a new attempt of a job that was suspended."""
     if situation.job.status.phase != "Suspended" or situation.attempt == 0:
         return None
-    return _restart(Reason.RESUMED, "spec.lifecycle.suspend is false")
+    return restart_all(Reason.RESUMED, "spec.lifecycle.suspend is false")
 
 
 def spec_changed(situation: Situation) -> Decision | None:
     """Restart the gang if pods were created for another spec: all agents and ranks must agree."""
     for pod in situation.active:
         if not situation.matches_spec(pod):
-            return _restart(Reason.SPEC_CHANGED, "the pods take over the changed spec")
+            return restart_all(Reason.SPEC_CHANGED, "the pods take over the changed spec")
         if not situation.queueing.fits(pod.nodes[1], situation.job.spec.nodes.max):
             message = f"Kueue's group was created for {pod.nodes[1]} nodes"
-            return _restart(Reason.SCALED, message)
+            return restart_all(Reason.SCALED, message)
     return None
 
 
@@ -208,7 +166,7 @@ def revision_changed(situation: Situation) -> Decision | None:
     if same and sized and len(peers) == nodes.max + 1:
         return None
     message = "a new pod cannot join those of another revision"
-    return _restart(Reason.REVISION_CHANGED, message)
+    return restart_all(Reason.REVISION_CHANGED, message)
 
 
 def group_ended(situation: Situation) -> Decision | None:
@@ -226,7 +184,7 @@ def group_ended(situation: Situation) -> Decision | None:
             message = f"{failure.message}; queued again at {stamp(time)}"
             return Decision("hold", failure.reason, message, requeue_time=time)
     message = f"{len(left)} pods are left of Kueue's group; another is queued"
-    return _restart(Reason.GROUP_ENDED, message)
+    return restart_all(Reason.GROUP_ENDED, message)
 
 
 def no_progress(situation: Situation) -> Decision | None:
@@ -238,10 +196,10 @@ def no_progress(situation: Situation) -> Decision | None:
     if not has_stalled(situation) or situation.guard.refusal(Reason.NO_PROGRESS):
         return None
     message = stall_message(situation)
-    gang = replace(_restart(Reason.NO_PROGRESS, message), grace_seconds=_STALLED_GRACE_SECONDS)
+    gang = replace(restart_all(Reason.NO_PROGRESS, message), grace_seconds=_STALLED_GRACE_SECONDS)
     if is_unanswered(situation):
         return gang
-    if exhausted := _restarts_exhausted(situation, message):
+    if exhausted := restarts_exhausted(situation, message):
         return exhausted
     if restart := next_in_place_restart(situation):
         reason = str(Reason.NO_PROGRESS)
@@ -256,45 +214,12 @@ RULES: tuple[Rule, ...] = (
     pending_deadline_exceeded,
     program_failed,
     restarts_exceeded,
+    rendezvous_closed,
     waiting_for_jobs,
     resumed,
     spec_changed,
     revision_changed,
     group_ended,
+    failed_pods,
     no_progress,
 )
-
-
-def _program_failure(situation: Situation) -> Failure | None:
-    return next((f for f in situation.failures if not f.infrastructure), None)
-
-
-def num_restarts(situation: Situation, failure: Failure) -> int:
-    """Return how often the job was restarted for the reason of ``failure``; each has its own delays.
-
-    Failures of the infrastructure count for each pod on its own, see `backoff`. Older operators counted all
-    reasons together.
-    """
-    if failure.infrastructure:
-        return num_failures(situation, failure)
-    restarts = situation.job.status.restarts or Restarts()
-    return restarts.gang if restarts.charged is None else restarts.causes.get(failure.reason, 0)
-
-
-def _restarts_exhausted(situation: Situation, message: str) -> Decision | None:
-    limit = situation.job.spec.restart.max_restarts
-    if situation.charged_restarts < limit:
-        return None
-    return _fail("RestartsExhausted", f"{message}; {limit} restarts are used up")
-
-
-def _restart(cause: Reason, message: str) -> Decision:
-    return Decision("restart", str(cause), message, cause=cause)
-
-
-def _fail(reason: str, message: str) -> Decision:
-    return Decision("fail", reason, message, cause=Reason.JOB_ENDED)
-
-
-def _with_exit(decision: Decision, failure: Failure) -> Decision:
-    return replace(decision, exit_code=failure.pod.exit_code, error_line=failure.error_line)

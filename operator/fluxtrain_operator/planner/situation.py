@@ -8,6 +8,7 @@ from functools import cached_property
 from fluxtrain.contract.resource.status import (
     Condition,
     InPlaceRestart,
+    PodReplacement,
     ProgressStatus,
     Restarts,
 )
@@ -39,6 +40,8 @@ class Situation:
     attempt: int
     ordered: InPlaceRestart | None = None
     """The restart in place that was decided now; None if there is none beyond that of the status."""
+    replaced: PodReplacement | None = None
+    """The same of a replacement of pods in which the program failed."""
 
     @staticmethod
     def of(job: Job, observed: Observed, now: float) -> Situation:
@@ -52,14 +55,24 @@ class Situation:
         """Return the same situation in ``attempt``."""
         return self if attempt == self.attempt else replace(self, attempt=attempt)
 
-    def with_order(self, restart: InPlaceRestart | None) -> Situation:
-        """Return the same situation after ``restart`` was decided; unchanged if it is None."""
-        return self if restart is None else replace(self, ordered=restart)
+    def after(
+        self, restart: InPlaceRestart | None, replacement: PodReplacement | None
+    ) -> Situation:
+        """Return the same situation after a restart in place and a replacement of pods were decided."""
+        if restart is None and replacement is None:
+            return self
+        return replace(self, ordered=restart, replaced=replacement)
 
     @property
     def in_place_restart(self) -> InPlaceRestart | None:
         """Return the newest restart in place of this attempt, None if there was none."""
         last = self.ordered or self.job.status.in_place_restart
+        return last if last is not None and last.attempt == self.attempt else None
+
+    @property
+    def pod_replacement(self) -> PodReplacement | None:
+        """Return the newest replacement of failed pods of this attempt, None if there was none."""
+        last = self.replaced or self.job.status.pod_replacement
         return last if last is not None and last.attempt == self.attempt else None
 
     @property
@@ -183,6 +196,11 @@ class Situation:
         """Return the failures of current pods, the program's first."""
         failures = (failure for pod in self.current if (failure := failure_of(pod)) is not None)
         return tuple(sorted(failures, key=lambda f: (f.infrastructure, f.pod.index)))
+
+    @property
+    def program_failures(self) -> tuple[Failure, ...]:
+        """Return the failures of the program in current pods, by index."""
+        return tuple(failure for failure in self.failures if not failure.infrastructure)
 
     @cached_property
     def supporting_objects(self) -> tuple[Manifest, ...]:

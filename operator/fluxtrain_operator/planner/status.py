@@ -21,10 +21,10 @@ from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner.backoff import repeated_failure
 from fluxtrain_operator.planner.changed_labels import label_problem
 from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
+from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.node_problems import node_problem
 from fluxtrain_operator.planner.predecessors import completed_predecessors
-from fluxtrain_operator.planner.rules import Decision
 from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.times import (
     active_since,
@@ -109,6 +109,7 @@ def next_status(
         previousRevision=before.previous_revision if unchanged else before.revision,
         restarts=restarts or situation.restarts,
         inPlaceRestart=situation.in_place_restart,
+        podReplacement=situation.pod_replacement,
         nodeFaults=records.node_faults,
         retries=records.retries,
         exclusionLifted=records.exclusion_lifted,

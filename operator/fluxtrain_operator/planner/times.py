@@ -6,8 +6,8 @@ from zlib import crc32
 
 from fluxtrain.contract.resource.status import Status, TimeSpent
 from fluxtrain_operator import names
+from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.observed import Pod
-from fluxtrain_operator.planner.rules import Decision
 from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.time_spent import (
     goodput,

@@ -90,7 +90,7 @@ def slot_environment(
 ) -> dict[str, str]:
     """Return the variables that are not frozen: they differ between attempts, or follow nodes and restart.
 
-    torchrun's id ends with the attempt: a failed agent closes the attempt, and all later ones are open.
+    torchrun's id ends with the attempt: an older agent that fails closes it, and all later ones are open.
     """
     nodes = job.spec.nodes
     budget = max(0, job.spec.restart.max_restarts - charged_restarts)

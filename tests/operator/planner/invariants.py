@@ -51,8 +51,19 @@ def _never(deletion: Deletion) -> bool:
     return False
 
 
-def _has_program_failed(deletion: Deletion) -> bool:
-    return any(pod.ended and not pod.succeeded for pod in deletion.observed.pods)
+def _needs_all_pods(deletion: Deletion) -> bool:
+    """Return whether the program failed, and more than once or so that the others cannot go on."""
+    observed, attempt = deletion.observed, deletion.job.status.attempt
+    ended = [p for p in observed.pods if p.ended and not p.succeeded and p.attempt == attempt]
+    failed_before = deletion.job.status.pod_replacement is not None or observed.heard.closed
+    others = [p for p in observed.pods if p.running and not p.deleting and p.attempt == attempt]
+    mixed = any(p.revision != deletion.result.status.revision for p in others)
+    unknown = observed.heard.closed is not False
+    lost = any(p.uid in observed.heard.silent or not observed.nodes[p.node].ready for p in others)
+    marked = any(observed.nodes[p.node].problem for p in others)
+    return bool(failed_before) or (
+        bool(ended) and (len(ended) > 1 or mixed or unknown or lost or marked)
+    )
 
 
 def _has_no_progress(deletion: Deletion) -> bool:
@@ -83,7 +94,7 @@ HOLDS: dict[Reason, Callable[[Deletion], bool]] = {
     ),
     Reason.RESUMED: lambda d: d.job.status.phase == "Suspended",
     Reason.JOB_ENDED: lambda d: finished(d.result.status),
-    Reason.PROGRAM_FAILED: _has_program_failed,
+    Reason.PROGRAM_FAILED: _needs_all_pods,
     Reason.GROUP_ENDED: _never,
     Reason.PREVIOUS_ATTEMPT: lambda d: d.pod.attempt < d.job.status.attempt,
     Reason.NO_PROGRESS: _has_no_progress,

@@ -10,6 +10,7 @@ from tests.operator.jobs import make_training
 from fluxtrain.contract.resource.status import ProgressStatus, Status
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.members import Heard
 from fluxtrain_operator.names import ANNOTATION_APPLIED
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan, load, plan
@@ -20,6 +21,8 @@ from fluxtrain_operator.timestamps import stamp
 
 NOW = 1_800_000_000.0
 LONG_AGO = NOW - 7200
+OPEN = Heard(attempt=0, closed=False)
+"""The answer of a rendezvous service that no agent of this attempt has reached yet."""
 PENDING: dict[str, Any] = {"phase": "Pending", "started": None, "ready": False}
 SUCCEEDED: dict[str, Any] = {"phase": "Succeeded", "exit_code": 0, "finished": NOW, "ready": False}
 
@@ -107,7 +110,8 @@ def observe(job: Job, *pods: Pod, **changes: Any) -> Observed:
         (m["kind"], m["metadata"]["name"]): m["metadata"]["annotations"][ANNOTATION_APPLIED]
         for m in supporting(job, gang_of(job), job.spec_revision)
     }
-    observed = {"pods": pods, "rendezvous": rendezvous(job), "applied": applied, **changes}
+    observed = {"pods": pods, "rendezvous": rendezvous(job), "applied": applied, "heard": OPEN}
+    observed |= changes
     return Observed(**{"any_progress": changes.get("progress"), **observed})
 
 

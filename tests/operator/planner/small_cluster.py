@@ -139,6 +139,10 @@ class SmallCluster:
         self.world: tuple[str, ...] = ()
         """Uids of the pods that made the last step."""
         self.num_program_faults = self.num_hangs = self.num_fatal = self.num_process_faults = 0
+        self.failed_life: float | None = None
+        """When the program first failed in a pod since the last step."""
+        self.closed: tuple[str, int] | None = None
+        """The rendezvous pod and the attempt that an older agent has closed when it failed."""
         self.told: dict[int, dict[str, tuple[int, ...]]] = {}
         """By attempt, the generations that ended by failed trainers, as each pod's agent tells them."""
         self.heard_by_service: tuple[str, dict[int, str]] = "", {}
@@ -226,9 +230,14 @@ class SmallCluster:
             ProcessRestart(generation, "ProcessKilled", pod)
             for generation, pod in sorted(self._restarts(attempt).items())
         )
+        closed = self._is_closed(attempt)
         if len(lost) > len(alive):
-            return Heard(attempt=attempt, restarts=restarts)
-        return Heard(frozenset(alive), frozenset(lost), attempt, restarts)
+            return Heard(attempt=attempt, restarts=restarts, closed=closed)
+        return Heard(frozenset(alive), frozenset(lost), attempt, restarts, closed)
+
+    def _is_closed(self, attempt: int) -> bool:
+        """Return whether the service forms no other generation in ``attempt``."""
+        return self.store is not None and self.closed == (self.store.uid, attempt)
 
     def _restarts(self, attempt: int) -> dict[int, str]:
         """Return the restarts of ``attempt`` that the service has heard of; a new one starts empty."""
@@ -487,14 +496,26 @@ class SmallCluster:
         reason = "Evicted" if code is None else ""
         ended = replace(pod, phase=phase, exit_code=code, finished=self.now, reason=reason)
         self._put(pod, replace(ended, ready=False))
+        if code in PROGRAM_CODES and self.old_trainers and self.store is not None:
+            self.closed = (self.store.uid, pod.attempt)
         if not pod.deleting:
-            self.num_program_faults += code in PROGRAM_CODES
+            self._count_failure(pod, code)
             self.num_fatal += code == FATAL_CODE
+
+    def _count_failure(self, pod: Pod, code: int | None) -> None:
+        """Count a failure of the program; one for pods that ran side by side, without a step between."""
+        if code not in PROGRAM_CODES:
+            return
+        if self.failed_life is None or (pod.started or 0.0) > self.failed_life:
+            self.num_program_faults += 1
+            self.failed_life = self.now
 
     def train(self) -> None:
         """Make a step if enough pods run and they do not hang."""
         self._regroup()
-        if len(self._gang()) >= self.size.low and not self.hung:
+        closed = any(self._is_closed(pod.attempt) for pod in self._gang())
+        if len(self._gang()) >= self.size.low and not self.hung and not closed:
+            self.failed_life = None
             step = self.progress.step + 1 if self.progress else 1
             self.world = tuple(pod.uid for pod in self._gang())
             self.progress = ProgressStatus(

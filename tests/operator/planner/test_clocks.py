@@ -78,11 +78,37 @@ def answer(offset: float, seconds_ago: float = 1.0, **status: Any) -> Progress:
 @pytest.mark.parametrize("code", [1, 74])
 def test_a_program_that_fails_restarts_at_once(code: int, offset: float) -> None:
     job = running(2)
-    pod = watched(failed(0, code, job), offset)
-    result = plan_with(job, pod, make_pod(1, job), progress=progress())
-    assert result.decision is not None
-    assert result.decision.action == "restart"
-    assert deleted(result) == ["job-0", "job-1"]
+    pods = [watched(failed(index, code, job), offset) for index in range(2)]
+    one = plan_with(job, pods[0], make_pod(1, job), progress=progress())
+    assert one.decision is not None
+    assert (one.decision.action, deleted(one)) == ("run", ["job-0"])
+    both = plan_with(job, *pods, progress=progress())
+    assert both.decision is not None
+    assert (both.decision.action, deleted(both)) == ("restart", ["job-0", "job-1"])
+
+
+@clocks
+@pytest.mark.parametrize(("seconds_later", "charged"), [(5.0, 1), (60.0, 2)])
+def test_a_second_failure_is_charged_after_steps_only(
+    seconds_later: float, charged: int, offset: float
+) -> None:
+    """The last step was made 30 s after the first failure, or before it."""
+    job = running(4, nodes={"min": 1, "max": 4})
+    others = [make_pod(index, job) for index in (2, 3)]
+    pods = watched(failed(0, 74, job), offset), make_pod(1, job), *others
+    job = with_status(job, plan_with(job, *pods, progress=answer(offset)).status)
+    now = NOW + seconds_later
+    ended = {"finished": now - 1, "started": NOW - 600, "created": NOW - 601}
+    ago = seconds_later - 30 if charged == 2 else seconds_later + 1
+    told = stamp(now - ago + offset)
+    progress_now = Progress(
+        answer(offset, step=99).status.model_copy(update={"last_step_time": told}),
+        seconds_since_step=ago,
+    )
+    pod = watched(failed(1, 74, job, **ended), offset)
+    status = plan_with(job, pod, *others, progress=progress_now, now=now).status
+    assert status.restarts is not None
+    assert status.restarts.charged == charged
 
 
 @clocks

@@ -178,8 +178,8 @@ def test_gates_of_others_do_not_begin_the_active_time_anew() -> None:
 def test_a_restart_after_an_error_of_the_program_does_not_begin_anew() -> None:
     story = Story(TWO, activeDeadlineSeconds=LIMIT)
     story.plan(10, *story.pods())
-    ended = make_pod(1, story.job, phase="Failed", exit_code=1, finished=NOW + 100, ready=False)
-    story.plan(120, make_pod(0, story.job), ended)
+    end = {"phase": "Failed", "exit_code": 1, "finished": NOW + 100, "ready": False}
+    story.plan(120, *story.pods(**end))
     assert (story.job.status.attempt, story.active_since) == (2, 10)
     story.plan(130)
     story.plan(140, *story.pods())

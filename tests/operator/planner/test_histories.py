@@ -26,6 +26,7 @@ from tests.operator.planner.small_cluster import (
     Planner,
     Size,
     SmallCluster,
+    with_status,
 )
 
 from fluxtrain.contract.resource.status import Restarts, Status
@@ -427,6 +428,19 @@ def keeps_disruption_budgets(job: Job, observed: Observed, now: float) -> Plan:
     return replace(result, delete=kept)
 
 
+def restarts_all_pods_for_one(job: Job, observed: Observed, now: float) -> Plan:
+    return plan(job, replace(observed, heard=replace(observed.heard, closed=None)), now)
+
+
+def charges_each_pod(job: Job, observed: Observed, now: float) -> Plan:
+    known = job.status.model_copy(update={"pod_replacement": None})
+    return plan(with_status(job, known), observed, now)
+
+
+def leaves_a_closed_rendezvous(job: Job, observed: Observed, now: float) -> Plan:
+    return plan(job, replace(observed, heard=replace(observed.heard, closed=False)), now)
+
+
 def excludes_every_node(job: Job, observed: Observed, now: float) -> Plan:
     result = plan(job, observed, now)
     create = copy.deepcopy(result.create)
@@ -469,6 +483,9 @@ def believes_clocks_that_are_ahead(job: Job, observed: Observed, now: float) -> 
         (keeps_disruption_budgets, "exactly while there are pods"),
         (excludes_every_node, "more nodes are excluded for faults"),
         (believes_clocks_that_are_ahead, "with everything in place a job runs"),
+        (restarts_all_pods_for_one, "ProgramFailed is not true of a pod that steps"),
+        (charges_each_pod, "charged twice"),
+        (leaves_a_closed_rendezvous, "with everything in place a job runs"),
     ],
 )
 def test_a_wrong_planner_is_detected(wrong: Planner, invariant: str) -> None:

@@ -74,9 +74,9 @@ def test_the_number_of_replaced_pods_is_read_from_the_pods() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 74])
-def test_a_program_failure_restarts_the_gang_and_uses_a_restart(code: int) -> None:
+def test_a_program_that_fails_in_all_pods_restarts_the_gang_and_uses_a_restart(code: int) -> None:
     job = running()
-    result = plan_with(job, failed(0, code, message="boom\n"), make_pod(1))
+    result = plan_with(job, failed(0, code, message="boom\n"), failed(1, code))
     assert sorted(deleted(result)) == ["job-0", "job-1"]
     assert created(result) == [], "the names are not free yet"
     restarts = result.status.restarts
@@ -85,7 +85,7 @@ def test_a_program_failure_restarts_the_gang_and_uses_a_restart(code: int) -> No
     assert (charged_and_free(result.status), list(causes(result.status).values())) == ((1, 0), [1])
     assert (result.status.phase, result.status.last_error) == ("Restarting", "boom")
     job = with_status(job, result.status)
-    again = plan_with(job, failed(0, code), make_pod(1))
+    again = plan_with(job, failed(0, code), failed(1, code))
     assert again.status.restarts == restarts, "the same failure counts once"
     metadata = [pod["metadata"] for pod in created_pods(plan_with(job))]
     assert {m["labels"]["fluxtrain.dev/attempt"] for m in metadata} == {"2"}
@@ -113,12 +113,12 @@ def test_other_exit_codes_fail_the_job(code: int, reason: str, expected: str) ->
 def test_a_container_that_is_out_of_memory_is_restarted_while_restarts_are_left() -> None:
     job = running(restart={"maxRestarts": 1})
     first = plan_with(job, failed(0, 137, reason="OOMKilled"), make_pod(1))
-    assert (first.status.attempt, first.status.phase) == (2, "Restarting")
+    assert (first.status.attempt, first.status.phase) == (1, "Running")
     assert first.status.restarts is not None
     assert (first.status.restarts.charged, first.status.restarts.causes) == (1, {"OOMKilled": 1})
     job = with_status(job, first.status)
-    pods = failed(0, 137, reason="OOMKilled", attempt=2), make_pod(1, attempt=2)
-    second = plan_with(job, *pods)
+    again = failed(0, 137, reason="OOMKilled", uid="new", replacement=1)
+    second = plan_with(job, again, make_pod(1))
     assert condition(second.status, "Failed") == ("True", "RestartsExhausted")
 
 
@@ -131,7 +131,7 @@ def test_a_container_that_is_out_of_memory_fails_a_job_without_restarts() -> Non
 
 def test_a_job_fails_when_its_restarts_are_used_up() -> None:
     job = running(restart={"maxRestarts": 1})
-    job = with_status(job, plan_with(job, failed(0), make_pod(1)).status)
+    job = with_status(job, plan_with(job, failed(0), failed(1)).status)
     second = plan_with(job, failed(0, attempt=2), make_pod(1, attempt=2))
     assert condition(second.status, "Failed") == ("True", "RestartsExhausted")
     assert (second.status.attempt, second.status.exit_code) == (2, 1)
@@ -139,8 +139,8 @@ def test_a_job_fails_when_its_restarts_are_used_up() -> None:
 
 def test_a_short_lived_pod_delays_the_next_restart() -> None:
     job = running()
-    job = with_status(job, plan_with(job, failed(0), make_pod(1)).status)
-    pods = failed(0, attempt=2, started=NOW - 3), make_pod(1, attempt=2)
+    job = with_status(job, plan_with(job, failed(0), failed(1)).status)
+    pods = [failed(index, attempt=2, started=NOW - 3) for index in range(2)]
     result = plan_with(job, *pods)
     assert (result.delete, result.create, result.status.attempt) == ((), (), 2)
     assert result.requeue_after == pytest.approx(9.0)

@@ -66,7 +66,7 @@ def test_older_trainers_and_operators_charge_restarts_of_all_pods_only() -> None
 def test_the_budget_counts_lives_of_the_program(used: int, phase: str) -> None:
     job = with_restarts(running(), process=2, gang=4, charged=6)
     pod = failed(0, 1, process_restarts=used - 4)
-    status = plan_with(job, pod, make_pod(1)).status
+    status = plan_with(job, pod, failed(1, 1)).status
     assert status.phase == phase
     assert charged_and_free(status) == (used + (phase == "Restarting"), 0)
     if phase == "Failed":
@@ -95,7 +95,7 @@ def test_a_lost_node_counts_once_while_its_pod_is_deleted() -> None:
 
 
 def test_each_kind_of_failure_has_its_own_delay() -> None:
-    pods = failed(0, 1, started=NOW - 3, finished=NOW - 1), make_pod(1)
+    pods = [failed(index, 1, started=NOW - 3, finished=NOW - 1) for index in range(2)]
     job = with_restarts(running(), gang=5, charged=5, causes={"NoProgress": 5})
     assert plan_with(job, *pods).status.attempt == 2, "the first of its kind restarts at once"
     job = with_restarts(running(), gang=5, charged=5, causes={"ProgramError": 3})
@@ -206,7 +206,7 @@ def test_a_pod_that_ended_with_a_restart_that_was_told_adds_nothing() -> None:
 def test_each_attempt_counts_its_generations_anew() -> None:
     job = running()
     job = with_status(job, plan_with(job, *make_pods(), heard=told(1, 4)).status)
-    pods = failed(0, 1, process_restarts=2), make_pod(1)
+    pods = failed(0, 1, process_restarts=2), failed(1, 1)
     restarted_all = plan_with(job, *pods, heard=told(1, 4)).status
     assert (restarted_all.attempt, charged_and_free(restarted_all)) == (2, (3, 0))
     job = with_status(job, restarted_all)

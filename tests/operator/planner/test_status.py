@@ -13,8 +13,8 @@ from tests.operator.planner.pods import NOW, make_job
 from fluxtrain.contract.resource.status import CheckpointStatus, Condition, ProgressStatus, Status
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.generate.crd import resource_schema
+from fluxtrain_operator.planner.decision import RUN, Decision
 from fluxtrain_operator.planner.observed import Observed, Pod
-from fluxtrain_operator.planner.rules import RUN, Decision
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.planner.status import (
     ConditionUpdate,

@@ -15,7 +15,7 @@ PHASES = ("Pending", "Starting", "Running", "Suspended", "Restarting", "Complete
 CONDITION_TYPES = ("Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed")
 
 
-MAX_NODE_FAULTS, MAX_RETRIES = 16, 64
+MAX_NODE_FAULTS, MAX_RETRIES, MAX_REPLACED_PODS = 16, 64, 16
 """Of the lists in a status."""
 
 
@@ -84,7 +84,7 @@ class Restarts(StatusModel):
     gang: Count = 0
     """Restarts of all pods from the last complete checkpoint, after errors of the program."""
     charged: Count | None = None
-    """Restarts after errors of the program, of its processes or of all pods: at most ``maxRestarts``."""
+    """Restarts after errors of the program, of its processes, a pod or all pods: at most ``maxRestarts``."""
     free: Count = 0
     """Interruptions by the infrastructure, such as lost nodes and evictions, which are not limited."""
     causes: Annotated[dict[str, Count], Field(max_length=64)] = {}
@@ -212,6 +212,23 @@ class InPlaceRestart(StatusModel):
     """When its last step completed."""
 
 
+class PodReplacement(StatusModel):
+    """The newest replacement of single pods in which the program failed."""
+
+    attempt: Count
+    """Attempt of the pods."""
+    time: Annotated[str, Field(max_length=64)]
+    """When the restart was charged; what fails without a step after that is not charged again."""
+    step: Count = 0
+    """Newest step before."""
+    replacements: Count = 0
+    """Pods replaced before; a failure of one that is created later is charged."""
+    pods: Annotated[
+        list[Annotated[str, Field(max_length=64)]], Field(max_length=MAX_REPLACED_PODS)
+    ] = []
+    """UIDs of the replaced pods."""
+
+
 class Status(StatusModel):
     """Observed state of the job, written by the operator."""
 
@@ -235,6 +252,8 @@ class Status(StatusModel):
     """Restarts so far."""
     in_place_restart: InPlaceRestart | None = None
     """The newest restart of all processes inside the living pods of this attempt."""
+    pod_replacement: PodReplacement | None = None
+    """The newest replacement of pods of this attempt in which the program failed."""
     node_faults: Annotated[list[NodeFault], Field(max_length=MAX_NODE_FAULTS)] = []
     """Newest faults of nodes that this job has met, oldest first."""
     retries: Annotated[list[Retry], Field(max_length=MAX_RETRIES)] = []

@@ -1,0 +1,424 @@
+"""A program that fails in single pods: those are replaced for one restart, and the others keep their pods."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.operator.planner.pods import (
+    NOW,
+    PENDING,
+    causes,
+    charged_and_free,
+    condition,
+    created,
+    created_pods,
+    deleted,
+    failed,
+    lost,
+    make_job,
+    make_pod,
+    make_pods,
+    message,
+    num_gang_restarts,
+    plan_with,
+    progress,
+    rendezvous,
+    running,
+    with_status,
+)
+
+from fluxtrain.contract.resource.status import Restarts
+from fluxtrain_operator import names
+from fluxtrain_operator.job import Job
+from fluxtrain_operator.members import NOT_HEARD, Heard
+from fluxtrain_operator.planner.observed import Pod
+from fluxtrain_operator.planner.plan import Plan
+from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.timestamps import stamp
+
+FIXED, ELASTIC = {"nodes": {"min": 4, "max": 4}}, {"nodes": {"min": 1, "max": 4}}
+OOM: dict[str, Any] = {"code": 137, "reason": "OOMKilled"}
+STORAGE: dict[str, Any] = {"code": 74}
+QUEUE = {"scheduling": {"queueName": "team"}}
+
+
+def four(**spec: Any) -> Job:
+    """Return a job that trains on four nodes."""
+    return running(4, **{**FIXED, **spec})
+
+
+def after(job: Job, result: Plan) -> Job:
+    return with_status(job, result.status)
+
+
+def others(job: Job, *ended: int, **changes: Any) -> list[Pod]:
+    """Return the four pods without those with the indices ``ended``."""
+    return [make_pod(index, job, **changes) for index in range(4) if index not in ended]
+
+
+def successor(job: Job, index: int, number: int = 1, **changes: Any) -> Pod:
+    """Return the ``number``-th pod that replaces another one."""
+    new = {"uid": f"new-{number}", "replacement": number, "created": NOW + 2, "started": NOW + 3}
+    return make_pod(index, job, **{**new, **changes})
+
+
+def stepped(step: int, ago: float) -> Progress:
+    """Return what rank 0 answers after ``step`` steps, the last one ``ago`` seconds before NOW."""
+    answer = progress(ago)
+    return replace(answer, status=answer.status.model_copy(update={"step": step}))
+
+
+def is_gang_restart(result: Plan) -> bool:
+    return result.status.attempt == 2
+
+
+@pytest.mark.parametrize("spec", [FIXED, ELASTIC], ids=["fixed", "elastic"])
+@pytest.mark.parametrize(
+    ("end", "cause"), [(OOM, "OOMKilled"), (STORAGE, "StorageError"), ({"code": 1}, "ProgramError")]
+)
+def test_a_program_that_fails_in_one_pod_costs_that_pod_and_a_restart(
+    spec: dict[str, Any], end: dict[str, Any], cause: str
+) -> None:
+    job = four(**spec)
+    ended = failed(1, job=job, message="boom\n", **end)
+    first = plan_with(job, *others(job, 1), ended, progress=progress())
+    assert (deleted(first), created(first)) == (["job-1"], []), "its name is not free yet"
+    assert (charged_and_free(first.status), causes(first.status)) == ((1, 0), {cause: 1})
+    assert (first.status.attempt, num_gang_restarts(first.status)) == (1, 0)
+    assert first.status.phase == ("Running" if spec is ELASTIC else "Restarting")
+    assert (condition(first.status, "Healthy"), first.status.last_error) == (
+        ("False", cause),
+        "boom",
+    )
+    assert [(e.type, e.reason) for e in first.events if e.reason == cause] == [("Warning", cause)]
+    job = after(job, first)
+    again = plan_with(job, *others(job, 1), ended, progress=progress(), now=NOW + 1)
+    assert deleted(again) == ["job-1"], "the operator was replaced before it deleted the pod"
+    second = plan_with(after(job, again), *others(job, 1), progress=progress(), now=NOW + 2)
+    assert (created(second), charged_and_free(second.status)) == (["job-1"], (1, 0))
+    (pod,) = created_pods(second)
+    labels, notes = pod["metadata"]["labels"], pod["metadata"]["annotations"]
+    assert (labels[names.LABEL_ATTEMPT], notes[names.ANNOTATION_REPLACEMENT]) == ("1", "1")
+    (trainer,) = pod["spec"]["containers"]
+    left = next(v["value"] for v in trainer["env"] if v["name"] == "PET_MAX_RESTARTS")
+    assert left == "10", "one of ten is used; one more for failures of peers"
+
+
+@pytest.mark.parametrize("seconds_later", [0.0, 1.0, 20.0, 900.0])
+def test_pods_that_fail_one_after_the_other_without_a_step_between_use_one_restart(
+    seconds_later: float,
+) -> None:
+    job = running(6, nodes={"min": 6, "max": 6})
+    pods = [make_pod(index, job) for index in range(6)]
+    first = plan_with(job, failed(0, job=job, **STORAGE), *pods[1:], progress=progress())
+    job, now = after(job, first), NOW + seconds_later
+    ended = failed(1, job=job, **{**OOM, "finished": now - 1})
+    second = plan_with(job, *pods[2:], ended, progress=progress(), now=now)
+    assert (deleted(second), is_gang_restart(second)) == (["job-1"], False)
+    assert charged_and_free(second.status) == (1, 0)
+    assert second.status.pod_replacement is not None
+    assert second.status.pod_replacement.pods == ["pod-0", "pod-1"]
+    quiet = plan_with(after(job, second), *pods[2:], progress=progress(), now=now + 1)
+    assert charged_and_free(quiet.status) == (1, 0)
+
+
+def test_a_pod_that_ended_before_the_restart_was_charged_is_part_of_it_despite_later_steps() -> (
+    None
+):
+    job = four(**ELASTIC)
+    job = after(job, plan_with(job, *others(job, 0), failed(0, job=job), progress=progress()))
+    late = failed(1, job=job, finished=NOW - 1)
+    result = plan_with(job, *others(job, 0, 1), late, progress=stepped(99, -30), now=NOW + 31)
+    assert charged_and_free(result.status) == (1, 0)
+    unlike = replace(late, finished=NOW + 30)
+    result = plan_with(job, *others(job, 0, 1), unlike, progress=stepped(99, -20), now=NOW + 31)
+    assert charged_and_free(result.status) == (2, 0), "it has trained since"
+    assert (deleted(result), is_gang_restart(result)) == (["job-1"], False)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "num_failed", "restarts_all"),
+    [
+        (1, 1, True),
+        (2, 1, False),
+        (2, 2, True),
+        (3, 1, False),
+        (3, 2, True),
+        (3, 3, True),
+        (4, 2, True),
+        (5, 2, False),
+        (5, 3, True),
+        (64, 15, False),
+        (64, 16, True),
+        (64, 64, True),
+    ],
+)
+@pytest.mark.parametrize("low", [1, None], ids=["elastic", "fixed"])
+def test_all_pods_restart_if_the_program_fails_in_half_of_them(
+    nodes: int, num_failed: int, restarts_all: bool, low: int | None
+) -> None:
+    """Half of at most 32: an error that is not of one node."""
+    job = running(nodes, nodes={"min": low or nodes, "max": nodes})
+    ended = [failed(index, job=job) for index in range(num_failed)]
+    pods = [make_pod(index, job) for index in range(num_failed, nodes)]
+    result = plan_with(job, *ended, *pods, progress=progress())
+    assert is_gang_restart(result) is restarts_all
+    assert charged_and_free(result.status) == (1, 0), "never one for each"
+    assert len(deleted(result)) == (nodes if restarts_all else num_failed)
+    assert num_gang_restarts(result.status) == restarts_all
+
+
+def test_all_pods_that_fail_one_after_the_other_use_one_restart_in_each_life() -> None:
+    """Also with the delays between lives, until the budget is used up."""
+    job, now, attempt = running(3, nodes={"min": 3, "max": 3}, restart={"maxRestarts": 3}), NOW, 1
+    charged, waits = list[int | None](), list[float]()
+    while job.status.phase != "Failed":
+        born = {"attempt": attempt, "created": now - 9, "started": now - 8}
+        ended = [failed(i, job=job, finished=now - 2 + i, **born) for i in range(3)]
+        alive = [make_pod(i, job, **born) for i in range(3)]
+        began = now
+        for number in (1, 2, 3):
+            pods = (*ended[:number], *alive[number:])
+            job, now = after(job, plan_with(job, *pods, now=now)), now + 1
+            if job.status.attempt > attempt or job.status.phase == "Failed":
+                break
+        while job.status.attempt == attempt and job.status.phase != "Failed":
+            result = plan_with(job, *ended, now=now)
+            job, now = after(job, result), now + (result.requeue_after or 0.0)
+        charged.append(charged_and_free(job.status)[0])
+        waits.append(now - began)
+        attempt, now = job.status.attempt, now + 60
+    assert charged == [1, 2, 3, 3]
+    assert condition(job.status, "Failed") == ("True", "RestartsExhausted")
+    assert 5 < waits[1] < 15 < waits[2] < 25, "the delay doubles"
+
+
+def test_a_successor_that_fails_without_a_new_step_is_another_life_and_restarts_all_pods() -> None:
+    job = four()
+    job = after(
+        job, plan_with(job, *others(job, 1), failed(1, job=job, **OOM), progress=stepped(7, 1))
+    )
+    again = failed(1, job=job, **{**OOM, "finished": NOW + 90, "uid": "new-1"}, replacement=1)
+    result = plan_with(job, *others(job, 1), again, progress=stepped(7, 1), now=NOW + 91)
+    assert (is_gang_restart(result), charged_and_free(result.status)) == (True, (2, 0))
+    assert result.status.pod_replacement is None, "the next attempt begins with single pods"
+    job = after(job, result)
+    pods = make_pods(4, job, attempt=2, created=NOW + 95, started=NOW + 99)
+    ended = failed(2, job=job, **OOM, attempt=2, created=NOW + 95, started=NOW + 99)
+    ended = replace(ended, finished=NOW + 199)
+    third = plan_with(job, *pods[:2], ended, pods[3], progress=stepped(7, 1), now=NOW + 200)
+    assert (third.status.attempt, charged_and_free(third.status)) == (2, (3, 0))
+    assert [d for d in deleted(third) if d != "job-rendezvous"] == ["job-2"]
+
+
+@pytest.mark.parametrize(("step", "restarts_all"), [(6, True), (7, True), (8, False), (500, False)])
+def test_a_failure_after_steps_beyond_those_before_is_replaced_alone_again(
+    step: int, restarts_all: bool
+) -> None:
+    job = four()
+    job = after(
+        job, plan_with(job, *others(job, 1), failed(1, job=job, **OOM), progress=stepped(7, 1))
+    )
+    again = failed(2, job=job, **{**OOM, "finished": NOW + 300})
+    pods = [*others(job, 1, 2), successor(job, 1), again]
+    result = plan_with(job, *pods, progress=stepped(step, -299), now=NOW + 301)
+    assert charged_and_free(result.status) == (2, 0)
+    assert is_gang_restart(result) is restarts_all
+
+
+def test_a_short_lived_pod_is_replaced_with_a_delay_that_doubles_and_charged_once() -> None:
+    job = four(**ELASTIC)
+    counts = Restarts(charged=2, causes={"StorageError": 2})
+    job = with_status(job, job.status.model_copy(update={"restarts": counts}))
+    ended = failed(1, job=job, **STORAGE, started=NOW - 4)
+    pods = (*others(job, 1), ended)
+    waiting = plan_with(job, *pods, progress=progress())
+    assert (deleted(waiting), waiting.requeue_after) == ([], pytest.approx(19.0))
+    assert (charged_and_free(waiting.status), waiting.status.phase) == ((2, 0), "Running")
+    assert condition(waiting.status, "Healthy") == ("False", "StorageError")
+    due = plan_with(after(job, waiting), *pods, progress=progress(), now=NOW + 19)
+    assert (deleted(due), charged_and_free(due.status)) == (["job-1"], (3, 0))
+    again = plan_with(after(job, due), *pods, progress=progress(), now=NOW + 20)
+    assert deleted(again) == ["job-1"], "the delay has not begun anew"
+
+
+def test_other_faults_are_handled_during_the_delay() -> None:
+    job = four(**ELASTIC)
+    counts = Restarts(charged=2, causes={"StorageError": 2})
+    job = with_status(job, job.status.model_copy(update={"restarts": counts}))
+    pods = *others(job, 1), failed(1, job=job, **STORAGE, started=NOW - 4)
+    result = plan_with(job, *pods, nodes=lost("node-0"), progress=progress(120))
+    assert (deleted(result), causes(result.status)["NodeLost"]) == (["job-0"], 1)
+
+
+@pytest.mark.parametrize("maximum", [0, 1, 2])
+def test_a_failure_beyond_the_budget_fails_the_job_but_not_another_one_of_that_life(
+    maximum: int,
+) -> None:
+    job = running(6, nodes={"min": 1, "max": 6}, restart={"maxRestarts": maximum})
+    pods = [make_pod(index, job) for index in range(6)]
+    first = plan_with(job, failed(0, job=job, **OOM), *pods[1:], progress=progress())
+    if maximum == 0:
+        assert condition(first.status, "Failed") == ("True", "RestartsExhausted")
+        assert first.status.exit_code == 137
+        return
+    job = after(job, first)
+    second = plan_with(job, failed(1, job=job, **OOM), *pods[2:], progress=progress(), now=NOW + 3)
+    assert (second.status.phase, deleted(second)) == ("Running", ["job-1"])
+    job = after(job, second)
+    new = failed(0, job=job, **{**OOM, "finished": NOW + 99}, uid="new", replacement=1)
+    third = plan_with(job, new, *pods[2:], progress=stepped(50, -98), now=NOW + 100)
+    assert (third.status.phase == "Failed") is (maximum == 1)
+
+
+@pytest.mark.parametrize("code", [2, 3])
+@pytest.mark.parametrize("index", [0, 3])
+def test_a_final_exit_code_ends_the_job_whatever_the_others_ended_with(
+    code: int, index: int
+) -> None:
+    job = four(**ELASTIC)
+    pods = *others(job, 1, index), failed(1, job=job), failed(index, code, job=job)
+    status = plan_with(job, *pods, progress=progress()).status
+    assert (status.phase, status.exit_code) == ("Failed", code)
+
+
+def test_a_job_that_is_suspended_replaces_nothing_and_charges_nothing() -> None:
+    job = four(lifecycle={"suspend": True})
+    result = plan_with(job, *others(job, 1), failed(1, job=job, **OOM), progress=progress())
+    assert (created(result), charged_and_free(result.status)) == ([], (0, 0))
+    assert result.status.phase == "Suspended"
+
+
+def test_the_group_of_kueue_is_kept() -> None:
+    job = four(**QUEUE)
+    member: dict[str, Any] = {"finalizers": (names.KUEUE_FINALIZER,)}
+    ended = failed(1, job=job, **OOM, **member)
+    first = plan_with(job, *others(job, 1, **member), ended, progress=progress())
+    assert (deleted(first), is_gang_restart(first)) == (["job-1"], False)
+    job = after(job, first)
+    kept = replace(ended, deleting=True, deletion_deadline=NOW + 30)
+    second = plan_with(job, *others(job, 1, **member), kept, progress=progress(), now=NOW + 1)
+    (pod,) = created_pods(second)
+    labels = pod["metadata"]["labels"]
+    assert (pod["metadata"]["name"], labels[names.KUEUE_GROUP]) == ("job-4", "job-1")
+    assert charged_and_free(second.status) == (1, 0)
+
+
+def test_a_group_that_cannot_replace_a_pod_is_queued_again_and_charged() -> None:
+    job = four(**QUEUE)
+    member: dict[str, Any] = {"finalizers": (names.KUEUE_FINALIZER,)}
+    pods = *others(job, 1, **member), failed(1, job=job, **OOM, **member)
+    result = plan_with(job, *pods, nodes=lost("node-0"), progress=progress(120))
+    assert (is_gang_restart(result), charged_and_free(result.status)) == (True, (1, 0))
+
+
+OLDER, OPEN, CLOSED = (
+    Heard(attempt=1),
+    Heard(attempt=1, closed=False),
+    Heard(attempt=1, closed=True),
+)
+
+
+@pytest.mark.parametrize(
+    ("heard", "restarts_all"),
+    [
+        (OPEN, False),
+        (CLOSED, True),
+        (OLDER, True),
+        (Heard(attempt=0, closed=False), False),
+        (Heard(attempt=0, closed=True), False),
+        (Heard(attempt=0), True),
+    ],
+    ids=[
+        "open",
+        "closed by an older agent",
+        "an older service",
+        "no agent yet",
+        "an earlier attempt closed",
+        "an older service without agents",
+    ],
+)
+def test_all_pods_restart_if_the_others_cannot_regroup(heard: Heard, restarts_all: bool) -> None:
+    job = four()
+    pods = *others(job, 1), failed(1, job=job, **OOM)
+    result = plan_with(job, *pods, heard=heard, progress=progress())
+    assert is_gang_restart(result) is restarts_all
+    assert charged_and_free(result.status) == (1, 0)
+
+
+def test_the_answer_of_a_service_that_runs_is_awaited_for_a_limited_time() -> None:
+    """A new leader has not asked it yet."""
+    job = four()
+    pods = *others(job, 1), failed(1, job=job, **OOM)
+    waiting = plan_with(job, *pods, heard=NOT_HEARD, progress=progress())
+    assert (waiting.delete, charged_and_free(waiting.status)) == ((), (0, 0))
+    assert waiting.requeue_after == pytest.approx(29.0)
+    answered = plan_with(job, *pods, heard=OPEN, progress=progress(), now=NOW + 20)
+    assert (deleted(answered), is_gang_restart(answered)) == (["job-1"], False)
+    late = plan_with(job, *pods, heard=NOT_HEARD, progress=progress(), now=NOW + 29)
+    assert is_gang_restart(late)
+    for service in (None, rendezvous(job, **PENDING), rendezvous(job, deleting=True)):
+        result = plan_with(job, *pods, heard=NOT_HEARD, rendezvous=service, progress=progress())
+        assert not is_gang_restart(result), "the next one knows of nothing that is closed"
+        assert "job-1" in deleted(result)
+
+
+@pytest.mark.parametrize(("ago", "charged"), [(10.0, 1), (-30.0, 2)], ids=["no step", "a step"])
+def test_all_pods_restart_once_an_older_agent_turns_out_to_have_closed_the_attempt(
+    ago: float, charged: int
+) -> None:
+    """The end of its pod was seen before the service was asked again."""
+    job = four()
+    first = plan_with(job, *others(job, 1), failed(1, job=job), heard=OPEN, progress=progress(10))
+    job = after(job, first)
+    pods = *others(job, 1), successor(job, 1)
+    answer = progress(ago)
+    result = plan_with(job, *pods, heard=CLOSED, progress=answer, now=NOW + 40)
+    assert (is_gang_restart(result), charged_and_free(result.status)) == (True, (charged, 0))
+    assert num_gang_restarts(result.status) == 1
+    before = with_status(make_job(**FIXED), job.status.model_copy(update={"pod_replacement": None}))
+    undecided = plan_with(before, *pods, heard=CLOSED, progress=progress(), now=NOW + 40)
+    assert not is_gang_restart(undecided), "the pod of that agent may end only now"
+    heard = replace(CLOSED, alive=frozenset(pod.uid for pod in pods))
+    deleted_by_someone = plan_with(before, *pods, heard=heard, progress=progress(), now=NOW + 40)
+    assert is_gang_restart(deleted_by_someone), "a failure of a deleted pod does not count"
+    assert charged_and_free(deleted_by_someone.status) == (1, 0)
+
+
+def test_pods_that_the_new_one_cannot_join_restart_too() -> None:
+    job = four()
+    pods = *others(job, 1, revision="job-older"), failed(1, job=job, revision="job-older", **OOM)
+    result = plan_with(job, *pods, progress=progress())
+    assert (is_gang_restart(result), charged_and_free(result.status)) == (True, (1, 0))
+
+
+def test_a_job_that_stalls_after_a_replacement_is_restarted_by_the_watchdog() -> None:
+    job = four()
+    job = after(
+        job, plan_with(job, *others(job, 1), failed(1, job=job, **OOM), progress=progress())
+    )
+    hung = replace(progress(-100), phase="step")
+    pods = *others(job, 1), successor(job, 1)
+    result = plan_with(job, *pods, progress=hung, now=NOW + 9000)
+    assert (is_gang_restart(result), charged_and_free(result.status)) == (True, (2, 0))
+    assert causes(result.status) == {"OOMKilled": 1, "NoProgress": 1}
+
+
+def test_the_others_restarts_that_agents_tell_before_are_counted_beside_it() -> None:
+    job = four()
+    pods = *others(job, 1), failed(1, job=job, **OOM, process_restarts=0)
+    result = plan_with(job, *pods, heard=OPEN, progress=progress(process_restarts=0))
+    assert charged_and_free(result.status) == (1, 0)
+    status = result.status.model_copy(update={"conditions": []})
+    again = plan_with(with_status(job, status), *others(job, 1), heard=OPEN, progress=progress())
+    assert charged_and_free(again.status) == (1, 0)
+
+
+def test_a_job_that_waits_for_its_failed_pod_names_it() -> None:
+    job = four()
+    first = plan_with(job, *others(job, 1), failed(1, job=job, **OOM), progress=progress())
+    assert message(first.status, "Ready") == "job-1: exit code 137, out of memory"
+    assert first.status.pod_replacement is not None
+    assert first.status.pod_replacement.time == stamp(NOW)
