@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib
 from matplotlib import pyplot
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, Formatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, Formatter, PercentFormatter, StrMethodFormatter
 
 from dashboards.grafana import Dashboard, Panel, Query, substitute
 
@@ -73,7 +73,7 @@ def draw(
         axes.axis("off")
     for axes in grid[-1]:
         axes.set_xlabel("seconds", fontsize=7)
-    figure.suptitle(f"{dashboard.title}   {_numbers(dashboard, data)}", fontsize=8)
+    figure.suptitle(f"{dashboard.title}   {last_values(dashboard, data)}", fontsize=8)
     figure.tight_layout(pad=0.6, rect=(0.0, 0.0, 1.0, 1.0 - 0.1 / size[1]))
     figure.savefig(path, format="png", dpi=90, pil_kwargs={"optimize": True})
     pyplot.close(figure)
@@ -109,7 +109,9 @@ def _plot(axes: Axes, panel: Panel, data: Mapping[Query, list[Curve]], step: flo
 def _formatter(panel: Panel, decimals: int | None = None) -> Formatter | None:
     """Return the formatter of the panel's unit, None if it has none."""
     if panel.unit == "percentunit":
-        return PercentFormatter(1.0, decimals=decimals)
+        if decimals is None:
+            return PercentFormatter(1.0)
+        return StrMethodFormatter(f"{{x:.{decimals}%}}")  # PercentFormatter needs an axis
     unit = _UNITS.get(panel.unit)
     return None if unit is None else EngFormatter(unit, decimals)
 
@@ -130,7 +132,7 @@ def _legend(query: Query, curve: Curve) -> str:
     return re.sub(r"{{(\w+)}}", lambda match: curve.labels.get(match[1], ""), query.legend)
 
 
-def _numbers(dashboard: Dashboard, data: Mapping[str, Mapping[Query, list[Curve]]]) -> str:
+def last_values(dashboard: Dashboard, data: Mapping[str, Mapping[Query, list[Curve]]]) -> str:
     """Return the last values of the stat panels."""
     texts = []
     for panel in dashboard.panels:

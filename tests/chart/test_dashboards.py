@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from dashboards.__main__ import CHART, generated
+from dashboards.draw import Curve, last_values
 from dashboards.grafana import Dashboard, substitute
 from dashboards.job_page import JOB
 from dashboards.operator_page import OPERATOR
@@ -123,3 +124,13 @@ def test_panels_have_a_description_and_the_data_source(dashboard: Dashboard) -> 
     for panel in panels:
         assert panel["description"].endswith("."), panel["title"]
         assert panel["datasource"]["uid"] == "${datasource}"
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS)
+def test_the_last_value_of_each_stat_is_drawn_in_its_unit(dashboard: Dashboard) -> None:
+    curve = Curve({}, [0.0, 15.0], [1.0, 0.4449])
+    data = {p.title: {query: [curve] for query in p.queries} for p in dashboard.panels}
+    texts = last_values(dashboard, data).split(" · ")
+    assert len(texts) == sum(panel.kind == "stat" for panel in dashboard.panels)
+    assert "Goodput 44.5%" in texts
+    assert last_values(dashboard, {title: {} for title in data}) == "", "no data"

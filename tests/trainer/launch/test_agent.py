@@ -396,7 +396,7 @@ def test_hung_trainers_are_killed_and_continue_from_memory(agents: Agents) -> No
     assert restarts == [0, 0], "the operator counts it"
 
 
-@pytest.mark.parametrize(("processes", "frozen"), [(1, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize(("processes", "frozen"), [(1, 0), (2, 1)])
 def test_the_agent_reports_a_frozen_rank_of_its_only_node_and_restarts_it(
     agents: Agents, processes: int, frozen: int
 ) -> None:
