@@ -43,7 +43,7 @@ from fluxtrain_operator.resources import DISRUPTION_BUDGET
 
 pytestmark = pytest.mark.slow
 
-NUM_HISTORIES = int(os.environ.get("FLUXTRAIN_HISTORIES", "5000"))
+NUM_HISTORIES = int(os.environ.get("FLUXTRAIN_HISTORIES", "2000"))
 FIRST = int(os.environ.get("FLUXTRAIN_FIRST_HISTORY", "0"))
 CHUNK = 250
 ANOMALIES = ("lost", "repeated", "reordered", "stale", "refused", "died")
