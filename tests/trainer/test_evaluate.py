@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
@@ -16,7 +19,8 @@ from fluxtrain.data.sources import open_source
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import evaluate
 from fluxtrain.loss import FlowLoss
-from fluxtrain.model import latents
+from fluxtrain.model import flux, latents
+from fluxtrain.model.attention import Rotation
 from fluxtrain.model.flux import Flux
 
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
@@ -103,3 +107,24 @@ def test_evaluations_of_equal_weights_are_bit_equal() -> None:
     config = make_config()
     loss = make_loss(config)
     assert evaluate(loss, batches(config), WORLD) == evaluate(loss, batches(config), WORLD)
+
+
+def test_batches_of_one_shape_share_their_ids_and_one_rotation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loss, counted = make_loss(make_config(batch_size=8)), list[int]()
+    computed = flux.rotation
+
+    def rotation(ids: Tensor, *args: Any) -> Rotation:
+        counted.append(len(ids))
+        return computed(ids, *args)
+
+    monkeypatch.setattr(flux, "rotation", rotation)
+    first = batches(loss.config)[0]
+    shorter = replace(first, txt=first.txt[:, :-1])
+    with torch.no_grad():
+        losses = [loss(batch) for batch in (first, first, shorter, first)]
+    assert torch.equal(losses[0], losses[1])
+    assert torch.equal(losses[0], losses[3]), "after a batch of another shape"
+    tokens = counted[0]
+    assert counted == [tokens, tokens - 1, tokens]

@@ -9,7 +9,7 @@ from typing import Any
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.applied_objects import AppliedObjects
-from fluxtrain_operator.controller.creation import created_labels
+from fluxtrain_operator.controller.creation import job_of
 from fluxtrain_operator.controller.kept_fields import label, node_of, trimmed
 from fluxtrain_operator.controller.node_ledger import NodeLedger
 from fluxtrain_operator.names import Key
@@ -112,7 +112,7 @@ class Cache:
         A pod of a job stays so whatever happens to its labels.
         """
         metadata = manifest["metadata"]
-        job = created_labels(manifest).get(names.LABEL_JOB) or label(manifest, names.LABEL_JOB)
+        job = job_of(manifest) or label(manifest, names.LABEL_JOB)
         key, name = _key(manifest, job) if job else None, str(metadata["name"])
         before = self._key_of_pod.get(str(metadata.get("uid", "")), key)
         known = self._pods.get(before, {}).get(name) if before is not None else None

@@ -19,6 +19,12 @@ from fluxtrain_operator.resources.volumes import CONFIG_VOLUME
 Manifest = Mapping[str, Any]
 
 
+def job_of(pod: Manifest) -> str | None:
+    """Return the name of the job that created ``pod``; None if none did."""
+    job, component, _ = _place(pod)
+    return job if component else None
+
+
 def created_labels(pod: Manifest) -> dict[str, str]:
     """Return the labels that name and spec tell; none of a pod that no job has created."""
     job, component, index = _place(pod)
@@ -27,7 +33,7 @@ def created_labels(pod: Manifest) -> dict[str, str]:
     labels = {names.LABEL_JOB: job, names.LABEL_COMPONENT: component}
     if component == names.RENDEZVOUS:
         return labels
-    attempt = _environment(pod).get(RUN_ID, "").rpartition("-")[2]
+    attempt = (_variable(pod, RUN_ID) or "").rpartition("-")[2]
     return labels | {
         names.LABEL_INDEX: index,
         **({names.LABEL_ATTEMPT: attempt} if attempt.isdecimal() else {}),
@@ -45,7 +51,7 @@ def created_annotations(pod: Manifest) -> dict[str, str]:
     elif component == names.TRAINER:
         config = _config_map(pod)
         told = {
-            names.ANNOTATION_NODES: _environment(pod).get(NODES),
+            names.ANNOTATION_NODES: _variable(pod, NODES),
             names.ANNOTATION_REVISION: "" if config == names.legacy_config_map(job) else config,
         }
     else:
@@ -65,10 +71,12 @@ def _place(pod: Manifest) -> tuple[str, str, str]:
     return job, names.TRAINER if is_training else "", index
 
 
-def _environment(pod: Manifest) -> dict[str, str]:
-    """Return the variables of the training container that have a value."""
-    variables = _container(pod, names.TRAINER).get("env") or []
-    return {v["name"]: str(v["value"]) for v in variables if "name" in v and "value" in v}
+def _variable(pod: Manifest, name: str) -> str | None:
+    """Return the value of a variable of the training container, the last one of that name; None without."""
+    variables = reversed(_container(pod, names.TRAINER).get("env") or [])
+    return next(
+        (str(v["value"]) for v in variables if v.get("name") == name and "value" in v), None
+    )
 
 
 def _argument(pod: Manifest, key: str) -> str | None:

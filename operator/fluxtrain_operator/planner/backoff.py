@@ -23,7 +23,12 @@ _CLOCK_SECONDS = 5.0
 _REPORTED_FROM, _MAX_COUNT = 2, 9999
 
 
-def num_restarts(situation: Situation, failure: Failure) -> int:
+def replacement_time(situation: Situation, failure: Failure) -> float:
+    """Return the Unix time from which the pod of ``failure`` may be replaced."""
+    return retry_time(failure, _num_restarts(situation, failure))
+
+
+def _num_restarts(situation: Situation, failure: Failure) -> int:
     """Return how often the job was restarted for the reason of ``failure``; each has its own delays.
 
     Failures of the infrastructure count for each pod on its own. Older operators counted all

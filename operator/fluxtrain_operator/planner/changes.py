@@ -7,7 +7,7 @@ from itertools import count
 
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.planner.backoff import num_restarts
+from fluxtrain_operator.planner.backoff import replacement_time
 from fluxtrain_operator.planner.changed_labels import unwatched_pods
 from fluxtrain_operator.planner.create_failures import CreateFailure
 from fluxtrain_operator.planner.decision import Decision
@@ -17,7 +17,7 @@ from fluxtrain_operator.planner.exclusion import (
     distrusted_nodes,
     unschedulable_pods,
 )
-from fluxtrain_operator.planner.failures import Failure, retry_time
+from fluxtrain_operator.planner.failures import Failure
 from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.resources import (
@@ -102,7 +102,7 @@ def _removed_pods(situation: Situation, decision: Decision) -> Iterator[Delete]:
 def _is_replaced(situation: Situation, failure: Failure) -> bool:
     """Return whether the pod of ``failure`` is replaced now; one of the program once that was decided."""
     if failure.infrastructure:
-        return retry_time(failure, num_restarts(situation, failure)) <= situation.now
+        return replacement_time(situation, failure) <= situation.now
     last = situation.pod_replacement
     return last is not None and failure.pod.uid in last.pods
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fluxtrain_operator.planner.backoff import num_restarts
+from fluxtrain_operator.planner.backoff import replacement_time
 from fluxtrain_operator.planner.decision import Decision, fail, restart_all, restarts_exhausted
 from fluxtrain_operator.planner.disruption import Reason
-from fluxtrain_operator.planner.failures import OUT_OF_MEMORY, Failure, retry_time
+from fluxtrain_operator.planner.failures import OUT_OF_MEMORY, Failure
 from fluxtrain_operator.planner.pod_replacement import (
     answer_deadline,
     has_stepped_since,
@@ -34,7 +34,7 @@ def program_failed(situation: Situation) -> Decision | None:
     if not needs_all_pods(situation):
         return None
     failure = (*new, *situation.program_failures)[0]
-    line, time = failure.error_line, _retry_time(situation, failure)
+    line, time = failure.error_line, replacement_time(situation, failure)
     if situation.now < time:
         message = f"{failure.message}; starts again at {stamp(time)}"
         return Decision("hold", failure.reason, message, error_line=line, requeue_time=time)
@@ -76,7 +76,7 @@ def failed_pods(situation: Situation) -> Decision | None:
     if replacement is None or answer_deadline(situation) is not None:
         return None
     failure = (*new, *situation.program_failures)[0]
-    if new and situation.now < min(_retry_time(situation, failure) for failure in new):
+    if new and situation.now < min(replacement_time(situation, failure) for failure in new):
         return None
     return Decision(
         "run",
@@ -91,10 +91,6 @@ def failed_pods(situation: Situation) -> Decision | None:
 def _is_restarted(situation: Situation, failure: Failure) -> bool:
     codes = situation.job.spec.restart.on_exit_codes
     return failure.pod.exit_code in codes or failure.reason == OUT_OF_MEMORY
-
-
-def _retry_time(situation: Situation, failure: Failure) -> float:
-    return retry_time(failure, num_restarts(situation, failure))
 
 
 def _with_exit(decision: Decision, failure: Failure) -> Decision:

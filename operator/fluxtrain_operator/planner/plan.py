@@ -14,7 +14,7 @@ from fluxtrain_operator.distrust import Fault
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.attribution import new_faults, next_faults
-from fluxtrain_operator.planner.backoff import next_retries, num_restarts, recovery_times
+from fluxtrain_operator.planner.backoff import next_retries, recovery_times, replacement_time
 from fluxtrain_operator.planner.changed_labels import LABELS_CHANGED
 from fluxtrain_operator.planner.changes import (
     MAX_PODS_PER_PLAN,
@@ -28,7 +28,6 @@ from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailur
 from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.exclusion import exclusion_lifted, lift_times
-from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.guard import GRACE_SECONDS
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.pod_replacement import answer_deadline
@@ -228,7 +227,7 @@ def _requeue_after(situation: Situation, decision: Decision, status: Status) -> 
     now, lifecycle = situation.now, situation.job.spec.lifecycle
     times = [decision.requeue_time]
     if decision.action in ("run", "restart", "hold"):
-        times += [retry_time(f, num_restarts(situation, f)) for f in situation.failures]
+        times += [replacement_time(situation, f) for f in situation.failures]
         times += [progress_deadline(situation), no_answer_time(situation)]
         times += [answer_deadline(situation)]
         times += [situation.guard.recheck_time, pending_deadline(situation)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fluxtrain.errors import EXIT_OK
-from fluxtrain_operator.planner.backoff import num_restarts
+from fluxtrain_operator.planner.backoff import replacement_time
 from fluxtrain_operator.planner.decision import (
     RUN,
     Decision,
@@ -20,7 +20,6 @@ from fluxtrain_operator.planner.failure_rules import (
     program_failed,
     rendezvous_closed,
 )
-from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.in_place import (
     is_unanswered,
     next_in_place_restart,
@@ -179,7 +178,7 @@ def group_ended(situation: Situation) -> Decision | None:
     if not situation.current or len(left) >= need:
         return None
     for failure in situation.failures:
-        time = retry_time(failure, num_restarts(situation, failure))
+        time = replacement_time(situation, failure)
         if situation.now < time:
             message = f"{failure.message}; queued again at {stamp(time)}"
             return Decision("hold", failure.reason, message, requeue_time=time)

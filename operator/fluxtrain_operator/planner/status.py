@@ -18,12 +18,11 @@ from fluxtrain_operator import names
 from fluxtrain_operator.durations import duration
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job
-from fluxtrain_operator.planner.backoff import num_restarts, repeated_failure
+from fluxtrain_operator.planner.backoff import repeated_failure, replacement_time
 from fluxtrain_operator.planner.changed_labels import label_problem
 from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
 from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.disruption import Reason
-from fluxtrain_operator.planner.failures import retry_time
 from fluxtrain_operator.planner.node_problems import node_problem
 from fluxtrain_operator.planner.predecessors import completed_predecessors
 from fluxtrain_operator.planner.situation import Situation, true_since
@@ -245,7 +244,7 @@ def _pending_reason(situation: Situation) -> tuple[str, str]:
     Else those that the scheduler or kubelet reports of the first waiting pod.
     """
     for failure in situation.program_failures:
-        time = retry_time(failure, num_restarts(situation, failure))
+        time = replacement_time(situation, failure)
         if time > situation.now:
             return failure.reason, f"{failure.message}; starts again at {stamp(time)}"
     need = situation.job.spec.nodes.min
