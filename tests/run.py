@@ -1,8 +1,8 @@
-"""Run all tests in three pytest processes at once: those that compute, and those that wait.
+"""Run all tests in three pytest processes at once: of the trainer, of the operator, and on a cluster.
 
     python -m tests.run [--repeat] [pytest's own options]
 
-The others wait for an API server or for a cluster. Ends with the ten slowest tests and files, all counts,
+The second has all that needs an API server at most. Ends with the ten slowest tests and files, all counts,
 and the errors of all tests that failed. With ``--repeat`` a failed test runs once more; if it then passes
 it is reported as FLAKY, with both logs.
 """
@@ -23,8 +23,10 @@ from tempfile import TemporaryDirectory
 from tests.paths import ROOT
 
 LANES = {
-    "compute": ["architecture", "contract", "operator", "chart", "trainer", "benchmarks", "faults"],
-    "api_server": ["api_server"],
+    "trainer": ["trainer"],
+    "operator": [
+        *("api_server", "architecture", "contract", "operator", "chart", "benchmarks", "faults")
+    ],
     "cluster": ["cluster", "end_to_end"],
 }
 NUM_SLOWEST = 10
