@@ -61,15 +61,17 @@ def write(page: Path, outcomes: Sequence[Outcome]) -> None:
 def run_shared(current: Session, faults: Sequence[Fault], outcomes: list[Outcome]) -> None:
     """Do ``faults`` to one job; to another if it does not train any more."""
     target, measured = None, list[Outcome]()
-    for fault in faults:
-        if target is None:
-            target, measured = current.create_job(), []
-        measured.append(_measure(fault, target))
-        if measured[-1].error:
+    try:
+        for fault in faults:
+            if target is None:
+                target, measured = current.create_job(), []
+            measured.append(_measure(fault, target))
+            if measured[-1].error:
+                outcomes += _finish(current, target, measured)
+                target = None
+    finally:  # an error of this program costs no row that was measured before
+        if target is not None:
             outcomes += _finish(current, target, measured)
-            target = None
-    if target is not None:
-        outcomes += _finish(current, target, measured)
 
 
 def run_own(current: Session, fault: Fault, outcomes: list[Outcome]) -> None:

@@ -115,8 +115,15 @@ class Target:
             self.wait_until_steady()
 
     def pod_of_rank(self, rank: int) -> Manifest:
-        """Return the training pod whose agent has ``rank`` in the present generation."""
-        uid = pod_of(self.members["world"][rank])
+        """Return the training pod whose agent has ``rank`` in the present generation, once there is one."""
+        world: list[str] = []
+
+        def has_rank() -> bool:
+            world[:] = self.members.get("world", ())
+            return len(world) > rank
+
+        wait_for(has_rank, self.debug_text, seconds=RECOVERY_SECONDS)
+        uid = pod_of(world[rank])
         return next(pod for pod in self.pods.values() if pod["metadata"]["uid"] == uid)
 
     @property
