@@ -14,6 +14,8 @@ from tests.faults.target import Target, fetch_members
 from tests.faults.timeline import NEW_POD, Seen, Sign
 
 STEP_POLL_SECONDS, POLL_SECONDS = 0.05, 0.3
+GOOD = ("Progressing=True", "Healthy=True")
+"""Conditions that report no fault."""
 
 
 class Watch:
@@ -80,7 +82,7 @@ class Watch:
         conditions = {
             f"{c['type']}={c['status']} {c['reason']}" for c in status.get("conditions", [])
         }
-        self._report_new("condition", conditions)
+        self._report_new("condition", {each for each in conditions if not each.startswith(GOOD)})
         events = self._kubectl.get("events.events.k8s.io", here)["items"]
         self._report_new("event", {_event(e) for e in events if _is_of(e, name)})
 
