@@ -15,6 +15,7 @@ from fluxtrain.contract.resource.api_model import ApiModel
 from fluxtrain.contract.strict_model import Rule
 from fluxtrain.contract.validation import validate
 from fluxtrain.errors import ConfigError
+from fluxtrain_operator.mappings import mapping, mappings
 
 _READY = "Ready"
 """A condition with rules of its own, see `planner.guard`."""
@@ -172,27 +173,16 @@ def _expression(mark: str, default: str) -> str:
 
 
 def _first_mark(matcher: Matcher, manifest: Mapping[str, Any]) -> str:
-    spec, status = _mapping(manifest, "spec"), _mapping(manifest, "status")
-    for condition in _mappings(status, "conditions"):
+    spec, status = mapping(manifest, "spec"), mapping(manifest, "status")
+    for condition in mappings(status, "conditions"):
         kind, value = condition.get("type"), condition.get("status")
         if kind != _READY and matcher.mark("conditions", kind, value):
             reason = str(condition.get("reason") or "")[:128]
             return f"condition {kind}={value}" + (f" ({reason})" if reason else "")
-    for taint in _mappings(spec, "taints"):
+    for taint in mappings(spec, "taints"):
         if matcher.mark("taints", taint.get("key"), taint.get("value")):
             return f"taint {taint.get('key')}"
-    for key, value in _mapping(_mapping(manifest, "metadata"), "labels").items():
+    for key, value in mapping(mapping(manifest, "metadata"), "labels").items():
         if matcher.mark("labels", key, value):
             return f"label {key}={value}"
     return ""
-
-
-def _mapping(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = of.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _mappings(of: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    value = of.get(key)
-    items = value if isinstance(value, list) else []
-    return [item for item in items if isinstance(item, Mapping)]

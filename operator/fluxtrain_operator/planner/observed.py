@@ -8,6 +8,7 @@ from typing import Any
 
 from fluxtrain_operator import names
 from fluxtrain_operator.distrust import NO_DISTRUST, Distrust
+from fluxtrain_operator.mappings import items, mapping, mappings
 from fluxtrain_operator.members import NOT_HEARD, Heard
 from fluxtrain_operator.node_health import KNOWN_MARKS, NodeMarks
 from fluxtrain_operator.planner.create_failures import CreateFailure
@@ -93,13 +94,13 @@ class Pod:
     @staticmethod
     def from_object(manifest: Mapping[str, Any]) -> Pod:
         """Return the pod in ``manifest``; missing or malformed fields have their defaults."""
-        metadata, status = _mapping(manifest, "metadata"), _mapping(manifest, "status")
-        spec = _mapping(manifest, "spec")
-        labels, notes = _mapping(metadata, "labels"), _mapping(metadata, "annotations")
-        conditions = {c.get("type"): c for c in _mappings(status, "conditions")}
-        scheduled = _mapping(conditions, "PodScheduled")
+        metadata, status = mapping(manifest, "metadata"), mapping(manifest, "status")
+        spec = mapping(manifest, "spec")
+        labels, notes = mapping(metadata, "labels"), mapping(metadata, "annotations")
+        conditions = {c.get("type"): c for c in mappings(status, "conditions")}
+        scheduled = mapping(conditions, "PodScheduled")
         state = _main_container(labels, status)
-        waiting, terminated = _mapping(state, "waiting"), _mapping(state, "terminated")
+        waiting, terminated = mapping(state, "waiting"), mapping(state, "terminated")
         final = read_termination_message(terminated.get("message"))
         started, finished = _told_times(state)
         shift = _shift(manifest)
@@ -114,14 +115,14 @@ class Pod:
             ended_generation=_pair(notes.get(names.ANNOTATION_ENDED)),
             revision=str(notes.get(names.ANNOTATION_REVISION, "")),
             phase=str(status.get("phase", "Pending")),
-            ready=_mapping(conditions, "Ready").get("status") == "True",
+            ready=mapping(conditions, "Ready").get("status") == "True",
             node=str(spec.get("nodeName") or ""),
             deleting="deletionTimestamp" in metadata,
             deletion_deadline=seconds(metadata.get("deletionTimestamp")),
             forced=metadata.get("deletionGracePeriodSeconds") == 0,
             gated=scheduled.get("reason") == "SchedulingGated",
-            gates=tuple(str(gate.get("name")) for gate in _mappings(spec, "schedulingGates")),
-            finalizers=tuple(map(str, _list(metadata, "finalizers"))),
+            gates=tuple(str(gate.get("name")) for gate in mappings(spec, "schedulingGates")),
+            finalizers=tuple(map(str, items(metadata, "finalizers"))),
             waiting=_waiting_reason(scheduled, waiting),
             exit_code=terminated.get("exitCode"),
             reason=str(status.get("reason") or terminated.get("reason") or ""),
@@ -131,9 +132,9 @@ class Pod:
             created=seconds(metadata.get("creationTimestamp")) or 0.0,
             started=None if started is None else started + shift,
             finished=None if finished is None else finished + shift,
-            disrupted=_mapping(conditions, "DisruptionTarget").get("status") == "True",
+            disrupted=mapping(conditions, "DisruptionTarget").get("status") == "True",
             excludes_nodes=bool(notes.get(names.ANNOTATION_DISTRUSTED)),
-            changed_labels=tuple(map(str, _list(manifest, "changedLabels"))),
+            changed_labels=tuple(map(str, items(manifest, "changedLabels"))),
             rendezvous_version=str(notes.get(names.ANNOTATION_RENDEZVOUS, "")),
         )
 
@@ -169,22 +170,22 @@ class NodeView:
     @staticmethod
     def from_object(manifest: Mapping[str, Any], marks: NodeMarks = KNOWN_MARKS) -> NodeView:
         """Return the node in ``manifest``; a new one without conditions is not ready."""
-        metadata, status = _mapping(manifest, "metadata"), _mapping(manifest, "status")
-        conditions = {c.get("type"): c for c in _mappings(status, "conditions")}
-        ready = _mapping(conditions, "Ready")
+        metadata, status = mapping(manifest, "metadata"), mapping(manifest, "status")
+        conditions = {c.get("type"): c for c in mappings(status, "conditions")}
+        ready = mapping(conditions, "Ready")
         since = seconds(ready.get("lastTransitionTime")) or 0.0
-        name, hostname = metadata.get("name", ""), _mapping(metadata, "labels").get(names.HOSTNAME)
+        name, hostname = metadata.get("name", ""), mapping(metadata, "labels").get(names.HOSTNAME)
         return NodeView(
             name=str(name),
             ready=ready.get("status") == "True",
             unhealthy=marks.of_gpus(manifest),
             problem=marks.of_node(manifest),
-            cordoned=_mapping(manifest, "spec").get("unschedulable") is True,
+            cordoned=mapping(manifest, "spec").get("unschedulable") is True,
             created=seconds(metadata.get("creationTimestamp")) or 0.0,
             hostname=str(hostname) if hostname and hostname != name else "",
             since=since,
             told_since=since,
-            has_gpus=any(map(_is_gpu, _mapping(status, "capacity").items())),
+            has_gpus=any(map(_is_gpu, mapping(status, "capacity").items())),
         )
 
 
@@ -225,7 +226,7 @@ class Observed:
         """Return the snapshot with ``pods`` grouped by their component label."""
         by_component: dict[str, list[Pod]] = {names.TRAINER: [], names.RENDEZVOUS: []}
         for manifest in pods:
-            labels = _mapping(_mapping(manifest, "metadata"), "labels")
+            labels = mapping(mapping(manifest, "metadata"), "labels")
             component = labels.get(names.LABEL_COMPONENT)
             if component in by_component:
                 by_component[component].append(Pod.from_object(manifest))
@@ -236,14 +237,14 @@ class Observed:
 
 def newest_time(pod: Mapping[str, Any]) -> float | None:
     """Return when the main container ended, else when it started, by its node's clock; None if neither."""
-    state = _main_container(_mapping(_mapping(pod, "metadata"), "labels"), _mapping(pod, "status"))
+    state = _main_container(mapping(mapping(pod, "metadata"), "labels"), mapping(pod, "status"))
     started, finished = _told_times(state)
     return started if finished is None else finished
 
 
 def _told_times(state: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Return when a container started and ended, by its node's clock; None if it is not told."""
-    running, terminated = _mapping(state, "running"), _mapping(state, "terminated")
+    running, terminated = mapping(state, "running"), mapping(state, "terminated")
     started = seconds(running.get("startedAt") or terminated.get("startedAt"))
     return started or None, seconds(terminated.get("finishedAt")) or None
 
@@ -257,9 +258,9 @@ def _shift(pod: Mapping[str, Any]) -> float:
 def _main_container(labels: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the state of the main container, which has the name of the pod's component."""
     name = labels.get(names.LABEL_COMPONENT)
-    for container in _mappings(status, "containerStatuses"):
+    for container in mappings(status, "containerStatuses"):
         if container.get("name") == name:
-            return _mapping(container, "state")
+            return mapping(container, "state")
     return {}
 
 
@@ -273,20 +274,6 @@ def _is_gpu(item: tuple[object, object]) -> bool:
     """Return whether an item of a node's capacity is a positive number of GPUs."""
     name, count = str(item[0]), str(item[1])
     return name.startswith(_GPU_RESOURCES) and count != "0"
-
-
-def _mapping(of: Mapping[Any, Any], key: str) -> Mapping[str, Any]:
-    value = of.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _mappings(of: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    return [item for item in _list(of, key) if isinstance(item, Mapping)]
-
-
-def _list(of: Mapping[str, Any], key: str) -> list[Any]:
-    value = of.get(key)
-    return value if isinstance(value, list) else []
 
 
 def _number(text: object) -> int:

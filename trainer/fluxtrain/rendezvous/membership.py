@@ -47,8 +47,8 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Restart:
-    """The end of a generation because trainers failed."""
+class RecordedRestart:
+    """The end of a generation because trainers failed, as one or more agents told it."""
 
     agent: str
     """The agent that tells the cause; of several with the same one the first."""
@@ -86,7 +86,7 @@ class Membership:
     """No generation forms before: the agents of one that runs have not been heard yet."""
     lost: dict[str, float] = field(default_factory=dict)
     """Agents that were lost and did not return, with the time of their last heartbeat; the oldest first."""
-    restarts: dict[int, Restart] = field(default_factory=dict)
+    restarts: dict[int, RecordedRestart] = field(default_factory=dict)
     """The newest restarts by the generation that ended: one, however many agents tell it."""
     _agents: dict[str, _Agent] = field(default_factory=dict)
     _members: frozenset[str] = frozenset()
@@ -216,7 +216,7 @@ class Membership:
                 known = self.restarts.get(told.generation)
                 cause = root_cause([told.cause, *([known.cause] if known else [])])
                 if known is None or cause != known.cause:
-                    self.restarts[told.generation] = Restart(beat.agent, cause)
+                    self.restarts[told.generation] = RecordedRestart(beat.agent, cause)
         while len(self.restarts) > MAX_RESTARTS:
             del self.restarts[min(self.restarts)]
 
