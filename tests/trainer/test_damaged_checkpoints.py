@@ -19,7 +19,7 @@ from fluxtrain.checksums import FileSums
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.distributed import World
+from fluxtrain.distributed import World, process_group
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, StorageError
 from fluxtrain.launch.torchrun import finished_state
 from fluxtrain.run_state import DONE, complete, read_checksums, step_of
@@ -169,6 +169,36 @@ def test_every_damage_is_found(saved: Path, tmp_path: Path, damage: Damage) -> N
     assert found
     assert "\n" not in found
     assert len(found) < 400
+
+
+def tell_damages(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
+    """Print what each rank finds wrong with the checkpoints in the data folder."""
+    ranks.set_environment(world, port)
+    with process_group() as joined:
+        for checkpoint in sorted(paths.data.glob("*/step_*")):
+            found = find_damage(checkpoint, joined, lambda: None)
+            print(json.dumps([checkpoint.parent.name, found]))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_ranks_find_what_one_finds(saved: Path, tmp_path: Path, size: int) -> None:
+    expected, name = [], folder(tmp_path, 6).name
+    for number, damage in enumerate([lambda checkpoint: None, *DAMAGES.values()]):
+        run = tmp_path / f"{number:02d}" / "checkpoints"
+        for step in (2, 6):
+            shutil.copytree(folder(saved, step), run / folder(saved, step).name)
+        damage(run / name)
+        shutil.rmtree(run / folder(saved, 2).name)
+        (run / name).rename(tmp_path / f"{number:02d}" / name)
+        found = find_damage(tmp_path / f"{number:02d}" / name, ALONE, lambda: None)
+        expected.append([f"{number:02d}", found])
+    assert [found for _, found in expected].count("") == 1
+    output = RunPaths(tmp_path / "out", tmp_path, tmp_path)
+    run = partial(tell_damages, port=free_port())
+    assert ranks.finish(run, config(1), output, size) == [EXIT_OK] * size
+    for rank in range(size):
+        told = [json.loads(line) for line in ranks.output_of(output, rank).splitlines()]
+        assert told == expected
 
 
 def test_old_checkpoints_are_whole_without_checksums(saved: Path, tmp_path: Path) -> None:

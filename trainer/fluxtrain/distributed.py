@@ -43,6 +43,11 @@ class World:
     progress: Progress = field(default_factory=Progress, compare=False, repr=False)
     """What this rank reports at /progress."""
 
+    @staticmethod
+    def alone() -> World:
+        """Return the world of a process without peers, on the CPU."""
+        return World(0, 0, 1, torch.device("cpu"))
+
     @property
     def is_main(self) -> bool:
         """Return whether this is rank 0, which logs."""
@@ -66,6 +71,12 @@ class World:
         gathered: list[list[str]] = [[] for _ in range(self.size)]
         dist.all_gather_object(gathered, own)
         return [text for texts in gathered for text in texts]
+
+    def broadcast(self, texts: list[str]) -> list[str]:
+        """Return rank 0's strings on every rank; every rank must call it with equally many."""
+        if self.size > 1:
+            dist.broadcast_object_list(texts)
+        return texts
 
     def gather_numbers(self, own: list[float]) -> list[list[float]]:
         """Return the numbers of each rank, by rank; every rank must call it with equally many.

@@ -38,6 +38,11 @@ class Span:
         """Return the bytes of one entry along the first dim."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 def read_header(path: Path) -> dict[str, Span]:
     """Return the tensors of ``path`` by name; DataError if the file is not whole or malformed."""
@@ -59,7 +64,7 @@ def read_header(path: Path) -> dict[str, Span]:
 
 def read_tensor(path: Path, span: Span, max_bytes: int | None = _MAX_TENSOR_BYTES) -> Tensor:
     """Return the tensor at ``span`` of ``path``; DataError if it is too large or cut off."""
-    size = math.prod(span.shape) * span.dtype.itemsize
+    size = span.num_bytes
     if max_bytes is not None and size > max_bytes:
         raise DataError(f"{path}: a tensor of {size} bytes; at most {max_bytes} are read")
     content = bytearray(size)

@@ -65,7 +65,9 @@ class _Trainer:
             config, self.sources.validation, world.rank, world.size, pin=self._pin
         )
         self.encode = batch_encoder(config, paths.models, world.device)
-        published = published_weights(config, paths.models) if recovery.is_new else None
+        published = None
+        if recovery.is_new:
+            published = published_weights(config, paths.models, world, observer.alive)
         self.model = build_model(config, world, published, observer.alive)
         if world.size > 1:
             times = observer.step_times

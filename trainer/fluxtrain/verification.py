@@ -1,18 +1,22 @@
 """Whether a checkpoint is whole: its files against the checksums in DONE, read by all ranks together.
 
 Ranks read blocks in the order of the files, so that most ranks verify what they load next, and the system
-still has it in memory. Checkpoints of versions without checksums: the headers of their files only.
+still has it in memory. Who reads the weights only verifies the blocks that hold them. Checkpoints of versions
+without checksums: the headers of their files only.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import astuple
+from itertools import compress
 from math import prod
 from pathlib import Path
 
@@ -25,7 +29,7 @@ from fluxtrain.errors import ConfigError, DataError, StorageError
 from fluxtrain.model.tensor_names import entries
 from fluxtrain.progress import Alive
 from fluxtrain.run_state import CONFIG_FILE, read_checksums, read_config, read_state
-from fluxtrain.safetensors_file import open_safetensors, read_shapes
+from fluxtrain.safetensors_file import open_safetensors, read_header, read_shapes
 
 _SUFFIX = ".safetensors"
 _NUM_THREADS = 8
@@ -34,23 +38,34 @@ _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
 """Errors of files that a later start would find again; EIO is what a broken medium returns."""
 
 
-def find_damage(checkpoint: Path, world: World, alive: Alive) -> str:
+def find_damage(checkpoint: Path, world: World, alive: Alive, weights_only: bool = False) -> str:
     """Return what is wrong with ``checkpoint``, an empty text if it is whole; every rank must call this.
 
-    ``alive`` is called after each block. Raises StorageError if the storage cannot be read at present.
+    Of the tensors only the model's weights are verified if ``weights_only``. ``alive`` is called after each
+    block. Raises StorageError if the storage cannot be read at present.
     """
-    damage, text = world.all_gather(_inspect(checkpoint) if world.is_main else [])
+    found = _inspect(checkpoint, weights_only) if world.is_main else ["", ""]
+    damage, text = world.broadcast(found)
     if damage or not text:
         return damage
-    blocks = checksums.blocks_of(checksums.decode(text))
+    blocks = [Block(*values) for values in json.loads(text)]
     begin, end = (len(blocks) * rank // world.size for rank in (world.rank, world.rank + 1))
     own = blocks[begin:end]
     damages = world.all_gather(_damaged_blocks(checkpoint, own, alive)[:1])
     return damages[0] if damages else ""
 
 
-def _inspect(checkpoint: Path) -> list[str]:
-    """Return what is wrong with all but the contents of the tensors, and the checksums if there are any."""
+def require_whole_weights(checkpoint: Path, world: World, alive: Alive) -> None:
+    """Raise DataError, with the file, if the weights in ``checkpoint`` are damaged; every rank must call it.
+
+    ``alive`` is called after each block. Raises StorageError if the storage cannot be read at present.
+    """
+    if damage := find_damage(checkpoint, world, alive, weights_only=True):
+        raise DataError(f"{checkpoint}: damaged ({damage})")
+
+
+def _inspect(checkpoint: Path, weights_only: bool) -> list[str]:
+    """Return what is wrong with all but the contents of the tensors, and the blocks to verify as JSON."""
     try:
         with _storage_errors(checkpoint):
             read_state(checkpoint)
@@ -60,12 +75,36 @@ def _inspect(checkpoint: Path) -> list[str]:
                 _check_headers(checkpoint)
                 return ["", ""]
             _check_sizes(checkpoint, files)
-            return ["", checksums.encode(files)]
+            blocks = checksums.blocks_of(files)
+            if weights_only:
+                blocks = _with_weights(checkpoint, blocks)
+            return ["", json.dumps([astuple(block) for block in blocks])]
     except (DataError, ConfigError) as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno not in _DAMAGE:
             raise StorageError(str(error)) from None
         return [str(error).removeprefix(f"{checkpoint}{os.sep}"), ""]
+
+
+def _with_weights(checkpoint: Path, blocks: Sequence[Block]) -> list[Block]:
+    """Return those of ``blocks`` that hold the header of a file or a tensor of the model."""
+    ranges = {name: _ranges_of_weights(checkpoint / name) for name in {b.file for b in blocks}}
+    overlaps = (
+        any(begin < block.offset + block.size and block.offset < end for begin, end in spans)
+        for block in blocks
+        for spans in (ranges[block.file],)
+    )
+    return list(compress(blocks, overlaps))
+
+
+def _ranges_of_weights(path: Path) -> list[tuple[int, int]]:
+    """Return the bytes of the header and the weights in ``path``: all bytes of a file without tensors."""
+    if path.suffix != _SUFFIX:
+        return [(0, path.stat().st_size)]
+    spans = read_header(path)
+    header = min((span.offset for span in spans.values()), default=path.stat().st_size)
+    weights = [span for name, span in spans.items() if _kind(name) == "model"]
+    return [(0, header), *((span.offset, span.offset + span.num_bytes) for span in weights)]
 
 
 def _check_sizes(checkpoint: Path, files: Mapping[str, FileSums]) -> None:

@@ -31,7 +31,7 @@ from fluxtrain.parallelize import DTYPES, load_weights
 from fluxtrain.progress import Alive
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.sample.denoise import denoise, initial_noise, to_pil_images
-from fluxtrain.weights.reader import published_weights
+from fluxtrain.weights.reader import initial_weights, published_weights
 
 _POLL_SECONDS = 0.5
 TextEncoding = tuple[Tensor, Tensor]  # tokens "1 l d", pooled vector "1 v"
@@ -41,7 +41,7 @@ def check_sample_task(config: RunConfig, paths: RunPaths) -> None:
     """Raise ConfigError or DataError if prompts, weights or encoders are missing; nothing is loaded."""
     if not config.sampling.prompts:
         raise ConfigError("spec.run.sampling.prompts", UNSET, "must hold at least one prompt")
-    if published_weights(config, paths.models) is None:
+    if initial_weights(config, paths.models) is None:
         text = "must name the weights to sample with"
         raise ConfigError("spec.run.initial_weights", UNSET, text)
     check_files(config.encoders, paths.models)
@@ -108,7 +108,9 @@ def _sample(
 
 
 def _load_model(config: RunConfig, paths: RunPaths, world: World, alive: Alive) -> Flux:
-    weights = published_weights(config, paths.models)
+    weights = published_weights(
+        config, paths.models, World.alone(), alive
+    )  # others may have no image
     assert weights is not None
     with torch.device("meta"):
         model = Flux(config.model).to(DTYPES[config.precision.compute])

@@ -8,7 +8,7 @@
 | checkpoints/step_N, or the output folder of a run        | our own              |
 
 torchtitan can write such a folder in safetensors; its native checkpoints have a pickled index, and pickles
-are not read.
+are not read. Our own checkpoints are verified by their checksums; the other layouts have none.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from math import prod
 from pathlib import Path
 from typing import Protocol
 
@@ -29,15 +27,17 @@ from fluxtrain.contract.launch import CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.validation import validate
+from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.model.tensor_names import Entry, Shape, entries
-from fluxtrain.run_state import latest, read_config
+from fluxtrain.progress import Alive
+from fluxtrain.run_state import latest
 from fluxtrain.safetensors_file import Span, read_header, read_tensor
+from fluxtrain.weights.checkpoint_weights import CheckpointWeights
 
 _PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "model.")
 AXES_KEY = "axes_dims_rope"
 """Key of the RoPE dimensions of the axes in diffusers' config.json, and in the metadata of our files."""
-_GROUP_BYTES = 1 << 30  # read at once from a checkpoint, whose shards are reopened for each read
 
 
 class Weights(Protocol):
@@ -46,6 +46,13 @@ class Weights(Protocol):
     path: Path
     model: ModelConfig
     shapes: dict[str, Shape]
+
+    def verify(self, world: World, alive: Alive) -> None:
+        """Raise DataError, with the file, if a checksum is wrong; every rank of ``world`` must call this.
+
+        ``alive`` is called after each part that was read.
+        """
+        ...
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors ``names`` in this order, in the dtype of the source."""
@@ -57,7 +64,7 @@ def open_weights(path: Path) -> Weights:
     if path.is_dir():
         newest = latest(path / CHECKPOINTS_FOLDER)
         if newest or (path / "DONE").exists():
-            return _CheckpointWeights(newest or path)
+            return CheckpointWeights(newest or path)
         if (path / "transformer").is_dir():
             return open_weights(path / "transformer")
         if (path / ".metadata").exists():
@@ -72,15 +79,30 @@ def open_weights(path: Path) -> Weights:
     return _open_files(path, [path])
 
 
-def published_weights(config: RunConfig, models_root: Path) -> Iterator[tuple[str, Tensor]] | None:
+def initial_weights(config: RunConfig, models_root: Path) -> Weights | None:
     """Return the initial weights of ``config``, None if the initialization is random.
 
-    Raises DataError if they are missing or of another model.
+    Raises DataError if they are missing or of another model. Their checksums are not verified yet.
     """
     if config.initial_weights is None:
         return None
     weights = open_weights(models_root / config.initial_weights)
     require_complete(weights, config.model)
+    return weights
+
+
+def published_weights(
+    config: RunConfig, models_root: Path, world: World, alive: Alive = lambda: None
+) -> Iterator[tuple[str, Tensor]] | None:
+    """Return the tensors of the initial weights of ``config``, None if the initialization is random.
+
+    Every rank of ``world`` must call this: they verify checksums together. Raises DataError if the weights
+    are missing, damaged or of another model.
+    """
+    weights = initial_weights(config, models_root)
+    if weights is None:
+        return None
+    weights.verify(world, alive)
     return weights.read(list(weights.shapes))
 
 
@@ -129,6 +151,9 @@ class _FileWeights:
         self.shapes = {name: self._shape(entry) for name, entry in self._entries.items()}
         self.shapes |= {name: shape for name, shape in shapes.items() if name not in used}
 
+    def verify(self, world: World, alive: Alive) -> None:
+        """Do nothing: published files have no checksums."""
+
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors."""
         for name in names:
@@ -140,25 +165,6 @@ class _FileWeights:
     def _shape(self, entry: Entry) -> Shape:
         first, *others = (self._locations[part].span.shape for part, _ in entry.parts)
         return (sum(shape[0] for shape in (first, *others)), *first[1:]) if others else first
-
-
-class _CheckpointWeights:
-    """The model's weights of one of our checkpoints."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        values = read_config(path).get("model")
-        self.model = validate(ModelConfig, values, f"{path}/config.json: model")
-        self.shapes = {entry.name: entry.shape for entry in entries(self.model)}
-
-    def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors, reading a gigabyte of them at once."""
-        from fluxtrain.checkpoint import load  # a second of imports
-
-        for group in _groups(names, self.shapes):
-            state = {f"model.{name}": torch.empty(self.shapes[name]) for name in group}
-            load(self.path, state)
-            yield from ((name, state[f"model.{name}"]) for name in group)
 
 
 def _open_files(path: Path, files: list[Path]) -> Weights:
@@ -279,13 +285,3 @@ def _axes(path: Path, head: int) -> tuple[int, int, int]:
         return first, second, third
     except (OSError, ValueError, KeyError, TypeError, SafetensorError):
         return head // 8, head // 16 * 7, head // 16 * 7
-
-
-def _groups(names: Sequence[str], shapes: dict[str, Shape]) -> Iterator[list[str]]:
-    total = 0
-    keys = {}
-    for name in names:
-        keys[name] = total // _GROUP_BYTES
-        total += 4 * prod(shapes[name])
-    for _, group in groupby(names, keys.__getitem__):
-        yield list(group)

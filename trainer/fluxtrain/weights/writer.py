@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError, DataError, StorageError
 from fluxtrain.model.tensor_names import Entry, Shape, entries
 from fluxtrain.safetensors_file import read_header
@@ -76,7 +77,7 @@ class _File:
         with self.path.open("rb") as file:
             for name, span in spans.items():
                 file.seek(span.offset)
-                if _crc(file, prod(span.shape) * span.dtype.itemsize) != self.checksums[name]:
+                if _crc(file, span.num_bytes) != self.checksums[name]:
                     raise StorageError(
                         f"{self.path}: {name} on the disk differs from what was written"
                     )
@@ -92,14 +93,15 @@ def write_weights(
 ) -> int:
     """Write ``weights`` to ``output`` (a file for bfl, a folder for diffusers); return the bytes written.
 
-    ``report_bytes`` is called with the number of bytes of each write. Raises DataError if tensors are missing
-    or not finite, ConfigError if the layout does not support the model or ``output`` exists, StorageError if
-    it cannot be written.
+    ``report_bytes`` is called with the number of bytes of each write. Raises DataError if tensors are
+    missing, damaged or not finite, ConfigError if the layout does not support the model or ``output`` exists,
+    StorageError if it cannot be written.
     """
     model = weights.model
     require_complete(weights, model)
     if output.exists():
         raise ConfigError("--output", str(output), "exists already; remove it or name another")
+    weights.verify(World.alone(), lambda: None)
     partial = output.with_name(f".{output.name}.partial")
     _remove(partial)
     try:

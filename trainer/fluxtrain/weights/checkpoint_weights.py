@@ -1,0 +1,55 @@
+"""The weights in one of our checkpoints, verified by its checksums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.validation import validate
+from fluxtrain.distributed import World
+from fluxtrain.model.tensor_names import Shape, entries
+from fluxtrain.progress import Alive
+from fluxtrain.run_state import read_config
+from fluxtrain.verification import require_whole_weights
+
+_GROUP_BYTES = 1 << 30  # read at once from a checkpoint, whose shards are reopened for each read
+
+
+class CheckpointWeights:
+    """The model's weights of one of our checkpoints."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the model's config; raise DataError or ConfigError if it is not valid."""
+        self.path = path
+        values = read_config(path).get("model")
+        self.model = validate(ModelConfig, values, f"{path}/config.json: model")
+        self.shapes = {entry.name: entry.shape for entry in entries(self.model)}
+
+    def verify(self, world: World, alive: Alive) -> None:
+        """Verify the parts of the files that hold the weights, each rank an equal share."""
+        require_whole_weights(self.path, world, alive)
+
+    def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors, reading a gigabyte of them at once."""
+        from fluxtrain.checkpoint import load  # a second of imports
+
+        for group in _groups(names, self.shapes):
+            state = {f"model.{name}": torch.empty(self.shapes[name]) for name in group}
+            load(self.path, state)
+            yield from ((name, state[f"model.{name}"]) for name in group)
+
+
+def _groups(names: Sequence[str], shapes: dict[str, Shape]) -> Iterator[list[str]]:
+    total = 0
+    keys = {}
+    for name in names:
+        keys[name] = total // _GROUP_BYTES
+        total += 4 * prod(shapes[name])
+    for _, group in groupby(names, keys.__getitem__):
+        yield list(group)
