@@ -14,7 +14,7 @@ from fluxtrain_operator.controller.kept_fields import label, node_of, trimmed
 from fluxtrain_operator.controller.node_ledger import NodeLedger
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.node_health import KNOWN_MARKS, NodeMarks
-from fluxtrain_operator.planner.observed import TRANSITION, NodeView, newest_time
+from fluxtrain_operator.planner.observed import TRANSITION, NodeView, Pod, newest_time
 from fluxtrain_operator.planner.owner_references import is_controlled_by
 from fluxtrain_operator.timestamps import seconds
 from fluxtrain_operator.transition import Transition, transition
@@ -35,6 +35,7 @@ class Cache:
         self._pods: dict[Key, dict[str, Manifest]] = {}
         self._key_of_pod: dict[str, Key] = {}  # by the pod's uid
         self._on_node: dict[str, set[tuple[Key, str]]] = {}  # job keys and pod names by node
+        self._final_pods: dict[Key, Manifest] = {}
         self._deleted_nodes: set[str] = set()
         self.nodes: dict[str, NodeView] = {}
         self.ledger = NodeLedger(self.nodes)
@@ -58,6 +59,10 @@ class Cache:
         """Return the pods with the job's label that it does not control, such as an earlier job's."""
         uid = self._uid(key)
         return [pod for pod in self._labelled(key) if not is_controlled_by(pod, uid)]
+
+    def final_pod(self, key: Key) -> Manifest | None:
+        """Return the pod that told rank 0's progress when it ended, and is gone; of several the last."""
+        return self._final_pods.get(key)
 
     def _labelled(self, key: Key) -> list[Manifest]:
         return list(self._pods.get(key, {}).values())
@@ -86,7 +91,10 @@ class Cache:
             self._dependents[predecessor].discard(key)
             if not self._dependents[predecessor]:
                 del self._dependents[predecessor]
+        uid = self._uid(key)
         self._jobs.pop(key, None)
+        if deleted or uid != manifest["metadata"].get("uid"):
+            self._final_pods.pop(key, None)
         self.ledger.set_job(key, None if deleted else manifest)
         if not deleted:
             self._jobs[key] = {**manifest, "metadata": _without_managed_fields(manifest)}
@@ -126,9 +134,18 @@ class Cache:
             if cached is not None and cached["metadata"].get("uid") == metadata.get("uid"):
                 self._replace_pod(key, name, None)
             self._drop_deleted_node(node_of(manifest))
+            self._keep_final(key, _with_transition(trimmed(manifest), cached, self._clock()))
         elif _is_newer(manifest, cached):
             self._replace_pod(key, name, _with_transition(trimmed(manifest), cached, self._clock()))
         return key
+
+    def _keep_final(self, key: Key, pod: Manifest) -> None:
+        """Keep the deleted ``pod`` if it is the job's and tells rank 0's progress; of several the last."""
+        if not is_controlled_by(pod, self._uid(key)) or Pod.from_object(pod).final_progress is None:
+            return
+        known = self._final_pods.get(key)
+        if known is None or (newest_time(pod) or 0.0) >= (newest_time(known) or 0.0):
+            self._final_pods[key] = pod
 
     def _replace_pod(self, key: Key, name: str, pod: Manifest | None) -> None:
         """Store ``pod`` under the job's key and its name; None removes it."""

@@ -167,6 +167,7 @@ class Reconciler:
         foreign_pods = (name_conflict("Pod", pod, job.name) for pod in self.cache.foreign_pods(key))
         observed = Observed.from_objects(
             self.cache.pods(key),
+            final_pod=self.cache.final_pod(key),
             progress=self.poller.rank_0(key),
             any_progress=self.poller.lowest_rank(key),
             heard=self.members.heard(key),

@@ -196,6 +196,8 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     """Training pods, of all attempts."""
     rendezvous: Pod | None = None
+    final_pod: Pod | None = None
+    """The last pod that told rank 0's progress when it ended, and is gone."""
     progress: Progress | None = None
     """Rank 0's answer at /progress; None if it did not answer."""
     any_progress: Progress | None = None
@@ -222,7 +224,9 @@ class Observed:
     """API versions that the cluster does not serve, such as ``scheduling.volcano.sh/v1beta1``."""
 
     @staticmethod
-    def from_objects(pods: Iterable[Mapping[str, Any]], **others: Any) -> Observed:
+    def from_objects(
+        pods: Iterable[Mapping[str, Any]], final_pod: Mapping[str, Any] | None = None, **others: Any
+    ) -> Observed:
         """Return the snapshot with ``pods`` grouped by their component label."""
         by_component: dict[str, list[Pod]] = {names.TRAINER: [], names.RENDEZVOUS: []}
         for manifest in pods:
@@ -232,7 +236,8 @@ class Observed:
                 by_component[component].append(Pod.from_object(manifest))
         trainers = tuple(sorted(by_component[names.TRAINER], key=lambda pod: pod.index))
         rendezvous = next(iter(by_component[names.RENDEZVOUS]), None)
-        return Observed(pods=trainers, rendezvous=rendezvous, **others)
+        final = Pod.from_object(final_pod) if final_pod is not None else None
+        return Observed(pods=trainers, rendezvous=rendezvous, final_pod=final, **others)
 
 
 def newest_time(pod: Mapping[str, Any]) -> float | None:

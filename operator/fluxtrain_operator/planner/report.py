@@ -1,5 +1,7 @@
 """Rank 0's newest report: its answer at /progress, or a termination message, which may be newer.
 
+A pod may end and be deleted before the operator plans again: what it told last counts until a rank 0 answers.
+
 A trainer tells when it made steps by its own clock, which may differ from the operator's by hours, and how
 long before the report the last one was.
 """
@@ -26,6 +28,8 @@ class Report:
     progress: Progress
     time: float
     """Unix time of the report."""
+    is_final: bool = False
+    """Whether it is the last one of processes that have ended."""
 
     @cached_property
     def last_step_time(self) -> float | None:
@@ -91,9 +95,10 @@ def _is_same(known: str | None, last: float) -> bool:
 
 def newest_report(observed: Observed, now: float) -> Report | None:
     """Return the report with the latest step; None without a report."""
-    answer = observed.progress
+    answer, gone = observed.progress, observed.final_pod
     reports = [] if answer is None else [Report(answer, now - answer.age)]
-    for pod in observed.pods:
+    for pod in (*observed.pods, *([gone] if answer is None and gone is not None else [])):
         if pod.final_progress is not None:
-            reports.append(Report(pod.final_progress, pod.finished or pod.created))
+            time = pod.finished or pod.created
+            reports.append(Report(pod.final_progress, time, is_final=True))
     return max(reports, key=lambda report: report.last_step_time or 0.0, default=None)

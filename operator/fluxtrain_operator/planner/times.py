@@ -64,16 +64,25 @@ def train_seconds_before(situation: Situation) -> float | None:
 def with_times(situation: Situation, decision: Decision, status: Status) -> Status:
     """Return ``status`` with the time spent; with the progress of before if its write is not due yet.
 
-    The status is written on transitions, and for progress alone only from time to time.
+    The status is written on transitions, for the last progress of processes that have ended, and for other
+    progress alone only from time to time.
     """
     before = situation.job.status
     times = {"time_spent": before.time_spent, "goodput": before.goodput, "eta": before.eta}
     unchanged = status.model_copy(update={**times, "progress": before.progress})
-    is_new = status.progress != before.progress and situation.now >= _write_time(situation)
+    is_due = situation.now >= _write_time(situation) or _has_final_steps(situation)
+    is_new = status.progress != before.progress and is_due
     if unchanged == before and not is_new:
         return unchanged
     spent = _time_spent(situation, decision, status)
     return status.model_copy(update={"time_spent": spent, "goodput": goodput(spent)})
+
+
+def _has_final_steps(situation: Situation) -> bool:
+    """Return whether processes that have ended tell more steps than the status has."""
+    before, report = situation.job.status.progress, situation.report
+    shown = before.step if before is not None else 0
+    return report is not None and report.is_final and report.progress.status.step > shown
 
 
 def _write_time(situation: Situation) -> float:
