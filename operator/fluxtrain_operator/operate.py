@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 
 import aiohttp
 from kubernetes.aio import config as kubernetes_config
@@ -22,12 +23,14 @@ from fluxtrain_operator.controller.fault_budget import FaultBudget
 from fluxtrain_operator.controller.informers import Informers
 from fluxtrain_operator.controller.leader_election import FencedClient, LeaderElector
 from fluxtrain_operator.controller.reconcile import Reconciler, is_conflict
+from fluxtrain_operator.controller.unreadable_objects import Reference, UnreadableObjects
 from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.log_format import configure_logging
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.node_health import NodeMarks
 from fluxtrain_operator.options import Options, parse
+from fluxtrain_operator.planner.plan import Event
 
 LOG = logging.getLogger("fluxtrain_operator")
 NUM_WORKERS = 8
@@ -83,8 +86,11 @@ class _Replica:
         self._cache = Cache(NodeMarks(options.node_health))
         self._queue = WorkQueue(self._on_error, MIN_INTERVAL_SECONDS)
         metrics.queue_length.set_function(lambda: len(self._queue))
-        client = KubernetesApi(api, http, metrics.count_request)
-        self._informers = Informers(api, self._cache, metrics, self._enqueue, options.namespaces)
+        self._client = client = KubernetesApi(api, http, metrics.count_request)
+        self._unreadable = UnreadableObjects(metrics)
+        self._informers = Informers(
+            api, self._cache, metrics, self._unreadable, self._enqueue, options.namespaces
+        )
         self._reconciler = Reconciler(
             self._cache,
             client,
@@ -117,7 +123,9 @@ class _Replica:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-        registry = kopf_handlers.make_registry(self._cache, self._enqueue, self._metrics)
+        registry = kopf_handlers.make_registry(
+            self._cache, self._enqueue, self._metrics, self._unreadable
+        )
         kopf_handlers.add_cleanup(registry, stop_tasks)
         watching = asyncio.create_task(kopf_handlers.run(registry, self._namespaces))
         tasks = informing, electing, watching
@@ -148,11 +156,16 @@ class _Replica:
         LOG.info("leading as %s", self._elector.identity)
         for key in sorted(self._cache.jobs, key=lambda key: not self._cache.misses_pods(key)):
             self._queue.add(key)
+        posting = asyncio.create_task(self._unreadable.post_events(self._create_event))
         try:
             await self._queue.run(self._work, NUM_WORKERS)
         finally:
+            posting.cancel()
             await self._reconciler.poller.close()
             await self._reconciler.members.close()
+
+    async def _create_event(self, regarding: Reference, event: Event) -> None:
+        await self._client.create_event_about(regarding, event, time.time())
 
     async def _work(self, key: Key) -> float | None:
         self._health.start_work(key)

@@ -23,6 +23,7 @@ from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.informers import Informers
 from fluxtrain_operator.controller.leader_election import LeaderElector
 from fluxtrain_operator.controller.reconcile import Reconciler
+from fluxtrain_operator.controller.unreadable_objects import UnreadableObjects
 from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.planner.plan import load
@@ -167,7 +168,9 @@ async def reconcile(cluster: KubernetesApi, manifest: Manifest) -> None:
 
 async def watch_everything(api: ApiClient, recorder: Recorder) -> None:
     """Run the informers of a namespace until all of their watches are open."""
-    informers = Informers(api, Cache(), Metrics(CollectorRegistry()), lambda key: None, ["ns"])
+    metrics = Metrics(CollectorRegistry())
+    unreadable = UnreadableObjects(metrics)
+    informers = Informers(api, Cache(), metrics, unreadable, lambda key: None, ["ns"])
     running = asyncio.create_task(informers.run())
     try:
         async with asyncio.timeout(30):
@@ -187,7 +190,7 @@ def watched() -> set[tuple[str, str]]:
     """Return the permissions that kopf needs for its watch."""
     metrics = Metrics(CollectorRegistry())
     queue = WorkQueue(lambda key, error: None)
-    registry = handlers.make_registry(Cache(), queue, metrics)
+    registry = handlers.make_registry(Cache(), queue, metrics, UnreadableObjects(metrics))
     selectors = [handler.selector for handler in registry._watching.get_all_handlers()]
     result = set()
     for selector in selectors:

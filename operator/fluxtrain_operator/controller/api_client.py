@@ -136,10 +136,19 @@ class KubernetesApi:
     async def create_event(self, job: Job, event: Event, now: float) -> None:
         """Create an event about ``job``, which ``kubectl describe`` shows."""
         identity = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
+        await self.create_event_about(
+            {"apiVersion": KINDS[KIND], "kind": KIND, **identity}, event, now
+        )
+
+    async def create_event_about(
+        self, regarding: Mapping[str, str], event: Event, now: float
+    ) -> None:
+        """Create an event about the object that ``regarding`` references; it has a namespace."""
+        name, namespace = regarding["name"][:40].rstrip("-."), regarding["namespace"]
         body = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{job.name[:40]}-", "namespace": job.namespace},
+            "metadata": {"generateName": f"{name}-", "namespace": namespace},
             "eventTime": stamp(now).replace("Z", ".000000Z"),
             "reportingController": names.MANAGED_BY,
             "reportingInstance": names.FIELD_MANAGER,
@@ -147,9 +156,9 @@ class KubernetesApi:
             "reason": event.reason,
             "type": event.type,
             "note": event.message[:_MAX_NOTE_LENGTH],
-            "regarding": {"apiVersion": KINDS[KIND], "kind": KIND, **identity},
+            "regarding": dict(regarding),
         }
-        await self._request("POST", collection("events.k8s.io/v1", job.namespace, "Event"), body)
+        await self._request("POST", collection("events.k8s.io/v1", namespace, "Event"), body)
 
     async def fetch_progress(self, address: str, port: int) -> Progress | None:
         """Return the progress from the trainer or the rendezvous service at ``address``; None without any.

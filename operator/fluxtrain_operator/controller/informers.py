@@ -19,8 +19,8 @@ from fluxtrain_operator.controller.list_watch import (
     EventHandler,
     ListWatch,
     list_and_watch,
-    report_unreadable,
 )
+from fluxtrain_operator.controller.unreadable_objects import UnreadableObjects
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
 
@@ -33,17 +33,18 @@ METADATA_RELIST_SECONDS = 3600.0
 class _Handler:
     """Enqueues the jobs whose cached objects changed."""
 
-    kind: str
+    kind: Kind
     cache: Cache
     metrics: Metrics
+    unreadable: UnreadableObjects
     enqueue: Callable[[Key], None]
     synced: asyncio.Event = field(default_factory=asyncio.Event)
 
     def on_activity(self) -> None:
-        self.metrics.record_watch_event(self.kind)
+        self.metrics.record_watch_event(self.kind[1].lower())
 
     def on_unreadable(self, manifest: Manifest, error: Exception) -> None:
-        report_unreadable(self.metrics, self.kind, manifest, error)
+        self.unreadable.report(self.kind, manifest, error)
 
     def _enqueue_all(self, keys: Iterable[Key | None]) -> None:
         for key in keys:
@@ -97,17 +98,16 @@ class _NodeHandler(_Handler):
 class _ObjectHandler(_Handler):
     """Caches the supporting objects of one kind in a namespace, or in all if it is empty."""
 
-    of_kind: Kind = ("", "")
     namespace: str = ""
 
     def on_upsert(self, manifest: Manifest) -> None:
-        self._enqueue_all(self.cache.applied.set(self.of_kind, manifest))
+        self._enqueue_all(self.cache.applied.set(self.kind, manifest))
 
     def on_delete(self, manifest: Manifest) -> None:
-        self._enqueue_all(self.cache.applied.remove(self.of_kind, manifest))
+        self._enqueue_all(self.cache.applied.remove(self.kind, manifest))
 
     def on_replace(self, uids: set[str], version: int) -> None:
-        self._enqueue_all(self.cache.applied.retain(self.of_kind, uids, version, self.namespace))
+        self._enqueue_all(self.cache.applied.retain(self.kind, uids, version, self.namespace))
         self.synced.set()
 
 
@@ -119,16 +119,20 @@ class Informers:
         api: ApiClient,
         cache: Cache,
         metrics: Metrics,
+        unreadable: UnreadableObjects,
         enqueue: Callable[[Key], None],
         namespaces: Sequence[str] = (),
     ) -> None:
-        """Watch ``namespaces``, or all; call ``enqueue`` with jobs whose pods, nodes or objects changed."""
-        self._api, self._cache, self._metrics, self._enqueue = api, cache, metrics, enqueue
+        """Watch ``namespaces``, or all; call ``enqueue`` with jobs whose pods, nodes or objects changed.
+
+        ``unreadable`` are told objects that cannot be read.
+        """
+        self._api, self._shared = api, (cache, metrics, unreadable, enqueue)
         self._namespaces = tuple(namespaces) or ("",)
         self._pods = [
-            _PodHandler("pod", cache, metrics, enqueue, namespace=n) for n in self._namespaces
+            _PodHandler(("v1", "Pod"), *self._shared, namespace=n) for n in self._namespaces
         ]
-        self._nodes = _NodeHandler("node", cache, metrics, enqueue)
+        self._nodes = _NodeHandler(("v1", "Node"), *self._shared)
         self._objects: dict[Kind, list[_ObjectHandler]] = {}
         self._tasks = asyncio.TaskGroup()
 
@@ -161,14 +165,7 @@ class Informers:
         return self._objects[kind]
 
     def _watch_namespace(self, kind: Kind, namespace: str) -> _ObjectHandler:
-        handler = _ObjectHandler(
-            kind[1].lower(),
-            self._cache,
-            self._metrics,
-            self._enqueue,
-            of_kind=kind,
-            namespace=namespace,
-        )
+        handler = _ObjectHandler(kind, *self._shared, namespace=namespace)
         path = collection(kind[0], namespace, kind[1])
         source = ListWatch(self._api, path, SELECTOR, ObjectFields, metadata_only=True)
         self._start(source, handler, METADATA_RELIST_SECONDS)

@@ -8,15 +8,15 @@ from typing import Any
 import kopf
 
 from fluxtrain.contract.resource.api_model import GROUP
-from fluxtrain.contract.resource.fluxtraining import PLURAL, VERSION
+from fluxtrain.contract.resource.fluxtraining import KIND, PLURAL, VERSION
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.controller.list_watch import report_unreadable
+from fluxtrain_operator.controller.unreadable_objects import UnreadableObjects
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
 
 
 def make_registry(
-    cache: Cache, enqueue: Callable[[Key], None], metrics: Metrics
+    cache: Cache, enqueue: Callable[[Key], None], metrics: Metrics, unreadable: UnreadableObjects
 ) -> kopf.OperatorRegistry:
     """Return kopf's registry with one watch, that of jobs."""
     registry = kopf.OperatorRegistry()
@@ -27,7 +27,7 @@ def make_registry(
         try:
             key = cache.set_job(event["object"], deleted=event["type"] == "DELETED")
         except Exception as error:  # kopf would retry it
-            report_unreadable(metrics, "fluxtraining", event["object"], error)
+            unreadable.report((f"{GROUP}/{VERSION}", KIND), event["object"], error)
             return
         if not is_own_write:
             enqueue(key)

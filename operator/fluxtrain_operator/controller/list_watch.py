@@ -19,7 +19,6 @@ from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
 from fluxtrain_operator.errors import ApiError
-from fluxtrain_operator.metrics import Metrics
 
 LOG = logging.getLogger(__name__)
 Manifest = Mapping[str, Any]
@@ -216,17 +215,6 @@ def _pass(manifest: Manifest, handle: Callable[[Manifest], None], handler: Event
         handle(manifest)
     except Exception as error:
         handler.on_unreadable(manifest, error)
-
-
-def report_unreadable(metrics: Metrics, kind: str, manifest: Manifest, error: Exception) -> None:
-    """Count and log an object that is skipped."""
-    metrics.unreadable_objects.labels(kind).inc()
-    metadata = manifest.get("metadata")
-    name = "/".join(
-        str(metadata.get(key, ""))[:253] if isinstance(metadata, Mapping) else "?"
-        for key in ("namespace", "name")
-    )
-    LOG.error("%s %s is skipped: %s: %s", kind, name, type(error).__name__, str(error)[:500])
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

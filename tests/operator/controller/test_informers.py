@@ -21,6 +21,7 @@ from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.informers import Informers
 from fluxtrain_operator.controller.list_watch import PAGE, ListWatch, list_and_watch
+from fluxtrain_operator.controller.unreadable_objects import UnreadableObjects
 from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
@@ -69,11 +70,14 @@ def run(folder: Path, namespaces: tuple[str, ...], objects: Objects, scenario: S
 
     async def main() -> None:
         synced, metrics = Synced(server), Metrics(CollectorRegistry())
+        unreadable = UnreadableObjects(metrics)
         async with (
             serving(server, folder) as kubeconfig,
             ApiClient(Configuration(host=host_of(kubeconfig))) as api,
         ):
-            informers = Informers(api, synced.cache, metrics, synced.enqueued.append, namespaces)
+            informers = Informers(
+                api, synced.cache, metrics, unreadable, synced.enqueued.append, namespaces
+            )
             async with asyncio.timeout(60), cancelled_at_end(informers.run()):
                 await asyncio.sleep(0)  # until it has begun
                 await informers.wait_for_sync()
