@@ -97,6 +97,20 @@ JOB = Dashboard(
             unit="s",
         ),
         curve(
+            "Slowest ranks in backward passes",
+            "Backward passes of a step without waits for other ranks: the five slowest, and the median.",
+            _slowest("rank_backward_seconds"),
+            _median("rank_backward_seconds"),
+            unit="s",
+        ),
+        curve(
+            "Slowest ranks in optimizer steps",
+            "The five slowest, and the median.",
+            _slowest("rank_optimizer_seconds"),
+            _median("rank_optimizer_seconds"),
+            unit="s",
+        ),
+        curve(
             "Ranks that wait for data",
             "Wait per step: the five longest, and the median.",
             _slowest("rank_data_wait_seconds"),

@@ -25,7 +25,10 @@ JOB = ("team", "job")
 def trainer_metrics() -> list[Metric]:
     """Return all metrics of a trainer, each with a value."""
     metrics = TrainerMetrics(ranks=lambda: [RankProgress(0, 1, "step", 1, 0.0, 0.0)])
-    of_ranks = (metrics.rank_compute, metrics.rank_data_wait)
+    of_ranks = (
+        *(metrics.rank_compute, metrics.rank_backward),
+        *(metrics.rank_optimizer, metrics.rank_data_wait),
+    )
     labelled = (metrics.eval_loss_by_timestep, *of_ranks)
     for gauge in vars(metrics).values():
         if isinstance(gauge, Gauge) and gauge not in labelled:

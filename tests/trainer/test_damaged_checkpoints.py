@@ -182,8 +182,9 @@ def tell_damages(config: RunConfig, paths: RunPaths, world: World, *, port: int)
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_ranks_find_what_one_finds(saved: Path, tmp_path: Path, size: int) -> None:
-    expected, name = [], folder(tmp_path, 6).name
-    for number, damage in enumerate([lambda checkpoint: None, *DAMAGES.values()]):
+    expected, name = list[list[str]](), folder(tmp_path, 6).name
+    damages: list[Damage] = [lambda checkpoint: None, *DAMAGES.values()]
+    for number, damage in enumerate(damages):
         run = tmp_path / f"{number:02d}" / "checkpoints"
         for step in (2, 6):
             shutil.copytree(folder(saved, step), run / folder(saved, step).name)

@@ -20,7 +20,11 @@ from tests.paths import MICRO
 from tests.trainer import ranks
 from tests.trainer.commands import Forked, environment, run_command
 from tests.trainer.outputs import losses
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fluxtrain.train
 from fluxtrain.contract.launch import ENV_POD_UID, ENV_TERMINATION_MESSAGE, RunPaths
@@ -30,6 +34,7 @@ from fluxtrain.data.loader import training_batches
 from fluxtrain.distributed import World
 from fluxtrain.errors import EXIT_STOPPED
 from fluxtrain.model.flux import Flux
+from fluxtrain.parallelize import build_model
 
 pytestmark = pytest.mark.slow
 
@@ -46,28 +51,47 @@ Slow = dict[int, str]
 """Slow ranks, and what they are slow in."""
 
 
-def make_slow(slow: Slow, only_step: int | None = None) -> None:
-    """Make the ranks in ``slow`` sleep in each forward pass, or before each batch; in this process."""
-    steps = 0
+class Sleeper:
+    """Sleeps where this rank is to be slow."""
 
-    def sleep(cause: str) -> None:
-        nonlocal steps
-        if slow.get(int(os.environ["RANK"])) == cause:
-            steps += 1
-            if only_step in (None, steps):
+    def __init__(self, slow: Slow, only_step: int | None) -> None:
+        self._slow, self._only_step, self._num_called = slow, only_step, 0
+
+    def sleep(self, kind: str) -> None:
+        if kind == self._slow.get(int(os.environ["RANK"])):
+            self._num_called += 1
+            if self._only_step in (None, self._num_called):
                 time.sleep(SECONDS)
 
-    def before_forward(module: object, inputs: object) -> None:
+    def before_forward(self, module: object, inputs: object) -> None:
         if isinstance(module, Flux) and module.training:
-            sleep("compute")
+            self.sleep("compute")
 
-    def late_batches(*arguments: Any, **options: Any) -> Iterator[object]:
+    def after_forward(self, module: object, inputs: object, outputs: object) -> None:
+        if isinstance(module, Flux) and module.training:
+            self.sleep("compute at the end")
+
+    def make_model(self, *arguments: Any, **options: Any) -> Flux:
+        model = build_model(*arguments, **options)
+        block = model.single_blocks[0]
+        block.register_full_backward_hook(lambda *_: self.sleep("backward"))
+        return model
+
+    def late_batches(self, *arguments: Any, **options: Any) -> Iterator[object]:
         for batch in training_batches(*arguments, **options):
-            sleep("data")
+            self.sleep("data")
             yield batch
 
-    register_module_forward_pre_hook(before_forward)
-    vars(fluxtrain.train)["training_batches"] = late_batches
+
+def make_slow(slow: Slow, only_step: int | None = None) -> None:
+    """Make the ranks in ``slow`` sleep in passes, optimizer steps or before batches; in this process."""
+    sleeper = Sleeper(slow, only_step)
+    register_module_forward_pre_hook(sleeper.before_forward)
+    register_module_forward_hook(sleeper.after_forward)
+    register_optimizer_step_pre_hook(lambda *_: sleeper.sleep("optimizer"))
+    vars(fluxtrain.train).update(
+        training_batches=sleeper.late_batches, build_model=sleeper.make_model
+    )
 
 
 def train_slowly(
@@ -122,14 +146,20 @@ def wait_for_line(log: Path, text: str) -> None:
         (2, {1: "compute"}),
         (3, {0: "compute"}),
         (5, {3: "compute"}),
+        (2, {1: "compute at the end"}),
         (2, {0: "data"}),
         (3, {1: "data"}),
+        (2, {0: "backward"}),
+        (3, {0: "backward"}),
+        (3, {2: "backward"}),
+        (3, {0: "optimizer"}),
+        (3, {1: "optimizer"}),
     ],
 )
 def test_a_slow_rank_is_named_with_its_pod_and_the_cause(
     tmp_path: Path, size: int, slow: Slow
 ) -> None:
-    ((rank, cause),) = slow.items()
+    ((rank, kind),) = slow.items()
     processes = start(tmp_path, size, slow, schedule=ENDLESS)
     try:
         wait_for_line(tmp_path / "rank_0.txt", f"straggler: rank {rank} on ")
@@ -139,6 +169,7 @@ def test_a_slow_rank_is_named_with_its_pod_and_the_cause(
     assert join(processes) == [EXIT_STOPPED] * size
     found = straggler_in(tmp_path)
     assert found is not None
+    cause = kind.partition(" ")[0]
     assert (found["rank"], found["pod"], found["cause"]) == (rank, f"uid-{rank}", cause)
     assert found["slowdown"] > 1.5
 
@@ -149,7 +180,12 @@ def test_a_slow_rank_is_named_with_its_pod_and_the_cause(
         (1, {0: "compute"}, None),  # nothing to compare with
         (2, {0: "compute", 1: "compute"}, None),
         (3, {0: "data", 1: "data", 2: "data"}, None),
+        (3, {0: "backward", 1: "backward", 2: "backward"}, None),
+        (3, {0: "optimizer", 1: "optimizer", 2: "optimizer"}, None),
+        (3, {}, None),
         (2, {1: "compute"}, 5),  # one slow step
+        (3, {1: "backward"}, 5),
+        (3, {1: "optimizer"}, 5),
     ],
 )
 def test_nobody_is_named(tmp_path: Path, size: int, slow: Slow, only_step: int | None) -> None:

@@ -75,7 +75,7 @@ class World:
     def broadcast(self, texts: list[str]) -> list[str]:
         """Return rank 0's strings on every rank; every rank must call it with equally many."""
         if self.size > 1:
-            dist.broadcast_object_list(texts)
+            dist.broadcast_object_list(texts, src=0)
         return texts
 
     def gather_numbers(self, own: list[float]) -> list[list[float]]:

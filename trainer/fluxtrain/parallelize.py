@@ -19,6 +19,7 @@ from fluxtrain.distributed import World
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import initial_value
 from fluxtrain.progress import Alive
+from fluxtrain.step_times import StepTimes
 
 try:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -106,20 +107,44 @@ def shard(
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 
-def observe_gathers(model: Flux, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Call ``before`` and ``after`` around each wait of a forward pass for weights of other ranks.
+def observe_waits(model: Flux, times: StepTimes) -> None:
+    """Tell ``times`` where this rank waits for others in the passes of ``model``, which is sharded.
 
-    ``model`` is sharded: FSDP2 waits in a hook before each block and before the model.
+    FSDP2 waits for weights in a hook before each block and before the model. In a backward pass it does so
+    in hooks of their outputs, and reduces the gradients of a block once those of all its inputs are known.
     """
+
+    def watch(tensors: object, call: Callable[[], None]) -> None:
+        if times.is_measured:
+            _before_gradients(tensors, call)
+
     for module in (*blocks(model), model):
-        module.register_forward_pre_hook(_untraced(before), prepend=True)
-        module.register_forward_pre_hook(_untraced(after))
+        module.register_forward_pre_hook(_untraced(lambda *_: times.gather_begins()), prepend=True)
+        module.register_forward_pre_hook(_untraced(lambda *_: times.gather_ends()))
+        module.register_forward_hook(
+            _untraced(lambda module, inputs, outputs: watch(outputs, times.gather_begins)),
+            prepend=True,
+        )
+        module.register_forward_hook(
+            _untraced(lambda module, inputs, outputs: watch(outputs, times.gather_ends))
+        )
+    for block in blocks(model):
+        block.register_forward_pre_hook(
+            _untraced(lambda block, inputs: watch(inputs, times.gradient_ends))
+        )
 
 
-def _untraced(call: Callable[[], None]) -> Callable[..., None]:
-    """Return ``call`` as a hook that torch.compile leaves out of the graph, as it does FSDP2's."""
-    hook: Callable[..., None] = torch.compiler.disable(lambda module, inputs: call())  # type: ignore[no-untyped-call]
-    return hook
+def _before_gradients(tensors: object, call: Callable[[], None]) -> None:
+    """Call ``call`` when the gradient of each of ``tensors`` is known, before hooks that are added later."""
+    for tensor in tensors if isinstance(tensors, tuple) else (tensors,):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            tensor.register_hook(lambda gradient: call())  # type: ignore[no-untyped-call]
+
+
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return ``hook`` as one that torch.compile leaves out of the graph, as it does FSDP2's."""
+    untraced: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return untraced
 
 
 def initial_weights(

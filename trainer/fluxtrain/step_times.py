@@ -1,11 +1,17 @@
-"""What one rank spends its steps on by itself: waiting for data, and computing forward passes.
+"""What one rank spends its steps on by itself: data, forward passes, backward passes, the optimizer.
 
 All ranks end a step together, so the length of a step does not tell which of them is slow: the others wait
-for it in collectives. In a forward pass ranks wait for each other only where FSDP2 gathers the weights of a
-block; what is left of the pass without these waits is the rank's own. A backward pass also waits where
-gradients are reduced, and torch has no hooks around these waits; it is not measured.
+for it in collectives, and the slowest waits least. What counts is the time between collectives:
 
-On a GPU both are times of the device: an event is recorded where a span begins and ends, in the stream that
+* a forward pass without the waits where FSDP2 gathers the weights of a block;
+* a backward pass without such waits, and without what comes between the gradients of a block's inputs and
+  the next block, where FSDP2 reduces gradients. What follows the last block is not counted, as ranks wait
+  there too;
+* the optimizer step, which begins when the norm of the gradients of all ranks is known.
+
+A slow network makes a collective longer on all ranks alike, so none of these times shows it.
+
+On a GPU these are times of the device: an event is recorded where a span begins and ends, in the stream that
 computes. So a wait of the host is not counted if the device had work meanwhile, and nothing is synchronised.
 """
 
@@ -30,6 +36,10 @@ class RankTimes:
     """Computing the forward passes of one step."""
     data: float
     """Waiting for data, on average."""
+    backward: float = 0.0
+    """Computing the backward passes of one step."""
+    optimizer: float = 0.0
+    """The optimizer step."""
 
 
 class StepTimes:
@@ -39,14 +49,19 @@ class StepTimes:
         """Measure on ``device``."""
         self._mark: Callable[[], Mark] = _event if device.type == "cuda" else time.perf_counter
         self._data, self._forward, self._gather = _Spans(), _Spans(), _Spans()
+        self._backward, self._optimizer = _Spans(), _Spans()
         self._num_steps = 0
-        self._measures_forward = self._in_forward = False
+        self._in_forward = self._in_backward = False
+        self.is_measured = False
+        """Whether more than the wait for data is measured in this step."""
         self._gather_began: Mark | None = None
+        self._computes_from: Mark | None = None
+        self._computes_until: Mark | None = None
 
-    def begin_step(self, measure_forward: bool) -> None:
-        """Begin a step; its forward passes are measured if ``measure_forward``, one of them in all."""
+    def begin_step(self, is_measured: bool) -> None:
+        """Begin a step; all of it is measured if ``is_measured``, which is one step until `take`."""
         self._num_steps += 1
-        self._measures_forward = measure_forward
+        self.is_measured = is_measured
         self._data.add_up()
 
     @contextmanager
@@ -59,7 +74,7 @@ class StepTimes:
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Count the time inside as computing, but for waits between `gather_begins` and `gather_ends`."""
-        if not self._measures_forward:
+        if not self.is_measured:
             yield
             return
         self._in_forward, begin = True, self._mark()
@@ -67,15 +82,52 @@ class StepTimes:
         self._in_forward = False
         self._forward.add(begin, self._mark())
 
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Count the time inside as computing gradients, but for waits, as the module says."""
+        if not self.is_measured:
+            yield
+            return
+        self._in_backward, self._computes_from = True, self._mark()
+        yield
+        self._pause()
+        self._in_backward = False
+
+    @contextmanager
+    def optimizer(self) -> Iterator[None]:
+        """Count the time inside as the optimizer step."""
+        if not self.is_measured:
+            yield
+            return
+        begin = self._mark()
+        yield
+        self._optimizer.add(begin, self._mark())
+
     def gather_begins(self) -> None:
         """Begin a wait for weights of other ranks."""
         if self._in_forward:
             self._gather_began = self._mark()
+        elif self._in_backward:
+            self._pause()
 
     def gather_ends(self) -> None:
         """End a wait for weights of other ranks."""
         if self._in_forward and self._gather_began is not None:
             self._gather.add(self._gather_began, self._mark())
+        elif self._in_backward:
+            self._computes_from = self._mark()
+
+    def gradient_ends(self) -> None:
+        """The gradient of one of a block's inputs is known; after the last one ranks wait for each other."""
+        if self._in_backward:
+            self._computes_until = self._mark()
+
+    def _pause(self) -> None:
+        """Stop counting a backward pass, from when the gradients of a block's inputs were known."""
+        if self._computes_from is not None:
+            until = self._mark() if self._computes_until is None else self._computes_until
+            self._backward.add(self._computes_from, until)
+        self._computes_from = self._computes_until = None
 
     def take(self) -> RankTimes:
         """Return the times of the steps so far, and start anew.
@@ -85,7 +137,7 @@ class StepTimes:
         compute = self._forward.take() - self._gather.take()
         data = self._data.take() / max(1, self._num_steps)
         self._num_steps = 0
-        return RankTimes(max(0.0, compute), data)
+        return RankTimes(max(0.0, compute), data, self._backward.take(), self._optimizer.take())
 
 
 class _Spans:

@@ -25,7 +25,7 @@ from fluxtrain.encode.encoders import batch_encoder
 from fluxtrain.errors import DivergedError, StoppedError
 from fluxtrain.evaluate import evaluate
 from fluxtrain.loss import FlowLoss
-from fluxtrain.parallelize import DTYPES, build_model, full_tensor, observe_gathers
+from fluxtrain.parallelize import DTYPES, build_model, full_tensor, observe_waits
 from fluxtrain.preflight import run_preflight
 from fluxtrain.report.observer import Observer
 from fluxtrain.report.run_logs import StepMetrics
@@ -70,8 +70,7 @@ class _Trainer:
             published = published_weights(config, paths.models, world, observer.alive)
         self.model = build_model(config, world, published, observer.alive)
         if world.size > 1:
-            times = observer.step_times
-            observe_gathers(self.model, times.gather_begins, times.gather_ends)
+            observe_waits(self.model, observer.step_times)
         self.flow_loss = FlowLoss(self.model, config, DTYPES[config.precision.compute])
         self.optimizer = optim.make_optimizer(self.model, config.optim)
         # on the device: the first step with a gradient norm that is not finite
@@ -170,7 +169,8 @@ class _Trainer:
                 encoded = self.encode(batch)
                 losses = self.flow_loss(encoded) * encoded.weights
             # gradients are averaged over the ranks, so each rank divides by its part of the global batch
-            torch.autograd.backward(losses.sum() / per_rank)
+            with self.observer.step_times.backward():
+                torch.autograd.backward(losses.sum() / per_rank)
             totals[0] += losses.detach().sum()
             totals[1] += encoded.weights.sum()
             used += batch.indices[batch.indices != PADDING].tolist()
@@ -184,7 +184,8 @@ class _Trainer:
         parameters = self.model.parameters()
         norm = full_tensor(optim.clip_gradients(parameters, config.optim.max_grad_norm))
         self.bad_step = optim.first_bad_step(self.bad_step, norm, step)
-        optim.update(optimizer, self.bad_step)
+        with self.observer.step_times.optimizer():
+            optim.update(optimizer, self.bad_step)
         optimizer.zero_grad(set_to_none=True)
         return norm
 

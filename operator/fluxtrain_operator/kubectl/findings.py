@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fluxtrain.contract.progress import DATA
+from fluxtrain.contract.progress import BACKWARD, DATA, OPTIMIZER
 from fluxtrain_operator import names
 from fluxtrain_operator.durations import duration
 from fluxtrain_operator.kubectl.facts import Facts
@@ -234,15 +234,18 @@ def _straggler(facts: Facts) -> Finding:
         return Finding("")
     node = found.get("node")
     text = f"; rank {found.get('rank')} in {found.get('pod')} on {node}"
-    slowdown = f"{found.get('slowdown')} times as long"
-    if found.get("cause") == DATA:
+    slowdown, cause = f"{found.get('slowdown')} times as long", found.get("cause")
+    if cause == DATA:
         todo = f"Check the storage and the free CPUs of {node}, or raise spec.run.data.num_workers."
         return Finding(f"{text} makes steps {slowdown} by waiting for data", todo)
     todo = (
         f"Check clocks and temperatures of the GPUs of {node}, and what else runs there; "
         f"if it is cordoned and the pod deleted, another node takes over."
     )
-    return Finding(f"{text} computes {slowdown} as the median rank", todo)
+    if cause == OPTIMIZER:
+        return Finding(f"{text} makes steps {slowdown} by its optimizer step", todo)
+    passes = "backward passes" if cause == BACKWARD else "forward passes"
+    return Finding(f"{text} computes {passes} {slowdown} as the median rank", todo)
 
 
 def _kueue_reason(facts: Facts) -> str:

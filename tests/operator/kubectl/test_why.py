@@ -321,9 +321,21 @@ STATES: dict[str, tuple[JobObjects, tuple[str, ...]]] = {
     "running_with_a_slow_rank": (
         state_of(*RUNNING, progress=replace(trains(), straggler=SLOW)),
         (
-            "2h10m are left; rank 9 in job-1 on node-1 computes 1.4 times as long as the median rank.",
+            "2h10m are left; rank 9 in job-1 on node-1 computes forward passes "
+            "1.4 times as long as the median rank.",
             "clocks and temperatures of the GPUs of node-1",
         ),
+    ),
+    "running_with_slow_backward_passes": (
+        state_of(*RUNNING, progress=replace(trains(), straggler=replace(SLOW, cause="backward"))),
+        (
+            "rank 9 in job-1 on node-1 computes backward passes 1.4 times as long",
+            "clocks and temperatures of the GPUs of node-1",
+        ),
+    ),
+    "running_with_a_slow_optimizer": (
+        state_of(*RUNNING, progress=replace(trains(), straggler=replace(SLOW, cause="optimizer"))),
+        ("makes steps 1.4 times as long by its optimizer step", "what else runs there"),
     ),
     "running_with_slow_data_on_fewer_nodes": (
         state_of(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from tests.operator.planner import pods
 from tests.operator.planner.pods import NOW
 
+from fluxtrain.contract.progress import Cause
 from fluxtrain.contract.resource.status import Status, StragglerStatus
 from fluxtrain_operator.progress import Progress, Straggler
 
@@ -38,7 +39,10 @@ def next_status(
         (replace(SLOW, pod="pod-0"), NAMED.model_copy(update={"pod": "job-0", "node": "node-0"})),
         (replace(SLOW, pod="pod-of-another-job"), None),
         (replace(SLOW, pod=""), None),  # an older trainer
-        (replace(SLOW, cause="data"), NAMED.model_copy(update={"cause": "data"})),
+        *(
+            (replace(SLOW, cause=cause), NAMED.model_copy(update={"cause": cause}))
+            for cause in get_args(Cause)
+        ),
     ],
 )
 def test_a_straggler_is_named_with_its_pod_and_node(

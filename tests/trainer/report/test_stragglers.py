@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,8 @@ def search(*log_steps: tuple[float, ...], cause: str = "compute") -> Straggler |
 
 
 def _times(seconds: float, cause: str) -> RankTimes:
-    return RankTimes(seconds, 0.0) if cause == "compute" else RankTimes(1.0, seconds)
+    """Return times of a rank that differ from other ranks' in ``cause`` only."""
+    return replace(RankTimes(1.0, 0.0, 2.0, 0.0), **{cause: seconds})
 
 
 @pytest.mark.parametrize(
@@ -42,13 +44,14 @@ def _times(seconds: float, cause: str) -> RankTimes:
         ((0.0, 0.0, 1.0), 2, 1000.0),
     ],
 )
+@pytest.mark.parametrize("cause", ["compute", "backward"])
 def test_a_rank_that_computes_longer_than_the_median(
-    seconds: tuple[float, ...], rank: int | None, slowdown: float
+    seconds: tuple[float, ...], rank: int | None, slowdown: float, cause: str
 ) -> None:
-    found = search(*[seconds] * NUM_LOG_STEPS)
+    found = search(*[seconds] * NUM_LOG_STEPS, cause=cause)
     assert (found.rank if found else None) == rank
     if found is not None:
-        assert (found.cause, found.slowdown) == ("compute", pytest.approx(slowdown))
+        assert (found.cause, found.slowdown) == (cause, pytest.approx(slowdown))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +67,24 @@ def test_a_rank_that_computes_longer_than_the_median(
         ((0.0, 0.0, 9.0), 2, 1000.0),  # longer than a step, by rounding
     ],
 )
-def test_a_rank_whose_wait_for_data_makes_steps_longer(
-    seconds: tuple[float, ...], rank: int | None, slowdown: float
+@pytest.mark.parametrize("cause", ["data", "optimizer"])
+def test_a_rank_whose_excess_makes_steps_longer(
+    seconds: tuple[float, ...], rank: int | None, slowdown: float, cause: str
 ) -> None:
-    found = search(*[seconds] * NUM_LOG_STEPS, cause="data")
+    found = search(*[seconds] * NUM_LOG_STEPS, cause=cause)
     assert (found.rank if found else None) == rank
     if found is not None:
-        assert (found.cause, found.slowdown) == ("data", pytest.approx(slowdown))
+        assert (found.cause, found.slowdown) == (cause, pytest.approx(slowdown))
+
+
+def test_of_several_causes_that_of_the_largest_slowdown_is_named() -> None:
+    stragglers, found = StragglerSearch(1.2), None
+    for _ in range(NUM_LOG_STEPS):
+        slow = RankTimes(compute=1.5, data=0.5, backward=6.0, optimizer=0.9)
+        others = RankTimes(compute=1.0, data=0.0, backward=2.0, optimizer=0.1)
+        found = stragglers.add([others, slow, others], STEP_SECONDS)
+    assert found is not None
+    assert (found.rank, found.cause, found.slowdown) == (1, "backward", pytest.approx(3.0))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +94,10 @@ def test_a_rank_whose_wait_for_data_makes_steps_longer(
         ("compute", 1, False),  # one slow step, however long
         ("compute", NUM_LOG_STEPS - 1, False),
         ("compute", NUM_LOG_STEPS, True),
+        ("backward", NUM_LOG_STEPS - 1, False),
+        ("backward", NUM_LOG_STEPS, True),
+        ("optimizer", NUM_LOG_STEPS - 1, False),
+        ("optimizer", NUM_LOG_STEPS, True),
         ("data", 1, False),
         ("data", 4, False),
         ("data", 5, True),  # stalls come in bursts
@@ -97,7 +115,10 @@ def test_a_straggler_is_slow_in_all_or_most_log_steps(
 def test_chance_names_nobody() -> None:
     chance, stragglers = random.Random(1), StragglerSearch(1.2)
     for _ in range(1000):
-        times = [RankTimes(chance.gauss(1.0, 0.15), 0.0) for _ in range(5)]
+        times = [
+            RankTimes(chance.gauss(1.0, 0.15), 0.0, chance.gauss(2.0, 0.3), chance.gauss(0.1, 0.05))
+            for _ in range(5)
+        ]
         assert stragglers.add(times, STEP_SECONDS) is None
 
 

@@ -22,7 +22,8 @@ A rank has a ``stack`` if it stalls. It is ``frozen`` if its process has not wri
 does once a second, for ten seconds.
 
 A straggler is an object with ``rank``, ``host``, ``pod`` (its uid), ``cause`` and ``slowdown``: its time over
-the median of all ranks for ``compute``, the time of a step over that without its wait for ``data``.
+the median of all ranks for ``compute`` and ``backward``, the time of a step over that without what this rank
+takes longer than the median for ``data`` and ``optimizer``.
 
 All seconds are measured by the trainer's monotonic clock until the response, so a reader on another machine
 compares no clocks: it adds the time since it received the response.
@@ -57,13 +58,17 @@ SAMPLE: Phase = "sample"
 FINISH: Phase = "finish"
 """Writing the last files, and waiting for other ranks."""
 
-Cause = Literal["compute", "data"]
+Cause = Literal["compute", "data", "backward", "optimizer"]
 """Why a rank is a straggler. Written by the trainer, read by the operator."""
 
 COMPUTE: Cause = "compute"
 """Its forward passes take longer than those of other ranks."""
 DATA: Cause = "data"
 """It waits for data."""
+BACKWARD: Cause = "backward"
+"""Its backward passes take longer than those of other ranks."""
+OPTIMIZER: Cause = "optimizer"
+"""Its optimizer step takes longer than that of other ranks."""
 
 _OLD_NAMES: dict[str, Phase] = {
     "loading": LOAD,

@@ -125,6 +125,18 @@ class Metrics:
             ["rank"],
             registry=registry,
         )
+        self.rank_backward = Gauge(
+            "fluxtrain_rank_backward_seconds",
+            "Time of the backward passes of the last logged step, without waits for other ranks.",
+            ["rank"],
+            registry=registry,
+        )
+        self.rank_optimizer = Gauge(
+            "fluxtrain_rank_optimizer_seconds",
+            "Time of the optimizer step of the last logged step.",
+            ["rank"],
+            registry=registry,
+        )
         self.rank_data_wait = Gauge(
             "fluxtrain_rank_data_wait_seconds",
             "Time per step that a rank waited for data, between the last two log lines.",

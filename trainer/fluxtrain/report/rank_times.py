@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import astuple
 
 from fluxtrain.contract.launch import ENV_POD_UID
-from fluxtrain.contract.progress import COMPUTE
+from fluxtrain.contract.progress import BACKWARD, COMPUTE, DATA, OPTIMIZER, Cause
 from fluxtrain.distributed import World
 from fluxtrain.progress import Progress
 from fluxtrain.report.metrics import Metrics
@@ -32,12 +33,14 @@ class RankTimesReport:
 
         Every rank must call it. Steps took ``step_seconds`` since the last call.
         """
-        gathered = self._world.gather_numbers([own.compute, own.data])
-        times = [RankTimes(compute, data) for compute, data in gathered]
+        gathered = self._world.gather_numbers(list(astuple(own)))
+        times = [RankTimes(*numbers) for numbers in gathered]
         first = self._world.rank - self._world.local_rank
         for rank, of_rank in enumerate(times[first : first + self._world.local_size], first):
             self._metrics.rank_compute.labels(str(rank)).set(of_rank.compute)
             self._metrics.rank_data_wait.labels(str(rank)).set(of_rank.data)
+            self._metrics.rank_backward.labels(str(rank)).set(of_rank.backward)
+            self._metrics.rank_optimizer.labels(str(rank)).set(of_rank.optimizer)
         if self._search is None:
             return []
         return self._update(self._search.add(times, step_seconds))
@@ -64,8 +67,13 @@ class RankTimesReport:
         place = f"straggler: rank {found.rank} on {self._hosts[found.rank]}"
         figures = f"{found.own:.3g} s a step, median of all ranks {found.others:.3g} s"
         over = f"over {NUM_LOG_STEPS} log steps"
-        if found.cause == COMPUTE:
-            text = f"computes {found.slowdown:.2f} times as long as the median rank"
-            return f"{place} {text} {over} (forward passes: {figures})"
-        text = f"makes steps {found.slowdown:.2f} times as long by waiting for data"
+        text = _TEXTS[found.cause].format(f"{found.slowdown:.2f} times as long")
         return f"{place} {text} {over} ({figures})"
+
+
+_TEXTS: dict[Cause, str] = {
+    COMPUTE: "computes forward passes {} as the median rank",
+    BACKWARD: "computes backward passes {} as the median rank",
+    OPTIMIZER: "makes steps {} by its optimizer step",
+    DATA: "makes steps {} by waiting for data",
+}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
 
-from fluxtrain.contract.progress import COMPUTE, DATA, Cause
+from fluxtrain.contract.progress import BACKWARD, COMPUTE, DATA, OPTIMIZER, Cause
 from fluxtrain.step_times import RankTimes
 
 NUM_LOG_STEPS = 8
@@ -27,9 +27,10 @@ class Straggler:
     rank: int
     cause: Cause
     slowdown: float
-    """``compute``: its time over the median; ``data``: the time of a step over that without its wait."""
+    """Its time over the median; of ``data`` and ``optimizer`` the time of a step over that without what is
+    longer than the median."""
     own: float
-    """Its seconds per step, of computing or of waiting for data."""
+    """Its seconds per step, for this cause."""
     others: float
     """The median of all ranks, of an even number the lower one."""
 
@@ -45,7 +46,14 @@ class StragglerSearch:
 
     def add(self, times: Sequence[RankTimes], step_seconds: float) -> Straggler | None:
         """Add a log step, in which a step took ``step_seconds``; return the present straggler."""
-        self._window.append([*_by_compute(times), *_by_data(times, step_seconds)])
+        self._window.append(
+            [
+                *_by_pass(COMPUTE, [own.compute for own in times]),
+                *_by_pass(BACKWARD, [own.backward for own in times]),
+                *_by_step(OPTIMIZER, [own.optimizer for own in times], step_seconds),
+                *_by_step(DATA, [own.data for own in times], step_seconds),
+            ]
+        )
         if len(self._window) < NUM_LOG_STEPS:
             return None
         slow = [
@@ -64,21 +72,21 @@ class StragglerSearch:
         return statistic([entry.slowdown for entry in entries]) > self._factor
 
 
-def _by_compute(times: Sequence[RankTimes]) -> list[Straggler]:
-    others = median_low(own.compute for own in times)
+def _by_pass(cause: Cause, seconds: Sequence[float]) -> list[Straggler]:
+    """Return by how much the passes of each rank, of these ``seconds``, are longer than the median's."""
+    others = median_low(seconds)
     return [
-        Straggler(rank, COMPUTE, _ratio(own.compute, others), own.compute, others)
-        for rank, own in enumerate(times)
+        Straggler(rank, cause, _ratio(own, others), own, others) for rank, own in enumerate(seconds)
     ]
 
 
-def _by_data(times: Sequence[RankTimes], step_seconds: float) -> list[Straggler]:
-    """Return how much longer a step takes because of each rank's wait: the others wait for it."""
-    others = median_low(own.data for own in times)
+def _by_step(cause: Cause, seconds: Sequence[float], step_seconds: float) -> list[Straggler]:
+    """Return by how much a step is longer because of each rank's ``seconds``: the others wait for it."""
+    others = median_low(seconds)
     return [
-        Straggler(rank, DATA, _ratio(step_seconds, step_seconds - excess), own.data, others)
-        for rank, own in enumerate(times)
-        for excess in (max(0.0, own.data - others),)
+        Straggler(rank, cause, _ratio(step_seconds, step_seconds - excess), own, others)
+        for rank, own in enumerate(seconds)
+        for excess in (max(0.0, own - others),)
     ]
 
 

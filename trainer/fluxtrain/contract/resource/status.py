@@ -103,9 +103,11 @@ class StragglerStatus(StatusModel):
     node: Annotated[str, Field(max_length=253)]
     """Node of the pod."""
     cause: Annotated[str, _one_of(*get_args(Cause))]
-    """``compute``: its forward passes take longer; ``data``: it waits for data."""
+    """What takes longer than on other ranks. ``compute``: its forward passes; ``backward``: its backward
+    passes; ``optimizer``: its optimizer step; ``data``: its wait for data."""
     slowdown: Annotated[float, Field(gt=1)]
-    """Its time over the median of all ranks; for ``data``, the time of a step over that without its wait."""
+    """Its time over the median of all ranks; for ``data`` and ``optimizer``, the time of a step over that
+    without what this rank takes longer."""
 
 
 class NodeFault(StatusModel):
