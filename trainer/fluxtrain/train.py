@@ -88,7 +88,11 @@ class _Trainer:
             on_saved=observer.on_saved,
             alive=observer.alive,
         )
-        self.snapshots = recovery.snapshots(state, self.run, observer.on_snapshot)
+        self.snapshots = recovery.snapshots(
+            state, self.run, observer.on_snapshot, observer.on_snapshot_memory
+        )
+        if self.snapshots is not None:
+            stack.enter_context(self.snapshots.watching_memory())
         self.sampler = GridSampler(config, paths, world, self.sources)
         num_parameters = sum(p.numel() for p in self.model.parameters())
         lengths = len(self.sources.train), len(self.sources.validation)

@@ -17,15 +17,19 @@ from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.outputs import ledger, losses, mlperf_events
 from tests.trainer.ranks import CRASHED
+from torch import Tensor
 
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.distributed import World
+from fluxtrain.run_state import RunState
+from fluxtrain.snapshots.free_memory import Bound
+from fluxtrain.snapshots.writer import Snapshots
 
 pytestmark = pytest.mark.slow
 
-STEPS, CRASH, INTERVAL, BATCH = 16, 11, 3, 12
+STEPS, SHORT, CRASH, INTERVAL, BATCH = 16, 8, 11, 3, 12
 RUN: dict[str, Any] = {
     "preset": "micro",
     "schedule": {"steps": STEPS, "global_batch_size": BATCH},
@@ -48,7 +52,14 @@ class Nodes:
 
 
 def train_on(
-    config: RunConfig, paths: RunPaths, world: World, *, nodes: Nodes, port: int, crash: int
+    config: RunConfig,
+    paths: RunPaths,
+    world: World,
+    *,
+    nodes: Nodes,
+    port: int,
+    crash: int,
+    short: str,
 ) -> None:
     """Train one rank of ``nodes``; all ranks end after step ``crash``, with a whole snapshot before it."""
     node, local_rank = divmod(world.rank, nodes.local_size)
@@ -57,12 +68,30 @@ def train_on(
     volume = paths.output.parent / f"memory_{nodes.names[node]}"
     volume.mkdir(exist_ok=True)
     ranks.crash_after(crash)
+    if nodes.names[node] in short:
+        drop_all_after(SHORT)
     ranks.train_together(config, replace(paths, snapshots=volume), world, port=port)
 
 
-def run(output: Path, nodes: Nodes, crash: int = 0, **changes: Any) -> list[int | None]:
-    """Train on ``nodes``; return the exit codes of the ranks."""
-    function = partial(train_on, nodes=nodes, port=free_port(), crash=crash)
+def drop_all_after(step: int) -> None:
+    """Let this rank drop its snapshots after ``step``, as when the memory is short."""
+    after_step = Snapshots.after_step
+
+    def short_after_step(snapshots: Snapshots, run: RunState, bad_step: Tensor) -> None:
+        after_step(snapshots, run, bad_step)
+        if run.step == step:
+            snapshots.finish()
+            for _ in range(2):
+                snapshots.drop_one(Bound("the memory cgroup", 10, 1, 2))
+
+    Snapshots.after_step = short_after_step  # type: ignore[method-assign]
+
+
+def run(
+    output: Path, nodes: Nodes, crash: int = 0, short: str = "", **changes: Any
+) -> list[int | None]:
+    """Train on ``nodes``, of which memory gets ``short`` on some; return the exit codes of the ranks."""
+    function = partial(train_on, nodes=nodes, port=free_port(), crash=crash, short=short)
     config = resolve(merge(RUN, changes))
     return ranks.finish(function, config, RunPaths(output, output, output), nodes.size)
 
@@ -128,6 +157,28 @@ def test_the_ranks_continue_from_memory(
     printed = ranks.output_of(RunPaths(output, output, output))
     assert f"loaded step {step} from memory" in printed
     assert ("shard groups cross nodes: each node" in printed) == (len(after.names) > 1)
+    assert_equal(output, reference)
+
+
+@pytest.mark.parametrize(
+    ("names", "short", "step"),
+    [
+        ("a", "a", None),
+        ("ab", "a", 6),
+        ("ab", "b", 6),
+        ("ab", "ab", None),
+        ("abc", "b", 6),
+        ("abc", "bc", None),
+    ],
+)
+def test_what_one_node_dropped_its_partner_still_has(
+    reference: Path, tmp_path: Path, names: str, short: str, step: int | None
+) -> None:
+    output, nodes = tmp_path / "run", Nodes(names)
+    assert run(output, nodes, CRASH, short) == [CRASHED] * nodes.size, texts(output, nodes.size)
+    assert texts(output, nodes.size).count("snapshots in memory are paused") == 1
+    assert run(output, nodes) == [0] * nodes.size, texts(output, nodes.size)
+    assert resumed_steps(output) == ([] if step is None else [step])
     assert_equal(output, reference)
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -17,10 +18,12 @@ from fluxtrain.distributed import Channel, World
 from fluxtrain.errors import ConfigError
 from fluxtrain.optim import NEVER
 from fluxtrain.run_state import RunState
-from fluxtrain.snapshots import slots
+from fluxtrain.snapshots import slots, writer
 from fluxtrain.snapshots.copies import read_copies
+from fluxtrain.snapshots.free_memory import SHARED_MEMORY, Bound
 from fluxtrain.snapshots.image import Shard, rows_of
 from fluxtrain.snapshots.recovery import Recovery
+from fluxtrain.snapshots.slot import Slot, checksum
 from fluxtrain.snapshots.slots import Slots
 from fluxtrain.snapshots.writer import Snapshots
 
@@ -37,12 +40,19 @@ class Run:
 
     def __init__(self, folder: Path, every: int | None = 2, start: int = 1, step: int = 0) -> None:
         self.volume, self.reported = folder / "memory", list[int]()
+        self.memory = list[tuple[int, bool]]()
         self.volume.mkdir(exist_ok=True)
         self.config = resolve({"preset": "micro", "checkpoint": {"memory_every_steps": every}})
         self.state, self.run = make_state(0.0), RunState(step, step * 16)
         parts = Slots(self.volume, start, WORLD, rows_of(self.state), Shard(0, 1))
         self.writer = Snapshots(
-            self.state, parts, Channel(WORLD), self.config, self.run, self.on_complete
+            self.state,
+            parts,
+            Channel(WORLD),
+            self.config,
+            self.run,
+            self.on_complete,
+            lambda size, is_paused: self.memory.append((size, is_paused)),
         )
 
     def on_complete(self, step: int, stall: float) -> None:
@@ -61,6 +71,10 @@ class Run:
     def steps(self) -> list[int]:
         """The steps whose images are valid."""
         return sorted(copy.step for copy in read_copies(self.volume, node=0))
+
+
+def ignore(*arguments: object) -> None:
+    pass
 
 
 def load(folder: Path, **changes: object) -> tuple[RunState, dict[str, Tensor]]:
@@ -101,8 +115,10 @@ def test_a_crash_while_a_slot_is_written_leaves_the_other(tmp_path: Path) -> Non
     run = Run(tmp_path)
     run.train(6)
     run.writer.finish()
-    run.writer._slots.next.own.invalidate()  # as `after_step` does first
-    run.writer._slots.next.own.bytes.fill_(7)
+    pair = run.writer._slots.next
+    assert pair is not None
+    pair.own.invalidate()  # as `after_step` does first
+    pair.own.bytes.fill_(7)
     continued(tmp_path, 1)
     assert load(tmp_path)[0].step == 6
 
@@ -124,23 +140,148 @@ def test_the_interval_follows_from_the_cost(tmp_path: Path) -> None:
     assert len(run.reported) > 31, "at 0.1 s a step they cost next to nothing"
 
 
-def test_without_enough_memory_there_are_none_and_one_line_says_so(
+SHORT = Bound("the memory cgroup", 2_000_000_000, 100_000_000, 300_000_000)
+FIGURES = "0.10 of 2.00 GB of the memory cgroup are free, the reserve is 0.30 GB"
+
+
+@pytest.fixture
+def no_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "HOLD_SECONDS", 0.0)
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return what was printed about snapshots, without figures that differ."""
+    return [line.split(": ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+
+
+@pytest.mark.usefixtures("no_hold")
+def test_without_enough_memory_there_are_none_until_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(volume: Path, needed: int) -> None:
         raise OSError(errno.ENOMEM, f"a node needs {needed} bytes")
 
-    monkeypatch.setattr(slots, "require_free", refuse)
-    run = Run(tmp_path)
-    run.train(20)
-    run.writer.finish()
+    with monkeypatch.context() as patched:
+        patched.setattr(slots, "require_room", refuse)
+        run = Run(tmp_path)
+        run.train(20)
+        run.writer.finish()
     assert run.steps == run.reported == []
     assert list(run.volume.glob("start_*/*.image")) == []
-    text = "no snapshots in memory: a node needs 136 bytes; restarts load from storage"
-    assert capsys.readouterr().err == f"fluxtrain: {text}\n"
+    assert set(run.memory) == {(0, True)}
+    assert lines(capsys) == ["snapshots in memory are paused: a node needs 136 bytes"]
+    run.train(6)
+    run.writer.finish()
+    assert run.reported[-1] == 26
+    assert run.memory[-1] == (136, False)
+    (again,) = lines(capsys)
+    assert again.startswith("snapshots in memory are taken again: ")
 
 
-def test_memory_that_runs_out_later_frees_all(
+def test_nothing_is_reserved_for_some_seconds_after_memory_was_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path)
+    run.train(4)
+    run.writer.finish()
+    run.writer.drop_one(SHORT)
+    run.train(40)
+    run.writer.finish()
+    assert run.steps == [4]
+    assert lines(capsys) == [f"snapshots in memory are paused: {FIGURES}"]
+
+
+@pytest.mark.usefixtures("no_hold")
+@pytest.mark.parametrize(
+    ("taken", "drops", "left"),
+    [(0, 1, []), (2, 1, [2]), (2, 2, []), (4, 1, [4]), (4, 2, []), (4, 3, [])],
+)
+def test_the_older_snapshot_is_dropped_first(
+    tmp_path: Path, taken: int, drops: int, left: list[int]
+) -> None:
+    run = Run(tmp_path)
+    run.train(taken)
+    run.writer.finish()
+    for _ in range(drops):
+        run.writer.drop_one(SHORT)
+    assert run.steps == left
+    assert len(list(run.volume.glob("start_*/*.image"))) == len(left)
+    assert run.memory[-1] == (68 * len(left), True)
+    continued(tmp_path, 1)
+    assert load(tmp_path)[0].step == (left[0] if left else 0)
+
+
+@pytest.mark.usefixtures("no_hold")
+def test_snapshots_that_were_dropped_are_taken_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path)
+    run.train(4)
+    run.writer.finish()
+    run.writer.drop_one(SHORT)
+    run.writer.drop_one(SHORT)
+    run.train(10)
+    run.writer.finish()
+    assert run.steps == [12, 14]
+    paused, again = lines(capsys)
+    assert paused == f"snapshots in memory are paused: {FIGURES}"
+    assert again.startswith("snapshots in memory are taken again: ")
+    continued(tmp_path, 1)
+    assert load(tmp_path)[0].step == 14
+
+
+def test_a_snapshot_that_is_dropped_while_it_is_written_never_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is zero, and so is what the checksum is computed of."""
+    run = Run(tmp_path)
+    run.train(4)
+    run.writer.finish()
+
+    def drop_first(image: Tensor) -> int:
+        run.writer.drop_one(SHORT)
+        return checksum(image)
+
+    monkeypatch.setattr(writer, "checksum", drop_first)
+    run.train(2)
+    run.writer.finish()
+    assert run.steps == [4]
+    assert run.reported == [2, 4]
+
+
+@pytest.mark.usefixtures("no_hold")
+def test_slots_that_are_reserved_again_are_not_those_that_were_dropped(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(4)
+    run.writer.finish()
+    for _ in range(3):
+        run.writer.drop_one(SHORT)
+    run.train(2)  # pauses
+    run.writer.finish()
+    run.writer.drop_one(SHORT)
+    run.train(12)
+    run.writer.finish()
+    assert run.steps == [run.run.step - 2, run.run.step]
+    assert len(list(run.volume.glob("start_*/*.image"))) == 2
+
+
+@pytest.mark.usefixtures("no_hold")
+def test_what_the_launcher_removed_is_reserved_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path)
+    run.train(4)
+    run.writer.finish()
+    for path in run.volume.glob("start_*/*"):
+        path.unlink()
+    run.train(10)
+    run.writer.finish()
+    assert run.steps == [12, 14]
+    assert "the launcher removed them" in lines(capsys)[0]
+
+
+@pytest.mark.usefixtures("no_hold")
+def test_an_error_that_stays_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Run(tmp_path)
@@ -150,10 +291,32 @@ def test_memory_that_runs_out_later_frees_all(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", fail)  # for the second slot
-    run.train(20)
+    run.train(60)
     run.writer.finish()
-    assert run.steps == []
-    assert "No space left on device" in capsys.readouterr().err
+    assert run.steps == [2]
+    assert lines(capsys) == ["snapshots in memory are paused: No space left on device"]
+
+
+@pytest.mark.skipif(not SHARED_MEMORY.exists(), reason="there is no /dev/shm")
+def test_a_dropped_slot_has_no_memory_though_it_is_mapped() -> None:
+    size = 32 << 20
+    with TemporaryDirectory(dir=SHARED_MEMORY) as folder:
+        before = shared_bytes()
+        slot = Slot(Path(folder) / "rank_00000_0", size)
+        slot.bytes.fill_(1)
+        assert shared_bytes() - before >= size
+        slot.drop()
+        assert shared_bytes() - before < size // 8
+        slot.bytes[: size // 2].fill_(2)  # a thread that still writes
+        slot.drop()
+        assert shared_bytes() - before < size // 8
+
+
+def shared_bytes() -> int:
+    """Return the memory of tmpfs that this process has mapped."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in status if line.startswith("RssShmem:"))
+    return 1024 * int(line.split()[1])
 
 
 def test_a_new_start_replaces_the_snapshots_of_the_one_before(tmp_path: Path) -> None:
@@ -241,6 +404,6 @@ def test_a_pod_without_the_volume_turns_them_off(tmp_path: Path) -> None:
     recovery = Recovery(resolve({"preset": "micro"}), paths, WORLD)
     run = recovery.load(make_state(), lambda: None)
     assert recovery.is_new
-    assert recovery.snapshots(make_state(), run, lambda step, stall: None) is None
+    assert recovery.snapshots(make_state(), run, ignore, ignore) is None
     assert not (tmp_path / ".snapshots.json").exists()
     assert replace(paths, snapshots=tmp_path).environment()["FLUXTRAIN_SNAPSHOTS"] == str(tmp_path)

@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-SHARED_MEMORY = Path("/dev/shm")
-"""Linux's file system in memory."""
+from fluxtrain.snapshots.copies import IMAGE, RECORD
+from fluxtrain.snapshots.free_memory import SHARED_MEMORY, Bound
+from fluxtrain.snapshots.memory_watch import MemoryWatch
+
 _ATTEMPTS = 10
+_RESERVE_PART = 0.5
+"""Trainers drop their snapshots earlier; this is for those that no trainer has mapped."""
 
 
 @contextmanager
@@ -37,7 +41,8 @@ def local_volume(output: Path, parent: Path = SHARED_MEMORY) -> Iterator[Path | 
         yield None
         return
     try:
-        yield folder
+        with _watched(folder):
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
@@ -78,8 +83,29 @@ def _is_locked_by(descriptor: int, folder: Path) -> bool:
 @contextmanager
 def emptied(volume: Path | None) -> Iterator[None]:
     """Remove the contents of ``volume``, the mount of a pod, at the end."""
-    try:
+    if volume is None or not volume.is_dir():
         yield
+        return
+    try:
+        with _watched(volume):
+            yield
     finally:
-        for path in volume.iterdir() if volume is not None and volume.is_dir() else ():
+        for path in volume.iterdir():
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _watched(volume: Path) -> MemoryWatch:
+    """Return a watch that removes the snapshots in ``volume`` when memory is short, also between trainers."""
+
+    def remove(bound: Bound) -> bool:
+        snapshots = sorted(volume.glob(f"start_*/*{RECORD}")) + sorted(
+            volume.glob(f"start_*/*{IMAGE}")
+        )
+        for path in snapshots:
+            path.unlink(missing_ok=True)
+        if snapshots:
+            text = f"the snapshots in memory were removed: {bound}"
+            print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
+        return bool(snapshots)
+
+    return MemoryWatch(volume, remove, _RESERVE_PART)

@@ -119,6 +119,10 @@ class Metrics:
         self.remaining = gauge("remaining_seconds", "Estimated time to the last step.")
         self.checkpoint_step = gauge("checkpoint_step", "Step of the newest complete checkpoint.")
         self.snapshot_step = gauge("snapshot_step", "Step of the newest snapshot in memory.")
+        self.snapshot_bytes = gauge("snapshot_bytes", "Memory of this rank's snapshots.")
+        self.snapshots_paused = gauge(
+            "snapshots_paused", "1 while no snapshots are taken as memory is short, else 0."
+        )
         self.rank_compute = Gauge(
             "fluxtrain_rank_compute_seconds",
             "Time of the forward passes of the last logged step, without waits for other ranks.",

@@ -260,6 +260,15 @@ class Observer:
         self.metrics.snapshot_stall.inc(stall)
         self.progress.update(snapshotStep=step)
 
+    def on_snapshot_memory(self, size: int, is_paused: bool) -> None:
+        """Report the bytes of this rank's snapshots, and whether none are taken at present; thread-safe."""
+        self.metrics.snapshot_bytes.set(size)
+        self.metrics.snapshots_paused.set(is_paused)
+        self.progress.update(snapshotBytes=size, snapshotsPaused=is_paused)
+        if size == 0:
+            self.metrics.snapshot_step.set(0)
+            self.progress.update(snapshotStep=0)
+
     @contextmanager
     def sampling(self, step: int) -> Iterator[Path]:
         """Pause the training clock; yield the file for the sample images of ``step``."""

@@ -121,13 +121,17 @@ class Recovery:
         return found.run
 
     def snapshots(
-        self, state: State, run: RunState, on_complete: Callable[[int, float], None]
+        self,
+        state: State,
+        run: RunState,
+        on_complete: Callable[[int, float], None],
+        on_memory: Callable[[int, bool], None],
     ) -> Snapshots | None:
         """Return the writer of snapshots from ``run`` on; None if they are off."""
         if self._volume is None:
             return None
         slots = Slots(self._volume, self.fence.start, self._world, rows_of(state), self._shard)
-        return Snapshots(state, slots, self._channel, self._config, run, on_complete)
+        return Snapshots(state, slots, self._channel, self._config, run, on_complete, on_memory)
 
     @property
     def _shard(self) -> Shard:
