@@ -5,11 +5,12 @@ from __future__ import annotations
 from fluxtrain.contract import launch
 from fluxtrain.contract.gpu_environment import gpu_environment
 from fluxtrain.contract.resource.fluxtraining import EnvironmentVariable, Network
+from fluxtrain.snapshot_size import takes_snapshots
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.grace import shutdown_seconds
 from fluxtrain_operator.resources.secret import KEY_FILE, KEY_PATH
-from fluxtrain_operator.resources.volumes import CONFIG_PATH, SCRATCH_PATH, takes_snapshots
+from fluxtrain_operator.resources.volumes import CONFIG_PATH, SCRATCH_PATH
 
 NODES, RUN_ID = "PET_NNODES", "PET_RDZV_ID"
 """torchrun's variables with ``min:max`` of the nodes, and with the job's uid and the attempt."""
@@ -117,7 +118,7 @@ def _trainer(job: Job) -> dict[str, str]:
     gpus = job.spec.gpus_per_node
     return {
         **({launch.ENV_GPUS: str(gpus)} if gpus else {}),
-        **({launch.ENV_SNAPSHOTS: launch.SNAPSHOTS_PATH} if takes_snapshots(job) else {}),
+        **({launch.ENV_SNAPSHOTS: launch.SNAPSHOTS_PATH} if takes_snapshots(job.config) else {}),
         launch.ENV_CONFIG: CONFIG_PATH,
         launch.ENV_DATA: launch.DATA_PATH,
         launch.ENV_MODELS: launch.MODELS_PATH,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fluxtrain.contract.launch import (
     CONFIG_FILE,
     DATA_PATH,
@@ -10,7 +12,9 @@ from fluxtrain.contract.launch import (
     SNAPSHOTS_PATH,
 )
 from fluxtrain.contract.resource.storage import Volume
+from fluxtrain.snapshot_size import takes_snapshots
 from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.resources.requests import snapshot_bytes_of
 from fluxtrain_operator.resources.secret import key_mount, key_volume
 from fluxtrain_operator.resources.shared_memory import shared_memory
 
@@ -19,6 +23,9 @@ CONFIG_PATH = f"/etc/fluxtrain/{CONFIG_FILE}"
 CONFIG_VOLUME = "config"
 SCRATCH_PATH = "/tmp"
 """The only writable folder outside of the storage: the root file system is read-only."""
+_RECORDS_BYTES = 1 << 20
+"""For the config and the records beside images, and for whole pages."""
+_GIB = 1 << 30
 
 
 def volumes(job: Job) -> list[Manifest]:
@@ -33,19 +40,16 @@ def volumes(job: Job) -> list[Manifest]:
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}},
         {"name": "tmp", "emptyDir": {}},
         key_volume(job),
-        # without a limit the kubelet sizes it by the pod's memory limit or the node; the trainer uses at most
-        # half of the memory that is free when it starts
-        *(
-            [{"name": "snapshots", "emptyDir": {"medium": "Memory"}}]
-            if takes_snapshots(job)
-            else []
-        ),
+        *_snapshots(job),
     ]
 
 
-def takes_snapshots(job: Job) -> bool:
-    """Return whether the trainers of ``job`` take snapshots in memory."""
-    return job.config.task == "train" and job.config.checkpoint.memory_every_steps != 0
+def _snapshots(job: Job) -> list[Manifest]:
+    """Return the volume of the snapshots, of their size on the fewest nodes, if there are any."""
+    if not takes_snapshots(job.config):
+        return []
+    limit = f"{math.ceil((snapshot_bytes_of(job) + _RECORDS_BYTES) / _GIB)}Gi"
+    return [{"name": "snapshots", "emptyDir": {"medium": "Memory", "sizeLimit": limit}}]
 
 
 def mounts(job: Job) -> list[Manifest]:
@@ -62,7 +66,11 @@ def mounts(job: Job) -> list[Manifest]:
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "tmp", "mountPath": SCRATCH_PATH},
         key_mount(),
-        *([{"name": "snapshots", "mountPath": SNAPSHOTS_PATH}] if takes_snapshots(job) else []),
+        *(
+            [{"name": "snapshots", "mountPath": SNAPSHOTS_PATH}]
+            if takes_snapshots(job.config)
+            else []
+        ),
     ]
 
 

@@ -11,6 +11,7 @@ from tests.operator.jobs import make_job
 from fluxtrain.contract.resource.resources import amount
 from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources.requests import resources_of
+from fluxtrain_operator.resources.volumes import volumes
 
 GPU = {"amd.com/gpu": "8"}
 
@@ -50,6 +51,41 @@ def test_requests_and_limits(
     gpus: int, given: dict[str, Any], requests: dict[str, str], limits: dict[str, str]
 ) -> None:
     assert resources(gpus, **given) == (requests, limits)
+
+
+FLUX = {"preset": "mlperf-schnell"}
+OFF = {**FLUX, "checkpoint": {"memory_every_steps": 0}, "logging": {"mlperf": {"division": "open"}}}
+LIMITED = {"limits": {"memory": "100Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("run", "gpus", "nodes", "given", "memory", "volume"),
+    [
+        ({"preset": "micro"}, 0, (1, 1), {}, None, "1Gi"),
+        ({"preset": "micro"}, 1, (1, 1), {}, "8Gi", "1Gi"),
+        (FLUX, 8, (1, 1), {}, "330Gi", "266Gi"),
+        (FLUX, 8, (8, 8), {}, "130Gi", "67Gi"),
+        (FLUX, 8, (4, 8), {}, "197Gi", "133Gi"),  # on four nodes
+        (FLUX, 8, (4, 8), {"requests": {"memory": "64Gi"}}, "64Gi", "133Gi"),
+        (FLUX, 8, (4, 8), LIMITED, "100Gi", "133Gi"),  # the trainers take none
+        (OFF, 8, (4, 8), {}, "64Gi", None),
+        ({"preset": "mlperf-schnell-raw", "task": "preprocess"}, 8, (1, 1), {}, "64Gi", None),
+    ],
+)
+def test_the_memory_of_snapshots_is_requested_and_bounds_their_volume(
+    run: dict[str, Any],
+    gpus: int,
+    nodes: tuple[int, int],
+    given: dict[str, Any],
+    memory: str | None,
+    volume: str | None,
+) -> None:
+    size = {"min": nodes[0], "max": nodes[1]}
+    spec = {"run": run, "gpusPerNode": gpus, "nodes": size, "resources": given}
+    job = load({**make_job(), "spec": spec}, "trainer:1")
+    assert resources_of(job).get("requests", {}).get("memory") == memory
+    sizes = [v["emptyDir"]["sizeLimit"] for v in volumes(job) if v["name"] == "snapshots"]
+    assert sizes == ([] if volume is None else [volume])
 
 
 @pytest.mark.parametrize(

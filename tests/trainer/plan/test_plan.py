@@ -154,6 +154,30 @@ def test_schnell_matches_the_reference_sheet() -> None:
     assert large.flops_per_sample == pytest.approx(223.139e12, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("changes", "nodes", "limit", "row"),
+    [
+        ({}, (8, 8), None, "66.45 GiB  in the memory of each node, at its fewest nodes"),
+        ({}, (4, 8), None, "132.89 GiB  in the memory of each node, at its fewest nodes"),
+        ({}, (8, 8), 76, "at its fewest nodes"),
+        ({}, (8, 8), 75, "fewest nodes: DO NOT FIT in limits.memory, 75.00 GiB; none are taken"),
+        ({"checkpoint": {"memory_every_steps": 0}}, (8, 8), 8, "none are taken in memory"),
+    ],
+)
+def test_the_memory_of_snapshots(
+    changes: dict[str, Any], nodes: tuple[int, int], limit: int | None, row: str
+) -> None:
+    plan = make_plan(
+        make_config(**changes),
+        nodes[1],
+        8,
+        fewest_nodes=nodes[0],
+        memory_limit=limit * GIB if limit else None,
+    )
+    (line,) = (line for line in render(plan).splitlines() if line.startswith("  snapshots "))
+    assert line.endswith(row)
+
+
 def test_the_state_has_sixteen_bytes_per_parameter_and_is_sharded() -> None:
     alone, eighth = (memory_of(make_config(), num_ranks) for num_ranks in (1, 8))
     assert alone.weights + alone.gradients + alone.optimizer == pytest.approx(190.3e9, rel=1e-3)

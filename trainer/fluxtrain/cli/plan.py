@@ -6,6 +6,7 @@ import argparse
 import json
 
 from fluxtrain.cli.arguments import Commands, add_command, add_file, described, load_config
+from fluxtrain.contract.resource.resources import amount
 from fluxtrain.contract.run.sharding import require_replicas
 from fluxtrain.errors import EXIT_OK, ConfigError
 
@@ -30,6 +31,14 @@ def action(arguments: argparse.Namespace) -> int:
         raise ConfigError("spec.run.task", config.task, "must be train: other tasks have no plan")
     require_replicas(config, job.spec.rank_counts)
     size = job.spec.nodes.max, job.spec.gpus_per_node
-    plan = make_plan(config, *size, arguments.gpu, arguments.mfu)
+    limit = job.spec.resources.limits.memory
+    plan = make_plan(
+        config,
+        *size,
+        arguments.gpu,
+        arguments.mfu,
+        fewest_nodes=job.spec.nodes.min,
+        memory_limit=None if limit is None else int(amount(limit)),
+    )
     print(json.dumps(plan.model_dump(), indent=2) if arguments.json else render(plan))
     return EXIT_OK

@@ -54,6 +54,7 @@ from fluxtrain.run_state import (
     read_state,
     step_of,
 )
+from fluxtrain.snapshot_size import takes_snapshots
 
 MALLOC_SETTINGS = {
     "MALLOC_MMAP_MAX_": "0",
@@ -91,9 +92,7 @@ def run(config: RunConfig, paths: RunPaths, processes: int) -> tuple[int, str]:
 
 
 def _snapshot_volume(config: RunConfig, paths: RunPaths) -> AbstractContextManager[Path | None]:
-    if config.task != "train" or config.checkpoint.memory_every_steps == 0:
-        return nullcontext()
-    return local_volume(paths.output)
+    return local_volume(paths.output) if takes_snapshots(config) else nullcontext()
 
 
 def _local_arguments(config: RunConfig) -> list[str]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.embed import TIMESTEP_DIM
+from fluxtrain.contract.run.model import TIMESTEP_DIM, ModelConfig
 
 _FLOAT32 = 4
 BYTES = {"bfloat16": 2, "float32": 4}

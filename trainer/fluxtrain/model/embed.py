@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-TIMESTEP_DIM = 256
+from fluxtrain.contract.run.model import TIMESTEP_DIM
+
 _TIME_FACTOR = 1000.0
 _MAX_PERIOD = 10_000
 

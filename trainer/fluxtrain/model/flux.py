@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.model import TIMESTEP_DIM, ModelConfig
 from fluxtrain.model.attention import Rotation, rotation
 from fluxtrain.model.blocks import DoubleStreamBlock, LastLayer, SingleStreamBlock
-from fluxtrain.model.embed import TIMESTEP_DIM, MLPEmbedder, timestep_embedding
+from fluxtrain.model.embed import MLPEmbedder, timestep_embedding
 
 
 class Flux(nn.Module):

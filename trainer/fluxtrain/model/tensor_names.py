@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.embed import TIMESTEP_DIM
+from fluxtrain.contract.run.model import TIMESTEP_DIM, ModelConfig
 
 Shape = tuple[int, ...]
 

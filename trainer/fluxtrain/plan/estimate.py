@@ -12,6 +12,7 @@ from fluxtrain.gpus import Gpu, find_gpu
 from fluxtrain.model.flops import training_flops
 from fluxtrain.model.parameters import ParameterCounts, count_parameters
 from fluxtrain.plan.memory import Memory, memory, state_bytes
+from fluxtrain.snapshot_size import snapshot_bytes
 from fluxtrain.traffic import sent_by_node, sent_by_rank
 
 DEFAULT_GPU = "MI300X"
@@ -75,6 +76,10 @@ class Plan(BaseModel):
     """Size of a checkpoint: weights and optimizer state in float32."""
     host_bytes_per_rank: int
     """Copy of one rank's checkpoint in host memory, from which it is written."""
+    snapshot_bytes_per_node: int
+    """Memory of the snapshots in one node, on the fewest nodes of the job; 0 if none are taken."""
+    memory_limit_bytes: int | None
+    """``spec.resources.limits.memory``."""
     disk_bytes: int
     """Size of the kept checkpoints and of the one being written."""
     data_bytes_per_sample: int
@@ -95,9 +100,13 @@ def make_plan(
     gpus_per_node: int,
     gpu: str | None = None,
     mfu: float | None = None,
+    *,
+    fewest_nodes: int | None = None,
+    memory_limit: int | None = None,
 ) -> Plan:
     """Return the plan of ``config`` on ``nodes`` nodes; ``gpus_per_node`` 0 means one CPU process each.
 
+    A pod may use ``memory_limit`` bytes; the job may shrink to ``fewest_nodes``.
     Raises ConfigError if ``gpu`` is unknown or ``mfu`` is outside (0, 1].
     """
     device = _device(gpu, gpus_per_node)
@@ -116,6 +125,7 @@ def make_plan(
     flops = training_flops(config.model, config.image_tokens, config.data.text_length)
     rate = _rate(device, mfu, num_ranks, flops * computed / batch)
     checkpoint = state_bytes(config) * counts.total
+    rank_counts = range((fewest_nodes or nodes) * ranks_per_node, num_ranks + 1, ranks_per_node)
     return Plan(
         gpu=device.name if device else None,
         gpu_memory_bytes=device.memory_bytes if device else None,
@@ -141,6 +151,8 @@ def make_plan(
         node_communication_bytes_per_step=sent_by_node(config, sharding, accumulation),
         checkpoint_bytes=checkpoint,
         host_bytes_per_rank=checkpoint // sharding.dp_shard,
+        snapshot_bytes_per_node=snapshot_bytes(config, rank_counts, ranks_per_node),
+        memory_limit_bytes=memory_limit,
         disk_bytes=checkpoint * (config.checkpoint.keep + 1),
         data_bytes_per_sample=_sample_bytes(config),
         mfu=(mfu or DEFAULT_MFU) if device else None,

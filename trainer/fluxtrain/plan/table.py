@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fluxtrain.plan.estimate import DEFAULT_MFU, USABLE, Plan
+from fluxtrain.snapshots.free_memory import reserve_of
 
 Row = tuple[str, str, str]  # name, value, remark
 
@@ -121,9 +122,20 @@ def _disk(plan: Plan) -> list[Row]:
             _gib(plan.host_bytes_per_rank),
             "in host memory, while it is written",
         ),
+        ("snapshots", _gib(plan.snapshot_bytes_per_node), _snapshots(plan)),
         ("checkpoints", _gib(plan.disk_bytes), f"{kept} kept, one being written"),
         ("one encoded sample", _si(plan.data_bytes_per_sample, "B"), "times the number of samples"),
     ]
+
+
+def _snapshots(plan: Plan) -> str:
+    if plan.snapshot_bytes_per_node == 0:
+        return "none are taken in memory"
+    text = "in the memory of each node, at its fewest nodes"
+    limit = plan.memory_limit_bytes
+    if limit is not None and plan.snapshot_bytes_per_node + 2 * reserve_of(limit) > limit:
+        return f"{text}: DO NOT FIT in limits.memory, {_gib(limit)}; none are taken"
+    return text
 
 
 def _assumptions(plan: Plan) -> list[str]:

@@ -52,8 +52,9 @@ class Resources(ApiModel):
     rules: ClassVar = (_at_most_the_limit("cpu"), _at_most_the_limit("memory"))
 
     requests: Amounts = Amounts()
-    """Requests; unset ones are the limit, or 2 CPUs and 8Gi per GPU; "0" requests nothing."""
+    """Requests; unset ones are the limit, or 2 CPUs and 8Gi per GPU and the memory of snapshots; "0" requests
+    nothing."""
     limits: Amounts = Amounts()
-    """Limits; unset ones are unlimited. Shared memory counts as memory."""
+    """Limits; unset ones are unlimited. Shared memory and snapshots in memory count as memory."""
     shared_memory: Quantity | None = None
     """Maximum size of /dev/shm; if unset, computed from the batches that the data loaders keep in it."""

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from fluxtrain.contract.strict_model import Positive, Rule, StrictModel, Width
 
+TIMESTEP_DIM = 256
+"""Width of the sinusoidal embeddings of timestep and guidance."""
 AxisWidth = Annotated[int, Field(ge=2, le=4096, multiple_of=2)]
 
 
