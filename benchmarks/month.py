@@ -1,10 +1,14 @@
 """Simulates a job of 64 nodes with 8 GPUs for 30 days with the operator's own planner; prints its goodput.
 
-    python -m benchmarks.month [--days 30] [--seeds 3]
+    python -m benchmarks.month [--days 30] [--seeds 3] [--start SECONDS …]
 
 Faults come at the rate that Meta published for 1,024 GPUs (one in 7.9 hours), in proportion to the number of
 GPUs. Half of them end a process, the others a node. Beside it: a system that restarts every pod from storage
-once Kubernetes reports a node as lost, on the same faults. Times of recovery are parameters, printed as well.
+once Kubernetes reports a node as lost, on the same faults.
+
+Times of recovery are parameters, printed as well. Each month is simulated with assumed ones and with those
+that `make faults` measured, in docs/faults.md: of a small model on a small cluster, so they bound what is
+lost from below. ``--start`` adds months with other times from the detection to the first step.
 """
 
 from __future__ import annotations
@@ -12,10 +16,12 @@ from __future__ import annotations
 import argparse
 import heapq
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 
 from fluxtrain.contract.resource.status import ProgressStatus
 from fluxtrain_operator import names
@@ -54,6 +60,33 @@ class Recovery:
 
 
 OURS = Recovery("fluxtrain, memory", 1, 10, 60, 120, 20, is_elastic=True)
+_FAULTS = Path(__file__).parent.parent / "docs" / "faults.md"
+_PROCESS_ROW, _NODE_ROW = "rank-killed", "power-off"
+_CELLS = re.compile(r"^\| `([a-z-]+)` \| [^|]* \| ([\d.]+), [^|]*\| (\d+) \| ([\d.]+) \|", re.M)
+"""Name, seconds to detect, steps lost and longest pause of a fault in docs/faults.md."""
+
+
+def measured(text: str) -> Recovery:
+    """Return the recovery by the rows ``rank-killed`` and ``power-off`` of docs/faults.md.
+
+    A lost step counts as one of the simulated job; a pod's replacement is as long as the whole pause.
+    """
+    rows = {name: tuple(map(float, cells)) for name, *cells in _CELLS.findall(text)}
+    (detect_process, lost, pause), (detect_node, node_lost, node_pause) = (
+        rows[_PROCESS_ROW],
+        rows[_NODE_ROW],
+    )
+    return Recovery(
+        "fluxtrain, measured",
+        detect_process=detect_process,
+        detect_node=detect_node,
+        replace=node_pause,
+        start=max(pause - detect_process, node_pause - detect_node),
+        lost=2 * max(lost, node_lost) * SAMPLES_PER_STEP / SAMPLES_PER_SECOND,
+        is_elastic=True,
+    )
+
+
 OURS_STORAGE = Recovery("fluxtrain, storage", 1, 10, 60, 150, 600, is_elastic=True)
 PEER = Recovery("restart from storage", 5, 340, 90, 150, 600, is_elastic=False)
 """340 s: 40 until a node is not ready, 300 until its pods are evicted, Kubernetes' defaults."""
@@ -94,8 +127,8 @@ class Training:
 class Month:
     """The cluster, the job and the planner; times are seconds from the start."""
 
-    def __init__(self, days: float, seed: int) -> None:
-        """Start with all nodes ready and no pod."""
+    def __init__(self, days: float, seed: int, recovery: Recovery = OURS) -> None:
+        """Start with all nodes ready and no pod; the planner's job recovers as ``recovery`` tells."""
         self.end, self.chance = days * DAY, random.Random(seed)
         self.now, self.epoch, self.numbers = 0.0, 1_800_000_000.0, count()
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -103,7 +136,7 @@ class Month:
         self.down = set[str]()
         self.pods = dict[str, Pod]()
         self.applied = dict[tuple[str, str], str]()
-        self.ours = Training(OURS)
+        self.ours = Training(recovery)
         self.others = [Training(OURS_STORAGE), Training(PEER)]
         self.happened = Counter[str]()
         self.job = load(_manifest(), "example.org/trainer:1")
@@ -131,20 +164,20 @@ class Month:
     def fault(self) -> None:
         """End a process or a node that trains."""
         self.at(self._next_fault(), self.fault)
+        is_node, place = self.chance.random() < NODE_SHARE, self.chance.random()
         training = [pod for pod in self._world() if pod.node]
         if not training:
             return
-        node = self.chance.choice(training).node
-        is_node = self.chance.random() < NODE_SHARE
+        node = training[int(place * len(training))].node  # the same faults whatever the recovery
         self.happened["nodes" if is_node else "processes"] += 1
         for each in [self.ours, *self.others]:
-            _recover(each, self.now, is_node)
+            _recover(each, self.now, is_node, is_planned=each is self.ours)
         if is_node:
             self._power_off(node)
 
     def _power_off(self, node: str) -> None:
         self.down.add(node)
-        self.at(self.now + OURS.detect_node, self.reconcile)
+        self.at(self.now + self.ours.recovery.detect_node, self.reconcile)
         self.at(self.now + 40, lambda: self._set_ready(node, ready=False))
         self.at(self.now + REPAIR_SECONDS, lambda: self._repair(node))
 
@@ -225,7 +258,8 @@ class Month:
         manifest["metadata"]["uid"] = f"uid-{next(self.numbers)}"
         pod = Pod.from_object(manifest)
         self.pods[pod.name] = pod
-        self.at(self.now + (OURS.replace if self.now else 1.0), lambda: self._start(pod))
+        wait = self.ours.recovery.replace if self.now else 1.0
+        self.at(self.now + wait, lambda: self._start(pod))
 
     def _start(self, pod: Pod) -> None:
         """Run ``pod`` on a free node, or try again a minute later."""
@@ -247,14 +281,15 @@ class Month:
         self.reconcile()
 
 
-def _recover(training: Training, now: float, is_node: bool) -> None:
+def _recover(training: Training, now: float, is_node: bool, is_planned: bool) -> None:
+    """Recover from a fault; the pods of a job that ``is_planned`` come back as the planner decides."""
     recovery = training.recovery
     detect = recovery.detect_node if is_node else recovery.detect_process
     wait = recovery.replace if is_node and not recovery.is_elastic else 0.0
     shrinks = is_node and recovery.is_elastic
-    size = training.size - 1 if shrinks and training.recovery is OURS else training.size
+    size = training.size - 1 if shrinks and is_planned else training.size
     training.interrupt(now, detect + wait + recovery.start, size)
-    if shrinks and training.recovery is not OURS:  # the others have spare nodes at all times
+    if shrinks and not is_planned:  # the others have spare nodes at all times
         training.interrupt(now, detect + 2 * recovery.start, size, repeats=False)
 
 
@@ -279,21 +314,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--days", type=float, default=30.0)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--start", type=float, nargs="*", default=[], metavar="SECONDS")
     arguments = parser.parse_args()
-    for each in (OURS, OURS_STORAGE, PEER):
+    ours = [OURS, measured(_FAULTS.read_text(encoding="utf-8"))]
+    ours += [replace(OURS, name=f"start in {start:g} s", start=start) for start in arguments.start]
+    for each in (*ours, OURS_STORAGE, PEER):
         print(each)
     for seed in range(arguments.seeds):
-        month = Month(arguments.days, seed)
-        month.run()
-        print(f"\nseed {seed}: {dict(month.happened)}")
-        status = month.job.status
-        print(f"  phase {status.phase}, attempt {status.attempt}, restarts {status.restarts}")
-        for training in [month.ours, *month.others]:
-            causes = ", ".join(
-                f"{cause} {seconds / month.end:.2%}" for cause, seconds in training.lost.items()
-            )
-            name = training.recovery.name
-            print(f"  {name:22s} goodput {training.done / month.end:.2%} ({causes})")
+        months = [Month(arguments.days, seed, recovery) for recovery in ours]
+        for month in months:
+            month.run()
+        _print_seed(seed, months)
+
+
+def _print_seed(seed: int, months: list[Month]) -> None:
+    first = months[0]
+    status = first.job.status
+    print(f"\nseed {seed}: {dict(first.happened)}")
+    print(f"  phase {status.phase}, attempt {status.attempt}, restarts {status.restarts}")
+    for training in [*(month.ours for month in months), *first.others]:
+        causes = ", ".join(
+            f"{cause} {seconds / first.end:.2%}" for cause, seconds in training.lost.items()
+        )
+        name = training.recovery.name
+        print(f"  {name:22s} goodput {training.done / first.end:.2%} ({causes})")
 
 
 if __name__ == "__main__":
