@@ -62,6 +62,7 @@ KUEUE_REQUIRED_TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
 KUEUE_INDEX_LABEL = "kueue.x-k8s.io/pod-group-pod-index-label"
 KUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
 KUEUE_ROLE = "kueue.x-k8s.io/role-hash"
+KUEUE_FORCE = "kueue.x-k8s.io/safe-to-forcefully-delete"
 COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 """Labels and annotations that Kueue and the schedulers read."""
@@ -137,7 +138,7 @@ def native_group(job: str, minimum: int) -> str:
 
 
 def kueue_group(job: str, attempt: int) -> str:
-    """Return the name of Kueue's pod group of one attempt."""
+    """Return the name of the pod group of Kueue's that ``attempt`` began."""
     return bounded(job, f"-{attempt}")
 
 

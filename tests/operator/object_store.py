@@ -71,6 +71,10 @@ class ObjectStore:
     async def get(self, manifest: Manifest) -> Manifest | None:
         return self.objects.get((manifest["kind"], manifest["metadata"]["name"]))
 
+    async def list_pods(self, namespace: str, labels: Mapping[str, str]) -> list[Manifest]:
+        pods = [encoded(m) for (kind, _), m in self.objects.items() if kind == "Pod"]
+        return [pod for pod in pods if labels.items() <= pod["metadata"]["labels"].items()]
+
     async def apply(self, manifest: Manifest, uid: str) -> Manifest | None:
         existing = self.objects.get((manifest["kind"], manifest["metadata"]["name"]))
         if existing is None or existing["metadata"]["uid"] != uid:

@@ -80,6 +80,12 @@ class KubernetesApi:
         objects = await self._request("GET", f"{_path(manifest)}?fieldSelector={selector}")
         return next(iter(objects.get("items", [])), None)
 
+    async def list_pods(self, namespace: str, labels: Mapping[str, str]) -> list[Manifest]:
+        """Return the pods with ``labels``, also those that no watch finds."""
+        selector = quote(names.as_text(labels))
+        path = f"{collection('v1', namespace, 'Pod')}?labelSelector={selector}"
+        return list((await self._request("GET", path)).get("items", []))
+
     async def apply(self, manifest: Manifest, uid: str) -> Manifest | None:
         """Change the object with ``uid`` by a merge patch: lists are replaced, other missing fields stay.
 

@@ -11,12 +11,14 @@ from typing import Any
 
 from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain.contract.resource.status import Status, preserve_unknown_fields
+from fluxtrain_operator import names
 from fluxtrain_operator.controller.api_client import KINDS, KubernetesApi
 from fluxtrain_operator.controller.applied_objects import Kind, Name
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.decision_log import log_decision
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.names import Key
 from fluxtrain_operator.planner.create_failures import (
     CreateFailure,
     is_rejection,
@@ -48,6 +50,8 @@ class JobState:
     """Why objects could not be created at the last try."""
     revision: Revision | None = None
     """The revision that was read last."""
+    has_searched: bool = False
+    """Whether pods that no watch finds were searched for since the job is to stop."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +93,25 @@ class Executor:
                 self.cache.set_job(manifest, deleted=True)
             raise
 
+    async def unwatched_pods(self, job: Job) -> tuple[CreateFailure, ...]:
+        """Return the job's own pods that run and have lost the label of the watch, as create failures."""
+        listed = await self.api.list_pods(job.namespace, names.selector(job.name))
+        own = (pod for pod in listed if is_controlled_by(pod, job.uid) and not _has_ended(pod))
+        failures = (unwatched(pod) for pod in own)
+        return tuple(failure for failure in failures if failure is not None)
+
     async def _delete(self, job: Job, deletion: Delete) -> None:
-        """Delete an object, if it still has the uid under which it is known."""
         version = KINDS.get(deletion.kind) or gang_of(job).api_version
+        await self.delete((job.namespace, job.name), job.uid, deletion, version)
+
+    async def delete(self, key: Key, uid: str, deletion: Delete, version: str) -> None:
+        """Delete an object of the job with ``uid``, if it still has the uid under which it is known."""
         if deletion.kind not in ("Pod", KIND):
-            known = self.cache.applied.get(job.uid, (version, deletion.kind), deletion.name)
+            known = self.cache.applied.get(uid, (version, deletion.kind), deletion.name)
             if known is None:
                 return  # gone meanwhile
             deletion = replace(deletion, uid=known.uid)
-        remaining = await self.api.delete(job.namespace, deletion, version)
-        key = job.namespace, job.name
+        remaining = await self.api.delete(key[0], deletion, version)
         if deletion.kind == "Pod" and remaining is None:
             self.cache.remove_pod(key, deletion.uid)
         elif remaining is not None and remaining.get("kind") == "Pod":
@@ -174,6 +187,10 @@ async def _gather(requests: Iterable[Awaitable[None]]) -> None:
     for error in results:
         if error is not None:
             raise error
+
+
+def _has_ended(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def _name(manifest: Mapping[str, Any]) -> Name:

@@ -91,6 +91,11 @@ class Reconciler:
         if not await self._knows_groups(job):
             return _GROUPS_SECONDS
         observed = await self._observe(key, job, state)
+        stops = job.spec.lifecycle.suspend or finished(job.status)
+        if stops and not state.has_searched:
+            lost = await self.executor.unwatched_pods(job)
+            failures = (*observed.create_failures, *lost)
+            observed = replace(observed, create_failures=failures)
         now = time.monotonic()  # nothing is awaited until the plan's deletions are counted
         left = self.fault_budget.left(self.cache.num_pods, now)
         plan = make_plan(job, replace(observed, disruptions_left=left), time.time())
@@ -100,6 +105,7 @@ class Reconciler:
             return earliest([delay, plan.requeue_after])
         create_failures = dict(state.create_failures)
         await self.executor.execute(manifest, job, plan, state)
+        state.has_searched = stops
         if plan.status.phase in ("Starting", "Running", "Restarting"):
             self.poller.start(key, job.metrics_port)
             self.members.start(key, job.metrics_port)
@@ -143,14 +149,18 @@ class Reconciler:
         self, key: Key, manifest: Mapping[str, Any], error: ConfigError
     ) -> float | None:
         """Report an invalid spec; return the seconds after which to requeue the job, or None."""
-        plan = plan_invalid(manifest, error, time.time())
+        uid = str(manifest["metadata"].get("uid", ""))
+        applied = self.cache.applied.of(uid, SUPPORT_KINDS)
+        hashes = {name: known.applied_hash for name, known in applied.items()}
+        observed = Observed.from_objects(self.cache.pods(key), applied=hashes)
+        plan = plan_invalid(manifest, error, observed, time.time())
         before = read_status(manifest.get("status"))
         if plan.status != before:
             await self.executor.write_status(manifest, plan.status)
         log_decision(manifest, before, plan)
         self.metrics.record_refusal(key, plan.status.phase)
         for deletion in plan.delete:
-            await self.api.delete(key[0], deletion, KINDS[deletion.kind])
+            await self.executor.delete(key, uid, deletion, KINDS[deletion.kind])
         retry = RESYNC_SECONDS if isinstance(error, UnreadableError) else None
         return earliest([plan.requeue_after, retry])
 

@@ -9,6 +9,7 @@ from fluxtrain.contract.progress import BACKWARD, DATA, OPTIMIZER
 from fluxtrain_operator import names
 from fluxtrain_operator.durations import duration
 from fluxtrain_operator.kubectl.facts import Facts
+from fluxtrain_operator.kubectl.job_objects import group_of
 from fluxtrain_operator.kubectl.pod_problems import PodProblem
 from fluxtrain_operator.kubectl.remedies import remedy
 from fluxtrain_operator.timestamps import seconds
@@ -17,6 +18,8 @@ _SOON_SECONDS = 15.0
 """An operator that runs takes up a new or changed job sooner."""
 _OLD_SECONDS = 300.0
 """A step that is older deserves a word; evaluations and checkpoints may take this long."""
+_NO_ANSWER = ("NoAnswer", "ReportedByAgents")
+"""Reasons of a job none of whose trainers answers."""
 _AGAIN = " again at "
 """In the message of a condition, before the time at which a failed job starts again."""
 _OPERATOR = (
@@ -112,7 +115,7 @@ def gated(facts: Facts) -> Finding | None:
         return Finding(f"waits: {condition['message']}", _remedy(facts, "SchedulingGated"))
     queue = (facts.spec.get("scheduling") or {}).get("queueName", "its queue")
     text = f"waits for Kueue to admit its pods in the queue {queue}{_kueue_reason(facts)}"
-    group = names.kueue_group(facts.name, facts.status.get("attempt", 1))
+    group = group_of(facts.objects.job)
     return Finding(text, f"`kubectl describe workload {group} -n {facts.namespace}` shows more.")
 
 
@@ -162,7 +165,7 @@ def starting(facts: Facts) -> Finding | None:
     if store is not None:
         text = f"{text}: they wait for the rendezvous, and {_problem(facts, store)}"
         return Finding(text, _remedy(facts, store.reason, store.pod))
-    if facts.condition("Progressing")["reason"] == "NoAnswer":
+    if facts.condition("Progressing")["reason"] in _NO_ANSWER:
         return Finding(
             f"{text}; {facts.condition('Progressing')['message']}", _remedy(facts, "NoAnswer")
         )
@@ -217,8 +220,9 @@ def _other(facts: Facts) -> Finding:
 def _old_step(facts: Facts) -> str:
     """Return what to do about a job that should train, but has not made a step for a while."""
     progressing = facts.condition("Progressing")
-    if progressing["reason"] == "NoAnswer":
-        return f"{progressing['message'].capitalize()} {_remedy(facts, 'NoAnswer')}"
+    if progressing["reason"] in _NO_ANSWER:
+        message = progressing["message"]
+        return f"{message[:1].upper()}{message[1:]} {_remedy(facts, 'NoAnswer')}"
     stacks = f"`kubectl fluxtrain stacks {facts.name} -n {facts.namespace}`"
     return (
         "A checkpoint, an evaluation or samples take this long, or the trainers hang; "

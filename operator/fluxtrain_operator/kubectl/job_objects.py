@@ -27,7 +27,7 @@ class JobObjects:
     events: tuple[Manifest, ...] = ()
     """Events about the job and its pods, also those that are gone, oldest first."""
     workload: Manifest | None = None
-    """Kueue's workload of the present attempt, read if pods wait for Kueue."""
+    """Kueue's workload of the present pods, read if they wait for Kueue."""
     unread: tuple[str, ...] = ()
     """What could not be read, and why."""
 
@@ -101,12 +101,18 @@ def _list(unread: list[str], what: str, read: Callable[[], list[Manifest]]) -> l
         return []
 
 
+def group_of(job: Manifest) -> str:
+    """Return the name of Kueue's pod group, and workload, of the present pods."""
+    status = job.get("status") or {}
+    number = status.get("groupAttempt") or status.get("attempt", 1)
+    return names.kueue_group(job["metadata"]["name"], number)
+
+
 def _workload(kubectl: Kubectl, job: Manifest, pods: list[Manifest]) -> Manifest | None:
     gates = (gate for pod in pods for gate in pod["spec"].get("schedulingGates") or ())
     if not any(gate.get("name") == names.KUEUE_GATE for gate in gates):
         return None
-    attempt = (job.get("status") or {}).get("attempt", 1)
     try:
-        return kubectl.get(_WORKLOADS, names.kueue_group(job["metadata"]["name"], attempt))
+        return kubectl.get(_WORKLOADS, group_of(job))
     except KubectlError:
         return None  # its absence is no news: the gate says what is waited for

@@ -18,7 +18,13 @@ from fluxtrain_operator.planner.exclusion import (
     unschedulable_pods,
 )
 from fluxtrain_operator.planner.failures import Failure
-from fluxtrain_operator.planner.observed import Pod
+from fluxtrain_operator.planner.observed import Observed, Pod
+from fluxtrain_operator.planner.pod_group import (
+    kept_pod,
+    members_before,
+    num_places_taken,
+    previous_indices,
+)
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.resources import (
     DISRUPTION_BUDGET,
@@ -30,6 +36,8 @@ from fluxtrain_operator.resources import (
 
 MAX_PODS_PER_PLAN = 64
 """Training pods that one plan creates; more follow in further plans, so that other jobs are not delayed."""
+_KEPT_GRACE_SECONDS = 30
+"""Grace period of a pod that has outlived its attempt to keep Kueue's group."""
 _PHASE_SECONDS = 30.0
 """If the pod's phase is not final this long after the main process exited, a sidecar still runs."""
 
@@ -40,7 +48,8 @@ def changes(situation: Situation, decision: Decision) -> tuple[list[Delete], lis
         return [], []
     if decision.action == "suspend":
         pods = _stop(situation, situation.observed.pods, decision.cause)
-        return [*pods, *_budgets(situation)], []
+        unwatched = _deletions(situation, unwatched_pods(situation), decision.cause)
+        return [*pods, *unwatched, *budgets(situation.observed)], []
     if decision.action in ("complete", "fail"):
         return [*clean_up(situation)], []
     deletions = [
@@ -85,7 +94,7 @@ def _missing(situation: Situation, failures: tuple[CreateFailure, ...]) -> Itera
 
 def _removed_pods(situation: Situation, decision: Decision) -> Iterator[Delete]:
     """Yield the pods of earlier attempts, and those that failed, are lost, or exceed ``nodes.max``."""
-    yield from _deletions(situation, situation.previous, decision.cause, decision.grace_seconds)
+    yield from _previous_pods(situation, decision)
     excess = situation.active[situation.job.spec.nodes.max :]
     removed = {pod.name: (pod, Reason.UNSCHEDULABLE) for pod in unschedulable_pods(situation)}
     removed |= {pod.name: (pod, Reason.SCALED_DOWN) for pod in excess}
@@ -97,6 +106,20 @@ def _removed_pods(situation: Situation, decision: Decision) -> Iterator[Delete]:
             removed[pod.name] = pod, fault
     for pod, reason in removed.values():
         yield from _deletions(situation, [pod], reason)
+
+
+def _previous_pods(situation: Situation, decision: Decision) -> Iterator[Delete]:
+    """Yield the pods of earlier attempts but the one that keeps Kueue's group.
+
+    That one is deleted with the first new pod, and has little time: without its peers it saves nothing.
+    """
+    kept = kept_pod(situation)
+    pods = [pod for pod in situation.previous if pod != kept]
+    members = {pod.uid for pod in members_before(situation)}
+    for pod in pods:
+        is_late = decision.action != "restart" and pod.uid in members
+        grace = _KEPT_GRACE_SECONDS if is_late else decision.grace_seconds
+        yield from _deletions(situation, [pod], decision.cause, grace)
 
 
 def _is_replaced(situation: Situation, failure: Failure) -> bool:
@@ -165,9 +188,9 @@ def _stop(situation: Situation, pods: tuple[Pod, ...], reason: Reason) -> Iterat
         yield from _delete(situation, rendezvous, reason)
 
 
-def _budgets(situation: Situation) -> Iterator[Delete]:
+def budgets(observed: Observed) -> Iterator[Delete]:
     """Yield the disruption budget, if there is one: without pods it would count as violated."""
-    for kind, name in situation.observed.applied:
+    for kind, name in observed.applied:
         if kind == DISRUPTION_BUDGET:
             yield Delete(kind, name)
 
@@ -181,7 +204,9 @@ def clean_up(situation: Situation) -> Iterator[Delete]:
     elif clean_pods == "Running":
         pods = tuple(pod for pod in pods if _still_runs(pod, situation.now))
     yield from _stop(situation, pods, Reason.JOB_ENDED)
-    yield from _budgets(situation)
+    if clean_pods != "None":
+        yield from _deletions(situation, unwatched_pods(situation), Reason.JOB_ENDED)
+    yield from budgets(situation.observed)
 
 
 def clean_up_times(situation: Situation) -> Iterator[float]:
@@ -259,6 +284,7 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
         slot = Slot(
             index=index,
             attempt=situation.attempt,
+            group=situation.group,
             replacement=number,
             process_restarts=situation.restarts.process,
             charged_restarts=situation.charged_restarts,
@@ -279,9 +305,10 @@ def _free_indices(situation: Situation) -> list[int]:
     active = {pod.index for pod in situation.active}
     unreachable = [pod for pod in pods if situation.unreachable(pod)]
     ongoing = {situation.attempt, *(pod.attempt for pod in unreachable)}
+    ongoing |= {pod.attempt for pod in pods if pod.attempt >= situation.group}
     kept = {pod.index for pod in pods if queueing.keeps_name(pod) and pod.attempt in ongoing}
-    skipped = active | kept | {pod.index for pod in unreachable}
-    num_missing = job.spec.nodes.max - len(active) - len(situation.lost_members)
+    skipped = active | kept | {pod.index for pod in unreachable} | previous_indices(situation)
+    num_missing = job.spec.nodes.max - len(active) - num_places_taken(situation)
     candidates = (index for index in count() if index not in skipped)
     in_use = {pod.index for pod in pods}
     return [i for _, i in zip(range(num_missing), candidates, strict=False) if i not in in_use]

@@ -34,6 +34,8 @@ class Decision:
     """The restart of all processes inside the living pods, if ``run`` includes one."""
     pod_replacement: PodReplacement | None = None
     """The replacement of the pods in which the program failed, if ``run`` includes one."""
+    keeps_group: bool = False
+    """Whether the pods of a ``restart`` join Kueue's group of those before."""
 
 
 RUN = Decision("run")

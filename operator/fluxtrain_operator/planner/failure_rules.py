@@ -8,6 +8,7 @@ from fluxtrain_operator.planner.backoff import replacement_time
 from fluxtrain_operator.planner.decision import Decision, fail, restart_all, restarts_exhausted
 from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.failures import OUT_OF_MEMORY, Failure
+from fluxtrain_operator.planner.pod_group import survives_restart
 from fluxtrain_operator.planner.pod_replacement import (
     answer_deadline,
     has_stepped_since,
@@ -45,6 +46,7 @@ def program_failed(situation: Situation) -> Decision | None:
         uses_restart=bool(new),
         error_line=line,
         cause=Reason.PROGRAM_FAILED,
+        keeps_group=survives_restart(situation),
     )
 
 
@@ -64,7 +66,11 @@ def rendezvous_closed(situation: Situation) -> Decision | None:
     uses_restart = last is not None and has_stepped_since(situation, last)
     if uses_restart and (exhausted := restarts_exhausted(situation, message)):
         return exhausted
-    return replace(restart_all(Reason.PROGRAM_FAILED, message), uses_restart=uses_restart)
+    return replace(
+        restart_all(Reason.PROGRAM_FAILED, message),
+        uses_restart=uses_restart,
+        keeps_group=survives_restart(situation),
+    )
 
 
 def failed_pods(situation: Situation) -> Decision | None:

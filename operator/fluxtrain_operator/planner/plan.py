@@ -19,6 +19,7 @@ from fluxtrain_operator.planner.changed_labels import LABELS_CHANGED
 from fluxtrain_operator.planner.changes import (
     MAX_PODS_PER_PLAN,
     blocking_failures,
+    budgets,
     changes,
     clean_up,
     clean_up_times,
@@ -30,6 +31,7 @@ from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.exclusion import exclusion_lifted, lift_times
 from fluxtrain_operator.planner.guard import GRACE_SECONDS
 from fluxtrain_operator.planner.observed import Observed
+from fluxtrain_operator.planner.pod_group import release_deadline
 from fluxtrain_operator.planner.pod_replacement import answer_deadline
 from fluxtrain_operator.planner.restarts import next_restarts
 from fluxtrain_operator.planner.rules import decide, pending_deadline
@@ -41,7 +43,12 @@ from fluxtrain_operator.planner.status import (
     invalid_spec_status,
     next_status,
 )
-from fluxtrain_operator.planner.watchdog import has_stalled, no_answer_time, progress_deadline
+from fluxtrain_operator.planner.watchdog import (
+    REPORTED_BY_AGENTS,
+    has_stalled,
+    no_answer_time,
+    progress_deadline,
+)
 from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
 from fluxtrain_operator.resources import pod_templates, revision_of
 from fluxtrain_operator.resources.template import require_merge_keys
@@ -51,7 +58,14 @@ __all__ = ["Delete", "Event", "Plan", "load", "plan", "plan_invalid"]
 
 _STALE_SECONDS = 1.0
 _REPORTED_ONLY = (
-    *("NoAnswer", "NodesUnknown", "UnhealthyGPUs", "UnhealthyNodes", "DisruptionLimited"),
+    *(
+        "NoAnswer",
+        REPORTED_BY_AGENTS,
+        "NodesUnknown",
+        "UnhealthyGPUs",
+        "UnhealthyNodes",
+        "DisruptionLimited",
+    ),
     LABELS_CHANGED,
 )
 """Reasons of conditions that get an event, as the operator itself does nothing about them."""
@@ -137,6 +151,7 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
     decision = decide(before)
     attempt = _next_attempt(before, decision)
     after = before.in_attempt(attempt).after(decision.in_place_restart, decision.pod_replacement)
+    after = after.keeping_group(before.group) if decision.keeps_group else after
     delete, create = changes(after, decision)
     failures = blocking_failures(after, decision)
     num_requested = num_requested_pods(after, decision, create, delete)
@@ -172,13 +187,20 @@ def _fault_records(
     )
 
 
-def plan_invalid(manifest: Mapping[str, Any], error: ConfigError, now: float) -> Plan:
-    """Return the plan of a job that ``load`` rejected: report ``error``, and delete the job after its TTL."""
+def plan_invalid(
+    manifest: Mapping[str, Any], error: ConfigError, observed: Observed, now: float
+) -> Plan:
+    """Return the plan of a job that ``load`` rejected: report ``error``, and delete the job after its TTL.
+
+    Its pods run on. Once all have ended it needs no disruption budget: none is replaced.
+    """
     metadata, before = manifest["metadata"], read_status(manifest.get("status"))
     status = invalid_spec_status(before, metadata.get("generation", 1), error, now)
     lifecycle = manifest.get("spec", {}).get("lifecycle")
     ttl = lifecycle.get("ttlSecondsAfterFinished") if isinstance(lifecycle, dict) else None
-    return _plan_expiry(metadata["name"], metadata.get("uid", ""), status, ttl, now)
+    expiry = _plan_expiry(metadata["name"], metadata.get("uid", ""), status, ttl, now)
+    is_empty = all(pod.ended for pod in observed.pods)
+    return replace(expiry, delete=(*expiry.delete, *(budgets(observed) if is_empty else ())))
 
 
 def _with_attempt_of_pods(situation: Situation) -> Status:
@@ -229,7 +251,7 @@ def _requeue_after(situation: Situation, decision: Decision, status: Status) -> 
     if decision.action in ("run", "restart", "hold"):
         times += [replacement_time(situation, f) for f in situation.failures]
         times += [progress_deadline(situation), no_answer_time(situation)]
-        times += [answer_deadline(situation)]
+        times += [answer_deadline(situation), release_deadline(situation)]
         times += [situation.guard.recheck_time, pending_deadline(situation)]
         times += [*recovery_times(situation), *lift_times(situation)]
         times += [now + GRACE_SECONDS] if has_stalled(situation) else []

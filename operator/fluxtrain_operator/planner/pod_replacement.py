@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from fluxtrain.contract.resource.status import MAX_REPLACED_PODS, PodReplacement
 from fluxtrain_operator.planner.failures import Failure
+from fluxtrain_operator.planner.pod_group import release_deadline
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.timestamps import seconds, stamp
 
@@ -97,8 +98,8 @@ def _is_charged(situation: Situation, failure: Failure) -> bool:
 def _others_are_useless(situation: Situation) -> bool:
     """Return whether no pods are left for new ones to join, or only those that new ones cannot join."""
     left = [pod for pod in situation.active if not situation.queueing.is_never_admitted(pod)]
-    need = situation.queueing.min_pods(situation.job, bool(situation.lost_members))
-    return len(left) < max(1, need) or any(map(situation.has_other_revision, situation.active))
+    is_useless = not left or release_deadline(situation) is not None
+    return is_useless or any(map(situation.has_other_revision, situation.active))
 
 
 def _fails_in_many(situation: Situation) -> bool:

@@ -24,6 +24,7 @@ from fluxtrain_operator.planner.in_place import (
     is_unanswered,
     next_in_place_restart,
 )
+from fluxtrain_operator.planner.pod_group import has_ended, members_before, survives_restart
 from fluxtrain_operator.planner.predecessors import (
     FAILED,
     awaited_predecessors,
@@ -138,7 +139,7 @@ def resumed(situation: Situation) -> Decision | None:
 
 def spec_changed(situation: Situation) -> Decision | None:
     """Restart the gang if pods were created for another spec: all agents and ranks must agree."""
-    for pod in situation.active:
+    for pod in (*situation.active, *members_before(situation)):
         if not situation.matches_spec(pod):
             return restart_all(Reason.SPEC_CHANGED, "the pods take over the changed spec")
         if not situation.queueing.fits(pod.nodes[1], situation.job.spec.nodes.max):
@@ -173,16 +174,14 @@ def group_ended(situation: Situation) -> Decision | None:
 
     Kueue ends a group with its last pod, and admits none after that.
     """
-    left = [pod for pod in situation.active if not situation.queueing.is_never_admitted(pod)]
-    need = situation.queueing.min_pods(situation.job, bool(situation.lost_members))
-    if not situation.current or len(left) >= need:
+    if not has_ended(situation):
         return None
     for failure in situation.failures:
         time = replacement_time(situation, failure)
         if situation.now < time:
             message = f"{failure.message}; queued again at {stamp(time)}"
             return Decision("hold", failure.reason, message, requeue_time=time)
-    message = f"{len(left)} pods are left of Kueue's group; another is queued"
+    message = f"{len(situation.active)} pods are left of Kueue's group; another is queued"
     return restart_all(Reason.GROUP_ENDED, message)
 
 
@@ -195,7 +194,11 @@ def no_progress(situation: Situation) -> Decision | None:
     if not has_stalled(situation) or situation.guard.refusal(Reason.NO_PROGRESS):
         return None
     message = stall_message(situation)
-    gang = replace(restart_all(Reason.NO_PROGRESS, message), grace_seconds=_STALLED_GRACE_SECONDS)
+    gang = replace(
+        restart_all(Reason.NO_PROGRESS, message),
+        grace_seconds=_STALLED_GRACE_SECONDS,
+        keeps_group=survives_restart(situation),
+    )
     if is_unanswered(situation):
         return gang
     if exhausted := restarts_exhausted(situation, message):

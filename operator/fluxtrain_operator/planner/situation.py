@@ -42,6 +42,8 @@ class Situation:
     """The restart in place that was decided now; None if there is none beyond that of the status."""
     replaced: PodReplacement | None = None
     """The same of a replacement of pods in which the program failed."""
+    kept_group: int | None = None
+    """The attempt that names Kueue's group, if a restart of all pods that was decided now keeps it."""
 
     @staticmethod
     def of(job: Job, observed: Observed, now: float) -> Situation:
@@ -62,6 +64,19 @@ class Situation:
         if restart is None and replacement is None:
             return self
         return replace(self, ordered=restart, replaced=replacement)
+
+    def keeping_group(self, group: int) -> Situation:
+        """Return the same situation after a restart of all pods within the ``group``."""
+        return replace(self, kept_group=group)
+
+    @property
+    def group(self) -> int:
+        """Return the attempt that names Kueue's group of the current pods: its number, or an earlier one."""
+        status = self.job.status
+        if self.kept_group is not None:
+            return self.kept_group
+        known = status.group_attempt if status.attempt == self.attempt else None
+        return min(known or self.attempt, self.attempt)
 
     @property
     def in_place_restart(self) -> InPlaceRestart | None:

@@ -19,11 +19,12 @@ from fluxtrain_operator.durations import duration
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner.backoff import repeated_failure, replacement_time
-from fluxtrain_operator.planner.changed_labels import label_problem
+from fluxtrain_operator.planner.changed_labels import label_problem, unwatched_pods
 from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
 from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.node_problems import node_problem
+from fluxtrain_operator.planner.pod_group import release_deadline
 from fluxtrain_operator.planner.predecessors import completed_predecessors
 from fluxtrain_operator.planner.situation import Situation, true_since
 from fluxtrain_operator.planner.times import (
@@ -33,7 +34,7 @@ from fluxtrain_operator.planner.times import (
     train_seconds_before,
     with_times,
 )
-from fluxtrain_operator.planner.watchdog import has_no_answer
+from fluxtrain_operator.planner.watchdog import REPORTED_BY_AGENTS, has_no_answer
 from fluxtrain_operator.timestamps import stamp
 
 Phase = Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed"]
@@ -105,6 +106,7 @@ def next_status(
         nodes=NodesStatus(ready=num_ready, desired=num_requested),
         selector=names.as_text(names.trainer_selector(job.name)),
         attempt=situation.attempt,
+        groupAttempt=situation.group if situation.group != situation.attempt else None,
         revision=revision,
         previousRevision=before.previous_revision if unchanged else before.revision,
         restarts=restarts or situation.restarts,
@@ -249,6 +251,10 @@ def _pending_reason(situation: Situation) -> tuple[str, str]:
             return failure.reason, f"{failure.message}; starts again at {stamp(time)}"
     need = situation.job.spec.nodes.min
     count = f"{len(situation.running)} of at least {need} nodes are up"
+    if (deadline := release_deadline(situation)) is not None:
+        lost = ", ".join(pod.name for pod in situation.lost_members)
+        text = f"Kueue's group waits until {stamp(deadline)} for the places of {lost}"
+        return "GroupWaits", f"{count}; {text}, whose nodes are lost"
     pod = next((p for p in situation.active if p.waiting and not p.running), None)
     if pod is None:
         return "PodsPending", count
@@ -259,13 +265,24 @@ def _pending_reason(situation: Situation) -> tuple[str, str]:
 
 def _progressing(situation: Situation, decision: Decision, phase: Phase) -> ConditionUpdate:
     if decision.action == "run" and has_no_answer(situation):
-        message = "no trainer answers at /progress, which is no fault: is the port reachable?"
-        return ConditionUpdate("Progressing", None, "NoAnswer", message)
+        return _unanswered(situation, phase)
     if phase == "Running":
         return ConditionUpdate("Progressing", True, "Stepping")
     if decision.reason == _NO_PROGRESS or phase in ("Complete", "Failed", "Suspended"):
         return ConditionUpdate("Progressing", False, decision.reason, decision.message)
     return ConditionUpdate("Progressing", None, "NotTraining")
+
+
+def _unanswered(situation: Situation, phase: Phase) -> ConditionUpdate:
+    """Return what is known of a job none of whose trainers answers: what agents report, or nothing."""
+    answer = situation.observed.any_progress
+    if answer is None:
+        text = "no trainer answers at /progress, which is no fault: is the port reachable?"
+        return ConditionUpdate("Progressing", None, "NoAnswer", text)
+    text = f"agents report phase {answer.phase}, but no trainer answers at /progress"
+    text = f"{text}: step, loss and speed are outdated; is the port reachable?"
+    value = True if phase == "Running" else None
+    return ConditionUpdate("Progressing", value, REPORTED_BY_AGENTS, text)
 
 
 def _healthy(
@@ -296,7 +313,7 @@ def _degraded(situation: Situation, decision: Decision, phase: Phase) -> tuple[s
 def _suspended(situation: Situation, decision: Decision) -> ConditionUpdate:
     if decision.action != "suspend":
         return ConditionUpdate("Suspended", False, "NotSuspended")
-    num_left = len(situation.observed.pods)
+    num_left = len(situation.observed.pods) + len([*unwatched_pods(situation)])
     if num_left:
         message = f"{num_left} pods leave a checkpoint and go"
         return ConditionUpdate("Suspended", False, "Stopping", message)

@@ -18,6 +18,8 @@ from fluxtrain_operator.progress import Progress, RankProgress
 from fluxtrain_operator.timestamps import seconds
 
 _NO_ANSWER_SECONDS = 300.0  # longer than a start takes
+REPORTED_BY_AGENTS = "ReportedByAgents"
+"""Reason of a condition: only agents report ranks, as no trainer answers."""
 _JOIN_SECONDS = 60.0
 """How long agents may take to join a rendezvous pod that has started: a DNS may cache its address for 30 s,
 and the service needs some seconds to find out which agents are lost."""
@@ -94,8 +96,9 @@ def stall_timeout(situation: Situation, rank: RankProgress) -> float:
 
 
 def no_answer_time(situation: Situation) -> float | None:
-    """Return the Unix time from which a missing answer is reported; None if a trainer answers."""
-    if not situation.has_min_nodes or situation.observed.any_progress is not None:
+    """Return the Unix time from which it is reported that no trainer answers; None if one does."""
+    answer = situation.observed.any_progress
+    if not situation.has_min_nodes or (answer is not None and not answer.by_agents):
         return None
     joined = max(pod.started or 0.0 for pod in situation.running)
     last = situation.in_place_restart

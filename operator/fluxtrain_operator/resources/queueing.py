@@ -40,8 +40,11 @@ class Queueing:
     Kueue may manage all pods of a namespace.
     """
 
-    def pod_labels(self, job: Job, attempt: int) -> dict[str, str]:
-        """Return the labels of a training pod."""
+    has_groups = False
+    """Whether the pods of an attempt are admitted together."""
+
+    def pod_labels(self, job: Job, group: int) -> dict[str, str]:
+        """Return the labels of a training pod; ``group`` is the attempt that its pod group is named by."""
         return {}
 
     def pod_annotations(self, job: Job) -> dict[str, str]:
@@ -51,10 +54,6 @@ class Queueing:
     def fits(self, started_max: int, nodes_max: int) -> bool:
         """Return whether pods of a job of ``started_max`` nodes can train in one of ``nodes_max``."""
         return True
-
-    def min_pods(self, job: Job, has_lost_members: bool) -> int:
-        """Return the active pods below which the group has ended and the job needs another one."""
-        return 0
 
     def is_member(self, pod: PodState) -> bool:
         """Return whether Kueue manages ``pod``: its finalizer keeps the object, even a deleted one."""
@@ -72,11 +71,13 @@ class Queueing:
 class Kueue(Queueing):
     """A job in one of Kueue's local queues."""
 
-    def pod_labels(self, job: Job, attempt: int) -> dict[str, str]:
-        """Return the queue and the pod group, which is that of the attempt."""
+    has_groups = True
+
+    def pod_labels(self, job: Job, group: int) -> dict[str, str]:
+        """Return the queue and the pod group."""
         return {
             names.KUEUE_QUEUE: str(job.spec.scheduling.queue_name),
-            names.KUEUE_GROUP: names.kueue_group(job.name, attempt),
+            names.KUEUE_GROUP: names.kueue_group(job.name, group),
         }
 
     def pod_annotations(self, job: Job) -> dict[str, str]:
@@ -90,15 +91,13 @@ class Kueue(Queueing):
             names.KUEUE_RETRIABLE: "false",
             names.KUEUE_ROLE: names.TRAINER,
         }
+        if job.spec.restart.force_delete_on_lost_node:
+            notes[names.KUEUE_FORCE] = "true"
         return {**notes, **_topology(job.spec.scheduling)}
 
     def fits(self, started_max: int, nodes_max: int) -> bool:
         """Return whether the size is unchanged: a group has a fixed number of pods."""
         return started_max == nodes_max
-
-    def min_pods(self, job: Job, has_lost_members: bool) -> int:
-        """Return 1, as a group ends with its last pod, or ``nodes.min`` if it cannot replace lost pods."""
-        return job.spec.nodes.min if has_lost_members else 1
 
 
 def _topology(scheduling: Scheduling) -> dict[str, str]:

@@ -23,6 +23,8 @@ class Slot:
 
     index: int
     attempt: int = 1
+    group: int = 0
+    """The attempt that began its pod group; 0 for its own."""
     replacement: int = 0
     process_restarts: int = 0
     charged_restarts: int = 0
@@ -62,7 +64,7 @@ def training_pod(
     pod["metadata"]["labels"] |= {
         names.LABEL_INDEX: str(slot.index),
         names.LABEL_ATTEMPT: str(slot.attempt),
-        **queueing.pod_labels(job, slot.attempt),
+        **queueing.pod_labels(job, slot.group or slot.attempt),
     }
     (gang or gang_of(job)).configure_pod(pod, job)
     return pod

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import time
 from functools import partial
 
 import pytest
-from tests.operator.jobs import KEY, make_job, run_pods
+from tests.operator.jobs import KEY, OWNER, make_job, run_pods
 from tests.operator.object_store import Harness, run
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.planner.observed import Observed, Pod
+from fluxtrain_operator.timestamps import stamp
 
 ALL_PODS = ["job-0", "job-1", "job-2", "job-3", "job-rendezvous"]
 LABELS = (
@@ -133,6 +135,64 @@ def test_a_pod_that_lost_the_label_of_the_watch_is_replaced(name: str) -> None:
     run(harness, harness.start, 2)
     assert harness.cluster.condition("Admitted")[0] == "True"
     assert harness.cluster.condition("Healthy")[1] != "LabelRemoved"
+
+
+def lose_label(harness: Harness, name: str) -> None:
+    """Let somebody remove the label of the watch from the pod ``name``."""
+    pod = harness.cluster.objects["Pod", name]
+    harness.cache.set_pod(copy.deepcopy(pod), deleted=True)  # what the watch reports
+    del pod["metadata"]["labels"][names.LABEL_MANAGED_BY]
+
+
+@pytest.mark.parametrize("name", ["job-0", "job-3", "job-rendezvous"])
+def test_a_suspension_stops_a_pod_that_lost_the_label_of_the_watch_just_before(name: str) -> None:
+    """Also one that lost it while no operator ran: the pod is searched for."""
+    harness = Changed()
+    run(harness, 1, harness.start, 1)
+    suspend = partial(harness.edit, lifecycle={"suspend": True})
+    run(harness, partial(lose_label, harness, name), suspend, 2)
+    assert harness.cluster.own("Pod") == []
+    assert harness.cluster.condition("Suspended")[0] == "True"
+
+
+def test_a_suspension_leaves_pods_of_others_with_the_jobs_label_alone() -> None:
+    harness = Changed()
+    run(harness, 1, harness.start, 1)
+    labels = {names.LABEL_JOB: "job"}
+    harness.cluster.put("Pod", "job-9", labels=labels)
+    harness.cluster.put("Pod", "job-8", {**OWNER, "uid": "uid-before"}, labels=labels)
+    run(harness, lambda: harness.edit(lifecycle={"suspend": True}), 2)
+    assert [n for kind, n in harness.cluster.objects if kind == "Pod"] == ["job-9", "job-8"]
+
+
+@pytest.mark.parametrize(("clean_pods", "is_deleted"), [("All", True), ("None", False)])
+def test_the_end_of_a_job_stops_a_pod_that_lost_the_label_of_the_watch(
+    clean_pods: str, is_deleted: bool
+) -> None:
+    harness = Changed()
+    run(harness, 1, harness.start, 1)
+    ended = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}
+    ended |= {"lastTransitionTime": stamp(time.time())}
+    harness.cluster.status |= {"phase": "Failed", "conditions": [ended]}
+    lose = partial(lose_label, harness, "job-2")
+    run(harness, lose, lambda: harness.edit(lifecycle={"cleanPods": clean_pods}), 2)
+    assert ("Pod", "job-2") in harness.cluster.objects or is_deleted
+    assert (harness.cluster.own("Pod") == []) == is_deleted
+
+
+def test_a_job_whose_spec_becomes_invalid_has_a_disruption_budget_until_its_pods_have_ended() -> (
+    None
+):
+    harness = Changed()
+    run(harness, 1, harness.start, 1)
+    harness.sync()
+    run(harness, lambda: harness.edit(run={"preset": "no-such"}), 1)
+    assert harness.cluster.condition("Healthy")[1] == "InvalidSpec"
+    assert harness.cluster.own("PodDisruptionBudget") == ["job-nodes"]
+    lose_pods = [partial(harness.delete, "Pod", f"job-{number}") for number in range(4)]
+    run(harness, *lose_pods, 1)
+    assert harness.cluster.own("PodDisruptionBudget") == []
+    assert harness.cluster.own("Pod") == ["job-rendezvous"], "nothing is created"
 
 
 def test_until_a_pod_without_the_label_of_the_watch_has_gone_the_job_waits_for_its_name() -> None:

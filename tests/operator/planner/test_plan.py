@@ -95,20 +95,20 @@ def test_an_invalid_job_is_deleted_after_its_ttl() -> None:
         "metadata": {"name": "job", "uid": "uid", "generation": 1},
         "spec": {"lifecycle": {"ttlSecondsAfterFinished": 60}},
     }
-    first = plan_invalid(manifest, ERROR, NOW)
+    first = plan_invalid(manifest, ERROR, Observed(), NOW)
     assert (first.status.phase, first.delete, first.requeue_after) == ("Failed", (), 60.0)
     manifest["status"] = first.status.model_dump(mode="json", by_alias=True)
-    later = plan_invalid(manifest, ERROR, NOW + 10)
+    later = plan_invalid(manifest, ERROR, Observed(), NOW + 10)
     assert (later.status, later.delete) == (first.status, ())
     assert later.requeue_after == pytest.approx(50.0)
-    (delete,) = plan_invalid(manifest, ERROR, NOW + 60).delete
+    (delete,) = plan_invalid(manifest, ERROR, Observed(), NOW + 60).delete
     assert (delete.kind, delete.name, delete.uid) == ("FluxTraining", "job", "uid")
 
 
 @pytest.mark.parametrize("lifecycle", [{}, None, {"ttlSecondsAfterFinished": None}, "soon"])
 def test_an_invalid_job_without_a_ttl_is_kept(lifecycle: object) -> None:
     manifest = {"metadata": {"name": "job", "uid": "uid"}, "spec": {"lifecycle": lifecycle}}
-    result = plan_invalid(manifest, ERROR, NOW)
+    result = plan_invalid(manifest, ERROR, Observed(), NOW)
     assert (result.delete, result.requeue_after) == ((), None)
 
 
@@ -118,7 +118,7 @@ def test_a_running_job_with_an_invalid_spec_does_not_expire() -> None:
         "spec": {"lifecycle": {"ttlSecondsAfterFinished": 0}},
         "status": running().status.model_dump(mode="json", by_alias=True),
     }
-    result = plan_invalid(manifest, ERROR, NOW)
+    result = plan_invalid(manifest, ERROR, Observed(), NOW)
     assert (result.status.phase, result.delete, result.requeue_after) == ("Running", (), None)
 
 

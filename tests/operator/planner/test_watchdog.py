@@ -20,6 +20,7 @@ from tests.operator.planner.pods import (
     progress,
     rendezvous,
     running,
+    started,
     with_status,
 )
 
@@ -172,10 +173,27 @@ def test_agents_report_the_stall_of_ranks_that_do_not_answer(
 def test_a_job_of_one_node_whose_agent_reports_progress_answers() -> None:
     job = running(**ONE_NODE)
     reported = replace(Progress(ProgressStatus(), by_agents=True), ranks=(rank(silent=5),))
-    for answered, expected in ((reported, ("True", "Stepping")), (None, ("Unknown", "NoAnswer"))):
-        result = plan_with(job, make_pod(0, job), any_progress=answered, now=NOW + 3600)
+    by_agents = ("True", "ReportedByAgents")
+    rows = [
+        (reported, 290, ("True", "Stepping")),
+        (reported, 3600, by_agents),
+        (None, 3600, ("Unknown", "NoAnswer")),
+    ]
+    for answered, seconds, expected in rows:
+        result = plan_with(job, make_pod(0, job), any_progress=answered, now=NOW + seconds)
         assert condition(result.status, "Progressing") == expected
         assert (result.status.attempt, num_gang_restarts(result.status)) == (1, 0)
+        told = [event.reason for event in result.events]
+        assert told == [expected[1]] * (expected[1] != "Stepping")
+        outdated = "step, loss and speed are outdated" in message(result.status, "Progressing")
+        assert outdated == (expected == by_agents)
+
+
+def test_of_a_job_without_a_first_step_agents_do_not_tell_that_it_steps() -> None:
+    job = started(nodes={"min": 1, "max": 1})
+    reported = replace(Progress(ProgressStatus(), by_agents=True), ranks=(rank(silent=5),))
+    result = plan_with(job, make_pod(0, job), any_progress=reported, now=NOW + 3600)
+    assert condition(result.status, "Progressing") == ("Unknown", "ReportedByAgents")
 
 
 def test_a_job_with_a_wrong_clock_is_not_stalled() -> None:

@@ -246,6 +246,8 @@ class Status(StatusModel):
     """Label selector of the training pods, for the scale subresource."""
     attempt: Count = 0
     """Number of times that the pods were created, counted from 1."""
+    group_attempt: Count | None = None
+    """The attempt that names the pods' group in Kueue, if it is an earlier one: a restart kept the group."""
     revision: Annotated[str, Field(max_length=63)] | None = None
     """Config map with image, config and environment of the pods; unchanged until the spec changes."""
     previous_revision: Annotated[str, Field(max_length=63)] | None = None
