@@ -8,21 +8,23 @@ from typing import Any, NamedTuple
 
 from tests.operator.jobs import KEY, OWNER, make_training
 
+from fluxtrain.contract.progress import SAVE, STEP
 from fluxtrain_operator import names
 from fluxtrain_operator.controller import kept_fields
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.disruption import NODE_FAULTS, Reason
-from fluxtrain_operator.planner.observed import Observed, Pod
+from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan
 from fluxtrain_operator.planner.report import Report
 from fluxtrain_operator.planner.status import finished
 from fluxtrain_operator.timestamps import stamp
 
-_NO_PROGRESS_SECONDS = 60.0
-"""No step takes longer in these histories, and no budget of the watchdog is shorter."""
+_NO_PROGRESS_SECONDS: dict[str, float] = {STEP: 60.0, SAVE: 3600.0}
+"""By phase. No step takes longer in these histories, and no budget of the watchdog is shorter."""
 _REPAIR_SECONDS = 300.0
 """While the rendezvous pod is replaced, the watchdog waits for so much longer."""
+_ROUNDING_SECONDS = 1.0
 _NOT_OURS: tuple[list[Manifest], ...] = (
     [],
     [{**OWNER, "uid": "uid-before"}],
@@ -68,10 +70,15 @@ def _needs_all_pods(deletion: Deletion) -> bool:
 
 def _has_no_progress(deletion: Deletion) -> bool:
     answer, service = deletion.observed.any_progress, deletion.observed.rendezvous
-    last = Report(answer, deletion.now).last_step_time if answer else None
+    if answer is None:
+        return False
+    silent = answer.seconds_since_progress
+    if silent is None:
+        last = Report(answer, deletion.now).last_step_time
+        silent = deletion.now - last if last is not None else 0.0
     is_up = service is not None and service.running and not service.deleting
-    limit = _NO_PROGRESS_SECONDS if is_up else _NO_PROGRESS_SECONDS + _REPAIR_SECONDS
-    return last is not None and deletion.now > last + limit
+    limit = _NO_PROGRESS_SECONDS[answer.phase or STEP] + (0.0 if is_up else _REPAIR_SECONDS)
+    return silent > limit - _ROUNDING_SECONDS
 
 
 def _is_node_lost(deletion: Deletion) -> bool:
@@ -84,10 +91,42 @@ def _is_excess(deletion: Deletion) -> bool:
     return len(running) > deletion.job.spec.nodes.max
 
 
+def _has_unhealthy_gpu(deletion: Deletion) -> bool:
+    """Return whether the job needs GPUs, those of the node are marked, and most others are not."""
+    nodes = deletion.observed.nodes
+    num_marked = sum(bool(node.unhealthy) for node in nodes.values())
+    is_marked = bool(nodes[deletion.pod.node].unhealthy)
+    return is_marked and deletion.job.spec.gpus_per_node > 0 and num_marked <= len(nodes) / 2
+
+
+def _has_group_of_other_size(deletion: Deletion) -> bool:
+    size = deletion.job.spec.nodes.max
+    is_queued = deletion.job.spec.scheduling.queue_name is not None
+    return is_queued and any(pod.nodes[1] != size for pod in deletion.observed.pods)
+
+
+def _has_group_ended(deletion: Deletion) -> bool:
+    """Return whether a job in a queue has fewer than ``nodes.min`` pods that train or will."""
+    nodes, attempt = deletion.observed.nodes, deletion.job.status.attempt
+    left = [
+        pod
+        for pod in deletion.observed.pods
+        if not (pod.ended or pod.deleting or pod.uid in deletion.observed.heard.silent)
+        and pod.attempt == attempt
+        and not (pod.node and _is_faulty(nodes[pod.node]))
+    ]
+    is_queued = deletion.job.spec.scheduling.queue_name is not None
+    return is_queued and len(left) < deletion.job.spec.nodes.min
+
+
+def _is_faulty(node: NodeView) -> bool:
+    return not node.ready or bool(node.problem or node.unhealthy)
+
+
 HOLDS: dict[Reason, Callable[[Deletion], bool]] = {
     Reason.SUSPENDED: lambda d: d.job.spec.lifecycle.suspend,
     Reason.SPEC_CHANGED: lambda d: any(p.spec_hash != d.job.spec_hash for p in d.observed.pods),
-    Reason.SCALED: _never,  # only with Kueue
+    Reason.SCALED: _has_group_of_other_size,
     Reason.SCALED_DOWN: _is_excess,
     Reason.REVISION_CHANGED: lambda d: any(
         pod.revision != d.result.status.revision for pod in d.observed.pods
@@ -95,11 +134,11 @@ HOLDS: dict[Reason, Callable[[Deletion], bool]] = {
     Reason.RESUMED: lambda d: d.job.status.phase == "Suspended",
     Reason.JOB_ENDED: lambda d: finished(d.result.status),
     Reason.PROGRAM_FAILED: _needs_all_pods,
-    Reason.GROUP_ENDED: _never,
+    Reason.GROUP_ENDED: _has_group_ended,
     Reason.PREVIOUS_ATTEMPT: lambda d: d.pod.attempt < d.job.status.attempt,
     Reason.NO_PROGRESS: _has_no_progress,
     Reason.NODE_LOST: _is_node_lost,
-    Reason.UNHEALTHY_GPU: _never,  # no GPUs
+    Reason.UNHEALTHY_GPU: _has_unhealthy_gpu,
     Reason.UNHEALTHY_NODE: lambda d: bool(d.observed.nodes[d.pod.node].problem),
     Reason.POD_ENDED: _never,
     Reason.UNSCHEDULABLE: _never,
@@ -200,16 +239,22 @@ def as_manifest(pod: Pod, owners: list[Manifest]) -> Manifest:
         del metadata["labels"][key]
     if pod.deletion_deadline is not None:
         metadata["deletionTimestamp"] = stamp(pod.deletion_deadline)
+    if pod.forced:
+        metadata["deletionGracePeriodSeconds"] = 0
+    if pod.finalizers:
+        metadata["finalizers"] = list(pod.finalizers)
     state: Manifest = {}
     if pod.ended:
         times = {"startedAt": stamp(pod.started or 0.0), "finishedAt": stamp(pod.finished or 0.0)}
         state = {"terminated": {"exitCode": pod.exit_code, **times}}
     elif pod.started is not None:
         state = {"running": {"startedAt": stamp(pod.started)}}
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    ready = {"type": "Ready", "status": str(pod.ready)}
     status = {
         "phase": pod.phase,
         "reason": pod.reason,
-        "conditions": [{"type": "Ready", "status": str(pod.ready)}],
+        "conditions": [ready, *([gated] if pod.gated else [])],
         "containerStatuses": [{"name": component, "state": state}],
     }
     return {"metadata": metadata, "spec": _spec(pod, component), "status": status}
@@ -226,4 +271,6 @@ def _spec(pod: Pod, component: str) -> Manifest:
         container = {"name": component, "env": env}
     config = {"name": pod.revision or names.legacy_config_map("job")}
     volumes = [{"name": "config", "configMap": config}]
-    return {"nodeName": pod.node, "containers": [container], "volumes": volumes}
+    gates = [{"name": gate} for gate in pod.gates]
+    spec = {"nodeName": pod.node, "containers": [container], "volumes": volumes}
+    return {**spec, **({"schedulingGates": gates} if gates else {})}

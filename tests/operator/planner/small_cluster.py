@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tests.operator.jobs import make_training
 from tests.operator.planner.invariants import (
@@ -22,13 +22,15 @@ from tests.operator.planner.invariants import (
     with_look_alikes,
 )
 from tests.operator.planner.node_clocks import NodeClocks
+from tests.operator.planner.small_kueue import ENOUGH, SmallKueue
 
+from fluxtrain.contract.progress import SAVE, STEP
 from fluxtrain.contract.resource.status import ProgressStatus, Status
 from fluxtrain_operator import names
 from fluxtrain_operator.distrust import Distrust, Fault, ordered, score
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.members import Heard, ProcessRestart
-from fluxtrain_operator.planner.disruption import NODE_FAULTS
+from fluxtrain_operator.planner.disruption import NODE_FAULTS, Reason
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Delete, Plan, load, plan, revision_to_read
 from fluxtrain_operator.planner.status import finished
@@ -41,7 +43,8 @@ NODES = ("a", "b", "c", "d", "e")
 RIGHT = (0.0,) * len(NODES)
 """By how many seconds the clocks of the nodes are ahead."""
 MAX_RESTARTS = 2
-PROGRAM_CODES, FATAL_CODE = (1, 74), 3
+STORAGE_CODE, STOPPED_CODE = 74, 75
+PROGRAM_CODES, FATAL_CODE = (1, STORAGE_CODE), 3
 _GRACE_SECONDS = 180
 _RECENT_SECONDS = 30.0
 _QUIET_ROUNDS = 5
@@ -51,6 +54,8 @@ _MAX_SNAPSHOTS = 6
 MAX_FAULTS_PER_MINUTE = 1
 """Pods that may be replaced for faults of nodes."""
 _ALL_ACTS = 1000
+_KEEPING = (Reason.NO_PROGRESS, Reason.PROGRAM_FAILED)
+"""Causes of restarts of all pods after which these need no other places than before."""
 Planner = Callable[[Job, Observed, float], Plan]
 
 
@@ -61,6 +66,10 @@ class Size(NamedTuple):
     high: int
     force: bool
     """Whether pods of a lost node may be deleted by force."""
+    gpus: int = 0
+    """GPUs of each node."""
+    is_queued: bool = False
+    """Whether the pods of an attempt are a group of Kueue's."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,8 @@ def make_job(suspend: bool, size: Size, image: str, operator: str) -> Job:
         "nodes": {"min": size.low, "max": size.high},
         "lifecycle": {"suspend": suspend, "cleanPods": "All"},
         "restart": {"maxRestarts": MAX_RESTARTS, "forceDeleteOnLostNode": size.force},
+        "gpusPerNode": size.gpus,
+        **({"scheduling": {"queueName": "team"}} if size.is_queued else {}),
     }
     job = load(make_training(spec), operator)
     assert job.spec_hash, job.legacy_spec_hash
@@ -105,6 +116,23 @@ def with_status(job: Job, status: Status) -> Job:
     training = job.training.model_copy(update={"status": status})
     vars(changed)["training"] = training  # its hash and config stay computed
     return changed
+
+
+class Mute(NamedTuple):
+    """Endpoints that a firewall or a service mesh blocks."""
+
+    trainers: Literal["none", "rank 0", "all"] = "none"
+    members: Literal["none", "one pod", "all"] = "none"
+    """Of the rendezvous service, at /members and /progress; or the heartbeats of one pod."""
+
+
+class Save(NamedTuple):
+    """A checkpoint for which all ranks wait."""
+
+    since: float
+    until: float
+    progresses: bool
+    """Whether ranks report progress meanwhile."""
 
 
 class SmallCluster:
@@ -133,7 +161,9 @@ class SmallCluster:
         self.store: Pod | None = None
         self.containers: dict[str, Container] = {}
         self.applied: dict[tuple[str, str], str] = {}
-        self.nodes = {name: NodeView(name, since=self.now) for name in NODES}
+        self.kueue = SmallKueue(self._put, self.remove)
+        has_gpus = size.gpus > 0
+        self.nodes = {n: NodeView(n, since=self.now, has_gpus=has_gpus) for n in NODES}
         self.down: set[str] = set()
         """Nodes that are down; on other nodes that are not ready, all containers run on."""
         self.world: tuple[str, ...] = ()
@@ -153,6 +183,14 @@ class SmallCluster:
         """When the processes of that generation started."""
         self.hung = ""
         """What must restart before there is another step: ``processes``, ``pods``, or nothing."""
+        self.mute = Mute()
+        """Which endpoints do not answer, whatever runs."""
+        self.saving: Save | None = None
+        """The checkpoint that the gang waits for."""
+        self.stop_seconds = 0.0
+        """How long a trainer writes its checkpoint after SIGTERM."""
+        self.stopped: dict[str, float] = {}
+        """By uid, when pods that are being deleted will have written it."""
         self.happened: Counter[str] = Counter()
         """Number of each anomaly of the watches and the operator."""
         self.snapshots: list[Snapshot] = []
@@ -166,10 +204,11 @@ class SmallCluster:
         """Append a snapshot of the present state."""
         last = self.snapshots[-1] if self.snapshots else None
         answer = self._answer()
+        is_rank_0 = answer is not None and answer.rank == 0 and not answer.by_agents
         observed = Observed(
             pods=tuple(sorted(map(self._seen, self.pods.values()), key=lambda pod: pod.index)),
             rendezvous=self._seen(self.store) if self.store else None,
-            progress=answer,
+            progress=answer if is_rank_0 else None,
             any_progress=answer,
             heard=self._heard(),
             nodes=self.nodes,
@@ -207,24 +246,44 @@ class SmallCluster:
         return ordered(scores, self.now)
 
     def _answer(self) -> Progress | None:
-        """Return rank 0's answer."""
+        """Return rank 0's answer; another rank's, or what agents report, if it does not answer."""
         if self.progress is None:
             return None
         last = seconds(self.progress.last_step_time) or 0.0
-        silent = self.now - max(last, self.began)
+        silent, phase = self.now - max(last, self.began), STEP
+        if self.saving is not None:
+            phase, silent = SAVE, 1.0 if self.saving.progresses else self.now - self.saving.since
         step, generation = self.progress.step, self.generation[1]
-        first = self.world[0] if self.world else ""
-        rank = RankProgress(0, "step", step, silent, 1.0, pod=first, generation=generation)
+        pods = (*self.world, "", "")
+        number = int(self.mute.trainers == "rank 0")
+        rank = RankProgress(
+            number, phase, step, silent, 1.0, pod=pods[number], generation=generation
+        )
         ranks = () if self.old_trainers else (rank,)
-        return Progress(self.progress, phase="step", num_nodes=len(self.world), ranks=ranks)
+        if self.mute.trainers == "none":
+            return Progress(self.progress, phase=phase, num_nodes=len(self.world), ranks=ranks)
+        if self.mute.trainers == "rank 0" and len(self.world) > 1 and ranks:
+            nodes = len(self.world)
+            return Progress(ProgressStatus(), rank=1, phase=phase, num_nodes=nodes, ranks=ranks)
+        if not ranks or self._service() is None:
+            return None
+        return Progress(ProgressStatus(), rank=number, phase=phase, ranks=ranks, by_agents=True)
+
+    def _service(self) -> Pod | None:
+        """Return the rendezvous pod if it answers."""
+        is_up = self.store is not None and self.store.running and self._reaches(self.store)
+        return self.store if is_up and self.mute.members != "all" else None
 
     def _heard(self) -> Heard:
         """Return the members that the rendezvous service reports, if it answers."""
-        if self.store is None or not self.store.running or not self._reaches(self.store):
+        if self._service() is None:
             return Heard()
         running = {pod.uid for pod in self.pods.values() if pod.running}
         alive = {pod.uid for pod in self._gang()}
         lost = running - alive
+        if self.mute.members == "one pod":
+            alive -= {min(running, default="")}
+            lost -= {min(running, default="")}
         attempt = max((pod.attempt for pod in self._gang()), default=0)
         restarts = tuple(
             ProcessRestart(generation, "ProcessKilled", pod)
@@ -308,6 +367,9 @@ class SmallCluster:
                 self.happened["refused"] += 1  # by the API server: the job has changed since
                 return result
             self._write(result.status)
+        if seen.number == self.snapshots[-1].number:
+            self._check_group(result)
+            self._check_grace(result)
         acts: list[Delete | Manifest] = [*result.delete, *result.create]
         if len(acts) > num_acts:
             self.happened["died"] += 1
@@ -333,6 +395,38 @@ class SmallCluster:
             uid = pod.uid if (pod := self.pods.get(name)) else ""
             together = uid in self.world and living == set(self.world)
             assert not (together and just_now), "the node of a training pod counts as lost"
+
+    def _check_grace(self, result: Plan) -> None:
+        """Check that no pod is killed while its kubelet may still let it write a checkpoint."""
+        for act in result.delete:
+            pod = self.pods.get(act.name)
+            if act.grace_seconds == 0 and pod is not None and pod.running and self._reaches(pod):
+                late = pod.deletion_deadline is not None and self.now >= pod.deletion_deadline
+                silent = pod.uid in self.snapshots[-1].observed.heard.silent
+                assert late or silent, "a pod is killed before the end of its grace period"
+
+    def _check_group(self, result: Plan) -> None:
+        """Check that a restart of all pods keeps their group, if new pods can join it."""
+        decision = result.decision
+        if decision is None or decision.action != "restart" or decision.cause not in _KEEPING:
+            return
+        members = [pod for pod in self.pods.values() if pod.attempt == self.status.attempt]
+        left = [pod for pod in members if self._is_usable(pod)]
+        held = [pod for pod in members if pod not in left and pod.phase != "Failed"]
+        places = self.size.high - len(held)
+        same = {pod.spec_hash for pod in left} <= {self._job.spec_hash}
+        fits = same and {pod.nodes[1] for pod in members} == {self.size.high}
+        if left and left[0].finalizers and fits and places >= max(2, self.size.low):
+            assert result.status.group_attempt is not None, "a restart gives up its group"
+
+    def _is_usable(self, pod: Pod) -> bool:
+        faulty = pod.node and (self._is_marked(pod.node) or not self.nodes[pod.node].ready)
+        silent = self.snapshots[-1].observed.heard.silent
+        return not (pod.ended or pod.deleting or faulty or pod.uid in silent)
+
+    @property
+    def _job(self) -> Job:
+        return make_job(self.suspend, self.size, self.image, self.operator)
 
     def _write(self, status: Status) -> None:
         before, after = self.status.restarts, status.restarts
@@ -390,6 +484,7 @@ class SmallCluster:
         assert not finished(self.status), "a finished job is never started again"
         self.num_uids += 1
         pod = replace(Pod.from_object(manifest), uid=str(self.num_uids), created=self.now)
+        pod = self.kueue.mutate(pod, manifest)
         if name == names.rendezvous("job"):
             self.store = self.store or pod
         elif name not in self.pods:  # else: AlreadyExists
@@ -403,12 +498,20 @@ class SmallCluster:
     # --- the API server and the kubelets
 
     def remove(self, pod: Pod, grace_seconds: int | None = None) -> None:
-        """Delete a pod: at once if forced, ended or not scheduled. Its container runs on."""
-        if grace_seconds == 0 or pod.ended or not pod.node:
+        """Delete a pod: at once if forced, ended or not scheduled, but for a finalizer.
+
+        Its container runs on.
+        """
+        is_immediate = grace_seconds == 0 or pod.ended or not pod.node
+        if is_immediate and not pod.finalizers:
             self._put(pod, None)
-        elif not pod.deleting:
+        elif is_immediate or not pod.deleting:
             wait = _GRACE_SECONDS if grace_seconds is None else grace_seconds
-            self._put(pod, replace(pod, deleting=True, deletion_deadline=self.now + wait))
+            wait = 0 if is_immediate else wait
+            self.stopped[pod.uid] = self.now + min(wait, self.stop_seconds)
+            forced = pod.forced or grace_seconds == 0
+            deleted = replace(pod, deleting=True, deletion_deadline=self.now + wait, forced=forced)
+            self._put(pod, deleted)
 
     def _put(self, pod: Pod, changed: Pod | None) -> None:
         if self.store is not None and pod.name == self.store.name:
@@ -421,13 +524,27 @@ class SmallCluster:
     def kubelet(self, pod: Pod) -> None:
         """Stop a pod that is being deleted, or start a new one, if there is a ready node."""
         if pod.deleting and self._reaches(pod):
+            if not pod.ended and self.now < self.stopped.get(pod.uid, 0.0):
+                return  # it writes its checkpoint
             self.containers.pop(pod.uid, None)
-            self._put(pod, None)
-        elif not pod.node and not pod.ended:
+            self._put(pod, self._ended(pod, STOPPED_CODE) if pod.finalizers else None)
+        elif not (pod.node or pod.ended or pod.gated or pod.deleting):
             ready = [name for name in NODES if self.nodes[name].ready]
-            up = [name for name in ready if not self.nodes[name].problem] or ready
+            up = [name for name in ready if not self._is_marked(name)] or ready
             if up:
                 self._start(pod, up[self.num_uids % len(up)])
+
+    def _ended(self, pod: Pod, code: int | None) -> Pod:
+        """Return ``pod`` after its main process exited with ``code``, or as failed if it has not run."""
+        if pod.ended:
+            return pod
+        code = code if pod.started is not None else None
+        phase = "Succeeded" if code == 0 else "Failed"
+        return replace(pod, phase=phase, exit_code=code, finished=self.now, ready=False)
+
+    def _is_marked(self, node: str) -> bool:
+        view = self.nodes[node]
+        return bool(view.problem or (self.size.gpus and view.unhealthy))
 
     def _start(self, pod: Pod, node: str) -> None:
         if pod.name in self.pods:
@@ -439,7 +556,8 @@ class SmallCluster:
     def reject(self, pod: Pod) -> None:
         """Let the kubelet of a ready node reject a pod that is not scheduled yet."""
         up = [name for name in NODES if self.nodes[name].ready]
-        if up and not pod.node and not pod.ended and pod.name in self.pods:
+        waits = not (pod.node or pod.ended or pod.gated or pod.deleting)
+        if up and waits and pod.name in self.pods:
             rejected = replace(pod, phase="Failed", reason="UnexpectedAdmissionError")
             self._put(pod, replace(rejected, node=up[0], finished=self.now))
 
@@ -448,6 +566,14 @@ class SmallCluster:
         view = self.nodes[node]
         problem = "" if view.problem else "condition KernelDeadlock=True"
         self.nodes = {**self.nodes, node: replace(view, problem=problem, problem_since=self.now)}
+
+    def mark_gpus(self, nodes: Sequence[str]) -> None:
+        """Mark the GPUs of ``nodes`` as unhealthy, or take the marks away."""
+        for node in nodes:
+            view = self.nodes[node]
+            mark = "" if view.unhealthy else "label amd.com/gpu-health=unhealthy"
+            marked = replace(view, unhealthy=mark, unhealthy_since=self.now)
+            self.nodes = {**self.nodes, node: marked}
 
     def kill_orphans(self) -> None:
         """Stop the containers whose pods were force deleted, on ready nodes."""
@@ -459,15 +585,22 @@ class SmallCluster:
     def turn(self, node: str, down: bool) -> None:
         """Toggle the readiness of a node; a ``down`` one also stops its containers' training."""
         ready = not self.nodes[node].ready
-        self.nodes = {**self.nodes, node: NodeView(node, ready, since=self.now)}
+        turned = replace(self.nodes[node], ready=ready, since=self.now)
+        self.nodes = {**self.nodes, node: turned}
         self.down = self.down | {node} if down and not ready else self.down - {node}
 
     def repair(self) -> None:
-        """Make all nodes ready and healthy."""
+        """Make all nodes ready and healthy, and the quota plentiful."""
         self.nodes = {
-            name: replace(node, ready=True, problem="") for name, node in self.nodes.items()
+            name: replace(node, ready=True, problem="", unhealthy="")
+            for name, node in self.nodes.items()
         }
         self.down = set()
+        self.kueue.quota = ENOUGH
+
+    def reconnect(self) -> None:
+        """Make all endpoints reachable, and end the save."""
+        self.mute, self.saving = Mute(), None
 
     @property
     def num_ready(self) -> int:
@@ -492,10 +625,8 @@ class SmallCluster:
         if not pod.running or not self._reaches(pod):
             return
         self.containers.pop(pod.uid, None)
-        phase = "Succeeded" if code == 0 else "Failed"
         reason = "Evicted" if code is None else ""
-        ended = replace(pod, phase=phase, exit_code=code, finished=self.now, reason=reason)
-        self._put(pod, replace(ended, ready=False))
+        self._put(pod, replace(self._ended(pod, code), reason=reason))
         if code in PROGRAM_CODES and self.old_trainers and self.store is not None:
             self.closed = (self.store.uid, pod.attempt)
         if not pod.deleting:
@@ -513,6 +644,11 @@ class SmallCluster:
     def train(self) -> None:
         """Make a step if enough pods run and they do not hang."""
         self._regroup()
+        if self.saving is not None:
+            is_whole = {pod.uid for pod in self._gang()} == set(self.world)
+            if self.now < self.saving.until and is_whole:
+                return
+            self.saving = None
         closed = any(self._is_closed(pod.attempt) for pod in self._gang())
         if len(self._gang()) >= self.size.low and not self.hung and not closed:
             self.failed_life = None
@@ -533,8 +669,26 @@ class SmallCluster:
             self._start_processes((attempt, self.generation[1] + 1), "processes")
 
     def _start_processes(self, generation: tuple[int, int], cured: str) -> None:
-        self.generation, self.began = generation, self.now
+        self.generation, self.began, self.saving = generation, self.now, None
         self.hung = "" if cured == "pods" else self.hung.replace(cured, "")
+
+    def save(self, duration: float, progresses: bool) -> None:
+        """Let the gang wait for a checkpoint, if it steps."""
+        world = {pod.uid for pod in self._gang()}
+        if self.progress is not None and not self.hung and world == set(self.world) != set():
+            self.saving = Save(self.now, self.now + duration, progresses)
+
+    def fail_save(self, num_pods: int) -> None:
+        """Let the save fail on ``num_pods`` pods: their storage refuses it."""
+        for pod in self._gang()[:num_pods] if self.saving is not None else ():
+            self.end(pod, STORAGE_CODE)
+
+    def run_kueue(self) -> None:
+        """Reconcile Kueue's groups, and let the garbage collector end unscheduled pods."""
+        for pod in list(self.pods.values()):
+            if pod.deleting and not pod.node:
+                self._put(pod, self._ended(pod, None))
+        self.kueue.act(list(self.pods.values()))
 
     def succeed(self, lost: int) -> None:
         """Let all pods succeed but the first ``lost`` ones, if enough run."""
@@ -567,6 +721,7 @@ class SmallCluster:
             self.kill_orphans()
             for pod in self.everything():
                 self.kubelet(pod)
+            self.run_kueue()
             self.train()
             self.snapshot()
             before = self.status
@@ -580,8 +735,7 @@ class SmallCluster:
 
     def check(self) -> None:
         """Check the invariants of a stable cluster."""
-        job = make_job(self.suspend, self.size, self.image, self.operator)
-        status, spec_hash = self.status, job.spec_hash
+        status, spec_hash = self.status, self._job.spec_hash
         has_budget = any(kind == DISRUPTION_BUDGET for kind, _ in self.applied)
         needs_budget = self.size.low < self.size.high and status.phase == "Running"
         assert has_budget == needs_budget, "a disruption budget exactly while there are pods"
@@ -613,9 +767,13 @@ class SmallCluster:
         return not pod.deleting and pod.uid in self.world and pod in self._gang()
 
     def _holds(self) -> bool:
-        """Return whether the job waits for a backoff, its last pods, or the watchdog."""
-        waits = any(pod.ended for pod in self.pods.values()) or (self.hung and not self.suspend)
-        return not finished(self.status) and bool(waits)
+        """Return whether pods stop, or the job waits for a backoff, its last pods, or the watchdog."""
+        left = [pod for pod in self.everything() if not (pod.ended and pod.deleting)]
+        if any(pod.deleting and self._reaches(pod) for pod in left):
+            return True
+        training = [pod for pod in self._gang() if pod.attempt == self.status.attempt]
+        hangs = bool(self.hung) and not self.suspend and len(training) >= self.size.low
+        return not finished(self.status) and (hangs or any(pod.ended for pod in left))
 
 
 def _same(one: Status, other: Status) -> bool:

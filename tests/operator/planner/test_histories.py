@@ -23,11 +23,13 @@ from tests.operator.planner.small_cluster import (
     NODES,
     PROGRAM_CODES,
     RIGHT,
+    Mute,
     Planner,
     Size,
     SmallCluster,
     with_status,
 )
+from tests.operator.planner.small_kueue import ENOUGH
 
 from fluxtrain.contract.resource.status import Restarts, Status
 from fluxtrain_operator import names
@@ -36,7 +38,7 @@ from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner import changes, situation
 from fluxtrain_operator.planner.disruption import Reason
-from fluxtrain_operator.planner.observed import Observed
+from fluxtrain_operator.planner.observed import NodeView, Observed
 from fluxtrain_operator.planner.plan import Delete, Plan, plan
 from fluxtrain_operator.planner.status import finished
 from fluxtrain_operator.resources import DISRUPTION_BUDGET
@@ -51,6 +53,8 @@ ANOMALIES = ("lost", "repeated", "reordered", "stale", "refused", "died")
 _OFFSETS = (-3600.0, 0.0, 3600.0)
 """By how many seconds the clock of a node is ahead."""
 _FEWEST_EVENTS, _MOST_EVENTS = 20, 60
+_QUEUED = 0.25
+"""Part of the histories in which Kueue admits the pods."""
 
 
 class History(NamedTuple):
@@ -67,7 +71,9 @@ class History(NamedTuple):
         size = Size(low, low + chance.randint(0, 2), chance.random() < 0.5)
         count = chance.randint(_FEWEST_EVENTS, _MOST_EVENTS)
         events = tuple(chance.randrange(_LARGEST_EVENT) for _ in range(count))
-        return History(size, events, tuple(chance.choice(_OFFSETS) for _ in NODES))
+        offsets = tuple(chance.choice(_OFFSETS) for _ in NODES)
+        gpus, is_queued = chance.choice((0, 8)), chance.random() < _QUEUED
+        return History(size._replace(gpus=gpus, is_queued=is_queued), events, offsets)
 
     def play(self, planner: Planner = plan) -> Counter[str]:
         """Run the events, then let the cluster converge; return the number of each anomaly."""
@@ -75,9 +81,11 @@ class History(NamedTuple):
         for event in self.events:
             apply_event(cluster, event)
         anomalies = cluster.happened.copy()
+        cluster.reconnect()
         if len(NODES) // 2 < cluster.num_ready < len(NODES):  # first without the other nodes
             cluster.settle()
-            cluster.check()
+            if not self.size.is_queued:  # Kueue keeps the quota of pods on lost nodes
+                cluster.check()
         cluster.repair()
         cluster.settle()
         cluster.check()
@@ -123,6 +131,8 @@ def operator_plans(cluster: SmallCluster, number: int) -> None:
 def kubelet_acts(cluster: SmallCluster, number: int) -> None:
     if number % 2:
         cluster.kill_orphans()
+    if number % 4:
+        cluster.run_kueue()
     if pod := cluster.some(number):
         cluster.kubelet(pod)
 
@@ -228,6 +238,44 @@ def node_is_marked(cluster: SmallCluster, number: int) -> None:
     cluster.mark(NODES[number % len(NODES)])
 
 
+def queue_changes(cluster: SmallCluster, number: int) -> None:
+    """Kueue evicts the group, its workload is deleted, or the quota is shrunk or restored."""
+    match number % 5:
+        case 0:
+            cluster.kueue.evict()
+        case 1:
+            cluster.kueue.delete_workloads(list(cluster.pods.values()))
+        case 2 | 3:
+            cluster.kueue.quota = number // 5 % 5
+        case _:
+            cluster.kueue.quota = ENOUGH
+
+
+def gpus_are_marked(cluster: SmallCluster, number: int) -> None:
+    """Of one node, or by a broken exporter of all."""
+    cluster.mark_gpus(NODES if number % 6 == 0 else [NODES[number % len(NODES)]])
+
+
+def endpoints_are_blocked(cluster: SmallCluster, number: int) -> None:
+    """Those of rank 0, all trainers, the rendezvous service or one agent; or none is any more."""
+    trainers: Any = ("none", "none", "rank 0", "all")[number % 4]
+    members: Any = ("none", "none", "one pod", "all")[number // 4 % 4]
+    cluster.mute = Mute(trainers, members)
+
+
+def gang_saves(cluster: SmallCluster, number: int) -> None:
+    cluster.save((30.0, 600.0, 3000.0, 6000.0)[number % 4], progresses=number // 4 % 2 == 0)
+
+
+def gang_cannot_save(cluster: SmallCluster, number: int) -> None:
+    cluster.fail_save(1 + number % len(NODES))
+
+
+def storage_changes_its_speed(cluster: SmallCluster, number: int) -> None:
+    """Trainers that are asked to stop need longer, even longer than their grace period."""
+    cluster.stop_seconds = (0.0, 0.0, 20.0, 150.0, 1000.0)[number % 5]
+
+
 EVENTS: tuple[Callable[[SmallCluster, int], None], ...] = (
     *[operator_plans] * 5,
     *[kubelet_acts] * 3,
@@ -249,6 +297,12 @@ EVENTS: tuple[Callable[[SmallCluster, int], None], ...] = (
     kubelet_rejects_a_pod,
     node_is_marked,
     somebody_changes_a_pod,
+    queue_changes,
+    gpus_are_marked,
+    endpoints_are_blocked,
+    gang_saves,
+    gang_cannot_save,
+    storage_changes_its_speed,
 )
 _LARGEST_EVENT = len(EVENTS) * 840
 
@@ -325,8 +379,8 @@ def test_every_history_converges_and_violates_no_invariant() -> None:
 
 def test_of_two_nodes_that_are_not_ready_only_the_one_without_training_is_lost() -> None:
     events = (
-        *(18870, 2551, 14210, 10114, 11045, 13296, 7412, 8497),
-        *(24006, 10749, 5077, 5265, 20291, 18702, 6574, 13295, 22062),
+        *(22644, 3061, 17048, 12136, 13253, 15954, 8894, 10195),
+        *(28806, 12897, 6091, 6315, 24347, 22440, 7888, 15953, 26472),
     )
     assert History(Size(2, 3, False), events).fault() is None
 
@@ -464,6 +518,31 @@ def believes_clocks_that_are_ahead(job: Job, observed: Observed, now: float) -> 
     return plan(job, replace(observed, pods=tuple(pods)), now)
 
 
+def restarts_a_job_that_does_not_answer(job: Job, observed: Observed, now: float) -> Plan:
+    result = plan(job, observed, now)
+    if observed.any_progress is not None or result.decision is None:
+        return result
+    pods = [Delete("Pod", p.name, p.uid, None, Reason.NO_PROGRESS) for p in observed.pods]
+    return replace(result, delete=(*result.delete, *pods))
+
+
+def believes_every_mark_of_gpus(job: Job, observed: Observed, now: float) -> Plan:
+    others = {name: NodeView(name, has_gpus=True) for name in map(str, range(9))}
+    return plan(job, replace(observed, nodes={**observed.nodes, **others}), now)
+
+
+def gives_up_the_group(job: Job, observed: Observed, now: float) -> Plan:
+    result = plan(job, observed, now)
+    return replace(result, status=result.status.model_copy(update={"group_attempt": None}))
+
+
+def kills_pods_that_save(job: Job, observed: Observed, now: float) -> Plan:
+    result = plan(job, observed, now)
+    pods = (pod for pod in observed.pods if pod.deleting and pod.running)
+    kills = [Delete("Pod", pod.name, pod.uid, 0, Reason.SUSPENDED) for pod in pods]
+    return replace(result, delete=(*result.delete, *kills))
+
+
 @pytest.mark.parametrize(
     ("wrong", "invariant"),
     [
@@ -486,6 +565,10 @@ def believes_clocks_that_are_ahead(job: Job, observed: Observed, now: float) -> 
         (restarts_all_pods_for_one, "ProgramFailed is not true of a pod that steps"),
         (charges_each_pod, "charged twice"),
         (leaves_a_closed_rendezvous, "with everything in place a job runs"),
+        (restarts_a_job_that_does_not_answer, "NoProgress is not true of a pod that steps"),
+        (believes_every_mark_of_gpus, "UnhealthyGPU is not true of a pod that steps"),
+        (gives_up_the_group, "a restart gives up its group"),
+        (kills_pods_that_save, "killed before the end of its grace period"),
     ],
 )
 def test_a_wrong_planner_is_detected(wrong: Planner, invariant: str) -> None:
