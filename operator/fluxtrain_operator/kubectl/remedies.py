@@ -43,6 +43,10 @@ _REMEDIES = {
     ),
     # nodes
     "NodeLost": "The operator replaces its pod; check the node: `kubectl describe node`.",
+    "GroupWaits": (
+        "Kueue frees the place once the node is back or removed (`kubectl delete node`); "
+        "otherwise the job is queued again."
+    ),
     "NodeNotReady": "The job trains on; check the node: `kubectl describe node`.",
     "DisruptionLimited": "A part of all pods is replaced per minute; the others follow.",
     "NodesUnknown": "Check the control plane and its network: it receives no heartbeats from most nodes.",

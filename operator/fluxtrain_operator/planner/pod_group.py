@@ -31,12 +31,12 @@ def previous_indices(situation: Situation) -> set[int]:
 def has_ended(situation: Situation) -> bool:
     """Return whether the job needs another group: Kueue has ended this one, or too few places are usable.
 
-    Places of lost pods are waited for, as long as other pods of the group are left.
+    Places of lost pods are waited for, as long as others of the group are left, also of an attempt before.
     """
     if not situation.queueing.has_groups or not situation.current:
         return False
     if not any(_is_admittable(situation, pod) for pod in situation.active):
-        return True
+        return not members_before(situation)
     deadline = release_deadline(situation)
     return deadline is not None and situation.now >= deadline
 

@@ -424,6 +424,13 @@ def test_nodes_with_faults_are_named(faults: list[Any], said: str | None) -> Non
     assert ("New pods avoid" in told) == (said is not None)
 
 
+@pytest.mark.parametrize(("group", "name"), [(None, "job-3"), (1, "job-1")])
+def test_the_workload_of_a_group_that_a_restart_kept_is_named(group: int | None, name: str) -> None:
+    objects = state_of(*gated(names.KUEUE_GATE, spec=QUEUED), spec=QUEUED, workload=WORKLOAD)
+    objects.job["status"] |= {"attempt": 3, "groupAttempt": group}
+    assert f"kubectl describe workload {name} -n team" in explanation(objects, NOW)
+
+
 def test_nodes_that_a_waiting_pod_excludes_are_named() -> None:
     pod = make_pod(1)
     pod["spec"]["nodeName"] = ""

@@ -205,6 +205,18 @@ def test_pods_of_another_size_or_spec_never_join_the_kept_group(change: dict[str
     assert groups(again) <= {"job-3"}
 
 
+def test_a_new_pod_that_fails_while_earlier_ones_leave_does_not_end_the_group() -> None:
+    job = running(3, nodes={"min": 3, "max": 3}, **QUEUE)
+    job = with_status(job, restart_all(job, 3).status)
+    leaving = [make_pod(index, job, **EVICTED) for index in (0, 2)]
+    rejected = failed(3, None, job, attempt=2, reason="PodLost", **MANAGED)
+    result = plan_with(job, *leaving, rejected, now=NOW + 60)
+    assert (result.status.attempt, result.status.group_attempt) == (2, 1)
+    assert deleted(result) == ["job-3"]
+    again = plan_with(with_status(job, result.status), replace(rejected, **EVICTED))
+    assert (again.status.attempt, groups(again)) == (3, {"job-3"}), "Kueue has ended it"
+
+
 def test_the_kept_pod_goes_if_no_place_will_be_free_before_its_own() -> None:
     job = running(2, nodes={"min": 1, "max": 2}, **QUEUE)
     job = with_status(job, restart_all(job, 2).status)
