@@ -62,29 +62,35 @@ class Recovery:
 OURS = Recovery("fluxtrain, memory", 1, 10, 60, 120, 20, is_elastic=True)
 _FAULTS = Path(__file__).parent.parent / "docs" / "faults.md"
 _PROCESS_ROW, _NODE_ROW = "rank-killed", "power-off"
-_CELLS = re.compile(r"^\| `([a-z-]+)` \| [^|]* \| ([\d.]+), [^|]*\| (\d+) \| ([\d.]+) \|", re.M)
-"""Name, seconds to detect, steps lost and longest pause of a fault in docs/faults.md."""
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 def measured(text: str) -> Recovery:
     """Return the recovery by the rows ``rank-killed`` and ``power-off`` of docs/faults.md.
 
-    A lost step counts as one of the simulated job; a pod's replacement is as long as the whole pause.
+    A lost step counts as one of the simulated job. A pod's replacement takes at most the whole pause.
     """
-    rows = {name: tuple(map(float, cells)) for name, *cells in _CELLS.findall(text)}
-    (detect_process, lost, pause), (detect_node, node_lost, node_pause) = (
-        rows[_PROCESS_ROW],
-        rows[_NODE_ROW],
-    )
+    process, node = _row(text, _PROCESS_ROW), _row(text, _NODE_ROW)
+    lost = max(process["lost"], node["lost"]) * SAMPLES_PER_STEP / SAMPLES_PER_SECOND
+    starts = process["pause"] - process["detected"], node["pause"] - node["replaced"]
     return Recovery(
         "fluxtrain, measured",
-        detect_process=detect_process,
-        detect_node=detect_node,
-        replace=node_pause,
-        start=max(pause - detect_process, node_pause - detect_node),
-        lost=2 * max(lost, node_lost) * SAMPLES_PER_STEP / SAMPLES_PER_SECOND,
+        detect_process=process["detected"],
+        detect_node=node["replaced"],
+        replace=node["pause"],
+        start=max(starts),
+        lost=2 * lost,
         is_elastic=True,
     )
+
+
+def _row(text: str, name: str) -> dict[str, float]:
+    """Return the numbers of the row ``name`` that begin a cell, by column."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    header = next(row for row in rows if row[0] == "fault")
+    (row,) = (row for row in rows if row[0] == f"`{name}`")
+    cells = zip(header, row, strict=True)
+    return {column: float(n[0]) for column, cell in cells if (n := _NUMBER.match(cell))}
 
 
 OURS_STORAGE = Recovery("fluxtrain, storage", 1, 10, 60, 150, 600, is_elastic=True)
