@@ -484,7 +484,7 @@ class SmallCluster:
         assert not finished(self.status), "a finished job is never started again"
         self.num_uids += 1
         pod = replace(Pod.from_object(manifest), uid=str(self.num_uids), created=self.now)
-        pod = self.kueue.mutate(pod, manifest)
+        pod = self.kueue.mutate(pod, manifest, self.pods.values())
         if name == names.rendezvous("job"):
             self.store = self.store or pod
         elif name not in self.pods:  # else: AlreadyExists

@@ -42,15 +42,20 @@ class SmallKueue:
         self.num_excess = 0
         """Pods that were deleted as a group had more than its number."""
 
-    def mutate(self, pod: Pod, manifest: Manifest) -> Pod:
-        """Return the new ``pod`` after the webhook: with a gate and a finalizer, if it is of a group."""
+    def mutate(self, pod: Pod, manifest: Manifest, others: Collection[Pod]) -> Pod:
+        """Return the new ``pod`` after the webhook: with a gate and a finalizer, if it is of a group.
+
+        ``others`` are the pods that exist; all of a group must tell the same number.
+        """
         metadata = manifest["metadata"]
         group = metadata["labels"].get(names.KUEUE_GROUP)
         if group is None:
             return pod
         assert metadata["annotations"][names.KUEUE_RETRIABLE] == "false"
         total = int(metadata["annotations"][names.KUEUE_COUNT])
-        assert self._totals.setdefault(group, total) == total, "pods of a group tell two numbers"
+        if any(self.group_of(other) == group and other.finalizers for other in others):
+            assert self._totals[group] == total, "pods of a group tell two numbers"
+        self._totals[group] = total
         self._group_of[pod.uid] = group
         gate, finalizer = (names.KUEUE_GATE,), (names.KUEUE_FINALIZER,)
         gated = replace(pod, gated=True, gates=gate, waiting="SchedulingGated")
