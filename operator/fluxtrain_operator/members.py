@@ -45,6 +45,8 @@ class Heard:
     """The newest restarts in that attempt, by generation."""
     closed: bool | None = None
     """Whether an agent has ended that attempt without success; None from a service that does not tell it."""
+    generation: int | None = None
+    """The newest generation of that attempt, 0 until its agents have met; None without an answer."""
 
     @staticmethod
     def from_json(answer: object) -> Heard | None:
@@ -61,10 +63,15 @@ class Heard:
             attempt,
             _restarts(answer.get("restarts")),
             closed if isinstance(closed, bool) else None,
+            _generation(answer.get("generation")),
         )
 
 
 NOT_HEARD = Heard()
+
+
+def _generation(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= _MAX_NUMBER else None
 
 
 def _pods(agents: Mapping[object, object] | list[object]) -> frozenset[str]:

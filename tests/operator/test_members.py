@@ -21,6 +21,12 @@ from fluxtrain_operator.members import Heard, ProcessRestart
         ({"attempt": 2, "closed": True}, Heard(attempt=2, closed=True)),
         ({"attempt": 2, "closed": False}, Heard(attempt=2, closed=False)),
         ({"attempt": 2, "closed": 1}, Heard(attempt=2)),
+        ({"attempt": 2, "generation": 0}, Heard(attempt=2, generation=0)),
+        ({"attempt": 2, "generation": 7}, Heard(attempt=2, generation=7)),
+        *(
+            ({"attempt": 2, "generation": value}, Heard(attempt=2))
+            for value in (-1, 2**31, True, "7", 7.0, None, [7])
+        ),
         ({"attempt": 2, "alive": ["a.1", 7, None]}, Heard(frozenset({"a"}), attempt=2)),
         (
             {"attempt": 2, "alive": ["a.1"], "lostSeconds": {"a.0": 9, "b.1": 7.5}},

@@ -25,6 +25,7 @@ from fluxtrain_operator.planner.pod_group import (
     num_places_taken,
     previous_indices,
 )
+from fluxtrain_operator.planner.places import misses_places, places
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.resources import (
     DISRUPTION_BUDGET,
@@ -150,7 +151,7 @@ def _removed_rendezvous(situation: Situation) -> Iterator[Delete]:
     forced = lost and not _lost_pods_can_train(situation)
     reason = Reason.POD_ENDED if pod.ended else Reason.OUTDATED
     reason = Reason.NODE_LOST if lost else reason
-    outdated = situation.is_outdated_rendezvous(pod)
+    outdated = situation.is_outdated_rendezvous(pod) or misses_places(situation, pod)
     if forced or ((lost or pod.ended or outdated) and not pod.deleting):
         yield from _delete(situation, pod, reason, 0 if forced else None)
 
@@ -277,7 +278,8 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
     if needs_store:
         avoided = avoided_nodes(situation, excluded)
         yield key_secret(job)
-        yield rendezvous_pod(job, excluded, avoided, situation.revision, situation.ended_generation)
+        revision, ended = situation.revision, situation.ended_generation
+        yield rendezvous_pod(job, excluded, avoided, revision, ended, places(situation))
     distrusted = distrusted_nodes(situation) if indices else ()
     avoided = avoided_nodes(situation, [*excluded, *distrusted]) if indices else ()
     for index, number in zip(indices, _replacements(situation, len(indices)), strict=True):

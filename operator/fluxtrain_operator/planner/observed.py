@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Any
 
 from fluxtrain_operator import names
@@ -166,6 +167,8 @@ class NodeView:
     """Unix time of its creation; a node that is deleted and registers again is a new one."""
     hostname: str = ""
     """Its label kubernetes.io/hostname, which may differ from its name; empty if they are equal."""
+    labels: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """All its labels: jobs name those by which ranks are ordered. No job is planned again for them."""
 
     @staticmethod
     def from_object(manifest: Mapping[str, Any], marks: NodeMarks = KNOWN_MARKS) -> NodeView:
@@ -174,7 +177,8 @@ class NodeView:
         conditions = {c.get("type"): c for c in mappings(status, "conditions")}
         ready = mapping(conditions, "Ready")
         since = seconds(ready.get("lastTransitionTime")) or 0.0
-        name, hostname = metadata.get("name", ""), mapping(metadata, "labels").get(names.HOSTNAME)
+        name, labels = metadata.get("name", ""), mapping(metadata, "labels")
+        hostname = labels.get(names.HOSTNAME)
         return NodeView(
             name=str(name),
             ready=ready.get("status") == "True",
@@ -186,6 +190,7 @@ class NodeView:
             since=since,
             told_since=since,
             has_gpus=any(map(_is_gpu, mapping(status, "capacity").items())),
+            labels={intern(str(key)): intern(str(value)) for key, value in labels.items()},
         )
 
 

@@ -76,8 +76,9 @@ def _of_the_pod(job: Job) -> list[Manifest]:
     """Return the variables that the kubelet fills in; those of the place order the ranks."""
     paths = {launch.ENV_ADDRESS: "status.podIP", launch.ENV_POD_UID: "metadata.uid"}
     scheduling = job.spec.scheduling
-    if label := scheduling.topology or scheduling.required_topology:
+    if label := scheduling.rank_order_label:
         paths[launch.ENV_TOPOLOGY] = f"metadata.labels['{label}']"
+        paths[launch.ENV_NODE_NAME] = "spec.nodeName"
         if scheduling.queue_name is None:
             paths[launch.ENV_NODE] = "spec.nodeName"
     return [

@@ -21,6 +21,7 @@ from fluxtrain_operator.resources.volumes import SCRATCH_PATH, mounts, volumes
 
 NODES_ARGUMENT = "--nodes="
 ENDED_ARGUMENT = "--ended="
+PLACES_ARGUMENT = "--places="
 """Arguments of the rendezvous service; the values are filled in later."""
 _USER = 1000  # the user of our images; set here as other images need not have one
 _POD_SECURITY = {
@@ -124,6 +125,7 @@ def _rendezvous(job: Job) -> Manifest:
         "args": [
             NODES_ARGUMENT,
             ENDED_ARGUMENT,
+            *([PLACES_ARGUMENT] if job.spec.scheduling.rank_order_label else []),
             f"--key={KEY_PATH}/{KEY_FILE}",
             f"--members-port={job.metrics_port}",
         ],

@@ -10,7 +10,11 @@ from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.environment import slot_environment
 from fluxtrain_operator.resources.gang import Gang, gang_of
 from fluxtrain_operator.resources.placement import keep_off
-from fluxtrain_operator.resources.pods import ENDED_ARGUMENT, NODES_ARGUMENT
+from fluxtrain_operator.resources.pods import (
+    ENDED_ARGUMENT,
+    NODES_ARGUMENT,
+    PLACES_ARGUMENT,
+)
 from fluxtrain_operator.resources.queueing import queueing_of
 from fluxtrain_operator.resources.revision import PLACEMENT
 from fluxtrain_operator.resources.volumes import CONFIG_VOLUME
@@ -76,14 +80,16 @@ def rendezvous_pod(
     avoided_nodes: tuple[str, ...] = (),
     revision: Revision | None = None,
     ended: tuple[int, int] = (0, 0),
+    places: str = "",
 ) -> Manifest:
     """Return the rendezvous pod; ``revision`` is by default the spec's.
 
     ``ended`` is an attempt and a generation: agents of that and those before it restart their trainers.
+    ``places`` are those of nodes, by which it orders ranks.
     """
     pod = _pod(job, names.RENDEZVOUS, revision or job.spec_revision)
     pod["spec"] = keep_off(pod["spec"], excluded_nodes, avoided_nodes)
-    values = {NODES_ARGUMENT: _nodes(job)}
+    values = {NODES_ARGUMENT: _nodes(job), PLACES_ARGUMENT: places}
     if ended > (0, 0):
         values[ENDED_ARGUMENT] = f"{ended[0]}:{ended[1]}"
         pod["metadata"]["annotations"][names.ANNOTATION_ENDED] = values[ENDED_ARGUMENT]
@@ -93,8 +99,17 @@ def rendezvous_pod(
 
 def can_restart_in_place(revision: Revision) -> bool:
     """Return whether the rendezvous service of ``revision`` can make agents restart their trainers."""
+    return _has_argument(revision, ENDED_ARGUMENT)
+
+
+def is_told_places(revision: Revision) -> bool:
+    """Return whether the rendezvous service of ``revision`` orders ranks by the places of nodes."""
+    return _has_argument(revision, PLACES_ARGUMENT)
+
+
+def _has_argument(revision: Revision, argument: str) -> bool:
     containers = revision.pod_specs[names.RENDEZVOUS]["containers"]
-    return any(ENDED_ARGUMENT in container.get("args", []) for container in containers)
+    return any(argument in container.get("args", []) for container in containers)
 
 
 def _pod(job: Job, component: str, revision: Revision) -> Manifest:

@@ -82,6 +82,16 @@ def test_a_changed_node_concerns_the_jobs_on_it() -> None:
     assert not cache.nodes["n1"].ready
 
 
+def test_a_changed_label_is_kept_and_concerns_no_job() -> None:
+    cache = make_cache(make_pod())
+    node = make_node("n1")
+    node["metadata"]["labels"] = {"example.com/rack": "r1"}
+    assert cache.set_node(node) == [KEY]
+    node["metadata"]["labels"] = {"example.com/rack": "r2"}
+    assert cache.set_node(node) == []
+    assert cache.nodes["n1"].labels == {"example.com/rack": "r2"}
+
+
 def test_a_node_concerns_the_jobs_whose_pods_are_on_it_now() -> None:
     cache = make_cache(make_pod(node=""))
     assert cache.set_node(make_node(ready=False)) == []

@@ -11,6 +11,8 @@ from fluxtrain.errors import EXIT_STORAGE
 from fluxtrain.rendezvous import service
 from fluxtrain.rendezvous.membership import Limits
 
+A, B, C = "a" * 12, "b" * 12, "c" * 12
+
 
 @pytest.mark.parametrize("seconds", ["1", "6.5", "3600"])
 @pytest.mark.parametrize("nodes", ["1:1", "1:4096", "7:7"])
@@ -24,7 +26,7 @@ def test_options_within_their_bounds_reach_the_service(
     assert main(["rendezvous", f"--nodes={nodes}", f"--key={tmp_path}", *options]) == 0
     low, high = map(int, nodes.split(":"))
     limits = Limits(low, high, lost_seconds=float(seconds))
-    assert calls == [(int(port), int(port), limits, tmp_path, (0, 0))]
+    assert calls == [(int(port), int(port), limits, tmp_path, (0, 0), {})]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,17 @@ def test_the_generation_that_must_end_reaches_the_service(
     calls: list[tuple[object, ...]] = []
     monkeypatch.setattr(service, "run", lambda *arguments: calls.append(arguments))
     assert main(["rendezvous", "--nodes=1:2", "--key=key", f"--ended={text}"]) == 0
-    assert calls[0][-1] == ended
+    assert calls[0][-2] == ended
+
+
+@pytest.mark.parametrize(("text", "places"), [("", {}), (f"{A},{B};{C}", {A: 0, B: 0, C: 1})])
+def test_the_places_of_nodes_reach_the_service(
+    monkeypatch: pytest.MonkeyPatch, text: str, places: dict[str, int]
+) -> None:
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr(service, "run", lambda *arguments: calls.append(arguments))
+    assert main(["rendezvous", "--nodes=1:2", "--key=key", f"--places={text}"]) == 0
+    assert calls[0][-1] == places
 
 
 @pytest.mark.parametrize(
@@ -48,6 +60,7 @@ def test_the_generation_that_must_end_reaches_the_service(
         ),
         *(f"--lost-seconds={text}" for text in ("", "0", "0.9", "-1", "3600.1", "nan", "inf", "x")),
         *(f"--ended={text}" for text in ("1", "1:", ":1", "a:b", "-1:2", "1:2:3", "1:2147483648")),
+        *(f"--places={text}" for text in ("rack", A[1:], f"{A},", f"{A};;{B}")),
         *(f"--port={text}" for text in ("", "-1", "65536", "1.5", "x")),
         *(f"--members-port={text}" for text in ("-1", "65536")),
         "--key=",

@@ -20,6 +20,8 @@ class Agents:
     worlds: dict[str, tuple[str, ...]] = field(default_factory=dict)
     restarts: dict[str, list[Restart]] = field(default_factory=dict)
     sent: int = 0
+    nodes: dict[str, str] = field(default_factory=dict)
+    """Names of the nodes of agents that tell theirs."""
 
     def start(self, *names: str) -> None:
         for name in names:
@@ -52,6 +54,7 @@ class Agents:
             attempt=1,
             agent=name,
             node=name,
+            node_name=self.nodes.get(name, ""),
             generation=self.generations[name],
             joining=name in self.waiting,
             world=self.worlds[name],

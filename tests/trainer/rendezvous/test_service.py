@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from fluxtrain.contract.places import read_places, write_places
 from fluxtrain.errors import StorageError
 from fluxtrain.rendezvous.client import Client
 from fluxtrain.rendezvous.membership import Limits
@@ -36,13 +37,14 @@ KEY = b"key of the job"
 class Service:
     """A service on a free port of this machine; a restart keeps the port."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits, self.port = limits, 0
+    def __init__(self, limits: Limits, places: Mapping[str, str] | None = None) -> None:
+        self.limits, self.places, self.port = limits, places or {}, 0
         self.clients: list[Client] = []
         self.start()
 
     def start(self) -> None:
-        self.sessions = Sessions(self.limits)
+        places = read_places(write_places(self.places))
+        self.sessions = Sessions(self.limits, places=places)
         self.sessions._forms_after = self.sessions._membership.forms_after = 0
         self.server = serve(self.sessions, KEY, "127.0.0.1", self.port)
         self.port = self.server.server_address[1]
@@ -55,8 +57,10 @@ class Service:
             server.shutdown()
             server.server_close()
 
-    def client(self, name: str, attempt: int = 1, key: bytes = KEY) -> Client:
-        beat = Heartbeat(sequence=0, attempt=attempt, agent=name, node=name, joining=True)
+    def client(self, name: str, attempt: int = 1, key: bytes = KEY, node_name: str = "") -> Client:
+        beat = Heartbeat(
+            sequence=0, attempt=attempt, agent=name, node=name, node_name=node_name, joining=True
+        )
         self.clients.append(Client("127.0.0.1", self.port, key, beat))
         return self.clients[-1]
 
@@ -201,6 +205,36 @@ def test_two_clients_meet(service: Service) -> None:
     assert set(members["alive"]) == {"a", "b"}
     assert service.get("/healthz") == (200, b"ok\n")
     assert service.get("/other")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("nodes", "world"),
+    [
+        ({"a": "n1"}, ["a"]),
+        ({"a": "n1", "b": "n2"}, ["b", "a"]),
+        ({"a": "n9", "b": "n1", "c": "n2", "d": "", "e": "n3"}, ["c", "e", "b", "a", "d"]),
+    ],
+    ids=["one node", "two racks", "two without a place"],
+)
+def test_agents_are_ordered_by_the_places_of_their_nodes(
+    nodes: dict[str, str], world: list[str]
+) -> None:
+    places = {"n1": "rack-10", "n2": "rack-9", "n3": "rack-9"}
+    service = Service(Limits(len(nodes), len(nodes)), places)
+    try:
+        for agent, node in nodes.items():
+            reply_of(service.client(agent, node_name=node))
+        assert json.loads(service.get("/members")[1])["world"] == world
+        service.stop()
+        service.places = {"n1": "rack-1"}  # labels have changed meanwhile
+        service.start()
+        for client, agent in zip(service.clients, nodes, strict=True):
+            client.update(joining=False, generation=1, world=tuple(world))
+            reply = reply_of(client)
+            assert (reply.generation, reply.reform) == (1, False), agent
+        assert json.loads(service.get("/members")[1])["world"] == world
+    finally:
+        service.stop()
 
 
 def test_a_client_with_another_key_is_refused_and_changes_nothing(service: Service) -> None:

@@ -7,6 +7,7 @@ import math
 
 from fluxtrain.cli.arguments import Commands, add_command, path
 from fluxtrain.contract.launch import LOST_SECONDS, METRICS_PORT, RENDEZVOUS_PORT
+from fluxtrain.contract.places import read_places
 from fluxtrain.errors import EXIT_OK
 
 _MAX_LOST_SECONDS = 3600
@@ -28,6 +29,13 @@ def add(commands: Commands) -> None:
         metavar="ATTEMPT:GENERATION",
         help="restart the processes of this generation and those before it",
     )
+    parser.add_argument(
+        "--places",
+        type=_places,
+        default={},
+        metavar="DIGEST,DIGEST;...",
+        help="order ranks by the places of their nodes, such as racks: digests of the nodes' names by place",
+    )
     parser.add_argument("--key", type=path, required=True, help="file with the key of the job")
     parser.add_argument(
         "--lost-seconds",
@@ -44,7 +52,8 @@ def action(arguments: argparse.Namespace) -> int:
 
     minimum, wanted = arguments.nodes
     limits = Limits(minimum, wanted, lost_seconds=arguments.lost_seconds)
-    run(arguments.port, arguments.members_port, limits, arguments.key, arguments.ended)
+    ports = arguments.port, arguments.members_port
+    run(*ports, limits, arguments.key, arguments.ended, arguments.places)
     return EXIT_OK
 
 
@@ -64,6 +73,13 @@ def _ended(text: str) -> tuple[int, int]:
     if len(numbers) != 2 or max(numbers) > _MAX_NUMBER:
         raise argparse.ArgumentTypeError(f"got {text!r}; must be ATTEMPT:GENERATION, such as 1:3")
     return numbers[0], numbers[1]
+
+
+def _places(text: str) -> dict[str, int]:
+    try:
+        return read_places(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _port(text: str) -> int:

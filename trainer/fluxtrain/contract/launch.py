@@ -36,10 +36,14 @@ refuses to train on fewer."""
 ENV_POD_UID = "FLUXTRAIN_POD_UID"
 """Uid of the pod, which begins the name of its agent. Set by the operator, read by the agent."""
 ENV_TOPOLOGY = "FLUXTRAIN_TOPOLOGY"
-"""The pod's value of the label ``spec.scheduling.topology``; ranks are ordered by it first. Set by the
-operator for a job with that field, read by the agent."""
+"""The pod's value of the label ``spec.scheduling.topology``, which few labels of nodes are copied to; ranks
+of nodes whose place the operator has not told are ordered by it first. Set by the operator for a job with
+that field, read by the agent."""
 ENV_NODE = "FLUXTRAIN_NODE"
-"""Name of the pod's node; ranks of the same topology are ordered by it. Set like ``FLUXTRAIN_TOPOLOGY``."""
+"""Name of the pod's node; ranks of the same place are ordered by it. Set like ``FLUXTRAIN_TOPOLOGY``, but
+not in Kueue's queues."""
+ENV_NODE_NAME = "FLUXTRAIN_NODE_NAME"
+"""Name of the pod's node; the rendezvous service finds its place by it. Set like ``FLUXTRAIN_TOPOLOGY``."""
 
 ENV_SNAPSHOTS = "FLUXTRAIN_SNAPSHOTS"
 """Folder in memory for snapshots of the training state; unset: none are taken. Set by ``fluxtrain run`` or

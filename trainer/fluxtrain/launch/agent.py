@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from fluxtrain.contract.launch import (
     ENV_GPUS,
+    ENV_NODE_NAME,
     ENV_POD_UID,
     ENV_RENDEZVOUS_KEY,
     ENV_TERMINATION_MESSAGE,
@@ -108,7 +109,13 @@ def _heartbeats(address: str) -> Iterator[MembershipRendezvous]:
     agent = agent_name(os.environ.get(ENV_POD_UID, hostname), f"{os.getpid()}-{uuid4().hex[:12]}")
     _, _, attempt = os.environ[_RUN_ID].rpartition("-")
     node = rank_order_key(os.environ, hostname)
-    beat = Heartbeat(sequence=0, attempt=int(attempt), agent=agent, node=node)
+    beat = Heartbeat(
+        sequence=0,
+        attempt=int(attempt),
+        agent=agent,
+        node=node,
+        node_name=os.environ.get(ENV_NODE_NAME, ""),
+    )
     client = Client(host, int(port), key, beat)
     rendezvous = MembershipRendezvous(client, agent, address)
     register(rendezvous)

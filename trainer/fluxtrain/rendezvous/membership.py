@@ -6,10 +6,11 @@ empty learns the current generation from the next heartbeats, so its loss costs 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fluxtrain.contract.launch import LOST_SECONDS
-from fluxtrain.contract.members import MAX_RESTARTS, root_cause
+from fluxtrain.contract.places import place_of
 from fluxtrain.rendezvous.messages import (
     HEARTBEAT_SECONDS,
     MAX_NODES,
@@ -17,7 +18,8 @@ from fluxtrain.rendezvous.messages import (
     RankReport,
     Reply,
 )
-from fluxtrain.rendezvous.rank_order import natural
+from fluxtrain.rendezvous.rank_order import rank_order
+from fluxtrain.rendezvous.restarts import Restarts
 
 HEARTBEATS_PER_SECOND = 1000.0
 """Of all agents together; in larger worlds each sends fewer."""
@@ -46,15 +48,6 @@ class Limits:
     """Or three heartbeats, if they take longer."""
 
 
-@dataclass(frozen=True)
-class RecordedRestart:
-    """The end of a generation because trainers failed, as one or more agents told it."""
-
-    agent: str
-    """The agent that tells the cause; of several with the same one the first."""
-    cause: str
-
-
 @dataclass
 class _Agent:
     node: str
@@ -65,6 +58,7 @@ class _Agent:
     heard: bool = True
     """Whether it sent a heartbeat to this service; else it is known from the world of another agent."""
     ranks: tuple[RankReport, ...] = ()
+    node_name: str = ""
 
 
 @dataclass
@@ -74,6 +68,8 @@ class Membership:
     limits: Limits
     ended: int = 0
     """The generations up to this one must end: their trainers hang."""
+    places: Mapping[str, int] = field(default_factory=dict)
+    """Places of nodes, such as racks, as `read_places` returns them: ranks are ordered by them first."""
     generation: int = 0
     world: tuple[str, ...] = ()
     """The agents of the generation in the order of their ranks; empty if they are unknown."""
@@ -86,8 +82,7 @@ class Membership:
     """No generation forms before: the agents of one that runs have not been heard yet."""
     lost: dict[str, float] = field(default_factory=dict)
     """Agents that were lost and did not return, with the time of their last heartbeat; the oldest first."""
-    restarts: dict[int, RecordedRestart] = field(default_factory=dict)
-    """The newest restarts by the generation that ended: one, however many agents tell it."""
+    restarts: Restarts = field(default_factory=Restarts)
     _agents: dict[str, _Agent] = field(default_factory=dict)
     _members: frozenset[str] = frozenset()
     """The agents in ``world``."""
@@ -194,7 +189,7 @@ class Membership:
         self.closed |= beat.closing
         self.succeeded |= beat.succeeded
         self.lost.pop(beat.agent, None)
-        self._record_restarts(beat)
+        self.restarts.record(beat)
         if beat.leaving:
             self._agents.pop(beat.agent, None)
             self._update_sets(beat.agent)
@@ -204,21 +199,12 @@ class Membership:
         before = self._agents.get(beat.agent)
         if beat.generation == self.generation and before and beat.step > before.step > 0:
             self._stepped = now
-        self._agents[beat.agent] = _Agent(beat.node, now, waiting, beat.step, ranks=beat.ranks)
+        self._agents[beat.agent] = _Agent(
+            beat.node, now, waiting, beat.step, ranks=beat.ranks, node_name=beat.node_name
+        )
         self._update_sets(beat.agent)
         if beat.store and beat.generation == self.generation and self._has_rank_0(beat.agent):
             self.store = beat.store
-
-    def _record_restarts(self, beat: Heartbeat) -> None:
-        """Record the restarts of ``beat``; none of a generation that its agent does not know yet."""
-        for told in beat.restarts:
-            if told.generation <= beat.generation:
-                known = self.restarts.get(told.generation)
-                cause = root_cause([told.cause, *([known.cause] if known else [])])
-                if known is None or cause != known.cause:
-                    self.restarts[told.generation] = RecordedRestart(beat.agent, cause)
-        while len(self.restarts) > MAX_RESTARTS:
-            del self.restarts[min(self.restarts)]
 
     def _has_rank_0(self, agent: str) -> bool:
         return self.world[:1] == (agent,)
@@ -270,8 +256,9 @@ class Membership:
         self._set_world(world)
         self._waiting_since = None
 
-    def _order(self, name: str) -> tuple[list[str | int], str]:
-        return natural(self._agents[name].node), name
+    def _order(self, name: str) -> tuple[object, ...]:
+        agent = self._agents[name]
+        return rank_order(place_of(agent.node_name, self.places), agent.node, name)
 
     def _reply(self, beat: Heartbeat, now: float) -> Reply:
         is_member = beat.agent in self._members

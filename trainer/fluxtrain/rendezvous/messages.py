@@ -95,6 +95,8 @@ class Heartbeat(_Message):
     """Unique for each process of an agent."""
     node: Name
     """The key that orders the nodes' ranks."""
+    node_name: Annotated[str, Field(max_length=253, pattern=r"^[\x21-\x7e]*$")] = ""
+    """Name of the node in Kubernetes; empty if ranks are not ordered by place."""
     generation: Number = 0
     """The generation that its trainers run in, or the last one that they ran in; 0 if none."""
     joining: bool = False

@@ -1,11 +1,11 @@
-"""The order of the nodes' ranks: by topology, such as the rack, by node, and by pod."""
+"""The order of the nodes' ranks: by place, such as the rack, by node, and by pod."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from fluxtrain.contract.launch import ENV_NODE, ENV_TOPOLOGY
+from fluxtrain.contract.places import natural
 
 MAX_LENGTH = 256
 """Of a key, in characters."""
@@ -17,7 +17,6 @@ def rank_order_key(environment: Mapping[str, str], hostname: str) -> str:
     return "/".join(part for part in parts if part)[:MAX_LENGTH]
 
 
-def natural(key: str) -> list[str | int]:
-    """Return ``key`` as it sorts: numbers by their value, so that job-2 precedes job-10."""
-    parts = re.split("([0-9]+)", key)
-    return [int(part) if number % 2 else part for number, part in enumerate(parts)]
+def rank_order(place: int | None, key: str, agent: str) -> tuple[object, ...]:
+    """Return what sorts an agent: nodes whose ``place`` is unknown come last."""
+    return place is None, place or 0, natural(key), agent

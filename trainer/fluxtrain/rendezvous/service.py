@@ -13,7 +13,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +59,8 @@ class Sessions:
     limits: Limits
     ended: tuple[int, int] = (0, 0)
     """An attempt, and the generation of it up to which all must end."""
+    places: Mapping[str, int] = field(default_factory=dict)
+    """Places of nodes, for the order of ranks; see `Membership`."""
     clock: Callable[[], float] = time.monotonic
     boot: str = field(default_factory=lambda: secrets.token_hex(16))
     attempt: int = -1
@@ -115,7 +117,7 @@ class Sessions:
     def _new(self) -> Membership:
         attempt, generation = self.ended
         ended = generation if attempt == self.attempt else 0
-        return Membership(self.limits, ended, forms_after=self._forms_after)
+        return Membership(self.limits, ended, self.places, forms_after=self._forms_after)
 
     def _is_new(self, beat: Heartbeat) -> bool:
         """Return whether ``beat`` is later than all of its agent, and remember it."""
@@ -241,9 +243,10 @@ def run(
     limits: Limits,
     key: Path,
     ended: tuple[int, int] = (0, 0),
+    places: Mapping[str, int] | None = None,
     address: str = "0.0.0.0",
 ) -> None:
-    """Serve until SIGTERM or SIGINT; ``key`` is a file with the key of the job, ``ended`` as in `Sessions`.
+    """Serve until SIGTERM or SIGINT; ``key`` is a file with the key of the job, the rest as in `Sessions`.
 
     Raises StorageError if the file cannot be read or is empty, or if a port is in use.
     """
@@ -253,7 +256,7 @@ def run(
         raise StorageError(f"--key {key}: cannot be read ({error.strerror})") from None
     if not secret:
         raise StorageError(f"--key {key}: is empty, and anyone could sign with an empty key")
-    sessions, signums = Sessions(limits, ended), {signal.SIGTERM, signal.SIGINT}
+    sessions, signums = Sessions(limits, ended, places or {}), {signal.SIGTERM, signal.SIGINT}
     # a handler would run only once the main thread wakes up, and the kernel may wake another
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signums)
     try:

@@ -159,9 +159,14 @@ class Scheduling(ApiModel):
     """Tolerations of the pods."""
     topology: LabelKey | None = None
     """Node label, such as a rack's, by which the pods are kept together if possible. With it, or with
-    ``requiredTopology``, ranks are ordered by rack and node instead of by pod."""
+    ``requiredTopology``, ranks are ordered by the label of their node, then by node, instead of by pod."""
     required_topology: LabelKey | None = None
     """Node label of which all training pods must have the same value; Kueue then ignores ``topology``."""
+
+    @property
+    def rank_order_label(self) -> str | None:
+        """Return the node label by which ranks are ordered; None if they are ordered by pod."""
+        return self.topology or self.required_topology
 
 
 class EnvironmentVariable(ApiModel):
