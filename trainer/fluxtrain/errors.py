@@ -7,7 +7,7 @@
   * StorageError     the output cannot be written or read
   * FencedError      a newer start of the run writes to the output
   * DivergedError    the loss or its gradient is no longer finite
-  * UnfitNodeError   the preflight found a rank's device too slow
+  * UnfitNodeError   the preflight found a rank's device or its link to other nodes too slow
   * StoppedError     the run was asked to stop and saved a checkpoint
 """
 
@@ -20,8 +20,8 @@ EXIT_USAGE = 2
 EXIT_DIVERGED = 3
 """The loss or its gradient is NaN or infinite; a restart from the last checkpoint would diverge again."""
 EXIT_UNFIT = 69
-"""A rank's device is slower than the median by more than the preflight allows (EX_UNAVAILABLE): its pod is
-replaced, and nothing is charged, as the node is at fault."""
+"""A rank's device, or its link to other nodes, is slower than the median by more than the preflight allows
+(EX_UNAVAILABLE): its pod is replaced, and nothing is charged, as the node is at fault."""
 EXIT_STORAGE = 74
 """The output could not be written (EX_IOERR): full or read-only; saved checkpoints are complete."""
 EXIT_STOPPED = 75

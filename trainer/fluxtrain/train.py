@@ -26,7 +26,7 @@ from fluxtrain.errors import DivergedError, StoppedError
 from fluxtrain.evaluate import evaluate
 from fluxtrain.loss import FlowLoss
 from fluxtrain.parallelize import DTYPES, build_model, full_tensor, observe_waits
-from fluxtrain.preflight import run_preflight
+from fluxtrain.preflight.check import run_preflight
 from fluxtrain.report.observer import Observer
 from fluxtrain.report.run_logs import StepMetrics
 from fluxtrain.run_state import RunState

@@ -1,7 +1,8 @@
 """Which faults are attributed to the nodes of a job's pods; docs/operator.md has the same table.
 
 Not those that people or the scheduler cause: evictions, preemptions, drains, deleted and cordoned nodes. Nor
-those that happen on several nodes at a time, of which the program is the likelier cause.
+those that happen on several nodes at a time, of which the program is the likelier cause; the preflight,
+however, compares each of them with the median.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from fluxtrain.contract.resource.status import MAX_NODE_FAULTS, NodeFault
 from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.disruption import NODE_FAULTS, Delete, Reason
-from fluxtrain_operator.planner.failures import failure_of
+from fluxtrain_operator.planner.failures import UNFIT_NODE, failure_of
 from fluxtrain_operator.planner.observed import NodeView, Pod
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.planner.watchdog import first_to_stop
@@ -25,7 +26,7 @@ _HARDWARE_MESSAGE = re.compile(
     r"was ended by SIG(?:ILL|BUS|SEGV)\b|uncorrectable ECC|ECCNotCorrectable|hardware error", re.I
 )
 """In the termination message: the agent names the signal, HIP and CUDA the error of the device."""
-_OF_THE_NODE = ("Killed", "UnexpectedAdmissionError", "PodLost", "UnfitNode")
+_OF_THE_NODE = ("Killed", "UnexpectedAdmissionError", "PodLost", UNFIT_NODE)
 """Failures of the infrastructure that may be the node's: they count less, see `distrust`."""
 _KILLED_CODE = 137
 _SAME_STALL_SECONDS = 600.0
@@ -84,7 +85,8 @@ def _ended(situation: Situation) -> Iterator[NodeFault]:
         nodes[reason].add(pod.node)
     for pod, reason in ended:
         node = _node(situation, pod)
-        if len(nodes[reason]) == 1 and not (node.gone or node.cordoned):
+        is_its_own = len(nodes[reason]) == 1 or reason == UNFIT_NODE
+        if is_its_own and not (node.gone or node.cordoned):
             yield _fault(pod, reason, pod.finished or pod.created)
 
 

@@ -19,13 +19,13 @@ from fluxtrain_operator.planner.exclusion import (
 )
 from fluxtrain_operator.planner.failures import Failure
 from fluxtrain_operator.planner.observed import Observed, Pod
+from fluxtrain_operator.planner.places import misses_places, places
 from fluxtrain_operator.planner.pod_group import (
     kept_pod,
     members_before,
     num_places_taken,
     previous_indices,
 )
-from fluxtrain_operator.planner.places import misses_places, places
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.resources import (
     DISRUPTION_BUDGET,

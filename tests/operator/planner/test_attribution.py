@@ -120,6 +120,9 @@ def test_what_happens_on_several_nodes_at_a_time_is_no_fault_of_one() -> None:
     assert {node for node, _ in faults(plan_with(running(), *same_node).status)} == {"node-0"}
     others = failed(0, 139), failed(1, 137)
     assert len(faults(plan_with(running(), *others).status)) == 2
+    unfit = failed(0, 69), failed(1, 69)  # compared with the median of all ranks
+    expected = [("node-0", "UnfitNode"), ("node-1", "UnfitNode")]
+    assert faults(plan_with(running(), *unfit).status) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The preflight: a rank whose device is slow ends the start, a few times; the others are not at fault.
+"""A rank whose device is slow ends the start, a few times; the others are not at fault.
 
 Instead of matrix products ranks sleep, so that other processes on the machine change nothing.
 """
@@ -19,14 +19,14 @@ from tests.paths import MICRO
 from tests.trainer import ranks
 from tests.trainer.commands import Forked, environment, run_command
 
-from fluxtrain import preflight
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.preflight import PreflightConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.distributed import World, process_group
 from fluxtrain.errors import EXIT_ERROR, EXIT_UNFIT
-from fluxtrain.preflight import MAX_UNFIT, Verdict, run_preflight
+from fluxtrain.preflight import check
+from fluxtrain.preflight.check import MAX_UNFIT, run_preflight
 
 FAST, SLOW = 0.02, 1.0
 CONFIG = PreflightConfig(factor=4.0, seconds=2.0)
@@ -40,10 +40,10 @@ def replace_product(slow: tuple[int, ...]) -> None:
         is_slow = int(os.environ["RANK"]) in slow
         return lambda: time.sleep(SLOW if is_slow else FAST)
 
-    vars(preflight)["_matrix_product"] = product
+    vars(check)["_matrix_product"] = product
 
 
-def check(
+def check_rank(
     config: RunConfig, paths: RunPaths, world: World, *, port: int, slow: tuple[int, ...]
 ) -> None:
     ranks.set_environment(world, port)
@@ -56,24 +56,7 @@ def exit_codes(output: Path, size: int, *slow: int) -> list[int | None]:
     """Return the exit codes of the ranks of a preflight."""
     paths = RunPaths(output, output, output)
     config = resolve({"preset": "micro", "preflight": CONFIG.model_dump()})
-    return ranks.finish(partial(check, port=free_port(), slow=slow), config, paths, size)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "unfit"),
-    [
-        ([1.0], []),
-        ([1.0, 1.5], []),
-        ([1.0, 1.6], [1]),
-        ([1.6, 1.0], [0]),
-        ([1.0, 1.6, 1.6], []),  # most ranks are like that
-        ([1.0, 1.0, 9.0, 1.0, 1.51], [2, 4]),
-        ([0.1, 1.0, 1.0, 1.0, 1.0], []),
-        ([0.0, 0.0], []),
-    ],
-)
-def test_a_rank_is_compared_with_the_median(seconds: list[float], unfit: list[int]) -> None:
-    assert Verdict(seconds, factor=1.5).unfit == unfit
+    return ranks.finish(partial(check_rank, port=free_port(), slow=slow), config, paths, size)
 
 
 @pytest.mark.parametrize(("size", "slow"), [(1, 0), (2, 1), (3, 0), (5, 3)])
@@ -117,7 +100,7 @@ def test_after_some_starts_in_a_row_the_run_goes_on_and_a_good_one_counts_anew(
 def test_a_damaged_counter_does_no_harm(tmp_path: Path, content: str) -> None:
     (tmp_path / ".preflight").write_text(content)
     run_preflight(PreflightConfig(seconds=0.1), ALONE, tmp_path, lambda: None)
-    assert preflight._read(tmp_path / ".preflight") == 0
+    assert check._read(tmp_path / ".preflight") == 0
 
 
 @pytest.mark.parametrize(
@@ -133,7 +116,7 @@ def test_the_limit_of_time_bounds_the_repetitions(limit: float, seconds: float, 
         time.sleep(seconds)
 
     alive = list[int]()
-    preflight._typical_seconds(work, ALONE.device, limit, lambda: alive.append(1))
+    check._typical_seconds(work, ALONE.device, limit, lambda: alive.append(1))
     assert len(called) == calls
     assert len(alive) == calls - 1, "the watchdog sees each repetition"
 
@@ -154,7 +137,7 @@ def test_the_limit_of_time_bounds_the_all_reduces(limit: float, calls: set[int])
     """The first one connects the ranks; the second tells how many follow."""
     CountingWorld.calls.clear()
     world = CountingWorld(0, 0, 1, torch.device("cpu"))
-    preflight._all_reduce_seconds(world, limit, lambda: None)
+    check._all_reduce_seconds(world, limit, lambda: None)
     assert len(CountingWorld.calls) in calls
 
 
