@@ -54,7 +54,7 @@ golden: setup ## write the golden files anew; review the diff like code
 bench: setup ## measure against the peers (makes their environments; about an hour)
 	$(BIN)/python -m benchmarks
 
-bench-operator: setup ## our operator among 1,000 jobs, and against Kubeflow's training-operator, on fake nodes; as root
+bench-operator: setup ## our operator among 1,000 jobs, and against Kubeflow's training-operator and Trainer, on fake nodes; as root
 	$(BIN)/python -m benchmarks.operator_alone
 	$(BIN)/python -m benchmarks.operator
 

@@ -1,4 +1,4 @@
-"""The rate at which an operator creates pods for jobs: ours and Kubeflow's training-operator, in turn.
+"""The rate at which an operator creates pods: ours, Kubeflow's training-operator and its Trainer, in turn.
 
 The cluster is real, its nodes are fake (KWOK): pods are scheduled but not run. Needs root; starts a cluster
 if there is none, and removes everything it created.
@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from statistics import median
 
 import cluster
+from benchmarks.kubeflow_trainer import KubeflowTrainer
 from benchmarks.operator_contender import Contender, Fluxtrain, TrainingOperator
 from benchmarks.operator_scale import Measured, scale
 from benchmarks.operator_turn import Turn, take_turn
@@ -24,11 +25,17 @@ from cluster.kubectl import kubectl
 from cluster.layout import KUBECONFIG
 
 NAMESPACE = "bench-operator"
+SCALE_GPUS = 96
+"""GPUs of a fake node for ours alone: heartbeats of 1,000 nodes of eight would need a larger machine."""
+PEER_MODULES = ("training-operator", "trainer", "jobset")
 NOTES = """\
   Counted are training pods: ours has one more in each job, for the rendezvous, theirs a service for each.
-  Theirs has its default flags, but for the scheme and the namespace that it looks after; it then sends 20
-  requests per second for pods and services. Requests are those about jobs, without watches and without the
-  election that only ours holds. The API server's flow control exempts both (system:masters).
+  Each has its default flags, but for the scheme and the namespace that training-operator looks after; it then
+  sends 20 requests per second for pods and services. Trainer creates a JobSet for each job, whose controller,
+  counted with it, creates a Job, whose pods Kubernetes' job controller creates, 20 requests per second. Its
+  validating webhooks are left out. Requests are those about jobs, without watches and without the election
+  that only ours holds, and without those of Kubernetes' own controllers. The API server's flow control
+  exempts all (system:masters).
   If the cores are busy, the limit is the cluster on them, not the operator."""
 
 
@@ -41,16 +48,16 @@ def _prepared(options: argparse.Namespace, contenders: Sequence[Contender]) -> I
     if created:
         cluster.up()
     if options.rounds:
-        binaries.link(binaries.build("training-operator"))
+        for module in PEER_MODULES:
+            binaries.link(binaries.build(module))
     had_fake_nodes = processes.is_running(fake_nodes.PROCESS)
     try:
-        fake_nodes.start(options.nodes)
-        with _crds(contenders[: 1 + bool(options.rounds)]):
+        with _crds(contenders if options.rounds else contenders[:1]):
             yield
     finally:
         if created:
             cluster.down()
-        elif not had_fake_nodes:
+        elif not had_fake_nodes and processes.is_running(fake_nodes.PROCESS):
             fake_nodes.stop()
 
 
@@ -59,28 +66,30 @@ def _crds(contenders: Sequence[Contender]) -> Iterator[None]:
     """Install the contenders' CRDs; afterwards delete those that did not exist before."""
     created = []
     try:
-        for contender in contenders:
-            if not kubectl("get", "--ignore-not-found", contender.crds()):
-                created.append(contender.crds())
-            kubectl("apply", "--server-side", "--force-conflicts", contender.crds())
-            kubectl.wait_for_crds()
+        for file in (file for contender in contenders for file in contender.crds()):
+            flag = f"--filename={file}"
+            if not kubectl("get", "--ignore-not-found", flag):
+                created.append(flag)
+            kubectl("apply", "--server-side", "--force-conflicts", flag)
+        kubectl.wait_for_crds()
         yield
     finally:
-        for crds in created:
-            kubectl("delete", crds, "--timeout=120s", seconds=130)
+        for flag in created:
+            kubectl("delete", flag, "--timeout=120s", seconds=130)
 
 
 def _report(turns: Mapping[str, list[Turn]], options: argparse.Namespace) -> None:
-    ours, theirs = turns.values()
+    ours, *others = turns.values()
     rows = []
     for measure in ours[0]:
-        mine, others = ([turn[measure] for turn in each] for each in (ours, theirs))
-        ratio = median(others) / median(mine) if median(mine) else float("nan")
-        rows.append([measure, spread(mine, 1, 1), spread(others, 1, 1), f"{ratio:.2f}"])
+        columns = [[turn[measure] for turn in each] for each in (ours, *others)]
+        own = median(columns[0])
+        ratios = [f"{median(each) / own:.2f}" if own else "-" for each in columns[1:]]
+        rows.append([measure, *(spread(each, 1, 1) for each in columns), *ratios])
     print_table(
         f"{options.jobs} jobs x {options.pods} pods on {options.nodes} fake nodes,"
         f" {options.rounds} rounds in turn: median (least-most)",
-        ["", *turns, "theirs / ours"],
+        ["", *turns, *(f"{title} / ours" for title in list(turns)[1:])],
         rows,
     )
     print(NOTES)
@@ -103,22 +112,25 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=600, help="seconds for the pods of a turn")
     parser.add_argument("--scale-jobs", type=int, default=1000, help="of ours alone; 0: none")
-    parser.add_argument("--scale-nodes", type=int, default=1000)
+    parser.add_argument("--scale-nodes", type=int, default=100, help="of 96 GPUs each")
     parser.add_argument("--scale-timeout", type=float, default=900)
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run both operators in turn and print one table; return 1 on failure."""
+    """Run all operators in turn and print one table; return 1 on failure."""
     options = _parse(arguments)
-    contenders: list[Contender] = [Fluxtrain(NAMESPACE), TrainingOperator(NAMESPACE)]
+    contenders = [each(NAMESPACE) for each in (Fluxtrain, TrainingOperator, KubeflowTrainer)]
     turns: dict[str, list[Turn]] = {contender.title: [] for contender in contenders}
     try:
         with _prepared(options, contenders):
             if options.scale_jobs:
                 log("ours alone")
-                fake_nodes.start(options.scale_nodes)
+                fake_nodes.start(options.scale_nodes, SCALE_GPUS)
                 _report_scale(scale(Fluxtrain(NAMESPACE), options), options)
+                fake_nodes.stop()
+            if options.rounds:
+                fake_nodes.start(options.nodes)
             for number in range(options.rounds):
                 for contender in contenders if number % 2 == 0 else contenders[::-1]:
                     log(f"round {number + 1} of {options.rounds}: {contender.title}")

@@ -1,25 +1,24 @@
 """The operators that are compared: how each is started, its jobs and its metrics.
 
-Both run on this machine, outside the cluster, with a kubeconfig, and watch one namespace.
+All run on this machine, outside the cluster, with a kubeconfig, and watch one namespace.
 """
 
 from __future__ import annotations
 
-import base64
-import shutil
+import ssl
 import sys
-import tempfile
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 import cluster.fake_nodes
+from benchmarks.mounted_secret import MountedSecret
 from cluster import binaries, processes
 from cluster.commands import run
 from cluster.console import wait_until
 from cluster.free_ports import free_port, free_ports
-from cluster.kubectl import Manifest, kubectl
+from cluster.kubectl import Manifest
 from cluster.layout import FOLDER, KUBECONFIG
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -27,11 +26,9 @@ from prometheus_client.parser import text_string_to_metric_families
 IMAGE = "example.org/trainer:1"  # never pulled: the nodes are fake
 START_SECONDS = 60
 PEER_MODULE = "github.com/kubeflow/training-operator"
-PEER_CERTIFICATES = Path("/tmp/k8s-webhook-server")
-"""Folder of the peer's webhook certificate; a constant in its source."""
 PEER_SECRET = "training-operator-webhook-cert"
 
-_ON_FAKE_NODES: Manifest = {
+ON_FAKE_NODES: Manifest = {
     "nodeSelector": {"type": "fake"},
     "tolerations": [{"key": cluster.fake_nodes.TAINT["key"], "operator": "Exists"}],
 }
@@ -56,8 +53,13 @@ class Contender:
         """Return its process name."""
         return f"bench-{self.kind}"
 
-    def crds(self) -> str:
-        """Return kubectl's flag for its CRD."""
+    @property
+    def process_names(self) -> tuple[str, ...]:
+        """Return the names of all its processes."""
+        return (self.process,)
+
+    def crds(self) -> list[Path]:
+        """Return the files of its CRDs."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -74,7 +76,7 @@ class Contender:
 
     def stop(self) -> None:
         """Stop it if it is running."""
-        processes.stop([self.process], grace_seconds=10)
+        processes.stop(self.process_names, grace_seconds=10)
 
     def samples(self) -> dict[tuple[str, str], float]:
         """Return its metrics by name and ``le``, summed over all other labels."""
@@ -90,7 +92,7 @@ class Contender:
         wait_until(is_up, f"{self.title} is ready", seconds=START_SECONDS)
 
     def _is_up(self, ready: str) -> bool:
-        return _get(ready) is not None
+        return get(ready) is not None
 
 
 class Fluxtrain(Contender):
@@ -101,9 +103,9 @@ class Fluxtrain(Contender):
     reconcile_seconds = "fluxtrain_operator_reconcile_seconds_bucket"
     requests = "fluxtrain_operator_api_requests_total"
 
-    def crds(self) -> str:
+    def crds(self) -> list[Path]:
         """Return the CRD of this working tree."""
-        return f"--filename={FOLDER.parent / 'manifests' / 'crd.yaml'}"
+        return [FOLDER.parent / "manifests" / "crd.yaml"]
 
     def start(self) -> None:
         """Start it and wait until it is the leader."""
@@ -123,7 +125,7 @@ class Fluxtrain(Contender):
                 "nodes": {"min": num_pods, "max": num_pods},
                 "gpusPerNode": 1,
                 "run": {"preset": "micro"},
-                "scheduling": _ON_FAKE_NODES,
+                "scheduling": ON_FAKE_NODES,
             },
         }
 
@@ -143,47 +145,35 @@ class TrainingOperator(Contender):
     reconcile_seconds = "controller_runtime_reconcile_time_seconds_bucket"
     requests = "rest_client_requests_total"
 
-    def crds(self) -> str:
+    def crds(self) -> list[Path]:
         """Return the CRD in its Go module."""
-        folder = FOLDER / "go" / "training-operator"
-        output = run([binaries.go(), "list", "-m", "-f", "{{.Dir}}", PEER_MODULE], folder=folder)
-        crds = Path(output.strip()) / "manifests" / "base" / "crds"
-        return f"--filename={crds / 'kubeflow.org_pytorchjobs.yaml'}"
+        crds = module_folder("training-operator", PEER_MODULE) / "manifests" / "base" / "crds"
+        return [crds / "kubeflow.org_pytorchjobs.yaml"]
 
     def start(self) -> None:
-        """Start it with a certificate for its webhook server, which is not called.
-
-        It writes the certificate to an existing secret and waits until a kubelet mounts it. Here `_mount`
-        writes the files, in a separate mount namespace, since the folder is a constant.
-        """
-        self._folder = Path(tempfile.mkdtemp(prefix="training-operator-"))
-        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": PEER_SECRET}}
-        kubectl.apply(secret, namespace=self.namespace)
-        PEER_CERTIFICATES.mkdir(exist_ok=True)
+        """Start it with a certificate for its webhook server, which is not called."""
+        self._secret = MountedSecret(self.namespace, PEER_SECRET)
+        self._secret.create()
         self.port, probes, webhook = free_ports(3)
-        script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
-        argv = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", script, "sh"]
-        argv += [str(self._folder), str(PEER_CERTIFICATES)]
-        argv += [str(binaries.path("training-operator.v1")), f"--namespace={self.namespace}"]
+        argv = [str(binaries.path("training-operator.v1")), f"--namespace={self.namespace}"]
         argv += ["--enable-scheme=pytorchjob", f"--metrics-bind-address=127.0.0.1:{self.port}"]
         argv += [f"--health-probe-bind-address=127.0.0.1:{probes}"]
         argv += [f"--webhook-server-port={webhook}"]
         ready = f"http://127.0.0.1:{probes}/readyz"
-        self._start([*argv], {"MY_POD_NAMESPACE": self.namespace}, ready)
+        environment = {"MY_POD_NAMESPACE": self.namespace}
+        self._start([*self._secret.mounted(argv)], environment, ready)
 
     def stop(self) -> None:
         """Stop it and remove its files."""
         super().stop()
-        if hasattr(self, "_folder"):
-            shutil.rmtree(self._folder, ignore_errors=True)
-        if PEER_CERTIFICATES.is_dir() and not any(PEER_CERTIFICATES.iterdir()):
-            PEER_CERTIFICATES.rmdir()
+        if hasattr(self, "_secret"):
+            self._secret.remove()
 
     def job(self, name: str, num_pods: int) -> Manifest:
         """Return a job of one master and ``num_pods`` - 1 workers, as in its examples."""
         gpu = {"limits": {"amd.com/gpu": "1"}}
         container = {"name": "pytorch", "image": IMAGE, "resources": gpu}
-        pod = {"spec": {"containers": [container], **_ON_FAKE_NODES}}
+        pod = {"spec": {"containers": [container], **ON_FAKE_NODES}}
         role = {"restartPolicy": "OnFailure", "template": pod}
         return {
             "apiVersion": "kubeflow.org/v1",
@@ -198,41 +188,45 @@ class TrainingOperator(Contender):
         }
 
     def _is_up(self, ready: str) -> bool:
-        self._mount()
+        self._secret.update()
         return super()._is_up(ready)
 
-    def _mount(self) -> None:
-        """Write the secret's data to the certificate folder, as a kubelet would."""
-        secret = kubectl.get("secret", PEER_SECRET, f"--namespace={self.namespace}")
-        served = self._folder / "serving-certs"
-        if "tls.crt" in secret.get("data", {}) and not served.exists():
-            new = self._folder / "new"
-            new.mkdir()
-            for name, value in secret["data"].items():
-                (new / name).write_bytes(base64.b64decode(value))
-            new.rename(served)  # atomically, as a kubelet does
+
+def module_folder(program: str, module: str) -> Path:
+    """Return the source of the Go ``module`` from which ``go/PROGRAM`` is built."""
+    folder = FOLDER / "go" / program
+    return Path(run([binaries.go(), "list", "-m", "-f", "{{.Dir}}", module], folder=folder).strip())
 
 
-def samples(port: int) -> dict[tuple[str, str], float]:
-    """Return the metrics of the operator at ``port`` by name and ``le``, summed over all other labels."""
+def samples(port: int, token: str = "") -> dict[tuple[str, str], float]:
+    """Return the metrics of the operator at ``port`` by name and ``le``, summed over all other labels.
+
+    With a ``token`` over TLS, whose certificate is not verified: it is the program's own.
+    """
     totals: dict[tuple[str, str], float] = {}
-    for family in _scrape(port):
+    for family in _scrape(port, token):
         for sample in family.samples:
             key = sample.name, sample.labels.get("le", "")
             totals[key] = totals.get(key, 0.0) + sample.value
     return totals
 
 
-def _scrape(port: int) -> list[Metric]:
-    text = _get(f"http://127.0.0.1:{port}/metrics")
+def _scrape(port: int, token: str) -> list[Metric]:
+    scheme = "https" if token else "http"
+    text = get(f"{scheme}://127.0.0.1:{port}/metrics", token)
     return [] if text is None else list(text_string_to_metric_families(text))
 
 
-def _get(url: str) -> str | None:
+def get(url: str, token: str = "") -> str | None:
     """Return the response of ``url``, None on any error."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with opener.open(url, timeout=10) as response:
+        with opener.open(urllib.request.Request(url, headers=headers), timeout=10) as response:
             return str(response.read().decode())
     except (OSError, urllib.error.HTTPError):
         return None

@@ -62,17 +62,17 @@ def take_turn(contender: Contender, options: argparse.Namespace) -> Turn:
     """Start the operator, create the jobs, wait until all pods run, clean up."""
     jobs = [contender.job(f"job-{index}", options.pods) for index in range(options.jobs)]
     expected = options.jobs * options.pods
-    with in_namespace(contender.namespace), running(contender) as pid:
+    with in_namespace(contender.namespace), running(contender):
         with watched(contender) as pods:
-            before = _counters(contender, pid)
+            before = _counters(contender)
             began = monotonic()
             create(jobs, contender.namespace)
             applied = monotonic() - began
             wait_for_pods(pods, expected, contender, options.timeout)
             ticks = cores()
         sleep(QUIET_SECONDS)
-        after = {**_counters(contender, pid), **ticks}
-        peak = peak_bytes(pid)
+        after = {**_counters(contender), **ticks}
+        peak = sum(map(peak_bytes, pids(contender)))
     used = {name: value - before.get(name, 0.0) for name, value in after.items()}
     return {
         "kubectl create, s": applied,
@@ -210,10 +210,18 @@ def _watch(namespace: str) -> subprocess.Popen[str]:
     )
 
 
-def _counters(contender: Contender, pid: int) -> Counters:
+def pids(contender: Contender) -> list[int]:
+    """Return the process ids of the operator; ClusterError if one has ended."""
+    for name in contender.process_names:
+        processes.require_running(name)
+    found = (processes.pid_of(name) for name in contender.process_names)
+    return [pid for pid in found if pid is not None]
+
+
+def _counters(contender: Contender) -> Counters:
     """Return the operator's metrics and the CPU seconds of all programs."""
     counters = contender.samples()
-    counters["cpu", contender.process] = cpu_seconds(pid)
+    counters["cpu", contender.process] = sum(map(cpu_seconds, pids(contender)))
     for name in sum(CLUSTER_PARTS.values(), ()):
         part = processes.pid_of(name)
         counters["cpu", name] = 0.0 if part is None else cpu_seconds(part)
