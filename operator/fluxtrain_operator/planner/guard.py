@@ -192,13 +192,16 @@ class Guard:
 
     @cached_property
     def _faulty(self) -> list[Pod]:
-        """Return the pods on faulty nodes; not those of deleted nodes, which make no steps."""
+        """Return the pods on faulty nodes; not those of deleted nodes, which make no steps.
+
+        The rendezvous pod uses no GPU: it is replaced for a lost node, and stays on an unhealthy one.
+        """
         store = self.observed.rendezvous
         faulty = [
             pod
             for pod in (*self.pods, *([store] if store is not None else []))
             if not (pod.ended or pod.deleting or self._node(pod).gone)
-            and (self._on_lost_node(pod) or self._unhealthy_reason(pod))
+            and (self._on_lost_node(pod) or (pod is not store and self._unhealthy_reason(pod)))
         ]
         return sorted(faulty, key=lambda pod: self._node(pod).since)
 

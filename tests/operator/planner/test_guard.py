@@ -348,6 +348,16 @@ def test_the_budget_counts_unhealthy_gpus_and_the_rendezvous_pod_too() -> None:
     assert deleted(result) == ["job-rendezvous"]
 
 
+def test_a_rendezvous_pod_that_stays_on_unhealthy_gpus_takes_no_budget() -> None:
+    job = running(gpusPerNode=8)
+    state = {name: NodeView(name, has_gpus=True) for name in NAMES}
+    state["node-s"] = NodeView("node-s", unhealthy=UNHEALTHY, has_gpus=True)
+    state["node-1"] = NodeView("node-1", ready=False, since=NOW - 60)
+    result = plan_with(job, *make_pods(2, job), nodes=state, disruptions_left=1)
+    assert deleted(result) == ["job-1"]
+    assert condition(result.status, "Healthy") == ("False", "NodeLost")
+
+
 def test_a_pod_that_is_deleted_already_or_whose_node_is_deleted_needs_no_budget() -> None:
     job, state = running(), nodes("node-0")
     state |= {"node-1": NodeView("node-1", ready=False, gone=True)}
