@@ -149,6 +149,17 @@ JOB = Dashboard(
             unit="percentunit",
         ),
         curve(
+            "Memory of snapshots",
+            "Of all ranks, copies for other nodes included.",
+            Query(f"sum(fluxtrain_snapshot_bytes{_JOB})", "snapshots"),
+            unit="bytes",
+        ),
+        curve(
+            "Ranks without snapshots",
+            "They take none for now, as memory is short.",
+            Query(f"sum(fluxtrain_snapshots_paused{_JOB})", "ranks"),
+        ),
+        curve(
             "Memory",
             "Most that was allocated on the first device of each pod.",
             Query(f"max by (pod) (fluxtrain_memory_bytes{_JOB})", "{{pod}}"),

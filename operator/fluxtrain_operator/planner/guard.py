@@ -90,12 +90,28 @@ class Guard:
     @cached_property
     def gpu_exporter_fault(self) -> str:
         """Return why GPUs that are reported as unhealthy count as healthy; empty if they do not."""
-        return gpu_exporter_fault(self.observed.nodes.values())
+        return gpu_exporter_fault(self.observed.nodes.values()) or self._no_healthy_node
 
     @cached_property
     def node_detector_fault(self) -> str:
         """Return why nodes that are marked as unhealthy count as healthy; empty if they do not."""
-        return node_detector_fault(self.observed.nodes.values())
+        return node_detector_fault(self.observed.nodes.values()) or self._no_healthy_node
+
+    @cached_property
+    def _no_healthy_node(self) -> str:
+        """Return that no node is left to move to; empty if there is one.
+
+        A pod would only change from one unhealthy node to another, again and again.
+        """
+        nodes, needs_gpus = self.observed.nodes.values(), self.job.spec.gpus_per_node > 0
+        believes_marks = not node_detector_fault(nodes)
+        believes_gpus = needs_gpus and not gpu_exporter_fault(nodes)
+        for node in nodes:
+            unhealthy = (node.problem and believes_marks) or (node.unhealthy and believes_gpus)
+            can_run = node.ready and not node.cordoned and (node.has_gpus or not needs_gpus)
+            if can_run and not unhealthy:
+                return ""
+        return "no other node is ready and healthy"
 
     @property
     def ignores_unhealthy_nodes(self) -> bool:

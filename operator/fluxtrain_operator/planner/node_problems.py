@@ -15,10 +15,10 @@ def node_problem(situation: Situation) -> tuple[str, str] | None:
         text = "the control plane does not hear of them; nothing is replaced"
         return "NodesUnknown", f"{guard.control_plane_outage}: {text}"
     if guard.ignores_unhealthy_gpus:
-        text = f"{guard.gpu_exporter_fault}: not believed; nothing is replaced"
+        text = f"{guard.gpu_exporter_fault}: nothing is replaced"
         return "UnhealthyGPUs", text
     if guard.ignores_unhealthy_nodes:
-        text = f"{guard.node_detector_fault}: not believed; nothing is replaced"
+        text = f"{guard.node_detector_fault}: nothing is replaced"
         return "UnhealthyNodes", text
     if guard.postponed:
         text = "stay for now: too many are replaced at a time, see --disruption-percent"

@@ -17,6 +17,9 @@ from fluxtrain_operator.timestamps import seconds, stamp
 
 _ANSWER_SECONDS = 30.0
 """How long to wait for an answer of the rendezvous service, which a new leader has not asked yet."""
+_SAME_END_SECONDS = 30.0
+"""A peer that fails within this time after a replacement failed with that pod, as trainers are killed within
+seconds after one has failed; what is left of them may have made steps since."""
 _FEWEST_PODS = 2
 """In which the program fails until all restart; more of a job with more than four nodes."""
 
@@ -90,9 +93,9 @@ def _is_charged(situation: Situation, failure: Failure) -> bool:
         return False
     if pod.uid in last.pods:
         return True
-    ended_before = (pod.finished or pod.created) <= (seconds(last.time) or 0.0)
+    ended_with = (pod.finished or pod.created) <= (seconds(last.time) or 0.0) + _SAME_END_SECONDS
     is_peer = pod.replacement <= last.replacements
-    return is_peer and (ended_before or not has_stepped_since(situation, last))
+    return is_peer and (ended_with or not has_stepped_since(situation, last))
 
 
 def _others_are_useless(situation: Situation) -> bool:

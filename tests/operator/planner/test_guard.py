@@ -348,6 +348,22 @@ def test_the_budget_counts_unhealthy_gpus_and_the_rendezvous_pod_too() -> None:
     assert deleted(result) == ["job-rendezvous"]
 
 
+def test_pods_stay_on_unhealthy_nodes_if_no_other_node_could_take_them() -> None:
+    job = running(gpusPerNode=8)
+    sick = {
+        "node-0": NodeView("node-0", unhealthy=UNHEALTHY, has_gpus=True),
+        "node-1": NodeView("node-1", problem="condition KernelDeadlock=True", has_gpus=True),
+        "node-2": NodeView("node-2", ready=False, since=NOW - 60, has_gpus=True),
+        "node-3": NodeView("node-3", cordoned=True, has_gpus=True),
+        "node-s": NodeView("node-s"),
+    }
+    result = plan_with(job, *make_pods(2, job), nodes=sick)
+    assert deleted(result) == []
+    assert condition(result.status, "Healthy") == ("False", "UnhealthyGPUs")
+    well = sick | {"node-3": NodeView("node-3", has_gpus=True)}
+    assert deleted(plan_with(job, *make_pods(2, job), nodes=well)) == ["job-0", "job-1"]
+
+
 def test_a_rendezvous_pod_that_stays_on_unhealthy_gpus_takes_no_budget() -> None:
     job = running(gpusPerNode=8)
     state = {name: NodeView(name, has_gpus=True) for name in NAMES}

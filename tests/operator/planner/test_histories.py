@@ -531,11 +531,6 @@ def believes_every_mark_of_gpus(job: Job, observed: Observed, now: float) -> Pla
     return plan(job, replace(observed, nodes={**observed.nodes, **others}), now)
 
 
-def gives_up_the_group(job: Job, observed: Observed, now: float) -> Plan:
-    result = plan(job, observed, now)
-    return replace(result, status=result.status.model_copy(update={"group_attempt": None}))
-
-
 def kills_pods_that_save(job: Job, observed: Observed, now: float) -> Plan:
     result = plan(job, observed, now)
     pods = (pod for pod in observed.pods if pod.deleting and pod.running)
@@ -567,7 +562,6 @@ def kills_pods_that_save(job: Job, observed: Observed, now: float) -> Plan:
         (leaves_a_closed_rendezvous, "with everything in place a job runs"),
         (restarts_a_job_that_does_not_answer, "NoProgress is not true of a pod that steps"),
         (believes_every_mark_of_gpus, "UnhealthyGPU is not true of a pod that steps"),
-        (gives_up_the_group, "a restart gives up its group"),
         (kills_pods_that_save, "killed before the end of its grace period"),
     ],
 )

@@ -132,8 +132,11 @@ def test_a_pod_that_ended_before_the_restart_was_charged_is_part_of_it_despite_l
     late = failed(1, job=job, finished=NOW - 1)
     result = plan_with(job, *others(job, 0, 1), late, progress=stepped(99, -30), now=NOW + 31)
     assert charged_and_free(result.status) == (1, 0)
-    unlike = replace(late, finished=NOW + 30)
-    result = plan_with(job, *others(job, 0, 1), unlike, progress=stepped(99, -20), now=NOW + 31)
+    peer = replace(late, finished=NOW + 30)
+    result = plan_with(job, *others(job, 0, 1), peer, progress=stepped(99, -20), now=NOW + 31)
+    assert charged_and_free(result.status) == (1, 0), "the others step, and it failed soon after"
+    unlike = replace(late, finished=NOW + 40)
+    result = plan_with(job, *others(job, 0, 1), unlike, progress=stepped(99, -20), now=NOW + 41)
     assert charged_and_free(result.status) == (2, 0), "it has trained since"
     assert (deleted(result), is_gang_restart(result)) == (["job-1"], False)
 
