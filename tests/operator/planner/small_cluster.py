@@ -747,7 +747,10 @@ class SmallCluster:
             assert not reachable, "a suspended job keeps no pods"
         else:
             assert status.phase == "Running", "with everything in place a job runs"
-            counted_pods = [p for p in self.pods.values() if p in reachable or self._trains(p)]
+            left = [
+                p for p in reachable if not (p.ended and p.deleting)
+            ]  # Kueue's finalizers keep some
+            counted_pods = [p for p in self.pods.values() if p in left or self._trains(p)]
             zombies = [p for p in self._gang() if p.deleting and p.uid in self.world]
             fits = len(counted_pods) <= self.size.high <= len(counted_pods) + len(zombies)
             assert fits, "as many pods as nodes.max, or as many that train"
