@@ -60,12 +60,12 @@ class KubeflowTrainer(Contender):
     def start(self) -> None:
         """Start both and wait until they are ready."""
         self._folder = Path(tempfile.mkdtemp(prefix="jobset-"))
+        self._secret = MountedSecret(TRAINER_NAMESPACE, SECRET)
         self._token = _metrics_token(self.namespace)
         self._start_jobset()
         kubectl.apply(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TRAINER_NAMESPACE}}
         )
-        self._secret = MountedSecret(TRAINER_NAMESPACE, SECRET)
         self._secret.create()
         self.port, probes, webhook = free_ports(3)
         argv = [str(binaries.path("trainer-controller-manager")), "--metrics-secure=false"]

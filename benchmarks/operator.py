@@ -19,7 +19,7 @@ from benchmarks.operator_contender import Contender, Fluxtrain, TrainingOperator
 from benchmarks.operator_scale import Measured, scale
 from benchmarks.operator_turn import Turn, take_turn
 from benchmarks.table import print_table, spread
-from cluster import ClusterError, binaries, fake_nodes, processes
+from cluster import ClusterError, binaries, fake_gpus, fake_nodes, processes
 from cluster.console import log
 from cluster.kubectl import kubectl
 from cluster.layout import KUBECONFIG
@@ -41,23 +41,31 @@ NOTES = """\
 
 @contextmanager
 def _prepared(options: argparse.Namespace, contenders: Sequence[Contender]) -> Iterator[None]:
-    """Provide cluster, fake nodes, CRDs and programs; afterwards remove what did not exist before."""
+    """Provide cluster, CRDs and programs; afterwards remove what did not exist before."""
     if os.environ.get("KUBECONFIG", str(KUBECONFIG)) != str(KUBECONFIG):
         raise ClusterError("KUBECONFIG names another cluster; unset it: this needs the clone's own")
     created = not KUBECONFIG.exists()
     if created:
         cluster.up()
-    if options.rounds:
-        for module in PEER_MODULES:
-            binaries.link(binaries.build(module))
-    had_fake_nodes = processes.is_running(fake_nodes.PROCESS)
     try:
+        for module in PEER_MODULES if options.rounds else ():
+            binaries.link(binaries.build(module))
         with _crds(contenders if options.rounds else contenders[:1]):
             yield
     finally:
         if created:
             cluster.down()
-        elif not had_fake_nodes and processes.is_running(fake_nodes.PROCESS):
+
+
+@contextmanager
+def _fake_nodes(count: int, num_gpus: int) -> Iterator[None]:
+    """Provide fake nodes; afterwards remove them, unless there were some before, which keep their GPUs."""
+    existed = processes.is_running(fake_nodes.PROCESS)
+    try:
+        fake_nodes.start(count, num_gpus)
+        yield
+    finally:
+        if not existed and processes.is_running(fake_nodes.PROCESS):
             fake_nodes.stop()
 
 
@@ -76,6 +84,15 @@ def _crds(contenders: Sequence[Contender]) -> Iterator[None]:
     finally:
         for flag in created:
             kubectl("delete", flag, "--timeout=120s", seconds=130)
+
+
+def _take_turns(
+    contenders: Sequence[Contender], turns: Mapping[str, list[Turn]], options: argparse.Namespace
+) -> None:
+    for number in range(options.rounds):
+        for contender in contenders if number % 2 == 0 else contenders[::-1]:
+            log(f"round {number + 1} of {options.rounds}: {contender.title}")
+            turns[contender.title].append(take_turn(contender, options))
 
 
 def _report(turns: Mapping[str, list[Turn]], options: argparse.Namespace) -> None:
@@ -126,15 +143,11 @@ def main(arguments: list[str] | None = None) -> int:
         with _prepared(options, contenders):
             if options.scale_jobs:
                 log("ours alone")
-                fake_nodes.start(options.scale_nodes, SCALE_GPUS)
-                _report_scale(scale(Fluxtrain(NAMESPACE), options), options)
-                fake_nodes.stop()
+                with _fake_nodes(options.scale_nodes, SCALE_GPUS):
+                    _report_scale(scale(Fluxtrain(NAMESPACE), options), options)
             if options.rounds:
-                fake_nodes.start(options.nodes)
-            for number in range(options.rounds):
-                for contender in contenders if number % 2 == 0 else contenders[::-1]:
-                    log(f"round {number + 1} of {options.rounds}: {contender.title}")
-                    turns[contender.title].append(take_turn(contender, options))
+                with _fake_nodes(options.nodes, fake_gpus.NUM_GPUS):
+                    _take_turns(contenders, turns, options)
     except ClusterError as error:
         log(f"error: {error}")
         return error.exit_code

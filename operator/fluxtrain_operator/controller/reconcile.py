@@ -12,6 +12,7 @@ from fluxtrain.contract.resource.status import read_status
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.api_client import KINDS, SUPPORT_KINDS, KubernetesApi
+from fluxtrain_operator.controller.applied_objects import Name
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.decision_log import log_decision
 from fluxtrain_operator.controller.executor import Executor, JobState, status_delay
@@ -150,9 +151,8 @@ class Reconciler:
     ) -> float | None:
         """Report an invalid spec; return the seconds after which to requeue the job, or None."""
         uid = str(manifest["metadata"].get("uid", ""))
-        applied = self.cache.applied.of(uid, SUPPORT_KINDS)
-        hashes = {name: known.applied_hash for name, known in applied.items()}
-        observed = Observed.from_objects(self.cache.pods(key), applied=hashes)
+        applied = self._applied_hashes(uid, SUPPORT_KINDS)
+        observed = Observed.from_objects(self.cache.pods(key), applied=applied)
         plan = plan_invalid(manifest, error, observed, time.time())
         before = read_status(manifest.get("status"))
         if plan.status != before:
@@ -167,10 +167,7 @@ class Reconciler:
     async def _observe(self, key: Key, job: Job, state: JobState) -> Observed:
         missing_apis = frozenset(api for api, is_served in self._served.items() if not is_served)
         kinds = SUPPORT_KINDS | _group_kinds(job, missing_apis)
-        applied = {
-            name: known.applied_hash
-            for name, known in self.cache.applied.of(job.uid, kinds).items()
-        }
+        applied = self._applied_hashes(job.uid, kinds)
         if finished(job.status):
             awaited = self._is_awaited(key)
             return Observed.from_objects(self.cache.pods(key), applied=applied, is_awaited=awaited)
@@ -192,6 +189,10 @@ class Reconciler:
         if name is None:
             return observed
         return replace(observed, revision=await self._read_revision(job, name, state))
+
+    def _applied_hashes(self, uid: str, kinds: Mapping[str, str]) -> dict[Name, str]:
+        applied = self.cache.applied.of(uid, kinds)
+        return {name: known.applied_hash for name, known in applied.items()}
 
     def _distrust(self) -> Distrust:
         return self.cache.ledger.distrust(time.time())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fluxtrain.contract.progress import BACKWARD, DATA, OPTIMIZER
+from fluxtrain.contract.progress import COMPUTE, DATA, STRAGGLER_TEXTS
 from fluxtrain_operator import names
 from fluxtrain_operator.durations import duration
 from fluxtrain_operator.kubectl.facts import Facts
@@ -239,17 +239,15 @@ def _straggler(facts: Facts) -> Finding:
     node = found.get("node")
     text = f"; rank {found.get('rank')} in {found.get('pod')} on {node}"
     slowdown, cause = f"{found.get('slowdown')} times as long", found.get("cause")
+    does = STRAGGLER_TEXTS.get(cause, STRAGGLER_TEXTS[COMPUTE]).format(slowdown)
     if cause == DATA:
         todo = f"Check the storage and the free CPUs of {node}, or raise spec.run.data.num_workers."
-        return Finding(f"{text} makes steps {slowdown} by waiting for data", todo)
+        return Finding(f"{text} {does}", todo)
     todo = (
         f"Check clocks and temperatures of the GPUs of {node}, and what else runs there; "
         f"if it is cordoned and the pod deleted, another node takes over."
     )
-    if cause == OPTIMIZER:
-        return Finding(f"{text} makes steps {slowdown} by its optimizer step", todo)
-    passes = "backward passes" if cause == BACKWARD else "forward passes"
-    return Finding(f"{text} computes {passes} {slowdown} as the median rank", todo)
+    return Finding(f"{text} {does}", todo)
 
 
 def _kueue_reason(facts: Facts) -> str:

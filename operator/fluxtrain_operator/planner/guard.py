@@ -90,12 +90,20 @@ class Guard:
     @cached_property
     def gpu_exporter_fault(self) -> str:
         """Return why GPUs that are reported as unhealthy count as healthy; empty if they do not."""
-        return gpu_exporter_fault(self.observed.nodes.values()) or self._no_healthy_node
+        return self._wrong_exporter or self._no_healthy_node
 
     @cached_property
     def node_detector_fault(self) -> str:
         """Return why nodes that are marked as unhealthy count as healthy; empty if they do not."""
-        return node_detector_fault(self.observed.nodes.values()) or self._no_healthy_node
+        return self._wrong_detector or self._no_healthy_node
+
+    @cached_property
+    def _wrong_exporter(self) -> str:
+        return gpu_exporter_fault(self.observed.nodes.values())
+
+    @cached_property
+    def _wrong_detector(self) -> str:
+        return node_detector_fault(self.observed.nodes.values())
 
     @cached_property
     def _no_healthy_node(self) -> str:
@@ -103,13 +111,10 @@ class Guard:
 
         A pod would only change from one unhealthy node to another, again and again.
         """
-        nodes, needs_gpus = self.observed.nodes.values(), self.job.spec.gpus_per_node > 0
-        believes_marks = not node_detector_fault(nodes)
-        believes_gpus = needs_gpus and not gpu_exporter_fault(nodes)
-        for node in nodes:
-            unhealthy = (node.problem and believes_marks) or (node.unhealthy and believes_gpus)
+        needs_gpus = self.job.spec.gpus_per_node > 0
+        for node in self.observed.nodes.values():
             can_run = node.ready and not node.cordoned and (node.has_gpus or not needs_gpus)
-            if can_run and not unhealthy:
+            if can_run and not self._credible_marks(node):
                 return ""
         return "no other node is ready and healthy"
 
@@ -245,12 +250,16 @@ class Guard:
 
     def _marks(self, name: str) -> dict[Reason, float]:
         """Return the believed marks of a node that concern the job, and since when each is seen."""
-        node, marks = self.observed.nodes.get(name), {}
-        if node is None:
-            return {}
-        if node.problem and not self.node_detector_fault:
+        node = self.observed.nodes.get(name)
+        marks = {} if node is None else self._credible_marks(node)
+        return {} if marks and self._no_healthy_node else marks
+
+    def _credible_marks(self, node: NodeView) -> dict[Reason, float]:
+        """Return the marks of ``node`` that concern the job, without those that most nodes have."""
+        marks = {}
+        if node.problem and not self._wrong_detector:
             marks[Reason.UNHEALTHY_NODE] = node.problem_since
-        if node.unhealthy and self.job.spec.gpus_per_node > 0 and not self.gpu_exporter_fault:
+        if node.unhealthy and self.job.spec.gpus_per_node > 0 and not self._wrong_exporter:
             marks[Reason.UNHEALTHY_GPU] = node.unhealthy_since
         return marks
 

@@ -362,6 +362,10 @@ def test_pods_stay_on_unhealthy_nodes_if_no_other_node_could_take_them() -> None
     assert condition(result.status, "Healthy") == ("False", "UnhealthyGPUs")
     well = sick | {"node-3": NodeView("node-3", has_gpus=True)}
     assert deleted(plan_with(job, *make_pods(2, job), nodes=well)) == ["job-0", "job-1"]
+    gone = well | {"node-3": NodeView("node-3", ready=False, gone=True)}
+    assert deleted(plan_with(job, *make_pods(2, job), nodes=gone)) == []
+    without_gpus = running()  # node-s takes its pods, and marks of GPUs do not concern it
+    assert deleted(plan_with(without_gpus, *make_pods(2), nodes=sick)) == ["job-1"]
 
 
 def test_a_rendezvous_pod_that_stays_on_unhealthy_gpus_takes_no_budget() -> None:

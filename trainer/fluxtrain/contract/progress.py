@@ -70,6 +70,14 @@ BACKWARD: Cause = "backward"
 OPTIMIZER: Cause = "optimizer"
 """Its optimizer step takes longer than that of other ranks."""
 
+STRAGGLER_TEXTS: dict[Cause, str] = {
+    COMPUTE: "computes forward passes {} as the median rank",
+    BACKWARD: "computes backward passes {} as the median rank",
+    OPTIMIZER: "makes steps {} by its optimizer step",
+    DATA: "makes steps {} by waiting for data",
+}
+"""What a rank does, to be formatted with "N times as long"."""
+
 _OLD_NAMES: dict[str, Phase] = {
     "loading": LOAD,
     "running": STEP,

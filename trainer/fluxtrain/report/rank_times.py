@@ -7,7 +7,7 @@ import socket
 from dataclasses import astuple
 
 from fluxtrain.contract.launch import ENV_POD_UID
-from fluxtrain.contract.progress import BACKWARD, COMPUTE, DATA, OPTIMIZER, Cause
+from fluxtrain.contract.progress import STRAGGLER_TEXTS
 from fluxtrain.distributed import World
 from fluxtrain.progress import Progress
 from fluxtrain.report.metrics import Metrics
@@ -67,13 +67,5 @@ class RankTimesReport:
         place = f"straggler: rank {found.rank} on {self._hosts[found.rank]}"
         figures = f"{found.own:.3g} s a step, median of all ranks {found.others:.3g} s"
         over = f"over {NUM_LOG_STEPS} log steps"
-        text = _TEXTS[found.cause].format(f"{found.slowdown:.2f} times as long")
+        text = STRAGGLER_TEXTS[found.cause].format(f"{found.slowdown:.2f} times as long")
         return f"{place} {text} {over} ({figures})"
-
-
-_TEXTS: dict[Cause, str] = {
-    COMPUTE: "computes forward passes {} as the median rank",
-    BACKWARD: "computes backward passes {} as the median rank",
-    OPTIMIZER: "makes steps {} by its optimizer step",
-    DATA: "makes steps {} by waiting for data",
-}

@@ -108,9 +108,8 @@ def _sample(
 
 
 def _load_model(config: RunConfig, paths: RunPaths, world: World, alive: Alive) -> Flux:
-    weights = published_weights(
-        config, paths.models, World.alone(), alive
-    )  # others may have no image
+    alone = World.alone()  # other ranks may have no image
+    weights = published_weights(config, paths.models, alone, alive)
     assert weights is not None
     with torch.device("meta"):
         model = Flux(config.model).to(DTYPES[config.precision.compute])
