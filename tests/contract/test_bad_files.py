@@ -85,7 +85,7 @@ BAD_TEXTS: list[tuple[str, str, str]] = [
 
 BAD_FLAGS: list[tuple[list[str], str]] = [
     (["--optim.lr=1"], "--optim.lr: no such field; did you mean learning_rate?"),
-    (["--optimizer.beta1=1"], "--optimizer.beta1: no such field; did you mean optim?"),
+    (["--optimize.beta1=1"], "--optimize.beta1: no such field; did you mean optim?"),
     (["--seed.x=1"], "--seed.x: no such field"),
     (["--seed"], "--seed: needs a value: --seed=VALUE"),
     (["--seed", "--task=train"], "--seed: needs a value"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from fluxtrain_operator.generate.coming_from import coming_from_page
 from fluxtrain_operator.generate.crd import custom_resource_definition
 from fluxtrain_operator.generate.docs import config_page, crd_page
 
@@ -23,6 +24,7 @@ def generated() -> dict[str, str]:
         "manifests/crd.yaml": _HEADER + crd,
         "docs/crd.md": crd_page(),
         "docs/config.md": config_page(),
+        "docs/coming-from.md": coming_from_page(),
     }
 
 

@@ -22,6 +22,7 @@ from fluxtrain.cli.arguments import (
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, cluster_only_fields
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.torchtitan_options import refuse_variables
 from fluxtrain.errors import EXIT_OK
 
 
@@ -43,6 +44,7 @@ def action(arguments: argparse.Namespace) -> int:
     if ignored := cluster_only_fields(job):
         print(f"ignored outside a cluster: {', '.join(ignored)}", file=sys.stderr)
     require_processes(arguments.processes)
+    refuse_variables(os.environ, arguments.processes)
     _warn_without_gpus(job)  # imports torch: only once the file is validated
     paths = _paths(arguments, job.metadata.name)
     if (message := _finished_message(config, paths)) is not None:

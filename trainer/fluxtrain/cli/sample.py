@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fluxtrain.cli.field_help import add_field_help
 from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.contract.run.torchtitan_options import refuse_variables
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
@@ -46,6 +48,7 @@ def action(arguments: argparse.Namespace) -> int:
     from fluxtrain.weights import open_weights
 
     require_processes(arguments.processes)
+    refuse_variables(os.environ, arguments.processes)
     prompts = [*arguments.prompt, *_lines(arguments.prompts)]
     if not prompts:
         raise ConfigError("--prompt", None, "give at least one, or --prompts FILE")

@@ -58,6 +58,9 @@ _Loader.add_implicit_resolver(
 
 def load_job(path: Path) -> FluxTraining:
     """Return the job in ``path``; raise ConfigError naming the line or every wrong field."""
+    if path.suffix == ".toml":
+        text = "must be a FluxTraining, as YAML; docs/coming-from.md has what replaces torchtitan's keys"
+        raise ConfigError(str(path), UNSET, text)
     values = parse_yaml(_read(path), str(path))
     if not isinstance(values, dict):
         text = "must be one FluxTraining, a mapping with apiVersion and kind"

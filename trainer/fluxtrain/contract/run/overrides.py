@@ -7,16 +7,20 @@ from typing import Any
 from fluxtrain.contract.describe import model_of
 from fluxtrain.contract.resource.document import parse_yaml
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.torchtitan_options import refused_options
 from fluxtrain.contract.strict_model import StrictModel
-from fluxtrain.contract.validation import did_you_mean
+from fluxtrain.contract.validation import did_you_mean, join_errors
 from fluxtrain.errors import UNSET, ConfigError
 
 
 def parse_overrides(arguments: list[str]) -> dict[str, Any]:
     """Return the arguments ``--section.field=value`` and ``--section.field value`` as a nested mapping.
 
-    Values are YAML. Raises ConfigError for an unknown field and for a field without a value.
+    Values are YAML. Raises ConfigError for options of torchtitan, an unknown field and a field without a
+    value.
     """
+    if refused := list(refused_options(arguments)):
+        raise join_errors(refused)
     result: dict[str, Any] = {}
     remaining = list(arguments)
     while remaining:
