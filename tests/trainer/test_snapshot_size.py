@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from fluxtrain.checkpoint import State
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.run.sharding import Sharding
@@ -16,6 +15,7 @@ from fluxtrain.model.flux import Flux
 from fluxtrain.snapshot_size import image_bytes, snapshot_bytes
 from fluxtrain.snapshots.image import Shard, offsets, rows_of
 from fluxtrain.snapshots.partner import source_of
+from fluxtrain.staging import State
 
 OPEN = {"logging": {"mlperf": {"division": "open"}}}
 

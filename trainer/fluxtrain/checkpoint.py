@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
@@ -16,27 +14,22 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint import (
-    CheckpointException,
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-)
+from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from fluxtrain import checksums
 from fluxtrain.checkpoint_folder import CheckpointFolder
-from fluxtrain.checksums import ChecksummedFile, FileSums
+from fluxtrain.checkpoint_shard import ShardWriter
+from fluxtrain.checksums import FileSums
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import DataError, StorageError
 from fluxtrain.files import folder_size, write_to_disk
+from fluxtrain.optim import saved_state
 from fluxtrain.progress import Alive
 from fluxtrain.run_state import CONFIG_FILE, DONE, STATE_FILE, RunState, read_state
+from fluxtrain.staging import Staging, State
 
-State = dict[str, Tensor]
 _POLL_SECONDS = 0.5
 
 
@@ -45,9 +38,8 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     state: State = {}
     for name, parameter in model.named_parameters():
         state[f"model.{name}"] = parameter.detach()
-        for key, tensor in optimizer.state[parameter].items():
-            if tensor.dim():  # not the step, which RunState has
-                state[f"optimizer.{key}.{name}"] = tensor
+        for key, tensor in saved_state(optimizer, parameter).items():
+            state[f"optimizer.{key}.{name}"] = tensor
     return state
 
 
@@ -91,27 +83,34 @@ class Checkpoints:
     saved_step: int | None = None
     on_saved: Callable[[int], None] = lambda step: None
     """Called in the writer thread with the step of each complete checkpoint."""
+    on_stall: Callable[[float], None] = lambda seconds: None
+    """Called with the seconds that the device waited for copies, apart from the time in `save`."""
     alive: Alive = lambda: None
     """Called after each sign of progress, such as bytes written."""
     _target: Path = field(default=Path(), repr=False)
     _group: dist.ProcessGroup | None = field(default=None, repr=False)
-    _staged: State = field(default_factory=dict, repr=False)
+    _staging: Staging = field(init=False, repr=False)
     _writer: threading.Thread | None = field(default=None, repr=False)
     _failure: list[BaseException] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         """Create a process group for the writer, whose collectives run in parallel with training's."""
         self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+        self._staging = Staging(self.state)
 
     def save(self, run: RunState) -> None:
         """Save at ``run.step``: copy the tensors, then write them in the background."""
         self.finish()
-        self._stage()
+        self._staging.copy(self.alive)
         self._target = self.folder.partial(run.step)
         self._writer = threading.Thread(target=self._write, args=(run,), name="checkpoint")
         self._writer.start()
         if not self.config.checkpoint.asynchronous:
             self.finish()
+
+    def before_update(self) -> None:
+        """Let the next change of the tensors wait, on the device, until they are copied."""
+        self._staging.before_change()
 
     def finish(self) -> None:
         """Wait until the pending checkpoint is complete.
@@ -121,6 +120,7 @@ class Checkpoints:
         if self._writer is not None:
             self._join(self._writer)
             self._writer = None
+        self.on_stall(self._staging.take_stall())
         if self._failure:
             error = self._failure.pop()
             self.folder.fence.check()  # ranks that were left behind find their files gone
@@ -137,16 +137,6 @@ class Checkpoints:
             if size != before:
                 self.alive()
 
-    def _stage(self) -> None:
-        # the buffers are reused: page faults of new ones would cost more than the copy
-        if not self._staged:
-            self._staged = _host_buffers(self.state)
-        for name, tensor in self.state.items():
-            local_part(self._staged[name]).copy_(local_part(tensor), non_blocking=True)
-            self.alive()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
     def _write(self, run: RunState) -> None:
         target = self._target
         try:
@@ -154,11 +144,11 @@ class Checkpoints:
                 self.folder.begin(run.step)
             dist.barrier(self._group)
             self.alive()
-            writer = HuggingFaceStorageWriter(str(target), save_distributed=True)
-            writer.fs = files = _ChecksummedFiles()
-            dcp.save(self._staged, storage_writer=writer, process_group=self._group)
+            writer = ShardWriter(target)
+            self._staging.wait()
+            dcp.save(self._staging.copies, storage_writer=writer, process_group=self._group)
             self.alive()
-            sums = self._gather(files.sums)
+            sums = self._gather(writer.sums)
             if self.is_main:
                 self._commit(target, run, sums)
             self.saved_step = run.step
@@ -183,54 +173,6 @@ class Checkpoints:
         self.folder.keep_newest(self.config.checkpoint.keep, self.alive)
 
 
-class _ChecksummedFiles(FileSystem):
-    """Torch's access to files, which keeps the checksums of those that are written, by name."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, FileSums] = {}
-
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[ChecksummedFile]:
-        """Create a file."""
-        assert mode == "wb", mode
-        with ChecksummedFile(Path(path)) as file:
-            yield file
-        self.sums[Path(path).name] = file.sums
-
-
 def _reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else repr(error)
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of ``tensor``, not copied."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _host_buffers(state: State) -> State:
-    meshes: dict[DeviceMesh, DeviceMesh] = {}
-    copies: State = {}
-    for name, tensor in state.items():
-        local = local_part(tensor)
-        copy = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
-        if isinstance(tensor, DTensor):
-            mesh = tensor.device_mesh
-            if mesh not in meshes:
-                meshes[mesh] = _host_mesh(mesh)
-            copy = DTensor.from_local(
-                copy,
-                meshes[mesh],
-                tensor.placements,
-                run_check=False,
-                shape=tensor.shape,
-                stride=tensor.stride(),
-            )
-        copies[name] = copy
-    return copies
-
-
-def _host_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    if mesh.device_type == "cpu":
-        return mesh
-    return init_device_mesh("cpu", tuple(mesh.shape), mesh_dim_names=mesh.mesh_dim_names)

@@ -12,6 +12,8 @@ from fluxtrain.contract.run.config import OptimConfig, ScheduleConfig
 
 STATE = {"adamw": ("exp_avg", "exp_avg_sq")}
 """Each optimizer's state of a parameter, of the parameter's shape: in memory and in checkpoints."""
+_STEPS = "step"
+"""Torch's name of the number of steps, which RunState has."""
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
@@ -27,10 +29,16 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     )
     for parameter in parameters:
         optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            _STEPS: torch.zeros((), dtype=torch.float32, device=parameter.device),
             **{moment: torch.zeros_like(parameter) for moment in STATE[config.name]},
         }
     return optimizer
+
+
+def saved_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """Return the state of ``parameter`` that checkpoints hold, by name: all but the number of steps."""
+    state = optimizer.state[parameter].items()
+    return {name: tensor for name, tensor in state if name != _STEPS}
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
@@ -42,7 +50,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 def set_steps_taken(optimizer: torch.optim.Optimizer, steps: int) -> None:
     """Set the number of steps that AdamW's bias correction needs, after loading a checkpoint."""
     for state in optimizer.state.values():
-        state["step"].fill_(float(steps))
+        state[_STEPS].fill_(float(steps))
 
 
 def learning_rate(step: int, optim: OptimConfig, schedule: ScheduleConfig) -> float:

@@ -86,6 +86,7 @@ class _Trainer:
             world.is_main,
             saved_step=recovery.saved_step,
             on_saved=observer.on_saved,
+            on_stall=observer.metrics.checkpoint_stall.inc,
             alive=observer.alive,
         )
         self.snapshots = recovery.snapshots(
@@ -188,6 +189,7 @@ class _Trainer:
         parameters = self.model.parameters()
         norm = full_tensor(optim.clip_gradients(parameters, config.optim.max_grad_norm))
         self.bad_step = optim.first_bad_step(self.bad_step, norm, step)
+        self.checkpoints.before_update()
         with self.observer.step_times.optimizer():
             optim.update(optimizer, self.bad_step)
         optimizer.zero_grad(set_to_none=True)

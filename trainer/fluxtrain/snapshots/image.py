@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fluxtrain.checkpoint import State, local_part
+from fluxtrain.staging import State, local_part
 
 
 @dataclass(frozen=True)

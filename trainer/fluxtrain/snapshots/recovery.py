@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from fluxtrain import checkpoint, run_state
-from fluxtrain.checkpoint import State
 from fluxtrain.checkpoint_folder import CheckpointFolder, damaged
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, CONFIG_FILE, RunPaths
 from fluxtrain.contract.run.config import RunConfig
@@ -23,6 +22,7 @@ from fluxtrain.snapshots.image import Shard, rows_of
 from fluxtrain.snapshots.lineage import read_lineage
 from fluxtrain.snapshots.slots import Slots
 from fluxtrain.snapshots.writer import Snapshots
+from fluxtrain.staging import State
 from fluxtrain.verification import find_damage
 
 _OFF = 0

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fluxtrain.checkpoint import State
 from fluxtrain.distributed import Channel, World
 from fluxtrain.fence import Fence
 from fluxtrain.progress import Alive
@@ -31,6 +30,7 @@ from fluxtrain.snapshots.copies import (
 from fluxtrain.snapshots.image import Piece, Shard, local_bytes, pieces, rows_of
 from fluxtrain.snapshots.lineage import Lineage, read_lineage, write_lineage
 from fluxtrain.snapshots.slot import checksum, mapped
+from fluxtrain.staging import State
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fluxtrain.files import atomic_write
+from fluxtrain.pinned_memory import pin, unpin
 from fluxtrain.snapshots.copies import IMAGE, RECORD, Copy
 
 CHUNK_BYTES = 1 << 26
 """Most bytes that are reserved between two looks at the free memory."""
-_PORTABLE = 1  # cudaHostRegisterPortable: pinned for all devices
 _MADV_REMOVE = 9
 _LIBC = ctypes.CDLL(None)
 
@@ -55,9 +55,7 @@ class Slot:
 
     def pin(self) -> None:
         """Pin the memory for copies from a GPU if possible; without it they are slower."""
-        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        error = cudart.cudaHostRegister(self.bytes.data_ptr(), len(self.bytes), _PORTABLE)
-        self._is_pinned = int(error) == 0
+        self._is_pinned = pin(self.bytes)
 
     @property
     def exists(self) -> bool:
@@ -95,8 +93,7 @@ class Slot:
 
     def _unpin(self) -> None:
         if self._is_pinned:
-            cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            cudart.cudaHostUnregister(self.bytes.data_ptr())
+            unpin(self.bytes)
             self._is_pinned = False
 
 

@@ -12,7 +12,6 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from fluxtrain.checkpoint import State
 from fluxtrain.contract.launch import CONFIG_FILE
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import Channel, World
@@ -26,6 +25,7 @@ from fluxtrain.snapshots.memory_watch import MemoryWatch
 from fluxtrain.snapshots.partner import exchange
 from fluxtrain.snapshots.slot import Slot, checksum
 from fluxtrain.snapshots.slots import Pair, Slots
+from fluxtrain.staging import State
 
 
 class Snapshots:

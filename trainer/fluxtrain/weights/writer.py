@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +22,12 @@ from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError, DataError, StorageError
 from fluxtrain.model.tensor_names import Entry, Shape, entries
 from fluxtrain.safetensors_file import read_header
+from fluxtrain.safetensors_writer import content_of, header
 from fluxtrain.weights.reader import AXES_KEY, Weights, require_complete
 
 Layout = Literal["bfl", "diffusers"]
 LAYOUTS: tuple[Layout, ...] = ("bfl", "diffusers")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
-_CODES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16"}
 _STEM = "diffusion_pytorch_model"
 _SHARD_BYTES = 10 * 10**9  # diffusers' default
 _CHUNK_BYTES = 1 << 24
@@ -49,21 +48,12 @@ class _File:
         return sum(prod(shape) for shape in self.shapes.values()) * self.dtype.itemsize
 
     def write_header(self, file: BinaryIO) -> None:
-        header: dict[str, object] = {
-            "__metadata__": {"format": "pt", AXES_KEY: json.dumps(self.model.axes_dim)}
-        }
-        offset = 0
-        for name, shape in self.shapes.items():
-            end = offset + prod(shape) * self.dtype.itemsize
-            code = _CODES[self.dtype]
-            header[name] = {"dtype": code, "shape": shape, "data_offsets": [offset, end]}
-            offset = end
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        file.write(struct.pack("<Q", len(text)) + text)
+        metadata = {"format": "pt", AXES_KEY: json.dumps(self.model.axes_dim)}
+        tensors = {name: (self.dtype, shape) for name, shape in self.shapes.items()}
+        file.write(header(tensors, metadata))
 
     def write(self, file: BinaryIO, name: str, tensor: Tensor) -> None:
-        content = tensor.to(self.dtype).contiguous().view(torch.uint8).numpy().data
+        content = content_of(tensor.to(self.dtype))
         self.checksums[name] = zlib.crc32(content)
         file.write(content)
 
