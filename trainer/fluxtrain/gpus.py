@@ -12,7 +12,7 @@ import torch
 
 from fluxtrain.errors import ConfigError
 
-_TERA, _GIGA = 1e12, 10**9
+_TERA, _GIGA, _MEBI = 1e12, 10**9, 1 << 20
 _SLOWER_BOARDS = {"PCIE", "NVL"}  # boards of the same name with a lower peak
 
 _FILES = ("kfd", "dri/renderD*", "nvidia[0-9]*")
@@ -27,7 +27,7 @@ class Gpu:
     peak_flops: float
     """Dense bfloat16 FLOP/s."""
     memory_bytes: int
-    """The data sheet's GB as 10^9 bytes, a lower bound."""
+    """What the driver reports if that is known, else the data sheet's GB as 10^9 bytes, a lower bound."""
 
 
 _ROWS: list[tuple[str, float, int]] = [
@@ -41,7 +41,12 @@ _ROWS: list[tuple[str, float, int]] = [
     ("GB200", 2500.0, 192),
     ("GB300", 2500.0, 288),
 ]
-GPUS = {name: Gpu(name, peak * _TERA, memory * _GIGA) for name, peak, memory in _ROWS}
+_REPORTED = {"H200": 143_771 * _MEBI}
+"""Memory that the driver reports."""
+GPUS = {
+    name: Gpu(name, peak * _TERA, _REPORTED.get(name, memory * _GIGA))
+    for name, peak, memory in _ROWS
+}
 
 
 def find_gpu(name: str) -> Gpu:

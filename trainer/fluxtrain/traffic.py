@@ -26,13 +26,19 @@ def sent_by_node(config: RunConfig, sharding: Sharding, accumulation: int) -> in
     return round(accumulation * (within + shards * _between(config, sharding)))
 
 
+def sent_within_node(config: RunConfig, sharding: Sharding, accumulation: int) -> int:
+    """Return the bytes that the ranks of one node send each other in one optimizer step."""
+    ranks = sharding.ranks_per_node * sent_by_rank(config, sharding, accumulation)
+    return ranks - sent_by_node(config, sharding, accumulation)
+
+
 def _within(config: RunConfig, sharding: Sharding) -> float:
     """Return what a rank sends to the others of its replica for one micro batch.
 
     It all-gathers every block for forward, and again for backward if it was resharded, and reduce-scatters
     its gradients.
     """
-    counts = count_parameters(config.model)
+    counts = count_parameters(config.model, sharding.dp_shard)  # padding is sent too
     blocks = counts.total - counts.rest
     gathers = blocks * (2 if config.parallel.reshard_after_forward else 1) + counts.rest
     content = gathers * BYTES[config.precision.compute] + counts.total * _reduce_bytes(config)
@@ -41,7 +47,8 @@ def _within(config: RunConfig, sharding: Sharding) -> float:
 
 def _between(config: RunConfig, sharding: Sharding) -> float:
     """Return what a rank sends to other replicas for one micro batch: an all-reduce of its shard."""
-    shard = count_parameters(config.model).total / sharding.dp_shard
+    counts = count_parameters(config.model, sharding.dp_shard)
+    shard = counts.total // sharding.dp_shard
     return 2 * shard * _reduce_bytes(config) * (sharding.dp_replicate - 1) / sharding.dp_replicate
 
 

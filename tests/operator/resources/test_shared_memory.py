@@ -15,7 +15,8 @@ from fluxtrain.data.batch import Batch
 from fluxtrain.data.loader import evaluation_batches, training_batches
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import open_sources
-from fluxtrain_operator.resources.shared_memory import loader_bytes, sample_bytes, shared_memory
+from fluxtrain.loader_size import loader_bytes, sample_bytes
+from fluxtrain_operator.resources.shared_memory import shared_memory
 
 ENCODED = 256 * 4096 * 4 + 768 * 4 + 4 * 16 * 32 * 32 * 4
 """Bytes of a sample of MLPerf: T5's and CLIP's encodings, and four tensors of its latents' shape."""

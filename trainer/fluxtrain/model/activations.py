@@ -40,7 +40,7 @@ def activation_bytes(config: RunConfig) -> tuple[int, int]:
         kept += (num_blocks - recomputed) * saved.bytes(tokens) + recomputed * inputs
         if recomputed:
             live = max(live, saved.bytes(tokens))
-    return kept + _outside_blocks(config), live
+    return kept + first_layers_bytes(config) + last_layers_bytes(config), live
 
 
 def recomputed_blocks(num_blocks: int, fraction: float, start: int = 0) -> int:
@@ -118,12 +118,20 @@ def _per_head(model: ModelConfig) -> int:
     )  # the norms of q and k, and attention, save one number per head
 
 
-def _outside_blocks(config: RunConfig) -> int:
-    """Return the bytes that the embeddings and the last layer save for one sample."""
+def first_layers_bytes(config: RunConfig) -> int:
+    """Return the bytes that the embeddings save for one sample, among them the model's inputs."""
+    width, model = BYTES[config.precision.compute], config.model
+    embedded = (
+        config.image_tokens * model.in_channels + config.data.text_length * model.context_in_dim
+    )
+    vectors = model.vec_in_dim + TIMESTEP_DIM + 10 * model.hidden_size
+    return (embedded + vectors) * width
+
+
+def last_layers_bytes(config: RunConfig) -> int:
+    """Return the bytes that the last layer and the loss save for one sample."""
     width, model = BYTES[config.precision.compute], config.model
     image, text = config.image_tokens, config.data.text_length
-    embedded = image * model.in_channels + text * model.context_in_dim
     last = (image + text) * model.hidden_size + 2 * image * model.hidden_size
-    vectors = model.vec_in_dim + TIMESTEP_DIM + 10 * model.hidden_size
     loss = 2 * image * model.in_channels * _FLOAT32
-    return (embedded + last + vectors) * width + loss
+    return last * width + loss

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 
 from fluxtrain.contract.run.model import ModelConfig
@@ -27,30 +26,17 @@ class ParameterCounts:
         blocks = self.depth * self.double_block + self.depth_single_blocks * self.single_block
         return blocks + self.rest
 
-    @property
-    def blocks_in_order(self) -> list[int]:
-        """Return the parameters of the first two blocks of each kind, enough for the largest pair."""
-        double, single = min(self.depth, 2), min(self.depth_single_blocks, 2)
-        return [self.double_block] * double + [self.single_block] * single
 
-    @property
-    def largest_pair(self) -> int:
-        """Return the most parameters that two consecutive blocks have: one in use, one being gathered."""
-        blocks = self.blocks_in_order
-        pairs = [a + b for a, b in pairwise(blocks)]
-        return max(pairs, default=sum(blocks))
+def count_parameters(config: ModelConfig, num_shards: int = 1) -> ParameterCounts:
+    """Return the parameter counts of ``config``'s model.
 
-    @property
-    def largest_block(self) -> int:
-        """Return the parameters of the largest block."""
-        return max(self.blocks_in_order, default=0)
-
-
-def count_parameters(config: ModelConfig) -> ParameterCounts:
-    """Return the parameter counts of ``config``'s model."""
+    With ``num_shards`` the rows of each tensor are rounded up to a multiple of it, as FSDP2 pads them.
+    """
     one_of_each = config.model_copy(update={"depth": 1, "depth_single_blocks": 1})
     counts = Counter[str]()
     for entry in entries(one_of_each):
-        counts[entry.name.partition(".")[0]] += prod(entry.shape)
+        rows, *columns = entry.shape
+        padded = -(-rows // num_shards) * num_shards
+        counts[entry.name.partition(".")[0]] += padded * prod(columns)
     double, single = counts.pop("double_blocks"), counts.pop("single_blocks")
     return ParameterCounts(double, single, counts.total(), config.depth, config.depth_single_blocks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from pydantic import BaseModel, ConfigDict
 
 from fluxtrain.contract.run.config import RunConfig
@@ -9,11 +11,12 @@ from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.order import BatchShares
 from fluxtrain.errors import ConfigError
 from fluxtrain.gpus import Gpu, find_gpu
+from fluxtrain.loader_size import loader_bytes
 from fluxtrain.model.flops import training_flops
-from fluxtrain.model.parameters import ParameterCounts, count_parameters
+from fluxtrain.model.parameters import count_parameters
 from fluxtrain.plan.memory import Memory, memory, state_bytes
 from fluxtrain.snapshot_size import snapshot_bytes
-from fluxtrain.traffic import sent_by_node, sent_by_rank
+from fluxtrain.traffic import sent_by_node, sent_by_rank, sent_within_node
 
 DEFAULT_GPU = "MI300X"
 DEFAULT_MFU = 0.3
@@ -21,6 +24,9 @@ DEFAULT_MFU = 0.3
 one 0.38 to 0.45."""
 USABLE = 0.9
 """Usable fraction of a GPU's memory: contexts, collectives and fragmentation need the rest."""
+
+_MOST_SAMPLES = 1 << 16
+"""Larger micro batches are not looked for."""
 
 
 class Plan(BaseModel):
@@ -72,12 +78,16 @@ class Plan(BaseModel):
     """Bytes that one GPU sends in one optimizer step."""
     node_communication_bytes_per_step: int
     """Bytes that one node sends to other nodes in one optimizer step."""
+    communication_bytes_within_node_per_step: int
+    """Bytes that the ranks of one node send each other in one optimizer step."""
     checkpoint_bytes: int
     """Size of a checkpoint: weights and optimizer state in float32."""
     host_bytes_per_rank: int
     """Copy of one rank's checkpoint in host memory, from which it is written."""
     snapshot_bytes_per_node: int
     """Memory of the snapshots in one node, on the fewest nodes of the job; 0 if none are taken."""
+    loader_bytes_per_node: int
+    """Batches that the data loaders of one node keep in /dev/shm, on the fewest nodes of the job."""
     memory_limit_bytes: int | None
     """``spec.resources.limits.memory``."""
     disk_bytes: int
@@ -120,8 +130,7 @@ def make_plan(
     sharding = Sharding.of(config, num_ranks, ranks_per_node)
     batch = config.schedule.global_batch_size
     computed = batch + shares.padding
-    peak = memory(config, counts, sharding, micro_batch)
-    largest = _largest_micro_batch(config, counts, sharding, device)
+    largest = _largest_micro_batch(config, sharding, device)
     flops = training_flops(config.model, config.image_tokens, config.data.text_length)
     rate = _rate(device, mfu, num_ranks, flops * computed / batch)
     checkpoint = state_bytes(config) * counts.total
@@ -142,16 +151,18 @@ def make_plan(
         padded_samples=shares.padding,
         padding_percent=100 * shares.padding / computed,
         largest_micro_batch=largest,
-        fits=None if largest is None else micro_batch <= largest,
+        fits=None if device is None else _fits(config, sharding, device, micro_batch),
         parameters=counts.total,
         trainable_parameters=counts.total,
         flops_per_sample=flops,
-        memory_bytes_per_gpu=peak,
+        memory_bytes_per_gpu=_memory(config, sharding, micro_batch),
         communication_bytes_per_step=sent_by_rank(config, sharding, accumulation),
         node_communication_bytes_per_step=sent_by_node(config, sharding, accumulation),
+        communication_bytes_within_node_per_step=sent_within_node(config, sharding, accumulation),
         checkpoint_bytes=checkpoint,
         host_bytes_per_rank=checkpoint // sharding.dp_shard,
         snapshot_bytes_per_node=snapshot_bytes(config, rank_counts, ranks_per_node),
+        loader_bytes_per_node=ranks_per_node * loader_bytes(config, rank_counts[0]),
         memory_limit_bytes=memory_limit,
         disk_bytes=checkpoint * (config.checkpoint.keep + 1),
         data_bytes_per_sample=_sample_bytes(config),
@@ -175,14 +186,30 @@ def _rate(device: Gpu | None, mfu: float | None, num_ranks: int, flops: float) -
     return num_ranks * device.peak_flops * (mfu or DEFAULT_MFU) / flops
 
 
-def _largest_micro_batch(
-    config: RunConfig, counts: ParameterCounts, sharding: Sharding, device: Gpu | None
-) -> int | None:
+def _memory(config: RunConfig, sharding: Sharding, micro_batch: int) -> Memory:
+    """Return the peak memory at micro batches of ``micro_batch`` samples; fewer than the share accumulate."""
+    share = -(-config.schedule.global_batch_size // sharding.num_ranks)
+    return memory(config, sharding, micro_batch, accumulates=micro_batch < share)
+
+
+def _fits(config: RunConfig, sharding: Sharding, device: Gpu, micro_batch: int) -> bool:
+    return _memory(config, sharding, micro_batch).total <= USABLE * device.memory_bytes
+
+
+def _largest_micro_batch(config: RunConfig, sharding: Sharding, device: Gpu | None) -> int | None:
+    """Return the largest micro batch that fits, 0 if none does; of any global batch that is large enough."""
     if device is None:
         return None
-    state = memory(config, counts, sharding, 0).total
-    per_sample = memory(config, counts, sharding, 1).total - state
-    return max(0, int(USABLE * device.memory_bytes - state) // per_sample)
+    share = -(-config.schedule.global_batch_size // sharding.num_ranks)
+    # memory grows with the micro batch on both sides of the share, where gradients stop to accumulate
+    for smallest, end in ((share, _MOST_SAMPLES), (1, share)):
+        sizes = range(smallest, end)
+        fitting = bisect_left(
+            sizes, True, key=lambda size: not _fits(config, sharding, device, size)
+        )
+        if fitting:
+            return sizes[fitting - 1]
+    return 0
 
 
 def _sample_bytes(config: RunConfig) -> int:

@@ -67,7 +67,8 @@ def _between_nodes(plan: Plan) -> list[Row]:
         text = f"to other nodes: shard groups of {plan.dp_shard} ranks cross nodes"
     else:
         text = "to other nodes: gradients only, no shard group crosses nodes"
-    return [("sent by each node", sent, text)]
+    within = _si(plan.communication_bytes_within_node_per_step, "B")
+    return [("sent by each node", sent, text), ("sent within a node", within, "by all its ranks")]
 
 
 def _padding(plan: Plan) -> str:
@@ -83,10 +84,22 @@ def _memory(plan: Plan) -> list[Row]:
     parts = plan.memory_bytes_per_gpu
     return [
         ("weights", _gib(parts.weights), "float32, this rank's shard"),
-        ("gradients", _gib(parts.gradients), "float32, this rank's shard"),
+        (
+            "gradients",
+            _gib(parts.gradients),
+            "float32, this rank's shard, as far as reduced at the peak",
+        ),
         ("optimizer", _gib(parts.optimizer), "its state, float32, this rank's shard"),
-        ("gathered blocks", _gib(parts.gathered), "current and prefetched blocks"),
-        ("activations", _gib(parts.activations), f"{plan.micro_batch_size} samples"),
+        (
+            "gathered blocks",
+            _gib(parts.gathered),
+            "weights of the current and the next, and gradients in reduction",
+        ),
+        (
+            "activations",
+            _gib(parts.activations),
+            f"{plan.micro_batch_size} samples, and what their block's backward pass computes",
+        ),
         ("total", _gib(parts.total), _fit(plan)),
     ]
 
@@ -123,6 +136,11 @@ def _disk(plan: Plan) -> list[Row]:
             "in host memory, while it is written",
         ),
         ("snapshots", _gib(plan.snapshot_bytes_per_node), _snapshots(plan)),
+        (
+            "loaded batches",
+            _gib(plan.loader_bytes_per_node),
+            "in /dev/shm of each node, at its fewest nodes, if all loaders are ahead",
+        ),
         ("checkpoints", _gib(plan.disk_bytes), f"{kept} kept, one being written"),
         ("one encoded sample", _si(plan.data_bytes_per_sample, "B"), "times the number of samples"),
     ]

@@ -1,0 +1,78 @@
+"""The peaks of a block's passes against those that torch's memory tracker measures, on fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.model.block_moments import double_block_moments, single_block_moments
+from fluxtrain.model.blocks import DoubleStreamBlock, SingleStreamBlock
+
+CPU = torch.device("cpu")
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def make_config(latent_size: int, text: int, compute: str) -> RunConfig:
+    return resolve(
+        {
+            "preset": "dev-finetune",
+            "data": {"latent_size": latent_size, "text_length": text},
+            "precision": {"compute": compute},
+            "parallel": {"compile": False},
+        }
+    )
+
+
+def measured(block: nn.Module, inputs: list[Tensor], vec: Tensor, tokens: int) -> tuple[int, int]:
+    """Return the peaks of the forward and of the backward pass, without the weights."""
+    weights = sum(p.nbytes for p in block.parameters())
+    tracker = MemTracker()
+    tracker.track_external(block, *inputs, vec)
+    positions = torch.empty(tokens, 64), torch.empty(tokens, 64)
+    with tracker:
+        outputs = block(*inputs, vec, positions)
+        forward = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        gradients = [torch.empty_like(output) for output in outputs]
+        tracker._peak_mem = dict.fromkeys(tracker._peak_mem, 0)  # of the backward pass alone
+        torch.autograd.backward(outputs, gradients)
+    return forward - weights, tracker.get_tracker_snapshot("peak")[CPU]["Total"] - weights
+
+
+@pytest.mark.parametrize("compute", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("latent_size", "text", "batch"), [(32, 256, 8), (64, 128, 8), (16, 512, 16)]
+)
+@pytest.mark.parametrize("kind", ["double", "single"])
+def test_peaks_are_as_counted(
+    kind: str, latent_size: int, text: int, batch: int, compute: str
+) -> None:
+    config = make_config(latent_size, text, compute)
+    hidden, dtype, image = config.model.hidden_size, DTYPES[compute], config.image_tokens
+    make: Any = DoubleStreamBlock if kind == "double" else SingleStreamBlock
+    streams = (image, text) if kind == "double" else (image + text,)
+    with FakeTensorMode():
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            block = make(hidden, config.model.num_heads, 4 * hidden)
+        finally:
+            torch.set_default_dtype(default)
+        inputs = [torch.empty(batch, n, hidden, dtype=dtype, requires_grad=True) for n in streams]
+        vec = torch.empty(batch, hidden, dtype=dtype, requires_grad=True)
+        forward, backward = measured(block, inputs, vec, image + text)
+    moments = (double_block_moments if kind == "double" else single_block_moments)(config)
+    width = dtype.itemsize
+    saved, outputs = batch * moments.saved, batch * moments.inputs
+    assert saved + batch * moments.forward.activations == pytest.approx(forward, rel=0.02)
+    peaks = [
+        saved + batch * moment.activations + width * moment.gradients for moment in moments.backward
+    ]
+    assert max(peaks) + outputs == pytest.approx(backward, rel=0.02)  # here the outputs live on

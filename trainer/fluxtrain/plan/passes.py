@@ -1,0 +1,192 @@
+"""The memory of one rank along a forward and a backward pass: activations shrink while gradients grow.
+
+FSDP2 gathers a block's weights before its pass, and the next one's ahead. In the backward pass a block's
+gradients are copied for their reduction, and the copy is kept until those of the next block exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.sharding import Sharding
+from fluxtrain.model.activations import BYTES, first_layers_bytes, last_layers_bytes
+from fluxtrain.model.block_moments import BlockMoments, double_block_moments, single_block_moments
+from fluxtrain.model.parameters import count_parameters
+
+_FLOAT32 = 4
+_LATENTS = 4
+"""Tensors of a batch with the shape of the latents: mean, logvar and both kinds of noise, float32."""
+
+
+@dataclass(frozen=True)
+class InUse:
+    """Bytes in use at one moment, beside weights and optimizer state."""
+
+    gradients: int
+    """Reduced gradients, float32."""
+    gathered: int
+    """Gathered weights, and gradients that are being reduced."""
+    activations: int
+    """Saved activations, and what the current block computes, its weights' gradients included."""
+
+    @property
+    def total(self) -> int:
+        """Return the sum."""
+        return self.gradients + self.gathered + self.activations
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One block: its kind, its parameters, and those with FSDP2's padding."""
+
+    moments: BlockMoments
+    parameters: int
+    padded: int
+    recomputed: bool
+
+
+class Passes:
+    """A forward and a backward pass of one micro batch."""
+
+    def __init__(
+        self, config: RunConfig, sharding: Sharding, micro_batch: int, accumulates: bool
+    ) -> None:
+        """Plan the passes of ``micro_batch`` samples; with ``accumulates`` all gradients exist before."""
+        self._micro_batch, self._accumulates = micro_batch, accumulates
+        self._shards = sharding.dp_shard
+        self._width, self._reduce = (
+            BYTES[dtype] for dtype in (config.precision.compute, config.precision.reduce)
+        )
+        self._is_sharded = uses_fsdp(config, sharding)
+        self._reshards = config.parallel.reshard_after_forward
+        # with replicas the gradients of another dtype are kept until backward ends, as they are all-reduced
+        self._keeps_reduced = sharding.dp_replicate > 1 and self._reduce != _FLOAT32
+        self._plain = count_parameters(config.model)
+        self._padded = count_parameters(config.model, self._shards)
+        self._blocks = list(self._in_order(config))
+        latents = _FLOAT32 * config.image_tokens * config.model.in_channels
+        self._first = micro_batch * (first_layers_bytes(config) + _LATENTS * latents)
+        self._last = micro_batch * last_layers_bytes(config)
+
+    @property
+    def shard_bytes(self) -> int:
+        """Return the bytes of this rank's shard of one float32 value per parameter."""
+        return self._shard(self._padded.total)
+
+    def moments(self) -> Iterator[InUse]:
+        """Yield the moments of which one is the peak."""
+        kept = [self._kept(block) for block in self._blocks]
+        yield from self._forward(sum(kept))
+        reduced = self._shard(self._padded.total) if self._accumulates else 0
+        for number in reversed(range(len(self._blocks))):
+            saved = self._first + sum(kept[: number + 1])
+            yield from self._backward(number, saved, reduced)
+            if not self._accumulates:
+                reduced += self._shard(self._blocks[number].padded)
+        yield from self._end(reduced)
+
+    def _in_order(self, config: RunConfig) -> Iterator[_Block]:
+        plain, padded = self._plain, self._padded
+        fraction = config.parallel.activation_checkpointing
+        kinds = (
+            (plain.depth, double_block_moments(config), plain.double_block, padded.double_block),
+            (
+                plain.depth_single_blocks,
+                single_block_moments(config),
+                plain.single_block,
+                padded.single_block,
+            ),
+        )
+        index = 0
+        for count, moments, parameters, with_padding in kinds:
+            for _ in range(count):
+                recomputed = int((index + 1) * fraction) > int(index * fraction)
+                yield _Block(moments, parameters, with_padding, recomputed)
+                index += 1
+
+    def _kept(self, block: _Block) -> int:
+        """Return the bytes that ``block`` keeps for its backward pass."""
+        moments = block.moments
+        return self._micro_batch * (moments.inputs if block.recomputed else moments.saved)
+
+    def _forward(self, kept: int) -> Iterator[InUse]:
+        """Yield the end of the last block's forward pass, and that of the whole."""
+        gradients = self.shard_bytes if self._accumulates else 0
+        saved = self._first + kept
+        if self._blocks:
+            last = self._blocks[-1]
+            live = last.moments.saved - last.moments.inputs if last.recomputed else 0
+            live += last.moments.forward.activations
+            gathered = (
+                self._rest() + self._weights(last) + self._all_gathered(len(self._blocks) - 1)
+            )
+            gathered += self._buffer(last)  # kept until the next one is gathered
+            yield InUse(gradients, gathered, saved + self._micro_batch * live)
+        yield InUse(gradients, self._rest(), saved + self._last)
+
+    def _backward(self, number: int, saved: int, reduced: int) -> Iterator[InUse]:
+        """Yield the moments of the backward pass of block ``number``; ``saved`` includes what it saved."""
+        block = self._blocks[number]
+        moments = block.moments
+        gathered = self._rest() + self._weights(block) + self._all_gathered(number)
+        gathered += self._in_reduction(number)
+        incoming = saved + self._micro_batch * moments.inputs  # the gradient of its output
+        copied = self._buffer(block) if self._reshards else 0
+        yield InUse(reduced, gathered + copied, incoming)
+        if number > 0 and self._reshards:  # gathered ahead
+            gathered += self._buffer(self._blocks[number - 1])
+        live = 0
+        if block.recomputed:
+            live = moments.saved - moments.inputs
+            again = live + moments.forward.activations
+            yield InUse(reduced, gathered, incoming + self._micro_batch * again)
+        for moment in moments.backward:
+            used = self._micro_batch * (live + moment.activations)
+            yield InUse(reduced, gathered, saved + used + self._width * moment.gradients)
+        left = incoming - self._kept(block)
+        yield InUse(reduced, gathered, left + self._width * block.parameters)
+
+    def _in_reduction(self, number: int) -> int:
+        """Return the gradients of the block after block ``number`` as they are reduced, and what is kept."""
+        later = [block.padded for block in self._blocks[number + 1 :]]
+        kept = sum(later) * self._reduce // self._shards if self._keeps_reduced else 0
+        return kept + (self._reduction(later[0]) if later else 0)
+
+    def _end(self, reduced: int) -> Iterator[InUse]:
+        """Yield the end of the backward pass, and the optimizer step."""
+        rest = self._plain.rest * self._width
+        first = self._reduction(self._blocks[0].padded) if self._blocks else 0
+        yield InUse(reduced, self._rest() + first, self._first + rest)
+        yield InUse(self.shard_bytes, 0, self._first)
+
+    def _shard(self, parameters: int) -> int:
+        return _FLOAT32 * parameters // self._shards
+
+    def _rest(self) -> int:
+        """Return the gathered weights outside the blocks, which stay gathered."""
+        return self._width * self._padded.rest if self._is_sharded else 0
+
+    def _weights(self, block: _Block) -> int:
+        """Return the gathered weights of ``block``, 0 if all blocks stay gathered."""
+        return self._width * block.padded if self._is_sharded and self._reshards else 0
+
+    def _all_gathered(self, number: int) -> int:
+        """Return the weights of blocks that stay gathered: up to block ``number``, as backward frees them."""
+        if self._reshards or not self._is_sharded:
+            return 0
+        return self._width * sum(block.padded for block in self._blocks[: number + 1])
+
+    def _buffer(self, block: _Block) -> int:
+        """Return the buffer into which the weights of ``block`` are gathered; a shard alone needs none."""
+        return self._width * block.padded if self._is_sharded and self._shards > 1 else 0
+
+    def _reduction(self, parameters: int) -> int:
+        """Return the copy of a block's gradients from which they are reduced."""
+        return self._reduce * parameters if self._is_sharded else 0
+
+
+def uses_fsdp(config: RunConfig, sharding: Sharding) -> bool:
+    """Return whether parallelize.build_model shards: not on a single rank in float32."""
+    return sharding.num_ranks > 1 or config.precision.compute != "float32"
