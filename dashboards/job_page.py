@@ -84,6 +84,11 @@ JOB = Dashboard(
         ),
         curve("MFU", "Model FLOPs over peak.", Query(_max("mfu_ratio"), "MFU"), unit="percentunit"),
         curve(
+            "Model FLOP/s",
+            "Of each rank; recomputation is not counted.",
+            Query(_max("model_flops_per_second"), "FLOP/s"),
+        ),
+        curve(
             "Waiting for data",
             "Share of the time.",
             _rate_by_pod("data_wait_seconds_total"),
@@ -163,6 +168,7 @@ JOB = Dashboard(
             "Memory",
             "Most that was allocated on the first device of each pod.",
             Query(f"max by (pod) (fluxtrain_memory_bytes{_JOB})", "{{pod}}"),
+            Query(f"max by (pod) (fluxtrain_memory_reserved_bytes{_JOB})", "{{pod}} reserved"),
             unit="bytes",
         ),
         Row("Health"),

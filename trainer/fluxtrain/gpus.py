@@ -57,12 +57,34 @@ def find_gpu(name: str) -> Gpu:
     return gpu
 
 
+@dataclass(frozen=True)
+class Peak:
+    """A dense peak of the data sheets, which an MFU is a fraction of."""
+
+    gpu: str
+    """Name in the table of GPUs."""
+    dtype: str
+    flops: float
+    """FLOP/s."""
+
+    def __str__(self) -> str:
+        """Return the peak, for people."""
+        return f"{self.gpu} dense {self.dtype} {self.flops / _TERA:g} TFLOP/s"
+
+
+def find_peak(device_name: str, dtype: str) -> Peak | None:
+    """Return the dense peak in ``dtype`` of the torch device ``device_name``; None if it is unknown."""
+    parts = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
+    if parts & _SLOWER_BOARDS or dtype != "bfloat16":
+        return None
+    known = (gpu for name, gpu in GPUS.items() if name in parts)
+    return next((Peak(gpu.name, dtype, gpu.peak_flops) for gpu in known), None)
+
+
 def peak_flops(device_name: str) -> float | None:
     """Return the dense bfloat16 FLOP/s of the torch device ``device_name``, None if it is unknown."""
-    parts = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
-    if parts & _SLOWER_BOARDS:
-        return None
-    return next((gpu.peak_flops for name, gpu in GPUS.items() if name in parts), None)
+    peak = find_peak(device_name, "bfloat16")
+    return peak.flops if peak else None
 
 
 def num_visible() -> int:

@@ -20,6 +20,7 @@ from fluxtrain.report.curve import save_loss_curve
 from fluxtrain.report.metrics import Metrics
 from fluxtrain.report.records import Records, read_records
 from fluxtrain.report.server import serve
+from fluxtrain.report.speed import Memory, Speed
 
 
 def get(port: int, path: str) -> str:
@@ -140,7 +141,8 @@ def test_port_zero_serves_nothing() -> None:
 
 def test_the_clock_does_not_count_pauses() -> None:
     now = [0.0]
-    clock = Clock(100.0, now=lambda: now[0])
+    clock = Clock(now=lambda: now[0])
+    clock.start(100.0)
     now[0] = 5.0
     clock.pause()
     now[0] = 50.0
@@ -152,13 +154,24 @@ def test_the_clock_does_not_count_pauses() -> None:
 def test_step_lines_are_aligned() -> None:
     stream = io.StringIO()
     console = Console(1500, 0, stream)
-    console.step_line(10, 1.41234, 99.5, 2e-3, 0.7, 3725.0)
-    console.step_line(1500, 0.4, 1234.56, 1e-8, 123.4, 0.0)
+    slow = Speed(99.5, 0.1, 3725.0, 1.25, 0.05, Memory(3 << 30, 4 << 30))
+    fast = Speed(1234.56, 0.1, 0.0, 676.3, 0.516, Memory(3 << 30, 4 << 30))
+    console.step_line(10, 1.41234, 2e-3, 0.7, slow)
+    console.step_line(1500, 0.4, 1e-8, 123.4, fast)
     one, two = stream.getvalue().splitlines()
-    assert one.index("samples/s") == two.index("samples/s")
+    for part in ("samples/s", "TFLOP/s", "MFU", "GiB"):
+        assert one.index(part) == two.index(part), part
+    assert "676 TFLOP/s  MFU 51.6%  3.0 of 4.0 GiB" in two
     assert one.split()[:4] == ["step", "10/1500", "loss", "1.41234"]
     assert one.endswith("1:02:05 left")
     assert duration(-1) == "0:00:00"
+
+
+def test_a_step_line_without_a_known_peak_has_no_mfu() -> None:
+    stream = io.StringIO()
+    speed = Speed(20.0, 0.1, 60.0, 0.0123, None, Memory(1 << 29, None))
+    Console(10, 0, stream).step_line(1, 1.0, 1e-3, 0.5, speed)
+    assert stream.getvalue().endswith(" 0.0123 TFLOP/s  0.5 GiB  0:01:00 left\n")
 
 
 def test_the_loss_curve_is_a_png(tmp_path: Path) -> None:

@@ -8,6 +8,10 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from fluxtrain.report.speed import Speed
+
+_GIB = 1 << 30
+
 
 class Console:
     """Writes to stderr; stdout is used by the MLPerf log."""
@@ -32,18 +36,16 @@ class Console:
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
-    def step_line(
-        self, step: int, loss: float, rate: float, lr: float, norm: float, left: float
-    ) -> None:
-        """Show the metrics of a logged step; ``rate`` in samples/s, ``left`` in seconds."""
+    def step_line(self, step: int, loss: float, lr: float, norm: float, speed: Speed) -> None:
+        """Show the metrics of a logged step."""
+        rate, left = speed.samples_per_second, duration(speed.remaining_seconds)
         if self._bar is not None:
-            self._bar.set_postfix_str(
-                f"loss {loss:.4f} · {rate:.1f} samples/s · {duration(left)} left"
-            )
+            mfu = "" if speed.mfu is None else f" · MFU {speed.mfu:.1%}"
+            self._bar.set_postfix_str(f"loss {loss:.4f} · {rate:.1f} samples/s{mfu} · {left} left")
             return
         self.print_line(
             f"step {step:>7}/{self._steps}  loss {loss:<8.5f}  grad {norm:<8.4f}  lr {lr:.2e}  "
-            f"{rate:>8.1f} samples/s  {duration(left)} left"
+            f"{rate:>8.1f} samples/s  {_efficiency(speed)}  {left} left"
         )
 
     def print_line(self, text: str) -> None:
@@ -70,6 +72,16 @@ class Console:
         """Close the bar."""
         if self._bar is not None:
             self._bar.close()
+
+
+def _efficiency(speed: Speed) -> str:
+    """Return TFLOP/s of a GPU, MFU if it is known, and the most memory that was allocated and reserved."""
+    mfu = "" if speed.mfu is None else f"  MFU {speed.mfu:>5.1%}"
+    reserved = speed.memory.reserved
+    kept = "" if reserved is None else f" of {reserved / _GIB:.1f}"
+    return (
+        f"{speed.tflops_per_gpu:>7.3g} TFLOP/s{mfu}  {speed.memory.allocated / _GIB:.1f}{kept} GiB"
+    )
 
 
 def duration(seconds: float) -> str:

@@ -110,7 +110,13 @@ class Metrics:
         self.grad_norm = gauge("grad_norm", "Global gradient norm before clipping.")
         self.samples_per_second = gauge("samples_per_second", "Training throughput, all ranks.")
         self.mfu = gauge("mfu_ratio", "Model FLOPs used over the devices' dense peak.")
+        self.model_flops = gauge(
+            "model_flops_per_second", "Model FLOPs of each rank; recomputation is not counted."
+        )
         self.memory = gauge("memory_bytes", "Most memory allocated so far on this rank's device.")
+        self.memory_reserved = gauge(
+            "memory_reserved_bytes", "Most memory that torch's allocator took so far from the GPU."
+        )
         self.last_progress = Gauge(
             "fluxtrain_last_progress_timestamp_seconds",
             "Unix time of the last finished step; 0 before the first one.",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,15 +18,14 @@ from fluxtrain.data.order import BatchShares
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
 from fluxtrain.fence import Fence
-from fluxtrain.gpus import peak_flops
 from fluxtrain.mlperf import RunFacts
 from fluxtrain.mlperf.machine import machine_facts
-from fluxtrain.model.flops import training_flops
 from fluxtrain.report.clock import Clock
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.report.ledger import Ledger
 from fluxtrain.report.rank_times import RankTimesReport
-from fluxtrain.report.run_logs import RunLogs, StepMetrics, Throughput
+from fluxtrain.report.run_logs import RunLogs, StepMetrics
+from fluxtrain.report.speed import Speed, Speedometer
 from fluxtrain.run_state import RunState
 from fluxtrain.step_times import StepTimes
 
@@ -37,9 +36,17 @@ class Observer:
     """Reports the events of a training to its logs, Prometheus and /progress."""
 
     def __init__(
-        self, config: RunConfig, paths: RunPaths, world: World, closing: ExitStack
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        world: World,
+        closing: ExitStack,
+        clock: Clock | None = None,
     ) -> None:
-        """Serve /metrics and /progress on local rank 0; no log is opened yet. ``closing`` closes all."""
+        """Serve /metrics and /progress on local rank 0; no log is opened yet. ``closing`` closes all.
+
+        ``clock`` is that of the host and ``world``'s device if left out.
+        """
         self.config, self.paths, self.world = config, paths, world
         self._endpoint = Endpoint(config, paths, world)
         self.metrics, self.progress = self._endpoint.metrics, self._endpoint.progress
@@ -49,8 +56,8 @@ class Observer:
         self._logged_faults = set[str]()  # of the validation set
         self._closing = closing
         self.step_times = StepTimes(world.device)
-        self._clock = Clock()
-        self._last_logged = (0, 0.0)  # samples and seconds
+        self._clock = clock or Clock(partial(_finish, world.device))
+        self._speedometer = Speedometer(config, world)
         self._data_wait = 0.0
         self._ledger: Ledger | None = None
         self._logs: RunLogs | None = None  # on rank 0
@@ -74,8 +81,8 @@ class Observer:
         ``saved_step`` is the step of the newest checkpoint. Raises FencedError if there is a newer
         start, whose logs would be replaced.
         """
-        self._clock = Clock(run.train_seconds)
-        self._last_logged = (run.samples, run.train_seconds)
+        self._clock.start(run.train_seconds)
+        self._speedometer.start(run)
         self.metrics.step.set(run.step)
         self.metrics.samples.set(run.samples)
         self.metrics.checkpoint_step.set(saved_step or 0)
@@ -97,7 +104,8 @@ class Observer:
             )
             self._logs = RunLogs(facts, self.paths, run, self._closing)
             port = self.progress.read().get("port")
-            self._logs.print_summary(run, self.world, num_parameters, port)
+            peak = self._speedometer.peak
+            self._logs.print_summary(run, self.world, num_parameters, port, peak)
 
     def on_train_begin(self) -> None:
         """Start the clock after every rank is loaded, and before any rank reads a sample."""
@@ -152,9 +160,8 @@ class Observer:
 
     def log_step(self, metrics: StepMetrics) -> None:
         """Log the metrics of a step and the throughput since the last log interval."""
-        seconds = self._clock.seconds
-        speed = self._throughput(metrics, seconds)
-        self._last_logged = (metrics.samples, seconds)
+        seconds = self._clock.finished_seconds()
+        speed = self._speedometer.measure(metrics.samples, seconds)
         self._set_gauges(metrics, speed)
         lines = self._rank_times.log(self.step_times.take(), speed.step_seconds)
         if self._logs is not None:
@@ -162,15 +169,8 @@ class Observer:
             self._logs.print_lines(lines)
         self._data_wait = 0.0
 
-    def _throughput(self, metrics: StepMetrics, seconds: float) -> Throughput:
-        used, spent = metrics.samples - self._last_logged[0], seconds - self._last_logged[1]
-        rate = used / spent if spent > 0 else 0.0
-        batch = self.config.schedule.global_batch_size
-        remaining = (self.config.schedule.steps - metrics.step) * batch / rate if rate else 0.0
-        return Throughput(rate, spent * batch / max(used, 1), remaining)
-
-    def _set_gauges(self, metrics: StepMetrics, speed: Throughput) -> None:
-        gauges, mfu = self.metrics, self._mfu(speed.samples_per_second)
+    def _set_gauges(self, metrics: StepMetrics, speed: Speed) -> None:
+        gauges, mfu = self.metrics, speed.mfu
         gauges.samples.set(metrics.samples)
         gauges.train_loss.set(metrics.train_loss)
         gauges.grad_norm.set(metrics.grad_norm)
@@ -178,7 +178,10 @@ class Observer:
         gauges.samples_per_second.set(speed.samples_per_second)
         gauges.remaining.set(speed.remaining_seconds)
         gauges.step_seconds.observe(speed.step_seconds)
-        gauges.memory.set(_memory_bytes(self.world.device))
+        gauges.model_flops.set(speed.tflops_per_gpu * 1e12)
+        gauges.memory.set(speed.memory.allocated)
+        if speed.memory.reserved is not None:
+            gauges.memory_reserved.set(speed.memory.reserved)
         if mfu is not None:
             gauges.mfu.set(mfu)
         self.progress.update(
@@ -189,17 +192,6 @@ class Observer:
             mfu=mfu,
             trainSeconds=self._clock.seconds,
         )
-
-    def _mfu(self, rate: float) -> float | None:
-        """Return the fraction of the devices' dense peak at ``rate`` samples/s; None if it is unknown."""
-        if self.world.device.type != "cuda":
-            return None
-        peak = peak_flops(torch.cuda.get_device_name(self.world.device))
-        if peak is None:
-            return None
-        config = self.config
-        flops = training_flops(config.model, config.image_tokens, config.data.text_length)
-        return rate * flops / (peak * self.world.size)
 
     def on_evaluate_begin(self, run: RunState) -> Callable[[int], None]:
         """Pause the training clock; return a function to call with the number of samples evaluated."""
@@ -298,7 +290,7 @@ class Observer:
         return self._clock.seconds
 
 
-def _memory_bytes(device: torch.device) -> int:
+def _finish(device: torch.device) -> None:
+    """Wait until ``device`` has done what is queued."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        torch.cuda.synchronize(device)

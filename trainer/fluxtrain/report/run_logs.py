@@ -13,9 +13,11 @@ from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.order import BatchShares
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
+from fluxtrain.gpus import Peak
 from fluxtrain.mlperf import MLPerfLog, RunFacts
 from fluxtrain.report.console import Console, duration
 from fluxtrain.report.records import Records, read_records
+from fluxtrain.report.speed import Speed
 from fluxtrain.run_state import RunState
 from fluxtrain.traffic import sent_by_node
 
@@ -31,16 +33,6 @@ class StepMetrics:
     learning_rate: float
 
 
-@dataclass(frozen=True)
-class Throughput:
-    """Training speed since the last log interval."""
-
-    samples_per_second: float
-    step_seconds: float
-    remaining_seconds: float
-    """Estimated time to the last step; 0 if nothing was measured."""
-
-
 class RunLogs:
     """The logs of one run on rank 0, continued after a resume."""
 
@@ -48,6 +40,7 @@ class RunLogs:
         """Open all logs until ``closing`` is closed: lines after ``run.step`` are dropped."""
         self._config, self._shares, self._paths = facts.config, facts.shares, paths
         self._num_validation = facts.eval_samples
+        self._peak: Peak | None = None
         self._records = Records(paths.output / METRICS_FILE, run.step)
         closing.callback(self._records.close)
         self._mlperf = MLPerfLog.open(
@@ -61,14 +54,21 @@ class RunLogs:
         closing.callback(self._console.close)
 
     def print_summary(
-        self, run: RunState, world: World, num_parameters: int, port: int | None
+        self,
+        run: RunState,
+        world: World,
+        num_parameters: int,
+        port: int | None,
+        peak: Peak | None,
     ) -> None:
-        """Print the size of the run on one line."""
+        """Print the size of the run on one line; MFU is a fraction of ``peak``."""
+        self._peak = peak
         self._console.print_line(
             f"{num_parameters:,} parameters · {self._shares.global_batch_size} samples a step on "
             f"{world.size} × {world.device.type}"
             + _division(self._config, self._shares, world)
             + (f" · http://{self._paths.metrics_address}:{port}/metrics" if port else "")
+            + (f" · MFU of {peak}" if peak else "")
             + (f" · resumed after step {run.step}" if run.step else "")
         )
 
@@ -85,7 +85,7 @@ class RunLogs:
         self._console.advance(step)
 
     def log_step(
-        self, metrics: StepMetrics, speed: Throughput, seconds: float, data_wait_seconds: float
+        self, metrics: StepMetrics, speed: Speed, seconds: float, data_wait_seconds: float
     ) -> None:
         """Write the metrics of a step; ``seconds`` were spent training so far."""
         rate = speed.samples_per_second
@@ -93,6 +93,11 @@ class RunLogs:
             {
                 **asdict(metrics),
                 "samples_per_second": rate,
+                "tflops_per_gpu": speed.tflops_per_gpu,
+                "mfu": speed.mfu,
+                "mfu_peak": str(self._peak or "unknown"),
+                "memory_allocated_bytes": speed.memory.allocated,
+                "memory_reserved_bytes": speed.memory.reserved,
                 "seconds": seconds,
                 "data_wait_seconds": data_wait_seconds,
             }
@@ -102,12 +107,7 @@ class RunLogs:
             {"throughput": rate, "loss": metrics.train_loss, "lr": metrics.learning_rate},
         )
         self._console.step_line(
-            metrics.step,
-            metrics.train_loss,
-            rate,
-            metrics.learning_rate,
-            metrics.grad_norm,
-            speed.remaining_seconds,
+            metrics.step, metrics.train_loss, metrics.learning_rate, metrics.grad_norm, speed
         )
 
     def print_lines(self, lines: list[str]) -> None:
