@@ -89,8 +89,8 @@ def make_task(size: int, latent: int, text: int, compiled: bool) -> Task:
 def fluxtrain(task: Task) -> Step:
     """Return the step of this project's train.py."""
     from fluxtrain import optim
+    from fluxtrain.compilation import compile_blocks
     from fluxtrain.loss import FlowLoss
-    from fluxtrain.parallelize import compile_blocks
 
     model = random_model(FLUX_DEBUG)
     if task.compiled:

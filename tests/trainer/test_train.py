@@ -128,7 +128,6 @@ def test_ranks_without_samples_change_nothing(tmp_path: Path, batch: int, proces
     [
         (["--parallel.micro_batch_size=4"], 1, 1e-5),
         (["--parallel.activation_checkpointing=0.5"], 1, 1e-5),
-        (["--parallel.compile=true"], 1, 1e-4),
         (["--parallel.micro_batch_size=4"], 3, 1e-4),
         (["--parallel.micro_batch_size=3", "--parallel.activation_checkpointing=1.0"], 5, 1e-4),
         (["--parallel.dp_replicate=2", "--parallel.reshard_after_forward=false"], 4, 1e-4),

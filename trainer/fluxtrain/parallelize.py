@@ -1,4 +1,4 @@
-"""Activation checkpointing, compilation, sharding and loading of the model, applied from outside."""
+"""Activation checkpointing, compiling, sharding and loading of the model, applied from outside."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils.checkpoint import checkpoint
 
+from fluxtrain.compilation import blocks, compile_blocks, compiles
 from fluxtrain.contract.run.config import ParallelConfig, PrecisionConfig, RunConfig
 from fluxtrain.contract.run.encoders import Precision
 from fluxtrain.contract.run.sharding import Sharding
@@ -46,7 +47,7 @@ def build_model(
     with torch.device("meta"):
         model = Flux(config.model)
     recompute_activations(model, config.parallel.activation_checkpointing)
-    if config.parallel.compile:
+    if compiles(config.parallel, world.device):
         compile_blocks(model)
     if world.size > 1 or config.precision.compute != "float32":
         mesh = world.mesh(Sharding.of(config, world.size, world.local_size).dp_replicate)
@@ -55,11 +56,6 @@ def build_model(
         model, weights or initial_weights(model, config.seed, world.device), world.device, alive
     )
     return model
-
-
-def blocks(model: Flux) -> list[nn.Module]:
-    """Return the double-stream, then the single-stream blocks."""
-    return [*model.double_blocks, *model.single_blocks]
 
 
 def recompute_activations(model: Flux, fraction: float) -> None:
@@ -77,12 +73,6 @@ def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
         return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False)
 
     return recompute
-
-
-def compile_blocks(model: Flux) -> None:
-    """Compile each block separately: equal blocks share one compiled graph."""
-    for block in blocks(model):
-        block.compile(fullgraph=True)
 
 
 def shard(

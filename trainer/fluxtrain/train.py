@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,9 +15,15 @@ from fluxtrain import checkpoint, optim
 from fluxtrain.bad_samples import require_few_bad_samples, require_readable
 from fluxtrain.checkpoint import Checkpoints
 from fluxtrain.checkpoint_folder import CheckpointFolder
+from fluxtrain.compilation import compiles, missing_compiler
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.loader import AnyBatch, evaluation_batches, training_batches
+from fluxtrain.data.loader import (
+    AnyBatch,
+    evaluation_batch_size,
+    evaluation_batches,
+    training_batches,
+)
 from fluxtrain.data.order import PADDING, BatchShares
 from fluxtrain.data.sources import open_sources
 from fluxtrain.distributed import StopRequest, World
@@ -32,6 +39,7 @@ from fluxtrain.report.run_logs import StepMetrics
 from fluxtrain.run_state import RunState
 from fluxtrain.sample.grid import GridSampler
 from fluxtrain.snapshots.recovery import Recovery
+from fluxtrain.warm_up import warm_up
 from fluxtrain.weights.reader import published_weights
 
 
@@ -106,6 +114,7 @@ class _Trainer:
 
     def train(self) -> None:
         """Take steps until the run is over."""
+        self._warm_up()
         self.observer.on_train_begin()
         batches = training_batches(  # starts to read samples
             self.config,
@@ -126,6 +135,24 @@ class _Trainer:
         self._finish_snapshots()
         self.checkpoints.finish()
         self.observer.on_train_end(self.run)
+
+    def _warm_up(self) -> None:
+        """Compile, and let the device load its libraries, before MLPerf's clock starts."""
+        config, world = self.config, self.world
+        is_compiled, has_gpu = compiles(config.parallel, world.device), self._pin
+        if has_gpu and config.parallel.compile is None and not is_compiled and world.is_main:
+            reason = missing_compiler(world.device)
+            print(f"fluxtrain: blocks are not compiled: {reason}", file=sys.stderr, flush=True)
+        if not (is_compiled or has_gpu) or self.run.status != "running":
+            return
+        evaluation = config.evaluation
+        evaluates = config.evaluation_steps or evaluation.at_start or evaluation.at_end
+        count = len(self.sources.validation)
+        size = evaluation_batch_size(config, count, world.size) if evaluates else None
+        self.observer.on_warm_up()
+        warm_up(
+            self.flow_loss, self.shares.micro_batch_size, size, world.device, self.observer.alive
+        )
 
     def _step(self, batches: Iterator[AnyBatch]) -> None:
         """Take one optimizer step; then log, evaluate, sample and save if due."""

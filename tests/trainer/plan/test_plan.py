@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
 from fluxtrain.cli import main
+from fluxtrain.compilation import blocks
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.run.sharding import Sharding
@@ -30,7 +31,7 @@ from fluxtrain.model.attention import rotation
 from fluxtrain.model.blocks import DoubleStreamBlock, SingleStreamBlock
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.parameters import count_parameters
-from fluxtrain.parallelize import blocks, recompute_activations
+from fluxtrain.parallelize import recompute_activations
 from fluxtrain.plan import make_plan, render
 from fluxtrain.plan.estimate import USABLE
 from fluxtrain.plan.memory import Memory, memory

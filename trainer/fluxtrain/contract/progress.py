@@ -46,7 +46,7 @@ IMPORT: Phase = "import"
 LOAD: Phase = "load"
 """Loading encoders, weights or a checkpoint, or waiting for other ranks that do."""
 COMPILE: Phase = "compile"
-"""The first step of a process whose model is compiled."""
+"""Compiling the model before training, or a first pass through it."""
 STEP: Phase = "step"
 """The task itself: training steps, shards of the preprocess task, tars of the prepare task."""
 EVALUATE: Phase = "evaluate"
@@ -94,7 +94,7 @@ PHASE_SECONDS: dict[Phase, float] = {
     LOAD: 1800.0,  # between two tensors, on storage that is slow to answer
     COMPILE: 3600.0,  # torch reports nothing while it compiles
     STEP: 1800.0,  # before the first step
-    EVALUATE: 1800.0,  # between two batches, of which the first compiles
+    EVALUATE: 1800.0,  # between two batches
     SAVE: 3600.0,  # between two writes, on storage that is slow to acknowledge them
     SAMPLE: 1800.0,  # between two Euler steps, of which the first compiles
     FINISH: 1800.0,

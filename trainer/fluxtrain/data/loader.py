@@ -55,11 +55,15 @@ def evaluation_batches(
 
     It can be iterated once for each evaluation; its worker processes start with the first and live on.
     """
-    largest = -(-len(source) // world_size)
-    size = min(config.evaluation.batch_size, largest)
+    size = evaluation_batch_size(config, len(source), world_size)
     batches = EvaluationBatches(config, source, _builder(source, None), size)
     rounds = -(-len(source) // (size * world_size))
     return _loader(config, batches, range(rank, rounds * world_size, world_size), pin)
+
+
+def evaluation_batch_size(config: RunConfig, num_samples: int, world_size: int) -> int:
+    """Return the samples of one batch of one rank, with a validation set of ``num_samples``."""
+    return min(config.evaluation.batch_size, -(-num_samples // world_size))
 
 
 def _builder(source: Source, empty: EmptyText | None) -> Build:

@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher import api
 from torch.distributed.run import config_from_args, get_args_parser
 
+from fluxtrain.compilation import compiles
 from fluxtrain.contract.launch import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
@@ -131,6 +132,7 @@ def check_before_starting(config: RunConfig, paths: RunPaths, processes: int) ->
 
 def _check_training(config: RunConfig, paths: RunPaths, processes: int) -> None:
     require_replicas(config, [processes])
+    compiles(config.parallel, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     check_continued_run(config, paths.output / CHECKPOINTS_FOLDER)
     sources = open_sources(config, paths.data)
     if isinstance(sources.train, ImageDataset):

@@ -1,6 +1,7 @@
 """Memory of the activations that forward saves for backward, counted from the tensors in model/blocks.py.
 
-The tests compare the counts with measured ones. h is the hidden width, r the MLP's width over h; one unit is
+They are those of a GPU, where blocks are compiled unless the config says otherwise. The tests compare the
+counts with measured ones. h is the hidden width, r the MLP's width over h; one unit is
 a tensor of the block's tokens, h wide, in the compute dtype.
 """
 
@@ -75,7 +76,7 @@ def saved_by_double_block(config: RunConfig) -> Saved:
     """
     width = BYTES[config.precision.compute]
     hidden, ratio = config.model.hidden_size, config.model.mlp_ratio
-    if config.parallel.compile:
+    if config.parallel.compiles(has_gpu=True):
         units, extra = 10 + 2 * ratio, 3.0 * width * hidden  # q, k and v as projected
     else:
         units, extra = 13 + 2 * ratio, _query_key_norms(config)
@@ -92,7 +93,7 @@ def saved_by_single_block(config: RunConfig) -> Saved:
     """
     width, model = BYTES[config.precision.compute], config.model
     hidden, ratio = model.hidden_size, model.mlp_ratio
-    if config.parallel.compile:
+    if config.parallel.compiles(has_gpu=True):
         # in float32 the compiler saves GELU's input separately from the projection's output
         units = 10 + (3 if width == _FLOAT32 else 2) * ratio
         extra = 0.0

@@ -120,6 +120,8 @@ def make_plan(
     Raises ConfigError if ``gpu`` is unknown or ``mfu`` is outside (0, 1].
     """
     device = _device(gpu, gpus_per_node)
+    if device is None:
+        config = _on_cpus(config)
     if mfu is not None and not 0 < mfu <= 1:
         raise ConfigError("--mfu", mfu, "must be above 0 and at most 1")
     ranks_per_node = max(gpus_per_node, 1)
@@ -171,6 +173,13 @@ def make_plan(
         steps=config.schedule.steps,
         seconds=config.schedule.steps * batch / rate if rate else None,
     )
+
+
+def _on_cpus(config: RunConfig) -> RunConfig:
+    """Return ``config`` with what it leaves to the device set for CPUs."""
+    compiles = config.parallel.compiles(has_gpu=False)
+    parallel = config.parallel.model_copy(update={"compile": compiles})
+    return config.model_copy(update={"parallel": parallel})
 
 
 def _device(gpu: str | None, gpus_per_node: int) -> Gpu | None:

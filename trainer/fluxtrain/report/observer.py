@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
-from fluxtrain.contract.progress import COMPILE, EVALUATE, FINISH, SAMPLE, SAVE, STEP, Phase
+from fluxtrain.contract.progress import COMPILE, EVALUATE, FINISH, SAMPLE, SAVE, STEP
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.order import BatchShares
 from fluxtrain.distributed import World
@@ -51,7 +51,6 @@ class Observer:
         self._endpoint = Endpoint(config, paths, world)
         self.metrics, self.progress = self._endpoint.metrics, self._endpoint.progress
         self.alive = self._endpoint.alive
-        self._step_phase: Phase = COMPILE if config.parallel.compile else STEP
         self.num_unreadable, self.last_fault = 0, ""
         self._logged_faults = set[str]()  # of the validation set
         self._closing = closing
@@ -107,11 +106,15 @@ class Observer:
             peak = self._speedometer.peak
             self._logs.print_summary(run, self.world, num_parameters, port, peak)
 
+    def on_warm_up(self) -> None:
+        """Report that passes before training begin, of which the first compile the model."""
+        self._endpoint.set_phase(COMPILE)
+
     def on_train_begin(self) -> None:
         """Start the clock after every rank is loaded, and before any rank reads a sample."""
         self.world.barrier()
         self.progress.update(steps=self.config.schedule.steps)
-        self._endpoint.set_phase(self._step_phase)
+        self._endpoint.set_phase(STEP)
         self._clock.resume()
         if self._logs is not None:
             self._logs.on_train_begin()
@@ -128,9 +131,6 @@ class Observer:
         """Report that ``step`` was submitted to the device."""
         self.metrics.step.set(step)
         self._endpoint.step_done(step=step, trainSeconds=self._clock.seconds)
-        if self._step_phase != STEP:
-            self._step_phase = STEP
-            self._endpoint.set_phase(STEP)
         if self._logs is not None:
             self._logs.on_step_end(step)
 
@@ -227,7 +227,7 @@ class Observer:
         self.progress.update(evalLoss=result.loss)
         if self._logs is not None:
             self._logs.on_evaluate_end(run, result)
-        self._endpoint.set_phase(self._step_phase)
+        self._endpoint.set_phase(STEP)
         self._clock.resume()
 
     @contextmanager

@@ -193,8 +193,13 @@ class ParallelConfig(StrictModel):
     """Free gathered weights after the forward pass: less memory, one more all-gather."""
     activation_checkpointing: Fraction = 0.0
     """Fraction of the blocks, evenly spaced, whose activations are recomputed in the backward pass."""
-    compile: bool = False
-    """Compile each block with torch.compile."""
+    compile: bool | None = None
+    """Compile each block with torch.compile before training starts; null: on GPUs that have Triton and a C
+    compiler, not on CPUs, for which it needs a C++ compiler."""
+
+    def compiles(self, has_gpu: bool) -> bool:
+        """Return whether blocks are compiled on GPUs, or on CPUs, of a machine with a compiler."""
+        return has_gpu if self.compile is None else self.compile
 
 
 class PrecisionConfig(StrictModel):

@@ -28,7 +28,7 @@ _SCHNELL: Values = {
     "sampling": {"num_steps": 4, "cfg_scale": 1.0},
     "optim": {"learning_rate": 2e-4},
     "schedule": {"steps": 30_000, "global_batch_size": 512, "warmup_steps": 1600},
-    "parallel": {"micro_batch_size": 32, "compile": True},
+    "parallel": {"micro_batch_size": 32},
     "evaluation": {"target_loss": MLPERF_TARGET_LOSS},
 }
 
@@ -86,7 +86,7 @@ PRESETS: dict[str, Values] = {
             "decay": "cosine",
             "decay_fraction": 0.8,
         },
-        "parallel": {"micro_batch_size": 32},
+        "parallel": {"micro_batch_size": 32, "compile": False},  # it would take longer than the run
         "precision": {"compute": "float32"},
         "evaluation": {"every_samples": 8192, "batch_size": 64, "at_start": True, "at_end": True},
         "checkpoint": {"every_steps": 200},
@@ -114,7 +114,7 @@ PRESETS: dict[str, Values] = {
         "encoders": {"latent_shift": 0.0, "latent_scale": 1.0},
         "optim": {"learning_rate": 1e-2},
         "schedule": {"steps": 100, "global_batch_size": 16, "warmup_steps": 5},
-        "parallel": {"micro_batch_size": 16},
+        "parallel": {"micro_batch_size": 16, "compile": False},
         "precision": {"compute": "float32"},
         "evaluation": {"every_samples": 512, "batch_size": 64, "at_end": True},
         "checkpoint": {"every_steps": 25},

@@ -1,0 +1,59 @@
+"""One pass of each shape before training, on synthetic data, so that no step waits for a compiler.
+
+MLPerf's clock has not started then: its rules allow passes on synthetic data. Nothing is left of them: no
+gradient, no changed weight, no random number drawn.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.batch import Batch
+from fluxtrain.loss import FlowLoss
+from fluxtrain.progress import Alive
+
+
+def warm_up(
+    flow_loss: FlowLoss,
+    training_size: int,
+    evaluation_size: int | None,
+    device: torch.device,
+    alive: Alive = lambda: None,
+) -> None:
+    """Pass a training batch forward and backward, and an evaluation batch forward; every rank must call it.
+
+    The sizes are samples of one batch; without an evaluation the second is None. ``alive`` is called after
+    each pass.
+    """
+    model = flow_loss.model
+    losses = flow_loss(synthetic_batch(flow_loss.config, training_size, device))
+    alive()
+    torch.autograd.backward(losses.sum())
+    model.zero_grad(set_to_none=True)
+    alive()
+    if evaluation_size is not None:
+        model.eval()
+        with torch.no_grad():
+            flow_loss(synthetic_batch(flow_loss.config, evaluation_size, device))
+        model.train()
+        alive()
+
+
+def synthetic_batch(config: RunConfig, size: int, device: torch.device) -> Batch:
+    """Return a batch of ``size`` samples of the run's shapes, all zero."""
+    latents = torch.zeros(size, *config.latent_shape, device=device)
+    per_sample = torch.zeros(size, device=device)
+    model = config.model
+    return Batch(
+        mean=latents,
+        logvar=latents,
+        txt=torch.zeros(size, config.data.text_length, model.context_in_dim, device=device),
+        vec=torch.zeros(size, model.vec_in_dim, device=device),
+        latent_noise=latents,
+        noise=latents,
+        timesteps=per_sample,
+        weights=per_sample,
+        dropped=per_sample.bool(),
+        indices=per_sample.long(),
+    )
