@@ -2,9 +2,10 @@
 
     python -m tests.run [--repeat] [pytest's own options]
 
-The second has all that needs an API server at most. Ends with the ten slowest tests and files, all counts,
-and the errors of all tests that failed. With ``--repeat`` a failed test runs once more; if it then passes
-it is reported as FLAKY, with both logs.
+The second has all that needs an API server at most, and the tests of the trainer's agents, which makes them
+about equally long. Ends with the ten slowest tests and files, all counts, and the errors of all tests that
+failed. With ``--repeat`` a failed test runs once more; if it then passes it is reported as FLAKY, with both
+logs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from tests.paths import ROOT
 LANES = {
     "trainer": ["trainer"],
     "operator": [
-        *("api_server", "architecture", "contract", "operator", "chart", "benchmarks", "faults")
+        *("api_server", "architecture", "contract", "operator", "chart", "benchmarks", "faults"),
+        "trainer/launch",
     ],
     "cluster": ["cluster", "end_to_end"],
 }
@@ -51,7 +53,7 @@ def run(lane: str, options: Sequence[str], folder: Path) -> Result:
     command = [
         *(sys.executable, "-m", "pytest", "--color=no", f"--junitxml={report}"),
         *("-o", f"cache_dir=.pytest_cache/{lane}", "-o", "junit_logging=all", *options),
-        *(f"tests/{name}" for name in LANES[lane]),
+        *selected(lane),
     ]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -63,6 +65,14 @@ def run(lane: str, options: Sequence[str], folder: Path) -> Result:
     if report.exists():
         read(report, result)
     return result
+
+
+def selected(lane: str) -> list[str]:
+    """Return pytest's options that select the folders of ``lane``, without those inside that another has."""
+    folders = LANES[lane]
+    others = [name for other in LANES if other != lane for name in LANES[other]]
+    inside = [name for name in others if any(name.startswith(f"{own}/") for own in folders)]
+    return [f"tests/{name}" for name in folders] + [f"--ignore=tests/{name}" for name in inside]
 
 
 def read(report: Path, result: Result) -> None:

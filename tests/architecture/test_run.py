@@ -57,6 +57,19 @@ def test_all_pass_and_nothing_is_repeated(project: Path, capfd: pytest.CaptureFi
     assert "0 flaky" in lines.splitlines()[-1]
 
 
+def test_a_folder_inside_another_runs_in_its_own_process_only(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    inside = project / "tests" / "compute" / "agents"
+    inside.mkdir()
+    (inside / "test_more.py").write_text("def test_more(): pass")
+    monkeypatch.setattr(run, "LANES", {"compute": ["compute"], "cluster": ["compute/agents"]})
+    assert run.main(OPTIONS) == 0
+    lines = capfd.readouterr().out
+    assert "compute: 1 passed, exit code 0" in lines
+    assert "cluster: 1 passed, exit code 0" in lines
+
+
 def test_a_cluster_test_that_then_passes_is_flaky_with_both_logs(
     cluster_only: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

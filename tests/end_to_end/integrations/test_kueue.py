@@ -19,7 +19,7 @@ from tests.end_to_end import stage
 from tests.end_to_end.integrations.kueue import FINALIZER, GATE, RESOURCE, Kueue
 from tests.end_to_end.jobs import ENDLESS, Jobs, expected_samples, used_samples
 from tests.end_to_end.stage import RUN, condition, is_complete, job, losses, wait_for
-from tests.faults.injections.processes import RANK, pids
+from tests.faults.injections.processes import AGENT, RANK, kill_for_memory, pids
 
 NAMESPACE = "queued"
 HERE = f"--namespace={NAMESPACE}"
@@ -36,11 +36,11 @@ class QueuedJobs(Jobs):
         self.kueue = Kueue(kubectl, NAMESPACE, folder / "kueue")
         self.sizes: dict[str, int] = {}
 
-    def apply(self, name: str, num_nodes: int = 1, **spec: Any) -> None:
-        """Create a job in the queue; a short one has no shared output."""
+    def apply(self, name: str, num_nodes: int = 1, fewest: int = 1, **spec: Any) -> None:
+        """Create a job of ``fewest`` to ``num_nodes`` pods in the queue; without ``run`` it is short."""
         self.sizes[name] = num_nodes
         scheduling = {"queueName": QUEUE, **spec.pop("scheduling", {})}
-        fixed = {"nodes": {"min": 1, "max": num_nodes}, "scheduling": scheduling}
+        fixed = {"nodes": {"min": fewest, "max": num_nodes}, "scheduling": scheduling}
         own = {} if "run" in spec else {"run": SHORT, "storage": {}}
         manifest = job(name, **fixed, **own, **spec)
         # the nodes' GPUs are fake: the quota counts them, the trainer must not expect any
@@ -94,6 +94,11 @@ class QueuedJobs(Jobs):
         labels = (pod["metadata"]["labels"] for pod in self.training_pods(name).values())
         (group,) = {each["kueue.x-k8s.io/pod-group-name"] for each in labels}
         return str(group)
+
+    def workload_uid(self, name: str) -> str:
+        """Return the uid of Kueue's Workload of a job's training pods."""
+        workload = self.kubectl.get("workloads.kueue.x-k8s.io", self.group(name), HERE)
+        return str(workload["metadata"]["uid"])
 
     def debug_text(self, name: str, status: Manifest) -> str:
         workloads = self.kubectl("get", "workloads.kueue.x-k8s.io", "-o", "wide", HERE)
@@ -206,6 +211,35 @@ def test_a_job_that_hangs_restarts_in_place_and_keeps_its_quota_while_another_wa
     assert steps == list(range(1, steps[-1] + 1))
     jobs.suspend("first", True)
     jobs.wait_until("fourth", is_complete, "is complete")
+
+
+def test_a_restart_of_all_pods_keeps_the_quota_while_another_waits(jobs: QueuedJobs) -> None:
+    jobs.apply("fifth", num_nodes=2, fewest=2, run=ENDLESS, storage={})
+    jobs.wait_until_runs("fifth")
+    jobs.wait_until("fifth", lambda s: s["progress"]["step"] >= 2, "trains")
+    jobs.apply("sixth")
+    jobs.wait_until_gated("sixth")
+    group, workload = jobs.group("fifth"), jobs.workload_uid("fifth")
+    run_out_of_memory(jobs, "fifth", "fifth-1")
+    run_out_of_memory(jobs, "fifth", "fifth-2")  # the successor, before another step
+    jobs.wait_until("fifth", lambda s: s["attempt"] == 2, "restarts all pods")
+    status = jobs.wait_until_runs("fifth")
+    assert (jobs.group("fifth"), jobs.workload_uid("fifth")) == (group, workload)
+    assert (status["groupAttempt"], status["restarts"]["gang"]) == (1, 1)
+    assert condition(jobs.status("sixth"), "Admitted")["reason"] == "SchedulingGated"
+    jobs.suspend("fifth", True)
+    jobs.wait_until("sixth", is_complete, "is complete")
+
+
+def run_out_of_memory(jobs: QueuedJobs, name: str, pod: str) -> None:
+    """Wait for a pod of the job, and let the kernel kill its container."""
+
+    def agents() -> list[int]:
+        pods = jobs.training_pods(name)
+        return pids(pods[pod], AGENT) if pod in pods else []
+
+    wait_for(lambda: bool(agents()), lambda: jobs.debug_text(name, jobs.status(name)))
+    kill_for_memory(agents()[0])
 
 
 def replace_a_pod(jobs: QueuedJobs) -> None:

@@ -87,18 +87,18 @@ def agent_killed(target: Target) -> Iterator[None]:
 
 @contextmanager
 def rank_out_of_memory(target: Target) -> Iterator[None]:
-    _kill_for_memory(pids(target.pod_of_rank(1), RANK)[0])
+    kill_for_memory(pids(target.pod_of_rank(1), RANK)[0])
     yield
 
 
 @contextmanager
 def container_out_of_memory(target: Target) -> Iterator[None]:
     """Let the kernel kill process 1, and with it the container."""
-    _kill_for_memory(pids(target.pod_of_rank(1), AGENT)[0])
+    kill_for_memory(pids(target.pod_of_rank(1), AGENT)[0])
     yield
 
 
-def _kill_for_memory(pid: int) -> None:
+def kill_for_memory(pid: int) -> None:
     """Fill the memory of a container, limited to little more than it uses, until the kernel kills ``pid``.
 
     That process is made the preferred victim, and no other.
