@@ -171,6 +171,9 @@ MODEL = [
         "spec.run.model.hidden_size"),
     Bad("spec.run.model", {"hidden_size": 32, "num_heads": 2, "axes_dim": [4, 6, 8]},
         "must sum to the head dimension", "spec.run.model.axes_dim"),
+    Bad("spec.run", {"preset": "micro", "precision": {"fp8": "rowwise"},
+                     "model": {"hidden_size": 36, "axes_dim": [6, 6, 6], "mlp_ratio": 4.0}},
+        "must be a multiple of 16", "spec.run.model.hidden_size"),
     Bad("spec.run.model.heads", 2, UNKNOWN),
 ]  # fmt: skip
 DATA = [

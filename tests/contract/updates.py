@@ -52,6 +52,7 @@ FORBIDDEN: list[tuple[str, Any]] = [
     ("spec.run.preset", "openmoji"),
     ("spec.run.task", "preprocess"),
     ("spec.run.seed", 8),
+    ("spec.run.precision.fp8", "rowwise"),
     ("spec.run.seed", MISSING),
     ("spec.run.initial_weights", "other.safetensors"),
     ("spec.run.initial_weights", MISSING),

@@ -17,6 +17,7 @@ from fluxtrain.contract.run.config import ParallelConfig, PrecisionConfig, RunCo
 from fluxtrain.contract.run.encoders import Precision
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.distributed import World
+from fluxtrain.fp8 import use_fp8
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import initial_value
 from fluxtrain.progress import Alive
@@ -46,6 +47,8 @@ def build_model(
     """
     with torch.device("meta"):
         model = Flux(config.model)
+    if config.precision.fp8 != "none":
+        use_fp8(model, config.precision.fp8, world.device)
     recompute_activations(model, config.parallel.activation_checkpointing)
     if compiles(config.parallel, world.device):
         compile_blocks(model)
