@@ -25,6 +25,8 @@ STAGES = (
 """KWOK's rules for fake nodes and pods, from its Go module."""
 
 READY_SECONDS = 300
+CPUS_PER_GPU, GIB_PER_GPU = 16, 256
+"""Of a fake node: its pods' requests must fit."""
 
 
 def start(count: int, num_gpus: int = fake_gpus.NUM_GPUS) -> list[str]:
@@ -68,7 +70,12 @@ def _start_kwok() -> None:
 
 
 def _manifest(name: str, num_gpus: int) -> Manifest:
-    resources = {"cpu": "128", "memory": "2Ti", "pods": "110", fake_gpus.RESOURCE: str(num_gpus)}
+    resources = {
+        "cpu": str(num_gpus * CPUS_PER_GPU),
+        "memory": f"{num_gpus * GIB_PER_GPU}Gi",
+        "pods": str(max(110, 2 * num_gpus)),
+        fake_gpus.RESOURCE: str(num_gpus),
+    }
     labels = {**fake_gpus.LABELS, "type": "fake", "kubernetes.io/hostname": name}
     return {
         "apiVersion": "v1",
