@@ -129,7 +129,7 @@ class Fp8Linear(nn.Linear):
         """Return x weight^T + bias."""
         flat = x.reshape(-1, x.shape[-1])
         y: Tensor = _Product.apply(flat, self.weight, self.recipe, self.dialect)
-        return (y + self.bias).unflatten(0, x.shape[:-1])
+        return (y + self.bias).reshape(*x.shape[:-1], -1)
 
 
 def use_fp8(model: Flux, recipe: Recipe, device: torch.device) -> None:

@@ -13,8 +13,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils.checkpoint import checkpoint
 
 from fluxtrain.compilation import blocks, compile_blocks, compiles
-from fluxtrain.contract.run.config import ParallelConfig, PrecisionConfig, RunConfig
+from fluxtrain.contract.run.config import ParallelConfig, RunConfig
 from fluxtrain.contract.run.encoders import Precision
+from fluxtrain.contract.run.precision import PrecisionConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.distributed import World
 from fluxtrain.fp8 import use_fp8

@@ -13,8 +13,9 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from fluxtrain.contract.launch import RENDEZVOUS_PORT
-from fluxtrain.contract.run.encoders import EncodersConfig, Precision, PreprocessConfig
+from fluxtrain.contract.run.encoders import EncodersConfig, PreprocessConfig
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.precision import FP8_WIDTHS, PrecisionConfig
 from fluxtrain.contract.run.preflight import PreflightConfig
 from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, PRESETS
 from fluxtrain.contract.strict_model import (
@@ -202,23 +203,6 @@ class ParallelConfig(StrictModel):
         return has_gpu if self.compile is None else self.compile
 
 
-FP8_MULTIPLE = 16
-"""Of which the matrix units' fp8 products need their dimensions to be multiples."""
-
-
-class PrecisionConfig(StrictModel):
-    """Data types. Weights and optimizer state are always float32."""
-
-    compute: Precision = "bfloat16"
-    """Data type of forward and backward; ``float32`` for exact comparisons and CPUs."""
-    reduce: Precision = "float32"
-    """Data type of the gradient reduction between ranks."""
-    fp8: Annotated[Literal["none", "tensorwise", "rowwise"], IMMUTABLE] = "none"
-    """Compute the blocks' linear layers in fp8, but for the modulations. ``tensorwise``: one scale for each
-    tensor, gradients in e5m2; ``rowwise``: one for each row or column, all in e4m3, slower. Scales follow the
-    largest values (dynamic scaling). A GPU without fp8 is refused; a CPU emulates it."""
-
-
 class EvaluationConfig(StrictModel):
     """MLPerf's evaluation: the loss over the whole validation set at stored timesteps t = 0/8 ... 7/8."""
 
@@ -340,20 +324,7 @@ class RunConfig(StrictModel):
         ),
         _needs_images("preprocess"),
         _needs_images("prepare"),
-        Rule(
-            "model.hidden_size",
-            f"must be a multiple of {FP8_MULTIPLE}, and so must be the MLP's width, if precision.fp8 is on",
-            lambda run: (
-                run.precision.fp8 == "none"
-                or (
-                    run.model.hidden_size % FP8_MULTIPLE == 0
-                    and int(run.model.hidden_size * run.model.mlp_ratio) % FP8_MULTIPLE == 0
-                )
-            ),
-            f"self.precision.fp8 == 'none' || self.model.hidden_size % {FP8_MULTIPLE} == 0 && "
-            f"int(double(self.model.hidden_size) * self.model.mlp_ratio) % {FP8_MULTIPLE} == 0",
-            others=("precision.fp8", "model.mlp_ratio"),
-        ),
+        FP8_WIDTHS,
     )
 
     preset: Annotated[Literal[tuple(PRESETS)], IMMUTABLE]  # type: ignore[valid-type]

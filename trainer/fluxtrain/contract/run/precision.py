@@ -1,0 +1,41 @@
+"""PrecisionConfig: the data types of the training."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fluxtrain.contract.run.encoders import Precision
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.strict_model import Rule, StrictModel
+
+FP8_MULTIPLE = 16
+"""Matrix products in fp8 need dimensions that are multiples of it."""
+
+
+class PrecisionConfig(StrictModel):
+    """Data types. Weights and optimizer state are always float32."""
+
+    compute: Precision = "bfloat16"
+    """Data type of forward and backward; ``float32`` for exact comparisons and CPUs."""
+    reduce: Precision = "float32"
+    """Data type of the gradient reduction between ranks."""
+    fp8: Literal["none", "tensorwise", "rowwise"] = "none"
+    """Compute the blocks' linear layers in fp8, but for the modulations. ``tensorwise``: one scale for each
+    tensor, gradients in e5m2; ``rowwise``: one for each row or column, all in e4m3, slower. Scales follow the
+    largest values (dynamic scaling). A GPU without fp8 is refused; a CPU emulates it."""
+
+
+def _has_fp8_widths(model: ModelConfig) -> bool:
+    widths = model.hidden_size, int(model.hidden_size * model.mlp_ratio)
+    return all(width % FP8_MULTIPLE == 0 for width in widths)
+
+
+FP8_WIDTHS = Rule(
+    "model.hidden_size",
+    f"must be a multiple of {FP8_MULTIPLE}, and so must be the MLP's width, if precision.fp8 is on",
+    lambda run: run.precision.fp8 == "none" or _has_fp8_widths(run.model),
+    f"self.precision.fp8 == 'none' || self.model.hidden_size % {FP8_MULTIPLE} == 0 && "
+    f"int(double(self.model.hidden_size) * self.model.mlp_ratio) % {FP8_MULTIPLE} == 0",
+    others=("precision.fp8", "model.mlp_ratio"),
+)
+"""A rule of RunConfig."""
