@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import stdev
 
+from benchmarks.peers import ROOT
 from benchmarks.table import print_table
-from tests.paths import ROOT
 
 ARMS = ("none", "tensorwise", "rowwise")
 EXAMPLES = (ROOT / "examples/micro.yaml", ROOT / "examples/openmoji.yaml")
