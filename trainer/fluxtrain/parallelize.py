@@ -21,6 +21,7 @@ from fluxtrain.distributed import World
 from fluxtrain.fp8 import use_fp8
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import initial_value
+from fluxtrain.model.recomputation import is_recomputed
 from fluxtrain.progress import Alive
 from fluxtrain.step_times import StepTimes
 
@@ -46,6 +47,15 @@ def build_model(
     ``weights`` yields every unsharded parameter by name; without them the values are random. ``alive`` is
     called after each parameter.
     """
+    model = empty_model(config, world)
+    load_weights(
+        model, weights or initial_weights(model, config.seed, world.device), world.device, alive
+    )
+    return model
+
+
+def empty_model(config: RunConfig, world: World) -> Flux:
+    """Return the model without values, on the meta device: as in ``config.parallel``, for ``world``."""
     with torch.device("meta"):
         model = Flux(config.model)
     if config.precision.fp8 != "none":
@@ -56,16 +66,13 @@ def build_model(
     if world.size > 1 or config.precision.compute != "float32":
         mesh = world.mesh(Sharding.of(config, world.size, world.local_size).dp_replicate)
         shard(model, mesh, config.parallel, config.precision)
-    load_weights(
-        model, weights or initial_weights(model, config.seed, world.device), world.device, alive
-    )
     return model
 
 
 def recompute_activations(model: Flux, fraction: float) -> None:
     """Apply activation checkpointing to ``fraction`` of the blocks, spread evenly."""
     for index, block in enumerate(blocks(model)):
-        if int((index + 1) * fraction) > int(index * fraction):
+        if is_recomputed(index, fraction):
             block.forward = _recomputing(block.forward)
 
 

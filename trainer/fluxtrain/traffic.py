@@ -2,15 +2,69 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.model.activations import BYTES
 from fluxtrain.model.parameters import count_parameters
+from fluxtrain.model.tensor_names import entries
+
+Axis = Literal["dp_replicate", "dp_shard"]
+Operation = Literal["all_gather", "all_reduce", "reduce_scatter"]
+AXES: tuple[Axis, ...] = ("dp_replicate", "dp_shard")
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Collective:
+    """The calls of one collective along one axis of the mesh, in one optimizer step."""
+
+    axis: Axis
+    operation: Operation
+    calls: int
+    content_bytes: int
+    """Bytes of the whole, of which each rank has a part before or after: of the gathered weights, of the
+    unreduced gradients, or of what is all-reduced."""
+
+    def sent(self, num_ranks: int) -> float:
+        """Return the bytes that each of ``num_ranks`` ranks sends in a ring."""
+        rounds = 2 if self.operation == "all_reduce" else 1
+        return rounds * self.content_bytes * (num_ranks - 1) / num_ranks
+
+
+def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> list[Collective]:
+    """Return the collectives of a step of ``accumulation`` micro batches, by axis and operation.
+
+    The blocks are all-gathered for forward, and again for backward if they were resharded, the rest once;
+    gradients are reduce-scattered, each rank's shard is all-reduced between replicas, and so are the norms of
+    all gradients for clipping. Padding of the shards is sent too.
+    """
+    counts = count_parameters(config.model, sharding.dp_shard)
+    compute, reduce = BYTES[config.precision.compute], BYTES[config.precision.reduce]
+    gathers = 2 if config.parallel.reshard_after_forward else 1
+    blocks = config.model.depth + config.model.depth_single_blocks
+    gathered = (gathers * (counts.total - counts.rest) + counts.rest) * compute
+    groups, reduced = blocks + 1, counts.total * reduce
+    found = list[Collective]()
+    if sharding.dp_replicate > 1:
+        shards = accumulation * reduced // sharding.dp_shard
+        found.append(Collective("dp_replicate", "all_reduce", accumulation * groups, shards))
+    if sharding.dp_shard > 1:
+        calls = gathers * blocks + 1
+        norms = _FLOAT32 * sum(1 for _ in entries(config.model))
+        found += [
+            Collective("dp_shard", "all_gather", accumulation * calls, accumulation * gathered),
+            Collective("dp_shard", "all_reduce", 1, norms),
+            Collective("dp_shard", "reduce_scatter", accumulation * groups, accumulation * reduced),
+        ]
+    return found
 
 
 def sent_by_rank(config: RunConfig, sharding: Sharding, accumulation: int) -> int:
     """Return the bytes that one rank sends in one optimizer step of ``accumulation`` micro batches."""
-    return round(accumulation * (_within(config, sharding) + _between(config, sharding)))
+    return round(sum(_sent(config, sharding, accumulation, axis) for axis in AXES))
 
 
 def sent_by_node(config: RunConfig, sharding: Sharding, accumulation: int) -> int:
@@ -22,8 +76,8 @@ def sent_by_node(config: RunConfig, sharding: Sharding, accumulation: int) -> in
     if sharding.num_nodes == 1:
         return 0
     shards = min(sharding.dp_shard, sharding.ranks_per_node)
-    within = _within(config, sharding) if sharding.crosses_nodes else 0
-    return round(accumulation * (within + shards * _between(config, sharding)))
+    within = _sent(config, sharding, accumulation, "dp_shard") if sharding.crosses_nodes else 0
+    return round(within + shards * _sent(config, sharding, accumulation, "dp_replicate"))
 
 
 def sent_within_node(config: RunConfig, sharding: Sharding, accumulation: int) -> int:
@@ -32,25 +86,8 @@ def sent_within_node(config: RunConfig, sharding: Sharding, accumulation: int) -
     return ranks - sent_by_node(config, sharding, accumulation)
 
 
-def _within(config: RunConfig, sharding: Sharding) -> float:
-    """Return what a rank sends to the others of its replica for one micro batch.
-
-    It all-gathers every block for forward, and again for backward if it was resharded, and reduce-scatters
-    its gradients.
-    """
-    counts = count_parameters(config.model, sharding.dp_shard)  # padding is sent too
-    blocks = counts.total - counts.rest
-    gathers = blocks * (2 if config.parallel.reshard_after_forward else 1) + counts.rest
-    content = gathers * BYTES[config.precision.compute] + counts.total * _reduce_bytes(config)
-    return content * (sharding.dp_shard - 1) / sharding.dp_shard
-
-
-def _between(config: RunConfig, sharding: Sharding) -> float:
-    """Return what a rank sends to other replicas for one micro batch: an all-reduce of its shard."""
-    counts = count_parameters(config.model, sharding.dp_shard)
-    shard = counts.total // sharding.dp_shard
-    return 2 * shard * _reduce_bytes(config) * (sharding.dp_replicate - 1) / sharding.dp_replicate
-
-
-def _reduce_bytes(config: RunConfig) -> int:
-    return BYTES[config.precision.reduce]
+def _sent(config: RunConfig, sharding: Sharding, accumulation: int, axis: Axis) -> float:
+    """Return the bytes that one rank sends along ``axis``."""
+    num_ranks = sharding.dp_shard if axis == "dp_shard" else sharding.dp_replicate
+    found = collectives(config, sharding, accumulation)
+    return sum(each.sent(num_ranks) for each in found if each.axis == axis)

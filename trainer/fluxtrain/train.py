@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fluxtrain import checkpoint, optim
+from fluxtrain import checkpoint, optim, optimizer_step
 from fluxtrain.bad_samples import require_few_bad_samples, require_readable
 from fluxtrain.checkpoint import Checkpoints
 from fluxtrain.checkpoint_folder import CheckpointFolder
@@ -32,7 +32,7 @@ from fluxtrain.encode.encoders import batch_encoder
 from fluxtrain.errors import DivergedError, StoppedError
 from fluxtrain.evaluate import evaluate
 from fluxtrain.loss import FlowLoss
-from fluxtrain.parallelize import DTYPES, build_model, full_tensor, observe_waits
+from fluxtrain.parallelize import DTYPES, build_model, observe_waits
 from fluxtrain.preflight.check import run_preflight
 from fluxtrain.report.observer import Observer
 from fluxtrain.report.run_logs import StepMetrics
@@ -197,29 +197,26 @@ class _Trainer:
             with self.observer.waiting_for_data():
                 batch = next(batches)
             self.observer.log_unreadable(batch.faults)
-            with self.observer.step_times.forward():
-                encoded = self.encode(batch)
-                losses = self.flow_loss(encoded) * encoded.weights
-            # gradients are averaged over the ranks, so each rank divides by its part of the global batch
-            with self.observer.step_times.backward():
-                torch.autograd.backward(losses.sum() / per_rank)
-            totals[0] += losses.detach().sum()
-            totals[1] += encoded.weights.sum()
+            losses, weights = optimizer_step.add_gradients(
+                self.flow_loss, self.encode, batch, per_rank, self.observer.step_times
+            )
+            totals[0] += losses.sum()
+            totals[1] += weights.sum()
             used += batch.indices[batch.indices != PADDING].tolist()
         self.observer.log_used(self.run.step + 1, used)
         return totals
 
     def _update(self, step: int) -> Tensor:
         """Clip the gradients and take the optimizer step; return the gradient norm, still on the device."""
-        config, optimizer = self.config, self.optimizer
-        optim.set_learning_rate(optimizer, optim.learning_rate(step, config.optim, config.schedule))
-        parameters = self.model.parameters()
-        norm = full_tensor(optim.clip_gradients(parameters, config.optim.max_grad_norm))
-        self.bad_step = optim.first_bad_step(self.bad_step, norm, step)
-        self.checkpoints.before_update()
-        with self.observer.step_times.optimizer():
-            optim.update(optimizer, self.bad_step)
-        optimizer.zero_grad(set_to_none=True)
+        norm, self.bad_step = optimizer_step.update(
+            self.model,
+            self.optimizer,
+            self.config,
+            step,
+            self.bad_step,
+            self.observer.step_times,
+            self.checkpoints.before_update,
+        )
         return norm
 
     def _log(self, totals: Tensor, norm: Tensor) -> None:

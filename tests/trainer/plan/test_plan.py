@@ -23,7 +23,6 @@ from fluxtrain.gpus import GPUS, peak_flops
 from fluxtrain.model import latents
 from fluxtrain.model.activations import (
     activation_bytes,
-    recomputed_blocks,
     saved_by_double_block,
     saved_by_single_block,
 )
@@ -31,6 +30,7 @@ from fluxtrain.model.attention import rotation
 from fluxtrain.model.blocks import DoubleStreamBlock, SingleStreamBlock
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.parameters import count_parameters
+from fluxtrain.model.recomputation import recomputed_blocks
 from fluxtrain.parallelize import recompute_activations
 from fluxtrain.plan import make_plan, render
 from fluxtrain.plan.estimate import USABLE

@@ -7,8 +7,9 @@ import json
 
 from fluxtrain.cli.arguments import Commands, add_command, add_file, described, load_config
 from fluxtrain.contract.resource.resources import amount
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import require_replicas
-from fluxtrain.errors import EXIT_OK, ConfigError
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, ConfigError
 
 
 def add(commands: Commands) -> None:
@@ -19,6 +20,10 @@ def add(commands: Commands) -> None:
     parser.add_argument("--gpu", help="GPU model (default: MI300X)")
     text = "assumed fraction of the dense peak (default: 0.3)"
     parser.add_argument("--mfu", type=float, help=text)
+    text = (
+        "take one step on fake tensors, with as many ranks, and compare; fails if the plan is wrong"
+    )
+    parser.add_argument("--verify", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
 
 
@@ -31,6 +36,8 @@ def action(arguments: argparse.Namespace) -> int:
         raise ConfigError("spec.run.task", config.task, "must be train: other tasks have no plan")
     require_replicas(config, job.spec.rank_counts)
     size = job.spec.nodes.max, job.spec.gpus_per_node
+    if arguments.verify:
+        return _verify(config, *size, as_json=arguments.json)
     limit = job.spec.resources.limits.memory
     plan = make_plan(
         config,
@@ -42,3 +49,11 @@ def action(arguments: argparse.Namespace) -> int:
     )
     print(json.dumps(plan.model_dump(), indent=2) if arguments.json else render(plan))
     return EXIT_OK
+
+
+def _verify(config: RunConfig, num_nodes: int, gpus_per_node: int, as_json: bool) -> int:
+    from fluxtrain.verify import render, verify
+
+    comparison = verify(config, num_nodes, max(gpus_per_node, 1), has_gpu=gpus_per_node > 0)
+    print(comparison.model_dump_json(indent=2) if as_json else render(comparison))
+    return EXIT_OK if comparison.holds else EXIT_ERROR

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import TIMESTEP_DIM, ModelConfig
+from fluxtrain.model.recomputation import recomputed_blocks
 
 _FLOAT32 = 4
 BYTES = {"bfloat16": 2, "float32": 4}
@@ -42,15 +43,6 @@ def activation_bytes(config: RunConfig) -> tuple[int, int]:
         if recomputed:
             live = max(live, saved.bytes(tokens))
     return kept + first_layers_bytes(config) + last_layers_bytes(config), live
-
-
-def recomputed_blocks(num_blocks: int, fraction: float, start: int = 0) -> int:
-    """Return how many of ``num_blocks`` blocks from index ``start`` on recompute their activations.
-
-    The sum of the rule of parallelize.recompute_activations: block i is recomputed if i * fraction passes a
-    whole number.
-    """
-    return int((start + num_blocks) * fraction) - int(start * fraction)
 
 
 def _kinds(config: RunConfig) -> list[tuple[Saved, int, int]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.model.recomputation import recomputed_blocks
 from fluxtrain.model.tensor_names import entries
 
 _EMBEDDERS = ("time_in", "vector_in", "guidance_in")
@@ -56,6 +57,27 @@ def training_flops(config: ModelConfig, image_tokens: int, text_tokens: int) -> 
     layers = linears(config, image_tokens, text_tokens)
     inputs = sum(layer.flops for layer in layers if layer.is_first)
     return 3 * forward_flops(config, image_tokens, text_tokens) - inputs
+
+
+def recomputed_flops(
+    config: ModelConfig, image_tokens: int, text_tokens: int, fraction: float
+) -> int:
+    """Return the FLOPs for one sample that the backward pass computes again.
+
+    The scores of attention, as flash attention does, and the forward pass of ``fraction`` of the blocks.
+    """
+    tokens = image_tokens + text_tokens
+    scores = 2 * tokens * tokens * config.hidden_size
+    depth, singles = config.depth, config.depth_single_blocks
+    again = {
+        "double_blocks": recomputed_blocks(depth, fraction),
+        "single_blocks": recomputed_blocks(singles, fraction, depth),
+    }
+    total = (depth + singles) * scores + sum(again.values()) * 2 * scores
+    for layer in linears(config, image_tokens, text_tokens):
+        kind, _, rest = layer.name.partition(".")
+        total += layer.flops * (kind in again and int(rest.partition(".")[0]) < again[kind])
+    return total
 
 
 def linears(config: ModelConfig, image_tokens: int, text_tokens: int) -> Iterator[Linear]:

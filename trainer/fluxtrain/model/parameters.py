@@ -19,6 +19,8 @@ class ParameterCounts:
     rest: int
     depth: int
     depth_single_blocks: int
+    final_layer: int
+    """Those of the rest that come after the blocks."""
 
     @property
     def total(self) -> int:
@@ -39,4 +41,5 @@ def count_parameters(config: ModelConfig, num_shards: int = 1) -> ParameterCount
         padded = -(-rows // num_shards) * num_shards
         counts[entry.name.partition(".")[0]] += padded * prod(columns)
     double, single = counts.pop("double_blocks"), counts.pop("single_blocks")
-    return ParameterCounts(double, single, counts.total(), config.depth, config.depth_single_blocks)
+    depths = config.depth, config.depth_single_blocks
+    return ParameterCounts(double, single, counts.total(), *depths, counts["final_layer"])

@@ -14,6 +14,7 @@ from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.model.activations import BYTES, first_layers_bytes, last_layers_bytes
 from fluxtrain.model.block_moments import BlockMoments, double_block_moments, single_block_moments
 from fluxtrain.model.parameters import count_parameters
+from fluxtrain.model.recomputation import is_recomputed
 
 _FLOAT32 = 4
 _LATENTS = 4
@@ -59,6 +60,7 @@ class Passes:
         self._width, self._reduce = (
             BYTES[dtype] for dtype in (config.precision.compute, config.precision.reduce)
         )
+        self._gradient = min(self._width, self._reduce)  # FSDP2 casts down at once, and up late
         self._is_sharded = uses_fsdp(config, sharding)
         self._reshards = config.parallel.reshard_after_forward
         # with replicas the gradients of another dtype are kept until backward ends, as they are all-reduced
@@ -102,8 +104,8 @@ class Passes:
         index = 0
         for count, moments, parameters, with_padding in kinds:
             for _ in range(count):
-                recomputed = int((index + 1) * fraction) > int(index * fraction)
-                yield _Block(moments, parameters, with_padding, recomputed)
+                again = is_recomputed(index, fraction)
+                yield _Block(moments, parameters, with_padding, again)
                 index += 1
 
     def _kept(self, block: _Block) -> int:
@@ -132,6 +134,7 @@ class Passes:
         moments = block.moments
         gathered = self._rest() + self._weights(block) + self._all_gathered(number)
         gathered += self._in_reduction(number)
+        saved += self._gradient * self._plain.final_layer  # its gradients, reduced with the rest's
         incoming = saved + self._micro_batch * moments.inputs  # the gradient of its output
         copied = self._buffer(block) if self._reshards else 0
         yield InUse(reduced, gathered + copied, incoming)
@@ -144,9 +147,9 @@ class Passes:
             yield InUse(reduced, gathered, incoming + self._micro_batch * again)
         for moment in moments.backward:
             used = self._micro_batch * (live + moment.activations)
-            yield InUse(reduced, gathered, saved + used + self._width * moment.gradients)
+            yield InUse(reduced, gathered, saved + used + self._gradient * moment.gradients)
         left = incoming - self._kept(block)
-        yield InUse(reduced, gathered, left + self._width * block.parameters)
+        yield InUse(reduced, gathered, left + self._gradient * block.parameters)
 
     def _in_reduction(self, number: int) -> int:
         """Return the gradients of the block after block ``number`` as they are reduced, and what is kept."""
@@ -156,7 +159,7 @@ class Passes:
 
     def _end(self, reduced: int) -> Iterator[InUse]:
         """Yield the end of the backward pass, and the optimizer step."""
-        rest = self._plain.rest * self._width
+        rest = self._plain.rest * self._gradient
         first = self._reduction(self._blocks[0].padded) if self._blocks else 0
         yield InUse(reduced, self._rest() + first, self._first + rest)
         yield InUse(self.shard_bytes, 0, self._first)

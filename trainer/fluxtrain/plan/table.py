@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from fluxtrain.plan.estimate import DEFAULT_MFU, USABLE, Plan
+from fluxtrain.plan.units import binary, decimal
 from fluxtrain.snapshots.free_memory import reserve_of
 
 Row = tuple[str, str, str]  # name, value, remark
-
-_DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
 
 def render(plan: Plan) -> str:
@@ -32,13 +31,13 @@ def render(plan: Plan) -> str:
 def _model(plan: Plan) -> list[Row]:
     return [
         ("parameters", f"{plan.parameters:,}", "all trained"),
-        ("FLOPs per sample", _si(plan.flops_per_sample, "FLOP"), "forward and backward"),
+        ("FLOPs per sample", decimal(plan.flops_per_sample, "FLOP"), "forward and backward"),
     ]
 
 
 def _step(plan: Plan) -> list[Row]:
     ranks = f"{plan.num_ranks} × {plan.gpu or 'CPU process'}"
-    sent = _si(plan.communication_bytes_per_step, "B")
+    sent = decimal(plan.communication_bytes_per_step, "B")
     return [
         ("global batch", f"{plan.global_batch_size:,}", f"on {ranks}{_replicas(plan)}"),
         ("micro batch", f"{plan.micro_batch_size:,}", f"× {plan.accumulation_steps} per step"),
@@ -62,12 +61,12 @@ def _replicas(plan: Plan) -> str:
 def _between_nodes(plan: Plan) -> list[Row]:
     if plan.num_nodes == 1:
         return []
-    sent = _si(plan.node_communication_bytes_per_step, "B")
+    sent = decimal(plan.node_communication_bytes_per_step, "B")
     if plan.shards_cross_nodes:
         text = f"to other nodes: shard groups of {plan.dp_shard} ranks cross nodes"
     else:
         text = "to other nodes: gradients only, no shard group crosses nodes"
-    within = _si(plan.communication_bytes_within_node_per_step, "B")
+    within = decimal(plan.communication_bytes_within_node_per_step, "B")
     return [("sent by each node", sent, text), ("sent within a node", within, "by all its ranks")]
 
 
@@ -83,31 +82,31 @@ def _padding(plan: Plan) -> str:
 def _memory(plan: Plan) -> list[Row]:
     parts = plan.memory_bytes_per_gpu
     return [
-        ("weights", _gib(parts.weights), "float32, this rank's shard"),
+        ("weights", binary(parts.weights), "float32, this rank's shard"),
         (
             "gradients",
-            _gib(parts.gradients),
+            binary(parts.gradients),
             "float32, this rank's shard, as far as reduced at the peak",
         ),
-        ("optimizer", _gib(parts.optimizer), "its state, float32, this rank's shard"),
+        ("optimizer", binary(parts.optimizer), "its state, float32, this rank's shard"),
         (
             "gathered blocks",
-            _gib(parts.gathered),
+            binary(parts.gathered),
             "weights of the current and the next, and gradients in reduction",
         ),
         (
             "activations",
-            _gib(parts.activations),
+            binary(parts.activations),
             f"{plan.micro_batch_size} samples, and what their block's backward pass computes",
         ),
-        ("total", _gib(parts.total), _fit(plan)),
+        ("total", binary(parts.total), _fit(plan)),
     ]
 
 
 def _fit(plan: Plan) -> str:
     if plan.gpu_memory_bytes is None:
         return ""
-    of = f"of {_gib(plan.gpu_memory_bytes)}"
+    of = f"of {binary(plan.gpu_memory_bytes)}"
     if plan.fits:
         return f"{of}: fits; the largest micro batch is about {plan.largest_micro_batch}"
     if plan.largest_micro_batch:
@@ -129,20 +128,24 @@ def _time(plan: Plan) -> list[Row]:
 def _disk(plan: Plan) -> list[Row]:
     kept = plan.disk_bytes // plan.checkpoint_bytes - 1
     return [
-        ("one checkpoint", _gib(plan.checkpoint_bytes), "weights and optimizer state, float32"),
+        ("one checkpoint", binary(plan.checkpoint_bytes), "weights and optimizer state, float32"),
         (
             "its copy per rank",
-            _gib(plan.host_bytes_per_rank),
+            binary(plan.host_bytes_per_rank),
             "in host memory, while it is written",
         ),
-        ("snapshots", _gib(plan.snapshot_bytes_per_node), _snapshots(plan)),
+        ("snapshots", binary(plan.snapshot_bytes_per_node), _snapshots(plan)),
         (
             "loaded batches",
-            _gib(plan.loader_bytes_per_node),
+            binary(plan.loader_bytes_per_node),
             "in /dev/shm of each node, at its fewest nodes, if all loaders are ahead",
         ),
-        ("checkpoints", _gib(plan.disk_bytes), f"{kept} kept, one being written"),
-        ("one encoded sample", _si(plan.data_bytes_per_sample, "B"), "times the number of samples"),
+        ("checkpoints", binary(plan.disk_bytes), f"{kept} kept, one being written"),
+        (
+            "one encoded sample",
+            decimal(plan.data_bytes_per_sample, "B"),
+            "times the number of samples",
+        ),
     ]
 
 
@@ -152,7 +155,7 @@ def _snapshots(plan: Plan) -> str:
     text = "in the memory of each node, at its fewest nodes"
     limit = plan.memory_limit_bytes
     if limit is not None and plan.snapshot_bytes_per_node + 2 * reserve_of(limit) > limit:
-        return f"{text}: DO NOT FIT in limits.memory, {_gib(limit)}; none are taken"
+        return f"{text}: DO NOT FIT in limits.memory, {binary(limit)}; none are taken"
     return text
 
 
@@ -169,19 +172,6 @@ def _assumptions(plan: Plan) -> list[str]:
         )
     lines.append("Not counted: start-up, evaluation, sampling, waiting for data and checkpoints.")
     return lines
-
-
-def _gib(num_bytes: int) -> str:
-    if num_bytes < 2**30:
-        return f"{num_bytes / 2**20:,.1f} MiB"
-    return f"{num_bytes / 2**30:,.2f} GiB"
-
-
-def _si(number: float, unit: str) -> str:
-    power = 0
-    while number >= 1000 and power < len(_DECIMAL) - 1:
-        number, power = number / 1000, power + 1
-    return f"{number:,.4g} {_DECIMAL[power]}{unit}"
 
 
 def _duration(seconds: float) -> str:

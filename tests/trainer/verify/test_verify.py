@@ -1,0 +1,161 @@
+"""The plan against one real step on fake tensors, whose memory and collectives torch's trackers count."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.paths import EXAMPLES
+from torch import Tensor
+
+from fluxtrain import optim
+from fluxtrain.cli import main
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK
+from fluxtrain.verify import comparison, render, verify
+from fluxtrain.verify.comparison import Comparison, Row
+from fluxtrain.verify.fake_world import fake_world
+
+FEW_BLOCKS = {"depth": 1, "depth_single_blocks": 2}
+
+
+def make_config(preset: str, **changes: Any) -> RunConfig:
+    base = {"preset": preset, "logging": {"mlperf": {"division": "open"}}}
+    return resolve(merge(base, changes))
+
+
+def row_of(found: Comparison, name: str) -> Row:
+    (row,) = (row for row in found.rows if row.name == name)
+    return row
+
+
+@pytest.mark.parametrize(
+    ("preset", "nodes", "ranks", "changes"),
+    [
+        ("micro", 1, 1, {}),
+        ("micro", 2, 4, {}),
+        (
+            "openmoji",
+            64,
+            8,
+            {"model": FEW_BLOCKS},
+        ),  # fewer rows than ranks: most of what is gathered is padding
+        (
+            "openmoji",
+            2,
+            8,
+            {"parallel": {"dp_replicate": "per-node", "activation_checkpointing": 1}},
+        ),
+        ("micro", 1, 8, {"parallel": {"micro_batch_size": 1}}),  # gradients accumulate
+        (
+            "openmoji",
+            1,
+            8,
+            {
+                "model": FEW_BLOCKS,
+                "precision": {"compute": "bfloat16", "reduce": "bfloat16"},
+                "parallel": {"reshard_after_forward": False, "activation_checkpointing": 0.5},
+            },
+        ),
+        ("mlperf-schnell", 8, 8, {"model": FEW_BLOCKS}),
+        ("dev-finetune", 1, 8, {"model": FEW_BLOCKS}),
+    ],
+)
+def test_a_step_uses_what_is_planned(
+    preset: str, nodes: int, ranks: int, changes: dict[str, Any]
+) -> None:
+    found = verify(make_config(preset, **changes), nodes, ranks)
+    assert found.holds, render(found)
+    assert row_of(found, "products").difference == 0
+    assert row_of(found, "host syncs").measured == 0
+    assert row_of(found, "kernels").measured > 300
+    names = [row.name for row in found.rows if " in " in row.name]
+    assert len(names) == (0 if ranks == 1 else 3 + ("dp_replicate" in str(changes)))
+    assert not dist.is_initialized()
+
+
+def test_a_plan_that_is_wrong_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = comparison.collectives
+
+    def without_norms(*arguments: Any) -> list[Any]:
+        return [each for each in planned(*arguments) if each.operation != "all_reduce"]
+
+    monkeypatch.setattr(comparison, "collectives", without_norms)
+    assert main(["plan", str(EXAMPLES / "micro.yaml"), "--verify"]) == EXIT_OK  # one rank
+    file = EXAMPLES / "mlperf-schnell.yaml"
+    small = [f"--model.{name}={value}" for name, value in FEW_BLOCKS.items()]
+    open_division = "--logging.mlperf.division=open"
+    assert main(["plan", str(file), "--verify", open_division, *small]) == EXIT_ERROR
+
+
+def test_a_step_that_reads_a_value_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad_step = optim.first_bad_step
+
+    def reading(before: Tensor, norm: Tensor, step: int) -> Tensor:
+        reading.armed = not reading.armed  # type: ignore[attr-defined]
+        if not reading.armed:  # type: ignore[attr-defined]
+            norm.item()
+        return bad_step(before, norm, step)
+
+    reading.armed = False  # type: ignore[attr-defined]  # the first update is not measured
+    monkeypatch.setattr(optim, "first_bad_step", reading)
+    found = verify(make_config("micro"), 1, 1)
+    assert not found.holds
+    assert row_of(found, "host syncs").measured == 1
+
+
+@pytest.mark.parametrize(
+    ("planned", "measured", "tolerance", "holds"),
+    [
+        (104, 100, 0.05, True),
+        (106, 100, 0.05, False),
+        (94, 100, 0.05, False),
+        (101, 100, 0, False),
+        (1, 0, 0, False),
+        (0, 0, 0, True),
+        (1000, 1, None, True),
+        (None, 1, 0, True),
+    ],
+)
+def test_how_far_a_row_may_differ(
+    planned: int | None, measured: int, tolerance: float | None, holds: bool
+) -> None:
+    row = Row(name="", unit="B", planned=planned, measured=measured, tolerance=tolerance)
+    assert row.holds is holds
+
+
+def test_the_table_tells_what_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(EXAMPLES / "micro.yaml")
+    assert main(["plan", file, "--verify"]) == EXIT_OK
+    text = capsys.readouterr().out
+    assert "all of its micro batches (1), each of 16 samples on one of 1 ranks" in text
+    assert "Both columns are without compilation.\nThe plan holds" in text
+    assert main(["plan", file, "--verify", "--json"]) == EXIT_OK
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows[0]["name"] == "peak memory"
+    found = Comparison(
+        num_ranks=8,
+        micro_batch_size=4,
+        micro_batches=2,
+        accumulation_steps=16,
+        compiles=True,
+        rows=[Row(name="peak memory", unit="B", planned=2, measured=1, tolerance=0.05)],
+    )
+    text = render(found)
+    for part in ("+100.00% FAILS", "2 of its 16 micro batches", "compiles its blocks", "NOT HOLD"):
+        assert part in text
+
+
+def test_a_group_is_left_and_no_second_one_joined() -> None:
+    with fake_world(2, 3) as world:
+        assert (world.size, world.local_size, world.num_nodes) == (6, 3, 2)
+        content = torch.ones(2)
+        dist.all_reduce(content)
+        assert content.tolist() == [1, 1]
+        with pytest.raises(RuntimeError, match="in a process group already"), fake_world(1, 2):
+            pass
+    assert not dist.is_initialized()

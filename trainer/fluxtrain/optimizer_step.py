@@ -1,0 +1,62 @@
+"""The parts of an optimizer step: the gradients of micro batches, and the update.
+
+Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fluxtrain import optim
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.batch import Batch
+from fluxtrain.data.loader import AnyBatch
+from fluxtrain.loss import FlowLoss
+from fluxtrain.model.flux import Flux
+from fluxtrain.parallelize import full_tensor
+from fluxtrain.step_times import StepTimes
+
+Encode = Callable[[AnyBatch], Batch]
+
+
+def add_gradients(
+    flow_loss: FlowLoss, encode: Encode, batch: AnyBatch, samples_per_rank: float, times: StepTimes
+) -> tuple[Tensor, Tensor]:
+    """Add the gradients of one micro batch; return each sample's loss times its weight, and its weight.
+
+    Gradients are averaged over the ranks, so each rank divides by its part of the global batch,
+    ``samples_per_rank``.
+    """
+    with times.forward():
+        encoded = encode(batch)
+        losses = flow_loss(encoded) * encoded.weights
+    with times.backward():
+        torch.autograd.backward(losses.sum() / samples_per_rank)
+    return losses.detach(), encoded.weights
+
+
+def update(
+    model: Flux,
+    optimizer: torch.optim.Optimizer,
+    config: RunConfig,
+    step: int,
+    bad_step: Tensor,
+    times: StepTimes,
+    before_update: Callable[[], None] = lambda: None,
+) -> tuple[Tensor, Tensor]:
+    """Clip the gradients and take optimizer step ``step``; return their norm and the first bad step.
+
+    Both stay on the device. Nothing is updated from ``bad_step`` on, the first step with a gradient that is
+    not finite. ``before_update`` is called before weights or moments change.
+    """
+    optim.set_learning_rate(optimizer, optim.learning_rate(step, config.optim, config.schedule))
+    norm = full_tensor(optim.clip_gradients(model.parameters(), config.optim.max_grad_norm))
+    bad_step = optim.first_bad_step(bad_step, norm, step)
+    before_update()
+    with times.optimizer():
+        optim.update(optimizer, bad_step)
+    optimizer.zero_grad(set_to_none=True)
+    return norm, bad_step

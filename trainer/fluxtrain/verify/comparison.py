@@ -1,0 +1,181 @@
+"""Measured beside planned: memory within 5 %, traffic to the byte."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.sharding import Sharding
+from fluxtrain.data.order import BatchShares
+from fluxtrain.model.flops import recomputed_flops, training_flops
+from fluxtrain.plan.memory import Memory, memory
+from fluxtrain.traffic import Collective, collectives
+from fluxtrain.verify.measurement import Measured, eager, measure
+
+MEMORY_TOLERANCE = 0.05
+"""Largest allowed difference of the peak, as a fraction of what was measured."""
+_KINDS = {
+    "Sharded Param": "weights",
+    "Parameter": "weights",
+    "OptState": "optimizer",
+    "Optstate": "optimizer",
+    "Sharded Grad": "gradients",
+    "Unsharded Param": "gathered",
+    "All Gather": "gathered",
+    "Reduce Scatter": "gathered",
+}
+"""The tracker's kinds by the plan's; all others are activations, or what a backward pass computes of them."""
+_NOTHING = Collective("dp_shard", "all_gather", calls=0, content_bytes=0)
+
+
+class Row(BaseModel):
+    """One quantity, as planned and as measured."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    unit: Literal["B", "FLOP", ""]
+    planned: int | None
+    """None if a plan has no such figure."""
+    measured: int
+    tolerance: float | None = None
+    """Largest allowed difference, as a fraction of what was measured; None: any."""
+
+    @property
+    def difference(self) -> float | None:
+        """Return the difference of the plan as a fraction of what was measured."""
+        if self.planned is None:
+            return None
+        if self.measured == 0:
+            return 0.0 if self.planned == 0 else float("inf")
+        return self.planned / self.measured - 1
+
+    @property
+    def holds(self) -> bool:
+        """Return whether the difference is allowed."""
+        if self.tolerance is None or self.difference is None:
+            return True
+        return abs(self.difference) <= self.tolerance
+
+
+class Comparison(BaseModel):
+    """A plan beside the step that was measured."""
+
+    model_config = ConfigDict(frozen=True)
+
+    num_ranks: int
+    """Ranks of the fake process group."""
+    micro_batch_size: int
+    """Samples of a micro batch."""
+    micro_batches: int
+    """Micro batches that were measured."""
+    accumulation_steps: int
+    """Micro batches of a whole step."""
+    compiles: bool
+    """Whether the config compiles blocks; both columns are without it."""
+    rows: list[Row]
+
+    @property
+    def holds(self) -> bool:
+        """Return whether all differences are allowed."""
+        return all(row.holds for row in self.rows)
+
+
+def verify(
+    config: RunConfig, num_nodes: int, ranks_per_node: int, has_gpu: bool = True
+) -> Comparison:
+    """Measure one step of ``config`` on as many fake ranks, without compilation; compare it with its plan.
+
+    ``has_gpu`` tells whether the ranks of the job have GPUs, on which blocks are compiled by default.
+    """
+    measured = measure(config, num_nodes, ranks_per_node)
+    num_ranks = num_nodes * ranks_per_node
+    sharding = Sharding.of(config, num_ranks, ranks_per_node)
+    shares = BatchShares.of(config, num_ranks)
+    size, accumulates = shares.micro_batch_size, shares.accumulation_steps > 1
+    planned = memory(eager(config), sharding, size, accumulates)
+    return Comparison(
+        num_ranks=num_ranks,
+        micro_batch_size=size,
+        micro_batches=measured.micro_batches,
+        accumulation_steps=shares.accumulation_steps,
+        compiles=config.parallel.compiles(has_gpu),
+        rows=[
+            *_memory_rows(planned, measured),
+            *_traffic_rows(config, sharding, measured),
+            Row(
+                name="products",
+                unit="FLOP",
+                planned=measured.micro_batches * size * _flops(config),
+                measured=measured.flops,
+            ),
+            Row(name="kernels", unit="", planned=None, measured=measured.kernels),
+            Row(
+                name="host syncs",
+                unit="",
+                planned=0,
+                measured=len(measured.host_syncs),
+                tolerance=0,
+            ),
+        ],
+    )
+
+
+def _memory_rows(planned: Memory, measured: Measured) -> list[Row]:
+    found = dict.fromkeys(("weights", "optimizer", "gradients", "gathered", "activations"), 0)
+    for kind, used in measured.memory.items():
+        found[_KINDS.get(kind, "activations")] += used
+    rows = [
+        Row(name=f"  {kind}", unit="B", planned=getattr(planned, kind), measured=used)
+        for kind, used in found.items()
+    ]
+    peak = measured.peak_bytes
+    total = Row(
+        name="peak memory",
+        unit="B",
+        planned=planned.total,
+        measured=peak,
+        tolerance=MEMORY_TOLERANCE,
+    )
+    return [total, *rows]
+
+
+def _traffic_rows(config: RunConfig, sharding: Sharding, measured: Measured) -> list[Row]:
+    """Return bytes and calls of each collective that is planned or was measured."""
+    planned = {
+        (each.axis, each.operation): each
+        for each in collectives(config, sharding, measured.micro_batches)
+    }
+    found = {(each.axis, each.operation): each for each in measured.collectives}
+    rows = list[Row]()
+    for axis, operation in dict.fromkeys((*planned, *found)):
+        expected, counted = (each.get((axis, operation), _NOTHING) for each in (planned, found))
+        rows += [
+            Row(
+                name=f"{operation} in {axis}",
+                unit="B",
+                planned=expected.content_bytes,
+                measured=counted.content_bytes,
+                tolerance=0,
+            ),
+            Row(
+                name="  calls",
+                unit="",
+                planned=expected.calls,
+                measured=counted.calls,
+                tolerance=0,
+            ),
+        ]
+    return rows
+
+
+def _flops(config: RunConfig) -> int:
+    """Return the FLOPs of one sample's products as torch counts them.
+
+    They include recomputed blocks, and the scores of attention, which its backward pass computes again.
+    """
+    sizes = config.model, config.image_tokens, config.data.text_length
+    fraction = config.parallel.activation_checkpointing
+    return training_flops(*sizes) + recomputed_flops(*sizes, fraction)
