@@ -96,7 +96,8 @@ class Checkpoints:
     def __post_init__(self) -> None:
         """Create a process group for the writer, whose collectives run in parallel with training's."""
         self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
-        self._staging = Staging(self.state)
+        every = self.config.checkpoint.every_steps
+        self._staging = Staging(self.state, reserve_now=every > 0)
 
     def save(self, run: RunState) -> None:
         """Save at ``run.step``: copy the tensors, then write them in the background."""

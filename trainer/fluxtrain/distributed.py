@@ -148,16 +148,17 @@ class Channel:
 
 
 @contextmanager
-def process_group(progress: Progress | None = None) -> Iterator[World]:
+def process_group(progress: Progress | None = None, with_gpus: bool = True) -> Iterator[World]:
     """Join the process group of torchrun's environment; leave it after a barrier of all ranks.
 
-    ``progress`` is this rank's if it began before.
+    ``progress`` is this rank's if it began before. Without ``with_gpus`` the ranks use none, even if there
+    are some.
 
     So if one rank succeeds, the whole task is done.
     """
     rank, local_rank = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
     size = int(os.environ.get("WORLD_SIZE", 1))
-    has_gpu = torch.cuda.is_available()
+    has_gpu = with_gpus and torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
     if has_gpu:
         torch.cuda.set_device(device)

@@ -26,26 +26,29 @@ class Gpu:
     name: str
     peak_flops: float
     """Dense bfloat16 FLOP/s."""
+    fp8_flops: float | None
+    """Dense fp8 FLOP/s; None if it has no fp8."""
     memory_bytes: int
     """What the driver reports if that is known, else the data sheet's GB as 10^9 bytes, a lower bound."""
 
 
-_ROWS: list[tuple[str, float, int]] = [
-    ("MI250X", 191.5, 64),  # one of its two dies, which torch and Kubernetes count as a GPU
-    ("MI300X", 1307.4, 192),
-    ("MI325X", 1307.4, 256),
-    ("MI355X", 2516.6, 288),
-    ("H100", 989.4, 80),
-    ("H200", 989.4, 141),
-    ("B200", 2250.0, 180),
-    ("GB200", 2500.0, 192),
-    ("GB300", 2500.0, 288),
+_ROWS: list[tuple[str, float, float | None, int]] = [
+    ("MI250X", 191.5, None, 64),  # one of its two dies, which torch and Kubernetes count as a GPU
+    ("MI300X", 1307.4, 2614.9, 192),
+    ("MI325X", 1307.4, 2614.9, 256),
+    ("MI355X", 2516.6, 5033.0, 288),
+    ("H100", 989.4, 1978.9, 80),
+    ("H200", 989.4, 1978.9, 141),
+    ("B200", 2250.0, 4500.0, 180),
+    ("GB200", 2500.0, 5000.0, 192),
+    ("GB300", 2500.0, 5000.0, 288),
 ]
+"""Name, dense bfloat16 and fp8 in TFLOP/s, memory in GB."""
 _REPORTED = {"H200": 143_771 * _MEBI}
 """Memory that the driver reports."""
 GPUS = {
-    name: Gpu(name, peak * _TERA, _REPORTED.get(name, memory * _GIGA))
-    for name, peak, memory in _ROWS
+    name: Gpu(name, peak * _TERA, fp8 and fp8 * _TERA, _REPORTED.get(name, memory * _GIGA))
+    for name, peak, fp8, memory in _ROWS
 }
 
 
@@ -73,12 +76,16 @@ class Peak:
 
 
 def find_peak(device_name: str, dtype: str) -> Peak | None:
-    """Return the dense peak in ``dtype`` of the torch device ``device_name``; None if it is unknown."""
+    """Return the dense peak of the torch device ``device_name``; None if it is unknown.
+
+    ``dtype`` is bfloat16 or fp8; peaks of others are not in the table.
+    """
     parts = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
-    if parts & _SLOWER_BOARDS or dtype != "bfloat16":
+    gpu = next((gpu for name, gpu in GPUS.items() if name in parts), None)
+    if gpu is None or parts & _SLOWER_BOARDS:
         return None
-    known = (gpu for name, gpu in GPUS.items() if name in parts)
-    return next((Peak(gpu.name, dtype, gpu.peak_flops) for gpu in known), None)
+    flops = {"bfloat16": gpu.peak_flops, "fp8": gpu.fp8_flops}.get(dtype)
+    return None if flops is None else Peak(gpu.name, dtype, flops)
 
 
 def peak_flops(device_name: str) -> float | None:

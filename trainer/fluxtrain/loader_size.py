@@ -28,6 +28,8 @@ def _samples(config: RunConfig, num_ranks: int) -> int:
     """Return the samples of one batch of each loader that exists at the same time."""
     if config.task == "preprocess":
         return config.preprocess.batch_size
+    if config.task == "benchmark":
+        return max(config.benchmark.micro_batch_sizes or [config.benchmark.largest_micro_batch])
     if config.task != "train":
         return 0
     share = math.ceil(config.schedule.global_batch_size / num_ranks)

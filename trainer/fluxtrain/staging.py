@@ -1,8 +1,9 @@
 """Copies of a rank's training state in memory of the host, from which a checkpoint is written.
 
-One buffer of exactly the state's size is reserved when the run starts, pinned if there is a GPU, and used
-for every checkpoint: page faults of a new one would cost more than the copy. On a GPU the copy has a stream
-of its own, beside the next forward and backward passes; only the next change of the weights waits for it.
+One buffer of exactly the state's size is used for every checkpoint, pinned if there is a GPU: page faults of
+a new one would cost more than the copy. It is reserved when a run starts that saves on its way. On a GPU the
+copy has a stream of its own, beside the next forward and backward passes; only the next change of the weights
+waits for it.
 """
 
 from __future__ import annotations
@@ -52,8 +53,13 @@ class CopyQueue(Protocol):
 class Staging:
     """The buffer of one rank, and the copies in it."""
 
-    def __init__(self, state: State, queue: CopyQueue | None = None) -> None:
-        """Begin to reserve memory for copies of ``state``, in a thread; every rank must call this."""
+    def __init__(
+        self, state: State, queue: CopyQueue | None = None, *, reserve_now: bool = True
+    ) -> None:
+        """Begin to reserve memory for copies of ``state``, in a thread; every rank must call this.
+
+        Without ``reserve_now`` that begins with the first copy.
+        """
         parts = [local_part(tensor) for tensor in state.values()]
         on_gpu = any(part.is_cuda for part in parts)
         self._state = state
@@ -63,7 +69,8 @@ class Staging:
         self.copies = _views(state, self._buffer, ends)
         """The copies of the last `copy`; whole after `wait`."""
         self._reserving = threading.Thread(target=self._reserve, args=(on_gpu,), daemon=True)
-        self._reserving.start()
+        if reserve_now:
+            self._reserving.start()
 
     def _reserve(self, pinned: bool) -> None:
         self._buffer.zero_()  # every page is there from now on
@@ -75,6 +82,8 @@ class Staging:
 
         The state must not change before `before_change` was called.
         """
+        if self._reserving.ident is None:
+            self._reserving.start()
         self._reserving.join()
         with self._queue.copying():
             for name, tensor in self._state.items():

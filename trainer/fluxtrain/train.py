@@ -55,6 +55,12 @@ def train(config: RunConfig, paths: RunPaths, world: World) -> RunState:
         return trainer.run
 
 
+def take_steps(config: RunConfig, paths: RunPaths, world: World, count: int) -> None:
+    """Take the first ``count`` steps of a longer run, log them and save nothing: to measure them."""
+    with ExitStack() as stack:
+        _Trainer(config, paths, world, stack).take_steps(count)
+
+
 class _Trainer:
     """The parts of one training, and ``run``, its state after the last step."""
 
@@ -114,16 +120,7 @@ class _Trainer:
 
     def train(self) -> None:
         """Take steps until the run is over."""
-        self._warm_up()
-        self.observer.on_train_begin()
-        batches = training_batches(  # starts to read samples
-            self.config,
-            self.sources,
-            self.shares,
-            self.world.rank,
-            first_batch=self.run.step,
-            pin=self._pin,
-        )
+        batches = self._begin()
         if self.config.evaluation.at_start and self.run.step == 0:
             self._evaluate()
         try:
@@ -135,6 +132,25 @@ class _Trainer:
         self._finish_snapshots()
         self.checkpoints.finish()
         self.observer.on_train_end(self.run)
+
+    def take_steps(self, count: int) -> None:
+        """Take ``count`` steps, of which none may be the last of the run."""
+        batches = self._begin()
+        for _ in range(count):
+            self._step(batches)
+
+    def _begin(self) -> Iterator[AnyBatch]:
+        """Compile, start MLPerf's clock and return this rank's batches."""
+        self._warm_up()
+        self.observer.on_train_begin()
+        return training_batches(  # starts to read samples
+            self.config,
+            self.sources,
+            self.shares,
+            self.world.rank,
+            first_batch=self.run.step,
+            pin=self._pin,
+        )
 
     def _warm_up(self) -> None:
         """Compile, and let the device load its libraries, before MLPerf's clock starts."""

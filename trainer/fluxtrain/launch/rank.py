@@ -42,8 +42,12 @@ TASKS = {
     "prepare": "fluxtrain.prepare.task:prepare",
     "preprocess": "fluxtrain.precompute:preprocess",
     "sample": "fluxtrain.sample.task:sample_prompts",
+    "benchmark": "fluxtrain.benchmark.task:benchmark",
 }
 """The function that each rank runs, by ``spec.run.task``; only this task is imported."""
+
+WITHOUT_GPUS = ("benchmark",)
+"""Tasks whose ranks use no GPU: the benchmark leaves all its memory to the processes that it starts."""
 
 FINAL_CODES = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE, EXIT_UNFIT)
 """Exit codes of errors that a restart by torchrun would only repeat."""
@@ -82,7 +86,8 @@ def _run_task(config: RunConfig, paths: RunPaths) -> None:
 
             end_with_parent()
             task = resolve_name(TASKS[config.task])
-            world = stack.enter_context(process_group(progress))
+            with_gpus = config.task not in WITHOUT_GPUS
+            world = stack.enter_context(process_group(progress, with_gpus))
         task(config, paths, world)
 
 

@@ -121,6 +121,10 @@ def check_before_starting(config: RunConfig, paths: RunPaths, processes: int) ->
         from fluxtrain.sample.task import check_sample_task
 
         check_sample_task(config, paths)
+    elif config.task == "benchmark":
+        from fluxtrain.benchmark.check import check_benchmark
+
+        check_benchmark(config, paths)
     else:
         _check_training(config, paths, processes)
     stop = serve(

@@ -65,7 +65,8 @@ class Speedometer:
         """What MFU is a fraction of; None if it is unknown."""
         if world.device.type == "cuda":
             name = torch.cuda.get_device_name(world.device)
-            self.peak = find_peak(name, config.precision.compute)
+            precision = config.precision
+            self.peak = find_peak(name, precision.compute if precision.fp8 == "none" else "fp8")
 
     def start(self, run: RunState) -> None:
         """Measure from ``run`` on."""

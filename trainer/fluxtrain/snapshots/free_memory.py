@@ -105,6 +105,15 @@ def tightest(volume: Path) -> Bound:
 def bounds(volume: Path, root: Path = Path("/")) -> Iterator[Bound]:
     """Yield what bounds the bytes in ``volume``, which is in memory: itself, the machine and cgroups."""
     yield _of_volume(volume)
+    yield from _of_system(root)
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes that the machine and the cgroups of this process leave for new memory."""
+    return min(bound.free for bound in _of_system(root))
+
+
+def _of_system(root: Path) -> Iterator[Bound]:
     with suppress(OSError, ValueError, LookupError):
         values = _values(root / "proc/meminfo")
         total, available = (1024 * values[key] for key in ("MemTotal:", "MemAvailable:"))

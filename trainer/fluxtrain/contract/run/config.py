@@ -13,10 +13,12 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from fluxtrain.contract.launch import RENDEZVOUS_PORT
+from fluxtrain.contract.run.benchmark import BenchmarkConfig
 from fluxtrain.contract.run.encoders import EncodersConfig, PreprocessConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.precision import FP8_WIDTHS, PrecisionConfig
 from fluxtrain.contract.run.preflight import PreflightConfig
+from fluxtrain.contract.run.prepare import PrepareConfig
 from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, PRESETS
 from fluxtrain.contract.strict_model import (
     IMMUTABLE,
@@ -91,39 +93,6 @@ class DataConfig(StrictModel):
     """Fail if more than this fraction of the samples read so far, or of a validation set, is unreadable."""
     synthetic: Annotated[SyntheticConfig, IMMUTABLE] = SyntheticConfig()
     """The synthetic data set."""
-
-
-class PrepareConfig(StrictModel):
-    """The prepare task: converts MLPerf's raw data to the images and captions that ``data`` names."""
-
-    rules: ClassVar = (
-        Rule(
-            "samples",
-            "must be 1 or more if dataset is coco",
-            lambda prepare: prepare.samples != 0 or prepare.dataset != "coco",
-            "self.samples != 0 || self.dataset != 'coco'",
-            others=("dataset",),
-        ),
-        Rule(
-            "problematic",
-            "must be left out if dataset is coco",
-            lambda prepare: prepare.problematic is None or prepare.dataset != "coco",
-            "self.dataset != 'coco'",
-            others=("dataset",),
-        ),
-    )
-
-    dataset: Annotated[Literal["cc12m", "coco"], IMMUTABLE] = "cc12m"
-    """``cc12m``: cleaned, to ``data.train``; ``coco``: a subset with timesteps, to ``data.validation``."""
-    input: Path = "raw"
-    """cc12m: a folder of raw tars, the URL of a manifest, or hf://datasets/ORG/NAME[@REVISION]; coco: the
-    folder with ``val2014`` and ``annotations``. A relative folder is below the data root."""
-    samples: Annotated[Count | None, IMMUTABLE] = None
-    """Number of samples; null: MLPerf's 1,099,776 of cc12m, 29,696 of coco; 0: all usable ones of cc12m."""
-    problematic: Annotated[Path | None, IMMUTABLE] = None
-    """cc12m: file with indices to leave out, one per line, below the data root."""
-    workers: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Worker processes; null: one per available core. The result does not depend on it."""
 
 
 class FlowConfig(StrictModel):
@@ -360,6 +329,8 @@ class RunConfig(StrictModel):
     """Evaluation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
+    benchmark: BenchmarkConfig = BenchmarkConfig()
+    """What the benchmark task measures."""
     prepare: PrepareConfig = PrepareConfig()
     """Input of the prepare task."""
     preprocess: PreprocessConfig = PreprocessConfig()

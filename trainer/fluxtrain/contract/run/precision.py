@@ -8,6 +8,7 @@ from fluxtrain.contract.run.encoders import Precision
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.strict_model import Rule, StrictModel
 
+Fp8 = Literal["none", "tensorwise", "rowwise"]
 FP8_MULTIPLE = 16
 """Matrix products in fp8 need dimensions that are multiples of it."""
 
@@ -19,7 +20,7 @@ class PrecisionConfig(StrictModel):
     """Data type of forward and backward; ``float32`` for exact comparisons and CPUs."""
     reduce: Precision = "float32"
     """Data type of the gradient reduction between ranks."""
-    fp8: Literal["none", "tensorwise", "rowwise"] = "none"
+    fp8: Fp8 = "none"
     """Compute the blocks' linear layers in fp8, but for the modulations. ``tensorwise``: one scale for each
     tensor, gradients in e5m2; ``rowwise``: one for each row or column, all in e4m3, slower. Scales follow the
     largest values (dynamic scaling). A GPU without fp8 is refused; a CPU emulates it."""

@@ -16,8 +16,6 @@ ANY_VALUE = object()
 """Matches every value of a field except null."""
 NOT_IMPLEMENTED: dict[tuple[str, object], str] = {
     ("preset", "dev-lora"): "training LoRA adapters",
-    ("preset", "benchmark"): "the benchmark task",
-    ("task", "benchmark"): "the benchmark task",
     ("task", "evaluate"): "the evaluate task",
     ("adapter", ANY_VALUE): "training LoRA adapters",
 }

@@ -1,0 +1,81 @@
+"""Every combination is measured, as the first steps of a training that saves nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from fluxtrain.benchmark.setting import NUM_PARTS, Setting, Trial, settings
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.errors import ConfigError
+
+SETTING = Setting(64, 8, "bfloat16", "tensorwise", 0.5, True)
+
+
+def make_config(**benchmark: object) -> RunConfig:
+    return resolve({"preset": "micro", "task": "benchmark", "benchmark": benchmark})
+
+
+def test_the_product_of_all_lists_is_measured() -> None:
+    config = make_config(
+        image_sizes=[32, 64],
+        text_lengths=[4, 8],
+        compute=["bfloat16", "float32"],
+        fp8=["none", "rowwise"],
+        activation_checkpointing=[0.0, 1.0],
+        compile=[True, False],
+    )
+    found = list(settings(config))
+    assert len(found) == len(set(found)) == 64
+    assert Setting(64, 4, "float32", "rowwise", 1.0, False) in found
+
+
+def test_an_empty_list_has_the_value_of_the_run() -> None:
+    assert list(settings(make_config())) == [Setting(32, 4, "float32", "none", 0.0, False)]
+
+
+def test_a_trial_is_a_training_of_its_setting_that_never_saves() -> None:
+    config = make_config(steps=20, warmup_steps=6)
+    trial = Trial(SETTING, micro_batch_size=3, num_ranks=4, is_measured=True)
+    run = trial.config(config)
+    assert (run.task, run.data.image_size, run.data.latent_size) == ("train", 64, 8)
+    assert (run.data.text_length, run.precision.compute) == (8, "bfloat16")
+    assert run.precision.fp8 == "tensorwise"
+    assert (run.parallel.activation_checkpointing, run.parallel.compile) == (0.5, True)
+    assert run.schedule.global_batch_size == 12
+    assert trial.num_steps(config) == 28, "two parts of 4 steps before five that are measured"
+    assert run.logging.every_steps * NUM_PARTS == 20
+    assert run.schedule.steps > trial.num_steps(config), "the last step would save"
+    never = run.checkpoint.every_steps, run.checkpoint.memory_every_steps, run.evaluation_steps
+    assert never == (0, 0, 0)
+
+
+def test_a_trial_that_only_has_to_fit_is_short() -> None:
+    trial = Trial(SETTING, 3, 4, is_measured=False)
+    assert trial.num_steps(make_config(steps=1000, warmup_steps=100)) == 3
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "message"),
+    [
+        ({"image_sizes": [100]}, r"spec\.run\.benchmark\.image_sizes.*100"),
+        ({"micro_batch_sizes": [0]}, r"spec\.run\.benchmark\.micro_batch_sizes.*0"),
+        ({"compute": ["float8"]}, r"spec\.run\.benchmark\.compute.*float8"),
+        ({"memory_gib": 0}, r"spec\.run\.benchmark\.memory_gib: got 0"),
+        ({"steps": 0}, r"spec\.run\.benchmark\.steps: got 0"),
+    ],
+)
+def test_bad_values_are_refused_with_their_field(
+    benchmark: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(**benchmark)
+
+
+def test_the_preset_has_the_setting_of_fluxbenchmark() -> None:
+    config = resolve({"preset": "benchmark"})
+    (setting,) = settings(config)
+    assert (setting.image_size, setting.text_length, setting.compute) == (512, 512, "bfloat16")
+    assert setting.activation_checkpointing == 0
+    assert config.model.guidance_embed
+    assert config.image_tokens + config.data.text_length == 1536

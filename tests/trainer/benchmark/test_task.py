@@ -1,0 +1,73 @@
+"""The task end to end: real trainings in their own processes, one of which runs out of memory."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.commands import fluxtrain
+
+from fluxtrain.benchmark.trial import is_out_of_memory
+
+FILE = """
+apiVersion: fluxtrain.dev/v1alpha1
+kind: FluxTraining
+metadata: {name: benchmark}
+spec:
+  run:
+    preset: micro
+    task: benchmark
+    data: {num_workers: 0}
+    logging: {metrics_port: 0}
+    benchmark: {micro_batch_sizes: [2, 60000], steps: 5, warmup_steps: 1, memory_gib: 2}
+"""
+
+
+def rows(output: Path) -> list[dict[str, str]]:
+    with (output / "benchmark.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_a_batch_that_does_not_fit_costs_only_its_own_processes(tmp_path: Path) -> None:
+    file, output = tmp_path / "job.yaml", tmp_path / "run"
+    file.write_text(FILE)
+    command = ("run", str(file), "--output", str(output), "--processes", "2")
+    done = fluxtrain(*command)
+    assert done.returncode == 0, done.stderr
+    small, large = rows(output)
+    assert (small["micro_batch_size"], small["num_ranks"], small["status"]) == ("2", "2", "done")
+    assert float(small["slowest"]) <= float(small["images_per_second_per_gpu"])
+    assert float(small["tflops_per_gpu"]) > 0
+    assert (small["mfu"], small["mfu_peak"]) == ("", "unknown")
+    assert (large["micro_batch_size"], large["status"]) == ("60000", "out of memory"), done.stderr
+    assert "images/s/rank" in done.stdout
+    assert not list(output.glob("trials/*/checkpoints/step_*")), "nothing is saved"
+    again = fluxtrain(*command)
+    assert again.returncode == 0, again.stderr
+    assert len(list((output / "trials").iterdir())) == 2, "nothing is measured twice"
+    assert again.stdout == done.stdout
+    trials: list[dict[str, Any]] = json.loads((output / "benchmark.json").read_text())["trials"]
+    assert "memory" in trials[1]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("HIP out of memory"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True),
+        (OSError(12, "Cannot allocate memory"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (KeyError("memory"), False),
+    ],
+)
+def test_memory_errors_are_told_from_others(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) == expected
+    wrapped = RuntimeError("a worker failed")
+    wrapped.__cause__ = error
+    assert is_out_of_memory(wrapped) == expected
