@@ -33,7 +33,7 @@ def evaluation_loss(file: Path, seed: int, fp8: str, options: Sequence[str], fol
     for name, value in {**changes, **quiet}.items():
         command.append(f"--{name}={json.dumps(value) if isinstance(value, bool) else value}")
     command += [*(f"--{option}" for option in options), f"--output={output}"]
-    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
     records = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
     *_, last = (record["eval_loss"] for record in records if "eval_loss" in record)
     return float(last)

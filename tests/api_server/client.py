@@ -131,6 +131,8 @@ KINDS = {
     "secret": ("api/v1", "secrets"),
     "service": ("api/v1", "services"),
     "nodes": ("api/v1", "nodes"),
+    "pvc": ("api/v1", "persistentvolumeclaims"),
+    "workload": ("apis/kueue.x-k8s.io/v1beta1", "workloads"),
     "lease": ("apis/coordination.k8s.io/v1", "leases"),
     "deployment": ("apis/apps/v1", "deployments"),
     "networkpolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),

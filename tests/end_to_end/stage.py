@@ -65,14 +65,17 @@ def make_namespace(kubectl: Kubectl, namespace: str) -> None:
 
 def make_volumes(kubectl: Kubectl, namespace: str, folder: Path) -> None:
     """Create the claims `packages` and `output` of a namespace; ``folder`` is the volume of `output`."""
+    kubectl.apply(*volumes.site_packages("packages", namespace), namespace=namespace)
+    make_output(kubectl, namespace, "output", folder)
+
+
+def make_output(kubectl: Kubectl, namespace: str, claim: str, folder: Path) -> None:
+    """Create ``claim``, whose volume is ``folder``."""
     folder.mkdir(exist_ok=True)
     shutil.chown(folder, images.USER_ID, images.USER_ID)
     for parent in list(folder.parents)[:3]:
         parent.chmod(parent.stat().st_mode | 0o055)
-    manifests = [
-        *volumes.site_packages("packages", namespace),
-        *volumes.host_folder("output", folder, namespace, read_only=False),
-    ]
+    manifests = volumes.host_folder(claim, folder, namespace, read_only=False)
     kubectl.apply(*manifests, namespace=namespace)
 
 
@@ -80,8 +83,10 @@ def clear(kubectl: Kubectl, namespace: str) -> None:
     """Delete all jobs, pods and volumes of a namespace."""
     kubectl("delete", "fluxtraining", "--all", f"--namespace={namespace}", seconds=120)
     kubectl("delete", "pod", "--all", f"--namespace={namespace}", "--grace-period=0", "--force")
+    claims = kubectl.get("pvc", f"--namespace={namespace}")["items"]
     kubectl("delete", "pvc", "--all", f"--namespace={namespace}", seconds=120)
-    kubectl("delete", "pv", f"{namespace}-packages", f"{namespace}-output", seconds=120)
+    names = [f"{namespace}-{claim['metadata']['name']}" for claim in claims]
+    kubectl("delete", "pv", *names, seconds=120)
 
 
 class Operator:

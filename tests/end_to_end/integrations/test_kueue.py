@@ -97,7 +97,7 @@ class QueuedJobs(Jobs):
 
     def workload_uid(self, name: str) -> str:
         """Return the uid of Kueue's Workload of a job's training pods."""
-        workload = self.kubectl.get("workloads.kueue.x-k8s.io", self.group(name), HERE)
+        workload = self.kubectl.get("workload", self.group(name), HERE)
         return str(workload["metadata"]["uid"])
 
     def debug_text(self, name: str, status: Manifest) -> str:
@@ -214,7 +214,9 @@ def test_a_job_that_hangs_restarts_in_place_and_keeps_its_quota_while_another_wa
 
 
 def test_a_restart_of_all_pods_keeps_the_quota_while_another_waits(jobs: QueuedJobs) -> None:
-    jobs.apply("fifth", num_nodes=2, fewest=2, run=ENDLESS, storage={})
+    stage.make_output(jobs.kubectl, NAMESPACE, "fifth", jobs.output.with_name("fifth"))
+    storage = {"output": {"persistentVolumeClaim": {"claimName": "fifth"}}}
+    jobs.apply("fifth", num_nodes=2, fewest=2, run=ENDLESS, storage=storage)
     jobs.wait_until_runs("fifth")
     jobs.wait_until("fifth", lambda s: s["progress"]["step"] >= 2, "trains")
     jobs.apply("sixth")
