@@ -6,20 +6,22 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from fluxtrain.errors import FluxtrainError
 from fluxtrain.progress import Progress
 
+T = TypeVar("T")
 START_TIMEOUT = timedelta(minutes=10)
 """Timeout of collectives: ranks compile and load at different speeds."""
 _NO_TIMEOUT = timedelta(days=3650)
@@ -77,6 +79,25 @@ class World:
         if self.size > 1:
             dist.broadcast_object_list(texts, src=0)
         return texts
+
+    def from_main(self, make: Callable[[], T]) -> T:
+        """Return what ``make`` returns on rank 0, where alone it is called; every rank must call this.
+
+        Its FluxtrainError is raised on every rank.
+        """
+        if self.size == 1:
+            return make()
+        outcome: list[T | FluxtrainError | None] = [None]
+        if self.is_main:
+            try:
+                outcome = [make()]
+            except FluxtrainError as error:
+                outcome = [error]
+        dist.broadcast_object_list(outcome, src=0)
+        (made,) = outcome
+        if isinstance(made, FluxtrainError):
+            raise made
+        return cast(T, made)
 
     def gather_numbers(self, own: list[float]) -> list[list[float]]:
         """Return the numbers of each rank, by rank; every rank must call it with equally many.

@@ -11,6 +11,10 @@
   * StoppedError     the run was asked to stop and saved a checkpoint
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 EXIT_OK = 0
 """The run reached its target or its last step. Written by the trainer, read by the operator."""
 EXIT_ERROR = 1
@@ -36,6 +40,16 @@ class FluxtrainError(Exception):
     """An error that the user can fix: its text is printed without a traceback."""
 
     exit_code = EXIT_ERROR
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let another rank raise the error too, whatever the arguments of its class are."""
+        return _restore, (type(self), self.args)
+
+
+def _restore(kind: type[FluxtrainError], args: tuple[object, ...]) -> FluxtrainError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    return error
 
 
 class ConfigError(FluxtrainError):

@@ -25,7 +25,6 @@ from fluxtrain.data.loader import (
     training_batches,
 )
 from fluxtrain.data.order import PADDING, BatchShares
-from fluxtrain.data.sources import open_sources
 from fluxtrain.distributed import StopRequest, World
 from fluxtrain.divergence import require_finite
 from fluxtrain.encode.encoders import batch_encoder
@@ -38,6 +37,7 @@ from fluxtrain.report.observer import Observer
 from fluxtrain.report.run_logs import StepMetrics
 from fluxtrain.run_state import RunState
 from fluxtrain.sample.grid import GridSampler
+from fluxtrain.shared_sources import shared_sources
 from fluxtrain.snapshots.recovery import Recovery
 from fluxtrain.warm_up import warm_up
 from fluxtrain.weights.reader import published_weights
@@ -73,7 +73,7 @@ class _Trainer:
         self.observer = observer = Observer(config, paths, world, stack)
         run_preflight(config.preflight, world, paths.output, observer.alive)
         recovery = Recovery(config, paths, world, observer.alive)
-        self.sources = open_sources(config, paths.data)
+        self.sources = shared_sources(config, paths.data, world)
         self.shares = BatchShares.of(config, world.size)
         self.validation = evaluation_batches(
             config, self.sources.validation, world.rank, world.size, pin=self._pin

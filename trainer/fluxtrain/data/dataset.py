@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -69,6 +70,11 @@ class Dataset(Protocol):
     shape: SampleShape
     attribution: str
     """The attribution that the images' licence requires; empty if it requires none."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Return the files that samples are read from."""
+        ...
 
     def __len__(self) -> int:
         """Return the number of samples."""

@@ -6,7 +6,7 @@ A part is a file or a section of one that is read on its own; a record is the nu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -83,6 +83,11 @@ class FileDataset(ABC):
     def empty_text(self) -> None:
         """Return None: the empty prompt's encodings are in files of their own."""
         return
+
+    @property
+    @abstractmethod
+    def files(self) -> Sequence[Path]:
+        """Return the files that samples are read from."""
 
     @abstractmethod
     def key(self, index: int) -> str:

@@ -42,6 +42,11 @@ class ShardDataset(FileDataset):
         self._files = OpenFiles([shard.path for shard in self._shards])
         self._sums: dict[int, Array] = {}
 
+    @property
+    def files(self) -> list[Path]:
+        """Return the shards."""
+        return [shard.path for shard in self._shards]
+
     def caption(self, index: int) -> str:
         """Return the prompt of sample ``index``, "" if it is not stored."""
         number, record = self._place(index)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,6 +33,11 @@ class SyntheticDataset:
         self._txt = _normal(config.seed, 0, (self.num_classes, *self.shape.txt))
         self._vec = _normal(config.seed, 1, (self.num_classes, self.shape.vec))
         self._mean = _normal(config.seed, 2, (self.num_classes, *self.shape.latent))
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Return no files."""
+        return ()
 
     def __len__(self) -> int:
         """Return the number of samples."""

@@ -32,6 +32,11 @@ class ImageDataset:
         """
         self.source, self.side, self._min_side = source, side, min_side
 
+    @property
+    def files(self) -> list[Path]:
+        """Return the files that samples are read from."""
+        return self.source.files
+
     def __len__(self) -> int:
         """Return the number of samples."""
         return len(self.source)

@@ -43,6 +43,11 @@ class ImageFiles:
         self._starts = np.cumsum([0, *map(len, keys)])
         self._files = SharedFiles(paths, max_open=max(1, max_open_files() // 4))
 
+    @property
+    def files(self) -> list[Path]:
+        """Return the files that samples are read from."""
+        return self._paths
+
     def __len__(self) -> int:
         """Return the number of samples."""
         return int(self._starts[-1])

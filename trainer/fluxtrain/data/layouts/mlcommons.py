@@ -80,6 +80,11 @@ class NpyDataset(FileDataset):
         self._headers = [self._first_header(field) for field in range(len(FIELDS))]
         self.shape = shape_of(self.name(0), self._headers)
 
+    @property
+    def files(self) -> list[Path]:
+        """Return the files of the tables."""
+        return [table.path for table in self._tables]
+
     def key(self, index: int) -> str:
         """Return the key of sample ``index`` in its source data set, "" if it has none."""
         number, record = self._place(index)

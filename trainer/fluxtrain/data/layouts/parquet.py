@@ -64,6 +64,11 @@ class ParquetDataset(FileDataset):
         """Return the state without the open file, for another process."""
         return {**self.__dict__, "_cursor": _Cursor()}
 
+    @property
+    def files(self) -> list[Path]:
+        """Return the parquet files."""
+        return list(dict.fromkeys(path for path, _, _ in self._groups))
+
     def key(self, index: int) -> str:
         """Return the key of sample ``index`` in its source data set, "" if it has none."""
         return self._keys[index]

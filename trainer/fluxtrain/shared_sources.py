@@ -1,0 +1,59 @@
+"""The data sets of a run, which one rank opens for all.
+
+To open a set, its files are scanned: headers, offsets, keys. With 512 ranks and a thousand files each rank
+would open every file, half a million times in all, from one storage. So rank 0 scans them, and gives the
+result to the others, which open a file when they read its first sample.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.file_dataset import FileDataset
+from fluxtrain.data.sources import Sources, open_sources
+from fluxtrain.distributed import World
+from fluxtrain.errors import DataError
+
+
+def shared_sources(config: RunConfig, data_root: Path, world: World) -> Sources:
+    """Return the data of the run; every rank must call this.
+
+    Raises on every rank the DataError or ConfigError of `open_sources`, which rank 0 calls; and DataError on
+    a node that lacks a file that rank 0 has seen. Synthetic data has no files: each rank makes it.
+    """
+    if config.data.source == "synthetic":
+        return open_sources(config, data_root)
+    sources = world.from_main(lambda: _scan(config, data_root))
+    if world.local_rank == 0 and not world.is_main:
+        _require_same_files(sources)
+    return sources
+
+
+def _scan(config: RunConfig, data_root: Path) -> Sources:
+    """Return the opened data, with the timesteps of a validation set that is going to be used."""
+    sources = open_sources(config, data_root)
+    evaluation = config.evaluation
+    evaluates = config.evaluation_steps or evaluation.at_start or evaluation.at_end
+    if evaluates and isinstance(sources.validation, FileDataset):
+        _ = sources.validation.stored_timesteps  # kept by the data set
+    return sources
+
+
+def _require_same_files(sources: Sources) -> None:
+    """Raise DataError if a file is missing in the folders of this node: one listing of each folder."""
+    folders = defaultdict[Path, list[Path]](list)
+    for source in (sources.train, sources.validation):
+        for path in source.files:
+            folders[path.parent].append(path)
+    for folder, paths in folders.items():
+        try:
+            names = set(os.listdir(folder))
+        except OSError as error:
+            raise DataError(f"{folder}: {error.strerror}, but rank 0 has it") from None
+        missing = sorted(path.name for path in paths if path.name not in names)
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise DataError(f"{folder / missing[0]}{more}: missing on this node, but rank 0 has it")
