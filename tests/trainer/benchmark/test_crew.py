@@ -29,7 +29,7 @@ CONFIG = resolve(
         "benchmark": {"memory_gib": 1.0},
     }
 )
-TRIAL = Trial(Setting(32, 4, "float32", "none", 0.0, False), 4, 1, is_measured=False)
+TRIAL = Trial(Setting(32, 4, "float32", "none", 0.0, False), 4, 1, 4, is_measured=False)
 
 
 class TwoRanks(World):

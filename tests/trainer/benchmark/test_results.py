@@ -19,7 +19,7 @@ from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import ConfigError, DataError
 
 SETTING = Setting(512, 512, "bfloat16", "none", 0.25, None)
-FACTS = {"device": "AMD Instinct MI300X", "compiled": True}
+FACTS = {"device": "AMD Instinct MI300X", "device_memory_bytes": 192 << 30, "compiled": True}
 
 
 def make_config(**changes: Any) -> RunConfig:
@@ -47,7 +47,7 @@ def outcome(rates: list[float]) -> Outcome:
 
 
 def trial(batch: int, is_measured: bool = True) -> Trial:
-    return Trial(SETTING, batch, 8, is_measured)
+    return Trial(SETTING, batch, 8, 8 * batch, is_measured)
 
 
 def measured(batch: int = 8) -> Result:

@@ -36,7 +36,7 @@ def test_an_empty_list_has_the_value_of_the_run() -> None:
 
 def test_a_trial_is_a_training_of_its_setting_that_never_saves() -> None:
     config = make_config(steps=20, warmup_steps=6)
-    trial = Trial(SETTING, micro_batch_size=3, num_ranks=4, is_measured=True)
+    trial = Trial(SETTING, 3, 4, 12, is_measured=True)
     run = trial.config(config)
     assert (run.task, run.data.image_size, run.data.latent_size) == ("train", 64, 8)
     assert (run.data.text_length, run.precision.compute) == (8, "bfloat16")
@@ -51,7 +51,7 @@ def test_a_trial_is_a_training_of_its_setting_that_never_saves() -> None:
 
 
 def test_a_trial_that_only_has_to_fit_is_short() -> None:
-    trial = Trial(SETTING, 3, 4, is_measured=False)
+    trial = Trial(SETTING, 3, 4, 12, is_measured=False)
     assert trial.num_steps(make_config(steps=1000, warmup_steps=100)) == 3
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.commands import fluxtrain
+from tests.trainer.commands import fluxtrain, start
 
 from fluxtrain.benchmark.trial import is_out_of_memory
+from fluxtrain.errors import EXIT_STOPPED
 
 FILE = """
 apiVersion: fluxtrain.dev/v1alpha1
@@ -22,7 +26,8 @@ spec:
     task: benchmark
     data: {num_workers: 0}
     logging: {metrics_port: 0}
-    benchmark: {micro_batch_sizes: [2, 60000], steps: 5, warmup_steps: 1, memory_gib: 2}
+    benchmark:
+      {micro_batch_sizes: [2, 60000], scaling: [weak], steps: 5, warmup_steps: 1, memory_gib: 2}
 """
 
 
@@ -38,20 +43,53 @@ def test_a_batch_that_does_not_fit_costs_only_its_own_processes(tmp_path: Path) 
     command = ("run", str(file), "--output", str(output), "--processes", "2")
     done = fluxtrain(*command)
     assert done.returncode == 0, done.stderr
-    small, large = rows(output)
+    small, large, alone = rows(output)
     assert (small["micro_batch_size"], small["num_ranks"], small["status"]) == ("2", "2", "done")
     assert float(small["slowest"]) <= float(small["images_per_second_per_gpu"])
     assert float(small["tflops_per_gpu"]) > 0
     assert (small["mfu"], small["mfu_peak"]) == ("", "unknown")
     assert (large["micro_batch_size"], large["status"]) == ("60000", "out of memory"), done.stderr
+    assert (alone["micro_batch_size"], alone["num_ranks"], alone["status"]) == ("2", "1", "done")
     assert "images/s/rank" in done.stdout
+    assert "weak scaling: 32 px" in done.stdout
+    assert (output / "benchmark.png").read_bytes().startswith(b"\x89PNG")
     assert not list(output.glob("trials/*/checkpoints/step_*")), "nothing is saved"
     again = fluxtrain(*command)
     assert again.returncode == 0, again.stderr
-    assert len(list((output / "trials").iterdir())) == 2, "nothing is measured twice"
+    assert len(list((output / "trials").iterdir())) == 3, "nothing is measured twice"
     assert again.stdout == done.stdout
     trials: list[dict[str, Any]] = json.loads((output / "benchmark.json").read_text())["trials"]
     assert "memory" in trials[1]["reason"]
+
+
+def trial_processes(output: Path) -> list[int]:
+    """Return the processes of trials that write below ``output``."""
+    found = list[int]()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (
+                f"FLUXTRAIN_OUTPUT={output / 'trials'}".encode()
+                in (folder / "environ").read_bytes()
+            ):
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.slow
+def test_a_benchmark_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
+    file, output = tmp_path / "job.yaml", tmp_path / "run"
+    file.write_text(FILE.replace("steps: 5", "steps: 5000000"))
+    process = start("run", str(file), "--output", str(output), log=tmp_path / "log")
+    try:
+        deadline = time.monotonic() + 120
+        while not trial_processes(output) and time.monotonic() < deadline:
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == EXIT_STOPPED, (tmp_path / "log").read_text()
+    finally:
+        process.kill()
+    assert trial_processes(output) == []
 
 
 @pytest.mark.parametrize(

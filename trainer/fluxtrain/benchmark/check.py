@@ -15,4 +15,4 @@ def check_benchmark(config: RunConfig, paths: RunPaths) -> None:
     if config.data.source == "synthetic":
         return
     for setting in settings(config):
-        open_sources(Trial(setting, 1, 1, is_measured=False).config(config), paths.data)
+        open_sources(Trial(setting, 1, 1, 1, is_measured=False).config(config), paths.data)

@@ -41,6 +41,8 @@ class Measurement:
     data_wait_fraction: float
     """Part of the time in which it waited for data."""
     device: str
+    device_memory_bytes: int | None
+    """None without a GPU."""
     compiled: bool
 
     @staticmethod
@@ -64,6 +66,7 @@ class Measurement:
             memory_reserved_bytes=last["memory_reserved_bytes"],
             data_wait_fraction=sum(part["data_wait_seconds"] for part in parts) / seconds,
             device=outcome.facts["device"],
+            device_memory_bytes=outcome.facts["device_memory_bytes"],
             compiled=outcome.facts["compiled"],
         )
 
@@ -91,6 +94,7 @@ class Result:
             **asdict(trial.setting),
             "micro_batch_size": trial.micro_batch_size,
             "num_ranks": trial.num_ranks,
+            "global_batch_size": trial.global_batch_size,
             "status": self.status.name.lower().replace("_", " "),
             **(
                 asdict(measured)

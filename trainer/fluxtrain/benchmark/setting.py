@@ -54,12 +54,22 @@ class Trial:
     micro_batch_size: int
     """Samples per rank and step."""
     num_ranks: int
+    global_batch_size: int
+    """Samples per step of all ranks."""
     is_measured: bool
     """False: it only shows whether the batch fits."""
 
     def __str__(self) -> str:
         """Return the trial, for people."""
-        return f"{self.setting}, batch {self.micro_batch_size}"
+        ranks = "1 rank" if self.num_ranks == 1 else f"{self.num_ranks} ranks"
+        if self.has_equal_batches:
+            return f"{self.setting}, {ranks}, batch {self.micro_batch_size} each"
+        return f"{self.setting}, {ranks}, batch {self.global_batch_size} of all"
+
+    @property
+    def has_equal_batches(self) -> bool:
+        """Return whether each rank computes one whole micro batch in a step."""
+        return self.global_batch_size == self.micro_batch_size * self.num_ranks
 
     def part_steps(self, config: RunConfig) -> int:
         """Return the steps of one part of the measurement."""
@@ -92,7 +102,7 @@ class Trial:
                 "compile": setting.compile,
             },
             "schedule": {
-                "global_batch_size": size * self.num_ranks,
+                "global_batch_size": self.global_batch_size,
                 "steps": self.num_steps(config) + 1,  # the last step would save a checkpoint
             },
             "evaluation": {"every_samples": 0, "at_start": False, "at_end": False},

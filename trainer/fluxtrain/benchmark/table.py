@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fluxtrain.benchmark.scaling import Scaling
+
 _GIB = 1 << 30
 _HEADINGS = (
     "image",
@@ -26,17 +28,39 @@ _HEADINGS = (
 
 def render(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows of `Result.row` as an aligned table, with the device and the peak of MFU below."""
-    lines = [_HEADINGS, *(tuple(_cells(row)) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADINGS))]
-    text = [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+    text = _aligned([_HEADINGS, *map(_cells, rows)])
     devices = {(row["device"], row["mfu_peak"]) for row in rows if row["device"]}
     text += [f"on {device}; peak of MFU: {peak}" for device, peak in sorted(devices)]
     failed = [row for row in rows if row["status"] == "failed"]
     text += [f"failed at batch {row['micro_batch_size']}: {row['reason']}" for row in failed]
     return "\n".join(text)
+
+
+def render_scaling(study: Scaling) -> str:
+    """Return a study as an aligned table: images/s per rank relative to the fewest ranks."""
+    headings = ("ranks", "batch", "of all", "images/s", "images/s/rank", "efficiency")
+    rows = [
+        [
+            f"{result.trial.num_ranks}",
+            f"{result.trial.micro_batch_size}",
+            f"{result.trial.global_batch_size}",
+            f"{rate * result.trial.num_ranks:.4g}",
+            f"{rate:.4g}",
+            f"{efficiency:.1%}",
+        ]
+        for result, rate, efficiency in zip(
+            study.results, study.rates(), study.efficiencies(), strict=True
+        )
+    ]
+    return "\n".join([f"{study.kind} scaling: {study.setting}", *_aligned([headings, *rows])])
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -38,6 +38,9 @@ class BenchmarkConfig(StrictModel):
     micro_batch_sizes: _Batches = []
     """Samples per rank and step; empty: the largest that fits, which is searched for from
     parallel.micro_batch_size on, and the powers of two below it."""
+    scaling: Annotated[list[Literal["weak", "strong"]], Field(max_length=2)] = []
+    """Also measure on 1, 2, 4 ... nodes up to all, or on as many ranks of a single node: ``weak`` with the
+    fastest batch per rank, ``strong`` with schedule.global_batch_size for all ranks together."""
     largest_micro_batch: Annotated[int, Field(ge=1, le=65_536)] = 256
     """Where that search ends."""
     warmup_steps: Count = 10

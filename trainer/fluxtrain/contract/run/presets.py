@@ -56,7 +56,6 @@ PRESETS: dict[str, Values] = {
             "text_length": 512,
             "num_workers": 1,
         },
-        "schedule": {"global_batch_size": 8},
         "parallel": {"micro_batch_size": 8},
         "evaluation": {"every_samples": 0},
         "logging": {"mlperf": {"division": "open", "status": "research"}},

@@ -1,0 +1,163 @@
+"""Which trials a benchmark runs, and what it reports of them; the machine is a formula."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.benchmark.fake_machine import FakeMachine
+
+from fluxtrain.benchmark.plot import PLOT_FILE
+from fluxtrain.benchmark.report import write_report
+from fluxtrain.benchmark.results import Results
+from fluxtrain.benchmark.scaling import rank_counts
+from fluxtrain.benchmark.study import Study
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.distributed import World
+
+ALONE = World.alone()
+
+
+def make_config(first: int = 8, most: int = 256, **benchmark: Any) -> RunConfig:
+    return resolve(
+        {
+            "preset": "benchmark",
+            "parallel": {"micro_batch_size": first},
+            "schedule": {"global_batch_size": 48},
+            "benchmark": {"largest_micro_batch": most, **benchmark},
+        }
+    )
+
+
+def nodes(count: int, local_size: int) -> World:
+    return World(0, 0, count * local_size, ALONE.device, local_size, count)
+
+
+def study(folder: Path, machine: FakeMachine, config: RunConfig, world: World = ALONE) -> Results:
+    results = Results(folder, config)
+    Study(config, world, machine.run, results).run()
+    return results
+
+
+def measured(machine: FakeMachine) -> list[int]:
+    return [trial.micro_batch_size for trial in machine.trials if trial.is_measured]
+
+
+def test_the_largest_batch_and_the_powers_below_it_are_measured(tmp_path: Path) -> None:
+    machine = FakeMachine()
+    study(tmp_path, machine, make_config())
+    tries = [trial.micro_batch_size for trial in machine.trials if not trial.is_measured]
+    assert tries == [8, 16, 32, 24, 20, 22, 21]
+    assert measured(machine) == [1, 2, 4, 8, 16, 21]
+
+
+def test_a_batch_that_fits_for_a_few_steps_only_is_followed_by_smaller_ones(tmp_path: Path) -> None:
+    machine = FakeMachine(largest=40, steady=33)
+    study(tmp_path, machine, make_config())
+    assert measured(machine) == [1, 2, 4, 8, 16, 32, 40, 35, 31]
+
+
+def test_given_batches_are_measured_without_a_search(tmp_path: Path) -> None:
+    machine = FakeMachine()
+    results = study(tmp_path, machine, make_config(micro_batch_sizes=[4, 64, 2, 4]))
+    assert [trial.micro_batch_size for trial in machine.trials] == [2, 4, 64]
+    assert [result.fits for result in results.measured] == [True, True, False]
+
+
+def test_nothing_fits(tmp_path: Path) -> None:
+    machine = FakeMachine(largest=0)
+    results = study(tmp_path, machine, make_config(scaling=["weak"]))
+    assert [trial.micro_batch_size for trial in machine.trials] == [8, 4, 2, 1]
+    assert results.measured == []
+    assert "images/s" in write_report(make_config(), tmp_path, 1, results.measured)
+
+
+def test_a_second_run_measures_only_what_is_new(tmp_path: Path) -> None:
+    study(tmp_path, FakeMachine(), make_config(micro_batch_sizes=[4]))
+    machine = FakeMachine()
+    study(tmp_path, machine, make_config(micro_batch_sizes=[4, 8]))
+    assert measured(machine) == [8]
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "local_size", "counts"),
+    [(1, 1, [1]), (1, 2, [1, 2]), (1, 8, [1, 2, 4, 8]), (6, 8, [8, 16, 32, 48]), (2, 1, [1, 2])],
+)
+def test_studies_double_whole_nodes_or_the_ranks_of_one(
+    num_nodes: int, local_size: int, counts: list[int]
+) -> None:
+    assert rank_counts(num_nodes, local_size) == counts
+
+
+def test_weak_scaling_keeps_the_batch_of_a_rank(tmp_path: Path) -> None:
+    machine = FakeMachine()
+    config = make_config(micro_batch_sizes=[4, 8], scaling=["weak"])
+    results = study(tmp_path, machine, config, nodes(4, 8))
+    shapes = [(t.num_ranks, t.micro_batch_size, t.global_batch_size) for t in machine.trials]
+    assert shapes == [(32, 4, 128), (32, 8, 256), (8, 8, 64), (16, 8, 128)], "8 is the fastest"
+    text = write_report(config, tmp_path, 32, results.measured)
+    *_, headings, one, two, four, files = text.splitlines()
+    assert "weak scaling: 512 px" in text
+    assert headings.split() == [
+        "ranks",
+        "batch",
+        "of",
+        "all",
+        "images/s",
+        "images/s/rank",
+        "efficiency",
+    ]
+    assert [line.split()[0] for line in (one, two, four)] == ["8", "16", "32"]
+    assert one.endswith(" 100.0%")
+    assert four.endswith(f" {(1 + 0.02 * 7) / (1 + 0.02 * 31):.1%}")
+    assert files.endswith("benchmark.csv, benchmark.json, benchmark.png")
+
+
+def test_strong_scaling_divides_the_global_batch(tmp_path: Path) -> None:
+    machine = FakeMachine()
+    config = make_config(micro_batch_sizes=[16], scaling=["strong"])
+    results = study(tmp_path, machine, config, nodes(1, 4))
+    shapes = [(t.num_ranks, t.micro_batch_size, t.global_batch_size) for t in machine.trials]
+    assert shapes == [(4, 16, 64), (1, 16, 48), (2, 16, 48), (4, 12, 48)]
+    assert "strong scaling" in write_report(config, tmp_path, 4, results.measured)
+
+
+def test_published_figures_of_the_same_setting_are_shown_with_the_ratio(tmp_path: Path) -> None:
+    config = make_config(micro_batch_sizes=[1, 8], image_sizes=[512, 1024])
+    machine = FakeMachine()
+    results = study(tmp_path, machine, config)
+    text = write_report(config, tmp_path, 1, results.measured)
+    ours = machine.rate(machine.trials[0])
+    assert (
+        f"published: 2.03 images/s per GPU at batch 1 on MI300X (AMD FluxBenchmark, its README); "
+        f"here {ours / 2.03:.2f} times as many"
+    ) in text
+    assert "4.51 images/s per GPU at batch 10 on MI300X" in text, "without a ratio: other batches"
+    assert text.count("published: ") == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"depth": 8}},
+        {"parallel": {"activation_checkpointing": 1.0}},
+        {"precision": {"fp8": "tensorwise"}},
+        {"data": {"text_length": 256}},
+    ],
+)
+def test_figures_of_other_settings_are_not_shown(tmp_path: Path, changes: dict[str, Any]) -> None:
+    config = resolve({"preset": "benchmark", "benchmark": {"micro_batch_sizes": [1]}, **changes})
+    results = study(tmp_path, FakeMachine(), config)
+    assert "published" not in write_report(config, tmp_path, 1, results.measured)
+
+
+def test_the_plot_is_a_png_whatever_was_measured(tmp_path: Path) -> None:
+    for name, batches in (("all", [1, 4, 64]), ("none", [64])):
+        folder = tmp_path / name
+        folder.mkdir()
+        config = make_config(micro_batch_sizes=batches, scaling=["weak", "strong"])
+        results = study(folder, FakeMachine(), config, nodes(2, 1))
+        write_report(config, folder, 2, results.measured)
+        assert (folder / PLOT_FILE).read_bytes().startswith(b"\x89PNG")
