@@ -9,6 +9,8 @@
   * DivergedError    the loss or its gradient is no longer finite
   * UnfitNodeError   the preflight found a rank's device or its link to other nodes too slow
   * StoppedError     the run was asked to stop and saved a checkpoint
+  * RefusedError     the rendezvous does not admit this node
+  * NodesError       too few nodes have come to the rendezvous
 """
 
 from __future__ import annotations
@@ -111,6 +113,16 @@ class StoppedError(FluxtrainError):
     """The run was asked to stop and saved a checkpoint."""
 
     exit_code = EXIT_STOPPED
+
+
+class RefusedError(FluxtrainError):
+    """The rendezvous does not admit this node: another has its rank, or starts other trainers."""
+
+    exit_code = EXIT_USAGE
+
+
+class NodesError(FluxtrainError):
+    """The rendezvous was not reached in time, or too few nodes have come; the same command resumes."""
 
 
 def _brief(value: object) -> str:

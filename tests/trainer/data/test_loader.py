@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import islice
@@ -216,6 +217,21 @@ def test_the_next_evaluation_reads_the_same_with_the_same_workers(
     assert len(workers) == num_workers
     assert_equal(with_padding([list(evaluation)]), first)
     assert {process.pid for process in multiprocessing.active_children()} == workers
+
+
+def test_a_worker_ends_with_its_trainer_and_at_no_other_signal(tmp_path: Path) -> None:
+    """Slurm sends SIGTERM to every process; torch's workers would end, and the trainer with them."""
+    run = encoded(tmp_path, num_workers=2)
+    evaluation = evaluation_batches(run, open_source(run, tmp_path, "validation"), 0, 2)
+    first = with_padding([list(evaluation)])
+    workers = multiprocessing.active_children()
+    pids = " ".join(str(worker.pid) for worker in workers)
+    subprocess.run(["sh", "-c", f"kill -TERM {pids}"], check=True)
+    assert_equal(with_padding([list(evaluation)]), first)
+    for worker in workers:
+        worker.terminate()
+        worker.join(20)
+        assert worker.exitcode == 0
 
 
 @pytest.mark.parametrize(

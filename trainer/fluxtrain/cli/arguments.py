@@ -107,7 +107,11 @@ def run_task(config: RunConfig, paths: RunPaths, processes: int | None) -> int:
     """Run the task of ``config`` on this machine and return its exit code; print why it failed."""
     from fluxtrain.launch import torchrun
 
-    code, message = torchrun.run(config, paths, processes or torchrun.default_processes())
+    return report_end(*torchrun.run(config, paths, processes or torchrun.default_processes()))
+
+
+def report_end(code: int, message: str) -> int:
+    """Print the ``message`` of an exit ``code`` other than 0; return the code."""
     if code != EXIT_OK:
         print(f"fluxtrain: {message}", file=sys.stderr)
     return code

@@ -16,14 +16,17 @@ from fluxtrain.cli.arguments import (
     described,
     load_config,
     path,
+    report_end,
     require_processes,
     run_task,
 )
+from fluxtrain.cli.nodes import add_nodes, parse_nodes
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, cluster_only_fields
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.torchtitan_options import refuse_variables
-from fluxtrain.errors import EXIT_OK
+from fluxtrain.errors import EXIT_OK, UNSET, ConfigError
+from fluxtrain.launch.nodes import Nodes, find_endpoint, serves
 
 
 def add(commands: Commands) -> None:
@@ -34,28 +37,54 @@ def add(commands: Commands) -> None:
     add_paths(parser)
     text = "folder of the run (default: $LOGDIR/NAME, else runs/NAME)"
     parser.add_argument("--output", type=path, help=text)
-    text = "trainer processes (default: the GPUs, or one)"
+    text = "trainer processes on this machine (default: the GPUs, or one)"
     parser.add_argument("--processes", type=int, help=text)
+    add_nodes(parser)
 
 
 def action(arguments: argparse.Namespace) -> int:
     """Validate the job, run it and return its exit code."""
     job, config = load_config(arguments.file, arguments.overrides)
+    nodes = parse_nodes(arguments, os.environ)
     if ignored := cluster_only_fields(job):
         print(f"ignored outside a cluster: {', '.join(ignored)}", file=sys.stderr)
     require_processes(arguments.processes)
     refuse_variables(os.environ, arguments.processes)
+    if nodes is not None:
+        _require_distributed(config)
+        find_endpoint(nodes)
     _warn_without_gpus(job)  # imports torch: only once the file is validated
     paths = _paths(arguments, job.metadata.name)
     if (message := _finished_message(config, paths)) is not None:
         print(message)
-    elif (code := run_task(config, paths, arguments.processes)) != EXIT_OK:
+    elif (code := _run(arguments, job, config, paths, nodes)) != EXIT_OK:
         return code
-    if config.task == "train":
+    if config.task == "train" and (nodes is None or serves(nodes, find_endpoint(nodes))):
         from fluxtrain.cli.summary import print_summary
 
         print_summary(paths.output, config)
     return EXIT_OK
+
+
+def _run(
+    arguments: argparse.Namespace,
+    job: FluxTraining,
+    config: RunConfig,
+    paths: RunPaths,
+    nodes: Nodes | None,
+) -> int:
+    if nodes is None:
+        return run_task(config, paths, arguments.processes)
+    from fluxtrain.launch import several_nodes, torchrun
+
+    processes = arguments.processes or torchrun.default_processes()
+    restarts = job.spec.restart.max_restarts
+    return report_end(*several_nodes.run(config, paths, processes, nodes, restarts))
+
+
+def _require_distributed(config: RunConfig) -> None:
+    if config.task == "prepare":
+        raise ConfigError("--nodes", UNSET, "the task prepare runs on one node")
 
 
 def _warn_without_gpus(job: FluxTraining) -> None:

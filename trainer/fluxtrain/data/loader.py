@@ -5,6 +5,10 @@ Item n of a rank is its n-th micro batch; a resume starts at another n and needs
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -84,7 +88,25 @@ def _loader(
         prefetch_factor=config.data.prefetch if workers else None,
         pin_memory=pin,
         persistent_workers=workers > 0,
+        worker_init_fn=_end_with_trainer if workers else None,
     )
+
+
+def _end_with_trainer(worker: int) -> None:
+    """Let a worker end with its trainer only.
+
+    Slurm sends SIGTERM to every process; the trainer still needs batches until all ranks agree to stop.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_wait_for_trainer, daemon=True).start()
+
+
+def _wait_for_trainer() -> None:
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None, "this is a worker"
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer.pid:
+        pass
+    os._exit(0)
 
 
 @dataclass

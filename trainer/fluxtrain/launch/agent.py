@@ -7,15 +7,11 @@ ends with the exit code of the trainers.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from uuid import uuid4
 
 from torch.distributed import DistError
@@ -34,20 +30,17 @@ from fluxtrain.contract.members import agent_name
 from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
 from fluxtrain.gpus import require_gpus
 from fluxtrain.launch import torchrun
-from fluxtrain.launch.elastic_agent import Peers
 from fluxtrain.launch.environment import prepare_for_gpus
 from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_error
-from fluxtrain.launch.rendezvous import BACKEND, MembershipRendezvous, register
+from fluxtrain.launch.joining import RETRY_SECONDS, joined, print_lost, raise_on_sigterm
+from fluxtrain.launch.rendezvous import BACKEND, MembershipRendezvous
 from fluxtrain.launch.snapshot_volume import emptied
 from fluxtrain.rendezvous.client import Client
 from fluxtrain.rendezvous.messages import Heartbeat
 from fluxtrain.rendezvous.rank_order import rank_order_key
 from fluxtrain.report.termination_message import write_termination_log
-from fluxtrain.signals import handled
 
 _ENDPOINT, _RUN_ID = "PET_RDZV_ENDPOINT", "PET_RDZV_ID"
-_RETRY_SECONDS = 1.0
-"""Between two attempts: a rendezvous that another agent closed stays closed until the operator acts."""
 
 
 def main(termination_log: Path) -> int:
@@ -60,7 +53,7 @@ def main(termination_log: Path) -> int:
         progress_file = Path(folder) / "progress.json"
         os.environ[ENV_TERMINATION_MESSAGE] = str(progress_file)
         try:
-            with _raise_on_sigterm(), raise_on_fatal_error(Path(folder) / "fatal_error.json"):
+            with raise_on_sigterm(), raise_on_fatal_error(Path(folder) / "fatal_error.json"):
                 require_gpus(int(os.environ.get(ENV_GPUS, "0")), os.environ)
                 prepare_for_gpus(os.environ)
                 code, message = _run_until_done()
@@ -79,30 +72,18 @@ def main(termination_log: Path) -> int:
 
 def _run_until_done() -> tuple[int, str]:
     paths = RunPaths.from_environment(os.environ)
-    with emptied(paths.snapshots), _heartbeats(paths.metrics_address) as rendezvous:
-        peers = Peers(
-            rendezvous.stop_seconds,
-            rendezvous.was_interrupted,
-            rendezvous.report_progress,
-            rendezvous.trainers_failed,
-            lambda: rendezvous.generation,
-        )
+    with emptied(paths.snapshots), joined(_rendezvous(paths.metrics_address)) as peers:
         while True:
             try:
                 return torchrun.launch([f"--rdzv-backend={BACKEND}"], paths, peers)
             except (RendezvousError, DistError) as error:
                 # a node was lost while joining, or the attempt is closed
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                print(f"rendezvous lost ({reason}); joining again", file=sys.stderr, flush=True)
-                time.sleep(_RETRY_SECONDS)
+                print_lost(error)
+                time.sleep(RETRY_SECONDS)
 
 
-@contextmanager
-def _heartbeats(address: str) -> Iterator[MembershipRendezvous]:
-    """Send heartbeats to the rendezvous service until the end, and report that the agent leaves.
-
-    ``address`` is that of this node.
-    """
+def _rendezvous(address: str) -> MembershipRendezvous:
+    """Return the job's rendezvous; ``address`` is that of this node."""
     host, _, port = os.environ[_ENDPOINT].rpartition(":")
     key = Path(os.environ[ENV_RENDEZVOUS_KEY]).read_bytes()
     hostname = socket.gethostname()
@@ -116,27 +97,4 @@ def _heartbeats(address: str) -> Iterator[MembershipRendezvous]:
         node=node,
         node_name=os.environ.get(ENV_NODE_NAME, ""),
     )
-    client = Client(host, int(port), key, beat)
-    rendezvous = MembershipRendezvous(client, agent, address)
-    register(rendezvous)
-    client.start()
-    try:
-        yield rendezvous
-    finally:
-        client.stop(leaving=True)
-
-
-@contextmanager
-def _raise_on_sigterm() -> Iterator[None]:
-    """Raise SignalException on SIGTERM, before torchrun installs its own handler.
-
-    The agent is process 1 of its container: the kernel ignores a signal without a handler, so the pod would
-    run until the end of its grace period.
-    """
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        sigval = signal.Signals(signum)
-        raise SignalException(f"received {sigval.name}", sigval=sigval)
-
-    with handled(handle, signal.SIGTERM):
-        yield
+    return MembershipRendezvous(Client(host, int(port), key, beat), agent, address)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from fluxtrain.contract.launch import ENV_GENERATION
 from fluxtrain.errors import EXIT_STOPPED
@@ -67,6 +69,9 @@ class ElasticAgent(LocalElasticAgent):
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = _RESTART_SECONDS
     ) -> None:
+        if isinstance(sys.exception(), SignalException):
+            # Slurm signals every process of a step, and some twice: the end must not be interrupted
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if death_sig != signal.SIGKILL:
             self._progress.print_if_stalled()
         super()._shutdown(death_sig, timeout)

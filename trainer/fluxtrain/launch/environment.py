@@ -68,5 +68,6 @@ def has_capability(status: str, number: int) -> bool:
 def _memlock_warning(limit: int) -> str:
     return (
         f"RDMA may lock only {limit // _MIB} MiB of memory, and NCCL's buffers need more: set "
-        "LimitMEMLOCK=infinity for the nodes' container runtime (docs/operator.md, RDMA)"
+        "LimitMEMLOCK=infinity for the nodes' container runtime or slurmd, or `ulimit -l unlimited` before "
+        "`fluxtrain run` (docs/operator.md, RDMA)"
     )

@@ -41,7 +41,7 @@ class MembershipRendezvous(RendezvousHandler):
 
     def __init__(self, client: Client, agent: str, local_address: str) -> None:
         """Use ``client``, which sends heartbeats of ``agent``; stores listen on ``local_address``."""
-        self._client, self._agent, self._address = client, agent, local_address
+        self.client, self._agent, self._address = client, agent, local_address
         self._generation, self._run_id = 0, ""
         self._trained: tuple[int, frozenset[str]] = 0, frozenset()
         """The generation that trainers of this agent ran in last, and its agents."""
@@ -82,31 +82,38 @@ class MembershipRendezvous(RendezvousHandler):
 
     def _join(self) -> tuple[str, ...]:
         """Return the world of the next generation that this agent is in."""
-        self._client.update(joining=True, generation=self._generation, store="")
+        self.client.update(joining=True, generation=self._generation, store="")
         while True:
-            reply = self._client.next_reply(_POLL_SECONDS)
+            reply = self.client.next_reply(_POLL_SECONDS)
+            self._while_waiting(reply)
             if reply is None:
                 continue
             if reply.closed:
                 raise RendezvousClosedError("the attempt has ended")
             if reply.generation > self._generation and self._agent in reply.world:
                 self._generation = reply.generation
-                self._client.update(
+                self.client.update(
                     joining=False, generation=reply.generation, world=reply.world, store=""
                 )
                 return reply.world
+
+    def _while_waiting(self, reply: Reply | None) -> None:
+        """Look at the newest ``reply`` while the agent waits for a generation; may raise to end the wait.
+
+        An agent in a pod waits for ever: the operator decides.
+        """
 
     def _open_store(self) -> Store:
         server = TCPStore(
             self._address, 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT
         )
-        self._client.update(store=f"{self._address}:{server.port}")
+        self.client.update(store=f"{self._address}:{server.port}")
         return PrefixStore(str(self._generation), server)
 
     def _connect(self) -> Store | None:
         """Return the store of the generation, None if the generation is over before it can be reached."""
         while True:
-            reply = self._client.next_reply(_POLL_SECONDS)
+            reply = self.client.next_reply(_POLL_SECONDS)
             if reply is None:
                 continue
             if self._must_reform(reply):
@@ -121,7 +128,7 @@ class MembershipRendezvous(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """Return 1 if the trainers must be stopped for another generation, else 0."""
-        reply = self._client.reply
+        reply = self.client.reply
         return int(reply is not None and self._must_reform(reply))
 
     def stop_seconds(self) -> int | None:
@@ -129,7 +136,7 @@ class MembershipRendezvous(RendezvousHandler):
 
         Without one their collectives cannot end. If all ranks stopped together, they end by themselves.
         """
-        reply = self._client.reply
+        reply = self.client.reply
         if self._was_ended(self._generation):
             return _HUNG_SECONDS
         if reply is None or not (reply.broken or reply.generation > self._generation):
@@ -141,7 +148,7 @@ class MembershipRendezvous(RendezvousHandler):
 
     def _was_ended(self, generation: int) -> bool:
         """Return whether the operator has ended ``generation``."""
-        reply = self._client.reply
+        reply = self.client.reply
         return reply is not None and 0 < generation <= reply.ended
 
     @property
@@ -168,7 +175,7 @@ class MembershipRendezvous(RendezvousHandler):
         if self._failure is not None and generation and not self._was_interrupted:
             restart = Restart(generation=generation, cause=self._failure)
             self._restarts = (*self._restarts, restart)[-_MAX_RESTARTS:]
-            self._client.update(restarts=self._restarts)
+            self.client.update(restarts=self._restarts)
         self._failure = None
         self._trained = self._generation, frozenset(world)
 
@@ -176,16 +183,16 @@ class MembershipRendezvous(RendezvousHandler):
         """Report the progress of this node's trainers with the heartbeats."""
         step, now = max((rank.step for rank in ranks), default=0), time.monotonic()
         reports = tuple(_rank_report(rank, now) for rank in ranks[:MAX_RANKS])
-        self._client.update(step=step, ranks=reports)
+        self.client.update(step=step, ranks=reports)
 
     def is_closed(self) -> bool:
         """Return whether the attempt has ended."""
-        reply = self._client.reply
+        reply = self.client.reply
         return reply is not None and reply.closed
 
     def set_closed(self) -> None:
         """End the attempt for all agents."""
-        self._client.update(closing=True)
+        self.client.update(closing=True)
 
     def shutdown(self) -> bool:
         """End the attempt for all agents if the trainers succeeded.
@@ -194,7 +201,7 @@ class MembershipRendezvous(RendezvousHandler):
         agent of the pod that replaces this one.
         """
         if sys.exc_info()[1] is None:
-            self._client.update(closing=True, succeeded=True)
+            self.client.update(closing=True, succeeded=True)
         return True
 
 

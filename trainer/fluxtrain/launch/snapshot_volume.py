@@ -22,16 +22,20 @@ _RESERVE_PART = 0.5
 
 
 @contextmanager
-def local_volume(output: Path, parent: Path = SHARED_MEMORY) -> Iterator[Path | None]:
+def local_volume(
+    output: Path, parent: Path = SHARED_MEMORY, node: str = ""
+) -> Iterator[Path | None]:
     """Create the folder in ``parent`` for the run in ``output``, which is locked; remove it at the end.
 
+    ``node`` tells nodes of a run on the same machine apart.
     What killed launchers left, of any run of this user, is removed first. Yields None, after one line of
     text, if the folder cannot be created.
     """
     prefix = f"fluxtrain-{os.getuid()}-"
     for left in parent.glob(f"{prefix}*"):
         _remove_if_unused(left)
-    digest = hashlib.sha256(os.fsencode(output.resolve())).hexdigest()[:16]
+    name = f"{output.resolve()}\0{node}" if node else str(output.resolve())
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
     folder = parent / f"{prefix}{digest}"
     try:
         lock = _create_locked(folder)

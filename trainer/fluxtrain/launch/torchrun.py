@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -78,13 +78,10 @@ def run(config: RunConfig, paths: RunPaths, processes: int) -> tuple[int, str]:
 
     Raises StorageError if the output cannot be written or is locked by another run.
     """
-    check_before_starting(config, paths, processes)
-    with lock_output(paths.output), _snapshot_volume(config, paths) as volume:
-        path = _write_config(config, paths.output)
-        os.environ.update(replace(paths, snapshots=volume).environment())
-        os.environ[ENV_CONFIG] = str(path)
-        prepare_for_gpus(os.environ)
-        os.environ[ENV_OWN_STORE] = "1"
+    check_before_starting(config, paths, [processes])
+    with lock_output(paths.output), snapshot_volume(config, paths) as volume:
+        path = write_config(config, paths.output)
+        prepare_environment(path, replace(paths, snapshots=volume))
         try:
             with TemporaryDirectory() as folder, raise_on_fatal_error(Path(folder) / "error.json"):
                 return launch([*_local_arguments(config), f"--nproc-per-node={processes}"], paths)
@@ -92,8 +89,19 @@ def run(config: RunConfig, paths: RunPaths, processes: int) -> tuple[int, str]:
             return error.code, error.message
 
 
-def _snapshot_volume(config: RunConfig, paths: RunPaths) -> AbstractContextManager[Path | None]:
-    return local_volume(paths.output) if takes_snapshots(config) else nullcontext()
+def snapshot_volume(
+    config: RunConfig, paths: RunPaths, node: str = ""
+) -> AbstractContextManager[Path | None]:
+    """Return the folder for snapshots of ``node`` while the run in ``paths`` runs; None if none are taken."""
+    return local_volume(paths.output, node=node) if takes_snapshots(config) else nullcontext()
+
+
+def prepare_environment(config: Path, paths: RunPaths) -> None:
+    """Set what trainers read from the environment, and print the variables for GPUs."""
+    os.environ.update(paths.environment())
+    os.environ[ENV_CONFIG] = str(config)
+    prepare_for_gpus(os.environ)
+    os.environ[ENV_OWN_STORE] = "1"
 
 
 def _local_arguments(config: RunConfig) -> list[str]:
@@ -106,8 +114,11 @@ def _local_arguments(config: RunConfig) -> list[str]:
     ]
 
 
-def check_before_starting(config: RunConfig, paths: RunPaths, processes: int) -> None:
-    """Raise the errors that a trainer would only raise after seconds of starting up."""
+def check_before_starting(config: RunConfig, paths: RunPaths, rank_counts: Sequence[int]) -> None:
+    """Raise the errors that a trainer would only raise after seconds of starting up.
+
+    ``rank_counts`` are the numbers of ranks that can train, ascending.
+    """
     # each task's imports take as long as the checks
     if config.task == "preprocess":
         from fluxtrain.precompute import open_outputs
@@ -126,7 +137,7 @@ def check_before_starting(config: RunConfig, paths: RunPaths, processes: int) ->
 
         check_benchmark(config, paths)
     else:
-        _check_training(config, paths, processes)
+        _check_training(config, paths, rank_counts)
     stop = serve(
         CollectorRegistry(), Progress(), paths.metrics_address, config.logging.metrics_port
     )
@@ -134,8 +145,8 @@ def check_before_starting(config: RunConfig, paths: RunPaths, processes: int) ->
         stop()
 
 
-def _check_training(config: RunConfig, paths: RunPaths, processes: int) -> None:
-    require_replicas(config, [processes])
+def _check_training(config: RunConfig, paths: RunPaths, rank_counts: Sequence[int]) -> None:
+    require_replicas(config, rank_counts)
     compiles(config.parallel, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     check_continued_run(config, paths.output / CHECKPOINTS_FOLDER)
     sources = open_sources(config, paths.data)
@@ -211,7 +222,8 @@ def lock_output(output: Path) -> Iterator[None]:
         yield
 
 
-def _write_config(config: RunConfig, output: Path) -> Path:
+def write_config(config: RunConfig, output: Path) -> Path:
+    """Write the resolved ``config`` to the folder ``output`` and return its path, or raise StorageError."""
     path = output / CONFIG_FILE
     try:
         with atomic_write(path) as partial:

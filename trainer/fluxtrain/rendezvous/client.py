@@ -34,6 +34,7 @@ class Client:
         self._replied = threading.Condition()
         self._reply: Reply | None = None
         self._unknown = False
+        self._problem = "not asked yet"
         self._seconds = HEARTBEAT_SECONDS
         self._stopped, self._changed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -64,6 +65,11 @@ class Client:
         with self._replied:
             return self._reply
 
+    @property
+    def problem(self) -> str:
+        """Return why the last heartbeat got no valid reply; empty if it did."""
+        return self._problem
+
     def next_reply(self, timeout: float) -> Reply | None:
         """Wait for another reply, at most ``timeout`` seconds; return the newest."""
         with self._replied:
@@ -79,9 +85,11 @@ class Client:
                     self.update(boot=reply.boot)
                     self._unknown = True
                     reply = self._send()
-            except (OSError, http.client.HTTPException, ValidationError, ValueError):
+            except (OSError, http.client.HTTPException, ValidationError, ValueError) as error:
                 self._connection.close()
+                self._problem = str(error) or type(error).__name__
                 return False
+        self._problem = ""
         self._unknown, self._seconds = reply.unknown, reply.heartbeat_seconds
         with self._replied:
             self._reply = reply

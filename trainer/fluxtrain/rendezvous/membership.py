@@ -46,6 +46,8 @@ class Limits:
     """How long a first generation, or a larger one, waits for further agents up to the wanted number."""
     lost_seconds: float = LOST_SECONDS
     """Or three heartbeats, if they take longer."""
+    unheard_seconds: float = UNHEARD_SECONDS
+    """The same for an agent that a new service knows only from others, and that may not find it at once."""
 
 
 @dataclass
@@ -78,6 +80,8 @@ class Membership:
     """Whether an agent ended the attempt: no further generation forms."""
     succeeded: bool = False
     """Whether it ended because the task is complete: trainers that still exit are not stopped."""
+    exit_code: int = 0
+    """Exit code of all agents, if an agent ended the attempt with one."""
     forms_after: float = 0.0
     """No generation forms before: the agents of one that runs have not been heard yet."""
     lost: dict[str, float] = field(default_factory=dict)
@@ -152,7 +156,7 @@ class Membership:
 
     def _lost_seconds(self, agent: _Agent) -> float:
         seconds = max(self.limits.lost_seconds, LOST_HEARTBEATS * self._heartbeat_seconds)
-        return seconds if agent.heard else max(seconds, UNHEARD_SECONDS)
+        return seconds if agent.heard else max(seconds, self.limits.unheard_seconds)
 
     def _set_world(self, world: tuple[str, ...]) -> None:
         changed = self._members.union(world)
@@ -188,6 +192,7 @@ class Membership:
     def _record(self, beat: Heartbeat, now: float) -> None:
         self.closed |= beat.closing
         self.succeeded |= beat.succeeded
+        self.exit_code = self.exit_code or beat.exit_code
         self.lost.pop(beat.agent, None)
         self.restarts.record(beat)
         if beat.leaving:
@@ -274,6 +279,8 @@ class Membership:
             reform=must_reform and not self.succeeded,
             closed=self.closed,
             ended=self.ended,
+            exit_code=self.exit_code,
+            waiting=len(self._waiting),
             unknown=current and not self.world and self.generation > 0,
             heartbeat_seconds=self._heartbeat_seconds,
         )

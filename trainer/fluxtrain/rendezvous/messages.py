@@ -117,6 +117,12 @@ class Heartbeat(_Message):
     """Whether the attempt ends: no further generation forms."""
     succeeded: bool = False
     """Whether it ends because the task is complete."""
+    exit_code: Annotated[int, Field(ge=0, le=255)] = 0
+    """Exit code of all agents, if the attempt ends because of an error that each of them would find."""
+    node_rank: Number | None = None
+    """The rank that the user gave the node, if any."""
+    setup: Annotated[str, Field(max_length=256)] = ""
+    """What the trainers of all nodes must have in common; empty: the same by the way they are started."""
 
     @field_validator("ranks", mode="wrap")
     @classmethod
@@ -148,6 +154,12 @@ class Reply(_Message):
     """Whether the attempt has ended."""
     ended: Number = 0
     """The generations up to this one were ended by the operator, because their trainers hang; 0 if none."""
+    exit_code: Annotated[int, Field(ge=0, le=255)] = 0
+    """Exit code of all agents if it has; 0: complete, or no code was told."""
+    refused: Annotated[str, Field(max_length=1024)] = ""
+    """Why the agent may not take part; empty if it may."""
+    waiting: Number = 0
+    """Agents that wait for a generation."""
     unknown: bool = False
     """Whether the agent must send the world of its generation."""
     heartbeat_seconds: Annotated[float, Field(ge=HEARTBEAT_SECONDS, le=60)] = HEARTBEAT_SECONDS

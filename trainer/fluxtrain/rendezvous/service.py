@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from fluxtrain.contract.members import MEMBERS_PATH
 from fluxtrain.contract.progress import PROGRESS_PATH
 from fluxtrain.errors import StorageError
+from fluxtrain.rendezvous.admission import Admission
 from fluxtrain.rendezvous.membership import Limits, Membership, heartbeat_seconds
 from fluxtrain.rendezvous.messages import (
     MAX_BYTES,
@@ -61,6 +62,8 @@ class Sessions:
     """An attempt, and the generation of it up to which all must end."""
     places: Mapping[str, int] = field(default_factory=dict)
     """Places of nodes, for the order of ranks; see `Membership`."""
+    admission: Admission | None = None
+    """Which agents may take part; None: all that have the key."""
     clock: Callable[[], float] = time.monotonic
     boot: str = field(default_factory=lambda: secrets.token_hex(16))
     attempt: int = -1
@@ -80,11 +83,19 @@ class Sessions:
         with self._lock:
             if beat.attempt < self.attempt or not self._is_new(beat):
                 return Reply(boot=self.boot, closed=beat.attempt < self.attempt)
+            if self.admission and (reason := self.admission.refusal(beat, self.clock())):
+                return Reply(boot=self.boot, refused=reason)
             if beat.attempt > self.attempt:
                 self.attempt = beat.attempt
                 self._membership = self._new()
             reply = self._membership.heartbeat(beat, self.clock())
         return reply.model_copy(update={"boot": self.boot})
+
+    def close(self, exit_code: int) -> None:
+        """End the attempt: no further generation forms, and all agents end with ``exit_code``."""
+        with self._lock:
+            self._membership.closed = True
+            self._membership.exit_code = self._membership.exit_code or exit_code
 
     def members(self) -> dict[str, Any]:
         """Return the attempt, whether it is closed, the generation, who is alive, who is lost, the restarts.

@@ -51,5 +51,5 @@ def test_training_from_parquet_prints_the_advice_to_convert(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     paths = RunPaths(tmp_path, prepared.data, prepared.models)
-    check_before_starting(encoded_run(layout), paths, 1)
+    check_before_starting(encoded_run(layout), paths, [1])
     assert ("parquet has no random access" in capsys.readouterr().err) == slow

@@ -1,0 +1,182 @@
+"""``fluxtrain run --nodes``: several nodes without Kubernetes, here launchers on one machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cluster.free_ports import free_port
+from tests.paths import MICRO
+from tests.trainer.commands import Forked, start
+from tests.trainer.outputs import ledger, losses, mlperf_values
+
+from fluxtrain.errors import (
+    EXIT_ERROR,
+    EXIT_OK,
+    EXIT_STOPPED,
+    EXIT_STORAGE,
+    EXIT_USAGE,
+)
+from fluxtrain.rendezvous.key_file import KEY_FILE
+
+pytestmark = pytest.mark.slow
+
+STEPS = 120
+
+
+class Run:
+    """A run of which each node is a process group on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.output, self.port = folder, folder / "output", free_port()
+        self.nodes: list[Forked] = []
+
+    def node(self, rank: int | None, nodes: str, *options: str) -> Forked:
+        """Start a node; options given here override those of all nodes."""
+        rank_option = [] if rank is None else [f"--node-rank={rank}"]
+        node = start(
+            *("run", str(MICRO), f"--output={self.output}", f"--nodes={nodes}", *rank_option),
+            *(f"--rendezvous=127.0.0.1:{self.port}", "--processes=1", f"--schedule.steps={STEPS}"),
+            *("--checkpoint.every_steps=10", "--logging.every_steps=1", "--logging.ledger=true"),
+            *("--evaluation.every_samples=0", "--evaluation.at_end=false"),
+            *("--logging.metrics_port=0", *options),
+            log=self.log(len(self.nodes)),
+        )
+        self.nodes.append(node)
+        return node
+
+    def log(self, number: int) -> Path:
+        """Return the log of the node that was started as ``number``, from 0."""
+        return self.folder / f"node_{number}.log"
+
+    def step(self) -> int:
+        try:
+            return max(losses(self.output), default=0)
+        except (OSError, ValueError):
+            return 0
+
+    def wait_for(self, done: Callable[[], bool], seconds: float = 240) -> None:
+        deadline = time.monotonic() + seconds
+        while not done():
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.1)
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_for(lambda: self.step() >= step)
+
+    def logs(self) -> str:
+        numbers = range(len(self.nodes))
+        return "\n".join(f"== node {n}\n{self.log(n).read_text()[-2000:]}" for n in numbers)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    for node in run.nodes:
+        node.kill()
+
+
+def resumes(run: Run) -> list[int]:
+    """Return the number of ranks after each resume."""
+    return [value["num_ranks"] for value in mlperf_values(run.output, "run_resumed")]
+
+
+def processes_of(node: Forked) -> list[int]:
+    """Return the launcher of ``node`` and its descendants, as Slurm signals them."""
+    found = [node.pid]
+    for pid in found:
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        found += [int(child) for child in children.read_text().split()]
+    return found
+
+
+def test_the_others_go_on_without_a_lost_node_and_with_it_again(run: Run) -> None:
+    nodes = [run.node(rank, "2:3") for rank in (2, 0, 1)]
+    run.wait_for_step(10)
+    nodes[2].kill()
+    run.wait_for(lambda: resumes(run) == [2])
+    run.wait_for_step(run.step() + 10)
+    nodes[2] = run.node(1, "2:3")  # within the time in which its predecessor may still live
+    assert [node.wait(240) for node in nodes] == [EXIT_OK] * 3, run.logs()
+    assert resumes(run) == [2, 3]
+    assert list(losses(run.output)) == list(range(1, STEPS + 1))
+    assert {len(indices) for indices in ledger(run.output).values()} == {16}
+    assert "world of 3 nodes; this is node 2" in run.log(0).read_text()
+    assert "world of 2 nodes; this is node 1" in run.log(0).read_text()
+    summaries = [run.log(n).read_text().count("resolved config") for n in range(4)]
+    assert summaries == [0, 1, 0, 0], "only the node with the rendezvous prints it"
+
+
+def test_a_run_of_fixed_size_waits_for_the_node_with_the_rendezvous(run: Run) -> None:
+    first, second = run.node(0, "2"), run.node(1, "2")
+    run.wait_for_step(10)
+    first.kill()
+    run.wait_for(lambda: "no answer of the rendezvous" in run.log(1).read_text())
+    assert second.poll() is None
+    first = run.node(0, "2")
+    assert [node.wait(240) for node in (first, second)] == [EXIT_OK] * 2, run.logs()
+    assert resumes(run) == [2]
+    assert list(losses(run.output)) == list(range(1, STEPS + 1))
+
+
+def test_a_stop_of_every_process_saves_a_checkpoint_even_if_it_is_repeated(run: Run) -> None:
+    """Slurm signals each process of a step, those that load data included, and some twice."""
+    data = ["--data.num_workers=2", "--checkpoint.every_steps=0"]
+    nodes = [run.node(rank, "2", *data) for rank in (0, 1)]
+    run.wait_for_step(10)
+    groups = [processes_of(node) for node in nodes]
+    assert all(len(group) >= 4 for group in groups), "launcher, trainer and two that load data"
+    for _ in range(2):
+        for pid in groups[0] + groups[1]:
+            os.kill(pid, signal.SIGTERM)
+        time.sleep(0.02)
+    assert [node.wait(120) for node in nodes] == [EXIT_STOPPED] * 2, run.logs()
+    stopped_at = max(losses(run.output))
+    assert (run.output / "checkpoints" / f"step_{stopped_at:010}" / "DONE").exists(), run.logs()
+    assert "Traceback" not in run.logs()
+    assert run.node(0, "1").wait(240) == EXIT_OK, run.logs()
+    assert list(losses(run.output)) == list(range(1, STEPS + 1))
+
+
+def test_the_stop_of_the_node_with_the_rendezvous_stops_all(run: Run) -> None:
+    first, second = run.node(0, "1:2"), run.node(1, "1:2")
+    run.wait_for_step(10)
+    first.send_signal(signal.SIGTERM)
+    assert [node.wait(120) for node in (first, second)] == [EXIT_STOPPED] * 2, run.logs()
+    assert "another node has ended the run" in run.log(1).read_text()
+
+
+def test_the_stop_of_another_node_does_not(run: Run) -> None:
+    first, second = run.node(None, "1:2"), run.node(1, "1:2")
+    run.wait_for_step(10)
+    second.send_signal(signal.SIGTERM)
+    assert [node.wait(120) for node in (first, second)] == [EXIT_OK, EXIT_STOPPED], run.logs()
+    assert list(losses(run.output)) == list(range(1, STEPS + 1))
+
+
+def test_nodes_that_cannot_take_part_are_refused_and_the_others_train(run: Run) -> None:
+    first, second = run.node(0, "2"), run.node(1, "2")
+    twice = run.node(1, "2")
+    other = run.node(1, "2", "--optim.learning_rate=1e-3")
+    assert [node.wait(120) for node in (twice, other)] == [EXIT_USAGE] * 2, run.logs()
+    refused = sorted(run.log(n).read_text().splitlines()[-1] for n in (2, 3))
+    assert "fluxtrain: --node-rank: got 1; " in refused[0]
+    assert "has this rank already" in refused[0]
+    assert "; these fields differ: optim.learning_rate" in refused[1]
+    assert [node.wait(240) for node in (first, second)] == [EXIT_OK] * 2, run.logs()
+
+
+def test_a_node_tells_what_it_waits_for_and_gives_up(run: Run) -> None:
+    short = "--rendezvous-timeout=1"
+    assert run.node(1, "2", short).wait(120) == EXIT_STORAGE
+    assert f"{run.output / KEY_FILE}: absent for 1 s" in run.log(0).read_text()
+    assert run.node(0, "2", short).wait(120) == EXIT_ERROR
+    assert "1 of 2 nodes have come to the rendezvous, for 1 s" in run.log(1).read_text()
+    assert run.node(1, "2", short).wait(120) == EXIT_ERROR
+    text = f"no answer of the rendezvous at 127.0.0.1:{run.port} ([Errno 111] Connection refused)"
+    assert f"{text}, for 1 s" in run.log(2).read_text()

@@ -1,0 +1,220 @@
+"""``fluxtrain run --nodes``: one node of a run on several nodes, started by hand or by Slurm.
+
+One node serves the rendezvous, all run torchrun's agent, as in pods. No operator acts: a node that is stopped
+or gives up leaves, and the others continue if they are enough, or wait for it. An error that every node would
+find ends all of them with its exit code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from uuid import uuid4
+
+from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+from fluxtrain import __version__
+from fluxtrain.contract.describe import iter_fields
+from fluxtrain.contract.launch import CONFIG_FILE, LOST_SECONDS, RunPaths
+from fluxtrain.contract.members import agent_name
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.immutable_fields import value_at
+from fluxtrain.errors import (
+    EXIT_DIVERGED,
+    EXIT_OK,
+    EXIT_STOPPED,
+    EXIT_STORAGE,
+    EXIT_USAGE,
+    ConfigError,
+    FluxtrainError,
+    RefusedError,
+    StorageError,
+)
+from fluxtrain.launch import torchrun
+from fluxtrain.launch.elastic_agent import Peers
+from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_error
+from fluxtrain.launch.joining import RETRY_SECONDS, joined, print_lost, raise_on_sigterm
+from fluxtrain.launch.node_rendezvous import NodeRendezvous
+from fluxtrain.launch.nodes import Endpoint, Nodes, find_endpoint, interface_of, serves
+from fluxtrain.launch.rendezvous import BACKEND
+from fluxtrain.rendezvous.admission import Admission
+from fluxtrain.rendezvous.client import Client
+from fluxtrain.rendezvous.key_file import KEY_FILE, create_key, wait_for_key
+from fluxtrain.rendezvous.membership import Limits
+from fluxtrain.rendezvous.messages import Heartbeat
+from fluxtrain.rendezvous.service import Sessions, serve
+
+_OF_ALL = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE)
+"""Exit codes of errors that every node would find: one that finds one ends the run."""
+_LINGER_SECONDS = 5.0
+"""How long an ended rendezvous still answers, so that all nodes hear of the end; usually a second."""
+_ATTEMPT = 1
+
+
+def run(
+    config: RunConfig, paths: RunPaths, processes: int, nodes: Nodes, max_restarts: int
+) -> tuple[int, str]:
+    """Run the task on this node, together with the others; return the exit code and a message.
+
+    Raises ConfigError, StorageError, RefusedError or NodesError if this node cannot take part.
+    """
+    endpoint = find_endpoint(nodes)
+    counts = [number * processes for number in nodes.sizes()]
+    torchrun.check_before_starting(config, paths, counts)
+    setup = describe_setup(config, processes)
+    arguments = [
+        f"--nnodes={nodes.min_nodes}:{nodes.wanted_nodes}",
+        f"--nproc-per-node={processes}",
+        f"--rdzv-backend={BACKEND}",
+        f"--rdzv-id={uuid4().hex}",
+        f"--rdzv-endpoint={nodes.endpoint}",
+        f"--max-restarts={max_restarts}",
+    ]
+    try:
+        with raise_on_sigterm():
+            if not serves(nodes, endpoint):
+                key = wait_for_key(paths.output / KEY_FILE, nodes.timeout_seconds)
+                rendezvous = _rendezvous(nodes, endpoint, key, setup, is_first=False)
+                return _train(config, paths, nodes, rendezvous, arguments, _OF_ALL)
+            with _service(config, paths, nodes, endpoint, setup) as (key, sessions):
+                rendezvous = _rendezvous(nodes, endpoint, key, setup, is_first=True)
+                of_all = (*_OF_ALL, EXIT_STOPPED)  # it takes the rendezvous along
+                code, message = _train(config, paths, nodes, rendezvous, arguments, of_all)
+                _serve_others(sessions, code)
+                return code, message
+    except (SignalException, KeyboardInterrupt):
+        return EXIT_STOPPED, "stopped before training began"
+
+
+def describe_setup(config: RunConfig, processes: int) -> str:
+    """Return what the trainers of all nodes must have in common, on one line."""
+    digest = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]
+    return f"fluxtrain {__version__} with {processes} processes and config {digest}"
+
+
+@contextmanager
+def _service(
+    config: RunConfig, paths: RunPaths, nodes: Nodes, endpoint: Endpoint, setup: str
+) -> Iterator[tuple[bytes, Sessions]]:
+    """Serve the rendezvous, with the output locked and the config written; yield its key and sessions."""
+    with torchrun.lock_output(paths.output):
+        torchrun.write_config(config, paths.output)
+        key = create_key(paths.output / KEY_FILE)
+        limits = Limits(nodes.min_nodes, nodes.wanted_nodes, unheard_seconds=LOST_SECONDS)
+        sessions = Sessions(limits, admission=Admission(setup))
+        try:
+            server = serve(sessions, key, endpoint.address, nodes.port)
+        except StorageError as error:
+            raise ConfigError("--rendezvous", nodes.endpoint, str(error)) from None
+        print(f"fluxtrain: rendezvous at {endpoint.address}:{nodes.port}", file=sys.stderr)
+        try:
+            yield key, sessions
+        finally:
+            server.stop()
+
+
+def _rendezvous(
+    nodes: Nodes, endpoint: Endpoint, key: bytes, setup: str, is_first: bool
+) -> NodeRendezvous:
+    hostname = socket.gethostname()
+    agent = agent_name(hostname, f"{os.getpid()}-{uuid4().hex[:12]}")
+    order = nodes.rank if nodes.rank is not None else int(not is_first)
+    beat = Heartbeat(
+        sequence=0,
+        attempt=_ATTEMPT,
+        agent=agent,
+        node=f"{order}/{hostname}",
+        node_name=hostname,
+        node_rank=nodes.rank,
+        setup=setup,
+    )
+    client = Client(endpoint.address, nodes.port, key, beat)
+    return NodeRendezvous(client, agent, endpoint.own_address, nodes)
+
+
+def _train(
+    config: RunConfig,
+    paths: RunPaths,
+    nodes: Nodes,
+    rendezvous: NodeRendezvous,
+    arguments: list[str],
+    of_all: Collection[int],
+) -> tuple[int, str]:
+    """Train with the others until this node is done; its exit codes ``of_all`` end the run on all nodes."""
+    node = "" if nodes.rank is None else str(nodes.rank)
+    with (
+        TemporaryDirectory() as folder,
+        torchrun.snapshot_volume(config, paths, node) as volume,
+        joined(rendezvous) as peers,
+    ):
+        path = Path(folder) / CONFIG_FILE
+        path.write_text(json.dumps(config.model_dump(mode="json")))
+        torchrun.prepare_environment(path, replace(paths, snapshots=volume))
+        if interface := interface_of(rendezvous.local_address):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        with raise_on_fatal_error(Path(folder) / "error.json"):
+            code, message = _run_until_done(config, paths, rendezvous, peers, arguments)
+        if code in of_all:
+            rendezvous.end_for_all(code)
+    return code, message
+
+
+def _run_until_done(
+    config: RunConfig,
+    paths: RunPaths,
+    rendezvous: NodeRendezvous,
+    peers: Peers,
+    arguments: list[str],
+) -> tuple[int, str]:
+    try:
+        while True:
+            try:
+                return torchrun.launch(arguments, paths, peers)
+            except RendezvousClosedError:
+                return rendezvous.closed_code(), "another node has ended the run: see its output"
+            except (RendezvousError, DistError) as error:  # a node was lost while joining
+                print_lost(error)
+                time.sleep(RETRY_SECONDS)
+    except FatalTrainerError as error:
+        return error.code, error.message
+    except RefusedError as error:
+        return error.exit_code, f"{error}{_differences(config, paths.output / CONFIG_FILE)}"
+    except FluxtrainError as error:
+        return error.exit_code, str(error)
+
+
+def _differences(config: RunConfig, other: Path) -> str:
+    """Return the fields of ``config`` that differ from the config in the file ``other``, as a clause."""
+    try:
+        theirs, ours = json.loads(other.read_text()), config.model_dump(mode="json")
+    except (OSError, ValueError):
+        return ""
+    paths = [field.path for field in iter_fields(RunConfig)]
+    names = [path for path in paths if value_at(ours, path) != value_at(theirs, path)]
+    return f"; these fields differ: {', '.join(names[:5])}" if names else ""
+
+
+def _serve_others(sessions: Sessions, code: int) -> None:
+    """Serve until the other nodes have ended; only a moment if this node was stopped or ended the run."""
+    if code in (EXIT_OK, EXIT_STOPPED, *_OF_ALL):
+        sessions.close(code)
+        deadline = time.monotonic() + _LINGER_SECONDS
+        while sessions.members()["alive"] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return
+    text = "this node no longer trains; it serves the rendezvous until the others have ended"
+    print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
+    while sessions.members()["alive"]:
+        time.sleep(1)
