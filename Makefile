@@ -17,7 +17,7 @@ help: ## list the targets
 setup: .venv/.installed ## make the environment in .venv (idempotent)
 
 .venv/.installed: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
 	@$(BIN)/python -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(BIN)/python -m pip install --quiet --progress-bar off --editable '.[$(EXTRAS)]' --constraint constraints.txt
 	@touch $@
