@@ -16,6 +16,7 @@ PARTS = (
     "layouts",
     "checkpoint",
     "resume",
+    "evaluation_start",
     "clean",
     "preprocess",
 )

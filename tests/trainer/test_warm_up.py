@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 import torch
 from tests.trainer.tiny_model import CPU, initialised
 from torch import Tensor, nn
 
+from fluxtrain import warm_up as module
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.loader import (
     AnyBatch,
@@ -18,8 +20,10 @@ from fluxtrain.data.loader import (
 )
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import open_sources
+from fluxtrain.distributed import World
 from fluxtrain.loss import FlowLoss
-from fluxtrain.warm_up import synthetic_batch, warm_up
+from fluxtrain.model.flux import Flux
+from fluxtrain.warm_up import is_needed, prepare, synthetic_batch, warm_up
 
 CONFIG = resolve(
     {
@@ -78,3 +82,48 @@ def test_without_an_evaluation_only_a_training_batch_is_passed() -> None:
     )
     warm_up(FlowLoss(model, CONFIG, torch.float32), 3, None, CPU)
     assert sizes == [3]
+
+
+def test_a_model_that_cannot_be_compiled_on_gpus_is_passed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPU without Triton is played by an unknown device: meta."""
+    device = torch.device("meta")
+    monkeypatch.setattr(module, "compiles", lambda parallel, device: False)
+    monkeypatch.setattr(module, "missing_compiler", lambda device: "Triton is missing")
+    config = resolve({"preset": "micro", "parallel": {"compile": None}})
+    with device:
+        flow_loss = FlowLoss(Flux(config.model), config, torch.float32)
+    prepare(flow_loss, (2, None), World(0, 0, 1, device), tmp_path)
+    assert "blocks are not compiled: Triton is missing" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("node", "has_file"), [(0, False), (0, True), (1, False)])
+def test_the_first_node_keeps_what_it_has_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: int, has_file: bool
+) -> None:
+    calls = list[str]()
+
+    class Cache:
+        @staticmethod
+        def of(*arguments: object) -> Cache:
+            return Cache()
+
+        def load(self) -> bool:
+            calls.append("load")
+            return has_file
+
+        def save(self) -> None:
+            calls.append("save")
+
+    monkeypatch.setattr(module, "CompileCache", Cache)
+    monkeypatch.setattr(module, "compiles", lambda parallel, device: True)
+    flow_loss = FlowLoss(initialised(CONFIG.model), CONFIG, torch.float32)
+    prepare(flow_loss, (2, None), World(node, 0, 2, CPU, num_nodes=2), tmp_path)
+    assert calls == ["load"] + ["save"] * (node == 0 and not has_file)
+
+
+def test_an_eager_model_on_a_cpu_waits_for_nothing() -> None:
+    assert not is_needed(CONFIG, World.alone())
+    assert is_needed(CONFIG, World(0, 0, 1, torch.device("cuda", 0)))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -15,15 +13,10 @@ from fluxtrain import checkpoint, optim, optimizer_step
 from fluxtrain.bad_samples import require_few_bad_samples, require_readable
 from fluxtrain.checkpoint import Checkpoints
 from fluxtrain.checkpoint_folder import CheckpointFolder
-from fluxtrain.compilation import compiles, missing_compiler
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.loader import (
-    AnyBatch,
-    evaluation_batch_size,
-    evaluation_batches,
-    training_batches,
-)
+from fluxtrain.data.device_batches import DeviceBatches, EvaluationData
+from fluxtrain.data.loader import evaluation_batch_size, evaluation_batches, training_batches
 from fluxtrain.data.order import PADDING, BatchShares
 from fluxtrain.distributed import StopRequest, World
 from fluxtrain.divergence import require_finite
@@ -39,7 +32,7 @@ from fluxtrain.run_state import RunState
 from fluxtrain.sample.grid import GridSampler
 from fluxtrain.shared_sources import shared_sources
 from fluxtrain.snapshots.recovery import Recovery
-from fluxtrain.warm_up import warm_up
+from fluxtrain.warm_up import is_needed, prepare
 from fluxtrain.weights.reader import published_weights
 
 
@@ -66,7 +59,7 @@ class _Trainer:
 
     def __init__(self, config: RunConfig, paths: RunPaths, world: World, stack: ExitStack) -> None:
         """Load or resume everything; ``stack`` closes it."""
-        self.config, self.world = config, world
+        self.config, self.paths, self.world = config, paths, world
         self.stop = StopRequest(world)
         self.stop.install()
         stack.callback(self.stop.finish)
@@ -75,9 +68,10 @@ class _Trainer:
         recovery = Recovery(config, paths, world, observer.alive)
         self.sources = shared_sources(config, paths.data, world)
         self.shares = BatchShares.of(config, world.size)
-        self.validation = evaluation_batches(
+        validation = evaluation_batches(
             config, self.sources.validation, world.rank, world.size, pin=self._pin
         )
+        self.validation = EvaluationData(validation, world.device)
         self.encode = batch_encoder(config, paths.models, world.device)
         published = None
         if recovery.is_new:
@@ -139,11 +133,12 @@ class _Trainer:
         for _ in range(count):
             self._step(batches)
 
-    def _begin(self) -> Iterator[AnyBatch]:
+    def _begin(self) -> DeviceBatches:
         """Compile, start MLPerf's clock and return this rank's batches."""
-        self._warm_up()
+        if self.run.status == "running":
+            self._warm_up()
         self.observer.on_train_begin()
-        return training_batches(  # starts to read samples
+        batches = training_batches(  # starts to read samples
             self.config,
             self.sources,
             self.shares,
@@ -151,41 +146,40 @@ class _Trainer:
             first_batch=self.run.step,
             pin=self._pin,
         )
+        return DeviceBatches(batches, self.world.device)
 
     def _warm_up(self) -> None:
         """Compile, and let the device load its libraries, before MLPerf's clock starts."""
-        config, world = self.config, self.world
-        is_compiled, has_gpu = compiles(config.parallel, world.device), self._pin
-        if has_gpu and config.parallel.compile is None and not is_compiled and world.is_main:
-            reason = missing_compiler(world.device)
-            print(f"fluxtrain: blocks are not compiled: {reason}", file=sys.stderr, flush=True)
-        if not (is_compiled or has_gpu) or self.run.status != "running":
-            return
-        evaluation = config.evaluation
-        evaluates = config.evaluation_steps or evaluation.at_start or evaluation.at_end
+        evaluation, world = self.config.evaluation, self.world
+        evaluates = self.config.evaluation_steps or evaluation.at_start or evaluation.at_end
         count = len(self.sources.validation)
-        size = evaluation_batch_size(config, count, world.size) if evaluates else None
-        self.observer.on_warm_up()
-        warm_up(
-            self.flow_loss, self.shares.micro_batch_size, size, world.device, self.observer.alive
-        )
+        size = evaluation_batch_size(self.config, count, world.size) if evaluates else None
+        sizes = self.shares.micro_batch_size, size
+        if is_needed(self.config, world):
+            self.observer.on_warm_up()
+            prepare(self.flow_loss, sizes, world, self.paths.output, self.observer.alive)
 
-    def _step(self, batches: Iterator[AnyBatch]) -> None:
+    def _step(self, batches: DeviceBatches) -> None:
         """Take one optimizer step; then log, evaluate, sample and save if due."""
         config, observer = self.config, self.observer
         step = self.run.step + 1
         observer.on_step_begin(step)
+        last = step == config.schedule.steps
+        evaluates = _is_due(step, config.evaluation_steps) or (last and config.evaluation.at_end)
+        if evaluates:
+            self.validation.begin()
         totals = self._accumulate(batches)
         norm = self._update(step)
         samples = step * config.schedule.global_batch_size
         self.run = replace(self.run, step=step, samples=samples)
         observer.on_step_end(step)
+        with observer.waiting_for_data():
+            batches.stage()
 
         # everything below that reads the loss or the norm waits for the device
-        last = step == config.schedule.steps
         if last or _is_due(step, config.logging.every_steps):
             self._log(totals, norm)
-        if _is_due(step, config.evaluation_steps) or (last and config.evaluation.at_end):
+        if evaluates:
             self._evaluate()
         stop = self.stop.agree()
         if last and self.run.status == "running":
@@ -205,7 +199,7 @@ class _Trainer:
                 f"stopped after step {step}; a checkpoint is saved, the same command resumes"
             )
 
-    def _accumulate(self, batches: Iterator[AnyBatch]) -> Tensor:
+    def _accumulate(self, batches: DeviceBatches) -> Tensor:
         """Sum the gradients of this rank's micro batches; return (sum of losses, number of samples)."""
         per_rank = self.shares.global_batch_size / self.shares.num_ranks
         totals, used = torch.zeros(2, device=self.world.device), list[int]()
@@ -253,7 +247,8 @@ class _Trainer:
         config, world = self.config, self.world
         advance = self.observer.on_evaluate_begin(self.run)
         self.model.eval()
-        result = evaluate(self.flow_loss, map(self.encode, self.validation), world, advance)
+        batches = map(self.encode, self.validation)
+        result = evaluate(self.flow_loss, batches, world, advance)
         self.model.train()
         self.observer.log_unreadable_validation(result)
         require_readable(result, config)

@@ -6,12 +6,47 @@ gradient, no changed weight, no random number drawn.
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import torch
 
+from fluxtrain.compilation import compiles, missing_compiler
+from fluxtrain.compile_cache import CompileCache
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.batch import Batch
+from fluxtrain.distributed import World
 from fluxtrain.loss import FlowLoss
 from fluxtrain.progress import Alive
+
+
+def is_needed(config: RunConfig, world: World) -> bool:
+    """Return whether training waits for something at first: a compiler, or a GPU's libraries."""
+    return world.device.type == "cuda" or compiles(config.parallel, world.device)
+
+
+def prepare(
+    flow_loss: FlowLoss,
+    sizes: tuple[int, int | None],
+    world: World,
+    output: Path,
+    alive: Alive = lambda: None,
+) -> None:
+    """Take the passes of `warm_up` with ``sizes``; use what the job in ``output`` has compiled before.
+
+    Every rank must call it. Rank 0 prints why a model on GPUs is not compiled.
+    """
+    parallel, cache = flow_loss.config.parallel, None
+    if compiles(parallel, world.device):
+        cache = CompileCache.of(output, world.device, os.environ)
+    elif parallel.compile is None and world.is_main:
+        reason = missing_compiler(world.device)
+        print(f"fluxtrain: blocks are not compiled: {reason}", file=sys.stderr, flush=True)
+    is_cached = cache is not None and cache.load()
+    warm_up(flow_loss, *sizes, world.device, alive)
+    if cache is not None and not is_cached and world.node == 0:
+        cache.save()
 
 
 def warm_up(

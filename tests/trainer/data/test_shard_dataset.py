@@ -96,6 +96,17 @@ def test_without_stored_timesteps_the_index_gives_them(tmp_path: Path) -> None:
     assert steps.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
 
 
+def test_each_shard_has_its_own_timesteps_or_none(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, shard_size=2) as writer:
+        for i in range(6):
+            one = sample(i)
+            one.timestep = None if i in (2, 3) else 7
+            writer.add(one)
+    dataset = ShardDataset(tmp_path)
+    assert dataset.timesteps(np.array([5, 2, 0, 3, 1, 4])).tolist() == [7, 2, 7, 3, 7, 7]
+    assert dataset.stored_timesteps is None
+
+
 def test_an_interrupted_writer_leaves_no_data_set(tmp_path: Path) -> None:
     def interrupted() -> None:
         with ShardWriter(tmp_path, shard_size=2) as writer:
@@ -353,8 +364,9 @@ def test_shapes_that_are_not_those_of_encodings_are_refused(
 
 def test_a_timestep_out_of_range_is_refused(dataset: ShardDataset) -> None:
     overwrite(dataset, 4, "timestep", struct.pack("<i", 8))
+    assert dataset.timesteps(np.arange(3)).tolist() == [7, 6, 5], "other files are not read"
     with pytest.raises(DataError, match=r"shard_000001\.safetensors: a timestep"):
-        dataset.timesteps(np.arange(3))
+        dataset.timesteps(np.arange(4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

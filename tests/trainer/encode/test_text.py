@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tests.trainer.tiny_encoders import caption, write_clip, write_t5
 from transformers import AutoModel, AutoTokenizer, CLIPTextModel, T5EncoderModel
 
 from fluxtrain.contract.run.encoders import EncodersConfig
-from fluxtrain.encode.text import CLIP_LENGTH, TextEncoder, load_text_encoder
+from fluxtrain.encode.text import CLIP_LENGTH, TextEncoder, TextModel, load_text_encoder
 from fluxtrain.errors import DataError
 
 CAPTIONS = [caption(0), caption(31), "", " ".join(caption(index) for index in range(40))]
@@ -79,6 +80,23 @@ def test_minilm_returns_normalised_tokens_zero_padding_and_their_mean(minilm: Te
     torch.testing.assert_close(txt[0, :length], unit(states, (384,)), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(vec[0], unit(states.mean(0), (384,)), rtol=1e-4, atol=1e-4)
     assert txt[0, length:].abs().max() == 0
+
+
+def test_tokens_are_copied_to_a_gpu_without_waiting_for_it() -> None:
+    class Values:
+        def pin_memory(self) -> str:
+            return "page-locked"
+
+    class Tokens(dict[str, object]):
+        def to(self, device: torch.device, *, non_blocking: bool) -> object:
+            return dict(self), device, non_blocking
+
+    def tokenizer(captions: list[str], **options: object) -> Tokens:
+        return Tokens(input_ids=Values(), attention_mask=Values())
+
+    gpu = torch.device("cuda", 0)
+    copied = TextModel(tokenizer, SimpleNamespace(device=gpu), 8).tokenize(["a"])
+    assert copied == ({"input_ids": "page-locked", "attention_mask": "page-locked"}, gpu, True)
 
 
 def test_similar_captions_have_similar_vectors(minilm: TextEncoder) -> None:

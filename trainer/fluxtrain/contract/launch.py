@@ -99,6 +99,8 @@ LOSS_FILE = "loss.png"
 SAMPLES_FOLDER = "samples"
 LEDGER_FOLDER = "ledger"
 CHECKPOINTS_FOLDER = "checkpoints"
+COMPILED_FOLDER = "compiled"
+"""Code of compiled blocks, for the pods of a job."""
 
 _RESTARTS = (ENV_PROCESS_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
 

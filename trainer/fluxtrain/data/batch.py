@@ -16,6 +16,9 @@ from torch import Tensor
 
 from fluxtrain.draws import Array, Draw
 
+_HOST_FIELDS = ("dropped", "indices")
+"""Tensors that only the host reads."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnBatch:
@@ -43,10 +46,14 @@ class DrawnBatch:
         pinned: dict[str, Any] = {name: t.pin_memory() for name, t in self.tensors().items()}
         return replace(self, **pinned)
 
+    def device_tensors(self) -> dict[str, Tensor]:
+        """Return the fields that are on the device after `to`, by name: what the model and the loss need."""
+        return {name: t for name, t in self.tensors().items() if name not in _HOST_FIELDS}
+
     def to(self, device: torch.device) -> Self:
-        """Return this batch on ``device``, copied asynchronously if it is pinned."""
+        """Return this batch on ``device``, copied asynchronously if it is pinned; `_HOST_FIELDS` stay."""
         moved: dict[str, Any] = {
-            name: t.to(device, non_blocking=True) for name, t in self.tensors().items()
+            name: t.to(device, non_blocking=True) for name, t in self.device_tensors().items()
         }
         return replace(self, **moved)
 

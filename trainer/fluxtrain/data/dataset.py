@@ -88,7 +88,7 @@ class Dataset(Protocol):
         ...
 
     def timesteps(self, indices: Array) -> Array:
-        """Return the stored evaluation timesteps (0 ... 7), index modulo 8 if none are stored."""
+        """Return the stored evaluation timesteps (0 ... 7), index modulo 8 where none are stored."""
         ...
 
     def caption(self, index: int) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +33,7 @@ class FileDataset(ABC):
         """
         self.folder, self._verify = folder, verify
         self._starts = np.cumsum([0, *sizes])
+        self._timesteps: dict[int, Array | None] = {}  # by part, of those that were needed
         if not len(self):
             raise DataError(f"{folder}: its files hold no samples")
 
@@ -56,21 +56,34 @@ class FileDataset(ABC):
             )
         ]
 
-    @cached_property
+    @property
     def stored_timesteps(self) -> Array | None:
         """Return the evaluation timestep (0 ... 7) of every sample, None if not all have one.
 
         Raises DataError if one is invalid.
         """
-        parts = self._timesteps_by_file()
+        parts = [self._timesteps_of(part) for part in range(len(self._starts) - 1)]
         stored = [part for part in parts if part is not None]
         return np.concatenate(stored) if len(stored) == len(parts) else None
 
     def timesteps(self, indices: Array) -> Array:
-        """Return the stored evaluation timesteps, index modulo 8 if not all are stored."""
-        stored = self.stored_timesteps
-        timesteps: Array = indices % NUM_TIMESTEPS if stored is None else stored[indices]
+        """Return the stored evaluation timesteps; index modulo 8 in parts that do not have all of theirs.
+
+        Only the parts of ``indices`` are read, once. Raises DataError if a timestep is invalid.
+        """
+        timesteps: Array = indices % NUM_TIMESTEPS
+        parts = self._parts(indices)
+        for part in np.unique(parts).tolist():
+            stored = self._timesteps_of(part)
+            if stored is not None:
+                inside = parts == part
+                timesteps[inside] = stored[indices[inside] - self._starts[part]]
         return timesteps
+
+    def _timesteps_of(self, part: int) -> Array | None:
+        if part not in self._timesteps:
+            self._timesteps[part] = self._read_timesteps(part)
+        return self._timesteps[part]
 
     def caption(self, index: int) -> str:
         """Return the prompt of sample ``index``, "" if it is not stored."""
@@ -94,8 +107,8 @@ class FileDataset(ABC):
         """Return the key of sample ``index`` in its source data set, "" if it has none."""
 
     @abstractmethod
-    def _timesteps_by_file(self) -> list[Array | None]:
-        """Return the timesteps of each file, None if not all of its samples have one."""
+    def _read_timesteps(self, part: int) -> Array | None:
+        """Return the timesteps of the samples of ``part``, None if not all of them have one."""
 
     @abstractmethod
     def _location(self, part: int, record: int) -> str:
@@ -113,5 +126,10 @@ class FileDataset(ABC):
 
     def _places(self, indices: Array) -> Iterator[tuple[int, int]]:
         """Yield the part and the record of each of ``indices``."""
-        parts = np.searchsorted(self._starts, indices, side="right") - 1
+        parts = self._parts(indices)
         return zip(parts.tolist(), (indices - self._starts[parts]).tolist(), strict=True)
+
+    def _parts(self, indices: Array) -> Array:
+        """Return the part of each of ``indices``."""
+        parts: Array = np.searchsorted(self._starts, indices, side="right") - 1
+        return parts

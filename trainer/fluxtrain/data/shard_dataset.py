@@ -57,8 +57,8 @@ class ShardDataset(FileDataset):
         number, record = self._place(index)
         return self._shards[number].key(record)
 
-    def _timesteps_by_file(self) -> list[Array | None]:
-        return [shard.timesteps() for shard in self._shards]
+    def _read_timesteps(self, part: int) -> Array | None:
+        return self._shards[part].timesteps()
 
     def _location(self, part: int, record: int) -> str:
         return f"{self._shards[part].path} record {record}"

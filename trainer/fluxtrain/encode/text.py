@@ -45,7 +45,11 @@ class TextModel:
             max_length=self.length,
             return_tensors="pt",
         )
-        return tokens.to(self.encoder.device)
+        device = self.encoder.device
+        if device.type == "cuda":  # a copy from page-locked memory does not wait for the device
+            for name, values in list(tokens.items()):
+                tokens[name] = values.pin_memory()
+        return tokens.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)

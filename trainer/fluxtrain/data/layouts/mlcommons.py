@@ -90,8 +90,8 @@ class NpyDataset(FileDataset):
         number, record = self._place(index)
         return self._tables[number].metadata.key(record)
 
-    def _timesteps_by_file(self) -> list[Array | None]:
-        return [table.metadata.timesteps() for table in self._tables]
+    def _read_timesteps(self, part: int) -> Array | None:
+        return self._tables[part].metadata.timesteps()
 
     def _location(self, part: int, record: int) -> str:
         return f"{self._tables[part].path} record {record}"

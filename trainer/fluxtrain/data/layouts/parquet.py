@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -55,7 +56,11 @@ class ParquetDataset(FileDataset):
         super().__init__(folder, (rows for _, _, rows in self._groups))
         small = [_small_columns(path) for path in paths]
         self._keys = [key for keys, _ in small for key in keys]
-        self._timesteps = [steps for _, steps in small]
+        firsts = np.cumsum([0, *(len(keys) for keys, _ in small)]).tolist()
+        self._steps = {
+            path: (first, steps)
+            for path, first, (_, steps) in zip(paths, firsts, small, strict=False)
+        }
         self._cursor = _Cursor()
         self._headers = self._first_headers()
         self.shape = shape_of(self.name(0), self._headers)
@@ -73,8 +78,11 @@ class ParquetDataset(FileDataset):
         """Return the key of sample ``index`` in its source data set, "" if it has none."""
         return self._keys[index]
 
-    def _timesteps_by_file(self) -> list[Array | None]:
-        return self._timesteps
+    def _read_timesteps(self, part: int) -> Array | None:
+        path, _, rows = self._groups[part]
+        first, steps = self._steps[path]
+        begin = int(self._starts[part]) - first
+        return None if steps is None else steps[begin : begin + rows]
 
     def _location(self, part: int, record: int) -> str:
         path, group, _ = self._groups[part]
