@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from fluxtrain.cli.arguments import Commands, add_command, add_file, described, load_config
+from fluxtrain.cli.arguments import (
+    Commands,
+    add_command,
+    add_file,
+    described,
+    load_config,
+    path,
+)
 from fluxtrain.contract.resource.resources import amount
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import require_replicas
@@ -19,7 +26,10 @@ def add(commands: Commands) -> None:
     add_file(parser)
     parser.add_argument("--gpu", help="GPU model (default: MI300X)")
     text = "assumed fraction of the dense peak (default: 0.3)"
-    parser.add_argument("--mfu", type=float, help=text)
+    speed = parser.add_mutually_exclusive_group()
+    speed.add_argument("--mfu", type=float, help=text)
+    text = "benchmark.json of the benchmark task, for the speed that it measured"
+    speed.add_argument("--measured", type=path, metavar="FILE", help=text)
     text = (
         "take one step on fake tensors, with as many ranks, and compare; fails if the plan is wrong"
     )
@@ -29,7 +39,7 @@ def add(commands: Commands) -> None:
 
 def action(arguments: argparse.Namespace) -> int:
     """Print the plan."""
-    from fluxtrain.plan import make_plan, render
+    from fluxtrain.plan import MeasuredSpeeds, make_plan, render
 
     job, config = load_config(arguments.file, arguments.overrides, quiet=arguments.json)
     if config.task != "train":
@@ -46,6 +56,7 @@ def action(arguments: argparse.Namespace) -> int:
         arguments.mfu,
         fewest_nodes=job.spec.nodes.min,
         memory_limit=None if limit is None else int(amount(limit)),
+        measured=MeasuredSpeeds(arguments.measured) if arguments.measured else None,
     )
     print(json.dumps(plan.model_dump(), indent=2) if arguments.json else render(plan))
     return EXIT_OK

@@ -10,10 +10,11 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.order import BatchShares
 from fluxtrain.errors import ConfigError
-from fluxtrain.gpus import Gpu, find_gpu
+from fluxtrain.gpus import Gpu, find_gpu, find_peak
 from fluxtrain.loader_size import loader_bytes
 from fluxtrain.model.flops import training_flops
 from fluxtrain.model.parameters import count_parameters
+from fluxtrain.plan.measured import MeasuredSpeeds, Speed
 from fluxtrain.plan.memory import Memory, memory, state_bytes
 from fluxtrain.snapshot_size import snapshot_bytes
 from fluxtrain.traffic import sent_by_node, sent_by_rank, sent_within_node
@@ -95,9 +96,11 @@ class Plan(BaseModel):
     data_bytes_per_sample: int
     """Encoded sample in bfloat16: text tokens, pooled vector, mean and log-variance of the latents."""
     mfu: float | None
-    """Assumed fraction of the dense peak (model FLOPs utilization)."""
+    """Assumed or measured fraction of the dense bfloat16 peak (model FLOPs utilization)."""
+    measured: str | None
+    """What was measured, if the throughput is not assumed."""
     samples_per_second: float | None
-    """Training throughput of all GPUs at that ``mfu``."""
+    """Training throughput of all GPUs."""
     steps: int
     """Maximum number of optimizer steps."""
     seconds: float | None
@@ -113,20 +116,30 @@ def make_plan(
     *,
     fewest_nodes: int | None = None,
     memory_limit: int | None = None,
+    measured: MeasuredSpeeds | None = None,
 ) -> Plan:
     """Return the plan of ``config`` on ``nodes`` nodes; ``gpus_per_node`` 0 means one CPU process each.
 
-    A pod may use ``memory_limit`` bytes; the job may shrink to ``fewest_nodes``.
-    Raises ConfigError if ``gpu`` is unknown or ``mfu`` is outside (0, 1].
+    A pod may use ``memory_limit`` bytes; the job may shrink to ``fewest_nodes``. The throughput is that of
+    ``measured``, converted by its MFU if ``gpu`` is another one. Raises ConfigError if ``gpu`` is unknown,
+    ``mfu`` is outside (0, 1], or ``measured`` has nothing of this run.
     """
-    device = _device(gpu, gpus_per_node)
-    if device is None:
-        config = _on_cpus(config)
     if mfu is not None and not 0 < mfu <= 1:
         raise ConfigError("--mfu", mfu, "must be above 0 and at most 1")
     ranks_per_node = max(gpus_per_node, 1)
     num_ranks = nodes * ranks_per_node
     shares = BatchShares.of(config, num_ranks)
+    found = None
+    if measured is not None:
+        found = measured.of(config, num_ranks, shares.micro_batch_size)
+    if found and gpu and _gpu_of(found) is None:
+        text = (
+            f"a measurement on {found.device}, whose peak is unknown, says nothing of another GPU"
+        )
+        raise ConfigError("--gpu", gpu, text)
+    device = _device(gpu or (_gpu_of(found) if found else None), gpus_per_node)
+    if device is None:
+        config = _on_cpus(config)
     micro_batch, accumulation = shares.micro_batch_size, shares.accumulation_steps
     counts = count_parameters(config.model)
     sharding = Sharding.of(config, num_ranks, ranks_per_node)
@@ -134,7 +147,8 @@ def make_plan(
     computed = batch + shares.padding
     largest = _largest_micro_batch(config, sharding, device)
     flops = training_flops(config.model, config.image_tokens, config.data.text_length)
-    rate = _rate(device, mfu, num_ranks, flops * computed / batch)
+    speed, mfu = _speed(device, mfu, flops, found)
+    rate = speed and speed * num_ranks * batch / computed
     checkpoint = state_bytes(config) * counts.total
     rank_counts = range((fewest_nodes or nodes) * ranks_per_node, num_ranks + 1, ranks_per_node)
     return Plan(
@@ -168,7 +182,8 @@ def make_plan(
         memory_limit_bytes=memory_limit,
         disk_bytes=checkpoint * (config.checkpoint.keep + 1),
         data_bytes_per_sample=_sample_bytes(config),
-        mfu=(mfu or DEFAULT_MFU) if device else None,
+        mfu=mfu,
+        measured=found.source if found else None,
         samples_per_second=rate,
         steps=config.schedule.steps,
         seconds=config.schedule.steps * batch / rate if rate else None,
@@ -188,11 +203,25 @@ def _device(gpu: str | None, gpus_per_node: int) -> Gpu | None:
     return find_gpu(gpu or DEFAULT_GPU)
 
 
-def _rate(device: Gpu | None, mfu: float | None, num_ranks: int, flops: float) -> float | None:
-    """Return samples per second of all ranks, None without a device."""
+def _gpu_of(speed: Speed) -> str | None:
+    """Return the name in the table of GPUs of what was measured; None if it is not there."""
+    peak = find_peak(speed.device, "bfloat16")
+    return peak.gpu if peak else None
+
+
+def _speed(
+    device: Gpu | None, mfu: float | None, flops: float, measured: Speed | None
+) -> tuple[float | None, float | None]:
+    """Return samples per second of a rank with a sample's ``flops``, and MFU; None if they are unknown."""
+    if measured is not None:
+        own = _gpu_of(measured)
+        if own is None or device is None:
+            return measured.samples_per_second, None
+        mfu = measured.samples_per_second * flops / find_gpu(own).peak_flops
     if device is None:
-        return None
-    return num_ranks * device.peak_flops * (mfu or DEFAULT_MFU) / flops
+        return None, None
+    mfu = mfu or DEFAULT_MFU
+    return device.peak_flops * mfu / flops, mfu
 
 
 def _memory(config: RunConfig, sharding: Sharding, micro_batch: int) -> Memory:

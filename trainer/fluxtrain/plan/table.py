@@ -161,12 +161,18 @@ def _snapshots(plan: Plan) -> str:
 
 def _assumptions(plan: Plan) -> list[str]:
     lines = []
-    if plan.mfu is not None:
+    if plan.measured is not None:
+        text = (
+            "" if plan.mfu is None else f", {plan.mfu:.1%} of the {plan.gpu}'s dense bfloat16 peak"
+        )
+        lines.append(f"Measured {plan.measured}{text}.")
+    elif plan.mfu is not None:
         default = " (the default)" if plan.mfu == DEFAULT_MFU else ""
         lines.append(
             f"Assumed: {plan.mfu:.0%} of the {plan.gpu}'s dense bfloat16 peak{default}; "
-            "--gpu and --mfu change it."
+            "--gpu, --mfu and --measured change it."
         )
+    if plan.gpu is not None:
         lines.append(
             f"Assumed: a micro batch fits if the total is below {USABLE:.0%} of the memory."
         )

@@ -1,0 +1,181 @@
+"""The hours of a plan are those of a measurement, if one is given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.paths import MICRO
+from tests.trainer.benchmark.fake_machine import FakeMachine
+
+from fluxtrain.benchmark.results import JSON_FILE, Results
+from fluxtrain.benchmark.study import Study
+from fluxtrain.cli import main
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.distributed import World
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError, DataError
+from fluxtrain.model.flops import training_flops
+from fluxtrain.plan import MeasuredSpeeds, Plan, make_plan, render
+
+ALONE = World.alone()
+
+
+def machine_at(num_nodes: int, device: str = "AMD Instinct MI300X") -> tuple[FakeMachine, World]:
+    world = World(0, 0, num_nodes * 8, ALONE.device, 8, num_nodes)
+    return FakeMachine(device=device), world
+
+
+def measure(
+    folder: Path,
+    batches: list[int],
+    num_nodes: int = 1,
+    device: str = "AMD Instinct MI300X",
+    **benchmark: Any,
+) -> MeasuredSpeeds:
+    """Return what a benchmark of `FakeMachine` leaves."""
+    config = resolve(
+        {"preset": "benchmark", "benchmark": {"micro_batch_sizes": batches, **benchmark}}
+    )
+    machine, world = machine_at(num_nodes, device)
+    Study(config, world, machine.run, Results(folder, config)).run()
+    return MeasuredSpeeds(folder / JSON_FILE)
+
+
+def make_config(batch: int = 16, num_ranks: int = 8, **changes: Any) -> RunConfig:
+    return resolve(
+        {
+            "preset": "benchmark",
+            "task": "train",
+            "schedule": {"global_batch_size": batch * num_ranks, "steps": 1000},
+            "parallel": {"micro_batch_size": batch},
+            **changes,
+        }
+    )
+
+
+def plan_of(
+    measured: MeasuredSpeeds, batch: int = 16, nodes: int = 1, gpu: str | None = None
+) -> Plan:
+    config = make_config(batch, 8 * nodes)
+    return make_plan(config, nodes, 8, gpu, measured=measured)
+
+
+def seconds_of_a_step(batch: int, num_ranks: int = 8) -> float:
+    """Return what `FakeMachine` takes."""
+    return (0.3 + 0.2 * batch) * (1 + 0.02 * (num_ranks - 1))
+
+
+def test_a_measured_batch_has_its_hours(tmp_path: Path) -> None:
+    plan = plan_of(measure(tmp_path, [8, 16]))
+    assert plan.seconds == pytest.approx(1000 * seconds_of_a_step(16))
+    assert plan.gpu == "MI300X"
+    assert plan.measured is not None
+    assert plan.measured.startswith("at batch 16 of each of 8 ranks on AMD Instinct MI300X (")
+    config = make_config()
+    flops = training_flops(config.model, config.image_tokens, config.data.text_length)
+    rate = 16 / seconds_of_a_step(16)
+    assert plan.mfu == pytest.approx(rate * flops / 1307.4e12)
+    assert "Measured at batch 16" in render(plan)
+    assert "Assumed: 30%" not in render(plan)
+
+
+@pytest.mark.parametrize(("batch", "exact"), [(4, True), (12, True), (10, True), (24, False)])
+def test_between_two_batches_the_time_of_a_step_is_interpolated(
+    tmp_path: Path, batch: int, exact: bool
+) -> None:
+    plan = plan_of(measure(tmp_path, [4, 8, 16]), batch)
+    true = 1000 * seconds_of_a_step(batch)
+    assert plan.seconds == pytest.approx(true, rel=1e-9 if exact else 0.1)
+
+
+def test_accumulated_micro_batches_take_their_time(tmp_path: Path) -> None:
+    config = make_config(batch=32, parallel={"micro_batch_size": 16})
+    plan = make_plan(config, 1, 8, measured=measure(tmp_path, [16]))
+    assert plan.seconds == pytest.approx(1000 * 2 * seconds_of_a_step(16))
+
+
+def test_the_nearest_number_of_ranks_that_was_measured_counts(tmp_path: Path) -> None:
+    measured = measure(tmp_path, [16], num_nodes=4, scaling=["weak"])
+    for nodes, nearest in ((1, 8), (3, 16), (4, 32), (9, 32)):
+        plan = plan_of(measured, nodes=nodes)
+        assert plan.seconds == pytest.approx(1000 * seconds_of_a_step(16, nearest)), nodes
+
+
+def test_another_gpu_has_the_same_mfu(tmp_path: Path) -> None:
+    measured = measure(tmp_path, [16])
+    own, other = plan_of(measured), plan_of(measured, gpu="MI355X")
+    assert (own.mfu, other.gpu) == (other.mfu, "MI355X")
+    assert own.seconds is not None
+    assert other.seconds == pytest.approx(own.seconds * 1307.4 / 2516.6)
+
+
+def test_a_device_without_a_known_peak_has_hours_but_no_mfu(tmp_path: Path) -> None:
+    measured = measure(tmp_path, [16], device="x86_64")
+    plan = make_plan(make_config(), 8, 0, measured=measured)
+    assert plan.seconds == pytest.approx(1000 * seconds_of_a_step(16))
+    assert (plan.mfu, plan.gpu) == (None, None)
+    assert "unknown" not in render(plan)
+    with pytest.raises(
+        ConfigError, match=r"--gpu: got 'H200'; a measurement on x86_64, whose peak"
+    ):
+        plan_of(measured, gpu="H200")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"depth": 2}}, "was measured with another spec.run.model"),
+        ({"data": {"text_length": 256}}, "has 512 px, 512 text .*; needed is 512 px, 256 text"),
+        ({"precision": {"fp8": "rowwise"}}, "needed is 512 px, 512 .*, bfloat16, fp8 rowwise"),
+        ({"parallel": {"compile": False}}, "needed is .*, 0% recomputed, not compiled"),
+    ],
+)
+def test_a_measurement_of_something_else_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"--measured: .*{message}"):
+        make_plan(make_config(**changes), 1, 8, measured=measure(tmp_path, [16]))
+
+
+def test_a_benchmark_without_a_measurement_says_so(tmp_path: Path) -> None:
+    measured = measure(tmp_path, [64])  # more than the machine has room for
+    with pytest.raises(ConfigError, match="has no measurement; needed is 512 px"):
+        plan_of(measured)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"run": {}, "trials": [{"trial": 1}]}'])
+def test_a_file_that_is_no_result_is_refused_with_its_name(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"other\.json: not the benchmark.json of a benchmark"):
+        MeasuredSpeeds(path)
+    assert main(["plan", str(MICRO), "--measured", str(path)]) == EXIT_USAGE
+    assert "other.json" in capsys.readouterr().err
+    assert main(["plan", str(MICRO), "--measured", str(tmp_path / "none.json")]) == EXIT_USAGE
+
+
+def test_the_command_takes_a_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measure(tmp_path, [16])
+    job = tmp_path / "job.yaml"
+    spec = {
+        "gpusPerNode": 8,
+        "run": {
+            "preset": "benchmark",
+            "task": "train",
+            "schedule": {"global_batch_size": 128, "steps": 1000},
+            "parallel": {"micro_batch_size": 16},
+        },
+    }
+    document = {"apiVersion": "fluxtrain.dev/v1alpha1", "kind": "FluxTraining", "spec": spec}
+    job.write_text(json.dumps({**document, "metadata": {"name": "job"}}))
+    command = ["plan", str(job), "--json", "--measured", str(tmp_path / JSON_FILE)]
+    assert main(command) == EXIT_OK
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["seconds"] == pytest.approx(1000 * seconds_of_a_step(16))
+    with pytest.raises(SystemExit):
+        main([*command, "--mfu", "0.4"])

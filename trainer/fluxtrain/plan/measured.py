@@ -1,0 +1,166 @@
+"""Speeds that the benchmark task has measured, from which a plan takes its hours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.errors import ConfigError, DataError
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=1)]
+
+
+class _Setting(BaseModel):
+    image_size: _Count
+    text_length: _Count
+    compute: str
+    fp8: str
+    activation_checkpointing: float
+
+
+class _Trial(BaseModel):
+    setting: _Setting
+    micro_batch_size: _Count
+    num_ranks: _Count
+    global_batch_size: _Count
+
+
+class _Measurement(BaseModel):
+    images_per_second_per_gpu: _Positive
+    device: str
+    compiled: bool
+
+
+class _Entry(BaseModel):
+    trial: _Trial
+    measurement: _Measurement | None
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of a step."""
+        assert self.measurement is not None
+        return self.trial.micro_batch_size / self.measurement.images_per_second_per_gpu
+
+
+class _File(BaseModel):
+    run: dict[str, Any]
+    trials: list[_Entry]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a rank does of a run, by measurement."""
+
+    samples_per_second: float
+    device: str
+    source: str
+    """What was measured, for people."""
+
+
+class MeasuredSpeeds:
+    """The content of a ``benchmark.json``."""
+
+    def __init__(self, path: Path) -> None:
+        """Read ``path``; raises DataError if it is not the result of a benchmark."""
+        self._path = path
+        try:
+            self._content = _File.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        except ValidationError as error:
+            text = error.errors()[0]["msg"]
+            raise DataError(f"{path}: not the benchmark.json of a benchmark ({text})") from None
+
+    def of(self, config: RunConfig, num_ranks: int, micro_batch: int) -> Speed:
+        """Return the speed of ``config`` on ``num_ranks`` in micro batches of ``micro_batch`` samples.
+
+        Between two batches that were measured, the time of a step is interpolated; outside of them, it is in
+        proportion to the batch. Of several numbers of ranks, the nearest up to ``num_ranks`` counts.
+        Raises ConfigError if no measurement is of the same model, shapes, precision and recomputation.
+        """
+        entries = self._matching(config)
+        counts = {entry.trial.num_ranks for entry in entries}
+        count = max((n for n in counts if n <= num_ranks), default=min(counts))
+        by_batch = {e.trial.micro_batch_size: e for e in entries if e.trial.num_ranks == count}
+        points = [by_batch[batch] for batch in sorted(by_batch)]
+        near = _nearest(points, micro_batch)
+        batches = " and ".join(str(entry.trial.micro_batch_size) for entry in near)
+        device = near[0].measurement.device if near[0].measurement else ""
+        return Speed(
+            samples_per_second=micro_batch / _seconds(near, micro_batch),
+            device=device,
+            source=f"at batch {batches} of each of {count} ranks on {device} ({self._path})",
+        )
+
+    def _matching(self, config: RunConfig) -> list[_Entry]:
+        own, other = config.model.model_dump(mode="json"), self._content.run.get("model")
+        if own != other:
+            raise ConfigError(
+                "--measured", str(self._path), "was measured with another spec.run.model"
+            )
+        wanted = _setting(config)
+        compiled = config.parallel.compile
+        found = [
+            entry
+            for entry in self._content.trials
+            if entry.measurement is not None
+            and entry.trial.setting == wanted
+            and entry.trial.global_batch_size
+            == entry.trial.micro_batch_size * entry.trial.num_ranks
+            and compiled in (None, entry.measurement.compiled)
+        ]
+        if not found:
+            settings = {_text(e.trial.setting): None for e in self._content.trials if e.measurement}
+            text = f"has {'; '.join(settings) or 'no measurement'}; needed is {_text(wanted)}"
+            if compiled is not None:
+                text += f", {'' if compiled else 'not '}compiled"
+            raise ConfigError("--measured", str(self._path), text)
+        return _of_one_kind(found)
+
+
+def _of_one_kind(entries: Sequence[_Entry]) -> list[_Entry]:
+    """Return those of ``entries`` that were compiled, if there are some, else all."""
+    compiled = [e for e in entries if e.measurement is not None and e.measurement.compiled]
+    return compiled or list(entries)
+
+
+def _setting(config: RunConfig) -> _Setting:
+    return _Setting(
+        image_size=config.data.image_size,
+        text_length=config.data.text_length,
+        compute=config.precision.compute,
+        fp8=config.precision.fp8,
+        activation_checkpointing=config.parallel.activation_checkpointing,
+    )
+
+
+def _text(setting: _Setting) -> str:
+    fp8 = "" if setting.fp8 == "none" else f", fp8 {setting.fp8}"
+    return (
+        f"{setting.image_size} px, {setting.text_length} text tokens, {setting.compute}{fp8}, "
+        f"{setting.activation_checkpointing:.0%} recomputed"
+    )
+
+
+def _nearest(points: Sequence[_Entry], batch: int) -> list[_Entry]:
+    """Return the measurement of ``batch``, else those around it, else the one at that end."""
+    below = [entry for entry in points if entry.trial.micro_batch_size <= batch]
+    above = [entry for entry in points if entry.trial.micro_batch_size >= batch]
+    ends = [*below[-1:], *above[:1]]
+    return ends[:1] if len(ends) == 2 and ends[0] == ends[1] else ends
+
+
+def _seconds(near: Sequence[_Entry], batch: int) -> float:
+    """Return the seconds of a step with ``batch`` samples, by one or two measurements."""
+    low, high = near[0], near[-1]
+    sizes = low.trial.micro_batch_size, high.trial.micro_batch_size
+    if low is high:
+        return low.seconds * batch / sizes[0]
+    part = (batch - sizes[0]) / (sizes[1] - sizes[0])
+    return low.seconds + part * (high.seconds - low.seconds)
