@@ -25,7 +25,12 @@ def blocks(model: Flux) -> list[nn.Module]:
 def compile_blocks(model: Flux) -> None:
     """Compile each block separately, for each shape: equal blocks share one compiled graph."""
     for block in blocks(model):
-        block.compile(fullgraph=True, dynamic=False, backend=BACKEND)
+        compile_module(block)
+
+
+def compile_module(module: nn.Module) -> None:
+    """Compile ``module`` when it is called, whole and for each shape."""
+    module.compile(fullgraph=True, dynamic=False, backend=BACKEND)
 
 
 def compiles(parallel: ParallelConfig, device: torch.device) -> bool:

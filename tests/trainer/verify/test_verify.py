@@ -16,15 +16,22 @@ from fluxtrain.cli import main
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
+from fluxtrain.plan import make_plan
 from fluxtrain.verify import comparison, render, verify
 from fluxtrain.verify.comparison import Comparison, Row
+from fluxtrain.verify.compiled import compiled_kernels
 from fluxtrain.verify.fake_world import fake_world
+from fluxtrain.verify.measurement import measure
 
 FEW_BLOCKS = {"depth": 1, "depth_single_blocks": 2}
 
 
 def make_config(preset: str, **changes: Any) -> RunConfig:
-    base = {"preset": preset, "logging": {"mlperf": {"division": "open"}}}
+    base = {
+        "preset": preset,
+        "parallel": {"compile": False},
+        "logging": {"mlperf": {"division": "open"}},
+    }
     return resolve(merge(base, changes))
 
 
@@ -78,6 +85,22 @@ def test_a_step_uses_what_is_planned(
     assert not dist.is_initialized()
 
 
+def test_a_node_sends_the_gradients_of_its_shards_to_others() -> None:
+    config = make_config("micro", parallel={"dp_replicate": "per-node"})
+    reduced = row_of(verify(config, 4, 2), "all_reduce in dp_replicate").measured
+    ring = 2 * reduced * 3 // 4  # of each of the two ranks of a node
+    assert make_plan(config, 4, 2).node_communication_bytes_per_step == 2 * ring
+
+
+@pytest.mark.slow
+def test_a_compiled_block_launches_fewer_kernels() -> None:
+    kernels = compiled_kernels(make_config("mlperf-schnell"))
+    assert 10 < kernels["single-stream"] < 40
+    assert kernels["single-stream"] < kernels["double-stream"] < 100
+    eager = measure(make_config("mlperf-schnell", model=FEW_BLOCKS), 1, 8).kernels
+    assert kernels["double-stream"] + 2 * kernels["single-stream"] < eager / 3
+
+
 def test_a_plan_that_is_wrong_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = comparison.collectives
 
@@ -88,8 +111,8 @@ def test_a_plan_that_is_wrong_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["plan", str(EXAMPLES / "micro.yaml"), "--verify"]) == EXIT_OK  # one rank
     file = EXAMPLES / "mlperf-schnell.yaml"
     small = [f"--model.{name}={value}" for name, value in FEW_BLOCKS.items()]
-    open_division = "--logging.mlperf.division=open"
-    assert main(["plan", str(file), "--verify", open_division, *small]) == EXIT_ERROR
+    changes = [*small, "--parallel.compile=false", "--logging.mlperf.division=open"]
+    assert main(["plan", str(file), "--verify", *changes]) == EXIT_ERROR
 
 
 def test_a_step_that_reads_a_value_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict
 
+from fluxtrain.compilation import missing_compiler
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.order import BatchShares
 from fluxtrain.model.flops import recomputed_flops, training_flops
 from fluxtrain.plan.memory import Memory, memory
 from fluxtrain.traffic import Collective, collectives
+from fluxtrain.verify.compiled import compiled_kernels
 from fluxtrain.verify.measurement import Measured, eager, measure
 
 MEMORY_TOLERANCE = 0.05
@@ -112,6 +115,7 @@ def verify(
                 measured=measured.flops,
             ),
             Row(name="kernels", unit="", planned=None, measured=measured.kernels),
+            *_compiled_rows(config, has_gpu),
             Row(
                 name="host syncs",
                 unit="",
@@ -169,6 +173,16 @@ def _traffic_rows(config: RunConfig, sharding: Sharding, measured: Measured) -> 
             ),
         ]
     return rows
+
+
+def _compiled_rows(config: RunConfig, has_gpu: bool) -> list[Row]:
+    """Return the kernels of compiled blocks, if the job compiles them and this machine can."""
+    if not config.parallel.compiles(has_gpu) or missing_compiler(torch.device("cpu")) is not None:
+        return []
+    return [
+        Row(name=f"  of a compiled {kind} block", unit="", planned=None, measured=count)
+        for kind, count in compiled_kernels(config).items()
+    ]
 
 
 def _flops(config: RunConfig) -> int:

@@ -57,5 +57,8 @@ def _notes(comparison: Comparison) -> list[str]:
 
 def _compiled(comparison: Comparison) -> str:
     if comparison.compiles:
-        return ", although the run compiles its blocks: they then save less for the backward pass."
+        return (
+            ", although the run compiles its blocks: they then save less for the backward pass,\n"
+            "and launch the fewer kernels that are counted in the compiler's code for the CPU."
+        )
     return "."
