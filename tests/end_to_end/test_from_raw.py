@@ -97,8 +97,6 @@ def folder(kubectl: Kubectl, tmp_path: Path) -> Iterator[Path]:
         kubectl.apply(*manifests, namespace=NAMESPACE)
     yield tmp_path
     stage.clear(kubectl, NAMESPACE)
-    for name in names:
-        kubectl("delete", "pv", f"{NAMESPACE}-mlperf-{name}", seconds=120)
 
 
 def on_this_machine(folder: Path) -> Path:

@@ -67,7 +67,6 @@ def folder(kubectl: Kubectl, helm: Helm, tmp_path: Path) -> Iterator[Path]:
     kubectl.apply(*demo, namespace=NAMESPACE)
     yield tmp_path
     stage.clear(kubectl, NAMESPACE)
-    kubectl("delete", "pv", f"{NAMESPACE}-demo")
 
 
 def pods(kubectl: Kubectl, selector: str) -> dict[str, Manifest]:
