@@ -44,10 +44,9 @@ class DeviceBatches(Iterator[AnyBatch]):
         (batch, copied), self._staged = self._staged, None
         current = torch.cuda.current_stream(self._device)
         current.wait_event(copied)
+        # memory of the batch is not used again before the work of this stream is done
         for tensor in batch.device_tensors().values():
-            tensor.record_stream(
-                current
-            )  # its memory is not used again before the current work is done
+            tensor.record_stream(current)
         return batch
 
 
