@@ -26,6 +26,7 @@ from cluster import (
     packages,
     processes,
     prometheus,
+    slurm,
 )
 from cluster.console import log, timed, wait_until
 from cluster.errors import ClusterError, MachineError
@@ -84,6 +85,7 @@ def prepare() -> None:
     with lock():
         _build()
         prometheus.ensure()
+        slurm.ensure()
 
 
 def down() -> None:

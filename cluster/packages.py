@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from cluster.commands import run
@@ -63,7 +64,16 @@ def missing() -> list[str]:
 
 def ensure() -> None:
     """Install missing packages; MachineError if the machine has no apt-get."""
-    packages = missing()
+    _install(missing())
+
+
+def ensure_programs(programs: Mapping[str, str]) -> None:
+    """Install the packages of missing ``programs``, which are given with their packages, like `ensure`."""
+    path = search_path()
+    _install(sorted({programs[name] for name in programs if not shutil.which(name, path=path)}))
+
+
+def _install(packages: list[str]) -> None:
     if not packages:
         return
     if shutil.which("apt-get") is None:
