@@ -21,6 +21,7 @@ from benchmarks.table import print_table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from fluxtrain.fp8 import dialect_of
 from fluxtrain.model.flops import linears
 from fluxtrain.model.parameters import count_parameters
 
@@ -120,19 +121,12 @@ def _fp8_seconds(product: Product) -> float | None:
 
 
 def _fp8(product: Product) -> Any:
-    forward, backward = _fp8_types()
+    forward, backward = dialect_of(device())
     first = backward if product.gradient else forward
     a = torch.randn(product.m, product.k, device=device()).to(first)
     b = torch.randn(product.n, product.k, device=device()).to(forward).t()  # column-major
     one = torch.ones((), device=device())
     return lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)
-
-
-def _fp8_types() -> tuple[torch.dtype, torch.dtype]:
-    """Return the types of activations and of gradients: gfx942 has another encoding than all others."""
-    if torch.version.hip and "gfx94" in torch.cuda.get_device_properties(0).gcnArchName:
-        return torch.float8_e4m3fnuz, torch.float8_e5m2fnuz
-    return torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def _attention_seconds(setting: Setting) -> Iterator[tuple[str, float]]:

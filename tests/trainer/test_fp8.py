@@ -17,7 +17,18 @@ from torch import Tensor, nn
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import ConfigError
-from fluxtrain.fp8 import FNUZ, OCP, Dialect, Fp8Linear, Recipe, Rounded, product, rounded, use_fp8
+from fluxtrain.fp8 import (
+    FNUZ,
+    OCP,
+    Dialect,
+    Fp8Linear,
+    Recipe,
+    Rounded,
+    product,
+    rounded,
+    scaled_mm,
+    use_fp8,
+)
 from fluxtrain.model.flux import Flux
 
 CPU = torch.device("cpu")
@@ -97,6 +108,30 @@ def test_products_equal_those_of_torchs_kernel(dialect: Dialect) -> None:
         assert values.double().abs().max() == torch.finfo(dtype).max
         worst = ((values.double() * unit - x).abs() / x.abs().clamp(min=float(unit))).max()
         assert worst <= torch.finfo(dtype).eps / 2 * 1.01
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 16, 33])
+def test_a_gradient_of_weights_sums_over_any_number_of_tokens(tokens: int) -> None:
+    """The kernel needs a multiple of 16; a CPU's takes one scale for each tensor."""
+    generator = torch.Generator().manual_seed(4)
+    g, x = (torch.randn(tokens, n, generator=generator) for n in (48, 32))
+    left, values = rounded(g, OCP.gradient, None), rounded(x, OCP.forward, None)
+    above = Rounded(left.values.t(), left.unit)
+    kernel = scaled_mm(above, values, torch.bfloat16, fast=False)
+    torch.testing.assert_close(kernel, product(above, values, torch.bfloat16))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_zeros_stay_zeros(recipe: Recipe) -> None:
+    layer = linear(recipe)
+    x = torch.zeros(16, layer.in_features, dtype=torch.bfloat16, requires_grad=True)
+    y = layer(x) - layer.bias
+    assert torch.equal(y, torch.zeros_like(y))
+    y.backward(torch.zeros_like(y))
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+    assert not x.grad.any()
+    assert not layer.weight.grad.any()
 
 
 def test_a_product_that_is_not_finite_stays_so() -> None:

@@ -13,13 +13,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
+from fluxtrain.contract.run.precision import FP8_MULTIPLE
 from fluxtrain.errors import ConfigError
 from fluxtrain.model.flux import Flux
 
 Recipe = Literal["tensorwise", "rowwise"]
 _LAYERS = ("qkv", "proj", "img_mlp.0", "img_mlp.2", "txt_mlp.0", "txt_mlp.2", "linear1", "linear2")
-_ALIGNMENT = 16
-"""Matrix units need dimensions that are multiples of this many elements."""
 _SMALLEST = 1e-12
 """Least largest value that a scale is made for: that of zeros is finite."""
 _OLDEST_CUDA = (8, 9)
@@ -69,13 +68,13 @@ def product(
     factors are multiplied in float32, in which each product of two numbers is exact.
     """
     if left.values.is_cuda:
-        return _scaled_mm(left, right, dtype, fast)
+        return scaled_mm(left, right, dtype, fast)
     return ((left.values.float() @ right.values.float()) * left.unit * right.unit).to(dtype)
 
 
-def _scaled_mm(left: Rounded, right: Rounded, dtype: torch.dtype, fast: bool) -> Tensor:
+def scaled_mm(left: Rounded, right: Rounded, dtype: torch.dtype, fast: bool) -> Tensor:
     """Return the product by torch's fp8 kernel: the left factor by rows, the right one by columns."""
-    missing = -left.values.shape[1] % _ALIGNMENT  # of tokens, whose number may be any
+    missing = -left.values.shape[1] % FP8_MULTIPLE  # of tokens, whose number may be any
     a, b = left.values, right.values.t()
     if missing:
         a, b = (F.pad(x.view(torch.uint8), (0, missing)).view(x.dtype) for x in (a, b))
@@ -137,26 +136,34 @@ def use_fp8(model: Flux, recipe: Recipe, device: torch.device) -> None:
 
     Raises ConfigError if ``device`` is a GPU without fp8.
     """
-    dialect = _dialect(recipe, device)
-    kind = type("Fp8Linear", (Fp8Linear,), {"recipe": recipe, "dialect": dialect})
+    _require_fp8(recipe, device)
+    fixed = {"recipe": recipe, "dialect": dialect_of(device)}
+    kind = type("Fp8Linear", (Fp8Linear,), fixed)
     for name, module in model.named_modules():
         in_block = name.startswith(("double_blocks.", "single_blocks."))
         if in_block and name.endswith(tuple(f".{layer}" for layer in _LAYERS)):
             module.__class__ = kind
 
 
-def _dialect(recipe: Recipe, device: torch.device) -> Dialect:
+def dialect_of(device: torch.device) -> Dialect:
     """Return the fp8 types of ``device``; OCP's on a CPU."""
+    is_fnuz = device.type == "cuda" and torch.version.hip and _rocm(device).startswith(_ROCM_FNUZ)
+    return FNUZ if is_fnuz else OCP
+
+
+def _require_fp8(recipe: Recipe, device: torch.device) -> None:
     if device.type != "cuda":
-        return OCP
+        return
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
-        architecture = str(properties.gcnArchName)
-        is_able = architecture.startswith(_ROCM)
-        dialect = FNUZ if architecture.startswith(_ROCM_FNUZ) else OCP
+        is_able = _rocm(device).startswith(_ROCM)
     else:
-        is_able, dialect = (properties.major, properties.minor) >= _OLDEST_CUDA, OCP
+        is_able = (properties.major, properties.minor) >= _OLDEST_CUDA
     if not is_able:
         message = f"{properties.name} has no fp8 matrix products; use none"
         raise ConfigError("spec.run.precision.fp8", recipe, message)
-    return dialect
+
+
+def _rocm(device: torch.device) -> str:
+    """Return the architecture of an AMD GPU, such as gfx942:sramecc+:xnack-."""
+    return str(torch.cuda.get_device_properties(device).gcnArchName)

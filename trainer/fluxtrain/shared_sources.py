@@ -35,9 +35,7 @@ def shared_sources(config: RunConfig, data_root: Path, world: World) -> Sources:
 def _scan(config: RunConfig, data_root: Path) -> Sources:
     """Return the opened data, with the timesteps of a validation set that is going to be used."""
     sources = open_sources(config, data_root)
-    evaluation = config.evaluation
-    evaluates = config.evaluation_steps or evaluation.at_start or evaluation.at_end
-    if evaluates and isinstance(sources.validation, FileDataset):
+    if config.evaluation.is_on and isinstance(sources.validation, FileDataset):
         _ = sources.validation.stored_timesteps  # kept by the data set
     return sources
 

@@ -150,9 +150,8 @@ class _Trainer:
 
     def _warm_up(self) -> None:
         """Compile, and let the device load its libraries, before MLPerf's clock starts."""
-        evaluation, world = self.config.evaluation, self.world
-        evaluates = self.config.evaluation_steps or evaluation.at_start or evaluation.at_end
-        count = len(self.sources.validation)
+        world, count = self.world, len(self.sources.validation)
+        evaluates = self.config.evaluation.is_on
         size = evaluation_batch_size(self.config, count, world.size) if evaluates else None
         sizes = self.shares.micro_batch_size, size
         if is_needed(self.config, world):

@@ -186,6 +186,11 @@ class EvaluationConfig(StrictModel):
     at_end: bool = False
     """Also evaluate after the last step."""
 
+    @property
+    def is_on(self) -> bool:
+        """Return whether a run evaluates at all."""
+        return self.every_samples > 0 or self.at_start or self.at_end
+
 
 class CheckpointConfig(StrictModel):
     """Checkpoints; one is always saved after the last step and when the run is stopped."""
