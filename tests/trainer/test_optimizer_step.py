@@ -1,25 +1,39 @@
-"""One optimizer step reads no number on the host, and copies nothing to the device but the batch."""
+"""One optimizer step reads no number on the host, and copies nothing to the device but the batch.
+
+Replicas reduce their gradients once.
+"""
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cluster.free_ports import free_port
+from tests.trainer import ranks
 from tests.trainer.ranks import CPU
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fluxtrain import optim
+from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.batch import Batch
-from fluxtrain.data.loader import AnyBatch
+from fluxtrain.data.loader import AnyBatch, training_batches
+from fluxtrain.data.order import BatchShares
+from fluxtrain.data.sources import open_sources
+from fluxtrain.distributed import World, process_group
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model.flux import Flux
 from fluxtrain.optimizer_step import add_gradients, update
+from fluxtrain.parallelize import DTYPES, build_model, full_tensor
 from fluxtrain.step_times import StepTimes
+from fluxtrain.traffic import AXES, all_reduces_each
+from fluxtrain.verify.recorder import Recorder
 from fluxtrain.warm_up import synthetic_batch
 
 GPU = torch.device("cuda", 0)
@@ -62,8 +76,8 @@ def test_no_number_is_read_on_the_host(model: dict[str, Any]) -> None:
         optimizer = optim.make_optimizer(model, config.optim)
         batch, bad_step = synthetic_batch(config, 8, CPU), torch.tensor(optim.NEVER)
         for number in (1, 2):
-            for _ in range(2):
-                losses, _ = add_gradients(flow_loss, unchanged, batch, 16.0, times)
+            for is_last in (False, True):
+                losses, _ = add_gradients(flow_loss, unchanged, batch, 16.0, times, is_last)
             norm, bad_step = update(model, optimizer, config, number, bad_step, times)
         for value in (norm, bad_step, losses.sum()):
             with pytest.raises(DataDependentOutputException):
@@ -87,3 +101,52 @@ def test_only_the_first_pass_copies_positions_and_computes_rotations(
     assert first.between_devices == 2
     assert first.in_float64
     assert (later.between_devices, later.in_float64) == (0, 0)
+
+
+def write_gradients(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
+    """Write the gradients of two micro batches, and how often they were reduced between replicas.
+
+    Once as a step has them, once with both reduced like the last one.
+    """
+    ranks.set_environment(world, port)
+    with process_group() as joined:
+        model = build_model(config, joined)
+        flow_loss = FlowLoss(model, config, DTYPES[config.precision.compute])
+        shares = BatchShares.of(config, joined.size)
+        assert shares.accumulation_steps == 2
+        batches = training_batches(config, open_sources(config, Path()), shares, joined.rank)
+        both = [next(batches) for _ in range(2)]
+        mesh = next(model.parameters()).device_mesh
+        groups = {axis: mesh.get_group(axis) for axis in AXES}
+        for name, first_is_last in (("step", False), ("each", True)):
+            with Recorder(groups) as recorder:
+                for batch, is_last in zip(both, (first_is_last, True), strict=True):
+                    add_gradients(flow_loss, unchanged, batch, 4.0, StepTimes(CPU), is_last)
+            gradients = {n: full_tensor(p.grad) for n, p in model.named_parameters()}
+            calls = {(each.axis, each.operation): each.calls for each in recorder.collectives()}
+            if joined.is_main:
+                torch.save((gradients, calls), paths.output / f"{name}.pt")
+            model.zero_grad()
+
+
+@pytest.mark.parametrize("reduce", ["float32", "bfloat16"])
+def test_replicas_reduce_the_sum_of_a_steps_gradients(tmp_path: Path, reduce: str) -> None:
+    config = resolve(
+        {
+            "preset": "micro",
+            "parallel": {"dp_replicate": 2, "micro_batch_size": 2},
+            "precision": {"reduce": reduce},
+        }
+    )
+    paths = RunPaths(tmp_path, tmp_path, tmp_path)
+    run = partial(write_gradients, port=free_port())
+    assert ranks.finish(run, config, paths, size=4) == [0] * 4, ranks.output_of(paths)
+    (found, calls), (each, calls_of_each) = (
+        torch.load(tmp_path / f"{name}.pt") for name in ("step", "each")
+    )
+    torch.testing.assert_close(found, each)
+    between, within = ("dp_replicate", "all_reduce"), ("dp_shard", "reduce_scatter")
+    groups = config.model.depth + config.model.depth_single_blocks + 1
+    assert calls_of_each[between] == calls[within] == calls_of_each[within] == 2 * groups
+    assert all_reduces_each(config) == (reduce == "bfloat16")
+    assert calls[between] == (2 * groups if reduce == "bfloat16" else groups)

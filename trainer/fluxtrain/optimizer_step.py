@@ -16,20 +16,27 @@ from fluxtrain.data.batch import Batch
 from fluxtrain.data.loader import AnyBatch
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model.flux import Flux
-from fluxtrain.parallelize import full_tensor
+from fluxtrain.parallelize import full_tensor, reduce_between_replicas
 from fluxtrain.step_times import StepTimes
+from fluxtrain.traffic import all_reduces_each
 
 Encode = Callable[[AnyBatch], Batch]
 
 
 def add_gradients(
-    flow_loss: FlowLoss, encode: Encode, batch: AnyBatch, samples_per_rank: float, times: StepTimes
+    flow_loss: FlowLoss,
+    encode: Encode,
+    batch: AnyBatch,
+    samples_per_rank: float,
+    times: StepTimes,
+    is_last: bool,
 ) -> tuple[Tensor, Tensor]:
     """Add the gradients of one micro batch; return each sample's loss times its weight, and its weight.
 
     Gradients are averaged over the ranks, so each rank divides by its part of the global batch,
-    ``samples_per_rank``.
+    ``samples_per_rank``. Replicas may wait for the step's last micro batch, and then average their sums.
     """
+    reduce_between_replicas(flow_loss.model, is_last or all_reduces_each(flow_loss.config))
     with times.forward():
         encoded = encode(batch)
         losses = flow_loss(encoded) * encoded.weights

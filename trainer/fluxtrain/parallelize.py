@@ -26,9 +26,10 @@ from fluxtrain.progress import Alive
 from fluxtrain.step_times import StepTimes
 
 try:
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 except ImportError:  # ROCm images with torch < 2.6 have FSDP2 at its older path
     from torch.distributed._composable.fsdp import (
+        FSDPModule,
         MixedPrecisionPolicy,
         fully_shard,
     )
@@ -106,6 +107,13 @@ def shard(
             reshard_after_forward=parallel.reshard_after_forward,
         )
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def reduce_between_replicas(model: Flux, is_on: bool) -> None:
+    """Let backward passes of ``model`` reduce gradients between replicas, or sum them within each (HSDP)."""
+    for module in (*blocks(model), model):
+        if isinstance(module, FSDPModule):
+            module.set_requires_all_reduce(is_on, recurse=False)
 
 
 def observe_waits(model: Flux, times: StepTimes) -> None:

@@ -38,8 +38,8 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
     """Return the collectives of a step of ``accumulation`` micro batches, by axis and operation.
 
     The blocks are all-gathered for forward, and again for backward if they were resharded, the rest once;
-    gradients are reduce-scattered, each rank's shard is all-reduced between replicas, and so are the norms of
-    all gradients for clipping. Padding of the shards is sent too.
+    gradients are reduce-scattered, each rank's shard is all-reduced between replicas (see `all_reduces_each`),
+    and so are the norms of all gradients for clipping. Padding of the shards is sent too.
     """
     counts = count_parameters(config.model, sharding.dp_shard)
     compute, reduce = BYTES[config.precision.compute], BYTES[config.precision.reduce]
@@ -49,8 +49,9 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
     groups, reduced = blocks + 1, counts.total * reduce
     found = list[Collective]()
     if sharding.dp_replicate > 1:
-        shards = accumulation * reduced // sharding.dp_shard
-        found.append(Collective("dp_replicate", "all_reduce", accumulation * groups, shards))
+        times = accumulation if all_reduces_each(config) else 1
+        shards = times * reduced // sharding.dp_shard
+        found.append(Collective("dp_replicate", "all_reduce", times * groups, shards))
     if sharding.dp_shard > 1:
         calls = gathers * blocks + 1
         norms = _FLOAT32 * sum(1 for _ in entries(config.model))
@@ -60,6 +61,15 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
             Collective("dp_shard", "reduce_scatter", accumulation * groups, accumulation * reduced),
         ]
     return found
+
+
+def all_reduces_each(config: RunConfig) -> bool:
+    """Return whether each micro batch's gradients are reduced between replicas, not their sum at the end.
+
+    FSDP2 keeps that sum in the data type of the reduction. In bfloat16 it would lose what is small beside it;
+    reduced each time, gradients are summed in float32.
+    """
+    return config.precision.reduce != "float32"
 
 
 def sent_by_rank(config: RunConfig, sharding: Sharding, accumulation: int) -> int:

@@ -202,12 +202,13 @@ class _Trainer:
         """Sum the gradients of this rank's micro batches; return (sum of losses, number of samples)."""
         per_rank = self.shares.global_batch_size / self.shares.num_ranks
         totals, used = torch.zeros(2, device=self.world.device), list[int]()
-        for _ in range(self.shares.accumulation_steps):
+        for number in range(1, self.shares.accumulation_steps + 1):
             with self.observer.waiting_for_data():
                 batch = next(batches)
             self.observer.log_unreadable(batch.faults)
             losses, weights = optimizer_step.add_gradients(
-                self.flow_loss, self.encode, batch, per_rank, self.observer.step_times
+                *(self.flow_loss, self.encode, batch, per_rank, self.observer.step_times),
+                is_last=number == self.shares.accumulation_steps,
             )
             totals[0] += losses.sum()
             totals[1] += weights.sum()

@@ -294,6 +294,14 @@ def test_replicas_also_all_reduce_their_shards_and_a_single_rank_sends_nothing()
     assert make_plan(make_config("openmoji"), 1, 0).communication_bytes_per_step == 0
 
 
+def test_replicas_reduce_once_a_step_unless_in_bfloat16() -> None:
+    for reduce, times in (("float32", 1), ("bfloat16", 4)):
+        config = make_config(parallel={"dp_replicate": 2}, precision={"reduce": reduce})
+        sharding = Sharding.of(config, 16, 8)
+        once, several = (sent_by_node(config, sharding, accumulation) for accumulation in (1, 4))
+        assert several == pytest.approx(times * once)
+
+
 @pytest.mark.parametrize(
     ("latent_size", "text", "compiled", "gib"),
     [

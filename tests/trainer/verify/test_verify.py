@@ -24,6 +24,7 @@ from fluxtrain.verify.fake_world import fake_world
 from fluxtrain.verify.measurement import measure
 
 FEW_BLOCKS = {"depth": 1, "depth_single_blocks": 2}
+ACCUMULATING_REPLICAS = {"parallel": {"dp_replicate": "per-node", "micro_batch_size": 2}}
 
 
 def make_config(preset: str, **changes: Any) -> RunConfig:
@@ -58,6 +59,8 @@ def row_of(found: Comparison, name: str) -> Row:
             {"parallel": {"dp_replicate": "per-node", "activation_checkpointing": 1}},
         ),
         ("micro", 1, 8, {"parallel": {"micro_batch_size": 1}}),  # gradients accumulate
+        ("openmoji", 2, 2, ACCUMULATING_REPLICAS),
+        ("openmoji", 2, 2, {**ACCUMULATING_REPLICAS, "precision": {"reduce": "bfloat16"}}),
         (
             "openmoji",
             1,

@@ -40,9 +40,10 @@ class Step:
     def take(self, after_micro_batch: Callable[[], None] = lambda: None) -> None:
         """Take the step, of `micro_batches` micro batches."""
         samples = self._shares.micro_batch_size * self._shares.accumulation_steps
-        for _ in range(self.micro_batches):
+        for number in range(1, self.micro_batches + 1):
             optimizer_step.add_gradients(
-                self._flow_loss, lambda _: self.batch, self.batch, samples, self._times
+                *(self._flow_loss, lambda _: self.batch, self.batch, samples, self._times),
+                is_last=number == self.micro_batches,
             )
             after_micro_batch()
         self._update()
