@@ -8,8 +8,10 @@ import time
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from cluster.free_ports import free_port
 from tests.trainer import ranks
@@ -19,7 +21,7 @@ from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.contract.run.sharding import Sharding
-from fluxtrain.distributed import World, process_group
+from fluxtrain.distributed import World, connects_at_start, process_group
 
 SECONDS = 3.0
 
@@ -65,6 +67,47 @@ def test_a_rank_succeeds_only_after_all_ranks_are_done(paths: RunPaths) -> None:
 def test_a_failed_rank_is_not_waited_for(paths: RunPaths) -> None:
     run = partial(failing_main_rank, port=free_port())
     assert ranks.finish(run, resolve({"preset": "micro"}), paths, size=2) == [9, 1]
+
+
+class _JoinedError(Exception):
+    """Ends a test where the process group would be joined."""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "size", "run", "bound"),
+    [
+        (True, 8, {}, torch.device("cuda", 3)),
+        (True, 1, {}, None),
+        (False, 8, {}, None),
+        (True, 8, {"preflight": {}}, None),
+        (True, 8, {"parallel": {"dp_replicate": 2}}, None),
+        (True, 8, {"parallel": {"dp_replicate": "per-node"}}, None),
+        (True, 8, {"task": "sample"}, None),
+    ],
+)
+def test_the_gpus_of_a_plain_training_are_connected_when_its_ranks_join(
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: bool,
+    size: int,
+    run: dict[str, Any],
+    bound: torch.device | None,
+) -> None:
+    given = dict[str, Any]()
+
+    def join(backend: str, **arguments: Any) -> None:
+        given.update(arguments, backend=backend)
+        raise _JoinedError
+
+    for name, value in (("RANK", 0), ("LOCAL_RANK", 3), ("WORLD_SIZE", size)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", join)
+    config = resolve({"preset": "micro", **run})
+    with pytest.raises(_JoinedError), process_group(connects=connects_at_start(config)):
+        pass
+    assert given["device_id"] == bound
+    assert given["backend"] == ("cpu:gloo,cuda:nccl" if gpus else "gloo")
 
 
 def test_the_ranks_of_a_node_are_one_replica(paths: RunPaths) -> None:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import FluxtrainError
 from fluxtrain.progress import Progress
 
@@ -114,7 +115,7 @@ class World:
     def barrier(self) -> None:
         """Wait until every rank calls this."""
         if self.size > 1:
-            dist.barrier()
+            _wait_for_all()
 
     def mesh(self, dp_replicate: int) -> DeviceMesh:
         """Return the mesh (dp_replicate, dp_shard) over all ranks; one axis if nothing is replicated."""
@@ -168,12 +169,29 @@ class Channel:
                 cast(dist.Work, work).wait()
 
 
+def _wait_for_all(group: dist.ProcessGroup | None = None) -> None:
+    """Wait on the host until all ranks call this; torch's barrier waits for the device if one is bound."""
+    dist.all_reduce(torch.zeros(1), group=group)
+
+
+def connects_at_start(config: RunConfig) -> bool:
+    """Return whether the GPUs of all ranks are connected when the process group is joined.
+
+    Not before a preflight, which finds the pairs of ranks that cannot be connected, and not with replicas:
+    their groups would be split off the connected one, which not every torch can do with gloo beside NCCL.
+    """
+    is_plain = config.preflight is None and config.parallel.dp_replicate == 1
+    return config.task == "train" and is_plain
+
+
 @contextmanager
-def process_group(progress: Progress | None = None, with_gpus: bool = True) -> Iterator[World]:
+def process_group(
+    progress: Progress | None = None, with_gpus: bool = True, connects: bool = False
+) -> Iterator[World]:
     """Join the process group of torchrun's environment; leave it after a barrier of all ranks.
 
     ``progress`` is this rank's if it began before. Without ``with_gpus`` the ranks use none, even if there
-    are some.
+    are some. If it ``connects``, NCCL or RCCL connects the GPUs here, not in their first collective.
 
     So if one rank succeeds, the whole task is done.
     """
@@ -187,7 +205,10 @@ def process_group(progress: Progress | None = None, with_gpus: bool = True) -> I
     backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "0")
-    dist.init_process_group(backend, rank=rank, world_size=size, timeout=START_TIMEOUT)
+    bound = device if has_gpu and connects and size > 1 else None
+    dist.init_process_group(
+        backend, rank=rank, world_size=size, timeout=START_TIMEOUT, device_id=bound
+    )
     exit_group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=_NO_TIMEOUT))
     nodes, local_size = (
         int(os.environ.get(name, 1)) for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -204,7 +225,7 @@ def process_group(progress: Progress | None = None, with_gpus: bool = True) -> I
                 exit_stack,
                 progress or Progress(),
             )
-            dist.barrier(exit_group)
+            _wait_for_all(exit_group)
         finally:
             dist.destroy_process_group()
 

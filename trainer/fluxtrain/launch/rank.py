@@ -82,12 +82,13 @@ def _run_task(config: RunConfig, paths: RunPaths) -> None:
     publish(progress)
     with ExitStack() as stack:
         with _serving(progress, config, paths):  # until the task serves its metrics too
-            from fluxtrain.distributed import end_with_parent, process_group
+            from fluxtrain.distributed import connects_at_start, end_with_parent, process_group
 
             end_with_parent()
             task = resolve_name(TASKS[config.task])
             with_gpus = config.task not in WITHOUT_GPUS
-            world = stack.enter_context(process_group(progress, with_gpus))
+            group = process_group(progress, with_gpus, connects_at_start(config))
+            world = stack.enter_context(group)
         task(config, paths, world)
 
 
