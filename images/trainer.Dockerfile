@@ -3,17 +3,20 @@
 #   buildah build --file images/trainer.Dockerfile --tag fluxtrain/trainer:0.1.0 .
 # Packages are installed from pip's index. To install from a folder of wheels instead, add
 #   --volume FOLDER:/wheels:ro --build-arg PIP_OPTIONS="--no-index --find-links=/wheels"
+# Not included: what logging.tensorboard and logging.wandb need. To add both:
+#   --build-arg EXTRA_PACKAGES="tensorboard wandb"
 ARG BASE=rocm/primus:v26.2
 
 FROM ${BASE}
 ARG VERSION=0.1.0
 ARG PIP_OPTIONS=""
+ARG EXTRA_PACKAGES=""
 USER 0
 # Installed packages of the base image are kept, in particular torch: no requirement depends on it, and fluxtrain is
 # installed without dependencies. PIP_BREAK_SYSTEM_PACKAGES is needed if the distribution manages the base's Python.
 COPY images/trainer-requirements.txt /tmp/
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir ${PIP_OPTIONS} \
-    --requirement /tmp/trainer-requirements.txt
+    --requirement /tmp/trainer-requirements.txt ${EXTRA_PACKAGES}
 COPY dist/fluxtrain-${VERSION}-py3-none-any.whl /tmp/
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-index --no-deps --force-reinstall \
     /tmp/fluxtrain-*.whl

@@ -7,7 +7,7 @@ from typing import Any
 
 from fluxtrain.benchmark.crew import Outcome
 from fluxtrain.benchmark.process import Status
-from fluxtrain.benchmark.setting import NUM_PARTS, Trial
+from fluxtrain.benchmark.sweep import NUM_PARTS, Trial
 
 GIB = 1 << 30
 

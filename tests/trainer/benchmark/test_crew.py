@@ -15,11 +15,12 @@ import pytest
 from fluxtrain.benchmark import crew, process
 from fluxtrain.benchmark.crew import Crew
 from fluxtrain.benchmark.process import Status, TrialProcess
-from fluxtrain.benchmark.setting import Setting, Trial
+from fluxtrain.benchmark.sweep import Trial
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.distributed import World
 from fluxtrain.report.endpoint import Endpoint
+from fluxtrain.setting import Setting
 
 CONFIG = resolve(
     {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fluxtrain.benchmark.results import Results
-from fluxtrain.benchmark.setting import Trial, settings
+from fluxtrain.benchmark.sweep import Trial, settings
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.sources import open_sources

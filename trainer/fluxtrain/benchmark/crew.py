@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fluxtrain.benchmark.process import Status, TrialProcess
-from fluxtrain.benchmark.setting import Trial
+from fluxtrain.benchmark.sweep import Trial
 from fluxtrain.benchmark.trial import FACTS_FILE
 from fluxtrain.contract.launch import METRICS_FILE, RunPaths
 from fluxtrain.contract.run.config import RunConfig

@@ -13,8 +13,8 @@ from matplotlib import pyplot
 from fluxtrain.benchmark.published import Published
 from fluxtrain.benchmark.results import Result
 from fluxtrain.benchmark.scaling import Scaling
-from fluxtrain.benchmark.setting import Setting
 from fluxtrain.files import atomic_write_by_several
+from fluxtrain.setting import Setting
 
 matplotlib.use("Agg")  # needs no display
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fluxtrain.benchmark.setting import Setting
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.setting import Setting
 
 
 @dataclass(frozen=True)

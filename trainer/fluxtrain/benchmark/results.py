@@ -11,10 +11,11 @@ from typing import Any
 
 from fluxtrain.benchmark.crew import Outcome
 from fluxtrain.benchmark.process import Status
-from fluxtrain.benchmark.setting import NUM_PARTS, Setting, Trial
+from fluxtrain.benchmark.sweep import NUM_PARTS, Trial
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.files import atomic_write
+from fluxtrain.setting import Setting
 
 JSON_FILE, CSV_FILE = "benchmark.json", "benchmark.csv"
 _FREE_SECTIONS = {"benchmark", "logging"}

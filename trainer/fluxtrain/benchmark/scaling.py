@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fluxtrain.benchmark.results import Result
-from fluxtrain.benchmark.setting import Setting, Trial
+from fluxtrain.benchmark.sweep import Trial
+from fluxtrain.setting import Setting
 
 
 @dataclass(frozen=True)

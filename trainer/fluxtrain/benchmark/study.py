@@ -10,9 +10,10 @@ from fluxtrain.benchmark.process import Status
 from fluxtrain.benchmark.results import Measurement, Result, Results
 from fluxtrain.benchmark.scaling import rank_counts, strong, weak
 from fluxtrain.benchmark.search import batches_up_to, largest_that_fits
-from fluxtrain.benchmark.setting import Setting, Trial, settings
+from fluxtrain.benchmark.sweep import Trial, settings
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World
+from fluxtrain.setting import Setting
 
 _GIB = 1 << 30
 

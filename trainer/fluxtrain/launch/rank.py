@@ -34,6 +34,7 @@ from fluxtrain.numa import bind_near_gpu
 from fluxtrain.progress import Progress
 from fluxtrain.report.node_progress import publish
 from fluxtrain.report.server import serve
+from fluxtrain.report.sinks.packages import require_packages
 
 _STORAGE_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
@@ -60,6 +61,7 @@ def main() -> int:
     try:
         text = Path(os.environ[ENV_CONFIG]).read_text()
         config = validate(RunConfig, json.loads(text), "spec.run")
+        require_packages(config)
         bind_near_gpu(int(os.environ.get("LOCAL_RANK", 0)))
         _run_task(config, paths)
         return EXIT_OK

@@ -47,6 +47,7 @@ from fluxtrain.launch.snapshot_volume import local_volume
 from fluxtrain.launch.trainer_progress import trainer_progress
 from fluxtrain.progress import Progress
 from fluxtrain.report.server import serve
+from fluxtrain.report.sinks.packages import require_packages
 from fluxtrain.run_state import (
     RunState,
     check_continued_run,
@@ -146,6 +147,7 @@ def check_before_starting(config: RunConfig, paths: RunPaths, rank_counts: Seque
 
 
 def _check_training(config: RunConfig, paths: RunPaths, rank_counts: Sequence[int]) -> None:
+    require_packages(config)
     require_replicas(config, rank_counts)
     compiles(config.parallel, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     check_continued_run(config, paths.output / CHECKPOINTS_FOLDER)
@@ -256,12 +258,15 @@ def _failure_message(failure: ProcessFailure) -> tuple[int, str]:
 
 
 def _stop_message(paths: RunPaths, signum: int) -> str:
-    newest = latest(paths.output / CHECKPOINTS_FOLDER)
-    saved = f"a checkpoint of step {step_of(newest)}" if newest else "no checkpoint"
-    return (
-        f"stopped by {signal.Signals(signum).name}; {paths.output} holds {saved}; "
-        "the same command resumes"
-    )
+    stopped, output = f"stopped by {signal.Signals(signum).name}", paths.output
+    task = json.loads(Path(os.environ[ENV_CONFIG]).read_text())["task"]
+    if task == "train":
+        newest = latest(output / CHECKPOINTS_FOLDER)
+        saved = f"a checkpoint of step {step_of(newest)}" if newest else "no checkpoint"
+        return f"{stopped}; {output} holds {saved}; the same command resumes"
+    if task == "benchmark":
+        return f"{stopped}; {output} holds what was measured; the same command goes on"
+    return f"{stopped}; the same command goes on"
 
 
 def default_processes() -> int:

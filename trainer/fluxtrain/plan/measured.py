@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,21 +11,14 @@ from pydantic import BaseModel, Field, ValidationError
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.setting import Setting
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
 
 
-class _Setting(BaseModel):
-    image_size: _Count
-    text_length: _Count
-    compute: str
-    fp8: str
-    activation_checkpointing: float
-
-
 class _Trial(BaseModel):
-    setting: _Setting
+    setting: Setting
     micro_batch_size: _Count
     num_ranks: _Count
     global_batch_size: _Count
@@ -104,22 +97,20 @@ class MeasuredSpeeds:
             raise ConfigError(
                 "--measured", str(self._path), "was measured with another spec.run.model"
             )
-        wanted = _setting(config)
-        compiled = config.parallel.compile
+        wanted, compiled = Setting.of(config), config.parallel.compile
         found = [
             entry
             for entry in self._content.trials
             if entry.measurement is not None
-            and entry.trial.setting == wanted
+            and _uncompiled(entry.trial.setting) == _uncompiled(wanted)
             and entry.trial.global_batch_size
             == entry.trial.micro_batch_size * entry.trial.num_ranks
             and compiled in (None, entry.measurement.compiled)
         ]
         if not found:
-            settings = {_text(e.trial.setting): None for e in self._content.trials if e.measurement}
-            text = f"has {'; '.join(settings) or 'no measurement'}; needed is {_text(wanted)}"
-            if compiled is not None:
-                text += f", {'' if compiled else 'not '}compiled"
+            trials = [entry.trial for entry in self._content.trials if entry.measurement]
+            settings = dict.fromkeys(str(_uncompiled(trial.setting)) for trial in trials)
+            text = f"has {'; '.join(settings) or 'no measurement'}; needed is {wanted}"
             raise ConfigError("--measured", str(self._path), text)
         return _of_one_kind(found)
 
@@ -130,22 +121,9 @@ def _of_one_kind(entries: Sequence[_Entry]) -> list[_Entry]:
     return compiled or list(entries)
 
 
-def _setting(config: RunConfig) -> _Setting:
-    return _Setting(
-        image_size=config.data.image_size,
-        text_length=config.data.text_length,
-        compute=config.precision.compute,
-        fp8=config.precision.fp8,
-        activation_checkpointing=config.parallel.activation_checkpointing,
-    )
-
-
-def _text(setting: _Setting) -> str:
-    fp8 = "" if setting.fp8 == "none" else f", fp8 {setting.fp8}"
-    return (
-        f"{setting.image_size} px, {setting.text_length} text tokens, {setting.compute}{fp8}, "
-        f"{setting.activation_checkpointing:.0%} recomputed"
-    )
+def _uncompiled(setting: Setting) -> Setting:
+    """Return what ``setting`` computes, however it is compiled: a measurement says that by itself."""
+    return replace(setting, compile=None)
 
 
 def _nearest(points: Sequence[_Entry], batch: int) -> list[_Entry]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from fluxtrain.contract.launch import LOSS_FILE, METRICS_FILE, MLPERF_FILE, RunPaths
 from fluxtrain.contract.run.config import RunConfig
@@ -16,7 +17,8 @@ from fluxtrain.evaluate import Evaluation
 from fluxtrain.gpus import Peak
 from fluxtrain.mlperf import MLPerfLog, RunFacts
 from fluxtrain.report.console import Console, duration
-from fluxtrain.report.records import Records, read_records
+from fluxtrain.report.records import Record, Records, read_records
+from fluxtrain.report.sinks.opening import open_sinks
 from fluxtrain.report.speed import Speed
 from fluxtrain.run_state import RunState
 from fluxtrain.traffic import sent_by_node
@@ -52,6 +54,10 @@ class RunLogs:
         closing.callback(self._mlperf.close)
         self._console = Console(facts.config.schedule.steps, run.step)
         closing.callback(self._console.close)
+        report = self._console.print_line
+        self._sinks = open_sinks(facts.config, paths.output, run, report)
+        for sink in self._sinks:
+            closing.callback(sink.close)
 
     def print_summary(
         self,
@@ -89,7 +95,7 @@ class RunLogs:
     ) -> None:
         """Write the metrics of a step; ``seconds`` were spent training so far."""
         rate = speed.samples_per_second
-        self._records.write(
+        self._write(
             {
                 **asdict(metrics),
                 "samples_per_second": rate,
@@ -124,7 +130,7 @@ class RunLogs:
 
     def on_evaluate_end(self, run: RunState, result: Evaluation) -> None:
         """Write the evaluation loss."""
-        self._records.write(
+        self._write(
             {
                 "step": run.step,
                 "samples": run.samples,
@@ -142,9 +148,18 @@ class RunLogs:
             + (f", {num_bad} could not be read" if num_bad else "")
         )
 
-    def on_sampled(self, step: int, path: object) -> None:
+    def on_sampled(self, step: int, path: Path) -> None:
         """Print where the sample images are."""
+        samples = step * self._config.schedule.global_batch_size
+        for sink in self._sinks:
+            sink.put(samples, path)
         self._console.print_line(f"sample images at step {step}: {path}")
+
+    def _write(self, record: Record) -> None:
+        """Write ``record`` to metrics.jsonl and the sinks."""
+        self._records.write(record)
+        for sink in self._sinks:
+            sink.put(record["samples"], record)
 
     def on_run_stop(self, run: RunState) -> None:
         """Stop MLPerf's clock."""

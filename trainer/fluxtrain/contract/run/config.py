@@ -20,6 +20,7 @@ from fluxtrain.contract.run.precision import FP8_WIDTHS, PrecisionConfig
 from fluxtrain.contract.run.preflight import PreflightConfig
 from fluxtrain.contract.run.prepare import PrepareConfig
 from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, PRESETS
+from fluxtrain.contract.run.wandb import WandbConfig
 from fluxtrain.contract.strict_model import (
     IMMUTABLE,
     Count,
@@ -271,6 +272,11 @@ class LoggingConfig(StrictModel):
     """Port of /metrics and /progress; null: 9464, or a free one if it is in use; 0: disabled."""
     ledger: bool = False
     """Write the samples that each rank used in each step to ``ledger/rank_*.jsonl``."""
+    tensorboard: bool = False
+    """Also write metrics and sample images to ``tensorboard/`` of the output; needs the package
+    tensorboard."""
+    wandb: WandbConfig | None = None
+    """Also send them to Weights & Biases, such as {project: flux}; needs the package wandb; null: no."""
     mlperf: MLPerfConfig = MLPerfConfig()
     """Submitter's entries of the MLPerf log."""
 

@@ -140,6 +140,11 @@ OPTIONS: Mapping[str, Replacement] = {
         ("checkpoint.asynchronous",), "true or false; disabled is false", same=False
     ),
     "metrics.log_freq": Replacement(("logging.every_steps",)),
+    "metrics.enable_tensorboard": Replacement(("logging.tensorboard",)),
+    "metrics.save_tb_folder": Replacement(
+        ("logging.tensorboard",), "the folder is tensorboard, in that of --output", same=False
+    ),
+    "metrics.enable_wandb": Replacement(("logging.wandb.project",), "any name", same=False),
     "preprocessing.output_dataset_path": Replacement(
         ("preprocess.train", "preprocess.validation"), "with --task=preprocess", same=False
     ),

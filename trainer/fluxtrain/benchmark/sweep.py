@@ -1,4 +1,4 @@
-"""What is measured: a combination of shapes, precision, recomputation and compilation, and a micro batch."""
+"""What a benchmark measures: trials, each of a setting and a micro batch."""
 
 from __future__ import annotations
 
@@ -8,42 +8,15 @@ from dataclasses import dataclass
 from itertools import product
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.encoders import Precision
-from fluxtrain.contract.run.precision import Fp8
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.contract.validation import validate
+from fluxtrain.setting import Setting
 
 NUM_PARTS = 5
 """Parts of a measurement: their median is its result, their range its spread."""
 _FIT_STEPS = 3
 """Steps that show whether a batch fits: the optimizer's memory is there from the first."""
 _PIXELS_PER_LATENT = 8
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a run computes, without its batch."""
-
-    image_size: int
-    """Side of the images in pixels."""
-    text_length: int
-    """Text tokens."""
-    compute: Precision
-    fp8: Fp8
-    """How the blocks' linear layers use it."""
-    activation_checkpointing: float
-    """Fraction of the blocks that recompute their activations."""
-    compile: bool | None
-    """Whether blocks are compiled; None: where that is possible."""
-
-    def __str__(self) -> str:
-        """Return the setting, for people."""
-        compiled = {None: "", True: ", compiled", False: ", not compiled"}[self.compile]
-        recompute = self.activation_checkpointing
-        recomputed = f", {recompute:.0%} recomputed" if recompute else ""
-        shapes = f"{self.image_size} px, {self.text_length} text tokens"
-        fp8 = "" if self.fp8 == "none" else f", fp8 {self.fp8}"
-        return f"{shapes}, {self.compute}{fp8}{recomputed}{compiled}"
 
 
 @dataclass(frozen=True)
@@ -109,21 +82,27 @@ class Trial:
             "checkpoint": {"every_steps": 0, "memory_every_steps": 0},
             "sampling": {"every_steps": 0, "at_end": False},
             "preflight": None,
-            "logging": {"every_steps": self.part_steps(config), "metrics_port": 0, "ledger": False},
+            "logging": {
+                "every_steps": self.part_steps(config),
+                "metrics_port": 0,
+                "ledger": False,
+                "tensorboard": False,
+                "wandb": None,
+            },
         }
         return validate(RunConfig, merge(config.model_dump(mode="json"), changes), "spec.run")
 
 
 def settings(config: RunConfig) -> Iterator[Setting]:
     """Yield every combination of the lists in ``config.benchmark``; an empty one has the run's value."""
-    swept, data, parallel = config.benchmark, config.data, config.parallel
-    compiled: list[bool | None] = [*swept.compile] or [parallel.compile]
+    swept, own = config.benchmark, Setting.of(config)
+    compiled: list[bool | None] = [*swept.compile] or [own.compile]
     for values in product(
-        swept.image_sizes or [data.image_size],
-        swept.text_lengths or [data.text_length],
-        swept.compute or [config.precision.compute],
-        swept.fp8 or [config.precision.fp8],
-        swept.activation_checkpointing or [parallel.activation_checkpointing],
+        swept.image_sizes or [own.image_size],
+        swept.text_lengths or [own.text_length],
+        swept.compute or [own.compute],
+        swept.fp8 or [own.fp8],
+        swept.activation_checkpointing or [own.activation_checkpointing],
         compiled,
     ):
         yield Setting(*values)

@@ -1,0 +1,1 @@
+"""Metrics and sample images for TensorBoard and Weights & Biases."""
