@@ -15,6 +15,8 @@ from fluxtrain_operator.timestamps import seconds, stamp
 _MAX_COUNT = 2**31 - 1
 _MAX_SAMPLES = 2**53
 _MAX_TIME = 253_402_300_799  # the last second of the year 9999
+_MAX_SECONDS = 10 * 366 * 86_400.0
+"""Of a phase or of the training; a longer time is not credible."""
 _MAX_RANKS, _MAX_STACK = 64, 512
 _MAX_UID, _MAX_SLOWDOWN = 64, 1000.0
 
@@ -142,7 +144,7 @@ class Progress:
             seconds_since_step=_number(answer.get("secondsSinceStep")),
             num_nodes=_count(answer.get("numNodes"), _MAX_COUNT) or None,
             straggler=Straggler.from_json(answer.get("straggler")),
-            train_seconds_before=_number(answer.get("trainSecondsBefore")),
+            train_seconds_before=_duration(answer.get("trainSecondsBefore")),
         )
 
     @staticmethod
@@ -224,7 +226,7 @@ def _status(answer: Mapping[str, Any]) -> ProgressStatus:
         samplesPerSecond=_number(answer.get("samplesPerSecond")),
         mfu=_number(answer.get("mfu")),
         remainingSeconds=_number(answer.get("remainingSeconds")),
-        trainSeconds=_number(answer.get("trainSeconds")),
+        trainSeconds=_duration(answer.get("trainSeconds")),
         firstStepTime=_time(answer.get("firstStepTime")),
         lastStepTime=_time(answer.get("lastStepTime")),
         phaseSeconds=_phase_seconds(answer.get("phaseSeconds")),
@@ -234,8 +236,8 @@ def _status(answer: Mapping[str, Any]) -> ProgressStatus:
 def _phase_seconds(values: object) -> dict[str, float]:
     if not isinstance(values, Mapping):
         return {}
-    numbers = {phase: _number(values.get(phase)) for phase in get_args(Phase)}
-    return {phase: max(0.0, number) for phase, number in numbers.items() if number is not None}
+    numbers = {phase: _duration(values.get(phase)) for phase in get_args(Phase)}
+    return {phase: number for phase, number in numbers.items() if number is not None}
 
 
 def _ranks(answer: Mapping[str, Any]) -> tuple[RankProgress, ...]:
@@ -261,6 +263,12 @@ def _number(value: object) -> float | None:
     except OverflowError:  # JSON integers are unbounded
         return None
     return float(f"{number:.6g}") if math.isfinite(number) else None
+
+
+def _duration(value: object) -> float | None:
+    """Return ``value`` as credible seconds, at least 0; None if it is not."""
+    number = _number(value)
+    return None if number is None or number > _MAX_SECONDS else max(0.0, number)
 
 
 def _count(value: object, maximum: int) -> int:

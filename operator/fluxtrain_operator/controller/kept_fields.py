@@ -119,6 +119,7 @@ class PodStatus(TypedDict, total=False):
     message: Any
     podIP: Any
     conditions: list[PodCondition]
+    initContainerStatuses: list[ContainerStatus]
     containerStatuses: list[ContainerStatus]
 
 
@@ -150,7 +151,7 @@ def trimmed(pod: Manifest) -> Manifest:
 
 def _trimmed_status(status: Manifest) -> Manifest:
     trimmed: dict[str, Any] = _only(status, _STATUS)
-    for key, fields in (("conditions", _CONDITION), ("containerStatuses", _CONTAINER)):
+    for key, fields in _LISTS:
         if isinstance(items := trimmed.get(key), list):
             trimmed[key] = [_only(item, fields) for item in items]
     return trimmed
@@ -159,6 +160,12 @@ def _trimmed_status(status: Manifest) -> Manifest:
 _METADATA, _STATUS, _CONDITION, _CONTAINER = (
     tuple(fields.__annotations__)
     for fields in (PodMetadata, PodStatus, PodCondition, ContainerStatus)
+)
+
+_LISTS = (
+    ("conditions", _CONDITION),
+    ("initContainerStatuses", _CONTAINER),
+    ("containerStatuses", _CONTAINER),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -33,6 +34,8 @@ _CONNECTION = (
 )
 """kubectl's own options with a value; they are passed on as they are."""
 _SHORT = {"namespace": "-n", "server": "-s"}
+_NAME = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""Of a FluxTraining; kubectl would take others for options, or for several."""
 _NAME_PREFIXES = ("ft/", "fluxtraining/", "fluxtrainings/", "fluxtrainings.fluxtrain.dev/")
 
 
@@ -130,7 +133,7 @@ def _name(text: str) -> str:
     """Return the name in ``text``, which may have the resource before it, as kubectl prints it."""
     prefix = next((prefix for prefix in _NAME_PREFIXES if text.startswith(prefix)), "")
     name = text.removeprefix(prefix)
-    if not name or "/" in name:
+    if not _NAME.fullmatch(name):
         raise argparse.ArgumentTypeError(f"got {text!r}; must be the name of a FluxTraining")
     return name
 

@@ -33,6 +33,14 @@ _REMEDIES = {
     "OOMKilled": (
         "Raise the container's memory limit, or lower the micro batch size or the number of loader workers."
     ),
+    "InitContainerFailed": (
+        "Correct spec.podTemplate.spec.initContainers; with terminationMessagePolicy: FallbackToLogsOnError "
+        "the message has the last line of the log."
+    ),
+    "StartError": (
+        "If other pods run, check the node's devices and container runtime: `kubectl describe node`; "
+        "otherwise check that spec.image contains fluxtrain."
+    ),
     "ProgramError": "`kubectl fluxtrain logs $job -n $namespace` shows the log.",
     "NoProgress": (
         "The operator restarts it; `kubectl fluxtrain stacks $job -n $namespace` shows where ranks wait."

@@ -14,19 +14,23 @@ from collections.abc import Iterator, Sequence
 from fluxtrain.contract.resource.status import MAX_NODE_FAULTS, NodeFault
 from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.disruption import NODE_FAULTS, Delete, Reason
-from fluxtrain_operator.planner.failures import UNFIT_NODE, failure_of
+from fluxtrain_operator.planner.failures import (
+    HARDWARE_CODES,
+    START_ERROR,
+    UNFIT_NODE,
+    Failure,
+)
 from fluxtrain_operator.planner.observed import NodeView, Pod
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.planner.watchdog import first_to_stop
 from fluxtrain_operator.timestamps import seconds, stamp
 
 HARDWARE_ERROR = "HardwareError"
-_HARDWARE_CODES = (128 + 4, 128 + 7, 128 + 11)  # SIGILL, SIGBUS, SIGSEGV
 _HARDWARE_MESSAGE = re.compile(
     r"was ended by SIG(?:ILL|BUS|SEGV)\b|uncorrectable ECC|ECCNotCorrectable|hardware error", re.I
 )
 """In the termination message: the agent names the signal, HIP and CUDA the error of the device."""
-_OF_THE_NODE = ("Killed", "UnexpectedAdmissionError", "PodLost", UNFIT_NODE)
+_OF_THE_NODE = ("Killed", "UnexpectedAdmissionError", "PodLost", START_ERROR, UNFIT_NODE)
 """Failures of the infrastructure that may be the node's: they count less, see `distrust`."""
 _KILLED_CODE = 137
 _SAME_STALL_SECONDS = 600.0
@@ -78,7 +82,9 @@ def _not_killed(situation: Situation) -> Iterator[NodeFault]:
 def _ended(situation: Situation) -> Iterator[NodeFault]:
     """Yield the pods whose end points at their node, unless others ended like that on other nodes."""
     ended = [
-        (pod, reason) for pod in situation.current if pod.node and (reason := exit_reason(pod))
+        (failure.pod, reason)
+        for failure in situation.failures
+        if failure.pod.node and (reason := exit_reason(failure))
     ]
     nodes = defaultdict[str, set[str]](set)
     for pod, reason in ended:
@@ -90,12 +96,12 @@ def _ended(situation: Situation) -> Iterator[NodeFault]:
             yield _fault(pod, reason, pod.finished or pod.created)
 
 
-def exit_reason(pod: Pod) -> str:
-    """Return why the end of ``pod`` may be a fault of its node; empty if it points elsewhere."""
-    failure = failure_of(pod)
-    if failure is None or pod.disrupted:
+def exit_reason(failure: Failure) -> str:
+    """Return why the end of a pod may be a fault of its node; empty if it points elsewhere."""
+    pod = failure.pod
+    if pod.disrupted or pod.init_container:
         return ""
-    if pod.exit_code in _HARDWARE_CODES or _HARDWARE_MESSAGE.search(pod.message):
+    if pod.exit_code in HARDWARE_CODES or _HARDWARE_MESSAGE.search(pod.message):
         return HARDWARE_ERROR
     is_signal_of_others = failure.reason == "Killed" and pod.exit_code != _KILLED_CODE
     if not failure.infrastructure or failure.reason not in _OF_THE_NODE or is_signal_of_others:

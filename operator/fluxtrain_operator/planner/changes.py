@@ -96,9 +96,8 @@ def _missing(situation: Situation, failures: tuple[CreateFailure, ...]) -> Itera
 def _removed_pods(situation: Situation, decision: Decision) -> Iterator[Delete]:
     """Yield the pods of earlier attempts, and those that failed, are lost, or exceed ``nodes.max``."""
     yield from _previous_pods(situation, decision)
-    excess = situation.active[situation.job.spec.nodes.max :]
     removed = {pod.name: (pod, Reason.UNSCHEDULABLE) for pod in unschedulable_pods(situation)}
-    removed |= {pod.name: (pod, Reason.SCALED_DOWN) for pod in excess}
+    removed |= {pod.name: (pod, Reason.SCALED_DOWN) for pod in _excess(situation)}
     for failure in situation.failures:
         if _is_replaced(situation, failure):
             removed[failure.pod.name] = failure.pod, Reason.POD_ENDED
@@ -107,6 +106,14 @@ def _removed_pods(situation: Situation, decision: Decision) -> Iterator[Delete]:
             removed[pod.name] = pod, fault
     for pod, reason in removed.values():
         yield from _deletions(situation, [pod], reason)
+
+
+def _excess(situation: Situation) -> list[Pod]:
+    """Return the pods beyond ``nodes.max``: first those that do not run, then those of high indices."""
+    kept_first = sorted(
+        situation.active, key=lambda pod: (not pod.running, not pod.node, pod.index)
+    )
+    return kept_first[situation.job.spec.nodes.max :]
 
 
 def _previous_pods(situation: Situation, decision: Decision) -> Iterator[Delete]:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fluxtrain.contract.members import PROCESS_FAILED
+from fluxtrain.errors import EXIT_ERROR
 from fluxtrain_operator.planner.backoff import replacement_time
 from fluxtrain_operator.planner.decision import Decision, fail, restart_all, restarts_exhausted
 from fluxtrain_operator.planner.disruption import Reason
-from fluxtrain_operator.planner.failures import OUT_OF_MEMORY, Failure
+from fluxtrain_operator.planner.failures import (
+    HARDWARE_CODES,
+    INIT_CONTAINER_FAILED,
+    OUT_OF_MEMORY,
+    START_ERROR,
+    Failure,
+)
 from fluxtrain_operator.planner.pod_group import survives_restart
 from fluxtrain_operator.planner.pod_replacement import (
     answer_deadline,
@@ -48,6 +56,20 @@ def program_failed(situation: Situation) -> Decision | None:
         cause=Reason.PROGRAM_FAILED,
         keeps_group=survives_restart(situation),
     )
+
+
+def processes_failed(situation: Situation) -> Decision | None:
+    """Fail the job after an error of processes that agents have restarted, but that must not be restarted."""
+    if EXIT_ERROR in situation.job.spec.restart.on_exit_codes:
+        return None
+    told = situation.new_process_restarts
+    failed = next((restart for restart in told if restart.cause == PROCESS_FAILED), None)
+    if failed is None:
+        return None
+    pod = next((pod.name for pod in situation.current if pod.uid == failed.pod), "")
+    where = f"{pod}: " if pod else ""
+    message = f"{where}a process ended with exit code {EXIT_ERROR}, not in spec.restart.onExitCodes"
+    return replace(fail("ProgramError", message), exit_code=EXIT_ERROR)
 
 
 def rendezvous_closed(situation: Situation) -> Decision | None:
@@ -95,8 +117,12 @@ def failed_pods(situation: Situation) -> Decision | None:
 
 
 def _is_restarted(situation: Situation, failure: Failure) -> bool:
-    codes = situation.job.spec.restart.on_exit_codes
-    return failure.pod.exit_code in codes or failure.reason == OUT_OF_MEMORY
+    """Return whether a restart may help: also after signals of the hardware, or if it has started before."""
+    code, progress = failure.pod.exit_code, situation.progress
+    if failure.reason == START_ERROR:
+        return progress is not None and progress.step > 0
+    is_named = code in situation.job.spec.restart.on_exit_codes or code in HARDWARE_CODES
+    return is_named or failure.reason in (OUT_OF_MEMORY, INIT_CONTAINER_FAILED)
 
 
 def _with_exit(decision: Decision, failure: Failure) -> Decision:

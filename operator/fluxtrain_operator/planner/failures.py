@@ -22,6 +22,12 @@ _MAX_LINE = 1024
 _SIGNALS = {137: "SIGKILL", 143: "SIGTERM"}
 UNFIT_NODE = "UnfitNode"
 """The preflight found the node of a pod too slow."""
+START_ERROR = "StartError"
+"""The container runtime could not start the main container: the image is wrong, or a device is gone."""
+INIT_CONTAINER_FAILED = "InitContainerFailed"
+HARDWARE_CODES = (128 + 4, 128 + 7, 128 + 11)
+"""SIGILL, SIGBUS, SIGSEGV."""
+_START_ERRORS = (START_ERROR, "ContainerCannotRun")  # of containerd and of others
 OUT_OF_MEMORY = "OOMKilled"
 """The kubelet's reason; a restart, on another node or from a snapshot, may need less memory."""
 _REASONS = {
@@ -67,6 +73,10 @@ def failure_of(pod: Pod) -> Failure | None:
         return _infrastructure(pod, pod.reason or "PodLost", pod.message or "never ran")
     if pod.reason == OUT_OF_MEMORY:
         return _program(pod, OUT_OF_MEMORY, "out of memory")
+    if pod.init_container and pod.exit_code not in _SIGNALS:
+        return _program(pod, INIT_CONTAINER_FAILED, f"init container {pod.init_container} failed")
+    if pod.reason in _START_ERRORS:
+        return _program(pod, START_ERROR, "its container could not be started")
     if pod.exit_code == EXIT_STOPPED:
         return _infrastructure(pod, "Stopped", "asked to stop; it left a checkpoint")
     if pod.exit_code == EXIT_UNFIT:

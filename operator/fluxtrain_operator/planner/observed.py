@@ -20,6 +20,8 @@ from fluxtrain_operator.transition import Transition
 
 TRANSITION = "transition"
 """Key under which the cache keeps the newest transition of a pod, beside its metadata and status."""
+_INIT_CONTAINER = "initContainer"
+"""Key of the name in the state of an init container."""
 _GPU_RESOURCES = ("amd.com/", "nvidia.com/gpu")
 _MAX_NUMBER = 10**9
 """Of an annotation, which people can change: counts in the status are bounded."""
@@ -53,6 +55,9 @@ class Pod:
     finalizers: tuple[str, ...] = ()
     waiting: str = ""
     exit_code: int | None = None
+    """Of the main container, or of the init container that failed."""
+    init_container: str = ""
+    """Name of the init container that failed, so that the main one never ran."""
     reason: str = ""
     message: str = ""
     final_progress: Progress | None = None
@@ -100,7 +105,7 @@ class Pod:
         labels, notes = mapping(metadata, "labels"), mapping(metadata, "annotations")
         conditions = {c.get("type"): c for c in mappings(status, "conditions")}
         scheduled = mapping(conditions, "PodScheduled")
-        state = _main_container(labels, status)
+        state = _state(labels, status)
         waiting, terminated = mapping(state, "waiting"), mapping(state, "terminated")
         final = read_termination_message(terminated.get("message"))
         started, finished = _told_times(state)
@@ -126,6 +131,7 @@ class Pod:
             finalizers=tuple(map(str, items(metadata, "finalizers"))),
             waiting=_waiting_reason(scheduled, waiting),
             exit_code=terminated.get("exitCode"),
+            init_container=str(state.get(_INIT_CONTAINER, "")),
             reason=str(status.get("reason") or terminated.get("reason") or ""),
             message=final.text or str(status.get("message") or ""),
             final_progress=final.progress and final.progress.ended_at(finished),
@@ -247,7 +253,7 @@ class Observed:
 
 def newest_time(pod: Mapping[str, Any]) -> float | None:
     """Return when the main container ended, else when it started, by its node's clock; None if neither."""
-    state = _main_container(mapping(mapping(pod, "metadata"), "labels"), mapping(pod, "status"))
+    state = _state(mapping(mapping(pod, "metadata"), "labels"), mapping(pod, "status"))
     started, finished = _told_times(state)
     return started if finished is None else finished
 
@@ -263,6 +269,19 @@ def _shift(pod: Mapping[str, Any]) -> float:
     """Return the seconds to add to times by the clock of the pod's node; 0 without a cache."""
     newest = pod.get(TRANSITION)
     return newest.shift if isinstance(newest, Transition) else 0.0
+
+
+def _state(labels: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the state of the main container; if it never ran, that of the init container that failed."""
+    state = _main_container(labels, status)
+    if status.get("phase") != "Failed" or state.get("running") or state.get("terminated"):
+        return state
+    ends = [
+        {"terminated": end, _INIT_CONTAINER: container.get("name")}
+        for container in mappings(status, "initContainerStatuses")
+        if (end := mapping(mapping(container, "state"), "terminated")).get("exitCode")
+    ]  # the first one, as sidecars are stopped after it
+    return min(ends, key=lambda end: str(end["terminated"].get("finishedAt")), default=state)
 
 
 def _main_container(labels: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from fluxtrain_operator.planner.decision import (
 from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.failure_rules import (
     failed_pods,
+    processes_failed,
     program_failed,
     rendezvous_closed,
 )
@@ -215,6 +216,7 @@ RULES: tuple[Rule, ...] = (
     deadline_exceeded,
     pending_deadline_exceeded,
     program_failed,
+    processes_failed,
     restarts_exceeded,
     rendezvous_closed,
     waiting_for_jobs,

@@ -14,7 +14,7 @@ from fluxtrain.contract.resource.status import (
 )
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.members import ProcessRestart
-from fluxtrain_operator.planner.failures import Failure, failure_of
+from fluxtrain_operator.planner.failures import START_ERROR, Failure, failure_of
 from fluxtrain_operator.planner.guard import Guard
 from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.planner.process_restarts import new_restarts, next_counted
@@ -209,8 +209,16 @@ class Situation:
     @cached_property
     def failures(self) -> tuple[Failure, ...]:
         """Return the failures of current pods, the program's first."""
-        failures = (failure for pod in self.current if (failure := failure_of(pod)) is not None)
+        failures = (failure for pod in self.current if (failure := self._failure_of(pod)))
         return tuple(sorted(failures, key=lambda f: (f.infrastructure, f.pod.index)))
+
+    def _failure_of(self, pod: Pod) -> Failure | None:
+        """Return why ``pod`` failed: what starts on other nodes does not start for a fault of its node."""
+        failure = failure_of(pod)
+        if failure is None or failure.reason != START_ERROR:
+            return failure
+        starts = any(p.started and p.revision == pod.revision for p in self.observed.pods)
+        return replace(failure, infrastructure=starts)
 
     @property
     def program_failures(self) -> tuple[Failure, ...]:

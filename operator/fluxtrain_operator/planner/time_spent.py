@@ -29,6 +29,7 @@ _PARTS: dict[Phase, str] = {
     SAVE: "save",
 }
 _OTHER = "other"
+_ROUNDING = 1e-3
 Parts = dict[str, float]
 """Seconds by field of `TimeSpent`."""
 
@@ -128,14 +129,22 @@ def _of_older_operator(before: Status, start: float) -> TimeSpent:
 
 
 def _added(spent: TimeSpent, changes: Parts, until: str) -> TimeSpent:
-    """Return ``spent`` with ``changes``; what a part lacks is taken from the time without trainers."""
+    """Return ``spent`` with ``changes``; what a part lacks is taken from the time without trainers.
+
+    The total grows by that of ``changes``, whatever trainers tell: beyond it, the largest part is cut.
+    """
     parts = _parts(spent)
+    total = max(0.0, sum(parts.values()) + sum(changes.values()))
     for name, change in changes.items():
         parts[name] += change
     for name in (*(part for part in parts if part not in ("start", "pending")), "start"):
         if parts[name] < 0:
             parts["pending"], parts[name] = parts["pending"] + parts[name], 0.0
-    rounded = {name: round(max(0.0, value), 3) for name, value in parts.items()}
+    parts = {name: max(0.0, value) for name, value in parts.items()}
+    while (excess := sum(parts.values()) - total) > _ROUNDING:
+        largest = max(parts, key=lambda name: parts[name])
+        parts[largest] -= min(excess, parts[largest])
+    rounded = {name: round(value, 3) for name, value in parts.items()}
     return TimeSpent(until=until, **rounded)
 
 

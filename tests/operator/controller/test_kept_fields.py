@@ -71,7 +71,9 @@ def failed(pod: dict[str, Any]) -> dict[str, Any]:
     statuses = [
         {**status, "state": {"terminated": ended}} for status in pod["status"]["containerStatuses"]
     ]
-    status = {**pod["status"], "reason": "Evicted", "message": "m", "containerStatuses": statuses}
+    init = [{"name": "fetch", "image": "i", "state": {"terminated": ended}}]
+    told = {"initContainerStatuses": init, "containerStatuses": statuses}
+    status = {**pod["status"], "reason": "Evicted", "message": "m", **told}
     gates = [{"name": "kueue.x-k8s.io/admission"}]
     spec = {**pod["spec"], "schedulingGates": gates}
     return {**pod, "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.operator.planner.pods import (
     NOW,
+    PENDING,
     causes,
     condition,
     created,
@@ -423,6 +424,23 @@ def test_what_the_user_asks_for_happens_even_if_no_node_is_ready() -> None:
     smaller = make_job(job.status, nodes={"min": 1, "max": 1})
     (deletion, *_) = plan_with(smaller, *make_pods(), nodes=state).delete
     assert (deletion.name, deletion.reason) == ("job-1", Reason.SCALED_DOWN)
+
+
+@pytest.mark.parametrize(
+    ("first", "excess"),
+    [
+        ({}, "job-2"),
+        ({**PENDING, "node": ""}, "job-0"),
+        (PENDING, "job-0"),
+    ],
+    ids=["all run", "the first has no node", "the first starts"],
+)
+def test_a_smaller_job_keeps_the_pods_that_train(first: dict[str, Any], excess: str) -> None:
+    job = running(3, nodes={"min": 1, "max": 3})
+    smaller = make_job(job.status, nodes={"min": 1, "max": 2})
+    pods = make_pod(0, job, **first), make_pod(1, job), make_pod(2, job)
+    (deletion, *_) = plan_with(smaller, *pods, progress=progress()).delete
+    assert (deletion.name, deletion.reason) == (excess, Reason.SCALED_DOWN)
 
 
 @pytest.mark.parametrize(

@@ -254,12 +254,12 @@ def test_the_time_after_a_restart_on_another_node_is_lost_by_the_start_and_what_
             update={
                 "phase_seconds": {"step": 60.0},
                 "train_seconds": 60.0,
-                "first_step_time": stamp(NOW - 60),
+                "first_step_time": stamp(NOW + 6),
             }
         ),
     )
     job = with_status(
-        job, plan_with(job, *make_pods(), progress=before, heard=told(), now=NOW + 6).status
+        job, plan_with(job, *make_pods(), progress=before, heard=told(), now=NOW + 66).status
     )
     after = replace(
         progress(),
@@ -268,12 +268,34 @@ def test_the_time_after_a_restart_on_another_node_is_lost_by_the_start_and_what_
             update={
                 "phase_seconds": {"import": 8.0, "step": 2.0},
                 "train_seconds": 52.0,
-                "first_step_time": stamp(NOW + 18),
+                "first_step_time": stamp(NOW + 78),
             }
         ),
     )
-    status = plan_with(job, *make_pods(), progress=after, heard=told(1), now=NOW + 30).status
+    status = plan_with(job, *make_pods(), progress=after, heard=told(1), now=NOW + 90).status
     assert causes(status) == {KILLED: 1}
     assert status.time_spent is not None
     spent = status.time_spent
-    assert (spent.redone, spent.start) == (pytest.approx(10.0), pytest.approx(22.0))
+    assert (spent.redone, spent.start) == (pytest.approx(10.0), pytest.approx(28.0))
+
+
+@pytest.mark.parametrize(
+    ("codes", "cause", "fails"),
+    [
+        ([74], FAILED, True),
+        ([], FAILED, True),
+        ([1], FAILED, False),
+        ([74], KILLED, False),
+        ([74], "ProcessOutOfMemory", False),
+    ],
+)
+def test_an_error_of_a_process_ends_a_job_that_no_exit_code_1_restarts(
+    codes: list[int], cause: str, fails: bool
+) -> None:
+    job = running(restart={"onExitCodes": codes})
+    result = plan_with(job, *make_pods(), heard=told(1, cause=cause), progress=progress())
+    assert (result.status.phase == "Failed") == fails
+    if fails:
+        assert condition(result.status, "Failed") == ("True", "ProgramError")
+        assert result.status.exit_code == 1
+        assert "job-1" in message(result.status, "Failed")

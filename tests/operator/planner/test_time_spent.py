@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -213,3 +214,25 @@ def test_jobs_are_written_at_different_times() -> None:
     assert min(intervals) >= 60
     assert max(intervals) <= 76
     assert len(intervals) > 5
+
+
+IMPOSSIBLE = (0, 1, 1e10, 1e300, 1.7e308, -1e308)
+"""What a trainer, which may be any program, can answer; each is a finite number."""
+
+
+def test_no_answer_of_a_trainer_makes_a_job_older_than_it_is_or_its_status_invalid() -> None:
+    chance = random.Random(5)
+    for _ in range(200):
+        job = after(make_job(), NOW, pods=())
+        job = after(job, NOW + 40)
+        for now in (NOW + 50, NOW + 120, NOW + 4000):
+            told = {phase: chance.choice(IMPOSSIBLE) for phase in ("load", "step", "save")}
+            keys = ("trainSeconds", "trainSecondsBefore", "secondsSinceStep", "stepSeconds")
+            times = {"firstStepTime": chance.choice((1, now)), "lastStepTime": now}
+            values = {"rank": 0, "phase": "step", "step": 7, "phaseSeconds": told, **times}
+            values |= {key: chance.choice(IMPOSSIBLE) for key in keys}
+            job = after(job, now, progress=Progress.from_json(values))
+            spent = job.status.time_spent
+            assert spent is not None
+            total = sum(spent.model_dump(exclude={"until"}).values())
+            assert total <= now - NOW + 1, values
