@@ -38,7 +38,7 @@ class Job:
         command = ("sbatch", "--parsable", "--nodes=3", SCRIPT, MICRO, *options)
         self.number = machine.run(*command, env=variables).strip()
 
-    def wait_for(self, done: Callable[[], bool], what: str, seconds: float = 180) -> None:
+    def wait_for(self, done: Callable[[], bool], what: str, seconds: float = 400) -> None:
         try:
             wait_until(done, what, seconds=seconds)
         except ClusterError as error:
@@ -99,5 +99,5 @@ def test_a_job_continues_after_its_time_limit_and_saves_when_cancelled(
 
     machine.run("scancel", job.number)
     job.wait_for_state("CANCELLED")
-    job.wait_for(lambda: job.checkpoint() == job.step(), "a checkpoint of the last step", 60)
+    job.wait_for(lambda: job.checkpoint() == job.step(), "a checkpoint of the last step", 150)
     assert list(losses(job.output)) == list(range(1, job.step() + 1))

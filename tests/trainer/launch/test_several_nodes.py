@@ -160,15 +160,17 @@ def test_the_stop_of_another_node_does_not(run: Run) -> None:
 
 
 def test_nodes_that_cannot_take_part_are_refused_and_the_others_train(run: Run) -> None:
-    first, second = run.node(0, "2"), run.node(1, "2")
-    twice = run.node(1, "2")
-    other = run.node(1, "2", "--optim.learning_rate=1e-3")
+    first, second = run.node(0, "3"), run.node(1, "3")
+    run.wait_for(lambda: "2 of 3 nodes have come" in run.logs())
+    twice = run.node(1, "3")
+    other = run.node(2, "3", "--optim.learning_rate=1e-3")
     assert [node.wait(120) for node in (twice, other)] == [EXIT_USAGE] * 2, run.logs()
-    refused = sorted(run.log(n).read_text().splitlines()[-1] for n in (2, 3))
+    refused = [run.log(n).read_text().splitlines()[-1] for n in (2, 3)]
     assert "fluxtrain: --node-rank: got 1; " in refused[0]
     assert "has this rank already" in refused[0]
     assert "; these fields differ: optim.learning_rate" in refused[1]
-    assert [node.wait(240) for node in (first, second)] == [EXIT_OK] * 2, run.logs()
+    third = run.node(2, "3")
+    assert [node.wait(240) for node in (first, second, third)] == [EXIT_OK] * 3, run.logs()
 
 
 def test_a_node_tells_what_it_waits_for_and_gives_up(run: Run) -> None:

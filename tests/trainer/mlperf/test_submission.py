@@ -12,58 +12,22 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.trainer.mlperf.good_run import CONVERGED, SYSTEM, write_log
 
 from fluxtrain.cli import main
-from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.data.order import BatchShares
+from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE
-from fluxtrain.mlperf import MLPerfLog, RunFacts, tools
+from fluxtrain.mlperf import tools
 from fluxtrain.mlperf.machine import machine_facts
 from fluxtrain.mlperf.system import FIELDS
 from fluxtrain.mlperf.tools import run_tool
 
-EVALUATION = 262_144
-SIZE = 512
-CONVERGED = (27, 28, 28, 28, 28, 28, 29, 29, 29, 29)  # evaluations; the reference's mean is 27.6
-
-
-class Clock:
-    """Unix time that advances by ten minutes with each call once the run has started."""
-
-    def __init__(self) -> None:
-        self.now, self.step = 1_700_000_000.0, 1.0
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
-
 
 def write_run(folder: Path, seed: int, evaluations: int, reached: bool = True, **run: Any) -> Path:
     """Write log and config of a run as the trainer does, with a simulated clock."""
-    base = {
-        "preset": "mlperf-schnell",
-        "seed": seed,
-        "schedule": {"global_batch_size": SIZE},
-        "logging": {"mlperf": {"organization": "example-org", "platform": "8xMI300X"}},
-    }
-    config = resolve(merge(base, run))
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(config.model_dump_json())
-    clock = Clock()
-    machine = machine_facts(8, 8)
-    facts = RunFacts(config, BatchShares(SIZE, 32, 8), 1_099_776, 29_696, clock.now, machine)
-    log = MLPerfLog.open(folder / "mlperf.log", 0, False, facts, clock)
-    log.ready()
-    clock.step = 600.0
-    for count in range(1, evaluations + 1):
-        samples = count * EVALUATION
-        log.block_start(samples - EVALUATION)
-        log.block_stop(samples)
-        log.eval_start(samples)
-        log.eval_accuracy(samples, 0.585 if reached and count == evaluations else 0.7)
-        log.eval_stop(samples)
-    log.run_stop("success" if reached else "aborted", evaluations * EVALUATION)
-    log.close()
+    config = write_log(folder / "mlperf.log", seed, evaluations, reached, **run)
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -76,9 +40,7 @@ def answers(folder: Path, **changed: Any) -> Path:
     path = folder / "system.yaml"
     texts: dict[str, Any] = {name: f"a {name}" for name in FIELDS}
     texts |= {"submitter": "example-org", "division": "closed", "system_name": "8xMI300X"}
-    texts |= {"status": "Available on-premise", "number_of_nodes": "1"}
-    texts |= {"accelerators_per_node": "8", "host_processors_per_node": "2"}
-    texts |= {"host_processor_core_count": "64"}
+    texts |= {"status": "Available on-premise", **SYSTEM}
     path.write_text(yaml.safe_dump(texts | changed))
     return path
 
@@ -138,6 +100,7 @@ def test_ten_runs_become_a_package_that_every_tool_accepts_and_that_is_not_overw
     verdicts = [line.split()[:2] for line in output.splitlines()[1:6]]
     assert verdicts == [[name, "passed"] for name in names.split()]
     assert "accepted: mean of 8 runs 7,438,336 samples" in output
+    assert "review: passed, 0 findings, 0 waived" in output
     organisation = closed.target / "example-org"
     results = organisation / "results" / "8xMI300X" / "flux1"
     assert len(list(results.glob("result_*.txt"))) == 10
@@ -163,7 +126,7 @@ def test_a_score_faster_than_the_reference_is_scaled(empty: Submission) -> None:
     empty.runs = ten_runs(empty.folder / "runs", (27,) * 7 + (28,) * 3)
     code, output = empty.package()
     assert code == EXIT_OK, output
-    factor = float(output.rpartition("multiplied by ")[2])
+    factor = float(output.rpartition("multiplied by ")[2].split()[0])
     written = empty.target / "example-org/results/8xMI300X/flux1/scaling.json"
     assert json.loads(written.read_text())["scaling_factor"] == pytest.approx(factor, abs=1e-4)
 
@@ -186,7 +149,7 @@ def test_a_missing_system_description_is_created_as_a_template(closed: Submissio
     asked = yaml.safe_load(path.read_text())
     assert set(asked) == set(FIELDS)
     assert asked["submitter"] == "example-org"
-    assert asked["number_of_nodes"] == "1"
+    assert asked["number_of_nodes"] == "2"
     assert asked["framework"].startswith("PyTorch")
     assert asked["cooling"] is None
     code, output = closed.package()
@@ -194,6 +157,33 @@ def test_a_missing_system_description_is_created_as_a_template(closed: Submissio
     assert "cooling: missing: air or liquid" in output
     path.write_text(path.read_text().replace(": null", ': "told"'))
     assert closed.package()[0] == EXIT_OK
+
+
+@pytest.mark.slow
+def test_a_finding_of_the_review_fails_unless_it_is_waived_with_a_reason(
+    closed: Submission,
+) -> None:
+    for run in closed.runs[:2]:
+        log = Path(run) / "mlperf.log"
+        log.write_text(
+            log.read_text().replace(
+                '"train_samples", "value": 1099776', '"train_samples", "value": 5'
+            )
+        )
+    code, output = closed.package()
+    assert code == EXIT_ERROR
+    assert "review: FAILED, 3 findings, 0 waived" in output
+    assert "training-set (training rules 6.5): result_0.txt, result_1.txt: train_samples" in output
+    shutil.rmtree(closed.target)
+    why = "two runs were cut short"
+    code, output = closed.package(f"--waive=training-set={why}", f"--waive=same-settings={why}")
+    assert code == EXIT_OK, output
+    assert "review: passed, 0 findings, 3 waived" in output
+    (code_folder,) = (closed.target / "example-org/benchmarks/flux1/implementations").iterdir()
+    assert json.loads((code_folder / "waivers.json").read_text())["training-set"] == why
+    assert f"- training-set: {why}" in (code_folder / "README.md").read_text()
+    assert main(["mlperf", "review", str(closed.target / "example-org")]) == EXIT_OK
+    assert "waived by the submitter: 3 findings" in closed.capsys.readouterr().out
 
 
 def cut_off(logs: list[Path]) -> None:

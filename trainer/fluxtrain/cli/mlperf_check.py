@@ -1,10 +1,11 @@
-"""``fluxtrain mlperf check LOG``: run MLCommons' compliance checker and explain its findings."""
+"""``fluxtrain mlperf check LOG``: MLCommons' compliance checker, explained, and the rules beyond it."""
 
 from __future__ import annotations
 
 import argparse
 
 from fluxtrain.cli import mlperf_package as package
+from fluxtrain.cli import mlperf_review as review
 from fluxtrain.cli.arguments import Commands, described, path
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
 
@@ -19,13 +20,20 @@ def add(commands: Commands) -> None:
     check.add_argument("log", type=path, metavar="LOG", help="mlperf.log of a run")
     package.add_ruleset(check)
     check.set_defaults(action=action)
+    review.add(subcommands)
     package.add(subcommands)
 
 
 def action(arguments: argparse.Namespace) -> int:
-    """Print the result; return 0 only if the checker reports SUCCESS."""
+    """Print both results; return 0 only if the checker reports SUCCESS and no rule finds anything."""
     from fluxtrain.mlperf import check, render
+    from fluxtrain.mlperf import review as rules
 
     result = check(arguments.log, arguments.ruleset)
     print(render(result))
-    return EXIT_OK if result.success else EXIT_ERROR
+    ((run,),) = (each.runs for each in rules.read_results([arguments.log]))
+    findings = list(rules.rule_findings(run))
+    if findings:
+        print(f"review: {len(findings)} findings")
+        print(rules.render(findings))
+    return EXIT_OK if result.success and not findings else EXIT_ERROR

@@ -6,9 +6,13 @@ import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fluxtrain.cli.arguments import Commands, described, path
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, ConfigError
+
+if TYPE_CHECKING:
+    from fluxtrain.mlperf.tools import ToolResult
 
 
 def add(subcommands: Commands) -> None:
@@ -24,6 +28,8 @@ def add(subcommands: Commands) -> None:
     package.add_argument("--system", type=path, default=default, metavar="FILE", help=text)
     text = "folder to write (default: submission)"
     package.add_argument("--output", type=path, default=Path("submission"), help=text)
+    text = "package in spite of a rule's findings, for this reason, which the package shows"
+    package.add_argument("--waive", action="append", default=[], metavar="RULE=REASON", help=text)
     add_ruleset(package)
     package.set_defaults(action=action)
 
@@ -51,8 +57,9 @@ def action(arguments: argparse.Namespace) -> int:
 
 
 def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
-    from fluxtrain.mlperf import rcp, submission, system, tools
+    from fluxtrain.mlperf import rcp, review, submission, system, tools
 
+    waivers = review.parse_waivers(arguments.waive)
     runs = [submission.FinishedRun.read(folder) for folder in folders]
     submission.require_one_result(runs)
     known = submission.known_fields(runs)
@@ -61,18 +68,33 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
         text = "created as a template: replace its nulls"
         raise ConfigError("--system", str(arguments.system), text)
     description = system.describe(known, system.read_answers(arguments.system))
-    organisation, name = submission.write_package(runs, description, arguments.output)
+    organisation, name = submission.write_package(runs, description, arguments.output, waivers)
     print(f"package: {organisation}")
     closed = runs[0].closed
-    passed = True
-    for result in tools.check_package(organisation, name, arguments.ruleset, closed):
-        print(f"  {result.tool:<20} {'passed' if result.passed else 'FAILED'}", flush=True)
-        for message in result.messages:
+    checked = []
+    for tool in tools.check_package(organisation, name, arguments.ruleset, closed):
+        print(f"  {tool.tool:<20} {'passed' if tool.passed else 'FAILED'}", flush=True)
+        for message in () if tool.passed else tool.messages:
             print(f"    {message}")
-        passed &= result.passed
+        checked.append(tool)
     if closed:
         size = int(runs[0].values["global_batch_size"])
         samples = [run.samples for run in runs]
         compared = rcp.compare_with_reference(samples, size, arguments.ruleset)
         print(f"convergence: {rcp.explain(compared, size, arguments.ruleset)}")
-    return EXIT_OK if passed else EXIT_ERROR
+    reviewed = _review(organisation / "results" / name / "flux1", checked, arguments.ruleset)
+    return EXIT_OK if reviewed and all(tool.passed for tool in checked) else EXIT_ERROR
+
+
+def _review(result: Path, checked: Sequence[ToolResult], ruleset: str) -> bool:
+    """Print what the rules find in the packaged ``result``; return whether all of it is waived."""
+    from fluxtrain.mlperf import review
+
+    (packaged,) = review.read_results([result], ruleset)
+    found = [*review.all_rule_findings(packaged), *review.tool_findings(checked, str(result))]
+    findings, waived = review.split(found, [packaged])
+    verdict = "FAILED" if findings else "passed"
+    print(f"review: {verdict}, {len(findings)} findings, {len(waived)} waived")
+    if findings:
+        print(review.render(findings))
+    return not findings

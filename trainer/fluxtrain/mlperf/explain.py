@@ -56,10 +56,10 @@ def path_finding(lines: Iterable[LogLine]) -> str | None:
     return None
 
 
-def sanitize(text: str) -> str:
+def sanitize(text: str, most: int = _MAX_TEXT) -> str:
     """Return ``text`` shortened and without control characters, safe to print on a terminal."""
     clean = "".join(c if c.isprintable() else " " for c in text)
-    return clean if len(clean) <= _MAX_TEXT else f"{clean[:_MAX_TEXT]}..."
+    return clean if len(clean) <= most else f"{clean[:most]}..."
 
 
 def _explain_one(message: str, lines: Sequence[LogLine], ruleset: str) -> str | None:

@@ -91,7 +91,7 @@ def _disclosure(facts: RunFacts) -> Iterator[Event]:
     compute = _PRECISION_NAMES[precision.compute]
     # weights are gathered in the compute dtype, gradients reduced in the reduce dtype: the lower one
     both = {_PRECISION_NAMES[precision.compute], _PRECISION_NAMES[precision.reduce]}
-    yield "lowest_numerical_precision_in_linear", compute
+    yield "lowest_numerical_precision_in_linear", compute if precision.fp8 == "none" else "fp8"
     yield "lowest_numerical_precision_in_attn", compute
     yield "lowest_numerical_precision_in_comm", "bfloat16" if "bfloat16" in both else "fp32"
     for axis in ("tensor", "pipeline", "context", "expert"):

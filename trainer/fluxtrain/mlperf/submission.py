@@ -24,6 +24,7 @@ from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, StorageError
 from fluxtrain.mlperf.facts import SYSTEM_KEY
 from fluxtrain.mlperf.lines import LogLine, read_lines
 from fluxtrain.mlperf.rcp import NUM_RUNS
+from fluxtrain.mlperf.review.evidence import WAIVERS_FILE
 from fluxtrain.mlperf.system import STATUSES
 
 _SOURCE = Path(__file__).parents[1]
@@ -115,9 +116,14 @@ def known_fields(runs: Sequence[FinishedRun]) -> dict[str, str]:
 
 
 def write_package(
-    runs: Sequence[FinishedRun], description: Mapping[str, str], output: Path
+    runs: Sequence[FinishedRun],
+    description: Mapping[str, str],
+    output: Path,
+    waivers: Mapping[str, str],
 ) -> tuple[Path, str]:
     """Write the tree of one result below ``output``; return the organisation's folder and the system's name.
+
+    ``waivers`` has the reason for each rule of the review whose findings the submitter knows of.
 
     Raises ConfigError if a name is not a valid folder name or the result exists, StorageError if it cannot be
     written. The result is written completely or not at all.
@@ -136,7 +142,7 @@ def write_package(
             shutil.copyfile(run.log, logs / f"result_{index}.txt")
         _write_json(partial / "systems" / f"{system}.json", description)
         implementation = Path("benchmarks/flux1/implementations") / f"{system}_fluxtrain"
-        _write_implementation(runs, description, partial / implementation)
+        _write_implementation(runs, description, waivers, partial / implementation)
         shutil.rmtree(organisation / implementation, ignore_errors=True)  # of an unfinished attempt
         for part in (implementation, f"systems/{system}.json", f"results/{system}/flux1"):
             (organisation / part).parent.mkdir(parents=True, exist_ok=True)
@@ -164,9 +170,12 @@ def _folder_name(field: str, name: str) -> str:
 
 
 def _write_implementation(
-    runs: Sequence[FinishedRun], description: Mapping[str, str], folder: Path
+    runs: Sequence[FinishedRun],
+    description: Mapping[str, str],
+    waivers: Mapping[str, str],
+    folder: Path,
 ) -> None:
-    """Write what is needed to reproduce the runs: code, packages, configurations."""
+    """Write what is needed to reproduce the runs (code, packages, configurations), and the waivers."""
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
     shutil.copytree(_SOURCE, folder / "fluxtrain", ignore=ignored)
     for index, run in enumerate(runs):
@@ -181,7 +190,9 @@ def _write_implementation(
         _write_json(folder / f"job_{index}.json", job)
     packages = {f"{package.name}=={package.version}" for package in distributions() if package.name}
     (folder / "requirements.txt").write_text("\n".join(sorted(packages)) + "\n")
-    (folder / "README.md").write_text(_readme(runs, description))
+    if waivers:
+        _write_json(folder / WAIVERS_FILE, dict(waivers))
+    (folder / "README.md").write_text(_readme(runs, description, waivers))
 
 
 def _write_json(path: Path, values: object) -> None:
@@ -189,7 +200,10 @@ def _write_json(path: Path, values: object) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n")
 
 
-def _readme(runs: Sequence[FinishedRun], description: Mapping[str, str]) -> str:
+def _readme(
+    runs: Sequence[FinishedRun], description: Mapping[str, str], waivers: Mapping[str, str]
+) -> str:
+    known = [f"- {rule}: {reason}" for rule, reason in waivers.items()]
     rows = [
         f"| result_{index}.txt | {run.values.get('seed')} | {run.samples or 'did not converge'} |"
         for index, run in enumerate(runs)
@@ -200,7 +214,8 @@ def _readme(runs: Sequence[FinishedRun], description: Mapping[str, str]) -> str:
             "",
             f"{description['number_of_nodes']} nodes, {description['accelerators_per_node']} x "
             f"{description['accelerator_model_name']} each, {description['framework']}. "
-            "`fluxtrain/` is the code, `requirements.txt` lists the installed packages.",
+            "`fluxtrain/` is the code, `requirements.txt` lists the installed packages, config_N.json is the",
+            "config.json of result_N.txt.",
             "",
             "To reproduce result N: prepare the data (`fluxtrain prepare --help`), then",
             "`fluxtrain run job_N.json --output OUTPUT`; or `kubectl apply -f job_N.json` after adding nodes",
@@ -210,5 +225,10 @@ def _readme(runs: Sequence[FinishedRun], description: Mapping[str, str]) -> str:
             "|---|---|---|",
             *rows,
             "",
+            *(
+                ["Findings of `fluxtrain mlperf review` that are waived:", "", *known, ""]
+                if known
+                else []
+            ),
         ]
     )

@@ -20,7 +20,7 @@ _LEVELS = ("ERROR - ", "WARNING - ")
 
 @dataclass(frozen=True)
 class ToolResult:
-    """Result of one tool, with its error messages."""
+    """Result of one tool, with its errors, or with its warnings if it passed."""
 
     tool: str
     passed: bool
@@ -88,7 +88,14 @@ def _run(tool: _Tool) -> ToolResult:
             return ToolResult(tool.name, False, [f"timed out after {TIMEOUT_SECONDS:.0f} seconds"])
         written = "".join(path.read_text() for path in sorted(Path(folder).glob("*.csv")))
     passed = returncode == 0 and all(text in output + written for text in tool.success)
-    return ToolResult(tool.name, passed, [] if passed else _errors(output))
+    return ToolResult(tool.name, passed, _warnings(output) if passed else _errors(output))
+
+
+def _warnings(output: str) -> list[str]:
+    """Return the warnings, but those about the file that the tools write themselves."""
+    lines = (line for line in output.splitlines() if line.startswith("WARNING - "))
+    messages = [line.split(" - ", 1)[1].strip() for line in lines]
+    return [text for text in dict.fromkeys(messages) if text and "scaling.json" not in text]
 
 
 def _errors(output: str) -> list[str]:

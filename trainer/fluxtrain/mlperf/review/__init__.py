@@ -1,0 +1,30 @@
+"""Review of MLPerf runs, results and packages by the rules that MLCommons' tools do not check."""
+
+from fluxtrain.mlperf.review.evidence import WAIVERS_FILE, Result, Run, read_results
+from fluxtrain.mlperf.review.review import (
+    RULES,
+    all_rule_findings,
+    render,
+    review,
+    rule_findings,
+    split,
+    tool_findings,
+)
+from fluxtrain.mlperf.review.rule import Finding
+from fluxtrain.mlperf.review.waivers import parse as parse_waivers
+
+__all__ = [
+    "RULES",
+    "WAIVERS_FILE",
+    "Finding",
+    "Result",
+    "Run",
+    "all_rule_findings",
+    "parse_waivers",
+    "read_results",
+    "render",
+    "review",
+    "rule_findings",
+    "split",
+    "tool_findings",
+]

@@ -1,0 +1,171 @@
+"""What a review reads: the logs, configurations and system descriptions of runs, results and packages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fluxtrain.contract.launch import CONFIG_FILE, MLPERF_FILE
+from fluxtrain.errors import ConfigError
+from fluxtrain.mlperf.compliance import RULESETS
+from fluxtrain.mlperf.facts import SYSTEM_KEY
+from fluxtrain.mlperf.lines import LogLine, read_lines
+
+BENCHMARK = "flux1"
+"""Name of the benchmark in logs and of its folder in a package."""
+WAIVERS_FILE = "waivers.json"
+"""Of a package, beside its code."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: its log, and its configuration where there is one."""
+
+    name: str
+    log: Path
+    lines: Sequence[LogLine]
+    """All lines with MLCommons' token, broken ones too."""
+    config: Mapping[str, Any] | None = None
+
+    @cached_property
+    def events(self) -> Sequence[LogLine]:
+        """Return the lines that are valid events."""
+        return [line for line in self.lines if not line.fault]
+
+    def all(self, *keys: str) -> list[LogLine]:
+        """Return the events with these keys, in the order of the log."""
+        return [line for line in self.events if line.key in keys]
+
+    def first(self, key: str) -> LogLine | None:
+        """Return the first event with the key."""
+        return next((line for line in self.events if line.key == key), None)
+
+    def value(self, key: str) -> Any:
+        """Return the value of the first event with the key, None without one."""
+        line = self.first(key)
+        return None if line is None else line.value
+
+    def number(self, key: str) -> int | None:
+        """Return the value of the first event with the key if it is a whole number."""
+        value = self.value(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    @property
+    def closed(self) -> bool:
+        """Return whether the log is of the closed division."""
+        return bool(self.value("submission_division") == "closed")
+
+    @property
+    def system(self) -> Mapping[str, Any]:
+        """Return what the nodes reported about themselves, empty if the log does not have it."""
+        found = self.value(SYSTEM_KEY)
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def succeeded(self) -> bool:
+        """Return whether the log says that the run reached its target."""
+        stop = self.first("run_stop")
+        return stop is not None and stop.fields["metadata"].get("status") == "success"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The runs of one result, with the description of their system where there is one."""
+
+    name: str
+    runs: Sequence[Run]
+    description: Mapping[str, Any] | None = None
+    implementation: Path | None = None
+    """Folder of the package with the code that ran, None outside a package."""
+    waivers: Mapping[str, str] = field(default_factory=dict)
+    """Rules whose findings the submitter knows of, each with the reason; of a package."""
+    ruleset: str = RULESETS[-1]
+
+    @property
+    def closed(self) -> bool:
+        """Return whether its first log is of the closed division."""
+        return bool(self.runs) and self.runs[0].closed
+
+
+def read_results(paths: Sequence[Path], ruleset: str = RULESETS[-1]) -> list[Result]:
+    """Return what ``paths`` hold: logs and output folders are the runs of one result, packages have several.
+
+    Raises ConfigError for a path that is none of them.
+    """
+    results: list[Result] = []
+    runs: list[Run] = []
+    for path in paths:
+        if path.is_file():
+            runs.append(_run(path, path.parent / CONFIG_FILE, str(path)))
+        elif (path / MLPERF_FILE).is_file():
+            runs.append(_run(path / MLPERF_FILE, path / CONFIG_FILE, str(path)))
+        elif found := list(_results(path)):
+            results += [replace(result, ruleset=ruleset) for result in found]
+        else:
+            text = "no log, no output folder of fluxtrain run, and no package or result of flux1"
+            raise ConfigError("PATH", str(path), text)
+    return [Result("", runs, ruleset=ruleset), *results] if runs else results
+
+
+def num_ranks(system: Mapping[str, Any]) -> int | None:
+    """Return nodes x accelerators of a system description, None if it does not say."""
+    nodes = str(system.get("number_of_nodes"))
+    each = str(system.get("accelerators_per_node"))
+    return int(nodes) * int(each) if nodes.isdecimal() and each.isdecimal() else None
+
+
+def _results(path: Path) -> Iterator[Result]:
+    """Yield the results in an organisation's folder, a system's or a benchmark's."""
+    if next(path.glob("result_*.txt"), None):
+        folders: Iterable[Path] = [path]
+    else:
+        folders = [*path.glob(f"results/*/{BENCHMARK}"), *path.glob(BENCHMARK)]
+    for folder in sorted(folders):
+        yield _result(folder)
+
+
+def _result(folder: Path) -> Result:
+    """Return the result whose logs are in ``folder``: ORGANISATION/results/SYSTEM/flux1."""
+    system, organisation = folder.parent.name, folder.parents[2]
+    implementations = organisation / "benchmarks" / BENCHMARK / "implementations"
+    found = sorted(implementations.glob(f"{system}*")) if implementations.is_dir() else []
+    implementation = found[0] if found else None
+    logs = sorted(folder.glob("result_*.txt"), key=lambda log: (len(log.name), log.name))
+    runs = [_run(log, _config_of(log, implementation)) for log in logs]
+    description = _json(organisation / "systems" / f"{system}.json")
+    waivers = _json(implementation / WAIVERS_FILE) if implementation else None
+    reasons = {rule: str(reason) for rule, reason in (waivers or {}).items()}
+    return Result(str(folder), runs, description, implementation, reasons)
+
+
+def _config_of(log: Path, implementation: Path | None) -> Path | None:
+    """Return where `fluxtrain mlperf package` puts the configuration of result_N.txt."""
+    number = log.stem.removeprefix("result_")
+    return None if implementation is None else implementation / f"config_{number}.json"
+
+
+def _run(log: Path, config: Path | None, name: str = "") -> Run:
+    try:
+        lines = list(read_lines(log))
+    except OSError as error:
+        raise ConfigError("PATH", str(log), f"cannot be read ({error.strerror})") from None
+    return Run(name or log.name, log, lines, None if config is None else _json(config))
+
+
+def _json(path: Path) -> Mapping[str, Any] | None:
+    """Return the object in the file, None if there is no such file; raise ConfigError for other content."""
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError("PATH", str(path), f"cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("PATH", str(path), f"is not JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ConfigError("PATH", str(path), "is not a JSON object")
+    return values

@@ -1,0 +1,105 @@
+"""Rules on a package: its system description and its files against the logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fluxtrain.contract.launch import CONFIG_FILE
+from fluxtrain.mlperf.review.evidence import Result, num_ranks
+from fluxtrain.mlperf.review.rule import Rule, rule
+from fluxtrain.mlperf.system import STATUSES
+
+_DESCRIPTION = "Correct the system description (--system) and package again."
+_SUBMISSION_RULES = ""
+_OF_NODES = (
+    *("number_of_nodes", "accelerators_per_node", "accelerator_model_name"),
+    *("host_processors_per_node", "framework", "operating_system"),
+)
+"""Fields that the nodes report in the words in which they are described."""
+
+
+@rule("description-is-of-the-logs", _SUBMISSION_RULES, _DESCRIPTION)
+def description_is_of_the_logs(result: Result) -> Iterator[str]:
+    """Submitter, division and status are those of the logs."""
+    description = result.description
+    if description is None or not result.runs:
+        return
+    run = result.runs[0]
+    status = run.value("submission_status")
+    logged = {
+        "submitter": run.value("submission_org"),
+        "division": run.value("submission_division"),
+        "status": STATUSES.get(str(status), status),
+    }
+    for field, value in logged.items():
+        if value is not None and description.get(field) != value:
+            yield f"{field} is {description.get(field)!r} in the description, {value!r} in the logs"
+
+
+@rule("description-is-of-the-nodes", "2.2", _DESCRIPTION)
+def description_is_of_the_nodes(result: Result) -> Iterator[str]:
+    """Number and kind of nodes, accelerators and software are what the nodes reported."""
+    description = result.description
+    if description is None or not result.runs:
+        return
+    for field in _OF_NODES:
+        value = result.runs[0].system.get(field)
+        if value is not None and description.get(field) != str(value):
+            yield f"{field} is {description.get(field)!r} in the description, the nodes reported {value!r}"
+
+
+@rule("accelerators-make-the-batch", "9.1", _DESCRIPTION)
+def accelerators_make_the_batch(result: Result) -> Iterator[str]:
+    """The accelerators of the description can hold the logged micro batches."""
+    if result.description is None or not result.runs or result.runs[0].system:
+        return
+    run, ranks = result.runs[0], num_ranks(result.description)
+    batch, micro = run.number("global_batch_size"), run.number("micro_batch_size")
+    steps = run.number("gradient_accumulation_steps")
+    if not ranks or batch is None or micro is None or steps is None:
+        return
+    for axis in ("tensor", "pipeline", "context"):
+        ranks //= max(1, run.number(f"{axis}_parallelism") or 1)
+    if not 0 <= micro * steps * ranks - batch < max(1, ranks * steps):
+        yield (
+            f"micro_batch_size {micro} x gradient_accumulation_steps {steps} x {ranks} ranks of the "
+            f"description is {micro * steps * ranks}, global_batch_size is {batch}"
+        )
+
+
+@rule(
+    "configuration-is-enclosed",
+    _SUBMISSION_RULES,
+    "Package the runs with fluxtrain mlperf package.",
+)
+def configuration_is_enclosed(result: Result) -> Iterator[str]:
+    """The file that ``config_filename`` names is with the code."""
+    if result.implementation is None:
+        return
+    for name in sorted({str(run.value("config_filename")) for run in result.runs}):
+        if name not in ("None", CONFIG_FILE) and not any(result.implementation.rglob(name)):
+            yield f"config_filename is {name!r}, which is not in {result.implementation.name}"
+    if any(run.value("config_filename") == CONFIG_FILE for run in result.runs):
+        for run in result.runs:
+            if run.config is None:
+                yield f"{run.name}: its configuration is not in {result.implementation.name}"
+
+
+@rule("code-is-enclosed", _SUBMISSION_RULES, "Package the runs with fluxtrain mlperf package.")
+def code_is_enclosed(result: Result) -> Iterator[str]:
+    """The package has a README beside the code."""
+    if result.description is None:
+        return
+    if result.implementation is None:
+        yield "the package has no code for this system below benchmarks/flux1/implementations"
+    elif not (result.implementation / "README.md").is_file():
+        yield f"{result.implementation.name} has no README.md"
+
+
+RULES: tuple[Rule[Result], ...] = (
+    description_is_of_the_logs,
+    description_is_of_the_nodes,
+    accelerators_make_the_batch,
+    configuration_is_enclosed,
+    code_is_enclosed,
+)

@@ -1,0 +1,174 @@
+"""Rules on the runs of one result: the same system and settings, seeds of their own, convergence."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.mlperf.rcp import NUM_RUNS, compare_with_reference, explain
+from fluxtrain.mlperf.review.evidence import Result, Run
+from fluxtrain.mlperf.review.rule import Rule, rule
+
+_SETTINGS = (
+    *("submission_org", "submission_platform", "submission_division", "submission_status"),
+    *("global_batch_size", "micro_batch_size", "gradient_accumulation_steps"),
+    *("opt_name", "opt_adamw_beta_1", "opt_adamw_beta_2", "opt_adamw_epsilon"),
+    *("opt_adamw_weight_decay", "opt_gradient_clip_norm", "opt_base_learning_rate"),
+    *("opt_learning_rate_warmup_steps", "opt_learning_rate_decay_schedule", "evaluation_frequency"),
+    *("lowest_numerical_precision_in_linear", "lowest_numerical_precision_in_attn"),
+    *("lowest_numerical_precision_in_comm", "train_samples", "eval_samples", "target_accuracy"),
+    *(f"{axis}_parallelism" for axis in ("tensor", "pipeline", "context", "expert")),
+)
+"""Keys whose values are the same in all runs of a result."""
+_DEFAULT_SEED = RunConfig.model_fields["seed"].default
+_MAX_NAMES = 4
+_OWN = ("seed", "output")
+"""Fields of the configuration that are each run's own."""
+_SAME = "Give runs of one result: the same system, software and settings, and a seed for each."
+
+
+@rule("ten-runs", "12", f"Give {NUM_RUNS} runs: a result is the mean of {NUM_RUNS - 2} of them.")
+def ten_runs(result: Result) -> Iterator[str]:
+    """A result has ten runs."""
+    if len(result.runs) != NUM_RUNS:
+        yield f"{len(result.runs)} runs; needed: {NUM_RUNS}"
+
+
+@rule("converged-runs", "12", "Repeat; a second run without convergence makes the result invalid.")
+def converged_runs(result: Result) -> Iterator[str]:
+    """One run at most did not reach the target."""
+    lost = [run.name for run in result.runs if not run.succeeded]
+    if len(lost) > 1:
+        yield f"{len(lost)} runs did not reach the target: {_names(lost)}"
+
+
+@rule("same-settings", "2.2", _SAME)
+def same_settings(result: Result) -> Iterator[str]:
+    """What the logs say of division, batch, optimizer, schedule, precision and parallelism is equal."""
+    for key in _SETTINGS:
+        yield from _differences(key, {run.name: run.value(key) for run in result.runs})
+
+
+@rule("same-configuration", "2.2", _SAME)
+def same_configuration(result: Result) -> Iterator[str]:
+    """The configurations are equal but for the seed and the output."""
+    configured = [run for run in result.runs if run.config is not None]
+    fields = sorted({name for run in configured for name in run.config or {}} - set(_OWN))
+    for field in fields:
+        yield from _differences(
+            f"{field} in config.json",
+            {run.name: (run.config or {}).get(field) for run in configured},
+        )
+
+
+@rule("same-system", "2.2", _SAME)
+def same_system(result: Result) -> Iterator[str]:
+    """The nodes' own descriptions are equal: their number, hardware, software."""
+    described = [run for run in result.runs if run.system]
+    for field in sorted({name for run in described for name in run.system}):
+        yield from _differences(field, {run.name: run.system.get(field) for run in described})
+
+
+@rule(
+    "seeds-are-random",
+    "5.1",
+    "Draw each run's seed from the clock or the system's randomness.",
+    closed_only=True,
+)
+def seeds_are_random(result: Result) -> Iterator[str]:
+    """Each run has a seed, of its own, and not the default one."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for run in result.runs:
+        if run.first("seed") is None:
+            yield f"{run.name} has no seed"
+        elif run.value("seed") == _DEFAULT_SEED:
+            yield f"{run.name} has the default seed {_DEFAULT_SEED}, a constant"
+        found[repr(run.value("seed"))].append(run.name)
+    for seed, names in found.items():
+        if len(names) > 1 and seed != "None":
+            yield f"the seed {seed} is that of {_names(names)}"
+
+
+@rule("runs-are-different-runs", "12", "Give each run once.")
+def runs_are_different_runs(result: Result) -> Iterator[str]:
+    """No two logs are of the same run."""
+    marks: tuple[tuple[str, Callable[[Run], object]], ...] = (
+        ("start at the same millisecond", _start),
+        ("have the same losses", _losses),
+    )
+    for what, mark in marks:
+        same: dict[object, list[str]] = defaultdict(list)
+        for run in result.runs:
+            if (value := mark(run)) is not None:
+                same[value].append(run.name)
+        for names in same.values():
+            if len(names) > 1:
+                yield f"{_names(names)} {what}"
+
+
+@rule(
+    "converges-as-the-reference",
+    "13",
+    "Look for a difference from the reference (learning rate, data order, evaluation), or supply reference "
+    "runs of your own.",
+    closed_only=True,
+)
+def converges_as_the_reference(result: Result) -> Iterator[str]:
+    """The mean of the samples is not below what the reference's points allow."""
+    size = result.runs[0].number("global_batch_size")
+    if len(result.runs) != NUM_RUNS or size is None:
+        return
+    samples = [converged_at(run) for run in result.runs]
+    compared = compare_with_reference(samples, size, result.ruleset)
+    if not compared.accepted:
+        yield explain(compared, size, result.ruleset)
+
+
+RULES: tuple[Rule[Result], ...] = (
+    ten_runs,
+    converged_runs,
+    same_settings,
+    same_configuration,
+    same_system,
+    seeds_are_random,
+    runs_are_different_runs,
+    converges_as_the_reference,
+)
+
+
+def converged_at(run: Run) -> int | None:
+    """Return the samples at the last evaluation of a successful run, None for other runs."""
+    evaluations = run.all("eval_accuracy")
+    return evaluations[-1].samples if run.succeeded and evaluations else None
+
+
+def _differences(what: str, values: Mapping[str, object]) -> Iterator[str]:
+    """Yield a text if the ``values`` by run are not equal."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, value in values.items():
+        found[json.dumps(value, sort_keys=True)].append(name)
+    if len(found) > 1:
+        common, *others = sorted(found, key=lambda text: -len(found[text]))
+        told = "; ".join(f"{_short(text)} in {_names(found[text])}" for text in others)
+        yield f"{what} is {_short(common)} in most runs, but {told}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_NAMES
+    return f"{', '.join(names[:_MAX_NAMES])}{f' and {more} more' if more > 0 else ''}"
+
+
+def _start(run: Run) -> object:
+    line = run.first("run_start")
+    return None if line is None else line.fields["time_ms"]
+
+
+def _losses(run: Run) -> object:
+    losses = [line.value for line in run.all("eval_accuracy")]
+    return tuple(map(str, losses)) if losses else None
