@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from tests.trainer.commands import fluxtrain
 from tests.trainer.outputs import losses, mlperf_events
 
 from fluxtrain.cli import main
+from fluxtrain.errors import EXIT_ERROR
+from fluxtrain.mlperf import check
 
 pytestmark = pytest.mark.slow
 
@@ -46,13 +49,21 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("ruleset", ["5.1.0", "6.0.0", "6.1.0"])
-def test_mlcommons_accepts_a_closed_division_run(
-    output: Path, ruleset: str, capsys: pytest.CaptureFixture[str]
+def test_mlcommons_checker_accepts_a_closed_division_run(output: Path, ruleset: str) -> None:
+    result = check(output / "mlperf.log", ruleset)
+    assert result.success, result.explanations
+
+
+def test_the_review_finds_that_it_is_not_the_benchmark(
+    output: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = main(["mlperf", "check", str(output / "mlperf.log"), "--ruleset", ruleset])
+    assert main(["mlperf", "check", str(output / "mlperf.log")]) == EXIT_ERROR
     stdout = capsys.readouterr().out
-    assert code == 0, stdout
-    assert "SUCCESS" in stdout
+    assert stdout.startswith("SUCCESS")
+    assert "config.json is of the preset micro, which is not the benchmark" in stdout
+    assert "data.source is synthetic in config.json" in stdout
+    found = set(re.findall(r"\d+\. ([a-z-]+) \(training rules", stdout))
+    assert found == {"benchmark-configuration", "benchmark-data", "caches-are-flushed"}
 
 
 def test_the_log_has_the_values_of_the_run(output: Path) -> None:

@@ -69,7 +69,7 @@ class Run:
         self.wait_for(lambda: self.step() >= step)
 
     def logs(self) -> str:
-        numbers = range(len(self.nodes))
+        numbers = [n for n in range(len(self.nodes)) if self.log(n).exists()]
         return "\n".join(f"== node {n}\n{self.log(n).read_text()[-2000:]}" for n in numbers)
 
 
