@@ -101,8 +101,8 @@ def fluxtrain(task: Task) -> Step:
     def step() -> Tensor:
         losses = flow_loss(task.batch) * task.batch.weights
         torch.autograd.backward(losses.sum() / len(task.batch))
-        optim.clip_gradients(model.parameters(), task.config.optim.max_grad_norm)
-        optimizer.step()
+        norm = optimizer.gradient_norm()
+        optim.update(optimizer, norm, task.config.optim.max_grad_norm, torch.tensor(optim.NEVER))
         optimizer.zero_grad(set_to_none=True)
         return losses.detach().mean()
 

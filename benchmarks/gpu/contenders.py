@@ -48,7 +48,7 @@ class Contender:
 def fluxtrain(setting: Setting, world: World, contender: Contender) -> Step:
     """Return the step of this project's train.py."""
     from fluxtrain.loss import FlowLoss
-    from fluxtrain.parallelize import DTYPES, build_model, full_tensor
+    from fluxtrain.parallelize import DTYPES, build_model
 
     config = setting.config(contender.overrides)
     batch = random_batch(setting)
@@ -61,9 +61,9 @@ def fluxtrain(setting: Setting, world: World, contender: Contender) -> Step:
         nonlocal bad_step
         losses = flow_loss(batch) * batch.weights
         torch.autograd.backward(losses.sum() / len(batch))
-        norm = full_tensor(optim.clip_gradients(model.parameters(), config.optim.max_grad_norm))
+        norm = optimizer.gradient_norm()
         bad_step = optim.first_bad_step(bad_step, norm, 1)
-        optim.update(optimizer, bad_step)
+        optim.update(optimizer, norm, config.optim.max_grad_norm, bad_step)
         optimizer.zero_grad(set_to_none=True)
         return losses.detach().mean()
 

@@ -31,7 +31,7 @@ from fluxtrain.distributed import World, process_group
 from fluxtrain.errors import ConfigError
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model.flux import Flux
-from fluxtrain.parallelize import DTYPES, build_model, full_tensor, recompute_activations
+from fluxtrain.parallelize import DTYPES, build_model, recompute_activations
 from fluxtrain.report.observer import Observer
 
 GPU = torch.device("cuda", 0)
@@ -75,8 +75,8 @@ def numbers_of(config: RunConfig, world: World) -> list[float]:
             each = flow_loss(next(batches))
             torch.autograd.backward(each.sum() / shares.global_batch_size * world.size)
             total += each.detach().sum()
-        norm = full_tensor(optim.clip_gradients(model.parameters(), 1.0))
-        optim.update(optimizer, torch.tensor(optim.NEVER))
+        norm = optimizer.gradient_norm()
+        optim.update(optimizer, norm, 1.0, torch.tensor(optim.NEVER))
         optimizer.zero_grad()
         numbers += [world.all_sum(total).item() / shares.global_batch_size, norm.item()]
     return numbers

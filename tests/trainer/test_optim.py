@@ -43,12 +43,17 @@ def test_cosine_decay_of_the_last_part_is_constant_before() -> None:
 
 def test_adamw_has_mlperfs_hyperparameters() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
-    group = optim.make_optimizer(model, OptimConfig()).param_groups[0]
-    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.95), 1e-8, 0.1)
-    assert len(group["params"]) == 4
+    config, optimizer = OptimConfig(), optim.make_optimizer(model, OptimConfig())
+    assert (config.beta1, config.beta2, config.epsilon, config.weight_decay) == (
+        0.9,
+        0.95,
+        1e-8,
+        0.1,
+    )
+    assert len(optimizer.param_groups[0]["params"]) == 4
 
 
-def test_state_allocated_in_advance_equals_torchs_own() -> None:
+def test_an_update_equals_torchs_own() -> None:
     torch.manual_seed(0)
     ours, theirs = nn.Linear(4, 4), nn.Linear(4, 4)
     theirs.load_state_dict(ours.state_dict())
@@ -61,7 +66,8 @@ def test_state_allocated_in_advance_equals_torchs_own() -> None:
         for model, optimizer in ((ours, one), (theirs, two)):
             optimizer.zero_grad()
             model(torch.ones(2, 4)).square().sum().backward()
-            optimizer.step()
+        one.step(torch.tensor(1.0), torch.tensor(0.0))
+        two.step()
     assert all(
         torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
     )
@@ -74,20 +80,12 @@ def test_nothing_is_updated_after_a_norm_that_is_not_finite(value: float) -> Non
     bad, states = torch.tensor(optim.NEVER), list[list[torch.Tensor]]()
     for step, number in enumerate((1.0, value, 1.0, math.nan), start=1):
         parameter.grad = torch.tensor([1.0, 2.0, number, 4.0, 5.0])
-        norm = optim.clip_gradients([parameter], 1.0)
+        norm = optimizer.gradient_norm()
         bad = optim.first_bad_step(bad, norm, step)
-        optim.update(optimizer, bad)
-        moments = optimizer.state[parameter].values()
-        states.append([tensor.detach().clone() for tensor in (parameter, *moments)])
+        optim.update(optimizer, norm, 1.0, bad)
+        kept = parameter, optimizer.steps_taken, *optimizer.state[parameter].values()
+        states.append([tensor.detach().clone() for tensor in kept])
         assert bad.item() == (optim.NEVER if step == 1 else 2)
     assert not torch.equal(states[0][0], torch.ones(5))
     for later in states[1:]:
         assert all(torch.equal(a, b) for a, b in zip(states[0], later, strict=True))
-
-
-def test_clipping_returns_the_norm_before_and_scales_to_the_limit() -> None:
-    parameter = nn.Parameter(torch.zeros(4))
-    parameter.grad = torch.full((4,), 3.0)
-    assert optim.clip_gradients([parameter], 1.0).item() == pytest.approx(6.0)
-    assert parameter.grad.norm().item() == pytest.approx(1.0, rel=1e-5)
-    assert math.isclose(parameter.grad[0].item(), 0.5, rel_tol=1e-5)

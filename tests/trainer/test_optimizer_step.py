@@ -13,6 +13,7 @@ import pytest
 import torch
 from cluster.free_ports import free_port
 from tests.trainer import ranks
+from tests.trainer.full_tensor import full_tensor
 from tests.trainer.ranks import CPU
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -30,7 +31,7 @@ from fluxtrain.distributed import World, process_group
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model.flux import Flux
 from fluxtrain.optimizer_step import add_gradients, update
-from fluxtrain.parallelize import DTYPES, build_model, full_tensor
+from fluxtrain.parallelize import DTYPES, build_model
 from fluxtrain.step_times import StepTimes
 from fluxtrain.traffic import AXES, all_reduces_each
 from fluxtrain.verify.recorder import Recorder
@@ -78,7 +79,7 @@ def test_no_number_is_read_on_the_host(model: dict[str, Any]) -> None:
         for number in (1, 2):
             for is_last in (False, True):
                 losses, _ = add_gradients(flow_loss, unchanged, batch, 16.0, times, is_last)
-            norm, bad_step = update(model, optimizer, config, number, bad_step, times)
+            norm, bad_step = update(optimizer, config, number, bad_step, times)
         for value in (norm, bad_step, losses.sum()):
             with pytest.raises(DataDependentOutputException):
                 value.item()

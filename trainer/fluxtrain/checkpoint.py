@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from fluxtrain.checksums import FileSums
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import DataError, StorageError
 from fluxtrain.files import folder_size, write_to_disk
-from fluxtrain.optim import saved_state
+from fluxtrain.optim import AdamW
 from fluxtrain.progress import Alive
 from fluxtrain.run_state import CONFIG_FILE, DONE, STATE_FILE, RunState, read_state
 from fluxtrain.staging import Staging, State
@@ -33,12 +32,12 @@ from fluxtrain.staging import Staging, State
 _POLL_SECONDS = 0.5
 
 
-def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+def training_state(model: nn.Module, optimizer: AdamW) -> State:
     """Return all tensors of a run by name, not copied: `load` writes into them."""
     state: State = {}
     for name, parameter in model.named_parameters():
         state[f"model.{name}"] = parameter.detach()
-        for key, tensor in saved_state(optimizer, parameter).items():
+        for key, tensor in optimizer.state[parameter].items():
             state[f"optimizer.{key}.{name}"] = tensor
     return state
 

@@ -3,54 +3,94 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 from fluxtrain.contract.run.config import OptimConfig, ScheduleConfig
+from fluxtrain.sharded_tensor import local_part, sum_over_parts
 
 STATE = {"adamw": ("exp_avg", "exp_avg_sq")}
 """Each optimizer's state of a parameter, of the parameter's shape: in memory and in checkpoints."""
-_STEPS = "step"
-"""Torch's name of the number of steps, which RunState has."""
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+class AdamW(torch.optim.Optimizer):
+    """Torch's fused AdamW on this rank's parts of sharded parameters, and the norm of their gradients.
+
+    Torch's own dispatches each operator to every DTensor, which costs the host much of a short step.
+    ``state`` has the moments of each parameter, sharded as it is.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], config: OptimConfig) -> None:
+        """Allocate the state of ``parameters``, whose values may be loaded later but must stay in place."""
+        super().__init__(parameters, {"lr": config.learning_rate})
+        self._config, self._parameters = config, parameters
+        names = STATE[config.name]
+        for parameter in parameters:
+            self.state[parameter] = {name: torch.zeros_like(parameter) for name in names}
+        self.steps_taken = torch.zeros((), dtype=torch.float32, device=parameters[0].device)
+        """Number of steps until now, for the correction of the moments' bias."""
+        self._owned = [each for each in parameters if local_part(each.detach()).numel() > 0]
+        self._weights = [local_part(parameter.detach()) for parameter in self._owned]
+        self._moments = [
+            [local_part(self.state[parameter][name]) for parameter in self._owned] for name in names
+        ]
+
+    @torch.no_grad()
+    def gradient_norm(self) -> Tensor:
+        """Return the L2 norm of all gradients, on the device; every rank must call this."""
+        squares = torch.zeros_like(self.steps_taken)
+        if self._owned:
+            squares = torch.stack(torch._foreach_norm(self._gradients())).square().sum()
+        return sum_over_parts(squares, self._parameters[0]).sqrt()
+
+    @torch.no_grad()
+    def step(self, grad_scale: Tensor, found_inf: Tensor) -> None:  # type: ignore[override]
+        """Take a step with all gradients divided by ``grad_scale``; change nothing if ``found_inf`` is 1.
+
+        Both are numbers on the device.
+        """
+        self.steps_taken += 1 - found_inf
+        if not self._owned:
+            return
+        (group,), config = self.param_groups, self._config
+        averages, squares = self._moments
+        torch._fused_adamw_(
+            self._weights,
+            self._gradients(),
+            averages,
+            squares,
+            [],
+            [self.steps_taken] * len(self._owned),
+            lr=group["lr"],
+            beta1=config.beta1,
+            beta2=config.beta2,
+            weight_decay=config.weight_decay,
+            eps=config.epsilon,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
+        )
+
+    def _gradients(self) -> list[Tensor]:
+        return [_local_gradient(parameter) for parameter in self._owned]
+
+
+def _local_gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None, "every parameter takes part in the loss"
+    return local_part(parameter.grad)
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> AdamW:
     """Return the optimizer of all parameters, in one group, with its state allocated for loading."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(
-        parameters,
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.epsilon,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
-    for parameter in parameters:
-        optimizer.state[parameter] = {
-            _STEPS: torch.zeros((), dtype=torch.float32, device=parameter.device),
-            **{moment: torch.zeros_like(parameter) for moment in STATE[config.name]},
-        }
-    return optimizer
-
-
-def saved_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """Return the state of ``parameter`` that checkpoints hold, by name: all but the number of steps."""
-    state = optimizer.state[parameter].items()
-    return {name: tensor for name, tensor in state if name != _STEPS}
+    return AdamW([each for each in model.parameters() if each.requires_grad], config)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
     """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = value
-
-
-def set_steps_taken(optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Set the number of steps that AdamW's bias correction needs, after loading a checkpoint."""
-    for state in optimizer.state.values():
-        state[_STEPS].fill_(float(steps))
 
 
 def learning_rate(step: int, optim: OptimConfig, schedule: ScheduleConfig) -> float:
@@ -66,16 +106,10 @@ def learning_rate(step: int, optim: OptimConfig, schedule: ScheduleConfig) -> fl
     return floor + (optim.learning_rate - floor) * cosine
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale the gradients to a global L2 norm of at most ``max_norm``; return the norm before.
-
-    The norm stays on the device (a DTensor if the parameters are sharded): reading it waits.
-    """
-    return nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
-
-
 NEVER = torch.iinfo(torch.int64).max
 """No step, as the result of `first_bad_step`."""
+_EPSILON = 1e-6
+"""Added to the norm, as in torch's clip_grad_norm_."""
 
 
 def first_bad_step(before: Tensor, norm: Tensor, step: int) -> Tensor:
@@ -86,7 +120,10 @@ def first_bad_step(before: Tensor, norm: Tensor, step: int) -> Tensor:
     return torch.where(norm.isfinite(), before, before.clamp(max=step))
 
 
-def update(optimizer: torch.optim.Optimizer, bad_step: Tensor) -> None:
-    """Take an optimizer step if ``bad_step`` is NEVER, else change nothing; decided on the device."""
-    vars(optimizer)["found_inf"] = (bad_step != NEVER).float()  # as torch.amp.GradScaler does it
-    optimizer.step()
+def update(optimizer: AdamW, norm: Tensor, max_norm: float, bad_step: Tensor) -> None:
+    """Take a step with the gradients, of ``norm``, scaled to a norm of at most ``max_norm``.
+
+    Nothing changes unless ``bad_step`` is NEVER, which the device decides.
+    """
+    scale = ((norm + _EPSILON) / max_norm).clamp(min=1)
+    optimizer.step(scale, found_inf=(bad_step != NEVER).float())

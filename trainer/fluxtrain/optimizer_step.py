@@ -15,8 +15,8 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.batch import Batch
 from fluxtrain.data.loader import AnyBatch
 from fluxtrain.loss import FlowLoss
-from fluxtrain.model.flux import Flux
-from fluxtrain.parallelize import full_tensor, reduce_between_replicas
+from fluxtrain.optim import AdamW
+from fluxtrain.parallelize import reduce_between_replicas
 from fluxtrain.step_times import StepTimes
 from fluxtrain.traffic import all_reduces_each
 
@@ -46,8 +46,7 @@ def add_gradients(
 
 
 def update(
-    model: Flux,
-    optimizer: torch.optim.Optimizer,
+    optimizer: AdamW,
     config: RunConfig,
     step: int,
     bad_step: Tensor,
@@ -60,10 +59,10 @@ def update(
     not finite. ``before_update`` is called before weights or moments change.
     """
     optim.set_learning_rate(optimizer, optim.learning_rate(step, config.optim, config.schedule))
-    norm = full_tensor(optim.clip_gradients(model.parameters(), config.optim.max_grad_norm))
+    norm = optimizer.gradient_norm()
     bad_step = optim.first_bad_step(bad_step, norm, step)
     before_update()
     with times.optimizer():
-        optim.update(optimizer, bad_step)
+        optim.update(optimizer, norm, config.optim.max_grad_norm, bad_step)
     optimizer.zero_grad(set_to_none=True)
     return norm, bad_step

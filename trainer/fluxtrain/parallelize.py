@@ -194,8 +194,3 @@ def _local_part(full: Tensor, parameter: Tensor) -> Tensor:
         parameter.shape, parameter.device_mesh, parameter.placements
     )
     return full[tuple(slice(o, o + s) for s, o in zip(shape, offset, strict=True))]
-
-
-def full_tensor(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` unsharded on every rank; every rank must call this."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -22,16 +22,12 @@ from torch.distributed.tensor import DTensor
 
 from fluxtrain.pinned_memory import pin, unpin
 from fluxtrain.progress import Alive
+from fluxtrain.sharded_tensor import local_part
 
 State = dict[str, Tensor]
 """Tensors by name; DTensors if they are sharded."""
 _ALIGNMENT = 64
 """Bytes: each copy begins at a multiple of it."""
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of ``tensor``, not copied."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class CopyQueue(Protocol):

@@ -9,7 +9,6 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.model.activations import BYTES
 from fluxtrain.model.parameters import count_parameters
-from fluxtrain.model.tensor_names import entries
 
 Axis = Literal["dp_replicate", "dp_shard"]
 Operation = Literal["all_gather", "all_reduce", "reduce_scatter"]
@@ -38,8 +37,8 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
     """Return the collectives of a step of ``accumulation`` micro batches, by axis and operation.
 
     The blocks are all-gathered for forward, and again for backward if they were resharded, the rest once;
-    gradients are reduce-scattered, each rank's shard is all-reduced between replicas (see `all_reduces_each`),
-    and so are the norms of all gradients for clipping. Padding of the shards is sent too.
+    gradients are reduce-scattered, each rank's shard is all-reduced between replicas (`all_reduces_each`),
+    and the squared norm of all gradients over the shards. Padding of the shards is sent too.
     """
     counts = count_parameters(config.model, sharding.dp_shard)
     compute, reduce = BYTES[config.precision.compute], BYTES[config.precision.reduce]
@@ -54,10 +53,9 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
         found.append(Collective("dp_replicate", "all_reduce", times * groups, shards))
     if sharding.dp_shard > 1:
         calls = gathers * blocks + 1
-        norms = _FLOAT32 * sum(1 for _ in entries(config.model))
         found += [
             Collective("dp_shard", "all_gather", accumulation * calls, accumulation * gathered),
-            Collective("dp_shard", "all_reduce", 1, norms),
+            Collective("dp_shard", "all_reduce", 1, _FLOAT32),
             Collective("dp_shard", "reduce_scatter", accumulation * groups, accumulation * reduced),
         ]
     return found

@@ -85,7 +85,7 @@ class _Trainer:
         self.bad_step = torch.tensor(optim.NEVER, device=world.device)
         state = checkpoint.training_state(self.model, self.optimizer)
         self.run = recovery.load(state, observer.alive)
-        optim.set_steps_taken(self.optimizer, self.run.step)
+        self.optimizer.steps_taken.fill_(self.run.step)
         self.samples_at_start = self.run.samples
         self.checkpoints = Checkpoints(
             CheckpointFolder(recovery.fence),
@@ -219,7 +219,6 @@ class _Trainer:
     def _update(self, step: int) -> Tensor:
         """Clip the gradients and take the optimizer step; return the gradient norm, still on the device."""
         norm, self.bad_step = optimizer_step.update(
-            self.model,
             self.optimizer,
             self.config,
             step,

@@ -14,7 +14,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fluxtrain.staging import State, local_part
+from fluxtrain.sharded_tensor import local_part
+from fluxtrain.staging import State
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,6 @@ def measure(config: RunConfig, num_nodes: int, ranks_per_node: int) -> Measured:
 
 def _measured(step: Step) -> Measured:
     """Take ``step``; return what it used."""
-    step.update_once()
     tracker, recorder = _tracker(step), Recorder(_groups(step.model))
     syncs = list[str]()
     with ExitStack() as stack:

@@ -46,18 +46,7 @@ class Step:
                 is_last=number == self.micro_batches,
             )
             after_micro_batch()
-        self._update()
-
-    def update_once(self) -> None:
-        """Update with zero gradients: DTensor remembers operators, from fake tensors that are unsharded."""
-        for parameter in self.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        self._update()
-
-    def _update(self) -> None:
-        optimizer_step.update(
-            self.model, self.optimizer, self._config, _STEP, self._bad_step, self._times
-        )
+        optimizer_step.update(self.optimizer, self._config, _STEP, self._bad_step, self._times)
 
     def _batch(self) -> Batch:
         """Return a micro batch without values, its encodings in the compute dtype."""
