@@ -293,6 +293,11 @@ CLOSED_VALUES: list[tuple[str, Any]] = [
     ("model.depth", 18),
     ("model.guidance_embed", True),
     ("data.text_length", 512),
+    ("data.order", "shuffled"),
+    ("data.max_bad_fraction", 0.01),
+    ("model.qk_norm_eps", 1e-6),
+    ("evaluation.at_start", True),
+    ("evaluation.at_end", True),
     ("encoders.latent_scale", 0.3),
     ("initial_weights", "flux1.safetensors"),
 ]
@@ -302,6 +307,11 @@ CLOSED_DIVISION = [
         f"the closed division allows only {'null' if FIXED_VALUES[path] is None else FIXED_VALUES[path]};",
         f"spec.run.{path}")
     for path, value in CLOSED_VALUES
+] + [
+    Bad("spec.run", changed(CLOSED_RUN, "data.source", "synthetic"),
+        "the closed division does not allow synthetic;", "spec.run.data.source"),
+    Bad("spec.run", {"preset": "micro", "logging": {"mlperf": {"division": "closed"}}},
+        "must be open: the closed one is that of the presets mlperf-*", "spec.run.logging.mlperf.division"),
 ]  # fmt: skip
 STORAGE = [
     Bad("spec.storage.data", {}, "exactly one of persistentVolumeClaim, hostPath, emptyDir"),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tests.trainer.tiny_encoders import CHANNELS, TOKENS, WIDTH
 
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.data.empty_text import write_empty_text
 from fluxtrain.data.sample_writer import Sample
@@ -35,6 +36,13 @@ def merge_all(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
     for change in changes:
         base = merge(base, change)
     return base
+
+
+def as_closed(config: RunConfig) -> RunConfig:
+    """Return ``config`` with the closed division, which only the benchmark's size may have in a file."""
+    submitter = config.logging.mlperf.model_copy(update={"division": "closed"})
+    logging = config.logging.model_copy(update={"mlperf": submitter})
+    return config.model_copy(update={"logging": logging})
 
 
 def write_encoded(root: Path, validation_value: float = 0.5) -> None:

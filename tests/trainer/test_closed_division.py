@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from tests.paths import MICRO
-from tests.trainer.commands import fluxtrain
+from tests.trainer import ranks
 from tests.trainer.outputs import losses, mlperf_events
+from tests.trainer.small_runs import ENCODED_RUN, as_closed, write_encoded
 
 from fluxtrain.cli import main
-from fluxtrain.errors import EXIT_ERROR
+from fluxtrain.contract.launch import CONFIG_FILE, RunPaths
+from fluxtrain.contract.run.closed_division import require_whole_sets
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.errors import EXIT_ERROR, EXIT_USAGE, ConfigError
 from fluxtrain.mlperf import check
 
 pytestmark = pytest.mark.slow
@@ -30,22 +34,53 @@ CLOSED = {
 }
 
 
-def flags(values: dict[str, dict[str, object]]) -> list[str]:
-    return [
-        f"--{section}.{name}={json.dumps(value)}"
-        for section, fields in values.items()
-        for name, value in fields.items()
-    ]
-
-
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a finished closed-division run of the micro model."""
-    folder = tmp_path_factory.mktemp("closed")
-    completed = fluxtrain("run", str(MICRO), "--output", str(folder), *flags(CLOSED))
-    assert completed.returncode == 0, completed.stderr
-    assert completed.stdout.startswith(":::MLLOG"), "stdout is the MLPerf log"
-    return folder
+    """Return the folder of a finished run of the micro model that claims the closed division."""
+    paths = RunPaths(*(tmp_path_factory.mktemp("closed") for _ in range(3)))
+    config = as_closed(resolve({"preset": "micro", **CLOSED}))
+    assert ranks.finish(ranks.train_alone, config, paths) == [0], ranks.output_of(paths)
+    (paths.output / CONFIG_FILE).write_text(config.model_dump_json())
+    return paths.output
+
+
+def test_the_micro_model_is_refused_as_closed_and_open_by_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed = "--logging.mlperf.division=closed"
+    assert main(["run", str(MICRO), f"--output={tmp_path}", closed]) == EXIT_USAGE
+    assert "the closed one is that of the presets mlperf-*" in capsys.readouterr().err
+    assert resolve({"preset": "micro"}).logging.mlperf.division == "open"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wrong"),
+    [
+        ((1_099_776, 29_696), []),
+        ((4096, 29_696), ["train: got 4096;"]),
+        ((1_099_775, 29_695), ["train: got 1099775;", "validation: got 29695;"]),
+        ((0, 0), ["train: got 0;", "validation: got 0;"]),
+    ],
+)
+def test_a_closed_run_needs_the_whole_sets(sizes: tuple[int, int], wrong: list[str]) -> None:
+    config = resolve({"preset": "mlperf-schnell"})
+    with pytest.raises(ConfigError) if wrong else nullcontext() as error:
+        require_whole_sets(config, *sizes)
+    for text in wrong:
+        assert f"spec.run.data.{text}" in str(error.value)
+        assert "(training rules 6.5)" in str(error.value)
+    open_run = {"preset": "mlperf-schnell", "logging": {"mlperf": {"division": "open"}}}
+    require_whole_sets(resolve(open_run), *sizes)
+
+
+def test_a_closed_run_on_other_sets_ends_before_it_starts(tmp_path: Path) -> None:
+    write_encoded(tmp_path)
+    paths = RunPaths(tmp_path / "output", tmp_path, tmp_path)
+    small = resolve(ENCODED_RUN)  # of the benchmark by its preset alone, so that it fits here
+    config = as_closed(small.model_copy(update={"preset": "mlperf-schnell"}))
+    assert ranks.finish(ranks.train_alone, config, paths) == [EXIT_USAGE]
+    assert "the benchmark's 1099776 samples (training rules 6.5)" in ranks.output_of(paths)
+    assert not (paths.output / "mlperf.log").exists()
 
 
 @pytest.mark.parametrize("ruleset", ["5.1.0", "6.0.0", "6.1.0"])

@@ -17,6 +17,7 @@ from tests.trainer.small_runs import (
     IMAGES,
     NUM_SAMPLES,
     SHARD_SIZE,
+    as_closed,
     merge_all,
     write_encoded,
 )
@@ -28,11 +29,13 @@ from fluxtrain.errors import EXIT_DIVERGED, EXIT_USAGE
 from fluxtrain.safetensors_file import read_header
 
 NAN = b"\xff" * 4
-OPEN = {"logging": {"mlperf": {"division": "open"}}}
 
 
-def run(paths: RunPaths, size: int, *changes: dict[str, Any]) -> list[int | None]:
+def run(
+    paths: RunPaths, size: int, *changes: dict[str, Any], closed: bool = False
+) -> list[int | None]:
     config = resolve(merge_all(ENCODED_RUN, *changes))
+    config = as_closed(config) if closed else config
     return ranks.finish(partial(ranks.train_together, port=free_port()), config, paths, size)
 
 
@@ -74,7 +77,7 @@ def test_an_unreadable_validation_sample_fails_a_closed_run(
     paths: RunPaths, bad: list[int], field: str, size: int
 ) -> None:
     damage(paths.data, bad, field)
-    assert run(paths, size) == [EXIT_USAGE] * size
+    assert run(paths, size, closed=True) == [EXIT_USAGE] * size
     for rank in range(size):  # torchrun reports the message of whichever ends first
         output = ranks.output_of(paths, rank)
         assert f"{len(bad)} of {NUM_SAMPLES} validation samples could not be read" in output
@@ -85,7 +88,8 @@ def test_an_unreadable_validation_sample_fails_a_closed_run(
 
 def test_an_evaluation_before_the_first_step_fails_a_closed_run(paths: RunPaths) -> None:
     damage(paths.data, [3])
-    assert run(paths, 2, {"evaluation": {"at_start": True}}) == [EXIT_USAGE] * 2
+    at_start = {"evaluation": {"at_start": True}}
+    assert run(paths, 2, at_start, closed=True) == [EXIT_USAGE] * 2
     assert "(key 'key3')" in ranks.output_of(paths)
     assert mlperf_values(paths.output, "block_start") == [], "no step was taken"
 
@@ -96,7 +100,7 @@ def test_an_open_run_continues_and_logs_how_many_samples_it_used(
 ) -> None:
     damage(paths.data, bad)
     rest = NUM_SAMPLES - len(bad)
-    assert run(paths, size, OPEN, {"data": {"max_bad_fraction": 0.5}}) == [0] * size
+    assert run(paths, size, {"data": {"max_bad_fraction": 0.5}}) == [0] * size
     evaluations = [record for record in records(paths.output) if "eval_loss" in record]
     assert [record["eval_samples"] for record in evaluations] == [rest, rest]
     assert (evaluations[0]["eval_loss_by_timestep"][0] is None) == bool(bad)
@@ -120,19 +124,18 @@ def test_an_open_run_may_skip_only_so_many_samples(
     paths: RunPaths, bad: list[int], fraction: float, code: int
 ) -> None:
     damage(paths.data, bad)
-    assert run(paths, 2, OPEN, {"data": {"max_bad_fraction": fraction}}) == [code] * 2
+    assert run(paths, 2, {"data": {"max_bad_fraction": fraction}}) == [code] * 2
     if code:
         assert_no_result(paths)
         assert "spec.run.data.max_bad_fraction" in ranks.output_of(paths)
 
 
-@pytest.mark.parametrize("division", ["closed", "open"])
+@pytest.mark.parametrize("closed", [True, False])
 def test_a_loss_that_is_not_finite_on_readable_samples_is_divergence(
-    paths: RunPaths, division: str
+    paths: RunPaths, closed: bool
 ) -> None:
     write_encoded(paths.data, validation_value=1e30)  # finite, but its square is not
-    changes = {"logging": {"mlperf": {"division": division}}, "evaluation": {"target_loss": 1e6}}
-    assert run(paths, 2, changes) == [EXIT_DIVERGED] * 2
+    assert run(paths, 2, {"evaluation": {"target_loss": 1e6}}, closed=closed) == [EXIT_DIVERGED] * 2
     assert "the evaluation loss is nan at step 1" in ranks.output_of(paths)
     assert_no_result(paths)
 
@@ -144,12 +147,12 @@ def test_unreadable_images_are_treated_alike(tmp_path: Path, size: int) -> None:
         write_images(tmp_path / part, NUM_SAMPLES, timesteps=part == "validation")
     damage_images(tmp_path / "validation", ["000000000", "000000020"])
     paths = RunPaths(tmp_path / "output", tmp_path, write_encoders(tmp_path))
-    assert run(paths, size, IMAGES) == [EXIT_USAGE] * size
+    assert run(paths, size, IMAGES, closed=True) == [EXIT_USAGE] * size
     assert f"2 of {NUM_SAMPLES} validation samples could not be read" in ranks.output_of(paths)
     assert "key '000000020': its image is unreadable" in ranks.output_of(paths)
     assert_no_result(paths)
     again = RunPaths(tmp_path / "again", tmp_path, tmp_path)
-    assert run(again, size, IMAGES, OPEN, {"data": {"max_bad_fraction": 0.2}}) == [0] * size
+    assert run(again, size, IMAGES, {"data": {"max_bad_fraction": 0.2}}) == [0] * size
     assert mlperf_values(again.output, "eval_samples") == [NUM_SAMPLES - 2]
 
 

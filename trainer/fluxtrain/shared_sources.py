@@ -11,6 +11,7 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
+from fluxtrain.contract.run.closed_division import require_whole_sets
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.file_dataset import FileDataset
 from fluxtrain.data.sources import Sources, open_sources
@@ -21,8 +22,9 @@ from fluxtrain.errors import DataError
 def shared_sources(config: RunConfig, data_root: Path, world: World) -> Sources:
     """Return the data of the run; every rank must call this.
 
-    Raises on every rank the DataError or ConfigError of `open_sources`, which rank 0 calls; and DataError on
-    a node that lacks a file that rank 0 has seen. Synthetic data has no files: each rank makes it.
+    Raises on every rank the DataError or ConfigError of `open_sources`, which rank 0 calls, and ConfigError
+    if the closed division needs other sets; and DataError on a node that lacks a file that rank 0 has seen.
+    Synthetic data has no files: each rank makes it.
     """
     if config.data.source == "synthetic":
         return open_sources(config, data_root)
@@ -35,6 +37,7 @@ def shared_sources(config: RunConfig, data_root: Path, world: World) -> Sources:
 def _scan(config: RunConfig, data_root: Path) -> Sources:
     """Return the opened data, with the timesteps of a validation set that is going to be used."""
     sources = open_sources(config, data_root)
+    require_whole_sets(config, len(sources.train), len(sources.validation))
     if config.evaluation.is_on and isinstance(sources.validation, FileDataset):
         _ = sources.validation.stored_timesteps  # kept by the data set
     return sources

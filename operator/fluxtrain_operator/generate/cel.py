@@ -104,6 +104,17 @@ def _closed_division() -> Iterator[Validation]:
         equal = "" if allowed is None else f" || self.{path} == {json.dumps(allowed)}"
         message = f"{path}: {closed_division.message(allowed)}"
         yield _validation_of(f"!({closed}) || !({_has(path)}){equal}", message, path)
+    for path, value in closed_division.FORBIDDEN_VALUES.items():
+        message = f"{path}: {closed_division.forbidden_message(value)}"
+        rule = f"!({closed}) || !({_has(path)}) || self.{path} != {json.dumps(value)}"
+        yield _validation_of(rule, message, path)
+    division = "logging.mlperf.division"
+    yield _validation_of(
+        f"!({_has(division)}) || self.{division} != 'closed' || "
+        f"self.preset.startsWith('{closed_division.PREFIX}')",
+        f"{division}: {closed_division.ONLY_OF_PRESETS}",
+        division,
+    )
 
 
 def _is_or_unset(path: str, value: str) -> str:

@@ -14,7 +14,7 @@ import yaml
 from tests.contract.bad_specs import BAD_SPECS, GOOD, UNKNOWN, Bad, changed
 from tests.paths import EXAMPLES
 
-from fluxtrain.contract.run.closed_division import FIXED_VALUES
+from fluxtrain.contract.run.closed_division import FIXED_VALUES, FORBIDDEN_VALUES
 from fluxtrain.contract.run.immutable_fields import IMMUTABLE_PATHS
 from fluxtrain_operator.generate.crd import custom_resource_definition, resource_schema
 
@@ -108,7 +108,8 @@ def test_every_field_of_the_trajectory_is_immutable() -> None:
 
 def test_every_value_of_the_closed_division_is_guarded() -> None:
     closed = [rule for rule in RUN[VALIDATIONS] if "closed division" in rule["message"]]
-    assert {rule["fieldPath"] for rule in closed} == {f".{path}" for path in FIXED_VALUES}
+    guarded = {*FIXED_VALUES, *FORBIDDEN_VALUES}
+    assert {rule["fieldPath"] for rule in closed} == {f".{path}" for path in guarded}
 
 
 def test_every_message_of_the_bad_specs_is_that_of_a_rule_or_of_the_schema() -> None:

@@ -117,6 +117,18 @@ def test_epochs_and_seeds_have_different_orders() -> None:
     assert list(order.indices(0, positions)) != list(Order(12, 64, 64).indices(0, positions))
 
 
+@pytest.mark.parametrize(("num_samples", "size"), [(10, 8), (8, 8), (3, 8), (1, 5), (97, 1)])
+def test_a_sequential_order_is_that_of_the_data_set_in_every_epoch(
+    num_samples: int, size: int
+) -> None:
+    orders = [Order(seed, num_samples, size, is_sequential=True) for seed in (SEED, 12)]
+    for batch in (0, 1, 7, 1000):
+        expected = [(batch * size + place) % num_samples for place in range(size)]
+        for order in orders:
+            assert list(order.indices(batch, np.arange(size))) == expected
+    assert orders[0].indices(0, np.array([size, size + 3])).tolist() == [PADDING] * 2
+
+
 @pytest.mark.parametrize("batch", [0, 2_148, 20_000_000])
 def test_any_batch_of_a_million_samples_can_be_the_first(batch: int) -> None:
     num_samples, size = 1_100_000, 512

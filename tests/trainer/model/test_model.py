@@ -12,8 +12,10 @@ from tests.trainer.tiny_model import SMALL, tiny_model
 from torch import Tensor
 
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.presets import FLOAT32_EPS
+from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.model import flux
-from fluxtrain.model.attention import Rotation
+from fluxtrain.model.attention import QKNorm, RMSNorm, Rotation
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.latents import image_ids, text_ids
 
@@ -179,3 +181,21 @@ def test_blocks_compile_into_one_graph(dtype: torch.dtype) -> None:
     for block in (*model.double_blocks, *model.single_blocks):
         block.compile(fullgraph=True, backend="eager")
     torch.testing.assert_close(model(**batch), eager)
+
+
+@pytest.mark.parametrize("eps", [1e-6, FLOAT32_EPS])
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-5])
+def test_queries_and_keys_are_normalised_as_torch_does(eps: float, size: float) -> None:
+    """The epsilon of MLPerf's reference is what torch takes if none is given."""
+    x = size * torch.randn(2, 3, 5, 16)
+    theirs = torch.nn.RMSNorm(16, eps=None if eps == FLOAT32_EPS else eps)
+    with torch.no_grad():
+        queries, keys = QKNorm(16, eps)(x, -x)
+        torch.testing.assert_close(queries, theirs(x))
+        torch.testing.assert_close(keys, theirs(-x))
+
+
+def test_every_norm_of_queries_and_keys_has_the_epsilon_of_the_config() -> None:
+    config = resolve({"preset": "micro", "model": {"qk_norm_eps": 1e-4}}).model
+    norms = [part for part in Flux(config).modules() if isinstance(part, RMSNorm)]
+    assert [norm.eps for norm in norms] == [1e-4] * 6

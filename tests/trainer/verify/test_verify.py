@@ -71,15 +71,6 @@ def row_of(found: Comparison, name: str) -> Row:
                 "parallel": {"reshard_after_forward": False, "activation_checkpointing": 0.5},
             },
         ),
-        (
-            "mlperf-schnell",
-            1,
-            8,
-            {
-                "model": FEW_BLOCKS,
-                "parallel": {"attention": "math", "activation_checkpointing": 0.5},
-            },
-        ),
         ("mlperf-schnell", 8, 8, {"model": FEW_BLOCKS}),
         ("dev-finetune", 1, 8, {"model": FEW_BLOCKS}),
     ],

@@ -43,7 +43,8 @@ def training_batches(
     pin: bool = False,
 ) -> Iterator[AnyBatch]:
     """Yield this rank's micro batches from global batch ``first_batch`` (from 0) to the last one."""
-    order = Order(config.seed, len(sources.train), shares.global_batch_size)
+    is_sequential = config.data.order == "sequential"
+    order = Order(config.seed, len(sources.train), shares.global_batch_size, is_sequential)
     batches = TrainingBatches(
         config, _builder(sources.train, sources.empty_text), order, shares, rank
     )

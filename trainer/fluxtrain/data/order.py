@@ -1,6 +1,7 @@
 """The order of samples: a pure function of seed, global batch and position.
 
 The permutations of all epochs are concatenated; global batch k takes the k-th ``global_batch_size`` samples.
+A sequential order has the same permutation in all epochs, the identity.
 Every sample is used exactly once per epoch, for any number of ranks and from any first batch.
 """
 
@@ -25,6 +26,7 @@ class Order:
     seed: int
     num_samples: int
     global_batch_size: int
+    is_sequential: bool = False
     _permutations: dict[int, Array] = field(default_factory=dict, repr=False)
 
     def indices(self, batch: int, positions: Array) -> Array:
@@ -40,6 +42,8 @@ class Order:
     def _samples(self, ordinals: Array) -> Array:
         """Return the indices at ``ordinals`` of the concatenated permutations."""
         epochs, places = np.divmod(ordinals, self.num_samples)
+        if self.is_sequential:
+            return places
         indices = np.empty(len(ordinals), dtype=np.int64)
         for epoch in np.unique(epochs):
             inside = epochs == epoch

@@ -45,24 +45,25 @@ def attention(q: Heads, k: Heads, v: Heads, positions: Rotation) -> Float[Tensor
 class RMSNorm(nn.Module):
     """Root-mean-square norm over the last dim, in float32; its weight is ``scale`` as in BFL's files."""
 
-    def __init__(self, dim: int) -> None:
-        """Normalise ``dim`` channels."""
+    def __init__(self, dim: int, eps: float) -> None:
+        """Normalise ``dim`` channels; ``eps`` is added to their mean square."""
         super().__init__()
+        self.eps = eps
         self.scale = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` over its root mean square, times ``scale``, in the dtype of ``x``."""
-        return F.rms_norm(x.float(), x.shape[-1:], self.scale.float(), eps=1e-6).type_as(x)
+        return F.rms_norm(x.float(), x.shape[-1:], self.scale.float(), eps=self.eps).type_as(x)
 
 
 class QKNorm(nn.Module):
     """RMS norms of queries and keys, one weight vector for all heads."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, eps: float) -> None:
         """Normalise heads of width ``dim``."""
         super().__init__()
-        self.query_norm = RMSNorm(dim)
-        self.key_norm = RMSNorm(dim)
+        self.query_norm = RMSNorm(dim, eps)
+        self.key_norm = RMSNorm(dim, eps)
 
     def forward(self, q: Heads, k: Heads) -> tuple[Heads, Heads]:
         """Return normalised queries and keys."""

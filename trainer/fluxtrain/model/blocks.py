@@ -46,12 +46,12 @@ def split_heads(qkv: Float[Tensor, "b s _"], num_heads: int) -> tuple[Heads, Hea
 class SelfAttention(nn.Module):
     """The attention weights of one stream; the block computes attention over both streams."""
 
-    def __init__(self, hidden_size: int, num_heads: int) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, eps: float) -> None:
         """Project ``hidden_size`` channels to ``num_heads`` heads and back."""
         super().__init__()
         self.num_heads = num_heads
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
-        self.norm = QKNorm(hidden_size // num_heads)
+        self.norm = QKNorm(hidden_size // num_heads, eps)
         self.proj = nn.Linear(hidden_size, hidden_size)
 
     def heads(self, x: Float[Tensor, "b s d"]) -> tuple[Heads, Heads, Heads]:
@@ -73,14 +73,14 @@ def mlp(hidden_size: int, mlp_hidden: int) -> nn.Sequential:
 class DoubleStreamBlock(nn.Module):
     """Image and text streams with separate weights and joint attention."""
 
-    def __init__(self, hidden_size: int, num_heads: int, mlp_hidden: int) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, mlp_hidden: int, eps: float) -> None:
         """Create both streams of width ``hidden_size``, with MLPs of width ``mlp_hidden``."""
         super().__init__()
         self.img_mod = Modulation(hidden_size, triples=2)
-        self.img_attn = SelfAttention(hidden_size, num_heads)
+        self.img_attn = SelfAttention(hidden_size, num_heads, eps)
         self.img_mlp = mlp(hidden_size, mlp_hidden)
         self.txt_mod = Modulation(hidden_size, triples=2)
-        self.txt_attn = SelfAttention(hidden_size, num_heads)
+        self.txt_attn = SelfAttention(hidden_size, num_heads, eps)
         self.txt_mlp = mlp(hidden_size, mlp_hidden)
 
     def forward(
@@ -113,14 +113,14 @@ def _add_mlp(x: Tensor, layers: nn.Module, mod: Triple) -> Tensor:
 class SingleStreamBlock(nn.Module):
     """One stream with attention and MLP in parallel, their projections fused."""
 
-    def __init__(self, hidden_size: int, num_heads: int, mlp_hidden: int) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, mlp_hidden: int, eps: float) -> None:
         """Create a stream of width ``hidden_size``, with an MLP of width ``mlp_hidden``."""
         super().__init__()
         self.num_heads = num_heads
         self.widths = [3 * hidden_size, mlp_hidden]
         self.linear1 = nn.Linear(hidden_size, sum(self.widths))
         self.linear2 = nn.Linear(hidden_size + mlp_hidden, hidden_size)
-        self.norm = QKNorm(hidden_size // num_heads)
+        self.norm = QKNorm(hidden_size // num_heads, eps)
         self.modulation = Modulation(hidden_size, triples=1)
 
     def forward(

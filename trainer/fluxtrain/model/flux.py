@@ -26,6 +26,7 @@ class Flux(nn.Module):
         super().__init__()
         hidden, heads = config.hidden_size, config.num_heads
         mlp_hidden = int(hidden * config.mlp_ratio)
+        eps = config.qk_norm_eps
         self.axes_dim, self.theta = config.axes_dim, config.theta
         self.img_in = nn.Linear(config.in_channels, hidden)
         self.time_in = MLPEmbedder(TIMESTEP_DIM, hidden)
@@ -33,10 +34,11 @@ class Flux(nn.Module):
         self.guidance_in = MLPEmbedder(TIMESTEP_DIM, hidden) if config.guidance_embed else None
         self.txt_in = nn.Linear(config.context_in_dim, hidden)
         self.double_blocks = nn.ModuleList(
-            DoubleStreamBlock(hidden, heads, mlp_hidden) for _ in range(config.depth)
+            DoubleStreamBlock(hidden, heads, mlp_hidden, eps) for _ in range(config.depth)
         )
         self.single_blocks = nn.ModuleList(
-            SingleStreamBlock(hidden, heads, mlp_hidden) for _ in range(config.depth_single_blocks)
+            SingleStreamBlock(hidden, heads, mlp_hidden, eps)
+            for _ in range(config.depth_single_blocks)
         )
         self.final_layer = LastLayer(hidden, config.in_channels)
         self._last_positions: tuple[Tensor, Tensor, Rotation] | None = None

@@ -188,10 +188,8 @@ def _compiled_rows(config: RunConfig, has_gpu: bool) -> list[Row]:
 def _flops(config: RunConfig) -> int:
     """Return the FLOPs of one sample's products as torch counts them.
 
-    They include recomputed blocks, and the scores of attention, which its backward pass computes again unless
-    they are kept.
+    They include recomputed blocks, and the scores of attention, which its backward pass computes again.
     """
     sizes = config.model, config.image_tokens, config.data.text_length
     fraction = config.parallel.activation_checkpointing
-    keeps_scores = config.parallel.attention == "math"
-    return training_flops(*sizes) + recomputed_flops(*sizes, fraction, keeps_scores)
+    return training_flops(*sizes) + recomputed_flops(*sizes, fraction)

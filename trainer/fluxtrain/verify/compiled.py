@@ -32,7 +32,8 @@ def _kernels(config: RunConfig, num_streams: int) -> int:
     model, dtype = config.model, DTYPES[config.precision.compute]
     hidden = _NUM_HEADS * sum(model.axes_dim)
     kind = DoubleStreamBlock if num_streams == 2 else SingleStreamBlock
-    block: nn.Module = kind(hidden, _NUM_HEADS, int(hidden * model.mlp_ratio)).to(dtype)
+    mlp_hidden = int(hidden * model.mlp_ratio)
+    block: nn.Module = kind(hidden, _NUM_HEADS, mlp_hidden, model.qk_norm_eps).to(dtype)
     compile_module(block)
 
     def make(*shape: int) -> Tensor:

@@ -19,7 +19,6 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from fluxtrain.attention_backend import attention_backend
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.model.flux import Flux
 from fluxtrain.parallelize import empty_model
@@ -61,14 +60,9 @@ def measure(config: RunConfig, num_nodes: int, ranks_per_node: int) -> Measured:
     config = eager(config)
     with fake_world(num_nodes, ranks_per_node) as world:
         model = empty_model(config, world)  # makes the mesh, which cannot be made of fake tensors
-        with FakeTensorMode(allow_non_fake_inputs=True), attention_backend(_attention(config)):
+        with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device=world.device)
             return _measured(Step(config, world, model))
-
-
-def _attention(config: RunConfig) -> str:
-    """Return what computes attention here: none of other devices' keeps the scores either."""
-    return "math" if config.parallel.attention == "math" else "flash"
 
 
 def _measured(step: Step) -> Measured:

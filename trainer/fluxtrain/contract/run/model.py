@@ -53,5 +53,8 @@ class ModelConfig(StrictModel):
     """RoPE dimensions of the three position axes; their sum is the head dimension."""
     theta: Positive = 10_000
     """Base of the RoPE frequencies."""
+    qk_norm_eps: Annotated[float, Field(gt=0, le=1e-2)] = 1e-6
+    """Epsilon of the norms of queries and keys: 1e-6 in BFL's and diffusers' models, float32's smallest
+    relative difference (1.1920929e-07) in MLPerf's reference."""
     guidance_embed: bool = False
     """Use the distilled guidance as an input, as FLUX.1 dev does."""

@@ -10,6 +10,12 @@ MLPERF_EVALUATION_SAMPLES = 262_144
 """Training samples between two evaluations, in MLPerf's benchmark flux1."""
 MLPERF_TARGET_LOSS = 0.586
 """Evaluation loss that completes a run of MLPerf's benchmark flux1."""
+MLPERF_TRAINING_SET = 1_099_776
+"""Training samples of MLPerf's benchmark flux1."""
+MLPERF_VALIDATION_SET = 29_696
+"""Validation samples of MLPerf's benchmark flux1."""
+FLOAT32_EPS = 2.0**-23
+"""float32's smallest relative difference, which MLPerf's reference adds in the norms of queries and keys."""
 
 _ENCODED: Values = {
     "train": "cc12m_preprocessed",
@@ -22,9 +28,11 @@ _DEV: Values = {
     "schedule": {"steps": 2000, "global_batch_size": 8, "warmup_steps": 100},
     "evaluation": {"every_samples": 0},
     "sampling": {"num_steps": 28, "time_shift": "dev", "cfg_scale": 1.0},
-    "logging": {"mlperf": {"division": "open"}},
 }
+_CLOSED_DATA: Values = {"order": "sequential", "max_bad_fraction": 0.0}
 _SCHNELL: Values = {
+    "model": {"qk_norm_eps": FLOAT32_EPS},
+    "logging": {"mlperf": {"division": "closed"}},
     "sampling": {"num_steps": 4, "cfg_scale": 1.0},
     "optim": {"learning_rate": 2e-4},
     "schedule": {"steps": 30_000, "global_batch_size": 512, "warmup_steps": 1600},
@@ -33,10 +41,15 @@ _SCHNELL: Values = {
 }
 
 PRESETS: dict[str, Values] = {
-    "mlperf-schnell": {**_SCHNELL, "data": _ENCODED},
+    "mlperf-schnell": {**_SCHNELL, "data": {**_ENCODED, **_CLOSED_DATA}},
     "mlperf-schnell-raw": {
         **_SCHNELL,
-        "data": {"source": "images", "train": "cc12m_disk", "validation": "coco"},
+        "data": {
+            **_CLOSED_DATA,
+            "source": "images",
+            "train": "cc12m_disk",
+            "validation": "coco",
+        },
         "preprocess": _ENCODED,
     },
     "dev-finetune": {
@@ -58,7 +71,7 @@ PRESETS: dict[str, Values] = {
         },
         "parallel": {"micro_batch_size": 8},
         "evaluation": {"every_samples": 0},
-        "logging": {"mlperf": {"division": "open", "status": "research"}},
+        "logging": {"mlperf": {"status": "research"}},
     },
     "openmoji": {
         "model": {
@@ -100,7 +113,7 @@ PRESETS: dict[str, Values] = {
         "evaluation": {"every_samples": 8192, "batch_size": 64, "at_start": True, "at_end": True},
         "checkpoint": {"every_steps": 200},
         "sampling": {"every_steps": 500, "at_end": True},
-        "logging": {"every_steps": 20, "mlperf": {"division": "open", "status": "research"}},
+        "logging": {"every_steps": 20, "mlperf": {"status": "research"}},
     },
     "micro": {
         "model": {

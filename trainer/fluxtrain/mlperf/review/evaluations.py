@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, MLPERF_TARGET_LOSS
+from fluxtrain.contract.run.presets import (
+    MLPERF_EVALUATION_SAMPLES,
+    MLPERF_TARGET_LOSS,
+    MLPERF_VALIDATION_SET,
+)
 from fluxtrain.mlperf.lines import LogLine
 from fluxtrain.mlperf.review.evidence import Run
 from fluxtrain.mlperf.review.rule import Rule, rule
 
 QUALITY = "9.4"
-EVALUATION_SET = 29_696
-"""Validation samples of the benchmark."""
 _SHOWN = 4
 
 
@@ -64,8 +66,8 @@ def whole_evaluation_set(run: Run) -> Iterator[str]:
         if used is not None:
             counted.append((line, used))
     for line, count in counted:
-        if count != EVALUATION_SET:
-            yield f"{line.key} (line {line.number}) is over {count} samples; needed: {EVALUATION_SET}"
+        if count != MLPERF_VALIDATION_SET:
+            yield f"{line.key} (line {line.number}) is over {count} samples; needed: {MLPERF_VALIDATION_SET}"
 
 
 @rule(
@@ -90,7 +92,7 @@ def evaluation_takes_time(run: Run) -> Iterator[str]:
             start = line
         elif start is not None and line.fields["time_ms"] <= start.fields["time_ms"]:
             yield (
-                f"eval_accuracy (line {line.number}) has the time of its eval_start: {EVALUATION_SET} "
+                f"eval_accuracy (line {line.number}) has the time of its eval_start: {MLPERF_VALIDATION_SET} "
                 "samples were evaluated in no time"
             )
             return

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from fluxtrain.contract.run.presets import MLPERF_TRAINING_SET
 from fluxtrain.mlperf.lines import LogLine
 from fluxtrain.mlperf.review.evaluations import cadence
 from fluxtrain.mlperf.review.evidence import Run
 from fluxtrain.mlperf.review.rule import Rule, rule
 
-TRAINING_SET = 1_099_776
-"""Training samples of the benchmark."""
 _COUNTED = ("block_start", "block_stop", "eval_start", "eval_accuracy", "eval_stop", "run_stop")
 _ORIGINAL = "Give the original log; fluxtrain counts each sample once."
 
@@ -20,8 +19,8 @@ _ORIGINAL = "Give the original log; fluxtrain counts each sample once."
 def training_set(run: Run) -> Iterator[str]:
     """1,099,776 samples."""
     for line in run.all("train_samples"):
-        if line.value != TRAINING_SET:
-            yield f"train_samples (line {line.number}) is {line.value}; needed: {TRAINING_SET}"
+        if line.value != MLPERF_TRAINING_SET:
+            yield f"train_samples (line {line.number}) is {line.value}; needed: {MLPERF_TRAINING_SET}"
 
 
 @rule("whole-batches", "6.6", _ORIGINAL)
