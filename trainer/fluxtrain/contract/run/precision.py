@@ -19,7 +19,8 @@ class PrecisionConfig(StrictModel):
     compute: Precision = "bfloat16"
     """Data type of forward and backward; ``float32`` for exact comparisons and CPUs."""
     reduce: Precision = "float32"
-    """Data type of the gradient reduction between ranks."""
+    """Data type of the gradient reduction between ranks. ``bfloat16`` halves what they send, and rounds each
+    micro batch's gradients when they are summed over the ranks; the sum over micro batches is float32."""
     fp8: Fp8 = "none"
     """Compute the blocks' linear layers in fp8, but for the modulations. ``tensorwise``: one scale for each
     tensor, gradients in e5m2; ``rowwise``: one for each row or column, all in e4m3, slower. Scales follow the
