@@ -94,6 +94,15 @@ def peak_flops(device_name: str) -> float | None:
     return peak.flops if peak else None
 
 
+def memory_of(device: torch.device) -> int | None:
+    """Return the bytes of memory of the GPU ``device``, at most those in the table; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    peak, total = find_peak(properties.name, "bfloat16"), int(properties.total_memory)
+    return min(total, GPUS[peak.gpu].memory_bytes) if peak else total
+
+
 def num_visible() -> int:
     """Return the number of GPUs that torch can use here."""
     return torch.cuda.device_count()

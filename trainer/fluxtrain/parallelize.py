@@ -104,7 +104,7 @@ def shard(
             block,
             mesh=mesh,
             mp_policy=policy,
-            reshard_after_forward=parallel.reshard_after_forward,
+            reshard_after_forward=parallel.reshards,
         )
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 

@@ -42,7 +42,7 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
     """
     counts = count_parameters(config.model, sharding.dp_shard)
     compute, reduce = BYTES[config.precision.compute], BYTES[config.precision.reduce]
-    gathers = 2 if config.parallel.reshard_after_forward else 1
+    gathers = 2 if config.parallel.reshards else 1
     blocks = config.model.depth + config.model.depth_single_blocks
     gathered = (gathers * (counts.total - counts.rest) + counts.rest) * compute
     groups, reduced = blocks + 1, counts.total * reduce

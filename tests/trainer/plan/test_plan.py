@@ -198,7 +198,10 @@ def test_each_replica_has_the_whole_state() -> None:
 
 def test_with_a_replica_per_node_a_node_sends_its_gradients_only() -> None:
     per_node, plain = (
-        make_plan(make_config(parallel={"dp_replicate": value}), 7, 8) for value in ("per-node", 1)
+        make_plan(
+            make_config(parallel={"dp_replicate": value, "reshard_after_forward": True}), 7, 8
+        )
+        for value in ("per-node", 1)
     )
     assert (per_node.dp_replicate, per_node.dp_shard) == (7, 8)
     alone = make_plan(make_config(), 1, 8)

@@ -16,6 +16,8 @@ from fluxtrain.cli import main
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
+from fluxtrain.gpus import GPUS
+from fluxtrain.model.parameters import count_parameters
 from fluxtrain.plan import make_plan
 from fluxtrain.verify import comparison, render, verify
 from fluxtrain.verify.comparison import Comparison, Row
@@ -86,6 +88,17 @@ def test_a_step_uses_what_is_planned(
     names = [row.name for row in found.rows if " in " in row.name]
     assert len(names) == (0 if ranks == 1 else 3 + ("dp_replicate" in str(changes)))
     assert not dist.is_initialized()
+
+
+def test_weights_stay_gathered_on_gpus_where_they_fit() -> None:
+    one_micro_batch = {"global_batch_size": 64}
+    config = make_config("mlperf-schnell", model=FEW_BLOCKS, schedule=one_micro_batch)
+    freed, kept = (verify(config, 1, 8, gpu) for gpu in (None, GPUS["MI300X"]))
+    assert freed.holds, render(freed)
+    assert kept.holds, render(kept)
+    more, less = (row_of(each, "all_gather in dp_shard").measured for each in (freed, kept))
+    counts = count_parameters(config.model, 8)
+    assert more - less == 2 * (counts.total - counts.rest)
 
 
 def test_a_node_sends_the_gradients_of_its_shards_to_others() -> None:

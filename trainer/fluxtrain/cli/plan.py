@@ -47,7 +47,7 @@ def action(arguments: argparse.Namespace) -> int:
     require_replicas(config, job.spec.rank_counts)
     size = job.spec.nodes.max, job.spec.gpus_per_node
     if arguments.verify:
-        return _verify(config, *size, as_json=arguments.json)
+        return _verify(config, *size, arguments.gpu, as_json=arguments.json)
     limit = job.spec.resources.limits.memory
     plan = make_plan(
         config,
@@ -62,9 +62,12 @@ def action(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _verify(config: RunConfig, num_nodes: int, gpus_per_node: int, as_json: bool) -> int:
+def _verify(
+    config: RunConfig, num_nodes: int, gpus_per_node: int, gpu: str | None, as_json: bool
+) -> int:
+    from fluxtrain.plan import assumed_gpu
     from fluxtrain.verify import render, verify
 
-    comparison = verify(config, num_nodes, max(gpus_per_node, 1), has_gpu=gpus_per_node > 0)
+    comparison = verify(config, num_nodes, max(gpus_per_node, 1), assumed_gpu(gpu, gpus_per_node))
     print(comparison.model_dump_json(indent=2) if as_json else render(comparison))
     return EXIT_OK if comparison.holds else EXIT_ERROR

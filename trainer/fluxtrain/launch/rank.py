@@ -91,6 +91,10 @@ def _run_task(config: RunConfig, paths: RunPaths) -> None:
             with_gpus = config.task not in WITHOUT_GPUS
             group = process_group(progress, with_gpus, connects_at_start(config))
             world = stack.enter_context(group)
+            if config.task == "train":
+                from fluxtrain.plan.resharding import settle_resharding_of
+
+                config = settle_resharding_of(world, config)
         task(config, paths, world)
 
 

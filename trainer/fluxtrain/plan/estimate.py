@@ -16,6 +16,7 @@ from fluxtrain.model.flops import training_flops
 from fluxtrain.model.parameters import count_parameters
 from fluxtrain.plan.measured import MeasuredSpeeds, Speed
 from fluxtrain.plan.memory import Memory, memory, state_bytes
+from fluxtrain.plan.resharding import settle_resharding
 from fluxtrain.snapshot_size import snapshot_bytes
 from fluxtrain.traffic import sent_by_node, sent_by_rank, sent_within_node
 
@@ -73,6 +74,8 @@ class Plan(BaseModel):
     """Parameters that are trained."""
     flops_per_sample: int
     """FLOPs of forward and backward, without recomputation."""
+    reshards_after_forward: bool
+    """Whether gathered weights are freed after the forward pass."""
     memory_bytes_per_gpu: Memory
     """Peak memory of one rank."""
     communication_bytes_per_step: int
@@ -137,10 +140,13 @@ def make_plan(
             f"a measurement on {found.device}, whose peak is unknown, says nothing of another GPU"
         )
         raise ConfigError("--gpu", gpu, text)
-    device = _device(gpu or (_gpu_of(found) if found else None), gpus_per_node)
+    device = assumed_gpu(gpu or (_gpu_of(found) if found else None), gpus_per_node)
     if device is None:
         config = _on_cpus(config)
     micro_batch, accumulation = shares.micro_batch_size, shares.accumulation_steps
+    settled = settle_resharding(
+        config, num_ranks, ranks_per_node, device.memory_bytes if device else None
+    )
     counts = count_parameters(config.model)
     sharding = Sharding.of(config, num_ranks, ranks_per_node)
     batch = config.schedule.global_batch_size
@@ -171,10 +177,11 @@ def make_plan(
         parameters=counts.total,
         trainable_parameters=counts.total,
         flops_per_sample=flops,
-        memory_bytes_per_gpu=_memory(config, sharding, micro_batch),
-        communication_bytes_per_step=sent_by_rank(config, sharding, accumulation),
-        node_communication_bytes_per_step=sent_by_node(config, sharding, accumulation),
-        communication_bytes_within_node_per_step=sent_within_node(config, sharding, accumulation),
+        reshards_after_forward=settled.parallel.reshards,
+        memory_bytes_per_gpu=_memory(settled, sharding, micro_batch),
+        communication_bytes_per_step=sent_by_rank(settled, sharding, accumulation),
+        node_communication_bytes_per_step=sent_by_node(settled, sharding, accumulation),
+        communication_bytes_within_node_per_step=sent_within_node(settled, sharding, accumulation),
         checkpoint_bytes=checkpoint,
         host_bytes_per_rank=checkpoint // sharding.dp_shard,
         snapshot_bytes_per_node=snapshot_bytes(config, rank_counts, ranks_per_node),
@@ -197,7 +204,8 @@ def _on_cpus(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"parallel": parallel})
 
 
-def _device(gpu: str | None, gpus_per_node: int) -> Gpu | None:
+def assumed_gpu(gpu: str | None, gpus_per_node: int) -> Gpu | None:
+    """Return the GPU called ``gpu``, the default one if None; None on nodes without GPUs."""
     if gpu is None and gpus_per_node == 0:
         return None
     return find_gpu(gpu or DEFAULT_GPU)

@@ -62,7 +62,7 @@ class Passes:
         )
         self._gradient = min(self._width, self._reduce)  # FSDP2 casts down at once, and up late
         self._is_sharded = uses_fsdp(config, sharding)
-        self._reshards = config.parallel.reshard_after_forward
+        self._reshards = config.parallel.reshards
         # with replicas the gradients of another dtype are kept until backward ends, as they are all-reduced
         self._keeps_reduced = sharding.dp_replicate > 1 and self._reduce != _FLOAT32
         self._plain = count_parameters(config.model)

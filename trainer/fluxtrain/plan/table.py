@@ -92,7 +92,12 @@ def _memory(plan: Plan) -> list[Row]:
         (
             "gathered blocks",
             binary(parts.gathered),
-            "weights of the current and the next, and gradients in reduction",
+            (
+                "weights of the current and the next"
+                if plan.reshards_after_forward
+                else "all weights"
+            )
+            + ", and gradients in reduction",
         ),
         (
             "activations",

@@ -188,6 +188,8 @@ def _division(config: RunConfig, shares: BatchShares, world: World) -> str:
     if isinstance(requested, int) and sharding.dp_replicate != requested:
         whole = "each is part of one node, or whole nodes"
         text += f" · dp_replicate {sharding.dp_replicate}, not {requested}: {whole}"
+    if world.size > 1 and not config.parallel.reshards:
+        text += " · weights stay gathered"
     if sharding.crosses_nodes:
         sent = sent_by_node(config, sharding, shares.accumulation_steps) / 1e9
         text += f" · shard groups cross nodes: each node sends {sent:,.3g} GB a step"

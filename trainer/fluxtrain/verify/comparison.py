@@ -11,8 +11,10 @@ from fluxtrain.compilation import missing_compiler
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.order import BatchShares
+from fluxtrain.gpus import Gpu
 from fluxtrain.model.flops import recomputed_flops, training_flops
 from fluxtrain.plan.memory import Memory, memory
+from fluxtrain.plan.resharding import settle_resharding
 from fluxtrain.traffic import Collective, collectives
 from fluxtrain.verify.compiled import compiled_kernels
 from fluxtrain.verify.measurement import Measured, eager, measure
@@ -87,12 +89,16 @@ class Comparison(BaseModel):
 
 
 def verify(
-    config: RunConfig, num_nodes: int, ranks_per_node: int, has_gpu: bool = True
+    config: RunConfig, num_nodes: int, ranks_per_node: int, gpu: Gpu | None = None
 ) -> Comparison:
     """Measure one step of ``config`` on as many fake ranks, without compilation; compare it with its plan.
 
-    ``has_gpu`` tells whether the ranks of the job have GPUs, on which blocks are compiled by default.
+    ``gpu`` is that of the ranks of the job, None for CPUs. By default blocks are compiled on GPUs, and
+    weights stay gathered where its memory allows it.
     """
+    has_gpu = gpu is not None
+    memory_bytes = gpu.memory_bytes if gpu else None
+    config = settle_resharding(config, num_nodes * ranks_per_node, ranks_per_node, memory_bytes)
     measured = measure(config, num_nodes, ranks_per_node)
     num_ranks = num_nodes * ranks_per_node
     sharding = Sharding.of(config, num_ranks, ranks_per_node)

@@ -163,13 +163,19 @@ class ParallelConfig(StrictModel):
     """Replicas of the sharded state (HSDP); 1 is plain FSDP2; ``per-node``: each node holds one, however many
     nodes there are. Fewer than the number are used if the ranks of each would not be part of one node, or
     whole nodes."""
-    reshard_after_forward: bool = True
-    """Free gathered weights after the forward pass: less memory, one more all-gather."""
+    reshard_after_forward: bool | None = None
+    """Free gathered weights after the forward pass: less memory, one more all-gather; null: unless a step
+    needs less than four fifths of the GPU's memory without it, by the estimate of ``fluxtrain plan``."""
     activation_checkpointing: Fraction = 0.0
     """Fraction of the blocks, evenly spaced, whose activations are recomputed in the backward pass."""
     compile: bool | None = None
     """Compile each block with torch.compile before training starts; null: on GPUs that have Triton and a C
     compiler, not on CPUs, for which it needs a C++ compiler."""
+
+    @property
+    def reshards(self) -> bool:
+        """Return whether gathered weights are freed; null is replaced where the GPU's memory is known."""
+        return self.reshard_after_forward is not False
 
     def compiles(self, has_gpu: bool) -> bool:
         """Return whether blocks are compiled on GPUs, or on CPUs, of a machine with a compiler."""
