@@ -66,6 +66,10 @@ _REMEDIES = {
     "UnhealthyNode": "The operator replaces the pod; drain or repair the node.",
     "UnhealthyNodes": "Check who marks the nodes: most of the cluster's nodes are.",
     "UnhealthyGPUs": "Check the GPU exporter, which reports most GPU nodes as unhealthy.",
+    "KeptByFinalizers": (
+        "Whoever set the finalizers must remove them: `kubectl patch pod NAME -n $namespace --type=merge "
+        """-p '{"metadata":{"finalizers":null}}'`."""
+    ),
     "Degraded": "The job trains on fewer nodes until the others' pods run.",
     # pods
     "UnexpectedAdmissionError": (

@@ -281,10 +281,10 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
     needs_store = situation.observed.rendezvous is None and names.rendezvous(job.name) not in held
     if not indices and not needs_store:
         return  # without a look at all nodes
+    yield key_secret(job)  # somebody may have deleted it
     excluded = situation.guard.excluded_nodes
     if needs_store:
         avoided = avoided_nodes(situation, excluded)
-        yield key_secret(job)
         revision, ended = situation.revision, situation.ended_generation
         yield rendezvous_pod(job, excluded, avoided, revision, ended, places(situation))
     distrusted = distrusted_nodes(situation) if indices else ()

@@ -30,6 +30,7 @@ from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.exclusion import exclusion_lifted, lift_times
 from fluxtrain_operator.planner.guard import GRACE_SECONDS
+from fluxtrain_operator.planner.kept_pods import KEPT_BY_FINALIZERS
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.pod_group import release_deadline
 from fluxtrain_operator.planner.pod_replacement import answer_deadline
@@ -67,6 +68,7 @@ _REPORTED_ONLY = (
         "DisruptionLimited",
     ),
     LABELS_CHANGED,
+    KEPT_BY_FINALIZERS,
 )
 """Reasons of conditions that get an event, as the operator itself does nothing about them."""
 _MIN_REQUEUE_SECONDS = 0.5

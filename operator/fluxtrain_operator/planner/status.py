@@ -23,6 +23,7 @@ from fluxtrain_operator.planner.changed_labels import label_problem, unwatched_p
 from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
 from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.disruption import Reason
+from fluxtrain_operator.planner.kept_pods import kept_problem
 from fluxtrain_operator.planner.node_problems import node_problem
 from fluxtrain_operator.planner.pod_group import release_deadline
 from fluxtrain_operator.planner.predecessors import completed_predecessors
@@ -297,7 +298,9 @@ def _healthy(
     if problem is None and failures and failures[0].reason != TERMINATING:
         problem = _create_failure(failures)
     if problem is None:
-        problem = label_problem(situation) or _degraded(situation, decision, phase)
+        problem = kept_problem(situation) or label_problem(situation)
+    if problem is None:
+        problem = _degraded(situation, decision, phase)
     if problem is None:
         return ConditionUpdate("Healthy", True, _HEALTHY)
     return ConditionUpdate("Healthy", False, *problem)

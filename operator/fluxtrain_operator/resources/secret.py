@@ -16,13 +16,13 @@ KEY_PATH = "/etc/fluxtrain/rendezvous"
 def key_secret(job: Job) -> Manifest:
     """Return the secret without its key, which is drawn when it is created.
 
-    The operator may create secrets, but not read them: an existing one is kept.
+    The operator may create secrets, but not read them: an existing one is kept. It is not immutable: kubelets
+    would not notice that it was deleted and created again.
     """
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": metadata(job, names.rendezvous_key(job.name, job.uid), names.RENDEZVOUS),
-        "immutable": True,
         "type": "Opaque",
     }
 

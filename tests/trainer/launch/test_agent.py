@@ -23,6 +23,7 @@ from fluxtrain.contract.launch import ENV_CONFIG, STACKS_SIGNAL, RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, EXIT_STORAGE, EXIT_USAGE
 from fluxtrain.rendezvous.client import Client
+from fluxtrain.rendezvous.key import Key
 from fluxtrain.rendezvous.messages import Heartbeat
 
 pytestmark = pytest.mark.slow
@@ -99,7 +100,7 @@ class Agents:
     def peer(self) -> Client:
         """Return a client that waits for a generation, ordered before all agents."""
         beat = Heartbeat(sequence=0, attempt=1, agent="peer", node="!", joining=True)
-        client = Client("127.0.0.1", self.port, KEY, beat)
+        client = Client("127.0.0.1", self.port, Key(KEY), beat)
         client.start()
         self.peers.append(client)
         return client

@@ -15,6 +15,7 @@ from fluxtrain.launch.node_rendezvous import NodeRendezvous
 from fluxtrain.launch.nodes import Nodes
 from fluxtrain.rendezvous.admission import Admission
 from fluxtrain.rendezvous.client import Client
+from fluxtrain.rendezvous.key import Key
 from fluxtrain.rendezvous.membership import Limits
 from fluxtrain.rendezvous.messages import Heartbeat
 from fluxtrain.rendezvous.service import Sessions, serve
@@ -64,7 +65,7 @@ def sessions() -> Sessions:
 def start(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Return a function that starts a node of a service of two nodes."""
     monkeypatch.setattr(node_rendezvous, "_REFUSED_SECONDS", 0.5)
-    server = serve(sessions, KEY, "127.0.0.1", 0)
+    server = serve(sessions, Key(KEY), "127.0.0.1", 0)
     clients: list[Client] = []
 
     def start(
@@ -81,7 +82,7 @@ def start(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start
             setup=setup,
         )
         port = server.server_address[1]
-        clients.append(Client("127.0.0.1", port, key, beat))
+        clients.append(Client("127.0.0.1", port, Key(key), beat))
         nodes = Nodes(2, 2, "head", port, rank, seconds)
         return Node(NodeRendezvous(clients[-1], name, "127.0.0.1", nodes))
 

@@ -17,6 +17,7 @@ import pytest
 from fluxtrain.contract.places import read_places, write_places
 from fluxtrain.errors import StorageError
 from fluxtrain.rendezvous.client import Client
+from fluxtrain.rendezvous.key import Key
 from fluxtrain.rendezvous.membership import Limits
 from fluxtrain.rendezvous.messages import (
     MAX_BYTES,
@@ -46,7 +47,7 @@ class Service:
         places = read_places(write_places(self.places))
         self.sessions = Sessions(self.limits, places=places)
         self.sessions._forms_after = self.sessions._membership.forms_after = 0
-        self.server = serve(self.sessions, KEY, "127.0.0.1", self.port)
+        self.server = serve(self.sessions, Key(KEY), "127.0.0.1", self.port)
         self.port = self.server.server_address[1]
         self.status = serve_members(self.sessions, "127.0.0.1", 0)
 
@@ -61,7 +62,7 @@ class Service:
         beat = Heartbeat(
             sequence=0, attempt=attempt, agent=name, node=name, node_name=node_name, joining=True
         )
-        self.clients.append(Client("127.0.0.1", self.port, key, beat))
+        self.clients.append(Client("127.0.0.1", self.port, Key(key), beat))
         return self.clients[-1]
 
     def post(self, body: bytes, signature: str, path: str = PATH) -> tuple[int, bytes, str]:
@@ -245,7 +246,7 @@ def test_a_client_with_another_key_is_refused_and_changes_nothing(service: Servi
 def test_a_reply_that_is_not_signed_with_the_key_is_not_believed(service: Service) -> None:
     client = service.client("a")
     reply_of(client)
-    client._key = KEY
+    client._key = Key(KEY)
     service.server.RequestHandlerClass.key = b"another"  # type: ignore[attr-defined]
     assert not client.exchange()
 
@@ -375,7 +376,7 @@ def test_fields_of_a_newer_version_are_ignored(service: Service) -> None:
 
 def test_a_port_in_use_is_an_error(service: Service) -> None:
     with pytest.raises(StorageError, match="cannot listen"):
-        serve(service.sessions, KEY, "127.0.0.1", service.port)
+        serve(service.sessions, Key(KEY), "127.0.0.1", service.port)
 
 
 def test_a_first_line_that_does_not_end_is_not_read(service: Service) -> None:

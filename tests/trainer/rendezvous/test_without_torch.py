@@ -14,6 +14,7 @@ from cluster.free_ports import free_port
 from tests.paths import ROOT
 
 from fluxtrain.rendezvous.client import Client
+from fluxtrain.rendezvous.key import Key
 from fluxtrain.rendezvous.messages import Heartbeat
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -69,7 +70,7 @@ def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 def test_an_agent_forms_a_generation_with_it(service: tuple[subprocess.Popen[str], int]) -> None:
     process, port = service
     beat = Heartbeat(sequence=0, attempt=1, agent="a", node="a", joining=True)
-    client = Client("127.0.0.1", port, b"key", beat)
+    client = Client("127.0.0.1", port, Key(b"key"), beat)
     client.start()
     try:
         for _ in range(100):

@@ -36,6 +36,7 @@ from fluxtrain.launch.joining import RETRY_SECONDS, joined, print_lost, raise_on
 from fluxtrain.launch.rendezvous import BACKEND, MembershipRendezvous
 from fluxtrain.launch.snapshot_volume import emptied
 from fluxtrain.rendezvous.client import Client
+from fluxtrain.rendezvous.key import Key
 from fluxtrain.rendezvous.messages import Heartbeat
 from fluxtrain.rendezvous.rank_order import rank_order_key
 from fluxtrain.report.termination_message import write_termination_log
@@ -85,7 +86,8 @@ def _run_until_done() -> tuple[int, str]:
 def _rendezvous(address: str) -> MembershipRendezvous:
     """Return the job's rendezvous; ``address`` is that of this node."""
     host, _, port = os.environ[_ENDPOINT].rpartition(":")
-    key = Path(os.environ[ENV_RENDEZVOUS_KEY]).read_bytes()
+    file = Path(os.environ[ENV_RENDEZVOUS_KEY])
+    key = Key(file.read_bytes(), file)
     hostname = socket.gethostname()
     agent = agent_name(os.environ.get(ENV_POD_UID, hostname), f"{os.getpid()}-{uuid4().hex[:12]}")
     _, _, attempt = os.environ[_RUN_ID].rpartition("-")

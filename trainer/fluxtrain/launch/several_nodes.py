@@ -51,6 +51,7 @@ from fluxtrain.launch.nodes import Endpoint, Nodes, find_endpoint, interface_of,
 from fluxtrain.launch.rendezvous import BACKEND
 from fluxtrain.rendezvous.admission import Admission
 from fluxtrain.rendezvous.client import Client
+from fluxtrain.rendezvous.key import Key
 from fluxtrain.rendezvous.key_file import KEY_FILE, create_key, wait_for_key
 from fluxtrain.rendezvous.membership import Limits
 from fluxtrain.rendezvous.messages import Heartbeat
@@ -115,7 +116,7 @@ def _service(
         limits = Limits(nodes.min_nodes, nodes.wanted_nodes, unheard_seconds=LOST_SECONDS)
         sessions = Sessions(limits, admission=Admission(setup))
         try:
-            server = serve(sessions, key, endpoint.address, nodes.port)
+            server = serve(sessions, Key(key), endpoint.address, nodes.port)
         except StorageError as error:
             raise ConfigError("--rendezvous", nodes.endpoint, str(error)) from None
         print(f"fluxtrain: rendezvous at {endpoint.address}:{nodes.port}", file=sys.stderr)
@@ -140,7 +141,7 @@ def _rendezvous(
         node_rank=nodes.rank,
         setup=setup,
     )
-    client = Client(endpoint.address, nodes.port, key, beat)
+    client = Client(endpoint.address, nodes.port, Key(key), beat)
     return NodeRendezvous(client, agent, endpoint.own_address, nodes)
 
 

@@ -7,6 +7,7 @@ import threading
 
 from pydantic import ValidationError
 
+from fluxtrain.rendezvous.key import Key
 from fluxtrain.rendezvous.messages import (
     HEARTBEAT_SECONDS,
     MAX_BYTES,
@@ -26,7 +27,7 @@ _PROGRESS_FIELDS = {"step", "ranks"}
 class Client:
     """Sends heartbeats to ``host:port`` until it is stopped; a service that is gone is tried again."""
 
-    def __init__(self, host: str, port: int, key: bytes, beat: Heartbeat) -> None:
+    def __init__(self, host: str, port: int, key: Key, beat: Heartbeat) -> None:
         """Prepare to send ``beat``; nothing is sent before `start`."""
         self._key, self._beat = key, beat
         self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)
@@ -105,13 +106,16 @@ class Client:
     def _send(self) -> Reply:
         """Return the reply to one heartbeat; ValueError if it is not signed with the key."""
         body = self._next_body()
-        signature = request_signature(self._key, body)
+        key = self._key.newest
+        signature = request_signature(key, body)
         headers = {"Content-Type": "application/json", SIGNATURE_HEADER: signature}
         self._connection.request("POST", PATH, body, headers)
         response = self._connection.getresponse()
         content = response.read(MAX_BYTES + 1)
-        expected = reply_signature(self._key, signature, content)
+        expected = reply_signature(key, signature, content)
         signed = is_valid(response.getheader(SIGNATURE_HEADER, ""), expected)
+        if response.status == http.HTTPStatus.FORBIDDEN:
+            self._key.refresh()  # for the next heartbeat
         if response.status != http.HTTPStatus.OK or not signed:
             raise ValueError(f"status {response.status}, signed {signed}")
         return Reply.model_validate_json(content)

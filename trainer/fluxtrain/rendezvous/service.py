@@ -25,6 +25,7 @@ from fluxtrain.contract.members import MEMBERS_PATH
 from fluxtrain.contract.progress import PROGRESS_PATH
 from fluxtrain.errors import StorageError
 from fluxtrain.rendezvous.admission import Admission
+from fluxtrain.rendezvous.key import Key
 from fluxtrain.rendezvous.membership import Limits, Membership, heartbeat_seconds
 from fluxtrain.rendezvous.messages import (
     MAX_BYTES,
@@ -35,9 +36,7 @@ from fluxtrain.rendezvous.messages import (
     Heartbeat,
     Reply,
     is_plausible,
-    is_valid,
     reply_signature,
-    request_signature,
 )
 from fluxtrain.rendezvous.rank_reports import progress_report
 from fluxtrain.serving.server import STATUS_BOUNDS, Bounds, Handler, Server
@@ -156,7 +155,7 @@ class _HeartbeatServer(Server):
         super().__init__(_NAME, address, handler, _BOUNDS)
 
 
-def serve(sessions: Sessions, key: bytes, address: str, port: int) -> _HeartbeatServer:
+def serve(sessions: Sessions, key: Key, address: str, port: int) -> _HeartbeatServer:
     """Serve heartbeats on ``address:port`` in a thread; StorageError if it cannot listen."""
 
     class OwnHandler(_HeartbeatHandler):
@@ -210,7 +209,7 @@ class _MembersHandler(_Handler):
 
 class _HeartbeatHandler(_Handler):
     server: _HeartbeatServer
-    key: bytes
+    key: Key
 
     def do_POST(self) -> None:  # noqa: N802  (of http.server)
         length = self.headers.get("Content-Length", "")
@@ -222,14 +221,14 @@ class _HeartbeatHandler(_Handler):
         body = self._body(int(length))
         if body is None:
             return self._refuse(503, b"too many worlds at a time\n")
-        if not is_valid(signature, request_signature(self.key, body)):
+        if (key := self.key.of_request(body, signature)) is None:
             return self._refuse(403, b"wrong signature\n")
         try:
             beat = Heartbeat.model_validate_json(body)
         except ValidationError as error:
             return self.respond(400, f"{error.errors()[0]['msg']}\n".encode(), _TEXT)
         content = self.sessions.heartbeat(beat).model_dump_json(exclude_defaults=True).encode()
-        signed = reply_signature(self.key, signature, content)
+        signed = reply_signature(key, signature, content)
         return self.respond(200, content, _JSON, [(SIGNATURE_HEADER, signed)])
 
     def _refuse(self, status: int, message: bytes) -> None:
@@ -272,7 +271,7 @@ def run(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signums)
     try:
         servers = (
-            serve(sessions, secret, address, port),
+            serve(sessions, Key(secret, key), address, port),
             serve_members(sessions, address, members_port),
         )
         signal.sigwait(signums)
