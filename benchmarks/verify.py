@@ -26,7 +26,7 @@ from fluxtrain.verify.fake_world import fake_world
 from fluxtrain.verify.measurement import eager
 from fluxtrain.verify.step import Step
 
-PRESETS = ("mlperf-schnell", "dev-finetune", "benchmark", "openmoji", "micro")
+PRESETS = ("mlperf-schnell", "mlperf-schnell-raw", "dev-finetune", "benchmark", "openmoji", "micro")
 SIZES = ((1, 1), (1, 8), (8, 8), (64, 8))
 """Nodes, and ranks of each."""
 _VARIANTS: dict[str, dict[str, Any]] = {

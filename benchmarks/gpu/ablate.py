@@ -23,7 +23,7 @@ class Switch:
     """One change of the base."""
 
     overrides: dict[str, Any] = field(default_factory=dict)
-    attention: str | None = None
+    attention: str = "auto"
     batch_factor: float = 1.0
 
 

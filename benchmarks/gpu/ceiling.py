@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from benchmarks.gpu.attention import BACKENDS, attention_backend
 from benchmarks.gpu.setting import Setting, bf16_peak, device, machine
 from benchmarks.gpu.timing import seconds_of
 from benchmarks.table import print_table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from fluxtrain.attention_backend import BACKENDS, attention_backend
 from fluxtrain.fp8 import dialect_of
 from fluxtrain.model.flops import linears
 from fluxtrain.model.parameters import count_parameters

@@ -24,7 +24,7 @@ class Request:
     warmup: int
     steps: int
     overrides: dict[str, Any] = field(default_factory=dict)
-    attention: str | None = None
+    attention: str = "auto"
     profile: str | None = None
     """Folder for a profile of a few steps after the others."""
 

@@ -15,11 +15,11 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from benchmarks.gpu.attention import attention_backend
 from benchmarks.gpu.contenders import CONTENDERS, Step
 from benchmarks.gpu.setting import gpu_state, make_setting
 from benchmarks.gpu.timing import wait
 
+from fluxtrain.attention_backend import attention_backend
 from fluxtrain.distributed import World, process_group
 
 
@@ -92,7 +92,7 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     if request["toy"]:  # the kit is tried, and compiling takes longer than all the rest
         torch.compiler.set_stance("force_eager")
-    with process_group() as world, attention_backend(request.get("attention")):
+    with process_group() as world, attention_backend(request["attention"]):
         for depth in request["depths"]:
             try:
                 result = measure(request, (depth[0], depth[1]), world)

@@ -9,17 +9,10 @@ from pathlib import Path
 
 import pytest
 from benchmarks.gpu import profile, step
-from benchmarks.gpu.attention import BACKENDS, attention_backend
 from benchmarks.gpu.ceiling import products
 from benchmarks.gpu.contenders import CONTENDERS
 from benchmarks.gpu.setting import SCHNELL, Setting
 from tests.paths import ROOT
-from torch.backends.cuda import (
-    cudnn_sdp_enabled,
-    flash_sdp_enabled,
-    math_sdp_enabled,
-    mem_efficient_sdp_enabled,
-)
 
 FULL = Setting(SCHNELL, batch=1, latent=32, text=256)
 
@@ -84,19 +77,6 @@ def test_idle_time_is_what_no_kernel_covers() -> None:
     assert summary["busy_seconds"] == pytest.approx(9 / profile.NUM_STEPS)
     assert summary["idle_seconds"] == pytest.approx(3 / profile.NUM_STEPS)
     assert sum(summary["seconds_by_category"].values()) == pytest.approx(10 / profile.NUM_STEPS)
-
-
-@pytest.mark.parametrize("name", [None, *BACKENDS])
-def test_only_the_named_implementation_of_attention_is_enabled(name: str | None) -> None:
-    checks = {
-        "flash": flash_sdp_enabled,
-        "cudnn": cudnn_sdp_enabled,
-        "efficient": mem_efficient_sdp_enabled,
-        "math": math_sdp_enabled,
-    }
-    with attention_backend(name):
-        enabled = {kind for kind, is_enabled in checks.items() if is_enabled()}
-    assert enabled == ({name} if name else set(BACKENDS))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fluxtrain import checkpoint, optim, optimizer_step
+from fluxtrain.attention_backend import attention_backend, attention_on
 from fluxtrain.bad_samples import require_few_bad_samples, require_readable
 from fluxtrain.checkpoint import Checkpoints
 from fluxtrain.checkpoint_folder import CheckpointFolder
@@ -64,6 +65,8 @@ class _Trainer:
         self.stop.install()
         stack.callback(self.stop.finish)
         self.observer = observer = Observer(config, paths, world, stack)
+        attention_on(world.device, config)  # a device that lacks it is refused
+        stack.enter_context(attention_backend(config.parallel.attention))
         run_preflight(config.preflight, world, paths.output, observer.alive)
         recovery = Recovery(config, paths, world, observer.alive)
         self.sources = shared_sources(config, paths.data, world)

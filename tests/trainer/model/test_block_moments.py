@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from fluxtrain.attention_backend import attention_backend
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.model.block_moments import double_block_moments, single_block_moments
@@ -19,13 +20,13 @@ CPU = torch.device("cpu")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def make_config(latent_size: int, text: int, compute: str) -> RunConfig:
+def make_config(latent_size: int, text: int, compute: str, attention: str) -> RunConfig:
     return resolve(
         {
             "preset": "dev-finetune",
             "data": {"latent_size": latent_size, "text_length": text},
             "precision": {"compute": compute},
-            "parallel": {"compile": False},
+            "parallel": {"compile": False, "attention": attention},
         }
     )
 
@@ -48,13 +49,20 @@ def measured(block: nn.Module, inputs: list[Tensor], vec: Tensor, tokens: int) -
 
 @pytest.mark.parametrize("compute", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
-    ("latent_size", "text", "batch"), [(32, 256, 8), (64, 128, 8), (16, 512, 16)]
+    ("latent_size", "text", "batch", "attention"),
+    [
+        (32, 256, 8, "flash"),
+        (64, 128, 8, "flash"),
+        (16, 512, 16, "flash"),
+        (32, 256, 8, "math"),
+        (64, 1024, 4, "math"),
+    ],
 )
 @pytest.mark.parametrize("kind", ["double", "single"])
 def test_peaks_are_as_counted(
-    kind: str, latent_size: int, text: int, batch: int, compute: str
+    kind: str, latent_size: int, text: int, batch: int, attention: str, compute: str
 ) -> None:
-    config = make_config(latent_size, text, compute)
+    config = make_config(latent_size, text, compute, attention)
     hidden, dtype, image = config.model.hidden_size, DTYPES[compute], config.image_tokens
     make: Any = DoubleStreamBlock if kind == "double" else SingleStreamBlock
     streams = (image, text) if kind == "double" else (image + text,)
@@ -67,7 +75,8 @@ def test_peaks_are_as_counted(
             torch.set_default_dtype(default)
         inputs = [torch.empty(batch, n, hidden, dtype=dtype, requires_grad=True) for n in streams]
         vec = torch.empty(batch, hidden, dtype=dtype, requires_grad=True)
-        forward, backward = measured(block, inputs, vec, image + text)
+        with attention_backend(attention):
+            forward, backward = measured(block, inputs, vec, image + text)
     moments = (double_block_moments if kind == "double" else single_block_moments)(config)
     width = dtype.itemsize
     saved, outputs = batch * moments.saved, batch * moments.inputs

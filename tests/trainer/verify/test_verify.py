@@ -73,6 +73,15 @@ def row_of(found: Comparison, name: str) -> Row:
                 "parallel": {"reshard_after_forward": False, "activation_checkpointing": 0.5},
             },
         ),
+        (
+            "mlperf-schnell",
+            1,
+            8,
+            {
+                "model": FEW_BLOCKS,
+                "parallel": {"attention": "math", "activation_checkpointing": 0.5},
+            },
+        ),
         ("mlperf-schnell", 8, 8, {"model": FEW_BLOCKS}),
         ("dev-finetune", 1, 8, {"model": FEW_BLOCKS}),
     ],
@@ -99,6 +108,17 @@ def test_weights_stay_gathered_on_gpus_where_they_fit() -> None:
     more, less = (row_of(each, "all_gather in dp_shard").measured for each in (freed, kept))
     counts = count_parameters(config.model, 8)
     assert more - less == 2 * (counts.total - counts.rest)
+
+
+@pytest.mark.slow
+def test_encoders_and_images_are_where_they_are_planned() -> None:
+    config = make_config("mlperf-schnell-raw", model=FEW_BLOCKS)
+    found = verify(config, 8, 8, GPUS["MI300X"])
+    assert found.holds, render(found)
+    names = ("  encoders", "  copied ahead")
+    assert [row_of(found, name).difference for name in names] == pytest.approx([0, 0], abs=1e-6)
+    assert row_of(found, "host syncs").measured == 0, "encoding does not wait for the device"
+    assert row_of(found, "products").planned is None
 
 
 def test_a_node_sends_the_gradients_of_its_shards_to_others() -> None:

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
+from fluxtrain.encode.any_attention import any_attention
 from fluxtrain.errors import DataError
 from fluxtrain.safetensors_file import open_safetensors, read_shapes
 
@@ -220,11 +221,13 @@ class Autoencoder(nn.Module):
         self.encoder = Encoder(width, latent_channels)
         self.decoder = Decoder(width, latent_channels)
 
+    @any_attention
     def encode(self, images: Images) -> tuple[Latents, Latents]:
         """Return mean and log variance of the latents of ``images`` in [-1, 1], sides multiples of 8."""
         mean, logvar = self.encoder(images).chunk(2, dim=1)
         return mean, logvar
 
+    @any_attention
     def decode(self, latents: Latents) -> Images:
         """Return the images of ``latents``; values may be slightly outside of [-1, 1]."""
         images: Tensor = self.decoder(latents)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
 from fluxtrain.contract.run.encoders import EncodersConfig, is_single_file
+from fluxtrain.encode.any_attention import any_attention
 from fluxtrain.encode.text_file import load_clip_file, load_t5_file
 from fluxtrain.errors import DataError
 
@@ -59,6 +60,7 @@ class T5Clip:
     t5: TextModel
     clip: TextModel
 
+    @any_attention
     @torch.no_grad()
     def encode(self, captions: list[str]) -> tuple[TokenStates, PooledStates]:
         """Return T5's last hidden states and CLIP's pooled output of ``captions``."""
@@ -74,6 +76,7 @@ class MiniLM:
 
     model: TextModel
 
+    @any_attention
     @torch.no_grad()
     def encode(self, captions: list[str]) -> tuple[TokenStates, PooledStates]:
         """Return the normalised token states of ``captions`` and their normalised mean, padding excluded."""

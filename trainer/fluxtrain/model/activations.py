@@ -72,9 +72,10 @@ def saved_by_double_block(config: RunConfig) -> Saved:
         units, extra = 10 + 2 * ratio, 3.0 * width * hidden  # q, k and v as projected
     else:
         units, extra = 13 + 2 * ratio, _query_key_norms(config)
+    units += _units_of_math(config, casted=2)
     statistics = 3 * _per_head(config.model) + 4 * _FLOAT32
     per_token = int(units * width * hidden + extra) + statistics
-    return Saved(per_token, 18 * width * hidden)
+    return Saved(per_token, 18 * width * hidden + scores_bytes(config))
 
 
 def saved_by_single_block(config: RunConfig) -> Saved:
@@ -93,8 +94,28 @@ def saved_by_single_block(config: RunConfig) -> Saved:
         units = 11 + 2 * ratio
         # in float32 the norms' inputs are views of the projection's output, which is counted already
         extra = _query_key_norms(config) - (3.0 * width * hidden if width == _FLOAT32 else 0.0)
+    units += _units_of_math(config, casted=3)
     statistics = 3 * _per_head(model) + 2 * _FLOAT32
-    return Saved(int(units * width * hidden + extra) + statistics, 5 * width * hidden)
+    per_token = int(units * width * hidden + extra) + statistics
+    return Saved(per_token, 5 * width * hidden + scores_bytes(config))
+
+
+def scores_bytes(config: RunConfig) -> int:
+    """Return the bytes of one sample's attention weights in one block, float32; only ``math`` keeps them."""
+    if config.parallel.attention != "math":
+        return 0
+    tokens = config.image_tokens + config.data.text_length
+    return _FLOAT32 * config.model.num_heads * tokens * tokens
+
+
+def _units_of_math(config: RunConfig, casted: int) -> int:
+    """Return the units that ``math`` saves beyond what flash attention does.
+
+    That is ``casted`` ones where it casts q, k and v to float32, and one less, its output, where it need not.
+    """
+    if config.parallel.attention != "math":
+        return 0
+    return casted if config.precision.compute == "bfloat16" else -1
 
 
 def _query_key_norms(config: RunConfig) -> float:

@@ -14,6 +14,7 @@ from fluxtrain.model.activations import (
     Saved,
     saved_by_double_block,
     saved_by_single_block,
+    scores_bytes,
 )
 
 
@@ -51,15 +52,22 @@ def double_block_moments(config: RunConfig) -> BlockMoments:
     text, image = config.data.text_length * unit, config.image_tokens * unit
     both, square = text + image, hidden * hidden
     mlp = 2 * ratio + 3  # units of a stream: both sides of GELU, norm, modulated input, output
-    held = 6 if config.precision.compute == "float32" else 9
-    moments = (
+    is_float32 = config.precision.compute == "float32"
+    held = 6 if is_float32 else 9
+    moments = [
         # gradients of both outputs and of GELU's output, and the last layer's weight gradient
         Moment(int(both + ratio * text), int(ratio * square)),
         Moment(int(both + ratio * image - mlp * text), int(3 * ratio * square)),
         # attention, whose output's projections are freed too: the gradients of q, k and v
         Moment(int((3 - mlp) * both), int((4 * ratio + 2) * square)),
-    )
-    return _of(config, saved_by_double_block(config), Moment(held * both, 0), moments)
+    ]
+    forward = held * both
+    if scores := scores_bytes(
+        config
+    ):  # their softmax, in both passes, or the end of the forward pass
+        forward = max(forward, scores - 8 * both) if is_float32 else max(10 * both, scores)
+        moments.append(Moment(2 * scores - 12 * both, int((4 * ratio + 2) * square)))
+    return _of(config, saved_by_double_block(config), Moment(forward, 0), moments)
 
 
 def single_block_moments(config: RunConfig) -> BlockMoments:
@@ -72,20 +80,24 @@ def single_block_moments(config: RunConfig) -> BlockMoments:
     unit, hidden, ratio = _unit(config), config.model.hidden_size, config.model.mlp_ratio
     tokens, square = (config.image_tokens + config.data.text_length) * unit, hidden * hidden
     saved = saved_by_single_block(config)
-    moments = (
+    moments = [
         Moment(int((3 + ratio) * tokens), int((1 + ratio) * square)),
         Moment(
             int((8 + ratio) * tokens) - saved.bytes(_tokens(config)), int((4 + 2 * ratio) * square)
         ),
-    )
-    return _of(config, saved, Moment(int((ratio + 2) * tokens), 0), moments)
+    ]
+    forward = int((ratio + 2) * tokens)
+    if scores := scores_bytes(config):  # as in a double-stream block
+        is_float32 = config.precision.compute == "float32"
+        held, beside, freed = (1, -2, 0) if is_float32 else (5, 2, 8)
+        forward = max(forward + held * tokens, scores + beside * tokens)
+        moments.append(Moment(2 * scores - freed * tokens, int((1 + ratio) * square)))
+    return _of(config, saved, Moment(forward, 0), moments)
 
 
-def _of(
-    config: RunConfig, saved: Saved, forward: Moment, backward: tuple[Moment, ...]
-) -> BlockMoments:
+def _of(config: RunConfig, saved: Saved, forward: Moment, backward: list[Moment]) -> BlockMoments:
     tokens = _tokens(config)
-    return BlockMoments(saved.bytes(tokens), tokens * _unit(config), forward, backward)
+    return BlockMoments(saved.bytes(tokens), tokens * _unit(config), forward, tuple(backward))
 
 
 def _tokens(config: RunConfig) -> int:

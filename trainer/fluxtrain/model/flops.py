@@ -60,11 +60,11 @@ def training_flops(config: ModelConfig, image_tokens: int, text_tokens: int) -> 
 
 
 def recomputed_flops(
-    config: ModelConfig, image_tokens: int, text_tokens: int, fraction: float
+    config: ModelConfig, image_tokens: int, text_tokens: int, fraction: float, keeps_scores: bool
 ) -> int:
     """Return the FLOPs for one sample that the backward pass computes again.
 
-    The scores of attention, as flash attention does, and the forward pass of ``fraction`` of the blocks.
+    The scores of attention, unless it ``keeps_scores``, and the forward pass of ``fraction`` of the blocks.
     """
     tokens = image_tokens + text_tokens
     scores = 2 * tokens * tokens * config.hidden_size
@@ -73,7 +73,8 @@ def recomputed_flops(
         "double_blocks": recomputed_blocks(depth, fraction),
         "single_blocks": recomputed_blocks(singles, fraction, depth),
     }
-    total = (depth + singles) * scores + sum(again.values()) * 2 * scores
+    total = 0 if keeps_scores else (depth + singles) * scores
+    total += sum(again.values()) * 2 * scores
     for layer in linears(config, image_tokens, text_tokens):
         kind, _, rest = layer.name.partition(".")
         total += layer.flops * (kind in again and int(rest.partition(".")[0]) < again[kind])

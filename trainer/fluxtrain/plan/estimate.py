@@ -178,7 +178,7 @@ def make_plan(
         trainable_parameters=counts.total,
         flops_per_sample=flops,
         reshards_after_forward=settled.parallel.reshards,
-        memory_bytes_per_gpu=_memory(settled, sharding, micro_batch),
+        memory_bytes_per_gpu=_memory(settled, sharding, micro_batch, device is not None),
         communication_bytes_per_step=sent_by_rank(settled, sharding, accumulation),
         node_communication_bytes_per_step=sent_by_node(settled, sharding, accumulation),
         communication_bytes_within_node_per_step=sent_within_node(settled, sharding, accumulation),
@@ -232,10 +232,13 @@ def _speed(
     return device.peak_flops * mfu / flops, mfu
 
 
-def _memory(config: RunConfig, sharding: Sharding, micro_batch: int) -> Memory:
+def _memory(
+    config: RunConfig, sharding: Sharding, micro_batch: int, copies_ahead: bool = True
+) -> Memory:
     """Return the peak memory at micro batches of ``micro_batch`` samples; fewer than the share accumulate."""
     share = -(-config.schedule.global_batch_size // sharding.num_ranks)
-    return memory(config, sharding, micro_batch, accumulates=micro_batch < share)
+    accumulates = micro_batch < share
+    return memory(config, sharding, micro_batch, accumulates, copies_ahead=copies_ahead)
 
 
 def _fits(config: RunConfig, sharding: Sharding, device: Gpu, micro_batch: int) -> bool:

@@ -6,7 +6,9 @@ from pydantic import BaseModel, ConfigDict
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
+from fluxtrain.encode.sizes import encoder_bytes
 from fluxtrain.optim import STATE
+from fluxtrain.plan.batch import copied_bytes, samples_ahead
 from fluxtrain.plan.passes import Passes
 
 _FLOAT32 = 4
@@ -27,6 +29,10 @@ class Memory(BaseModel):
     """Weights of gathered blocks, in the compute dtype, and gradients that are being reduced."""
     activations: int
     """Saved activations of one micro batch, and the gradients that a block computes from them."""
+    encoders: int
+    """Frozen text encoders and autoencoder, if images are encoded during training."""
+    copied_ahead: int
+    """The next micro batch, and the first batch of an evaluation, which a GPU copies while it computes."""
     total: int
     """Sum of the above."""
 
@@ -36,10 +42,18 @@ def state_bytes(config: RunConfig) -> int:
     return _FLOAT32 * (1 + len(STATE[config.optim.name]))
 
 
-def memory(config: RunConfig, sharding: Sharding, micro_batch: int, accumulates: bool) -> Memory:
+def memory(
+    config: RunConfig,
+    sharding: Sharding,
+    micro_batch: int,
+    accumulates: bool,
+    *,
+    copies_ahead: bool = True,
+) -> Memory:
     """Return the peak memory of one rank at micro batches of ``micro_batch`` samples.
 
-    With ``accumulates`` a step has several of them: all gradients exist when the later ones begin.
+    With ``accumulates`` a step has several of them: all gradients exist when the later ones begin. Only GPUs
+    copy batches ahead.
     """
     passes = Passes(config, sharding, micro_batch, accumulates)
     weights = passes.shard_bytes
@@ -51,5 +65,7 @@ def memory(config: RunConfig, sharding: Sharding, micro_batch: int, accumulates:
         "optimizer": state["optimizer"],
         "gathered": peak.gathered,
         "activations": peak.activations,
+        "encoders": encoder_bytes(config),
+        "copied_ahead": copies_ahead * samples_ahead(config, micro_batch) * copied_bytes(config),
     }
     return Memory(**parts, total=sum(parts.values()))

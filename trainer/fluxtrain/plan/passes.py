@@ -15,10 +15,9 @@ from fluxtrain.model.activations import BYTES, first_layers_bytes, last_layers_b
 from fluxtrain.model.block_moments import BlockMoments, double_block_moments, single_block_moments
 from fluxtrain.model.parameters import count_parameters
 from fluxtrain.model.recomputation import is_recomputed
+from fluxtrain.plan.batch import held_bytes
 
 _FLOAT32 = 4
-_LATENTS = 4
-"""Tensors of a batch with the shape of the latents: mean, logvar and both kinds of noise, float32."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ class Passes:
         self._plain = count_parameters(config.model)
         self._padded = count_parameters(config.model, self._shards)
         self._blocks = list(self._in_order(config))
-        latents = _FLOAT32 * config.image_tokens * config.model.in_channels
-        self._first = micro_batch * (first_layers_bytes(config) + _LATENTS * latents)
+        self._first = micro_batch * (first_layers_bytes(config) + held_bytes(config))
         self._last = micro_batch * last_layers_bytes(config)
 
     @property

@@ -104,8 +104,21 @@ def _memory(plan: Plan) -> list[Row]:
             binary(parts.activations),
             f"{plan.micro_batch_size} samples, and what their block's backward pass computes",
         ),
+        *_beside_the_model(plan),
         ("total", binary(parts.total), _fit(plan)),
     ]
+
+
+def _beside_the_model(plan: Plan) -> list[Row]:
+    parts = plan.memory_bytes_per_gpu
+    rows = []
+    if parts.encoders:
+        text = "text encoders and autoencoder, frozen, of FLUX.1's published sizes"
+        rows.append(("encoders", binary(parts.encoders), text))
+    if parts.copied_ahead:
+        text = "the next micro batch, and the first of an evaluation if there are any"
+        rows.append(("copied ahead", binary(parts.copied_ahead), text))
+    return rows
 
 
 def _fit(plan: Plan) -> str:

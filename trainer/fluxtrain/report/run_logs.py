@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from fluxtrain.attention_backend import attention_on
 from fluxtrain.contract.launch import LOSS_FILE, METRICS_FILE, MLPERF_FILE, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
@@ -73,6 +74,7 @@ class RunLogs:
             f"{num_parameters:,} parameters · {self._shares.global_batch_size} samples a step on "
             f"{world.size} × {world.device.type}"
             + _division(self._config, self._shares, world)
+            + f" · attention: {attention_on(world.device, self._config)}"
             + (f" · http://{self._paths.metrics_address}:{port}/metrics" if port else "")
             + (f" · MFU of {peak}" if peak else "")
             + (f" · resumed after step {run.step}" if run.step else "")

@@ -17,6 +17,7 @@ from fluxtrain.plan.memory import Memory, memory
 from fluxtrain.plan.resharding import settle_resharding
 from fluxtrain.traffic import Collective, collectives
 from fluxtrain.verify.compiled import compiled_kernels
+from fluxtrain.verify.encoders import encodes
 from fluxtrain.verify.measurement import Measured, eager, measure
 
 MEMORY_TOLERANCE = 0.05
@@ -99,12 +100,12 @@ def verify(
     has_gpu = gpu is not None
     memory_bytes = gpu.memory_bytes if gpu else None
     config = settle_resharding(config, num_nodes * ranks_per_node, ranks_per_node, memory_bytes)
-    measured = measure(config, num_nodes, ranks_per_node)
+    measured = measure(config, num_nodes, ranks_per_node, has_gpu)
     num_ranks = num_nodes * ranks_per_node
     sharding = Sharding.of(config, num_ranks, ranks_per_node)
     shares = BatchShares.of(config, num_ranks)
     size, accumulates = shares.micro_batch_size, shares.accumulation_steps > 1
-    planned = memory(eager(config), sharding, size, accumulates)
+    planned = memory(eager(config), sharding, size, accumulates, copies_ahead=has_gpu)
     return Comparison(
         num_ranks=num_ranks,
         micro_batch_size=size,
@@ -117,7 +118,7 @@ def verify(
             Row(
                 name="products",
                 unit="FLOP",
-                planned=measured.micro_batches * size * _flops(config),
+                planned=None if encodes(config) else measured.micro_batches * size * _flops(config),
                 measured=measured.flops,
             ),
             Row(name="kernels", unit="", planned=None, measured=measured.kernels),
@@ -137,8 +138,16 @@ def _memory_rows(planned: Memory, measured: Measured) -> list[Row]:
     found = dict.fromkeys(("weights", "optimizer", "gradients", "gathered", "activations"), 0)
     for kind, used in measured.memory.items():
         found[_KINDS.get(kind, "activations")] += used
+    beside = {"encoders": measured.encoder_bytes, "copied_ahead": measured.ahead_bytes}
+    found["activations"] -= sum(beside.values())
+    found |= {kind: used for kind, used in beside.items() if used or getattr(planned, kind)}
     rows = [
-        Row(name=f"  {kind}", unit="B", planned=getattr(planned, kind), measured=used)
+        Row(
+            name=f"  {kind.replace('_', ' ')}",
+            unit="B",
+            planned=getattr(planned, kind),
+            measured=used,
+        )
         for kind, used in found.items()
     ]
     peak = measured.peak_bytes
@@ -194,8 +203,10 @@ def _compiled_rows(config: RunConfig, has_gpu: bool) -> list[Row]:
 def _flops(config: RunConfig) -> int:
     """Return the FLOPs of one sample's products as torch counts them.
 
-    They include recomputed blocks, and the scores of attention, which its backward pass computes again.
+    They include recomputed blocks, and the scores of attention, which its backward pass computes again unless
+    they are kept.
     """
     sizes = config.model, config.image_tokens, config.data.text_length
     fraction = config.parallel.activation_checkpointing
-    return training_flops(*sizes) + recomputed_flops(*sizes, fraction)
+    keeps_scores = config.parallel.attention == "math"
+    return training_flops(*sizes) + recomputed_flops(*sizes, fraction, keeps_scores)

@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from enum import Enum
 
 import torch.distributed as dist
+from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from fluxtrain.attention_backend import attention_backend
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.model.flux import Flux
 from fluxtrain.parallelize import empty_model
 from fluxtrain.traffic import AXES, Axis, Collective
+from fluxtrain.verify.encoders import empty_encoders, encodes, modules_of
 from fluxtrain.verify.fake_world import fake_world
 from fluxtrain.verify.recorder import Recorder
 from fluxtrain.verify.step import Step
@@ -38,6 +41,10 @@ class Measured:
     collectives: list[Collective]
     flops: int
     """FLOPs of the matrix products of this rank, recomputed ones included."""
+    encoder_bytes: int
+    """Of the frozen encoders, which `memory` counts as inputs."""
+    ahead_bytes: int
+    """Of the batches that a GPU copies ahead, which `memory` counts as inputs too."""
     kernels: int
     """Operators that launched a kernel, without compilation."""
     host_syncs: list[str]
@@ -55,14 +62,25 @@ def eager(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"parallel": parallel})
 
 
-def measure(config: RunConfig, num_nodes: int, ranks_per_node: int) -> Measured:
-    """Return what rank 0 uses in one step of ``config``, without compilation, on as many ranks."""
+def measure(
+    config: RunConfig, num_nodes: int, ranks_per_node: int, has_gpu: bool = True
+) -> Measured:
+    """Return what rank 0 uses in one step of ``config``, without compilation, on as many ranks.
+
+    With GPUs, batches are copied ahead.
+    """
     config = eager(config)
     with fake_world(num_nodes, ranks_per_node) as world:
         model = empty_model(config, world)  # makes the mesh, which cannot be made of fake tensors
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        encoders = empty_encoders(config) if encodes(config) else None
+        with FakeTensorMode(allow_non_fake_inputs=True), attention_backend(_attention(config)):
             model.to_empty(device=world.device)
-            return _measured(Step(config, world, model))
+            return _measured(Step(config, world, model, encoders, copies_ahead=has_gpu))
+
+
+def _attention(config: RunConfig) -> str:
+    """Return what computes attention here: none of other devices' keeps the scores either."""
+    return "math" if config.parallel.attention == "math" else "flash"
 
 
 def _measured(step: Step) -> Measured:
@@ -86,13 +104,15 @@ def _measured(step: Step) -> Measured:
         dict(+peak),
         recorder.collectives(),
         recorder.flops,
+        _bytes(_encoders(step)),
+        _bytes(_ahead(step)),
         recorder.kernels,
         syncs,
     )
 
 
 def _tracker(step: Step) -> MemTracker:
-    inputs = tuple(step.batch.tensors().values())
+    inputs = (*step.batch.tensors().values(), *_ahead(step), *_encoders(step))
     if isinstance(step.model, FSDPModule):
         tracker = FSDPMemTracker(step.model, step.optimizer)
         tracker.track_inputs(inputs)
@@ -100,6 +120,20 @@ def _tracker(step: Step) -> MemTracker:
     plain = MemTracker()
     plain.track_external(step.model, step.optimizer, *inputs)
     return plain
+
+
+def _encoders(step: Step) -> list[Tensor]:
+    """Return the weights and buffers of the encoders."""
+    modules = [] if step.encoders is None else modules_of(step.encoders)
+    return [each for module in modules for each in (*module.parameters(), *module.buffers())]
+
+
+def _ahead(step: Step) -> list[Tensor]:
+    return [tensor for batch in step.ahead for tensor in batch.device_tensors().values()]
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _groups(model: Flux) -> dict[Axis, dist.ProcessGroup]:

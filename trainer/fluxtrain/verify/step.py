@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fluxtrain import optim, optimizer_step
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.batch import Batch
+from fluxtrain.data.batch import Batch, ImageBatch
+from fluxtrain.data.loader import AnyBatch
 from fluxtrain.data.order import BatchShares
 from fluxtrain.distributed import World
+from fluxtrain.encode.encoders import Encoders
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model.flux import Flux
 from fluxtrain.parallelize import DTYPES
 from fluxtrain.step_times import StepTimes
+from fluxtrain.verify.encoders import allocated
 
 MOST_MICRO_BATCHES = 2
 """Of a step that accumulates gradients: the second one begins with all gradients, as every later one does."""
@@ -25,14 +29,25 @@ _STEP = 1
 class Step:
     """The parts of a step of ``model``, which has its weights, on fake tensors or real ones."""
 
-    def __init__(self, config: RunConfig, world: World, model: Flux) -> None:
-        """Make the optimizer and a micro batch."""
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        model: Flux,
+        encoders: Encoders | None = None,
+        copies_ahead: bool = False,
+    ) -> None:
+        """Make the optimizer, a micro batch, and those that a GPU has copied ahead by then."""
         self._config, self._device = config, world.device
         self._shares = BatchShares.of(config, world.size)
         self.model = model
         self.optimizer = optim.make_optimizer(model, config.optim)
         self.micro_batches = min(self._shares.accumulation_steps, MOST_MICRO_BATCHES)
-        self.batch = self._batch()
+        self.encoders = encoders and allocated(encoders, world.device)
+        self.batch = self._batch(self._shares.micro_batch_size)
+        self.ahead = [self._batch(self._shares.micro_batch_size)] if copies_ahead else []
+        if copies_ahead and config.evaluation.is_on:
+            self.ahead.append(self._batch(config.evaluation.batch_size))
         self._flow_loss = FlowLoss(model, config, DTYPES[config.precision.compute])
         self._times = StepTimes(world.device)
         self._bad_step = torch.tensor(optim.NEVER, device=world.device)
@@ -42,29 +57,43 @@ class Step:
         samples = self._shares.micro_batch_size * self._shares.accumulation_steps
         for number in range(1, self.micro_batches + 1):
             optimizer_step.add_gradients(
-                *(self._flow_loss, lambda _: self.batch, self.batch, samples, self._times),
+                *(self._flow_loss, self._encode, self.batch, samples, self._times),
                 is_last=number == self.micro_batches,
             )
             after_micro_batch()
         optimizer_step.update(self.optimizer, self._config, _STEP, self._bad_step, self._times)
 
-    def _batch(self) -> Batch:
-        """Return a micro batch without values, its encodings in the compute dtype."""
-        config, size = self._config, self._shares.micro_batch_size
+    def _encode(self, batch: AnyBatch) -> Batch:
+        if isinstance(batch, Batch):
+            return batch
+        assert self.encoders is not None
+        return self.encoders.encode_batch(batch)
+
+    def _batch(self, size: int) -> AnyBatch:
+        """Return a batch without values, its text encodings in the dtype that they are stored in."""
+        config, device = self._config, self._device
 
         def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(size, *shape, dtype=dtype, device=self._device)
+            return torch.empty(size, *shape, dtype=dtype, device=device)
 
-        compute, model = DTYPES[config.precision.compute], config.model
+        drawn: dict[str, Any] = {
+            "latent_noise": make(*config.latent_shape),
+            "noise": make(*config.latent_shape),
+            "timesteps": make(),
+            "weights": make(),
+            "dropped": make(dtype=torch.bool),
+            "indices": make(dtype=torch.int64),
+        }
+        if self.encoders is not None:
+            side = config.data.image_size
+            images = make(3, side, side, dtype=torch.uint8)
+            return ImageBatch(images=images, captions=("",) * size, **drawn)
+        is_synthetic = config.data.source == "synthetic"
+        stored = torch.float32 if is_synthetic else DTYPES[config.encoders.precision]
         return Batch(
-            latent_noise=make(*config.latent_shape),
-            noise=make(*config.latent_shape),
-            timesteps=make(),
-            weights=make(),
-            dropped=make(dtype=torch.bool),
-            indices=make(dtype=torch.int64),
             mean=make(*config.latent_shape),
             logvar=make(*config.latent_shape),
-            txt=make(config.data.text_length, model.context_in_dim, dtype=compute),
-            vec=make(model.vec_in_dim, dtype=compute),
+            txt=make(config.data.text_length, config.model.context_in_dim, dtype=stored),
+            vec=make(config.model.vec_in_dim, dtype=stored),
+            **drawn,
         )

@@ -171,6 +171,11 @@ class ParallelConfig(StrictModel):
     compile: bool | None = None
     """Compile each block with torch.compile before training starts; null: on GPUs that have Triton and a C
     compiler, not on CPUs, for which it needs a C++ compiler."""
+    attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
+    """Torch's implementation of attention, as in its SDPBackend; ``auto``: torch's first choice for the
+    device and the shapes. A run that names one which its device lacks is refused. CPUs have ``flash`` and
+    ``math``, ROCm no ``cudnn``; there ``flash`` is AOTriton's, or composable kernel's if
+    TORCH_ROCM_FA_PREFER_CK=1. ``math`` keeps the scores of all pairs of tokens in memory."""
 
     @property
     def reshards(self) -> bool:
