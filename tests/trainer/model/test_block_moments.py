@@ -70,7 +70,7 @@ def test_peaks_are_as_counted(
         default = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
-            block = make(hidden, config.model.num_heads, 4 * hidden)
+            block = make(hidden, config.model.num_heads, 4 * hidden, 1e-6)
         finally:
             torch.set_default_dtype(default)
         inputs = [torch.empty(batch, n, hidden, dtype=dtype, requires_grad=True) for n in streams]

@@ -376,7 +376,7 @@ def test_a_full_size_block_saves_as_estimated(kind: str, attention: str, compile
     hidden, heads, tokens = config.model.hidden_size, config.model.num_heads, 64
     make = DoubleStreamBlock if kind == "double" else SingleStreamBlock
     with torch.device("meta"):
-        block = make(hidden, heads, 4 * hidden).to(torch.bfloat16)
+        block = make(hidden, heads, 4 * hidden, config.model.qk_norm_eps).to(torch.bfloat16)
     block.to_empty(device="cpu")  # shapes count, values do not
     if compiled:
         compile_all([block])
