@@ -92,7 +92,9 @@ def _take_turns(
     for number in range(options.rounds):
         for contender in contenders if number % 2 == 0 else contenders[::-1]:
             log(f"round {number + 1} of {options.rounds}: {contender.title}")
-            turns[contender.title].append(take_turn(contender, options))
+            turn = take_turn(contender, options)
+            log(", ".join(f"{measure} {value:.1f}" for measure, value in turn.items()))
+            turns[contender.title].append(turn)
 
 
 def _report(turns: Mapping[str, list[Turn]], options: argparse.Namespace) -> None:
@@ -105,7 +107,7 @@ def _report(turns: Mapping[str, list[Turn]], options: argparse.Namespace) -> Non
         rows.append([measure, *(spread(each, 1, 1) for each in columns), *ratios])
     print_table(
         f"{options.jobs} jobs x {options.pods} pods on {options.nodes} fake nodes,"
-        f" {options.rounds} rounds in turn: median (least-most)",
+        f" {len(ours)} rounds in turn: median (least-most)",
         ["", *turns, *(f"{title} / ours" for title in list(turns)[1:])],
         rows,
     )
@@ -151,8 +153,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ClusterError as error:
         log(f"error: {error}")
         return error.exit_code
-    if options.rounds:
-        _report(turns, options)
+    finally:
+        if all(turns.values()):  # also of an interrupted run
+            _report(turns, options)
     return 0
 
 
