@@ -410,7 +410,8 @@ class SmallCluster:
         decision = result.decision
         if decision is None or decision.action != "restart" or decision.cause not in _KEEPING:
             return
-        members = [pod for pod in self.pods.values() if pod.attempt == self.status.attempt]
+        before = result.status.attempt - 1  # the status has been written
+        members = [pod for pod in self.pods.values() if pod.attempt == before]
         left = [pod for pod in members if self._is_usable(pod)]
         held = [pod for pod in members if pod not in left and pod.phase != "Failed"]
         places = self.size.high - len(held)

@@ -574,6 +574,21 @@ def test_a_wrong_planner_is_detected(wrong: Planner, invariant: str) -> None:
     assert len(shortest.events) <= len(history.events) / 2
 
 
+def gives_up_the_group(job: Job, observed: Observed, now: float) -> Plan:
+    result = plan(job, observed, now)
+    return replace(result, status=result.status.model_copy(update={"group_attempt": None}))
+
+
+def test_a_planner_that_gives_up_kueues_group_is_detected() -> None:
+    queued = (history for history in map(History.of, range(3000)) if history.size.is_queued)
+    fault = "a restart gives up its group"
+    history = next(h for h in queued if h.fault(gives_up_the_group) == fault)
+    shortest = history.shortened(gives_up_the_group)
+    print(shortest)
+    assert shortest.fault(gives_up_the_group) == fault
+    assert shortest.fault() is None
+
+
 def test_a_cache_that_believes_changed_labels_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_fields, "created_labels", lambda pod: {})
     faults = (History.of(seed).fault() or "" for seed in range(500))
