@@ -101,6 +101,8 @@ def test_ten_runs_become_a_package_that_every_tool_accepts_and_that_is_not_overw
     assert verdicts == [[name, "passed"] for name in names.split()]
     assert "accepted: mean of 8 runs 7,438,336 samples" in output
     assert "review: passed, 0 findings, 0 waived" in output
+    minutes = 10 * (5 * (5 * 28 + 3 * 29) / 8 + 1)  # five events an evaluation, and the end
+    assert f"score: {minutes:.2f} minutes, without the fastest and the slowest of 1360.00," in output
     organisation = closed.target / "example-org"
     results = organisation / "results" / "8xMI300X" / "flux1"
     assert len(list(results.glob("result_*.txt"))) == 10
@@ -157,6 +159,19 @@ def test_a_missing_system_description_is_created_as_a_template(closed: Submissio
     assert "cooling: missing: air or liquid" in output
     path.write_text(path.read_text().replace(": null", ': "told"'))
     assert closed.package()[0] == EXIT_OK
+
+
+@pytest.mark.slow
+def test_a_log_that_the_checker_refuses_fails_the_package(closed: Submission) -> None:
+    """The package checker passes with one such log: it would count as a run without convergence."""
+    log = Path(closed.runs[4]) / "mlperf.log"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if '"opt_name"' not in line))
+    code, output = closed.package()
+    assert code == EXIT_ERROR
+    assert "package_checker      passed" in output
+    assert "package-checkers: " in output
+    assert "result_4.txt" in output
 
 
 @pytest.mark.slow

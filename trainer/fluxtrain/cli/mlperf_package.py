@@ -82,6 +82,10 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
         samples = [run.samples for run in runs]
         compared = rcp.compare_with_reference(samples, size, arguments.ruleset)
         print(f"convergence: {rcp.explain(compared, size, arguments.ruleset)}")
+    scaling = compared.scaling_factor if closed else 1.0
+    minutes = rcp.score([run.minutes for run in runs], scaling)
+    each = ", ".join(f"{run.minutes:.2f}" for run in runs)
+    print(f"score: {minutes:.2f} minutes, without the fastest and the slowest of {each}")
     reviewed = _review(organisation / "results" / name / "flux1", checked, arguments.ruleset)
     return EXIT_OK if reviewed and all(tool.passed for tool in checked) else EXIT_ERROR
 

@@ -109,6 +109,12 @@ def compare_with_reference(
     return Convergence(mean >= point.minimum, mean, point, max(1.0, point.mean / mean))
 
 
+def score(minutes: Sequence[float], scaling_factor: float) -> float:
+    """Return a result's score in minutes: the mean without the fastest and the slowest run, scaled."""
+    kept = sorted(minutes)[1:-1]
+    return sum(kept) / len(kept) * scaling_factor
+
+
 def describe_targets(global_batch_size: int, rulesets: Sequence[str]) -> list[str]:
     """Return the convergence that a closed run at this global batch size needs, one line per ruleset."""
     lines = []

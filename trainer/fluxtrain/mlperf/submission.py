@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class FinishedRun:
     values: Mapping[str, Any]  # the first value of each key
     samples: int | None  # to convergence; None if the run did not reach its target
     ended: bool
+    minutes: float  # from run_start to run_stop; infinite if the run did not reach its target
 
     @staticmethod
     def read(folder: Path) -> FinishedRun:
@@ -63,9 +65,9 @@ class FinishedRun:
         for line in lines:
             values.setdefault(line.key, line.value)
         stop = next((line for line in lines if line.key == "run_stop"), None)
-        return FinishedRun(
-            str(folder), log, config, values, _samples(lines, stop), stop is not None
-        )
+        samples = _samples(lines, stop)
+        minutes = inf if samples is None else _minutes(lines)
+        return FinishedRun(str(folder), log, config, values, samples, stop is not None, minutes)
 
     @property
     def closed(self) -> bool:
@@ -160,6 +162,11 @@ def _samples(lines: Sequence[LogLine], stop: LogLine | None) -> int | None:
         return None
     counted = [line.samples for line in lines if line.key == "eval_accuracy"]
     return counted[-1] if counted else None
+
+
+def _minutes(lines: Sequence[LogLine]) -> float:
+    times = {line.key: float(line.fields["time_ms"]) for line in lines}
+    return (times["run_stop"] - times.get("run_start", -inf)) / 60_000
 
 
 def _folder_name(field: str, name: str) -> str:
