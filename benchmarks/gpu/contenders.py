@@ -53,8 +53,9 @@ def fluxtrain(setting: Setting, world: World, contender: Contender) -> Step:
     config = setting.config(contender.overrides)
     batch = random_batch(setting)
     model = build_model(config, world, random_weights(setting.model))
-    flow_loss = FlowLoss(model, config, DTYPES[config.precision.compute])
-    optimizer = optim.make_optimizer(model, config.optim)
+    compute = DTYPES[config.precision.compute]
+    flow_loss = FlowLoss(model, config, compute)
+    optimizer = optim.make_optimizer(model, config.optim, compute)
     bad_step = torch.tensor(optim.NEVER, device=device())
 
     def step() -> Tensor:

@@ -64,8 +64,9 @@ def changes_of(case: Case) -> dict[str, object]:
 def numbers_of(config: RunConfig, world: World) -> list[float]:
     """Take three steps; return their losses and gradient norms."""
     model = build_model(config, world)
-    flow_loss = FlowLoss(model, config, DTYPES[config.precision.compute])
-    optimizer = optim.make_optimizer(model, config.optim)
+    compute = DTYPES[config.precision.compute]
+    flow_loss = FlowLoss(model, config, compute)
+    optimizer = optim.make_optimizer(model, config.optim, compute)
     shares = BatchShares.of(config, world.size)
     batches = training_batches(config, open_sources(config, Path()), shares, world.rank)
     numbers = list[float]()

@@ -36,7 +36,7 @@ def training_state(model: nn.Module, optimizer: AdamW) -> State:
     """Return all tensors of a run by name, not copied: `load` writes into them."""
     state: State = {}
     for name, parameter in model.named_parameters():
-        state[f"model.{name}"] = parameter.detach()
+        state[f"model.{name}"] = optimizer.weights[parameter]
         for key, tensor in optimizer.state[parameter].items():
             state[f"optimizer.{key}.{name}"] = tensor
     return state

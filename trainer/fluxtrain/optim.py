@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxtrain.contract.run.config import OptimConfig, ScheduleConfig
-from fluxtrain.sharded_tensor import local_part, sum_over_parts
+from fluxtrain.sharded_tensor import is_sharded, local_part, sum_over_parts
 
 STATE = {"adamw": ("exp_avg", "exp_avg_sq")}
 """Each optimizer's state of a parameter, of the parameter's shape: in memory and in checkpoints."""
@@ -21,20 +21,31 @@ class AdamW(torch.optim.Optimizer):
     ``state`` has the moments of each parameter, sharded as it is.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], config: OptimConfig) -> None:
-        """Allocate the state of ``parameters``, whose values may be loaded later but must stay in place."""
+    def __init__(
+        self, parameters: list[nn.Parameter], config: OptimConfig, compute: torch.dtype
+    ) -> None:
+        """Allocate the state of ``parameters``; those that are not sharded are rounded to ``compute``."""
         super().__init__(parameters, {"lr": config.learning_rate})
+        self.weights = {each: _weight(each, compute) for each in parameters}
+        """The float32 value of each parameter, sharded as it is: what steps change, and checkpoints hold."""
         self._config, self._parameters = config, parameters
         names = STATE[config.name]
         for parameter in parameters:
-            self.state[parameter] = {name: torch.zeros_like(parameter) for name in names}
+            weight = self.weights[parameter]
+            self.state[parameter] = {name: torch.zeros_like(weight) for name in names}
         self.steps_taken = torch.zeros((), dtype=torch.float32, device=parameters[0].device)
         """Number of steps until now, for the correction of the moments' bias."""
         self._owned = [each for each in parameters if local_part(each.detach()).numel() > 0]
-        self._weights = [local_part(parameter.detach()) for parameter in self._owned]
+        self._weights = [local_part(self.weights[parameter]) for parameter in self._owned]
+        self._rounded = [each.detach() for each in parameters if each.dtype != torch.float32]
         self._moments = [
             [local_part(self.state[parameter][name]) for parameter in self._owned] for name in names
         ]
+
+    def resume(self, steps: int) -> None:
+        """Continue after ``steps`` steps, whose weights and moments were loaded."""
+        self.steps_taken.fill_(steps)
+        self._round()
 
     @torch.no_grad()
     def gradient_norm(self) -> Tensor:
@@ -72,9 +83,27 @@ class AdamW(torch.optim.Optimizer):
             grad_scale=grad_scale,
             found_inf=found_inf,
         )
+        self._round()
+
+    def _round(self) -> None:
+        """Give the parameters that are not float32 the values of their weights."""
+        if self._rounded:
+            torch._foreach_copy_(self._rounded, self._weights)
 
     def _gradients(self) -> list[Tensor]:
         return [_local_gradient(parameter) for parameter in self._owned]
+
+
+def _weight(parameter: nn.Parameter, compute: torch.dtype) -> Tensor:
+    """Round ``parameter`` to ``compute`` unless it is sharded; return its value in float32.
+
+    Gradients are then cast to float32 when they are added up. FSDP2 does both for sharded parameters.
+    """
+    weight = parameter.detach()
+    if not is_sharded(parameter) and compute != weight.dtype:
+        parameter.data = weight.to(compute)
+        parameter.grad_dtype = weight.dtype
+    return weight
 
 
 def _local_gradient(parameter: nn.Parameter) -> Tensor:
@@ -82,9 +111,14 @@ def _local_gradient(parameter: nn.Parameter) -> Tensor:
     return local_part(parameter.grad)
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> AdamW:
-    """Return the optimizer of all parameters, in one group, with its state allocated for loading."""
-    return AdamW([each for each in model.parameters() if each.requires_grad], config)
+def make_optimizer(
+    model: nn.Module, config: OptimConfig, compute: torch.dtype = torch.float32
+) -> AdamW:
+    """Return the optimizer of all parameters, with its state allocated for loading.
+
+    A ``model`` that is not sharded has the data type ``compute`` afterwards.
+    """
+    return AdamW([each for each in model.parameters() if each.requires_grad], config, compute)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

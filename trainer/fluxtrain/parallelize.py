@@ -64,10 +64,20 @@ def empty_model(config: RunConfig, world: World) -> Flux:
     recompute_activations(model, config.parallel.activation_checkpointing)
     if compiles(config.parallel, world.device):
         compile_blocks(model)
-    if world.size > 1 or config.precision.compute != "float32":
+    if uses_fsdp(config, world.size):
         mesh = world.mesh(Sharding.of(config, world.size, world.local_size).dp_replicate)
         shard(model, mesh, config.parallel, config.precision)
     return model
+
+
+def uses_fsdp(config: RunConfig, num_ranks: int) -> bool:
+    """Return whether FSDP2 divides the model. The optimizer keeps the float32 weights of a single rank.
+
+    With torch < 2.10 a gradient has the data type of its parameter, so FSDP2 does that too.
+    """
+    return num_ranks > 1 or not (
+        config.precision.compute == "float32" or hasattr(Tensor, "grad_dtype")
+    )
 
 
 def recompute_activations(model: Flux, fraction: float) -> None:

@@ -7,6 +7,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether ranks may have different parts of ``tensor``."""
+    return isinstance(tensor, DTensor)
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's part of ``tensor``, not copied."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -82,13 +82,14 @@ class _Trainer:
         self.model = build_model(config, world, published, observer.alive)
         if world.size > 1:
             observe_waits(self.model, observer.step_times)
-        self.flow_loss = FlowLoss(self.model, config, DTYPES[config.precision.compute])
-        self.optimizer = optim.make_optimizer(self.model, config.optim)
+        compute = DTYPES[config.precision.compute]
+        self.flow_loss = FlowLoss(self.model, config, compute)
+        self.optimizer = optim.make_optimizer(self.model, config.optim, compute)
         # on the device: the first step with a gradient norm that is not finite
         self.bad_step = torch.tensor(optim.NEVER, device=world.device)
         state = checkpoint.training_state(self.model, self.optimizer)
         self.run = recovery.load(state, observer.alive)
-        self.optimizer.steps_taken.fill_(self.run.step)
+        self.optimizer.resume(self.run.step)
         self.samples_at_start = self.run.samples
         self.checkpoints = Checkpoints(
             CheckpointFolder(recovery.fence),

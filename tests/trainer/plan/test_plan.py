@@ -182,11 +182,19 @@ def test_the_memory_of_snapshots(
 
 
 def test_the_state_has_sixteen_bytes_per_parameter_and_is_sharded() -> None:
-    alone, eighth = (memory_of(make_config(), num_ranks, accumulates=True) for num_ranks in (1, 8))
-    assert alone.weights + alone.gradients + alone.optimizer == pytest.approx(190.3e9, rel=1e-3)
+    half, eighth = (memory_of(make_config(), num_ranks, accumulates=True) for num_ranks in (2, 8))
+    assert half.weights + half.gradients + half.optimizer == pytest.approx(95.15e9, rel=1e-3)
     for part in ("weights", "gradients", "optimizer"):
-        assert getattr(eighth, part) == pytest.approx(getattr(alone, part) / 8, rel=1e-6)
+        assert getattr(eighth, part) == pytest.approx(getattr(half, part) / 4, rel=1e-6)
     assert eighth.total == sum(eighth.model_dump().values()) - eighth.total
+
+
+@pytest.mark.parametrize(("compute", "width"), [("bfloat16", 6), ("float32", 4)])
+def test_a_single_rank_also_has_its_weights_in_the_compute_dtype(compute: str, width: int) -> None:
+    found = memory_of(make_config(precision={"compute": compute}), 1, accumulates=True)
+    assert found.weights == found.optimizer * width // 8
+    assert found.gradients == found.optimizer // 2
+    assert found.gathered == 0
 
 
 def test_each_replica_has_the_whole_state() -> None:

@@ -47,6 +47,16 @@ def row_of(found: Comparison, name: str) -> Row:
     ("preset", "nodes", "ranks", "changes"),
     [
         ("micro", 1, 1, {}),
+        ("openmoji", 1, 1, {"precision": {"compute": "bfloat16"}}),
+        (  # gradients accumulate in float32, weights are in both data types
+            "mlperf-schnell",
+            1,
+            1,
+            {
+                "model": FEW_BLOCKS,
+                "parallel": {"micro_batch_size": 8, "activation_checkpointing": 0.5},
+            },
+        ),
         ("micro", 2, 4, {}),
         (
             "openmoji",

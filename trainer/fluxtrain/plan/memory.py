@@ -20,7 +20,7 @@ class Memory(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     weights: int
-    """This rank's shard of the weights, float32."""
+    """This rank's shard of the weights, float32; a single rank has them in the compute dtype too."""
     gradients: int
     """This rank's shard of the gradients that are reduced already, float32."""
     optimizer: int
@@ -56,13 +56,11 @@ def memory(
     copy batches ahead.
     """
     passes = Passes(config, sharding, micro_batch, accumulates)
-    weights = passes.shard_bytes
-    state = {"weights": weights, "optimizer": len(STATE[config.optim.name]) * weights}
     peak = max(passes.moments(), key=lambda moment: moment.total)
     parts = {
-        "weights": weights,
+        "weights": passes.shard_bytes + passes.rounded_bytes,
         "gradients": peak.gradients,
-        "optimizer": state["optimizer"],
+        "optimizer": len(STATE[config.optim.name]) * passes.shard_bytes,
         "gathered": peak.gathered,
         "activations": peak.activations,
         "encoders": encoder_bytes(config),

@@ -59,8 +59,10 @@ class Passes:
         self._width, self._reduce = (
             BYTES[dtype] for dtype in (config.precision.compute, config.precision.reduce)
         )
-        self._gradient = min(self._width, self._reduce)  # FSDP2 casts down at once, and up late
-        self._is_sharded = uses_fsdp(config, sharding)
+        self._is_sharded = sharding.num_ranks > 1
+        self._gradient = _FLOAT32
+        if self._is_sharded:  # FSDP2 casts down at once, and up late
+            self._gradient = min(self._width, self._reduce)
         self._reshards = config.parallel.reshards
         # with replicas the gradients of another dtype are kept until backward ends, as they are all-reduced
         self._keeps_reduced = sharding.dp_replicate > 1 and self._reduce != _FLOAT32
@@ -74,6 +76,12 @@ class Passes:
     def shard_bytes(self) -> int:
         """Return the bytes of this rank's shard of one float32 value per parameter."""
         return self._shard(self._padded.total)
+
+    @property
+    def rounded_bytes(self) -> int:
+        """Return the bytes of the weights that a single rank keeps in the compute dtype."""
+        is_rounded = not self._is_sharded and self._width != _FLOAT32
+        return self._width * self._plain.total if is_rounded else 0
 
     def moments(self) -> Iterator[InUse]:
         """Yield the moments of which one is the peak."""
@@ -186,8 +194,3 @@ class Passes:
     def _reduction(self, parameters: int) -> int:
         """Return the copy of a block's gradients from which they are reduced."""
         return self._reduce * parameters if self._is_sharded else 0
-
-
-def uses_fsdp(config: RunConfig, sharding: Sharding) -> bool:
-    """Return whether parallelize.build_model shards: not on a single rank in float32."""
-    return sharding.num_ranks > 1 or config.precision.compute != "float32"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -118,7 +118,8 @@ def _tracker(step: Step) -> MemTracker:
         tracker.track_inputs(inputs)
         return tracker
     plain = MemTracker()
-    plain.track_external(step.model, step.optimizer, *inputs)
+    weights = nn.ParameterList(step.optimizer.weights.values())
+    plain.track_external(weights, step.model, step.optimizer, *inputs)
     return plain
 
 

@@ -40,15 +40,15 @@ class Step:
         """Make the optimizer, a micro batch, and those that a GPU has copied ahead by then."""
         self._config, self._device = config, world.device
         self._shares = BatchShares.of(config, world.size)
-        self.model = model
-        self.optimizer = optim.make_optimizer(model, config.optim)
+        self.model, compute = model, DTYPES[config.precision.compute]
+        self.optimizer = optim.make_optimizer(model, config.optim, compute)
         self.micro_batches = min(self._shares.accumulation_steps, MOST_MICRO_BATCHES)
         self.encoders = encoders and allocated(encoders, world.device)
         self.batch = self._batch(self._shares.micro_batch_size)
         self.ahead = [self._batch(self._shares.micro_batch_size)] if copies_ahead else []
         if copies_ahead and config.evaluation.is_on:
             self.ahead.append(self._batch(config.evaluation.batch_size))
-        self._flow_loss = FlowLoss(model, config, DTYPES[config.precision.compute])
+        self._flow_loss = FlowLoss(model, config, compute)
         self._times = StepTimes(world.device)
         self._bad_step = torch.tensor(optim.NEVER, device=world.device)
 
