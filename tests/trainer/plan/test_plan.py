@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
+from fluxtrain.fp8 import use_fp8
 from fluxtrain.gpus import GPUS, peak_flops
 from fluxtrain.model import latents
 from fluxtrain.model.activations import (
@@ -155,6 +156,19 @@ def test_schnell_matches_the_reference_sheet() -> None:
     assert plan.seconds == pytest.approx(30_000 * 512 / (8 * 32.0), rel=1e-3)
     large = make_plan(at_size(128, 512, compiled=False), 1, 8)
     assert large.flops_per_sample == pytest.approx(223.139e12, rel=1e-5)
+
+
+def test_fp8_is_a_fraction_of_its_own_peak() -> None:
+    plain, fp8 = (
+        make_plan(make_config(precision={"fp8": recipe}), 1, 8, "MI300X")
+        for recipe in ("none", "tensorwise")
+    )
+    assert plain.samples_per_second is not None
+    assert fp8.samples_per_second == pytest.approx(plain.samples_per_second * 4 / 3, rel=1e-3)
+    assert "Assumed: 20% of the MI300X's dense fp8 peak (the default)" in render(fp8)
+    assert fp8.memory_bytes_per_gpu.activations < 0.9 * plain.memory_bytes_per_gpu.activations
+    with pytest.raises(ConfigError, match=r"precision\.fp8: got 'rowwise'; MI250X has no fp8"):
+        make_plan(make_config(precision={"fp8": "rowwise"}), 1, 8, "MI250X")
 
 
 @pytest.mark.parametrize(
@@ -373,12 +387,24 @@ def test_compiled_recomputing_blocks_save_as_estimated() -> None:
     assert 3 * activation_bytes(config)[0] == pytest.approx(measured, rel=0.05)
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("attention", ["flash", "math"])
+@pytest.mark.parametrize(
+    ("attention", "fp8", "compiled"),
+    [
+        ("flash", "none", False),
+        ("math", "none", False),
+        ("flash", "tensorwise", False),
+        ("flash", "rowwise", False),
+        pytest.param("flash", "none", True, marks=pytest.mark.slow),
+        pytest.param("math", "none", True, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kind", ["double", "single"])
-def test_a_full_size_block_saves_as_estimated(kind: str, attention: str, compiled: bool) -> None:
+def test_a_full_size_block_saves_as_estimated(
+    kind: str, attention: str, fp8: str, compiled: bool
+) -> None:
     config = make_config(
         parallel={"compile": compiled, "attention": attention},
+        precision={"fp8": fp8},
         data={"latent_size": 8, "text_length": 48},
     )
     hidden, heads, tokens = config.model.hidden_size, config.model.num_heads, 64
@@ -386,6 +412,9 @@ def test_a_full_size_block_saves_as_estimated(kind: str, attention: str, compile
     with torch.device("meta"):
         block = make(hidden, heads, 4 * hidden, config.model.qk_norm_eps).to(torch.bfloat16)
     block.to_empty(device="cpu")  # shapes count, values do not
+    if config.precision.fp8 != "none":
+        model = nn.ModuleDict({f"{kind}_blocks": nn.ModuleList([block])})
+        use_fp8(cast(Flux, model), config.precision.fp8, torch.device("cpu"))
     if compiled:
         compile_all([block])
     streams = [tokens // 2, tokens // 2] if kind == "double" else [tokens]

@@ -93,6 +93,7 @@ def row_of(found: Comparison, name: str) -> Row:
             },
         ),
         ("mlperf-schnell", 8, 8, {"model": FEW_BLOCKS}),
+        ("mlperf-schnell", 1, 8, {"model": FEW_BLOCKS, "precision": {"fp8": "tensorwise"}}),
         ("dev-finetune", 1, 8, {"model": FEW_BLOCKS}),
     ],
 )

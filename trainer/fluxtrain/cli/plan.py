@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "plan", action, help=text, description=described(__doc__))
     add_file(parser)
     parser.add_argument("--gpu", help="GPU model (default: MI300X)")
-    text = "assumed fraction of the dense peak (default: 0.3)"
+    text = "assumed fraction of the dense peak (default: 0.3, of the fp8 peak 0.2)"
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument("--mfu", type=float, help=text)
     text = "benchmark.json of the benchmark task, for the speed that it measured"

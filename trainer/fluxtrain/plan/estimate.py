@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -24,6 +25,8 @@ DEFAULT_GPU = "MI300X"
 DEFAULT_MFU = 0.3
 """Default fraction of the dense bfloat16 peak: published FLUX trainers reach 0.16 to 0.22, a very good
 one 0.38 to 0.45."""
+DEFAULT_FP8_MFU = 0.2
+"""Default fraction of the dense fp8 peak, which is twice that of bfloat16: in MLPerf it is 0.05 to 0.30."""
 USABLE = 0.9
 """Usable fraction of a GPU's memory: contexts, collectives and fragmentation need the rest."""
 
@@ -99,7 +102,9 @@ class Plan(BaseModel):
     data_bytes_per_sample: int
     """Encoded sample in bfloat16: text tokens, pooled vector, mean and log-variance of the latents."""
     mfu: float | None
-    """Assumed or measured fraction of the dense bfloat16 peak (model FLOPs utilization)."""
+    """Assumed or measured fraction of the dense peak (model FLOPs utilization)."""
+    mfu_dtype: Literal["bfloat16", "fp8"]
+    """Whose peak that is: fp8 if the linear layers compute in it."""
     measured: str | None
     """What was measured, if the throughput is not assumed."""
     samples_per_second: float | None
@@ -153,7 +158,7 @@ def make_plan(
     computed = batch + shares.padding
     largest = _largest_micro_batch(config, sharding, device)
     flops = training_flops(config.model, config.image_tokens, config.data.text_length)
-    speed, mfu = _speed(device, mfu, flops, found)
+    speed, mfu = _speed(device, mfu, flops, found, config)
     rate = speed and speed * num_ranks * batch / computed
     checkpoint = state_bytes(config) * counts.total
     rank_counts = range((fewest_nodes or nodes) * ranks_per_node, num_ranks + 1, ranks_per_node)
@@ -190,6 +195,7 @@ def make_plan(
         disk_bytes=checkpoint * (config.checkpoint.keep + 1),
         data_bytes_per_sample=_sample_bytes(config),
         mfu=mfu,
+        mfu_dtype="bfloat16" if config.precision.fp8 == "none" else "fp8",
         measured=found.source if found else None,
         samples_per_second=rate,
         steps=config.schedule.steps,
@@ -217,19 +223,30 @@ def _gpu_of(speed: Speed) -> str | None:
     return peak.gpu if peak else None
 
 
+def _peak(gpu: Gpu, config: RunConfig) -> float:
+    """Return the dense FLOP/s of ``gpu`` in the type of the linear layers."""
+    fp8 = config.precision.fp8
+    if fp8 == "none":
+        return gpu.peak_flops
+    if gpu.fp8_flops is None:
+        text = f"{gpu.name} has no fp8 matrix products; use none"
+        raise ConfigError("spec.run.precision.fp8", fp8, text)
+    return gpu.fp8_flops
+
+
 def _speed(
-    device: Gpu | None, mfu: float | None, flops: float, measured: Speed | None
+    device: Gpu | None, mfu: float | None, flops: float, measured: Speed | None, config: RunConfig
 ) -> tuple[float | None, float | None]:
     """Return samples per second of a rank with a sample's ``flops``, and MFU; None if they are unknown."""
     if measured is not None:
         own = _gpu_of(measured)
         if own is None or device is None:
             return measured.samples_per_second, None
-        mfu = measured.samples_per_second * flops / find_gpu(own).peak_flops
+        mfu = measured.samples_per_second * flops / _peak(find_gpu(own), config)
     if device is None:
         return None, None
-    mfu = mfu or DEFAULT_MFU
-    return device.peak_flops * mfu / flops, mfu
+    mfu = mfu or (DEFAULT_MFU if config.precision.fp8 == "none" else DEFAULT_FP8_MFU)
+    return _peak(device, config) * mfu / flops, mfu
 
 
 def _memory(

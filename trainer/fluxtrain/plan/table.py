@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fluxtrain.plan.estimate import DEFAULT_MFU, USABLE, Plan
+from fluxtrain.plan.estimate import DEFAULT_FP8_MFU, DEFAULT_MFU, USABLE, Plan
 from fluxtrain.plan.units import binary, decimal
 from fluxtrain.snapshots.free_memory import reserve_of
 
@@ -181,13 +181,16 @@ def _assumptions(plan: Plan) -> list[str]:
     lines = []
     if plan.measured is not None:
         text = (
-            "" if plan.mfu is None else f", {plan.mfu:.1%} of the {plan.gpu}'s dense bfloat16 peak"
+            ""
+            if plan.mfu is None
+            else f", {plan.mfu:.1%} of the {plan.gpu}'s dense {plan.mfu_dtype} peak"
         )
         lines.append(f"Measured {plan.measured}{text}.")
     elif plan.mfu is not None:
-        default = " (the default)" if plan.mfu == DEFAULT_MFU else ""
+        usual = DEFAULT_MFU if plan.mfu_dtype == "bfloat16" else DEFAULT_FP8_MFU
+        default = " (the default)" if plan.mfu == usual else ""
         lines.append(
-            f"Assumed: {plan.mfu:.0%} of the {plan.gpu}'s dense bfloat16 peak{default}; "
+            f"Assumed: {plan.mfu:.0%} of the {plan.gpu}'s dense {plan.mfu_dtype} peak{default}; "
             "--gpu, --mfu and --measured change it."
         )
     if plan.gpu is not None:
