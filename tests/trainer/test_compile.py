@@ -42,17 +42,23 @@ RUN = {
     "evaluation": {"every_samples": 0, "at_end": False},
     "logging": {"every_steps": 1, "metrics_port": 0},
 }
-Case = tuple[str, bool, float]
-"""Precision of forward and backward, compiled, fraction of the blocks that are recomputed."""
-CASES: list[Case] = list(product(("float32", "bfloat16"), (False, True), (0.0, 0.5, 1.0)))
+Case = tuple[str, str, bool, float]
+"""Precision of forward and backward, fp8, compiled, fraction of the blocks that are recomputed."""
+CASES: list[Case] = [
+    *product(("float32", "bfloat16"), ("none",), (False, True), (0.0, 0.5, 1.0)),
+    ("bfloat16", "tensorwise", False, 0.0),
+    ("bfloat16", "tensorwise", True, 0.5),
+    ("bfloat16", "rowwise", False, 0.0),
+    ("bfloat16", "rowwise", True, 1.0),
+]
 SIZES = (1, 2)
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.02}
 
 
 def changes_of(case: Case) -> dict[str, object]:
-    compute, compiled, recompute = case
+    compute, fp8, compiled, recompute = case
     return {
-        "precision": {"compute": compute},
+        "precision": {"compute": compute, "fp8": fp8},
         "parallel": {
             "compile": compiled,
             "activation_checkpointing": recompute,
@@ -116,10 +122,10 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Case, int], 
 def test_no_combination_changes_losses_and_gradients(
     numbers: dict[tuple[Case, int], list[float]], case: Case, size: int
 ) -> None:
-    plain = numbers[(case[0], False, 0.0), 1]
+    plain = numbers[(*case[:2], False, 0.0), 1]
     assert numbers[case, size] == pytest.approx(plain, rel=TOLERANCES[case[0]])
     losses_only = slice(None, None, 2)
-    exact = numbers[("float32", False, 0.0), 1][losses_only]
+    exact = numbers[("float32", "none", False, 0.0), 1][losses_only]
     assert plain[losses_only] == pytest.approx(exact, rel=TOLERANCES[case[0]])
 
 
