@@ -102,7 +102,9 @@ def test_ten_runs_become_a_package_that_every_tool_accepts_and_that_is_not_overw
     assert "accepted: mean of 8 runs 7,438,336 samples" in output
     assert "review: passed, 0 findings, 0 waived" in output
     minutes = 10 * (5 * (5 * 28 + 3 * 29) / 8 + 1)  # five events an evaluation, and the end
-    assert f"score: {minutes:.2f} minutes, without the fastest and the slowest of 1360.00," in output
+    assert (
+        f"score: {minutes:.2f} minutes, without the fastest and the slowest of 1360.00," in output
+    )
     organisation = closed.target / "example-org"
     results = organisation / "results" / "8xMI300X" / "flux1"
     assert len(list(results.glob("result_*.txt"))) == 10
