@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import signal
@@ -25,6 +26,12 @@ from fluxtrain.mlperf.submission import FinishedRun
 NAMESPACE = "story"
 STEPS = 160
 STORY = {**RUN, "schedule": {"steps": STEPS}}
+BENCHMARK = {
+    "preset": "micro",
+    "task": "benchmark",
+    "benchmark": {"micro_batch_sizes": [2, 4], "scaling": ["weak"], "steps": 5, "warmup_steps": 1},
+}
+"""Two batches on two nodes, and the faster one on one node."""
 LOST = {**RUN, "data": {"source": "encoded"}}
 """A run whose data is missing."""
 
@@ -38,6 +45,9 @@ def jobs(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     submitted = job("story", run=STORY)
     submitted["metadata"]["labels"] = {"submission": "story"}
     kubectl.apply(submitted, namespace=NAMESPACE)
+    stage.make_output(kubectl, NAMESPACE, "speeds", jobs.output.with_name("speeds"))
+    speeds = {"output": {"persistentVolumeClaim": {"claimName": "speeds"}}}
+    jobs.apply("speed", run=BENCHMARK, nodes={"min": 2, "max": 2}, storage=speeds)
     jobs.apply("lost", run=LOST, nodes={"min": 1, "max": 1}, storage={})
     jobs.apply("heads", run={**RUN, "model": {"num_heads": 5}}, storage={})
     jobs.operator.start()
@@ -112,6 +122,22 @@ def check_commands(plugin: Plugin, jobs: Jobs) -> None:
     assert notes["story-0"] == "", "it prints its stacks"
     assert re.fullmatch(r": process \d+ is stopped by a signal", notes["story-1"])
     assert "Current thread" in report
+
+
+def test_a_benchmark_of_two_nodes_leaves_its_results_in_the_volume(jobs: Jobs) -> None:
+    final = jobs.wait("speed", is_complete)
+    assert final["progress"]["step"] == 3, "trials"
+    assert final["restarts"]["charged"] == 0, final
+    with (jobs.output.with_name("speeds") / "benchmark.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["num_ranks"], row["status"]) for row in rows] == [("2", "done")] * 2 + [
+        ("1", "done")
+    ]
+    assert {row["micro_batch_size"] for row in rows[:2]} == {"2", "4"}
+    assert all(float(row["images_per_second_per_gpu"]) > 0 for row in rows)
+    assert (jobs.output.with_name("speeds") / "benchmark.png").read_bytes().startswith(b"\x89PNG")
+    logs = [jobs.kubectl("logs", f"speed-{node}", jobs.here) for node in (0, 1)]
+    assert sum("images/s/rank" in log for log in logs) == 1, "rank 0 prints the table"
 
 
 def test_a_job_with_missing_data_fails_with_exit_code_and_message(
