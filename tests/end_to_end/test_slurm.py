@@ -93,7 +93,8 @@ def test_a_job_continues_after_its_time_limit_and_saves_when_cancelled(
     assert job.checkpoint() == job.step() > 0, job.log()
     assert "the time is over; the job queues again" in job.log()
 
-    machine.run("scontrol", "update", f"JobId={job.number}", "StartTime=now")
+    # later than the second in which the nodes revoked the job's credential, or they refuse the next one
+    machine.run("scontrol", "update", f"JobId={job.number}", "StartTime=now+5seconds")
     job.wait_for(lambda: job.ranks() == [3], "three ranks in the next time slice")
     job.wait_for_steps(10)
 

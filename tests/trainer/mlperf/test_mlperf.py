@@ -17,6 +17,7 @@ from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.data.order import BatchShares
 from fluxtrain.errors import ConfigError, StorageError
 from fluxtrain.mlperf import RULESETS, MLPerfLog, RunFacts, check, compliance, render
+from fluxtrain.mlperf.review import read_results, rule_findings
 from fluxtrain.mlperf.tools import run_tool
 
 GBS = 1024
@@ -149,6 +150,10 @@ def require_order(log: Path) -> None:
     assert all(a <= b for a, b in pairwise(samples) if b)
     times = [event["time_ms"] for event in logged]
     assert times == sorted(times)
+    (result,) = read_results([log])
+    found = {finding.rule for finding in rule_findings(result.runs[0])}
+    resumed = {"not-resumed"} if "run_resumed" in names else set()
+    assert found == {"caches-are-flushed", *resumed}
 
 
 @pytest.mark.parametrize("ruleset", RULESETS)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.paths import ROOT
 from tests.trainer.mlperf.good_run import (
     CONVERGED,
     EVERY,
@@ -546,7 +547,7 @@ def test_a_good_run_is_reviewed_as_a_folder_and_as_a_log(
     run = write_run(tmp_path / "run", 7)
     for path in (run, run / "mlperf.log"):
         assert main(["mlperf", "review", str(path)]) == EXIT_OK
-        assert f"PASSED: {len(RULES)} rules, 1 logs, ruleset 6.1.0" in capsys.readouterr().out
+        assert f"PASSED: {len(RULES)} rules, 1 log, ruleset 6.1.0" in capsys.readouterr().out
 
 
 def test_review_names_the_rule_its_section_the_log_and_what_to_do(
@@ -556,7 +557,7 @@ def test_review_names_the_rule_its_section_the_log_and_what_to_do(
     break_log(run, '"key": "eval_samples", "value": 29696', '"key": "eval_samples", "value": 64')
     assert main(["mlperf", "review", str(run)]) == EXIT_ERROR
     output = capsys.readouterr().out
-    assert "FAILED: 1 findings in 1 logs" in output
+    assert "FAILED: 1 finding in 1 log" in output
     assert f"1. whole-evaluation-set (training rules 9.4): {run}: eval_samples (line" in output
     assert "is over 64 samples; needed: 29696. Use the whole of" in output
     assert main(["mlperf", "check", str(run / "mlperf.log")]) == EXIT_ERROR
@@ -622,6 +623,11 @@ def test_a_waiver_needs_a_rule_and_a_reason(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse([text])
     assert parse(["ten-runs=two nodes burnt"]) == {"ten-runs": "two nodes burnt"}
+
+
+def test_every_rule_is_in_the_documentation() -> None:
+    text = (ROOT / "docs" / "submission.md").read_text()
+    assert {name for name in RULES if f"| `{name}` |" in text} == RULES
 
 
 def test_every_rule_is_in_a_table() -> None:

@@ -28,12 +28,13 @@ def action(arguments: argparse.Namespace) -> int:
     """Print both results; return 0 only if the checker reports SUCCESS and no rule finds anything."""
     from fluxtrain.mlperf import check, render
     from fluxtrain.mlperf import review as rules
+    from fluxtrain.mlperf.explain import counted
 
     result = check(arguments.log, arguments.ruleset)
     print(render(result))
     ((run,),) = (each.runs for each in rules.read_results([arguments.log]))
     findings = list(rules.rule_findings(run))
     if findings:
-        print(f"review: {len(findings)} findings")
+        print(f"review: {counted(len(findings), 'finding')}")
         print(rules.render(findings))
     return EXIT_OK if result.success and not findings else EXIT_ERROR

@@ -93,12 +93,13 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
 def _review(result: Path, checked: Sequence[ToolResult], ruleset: str) -> bool:
     """Print what the rules find in the packaged ``result``; return whether all of it is waived."""
     from fluxtrain.mlperf import review
+    from fluxtrain.mlperf.explain import counted
 
     (packaged,) = review.read_results([result], ruleset)
     found = [*review.all_rule_findings(packaged), *review.tool_findings(checked, str(result))]
     findings, waived = review.split(found, [packaged])
     verdict = "FAILED" if findings else "passed"
-    print(f"review: {verdict}, {len(findings)} findings, {len(waived)} waived")
+    print(f"review: {verdict}, {counted(len(findings), 'finding')}, {len(waived)} waived")
     if findings:
         print(review.render(findings))
     return not findings

@@ -22,18 +22,19 @@ def add(subcommands: Commands) -> None:
 def action(arguments: argparse.Namespace) -> int:
     """Print the findings; return 0 only if there are none."""
     from fluxtrain.mlperf.compliance import require_ruleset
+    from fluxtrain.mlperf.explain import counted
     from fluxtrain.mlperf.review import RULES, read_results, render, review, split
 
     require_ruleset(arguments.ruleset)
     results = read_results(arguments.paths, arguments.ruleset)
     findings, waived = split(review(results), results)
-    count = sum(len(result.runs) for result in results)
+    logs = counted(sum(len(result.runs) for result in results), "log")
     if findings:
-        print(f"FAILED: {len(findings)} findings in {count} logs")
+        print(f"FAILED: {counted(len(findings), 'finding')} in {logs}")
         print(render(findings))
     else:
-        print(f"PASSED: {len(RULES)} rules, {count} logs, ruleset {arguments.ruleset}")
+        print(f"PASSED: {len(RULES)} rules, {logs}, ruleset {arguments.ruleset}")
     if waived:
-        print(f"waived by the submitter: {len(waived)} findings")
+        print(f"waived by the submitter: {counted(len(waived), 'finding')}")
         print(render(waived))
     return EXIT_ERROR if findings else EXIT_OK

@@ -62,6 +62,11 @@ def sanitize(text: str, most: int = _MAX_TEXT) -> str:
     return clean if len(clean) <= most else f"{clean[:most]}..."
 
 
+def counted(number: int, noun: str) -> str:
+    """Return the number with its noun, in the plural unless it is 1."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def _explain_one(message: str, lines: Sequence[LogLine], ruleset: str) -> str | None:
     """Return the explanation of ``message``, None if it is only a warning or explained elsewhere."""
     if match := _CHECK.match(message):
