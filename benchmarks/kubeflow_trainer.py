@@ -80,6 +80,7 @@ class KubeflowTrainer(Contender):
         super().stop()
         if not hasattr(self, "_folder"):
             return
+        self._free_runtime()
         self._secret.remove()
         shutil.rmtree(self._folder, ignore_errors=True)
         for kind, name in (
@@ -89,6 +90,12 @@ class KubeflowTrainer(Contender):
             ("namespace", TRAINER_NAMESPACE),
         ):
             kubectl("delete", kind, name, "--ignore-not-found", "--timeout=60s", seconds=70)
+
+    def _free_runtime(self) -> None:
+        """Remove the finalizer of the runtime, for which nobody runs any more: its namespace would stay."""
+        where = ("trainingruntime", RUNTIME, f"--namespace={self.namespace}")
+        if kubectl("get", *where, "--ignore-not-found", "--output=name"):
+            kubectl("patch", *where, "--type=merge", '--patch={"metadata":{"finalizers":null}}')
 
     def job(self, name: str, num_pods: int) -> Manifest:
         """Return a job of ``num_pods`` nodes."""
