@@ -343,6 +343,40 @@ def test_a_broken_log_is_found_by_its_rule(
     assert all(finding.text and finding.fix for finding in found)
 
 
+FOREIGN: list[tuple[str, Break, str]] = [
+    (
+        "an evaluation after 10^18 samples",
+        meta("eval_accuracy", "samples_count", SIZE * 10**15, 3),
+        "evaluation-cadence",
+    ),
+    ("a loss of 400 digits", value("eval_accuracy", 10**400, 1), "evaluation-is-a-number"),
+    (
+        "a negative loss of 400 digits",
+        value("eval_accuracy", -(10**400), 1),
+        "evaluation-is-a-number",
+    ),
+    ("a preset that is a list", field("preset", ["micro"]), "benchmark-configuration"),
+]
+"""Values that no trainer of ours writes."""
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("what", "change", "rule"), FOREIGN, ids=[row[0] for row in FOREIGN])
+def test_a_foreign_value_is_a_finding_and_not_a_crash(
+    what: str, change: Break, rule: str, good: Evidence
+) -> None:
+    broken = good.copy()
+    change(broken)
+    assert rule in rules_of(broken)
+
+
+@pytest.mark.parametrize("nodes", ["9" * 5000, "two", "", "-2", None])
+def test_a_number_of_nodes_that_is_none_is_no_crash(nodes: str | None, good: Evidence) -> None:
+    broken = good.copy()
+    broken.one("fluxtrain_system")["value"]["number_of_nodes"] = nodes
+    assert rules_of(broken) == []
+
+
 @pytest.mark.parametrize(
     ("size", "evaluations"), [(512, 27), (1024, 31), (2048, 38), (2304, 44), (4096, 60)]
 )
@@ -523,6 +557,13 @@ def test_files_that_are_missing_from_a_package_are_found(
     assert names(other, tmp_path) == ["configuration-is-enclosed"]
     (tmp_path / "config_16.sh").write_text("")
     assert names(other, tmp_path) == []
+    for run in other:
+        run.one("config_filename")["value"] = "/workspace/config_16.sh"
+    assert names(other, tmp_path) == [], "a path of the machine that trained"
+    for name in ("", "/", "..", "/etc/passwd", "config_*.sh", "a\0b"):
+        for run in other:
+            run.one("config_filename")["value"] = name
+        assert names(other, tmp_path) == ["configuration-is-enclosed"]
 
 
 # The commands

@@ -77,12 +77,13 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
         for message in () if tool.passed else tool.messages:
             print(f"    {message}")
         checked.append(tool)
+    scaling = 1.0
     if closed:
         size = int(runs[0].values["global_batch_size"])
         samples = [run.samples for run in runs]
         compared = rcp.compare_with_reference(samples, size, arguments.ruleset)
         print(f"convergence: {rcp.explain(compared, size, arguments.ruleset)}")
-    scaling = compared.scaling_factor if closed else 1.0
+        scaling = compared.scaling_factor
     minutes = rcp.score([run.minutes for run in runs], scaling)
     each = ", ".join(f"{run.minutes:.2f}" for run in runs)
     print(f"score: {minutes:.2f} minutes, without the fastest and the slowest of {each}")

@@ -16,7 +16,7 @@ Event = tuple[str, object]  # key, value
 SYSTEM_KEY = "fluxtrain_system"
 """Our own key for the hardware and software of a node; `fluxtrain mlperf package` reads it from the log."""
 
-_PRECISION_NAMES: dict[Precision, str] = {"bfloat16": "bfloat16", "float32": "fp32"}
+PRECISION_NAMES: dict[Precision, str] = {"bfloat16": "bfloat16", "float32": "fp32"}
 """The checker's names of our data types."""
 
 
@@ -88,9 +88,9 @@ def _optimizer(config: RunConfig) -> Iterator[Event]:
 def _disclosure(facts: RunFacts) -> Iterator[Event]:
     """Yield the keys that are mandatory since 6.1.0: precision, parallelism, config file."""
     precision = facts.config.precision
-    compute = _PRECISION_NAMES[precision.compute]
+    compute = PRECISION_NAMES[precision.compute]
     # weights are gathered in the compute dtype, gradients reduced in the reduce dtype: the lower one
-    both = {_PRECISION_NAMES[precision.compute], _PRECISION_NAMES[precision.reduce]}
+    both = {PRECISION_NAMES[precision.compute], PRECISION_NAMES[precision.reduce]}
     yield "lowest_numerical_precision_in_linear", compute if precision.fp8 == "none" else "fp8"
     yield "lowest_numerical_precision_in_attn", compute
     yield "lowest_numerical_precision_in_comm", "bfloat16" if "bfloat16" in both else "fp32"

@@ -34,6 +34,11 @@ class LogLine:
         return self.fields.get("value")
 
     @property
+    def place(self) -> str:
+        """Return the event's key with the number of its line."""
+        return f"{self.key} (line {self.number})"
+
+    @property
     def samples(self) -> int | None:
         """Return the event's samples_count, None if it has none."""
         metadata = self.fields.get("metadata")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from fluxtrain.contract.run.presets import (
     MLPERF_EVALUATION_SAMPLES,
@@ -32,11 +34,13 @@ def evaluation_cadence(run: Run) -> Iterator[str]:
     if every is None or not found:
         return
     last = max((count for count in found if count is not None), default=0)
-    expected = range(every, last + 1, every)
-    if missing := [count for count in expected if count not in found]:
-        yield f"evaluations are missing at {_listed(missing)} samples; one each {every:,} is needed"
-    if off := [count for count in found if count is None or count not in expected]:
-        yield f"evaluations at {_listed(off)} samples are not a multiple of {every:,}"
+    kept = {count for count in found if count is not None and count > 0 and count % every == 0}
+    if num_missing := max(0, last // every) - len(kept):
+        missing = (count for count in range(every, last + 1, every) if count not in kept)
+        shown = _listed(islice(missing, _SHOWN), num_missing)
+        yield f"evaluations are missing at {shown} samples; one each {every:,} is needed"
+    if off := [count for count in found if count not in kept]:
+        yield f"evaluations at {_listed(off[:_SHOWN], len(off))} samples are not a multiple of {every:,}"
     if len(set(found)) < len(found) or found != sorted(found, key=lambda count: count or 0):
         yield "the samples of the evaluations do not increase from one to the next"
 
@@ -49,9 +53,9 @@ def evaluation_is_a_number(run: Run) -> Iterator[str]:
     for line in run.all("eval_accuracy", "averaged_validation_loss"):
         value = line.value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            yield f"{line.key} (line {line.number}) is {value!r}, not a number"
-        elif not math.isfinite(value) or value <= 0:
-            yield f"{line.key} (line {line.number}) is {value}"
+            yield f"{line.place} is {value!r}, not a number"
+        elif not 0 < value <= sys.float_info.max:
+            yield f"{line.place} is {value}"
 
 
 @rule(
@@ -67,7 +71,7 @@ def whole_evaluation_set(run: Run) -> Iterator[str]:
             counted.append((line, used))
     for line, count in counted:
         if count != MLPERF_VALIDATION_SET:
-            yield f"{line.key} (line {line.number}) is over {count} samples; needed: {MLPERF_VALIDATION_SET}"
+            yield f"{line.place} is over {count} samples; needed: {MLPERF_VALIDATION_SET}"
 
 
 @rule(
@@ -80,7 +84,7 @@ def target_of_the_benchmark(run: Run) -> Iterator[str]:
     """A stated target is the benchmark's."""
     for line in run.all("target_accuracy"):
         if line.value != MLPERF_TARGET_LOSS:
-            yield f"target_accuracy (line {line.number}) is {line.value}; needed: {MLPERF_TARGET_LOSS}"
+            yield f"{line.place} is {line.value}; needed: {MLPERF_TARGET_LOSS}"
 
 
 @rule("evaluation-takes-time", QUALITY, "Give the original log.", closed_only=True)
@@ -92,7 +96,7 @@ def evaluation_takes_time(run: Run) -> Iterator[str]:
             start = line
         elif start is not None and line.fields["time_ms"] <= start.fields["time_ms"]:
             yield (
-                f"eval_accuracy (line {line.number}) has the time of its eval_start: {MLPERF_VALIDATION_SET} "
+                f"{line.place} has the time of its eval_start: {MLPERF_VALIDATION_SET} "
                 "samples were evaluated in no time"
             )
             return
@@ -115,7 +119,7 @@ def cadence(run: Run) -> int | None:
     return math.ceil(MLPERF_EVALUATION_SAMPLES / batch) * batch
 
 
-def _listed(counts: list[int] | list[int | None]) -> str:
-    shown = ", ".join("no" if count is None else f"{count:,}" for count in counts[:_SHOWN])
-    more = len(counts) - _SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
+def _listed(first: Iterable[int | None], total: int) -> str:
+    """Return the ``first`` of ``total`` counts, and how many more there are."""
+    shown = ", ".join("no" if count is None else f"{count:,}" for count in first)
+    return f"{shown} and {total - _SHOWN} more" if total > _SHOWN else shown

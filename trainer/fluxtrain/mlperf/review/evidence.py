@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from fluxtrain.mlperf.lines import LogLine, read_lines
 
 BENCHMARK = "flux1"
 """Name of the benchmark in logs and of its folder in a package."""
+_COUNT = re.compile("[0-9]{1,9}")
 WAIVERS_FILE = "waivers.json"
 """Of a package, beside its code."""
 
@@ -113,9 +116,8 @@ def read_results(paths: Sequence[Path], ruleset: str = RULESETS[-1]) -> list[Res
 
 def num_ranks(system: Mapping[str, Any]) -> int | None:
     """Return nodes x accelerators of a system description, None if it does not say."""
-    nodes = str(system.get("number_of_nodes"))
-    each = str(system.get("accelerators_per_node"))
-    return int(nodes) * int(each) if nodes.isdecimal() and each.isdecimal() else None
+    counts = [str(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node")]
+    return prod(map(int, counts)) if all(map(_COUNT.fullmatch, counts)) else None
 
 
 def _results(path: Path) -> Iterator[Result]:

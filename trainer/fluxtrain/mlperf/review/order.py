@@ -46,7 +46,7 @@ def order_of_events(run: Run) -> Iterator[str]:
     present = [line for line in order if line is not None]
     for earlier, later in pairwise(present):
         if earlier.number > later.number:
-            yield f"{_at(earlier)} is after {_at(later)}"
+            yield f"{earlier.place} is after {later.place}"
 
 
 @rule("data-before-the-clock", RUN_RESULTS, "The clock starts before any data is touched.")
@@ -55,7 +55,7 @@ def data_before_the_clock(run: Run) -> Iterator[str]:
     start = run.first("run_start")
     for line in run.all(*_TRAINING[:-1]):
         if start is not None and line.number < start.number:
-            yield f"{_at(line)} is before run_start (line {start.number})"
+            yield f"{line.place} is before run_start (line {start.number})"
             return
 
 
@@ -65,7 +65,7 @@ def nothing_after_the_end(run: Run) -> Iterator[str]:
     stop = run.first("run_stop")
     for line in run.all(*_TRAINING):
         if stop is not None and line.number > stop.number:
-            yield f"{_at(line)} is after run_stop (line {stop.number})"
+            yield f"{line.place} is after {stop.place}"
             return
 
 
@@ -77,7 +77,7 @@ def clock_goes_forward(run: Run) -> Iterator[str]:
     for earlier, later in pairwise(run.events):
         back = earlier.fields["time_ms"] - later.fields["time_ms"]
         if back > _TOLERANCE_MS:
-            yield f"{_at(later)} is {back / 1000:,.1f} s before the event above it ({_at(earlier)})"
+            yield f"{later.place} is {back / 1000:,.1f} s before the event above it ({earlier.place})"
 
 
 @rule("no-gap-before-the-clock", RUN_RESULTS, _REPEAT)
@@ -101,7 +101,7 @@ def stops_at_the_target(run: Run) -> Iterator[str]:
         if _reaches(line) and number + 1 < len(evaluations):
             after = len(evaluations) - number - 1
             yield (
-                f"{_at(line)} is {line.value:.5g}, which reaches {MLPERF_TARGET_LOSS}, but the run went on: "
+                f"{line.place} is {line.value:.5g}, which reaches {MLPERF_TARGET_LOSS}, but the run went on: "
                 f"{after} more evaluations"
             )
             return
@@ -116,11 +116,11 @@ def status_is_true(run: Run) -> Iterator[str]:
     status = stop.fields["metadata"].get("status")
     reached = bool(evaluations) and _reaches(evaluations[-1])
     if status not in ("success", "aborted"):
-        yield f"run_stop (line {stop.number}) has the status {status!r}; allowed: success, aborted"
+        yield f"{stop.place} has the status {status!r}; allowed: success, aborted"
     elif (status == "success") != reached:
         last = f"{evaluations[-1].value!r}" if evaluations else "none"
         yield (
-            f"run_stop (line {stop.number}) says {status}, but the last evaluation is {last} "
+            f"{stop.place} says {status}, but the last evaluation is {last} "
             f"(target: {MLPERF_TARGET_LOSS})"
         )
 
@@ -133,10 +133,10 @@ def blocks_are_whole(run: Run) -> Iterator[str]:
         for line in run.all(f"{kind}_start", f"{kind}_stop"):
             starts = line.key.endswith("_start")
             if starts == (open_line is not None):
-                yield f"{_at(line)} has no {kind}_{'stop' if starts else 'start'} before it"
+                yield f"{line.place} has no {kind}_{'stop' if starts else 'start'} before it"
             open_line = line if starts else None
         if open_line is not None and run.first("run_stop") is not None:
-            yield f"{_at(open_line)} has no {kind}_stop"
+            yield f"{open_line.place} has no {kind}_stop"
 
 
 @rule(
@@ -190,7 +190,3 @@ def _reaches(line: LogLine) -> bool:
 
 def _is_ranks(line: LogLine) -> bool:
     return isinstance(line.value, dict) and isinstance(line.value.get("num_ranks"), int)
-
-
-def _at(line: LogLine) -> str:
-    return f"{line.key} (line {line.number})"

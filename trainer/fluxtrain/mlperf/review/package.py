@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from fluxtrain.contract.launch import CONFIG_FILE
-from fluxtrain.mlperf.review.evidence import Result, num_ranks
+from fluxtrain.mlperf.review.evidence import Result
 from fluxtrain.mlperf.review.rule import Rule, rule
+from fluxtrain.mlperf.review.settings import batch_faults
 from fluxtrain.mlperf.system import STATUSES
 
 _DESCRIPTION = "Correct the system description (--system) and package again."
@@ -53,18 +55,7 @@ def accelerators_make_the_batch(result: Result) -> Iterator[str]:
     """The accelerators of the description can hold the logged micro batches."""
     if result.description is None or not result.runs or result.runs[0].system:
         return
-    run, ranks = result.runs[0], num_ranks(result.description)
-    batch, micro = run.number("global_batch_size"), run.number("micro_batch_size")
-    steps = run.number("gradient_accumulation_steps")
-    if not ranks or batch is None or micro is None or steps is None:
-        return
-    for axis in ("tensor", "pipeline", "context"):
-        ranks //= max(1, run.number(f"{axis}_parallelism") or 1)
-    if not 0 <= micro * steps * ranks - batch < max(1, ranks * steps):
-        yield (
-            f"micro_batch_size {micro} x gradient_accumulation_steps {steps} x {ranks} ranks of the "
-            f"description is {micro * steps * ranks}, global_batch_size is {batch}"
-        )
+    yield from batch_faults(result.runs[0], result.description, " of the description")
 
 
 @rule(
@@ -76,8 +67,9 @@ def configuration_is_enclosed(result: Result) -> Iterator[str]:
     """The file that ``config_filename`` names is with the code."""
     if result.implementation is None:
         return
+    enclosed = {path.name for path in result.implementation.rglob("*")}
     for name in sorted({str(run.value("config_filename")) for run in result.runs}):
-        if name not in ("None", CONFIG_FILE) and not any(result.implementation.rglob(name)):
+        if name not in ("None", CONFIG_FILE) and PurePosixPath(name).name not in enclosed:
             yield f"config_filename is {name!r}, which is not in {result.implementation.name}"
     if any(run.value("config_filename") == CONFIG_FILE for run in result.runs):
         for run in result.runs:

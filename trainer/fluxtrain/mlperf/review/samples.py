@@ -20,7 +20,7 @@ def training_set(run: Run) -> Iterator[str]:
     """1,099,776 samples."""
     for line in run.all("train_samples"):
         if line.value != MLPERF_TRAINING_SET:
-            yield f"train_samples (line {line.number}) is {line.value}; needed: {MLPERF_TRAINING_SET}"
+            yield f"{line.place} is {line.value}; needed: {MLPERF_TRAINING_SET}"
 
 
 @rule("whole-batches", "6.6", _ORIGINAL)
@@ -32,7 +32,7 @@ def whole_batches(run: Run) -> Iterator[str]:
     for line in run.all(*_COUNTED):
         if line.samples is not None and (line.samples < 0 or line.samples % batch):
             yield (
-                f"{line.key} (line {line.number}) is at {line.samples:,} samples, "
+                f"{line.place} is at {line.samples:,} samples, "
                 f"which are not whole batches of {batch}"
             )
             return
@@ -50,7 +50,7 @@ def counts_continue(run: Run) -> Iterator[str]:
         yield from _lengths(run, blocks)
         return
     if blocks and blocks[0].key == "block_start" and blocks[0].samples:
-        yield f"{_at(blocks[0])} is at {blocks[0].samples:,} samples; the first block starts at 0"
+        yield f"{blocks[0].place} is at {blocks[0].samples:,} samples; the first block starts at 0"
     for earlier, later in pairwise(lines):
         if (earlier.key, later.key) == ("block_start", "block_stop"):
             wrong = (later.samples or 0) < (earlier.samples or 0)
@@ -58,7 +58,7 @@ def counts_continue(run: Run) -> Iterator[str]:
             wrong = later.samples != earlier.samples
         if wrong:
             yield (
-                f"{_at(later)} is at {later.samples} samples, after {_at(earlier)} at {earlier.samples}"
+                f"{later.place} is at {later.samples} samples, after {earlier.place} at {earlier.samples}"
             )
             return
 
@@ -70,7 +70,7 @@ def steps_are_samples(run: Run) -> Iterator[str]:
     for line in run.all("eval_start", "eval_stop"):
         step = line.fields["metadata"].get("step")
         if batch and isinstance(step, int) and line.samples not in (None, step * batch):
-            yield f"{_at(line)} is at {line.samples} samples, but step {step} x {batch} is {step * batch}"
+            yield f"{line.place} is at {line.samples} samples, but step {step} x {batch} is {step * batch}"
             return
 
 
@@ -82,7 +82,7 @@ def end_is_the_last_evaluation(run: Run) -> Iterator[str]:
         return
     if stop.samples != evaluations[-1].samples:
         yield (
-            f"{_at(stop)} is at {stop.samples} samples, the last evaluation at "
+            f"{stop.place} is at {stop.samples} samples, the last evaluation at "
             f"{evaluations[-1].samples}"
         )
 
@@ -105,9 +105,5 @@ def _lengths(run: Run, blocks: list[LogLine]) -> Iterator[str]:
     every = cadence(run) if run.closed else blocks[0].samples
     for line in blocks:
         if line.samples != every:
-            yield f"{_at(line)} is of {line.samples} samples; the blocks of this run are of {every}"
+            yield f"{line.place} is of {line.samples} samples; the blocks of this run are of {every}"
             return
-
-
-def _at(line: LogLine) -> str:
-    return f"{line.key} (line {line.number})"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fluxtrain.contract.run.closed_division import FIXED_VALUES
-from fluxtrain.contract.run.presets import PRESETS
+from fluxtrain.contract.run.closed_division import FIXED_VALUES, PREFIX
+from fluxtrain.mlperf.facts import PRECISION_NAMES
 from fluxtrain.mlperf.review.evidence import Run, num_ranks
 from fluxtrain.mlperf.review.rule import Rule, rule
 
@@ -28,8 +28,6 @@ _FIELDS = {
     "target_accuracy": "evaluation.target_loss",
 }
 """Keys of the log, each with the field of the configuration that decides it."""
-_FORMATS = {"bfloat16": "bfloat16", "float32": "fp32"}
-_BENCHMARK_PRESETS = ("mlperf-schnell", "mlperf-schnell-raw")
 _OPEN = "Set logging.mlperf.division to open, or repeat the run with the benchmark's values."
 _PAIR = "Give the log and the config.json of the same run."
 
@@ -50,11 +48,12 @@ def precision_is_stated(run: Run) -> Iterator[str]:
     """The formats in the log are those of config.json."""
     if run.config is None:
         return
-    compute = str(_get(run.config, "precision.compute"))
+    names = {str(name): text for name, text in PRECISION_NAMES.items()}
+    compute = names.get(str(_get(run.config, "precision.compute")))
     fp8 = _get(run.config, "precision.fp8") not in (None, "none")
     expected = {
-        "lowest_numerical_precision_in_linear": "fp8" if fp8 else _FORMATS.get(compute),
-        "lowest_numerical_precision_in_attn": _FORMATS.get(compute),
+        "lowest_numerical_precision_in_linear": "fp8" if fp8 else compute,
+        "lowest_numerical_precision_in_attn": compute,
     }
     for key, allowed in expected.items():
         logged = run.value(key)
@@ -68,7 +67,7 @@ def benchmark_configuration(run: Run) -> Iterator[str]:
     if run.config is None:
         return
     preset = run.config.get("preset")
-    if preset in PRESETS and preset not in _BENCHMARK_PRESETS:
+    if preset is not None and not str(preset).startswith(PREFIX):
         yield f"config.json is of the preset {preset}, which is not the benchmark"
     for field, allowed in FIXED_VALUES.items():
         given = _plain(_get(run.config, field))
@@ -94,27 +93,16 @@ def caches_are_flushed(run: Run) -> Iterator[str]:
     start = run.first("run_start")
     for line in run.all("cache_clear"):
         if line.value is not True and str(line.value).lower() != "true":
-            yield f"cache_clear (line {line.number}) is {line.value!r}: data may have been in memory"
+            yield f"{line.place} is {line.value!r}: data may have been in memory"
         elif start is not None and line.number > start.number:
-            yield f"cache_clear (line {line.number}) is after run_start (line {start.number})"
+            yield f"{line.place} is after run_start (line {start.number})"
 
 
 @rule("batch-is-of-its-parts", "9.1", "Give the log and the system description of the same run.")
 def batch_is_of_its_parts(run: Run) -> Iterator[str]:
     """Micro batch x accumulation x ranks is the global batch, but for weight-0 samples that fill it up."""
-    batch, micro = run.number("global_batch_size"), run.number("micro_batch_size")
-    steps, ranks = run.number("gradient_accumulation_steps"), num_ranks(run.system)
-    if batch is None or micro is None or steps is None or not ranks or run.all("run_resumed"):
-        return
-    axes = ("tensor", "pipeline", "context")
-    for axis in axes:
-        ranks //= max(1, run.number(f"{axis}_parallelism") or 1)
-    product, spare = micro * steps * ranks, ranks * steps
-    if not 0 <= product - batch < max(1, spare):
-        yield (
-            f"micro_batch_size {micro} x gradient_accumulation_steps {steps} x {ranks} ranks is {product}, "
-            f"global_batch_size is {batch}"
-        )
+    if not run.all("run_resumed"):
+        yield from batch_faults(run, run.system)
 
 
 RULES: tuple[Rule[Run], ...] = (
@@ -125,6 +113,22 @@ RULES: tuple[Rule[Run], ...] = (
     caches_are_flushed,
     batch_is_of_its_parts,
 )
+
+
+def batch_faults(run: Run, system: Mapping[str, Any], whose: str = "") -> Iterator[str]:
+    """Yield a text if the logged micro batches on the ranks of ``system`` do not make the global batch."""
+    batch, micro = run.number("global_batch_size"), run.number("micro_batch_size")
+    steps, ranks = run.number("gradient_accumulation_steps"), num_ranks(system)
+    if batch is None or micro is None or steps is None or not ranks:
+        return
+    for axis in ("tensor", "pipeline", "context"):
+        ranks //= max(1, run.number(f"{axis}_parallelism") or 1)
+    product = micro * steps * ranks
+    if not 0 <= product - batch < max(1, ranks * steps):
+        yield (
+            f"micro_batch_size {micro} x gradient_accumulation_steps {steps} x {ranks} ranks{whose} "
+            f"is {product}, global_batch_size is {batch}"
+        )
 
 
 def _get(values: Mapping[str, Any], path: str) -> Any:
