@@ -420,7 +420,7 @@ BROKEN_RESULTS: list[tuple[str, Callable[[list[Evidence]], object], str]] = [
         "converged-runs",
     ),
     ("another rate in one run", of_run(3, value("opt_base_learning_rate", 1e-4)), "same-settings"),
-    ("another batch in one run", of_run(3, value("global_batch_size", 1024)), "same-settings"),
+    ("another batch in one run", of_run(3, value("global_batch_size", 1024)), "same-submission"),
     (
         "another precision in one run",
         of_run(3, value("lowest_numerical_precision_in_linear", "fp8")),
@@ -428,7 +428,7 @@ BROKEN_RESULTS: list[tuple[str, Callable[[list[Evidence]], object], str]] = [
     ),
     ("another micro batch in one run", of_run(3, value("micro_batch_size", 16)), "same-settings"),
     ("no warm-up in one run", of_run(3, drop("opt_learning_rate_warmup_steps")), "same-settings"),
-    ("an open run among them", of_run(3, value("submission_division", "open")), "same-settings"),
+    ("an open run among them", of_run(3, value("submission_division", "open")), "same-submission"),
     (
         "another data order in one run",
         of_run(3, field("data.num_workers", 3)),

@@ -213,14 +213,22 @@ def lose_two(logs: list[Path]) -> None:
         log.write_text(log.read_text().replace('"status": "success"', '"status": "aborted"'))
 
 
+def another_submitter(logs: list[Path]) -> None:
+    logs[3].write_text(logs[3].read_text().replace('"example-org"', '"other-org"'))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda logs: logs[9].unlink(), "has no mlperf.log"),
-        (lambda logs: shutil.rmtree(logs[9].parent), "must be 10 runs"),
-        (lambda logs: shutil.copy(logs[4], logs[5]), "seed: got 104; must differ from run to run"),
+        (lambda logs: shutil.rmtree(logs[9].parent), "ten-runs: 9 runs; needed: 10"),
+        (
+            lambda logs: shutil.copy(logs[4], logs[5]),
+            "seeds-are-random: the seed 104 is that of",
+        ),
+        (another_submitter, "same-submission: submission_org is"),
         (cut_off, "the run is not over"),
-        (lose_two, "one run at most"),
+        (lose_two, "converged-runs: 2 runs did not reach the target"),
     ],
 )
 def test_runs_that_are_not_one_result_are_refused(

@@ -60,8 +60,8 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
     from fluxtrain.mlperf import rcp, review, submission, system, tools
 
     waivers = review.parse_waivers(arguments.waive)
-    runs = [submission.FinishedRun.read(folder) for folder in folders]
-    submission.require_one_result(runs)
+    runs = [review.read_finished_run(folder) for folder in folders]
+    submission.require_one_result(review.Result("", runs, ruleset=arguments.ruleset), waivers)
     known = submission.known_fields(runs)
     if not arguments.system.exists():
         arguments.system.write_text(system.template(known))
@@ -79,7 +79,7 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
         checked.append(tool)
     scaling = 1.0
     if closed:
-        size = int(runs[0].values["global_batch_size"])
+        size = runs[0].number("global_batch_size") or 0
         samples = [run.samples for run in runs]
         compared = rcp.compare_with_reference(samples, size, arguments.ruleset)
         print(f"convergence: {rcp.explain(compared, size, arguments.ruleset)}")

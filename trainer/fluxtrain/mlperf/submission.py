@@ -11,114 +11,50 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import distributions
-from math import inf
 from pathlib import Path
-from typing import Any
 
 from fluxtrain import __version__
-from fluxtrain.contract.launch import CONFIG_FILE, MLPERF_FILE
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, StorageError
-from fluxtrain.mlperf.facts import SYSTEM_KEY
-from fluxtrain.mlperf.lines import LogLine, read_lines
-from fluxtrain.mlperf.rcp import NUM_RUNS
-from fluxtrain.mlperf.review.evidence import WAIVERS_FILE
+from fluxtrain.mlperf.review.evidence import WAIVERS_FILE, Result, Run
+from fluxtrain.mlperf.review.runs import OF_ONE_RESULT, ten_runs
 from fluxtrain.mlperf.system import STATUSES
 
 _SOURCE = Path(__file__).parents[1]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_EQUAL_KEYS = (
-    "submission_org",
-    "submission_platform",
-    "submission_division",
-    "submission_status",
-    "global_batch_size",
-)
-"""Keys whose values must be equal in all logs."""
 
 
-@dataclass(frozen=True)
-class FinishedRun:
-    """A finished run: its log and its configuration."""
-
-    name: str
-    log: Path
-    config: Path
-    values: Mapping[str, Any]  # the first value of each key
-    samples: int | None  # to convergence; None if the run did not reach its target
-    ended: bool
-    minutes: float  # from run_start to run_stop; infinite if the run did not reach its target
-
-    @staticmethod
-    def read(folder: Path) -> FinishedRun:
-        """Return the run whose output is ``folder``; raise ConfigError if it has no log or config."""
-        log, config = folder / MLPERF_FILE, folder / CONFIG_FILE
-        for path in (log, config):
-            if not path.is_file():
-                text = f"has no {path.name}: give output folders of fluxtrain run"
-                raise ConfigError("RUN", str(folder), text)
-        lines = [line for line in read_lines(log) if not line.fault]
-        values: dict[str, Any] = {}
-        for line in lines:
-            values.setdefault(line.key, line.value)
-        stop = next((line for line in lines if line.key == "run_stop"), None)
-        samples = _samples(lines, stop)
-        minutes = inf if samples is None else _minutes(lines)
-        return FinishedRun(str(folder), log, config, values, samples, stop is not None, minutes)
-
-    @property
-    def closed(self) -> bool:
-        """Return whether the log is of the closed division."""
-        return bool(self.values.get("submission_division") == "closed")
-
-
-def require_one_result(runs: Sequence[FinishedRun]) -> None:
-    """Raise ConfigError naming every reason why ``runs`` are not one result."""
-    errors = []
-    if len(runs) != NUM_RUNS:
-        errors.append(ConfigError("RUN ...", len(runs), f"must be {NUM_RUNS} runs"))
-    errors += [
-        ConfigError(run.name, UNSET, "the run is not over: its log has no run_stop")
-        for run in runs
-        if not run.ended
+def require_one_result(result: Result, waivers: Mapping[str, str]) -> None:
+    """Raise ConfigError naming every reason, but for ``waivers``, why the runs of ``result`` are none."""
+    errors = [
+        ConfigError(each.rule, UNSET, f"{each.text}. {each.fix}")
+        for rule in OF_ONE_RESULT
+        for each in rule.findings(result, "", result.closed)
+        if rule is ten_runs or each.rule not in waivers
     ]
-    lost = [run.name for run in runs if run.samples is None]
-    if len(lost) > 1:
-        text = f"did not reach the target: {', '.join(lost)}; one run at most may be dropped"
-        errors.append(ConfigError("RUN ...", UNSET, text))
-    for key in _EQUAL_KEYS:
-        values = sorted({str(run.values.get(key)) for run in runs})
-        if len(values) > 1:
-            errors.append(ConfigError(key, ", ".join(values), "must be the same in all runs"))
-    seeds = Counter(run.values.get("seed") for run in runs)
-    if repeated := [seed for seed, count in seeds.items() if count > 1]:
-        errors.append(ConfigError("seed", repeated[0], "must differ from run to run"))
     if errors:
         raise errors[0] if len(errors) == 1 else JoinedConfigError(errors)
 
 
-def known_fields(runs: Sequence[FinishedRun]) -> dict[str, str]:
+def known_fields(runs: Sequence[Run]) -> dict[str, str]:
     """Return the submitter's and system's fields in the logs, without those that differ between runs."""
-    values = runs[0].values
+    first = runs[0]
     known = {
-        "submitter": str(values.get("submission_org", "")),
-        "division": str(values.get("submission_division", "")),
-        "system_name": str(values.get("submission_platform", "")),
+        "submitter": str(first.value("submission_org") or ""),
+        "division": str(first.value("submission_division") or ""),
+        "system_name": str(first.value("submission_platform") or ""),
     }
-    if (status := STATUSES.get(str(values.get("submission_status")))) is not None:
+    if (status := STATUSES.get(str(first.value("submission_status")))) is not None:
         known["status"] = status
-    systems = [run.values.get(SYSTEM_KEY) or {} for run in runs]
-    for name, value in systems[0].items():
-        if all(isinstance(system, dict) and system.get(name) == value for system in systems):
+    for name, value in first.system.items():
+        if all(run.system.get(name) == value for run in runs):
             known[str(name)] = str(value)
     return {name: value for name, value in known.items() if value}
 
 
 def write_package(
-    runs: Sequence[FinishedRun],
+    runs: Sequence[Run],
     description: Mapping[str, str],
     output: Path,
     waivers: Mapping[str, str],
@@ -156,19 +92,6 @@ def write_package(
     return organisation, system
 
 
-def _samples(lines: Sequence[LogLine], stop: LogLine | None) -> int | None:
-    """Return the samples at the last evaluation of a successful run, None for other runs."""
-    if stop is None or stop.fields["metadata"].get("status") != "success":
-        return None
-    counted = [line.samples for line in lines if line.key == "eval_accuracy"]
-    return counted[-1] if counted else None
-
-
-def _minutes(lines: Sequence[LogLine]) -> float:
-    times = {line.key: float(line.fields["time_ms"]) for line in lines}
-    return (times["run_stop"] - times.get("run_start", -inf)) / 60_000
-
-
 def _folder_name(field: str, name: str) -> str:
     if not _NAME.fullmatch(name):
         text = "names a folder: letters, digits, '.', '_' and '-' only"
@@ -177,7 +100,7 @@ def _folder_name(field: str, name: str) -> str:
 
 
 def _write_implementation(
-    runs: Sequence[FinishedRun],
+    runs: Sequence[Run],
     description: Mapping[str, str],
     waivers: Mapping[str, str],
     folder: Path,
@@ -186,7 +109,7 @@ def _write_implementation(
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
     shutil.copytree(_SOURCE, folder / "fluxtrain", ignore=ignored)
     for index, run in enumerate(runs):
-        config = json.loads(run.config.read_text())
+        config = dict(run.config or {})
         _write_json(folder / f"config_{index}.json", config)
         job = {
             "apiVersion": "fluxtrain.dev/v1alpha1",
@@ -207,12 +130,10 @@ def _write_json(path: Path, values: object) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n")
 
 
-def _readme(
-    runs: Sequence[FinishedRun], description: Mapping[str, str], waivers: Mapping[str, str]
-) -> str:
+def _readme(runs: Sequence[Run], description: Mapping[str, str], waivers: Mapping[str, str]) -> str:
     known = [f"- {rule}: {reason}" for rule, reason in waivers.items()]
     rows = [
-        f"| result_{index}.txt | {run.values.get('seed')} | {run.samples or 'did not converge'} |"
+        f"| result_{index}.txt | {run.value('seed')} | {run.samples or 'did not converge'} |"
         for index, run in enumerate(runs)
     ]
     return "\n".join(

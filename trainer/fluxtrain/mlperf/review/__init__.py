@@ -1,6 +1,12 @@
 """Review of MLPerf runs, results and packages by the rules that MLCommons' tools do not check."""
 
-from fluxtrain.mlperf.review.evidence import WAIVERS_FILE, Result, Run, read_results
+from fluxtrain.mlperf.review.evidence import (
+    WAIVERS_FILE,
+    Result,
+    Run,
+    read_finished_run,
+    read_results,
+)
 from fluxtrain.mlperf.review.review import (
     RULES,
     all_rule_findings,
@@ -21,6 +27,7 @@ __all__ = [
     "Run",
     "all_rule_findings",
     "parse_waivers",
+    "read_finished_run",
     "read_results",
     "render",
     "review",

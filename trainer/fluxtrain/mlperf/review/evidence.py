@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,20 @@ class Run:
         stop = self.first("run_stop")
         return stop is not None and stop.fields["metadata"].get("status") == "success"
 
+    @property
+    def samples(self) -> int | None:
+        """Return the samples at the last evaluation of a run that reached its target, None for others."""
+        evaluations = self.all("eval_accuracy")
+        return evaluations[-1].samples if self.succeeded and evaluations else None
+
+    @property
+    def minutes(self) -> float:
+        """Return the minutes from run_start to run_stop; infinite if the target was not reached."""
+        start, stop = self.first("run_start"), self.first("run_stop")
+        if self.samples is None or start is None or stop is None:
+            return inf
+        return float(stop.fields["time_ms"] - start.fields["time_ms"]) / 60_000
+
 
 @dataclass(frozen=True)
 class Result:
@@ -112,6 +126,22 @@ def read_results(paths: Sequence[Path], ruleset: str = RULESETS[-1]) -> list[Res
             text = "no log, no output folder of fluxtrain run, and no package or result of flux1"
             raise ConfigError("PATH", str(path), text)
     return [Result("", runs, ruleset=ruleset), *results] if runs else results
+
+
+def read_finished_run(folder: Path) -> Run:
+    """Return the run whose output is ``folder``.
+
+    Raises ConfigError if it has no log or no configuration, or if its log has no end.
+    """
+    log, config = folder / MLPERF_FILE, folder / CONFIG_FILE
+    for path in (log, config):
+        if not path.is_file():
+            text = f"has no {path.name}: give output folders of fluxtrain run"
+            raise ConfigError("RUN", str(folder), text)
+    run = _run(log, config, str(folder))
+    if run.first("run_stop") is None:
+        raise ConfigError("RUN", str(folder), "the run is not over: its log has no run_stop")
+    return run
 
 
 def num_ranks(system: Mapping[str, Any]) -> int | None:

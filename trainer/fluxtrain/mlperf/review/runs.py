@@ -11,9 +11,13 @@ from fluxtrain.mlperf.rcp import NUM_RUNS, compare_with_reference, explain
 from fluxtrain.mlperf.review.evidence import Result, Run
 from fluxtrain.mlperf.review.rule import Rule, rule
 
-_SETTINGS = (
+_SUBMISSION = (
     *("submission_org", "submission_platform", "submission_division", "submission_status"),
-    *("global_batch_size", "micro_batch_size", "gradient_accumulation_steps"),
+    "global_batch_size",
+)
+"""Keys that name the result: MLCommons' tools need them equal in its runs."""
+_SETTINGS = (
+    *("micro_batch_size", "gradient_accumulation_steps"),
     *("opt_name", "opt_adamw_beta_1", "opt_adamw_beta_2", "opt_adamw_epsilon"),
     *("opt_adamw_weight_decay", "opt_gradient_clip_norm", "opt_base_learning_rate"),
     *("opt_learning_rate_warmup_steps", "opt_learning_rate_decay_schedule", "evaluation_frequency"),
@@ -44,9 +48,16 @@ def converged_runs(result: Result) -> Iterator[str]:
         yield f"{len(lost)} runs did not reach the target: {_names(lost)}"
 
 
+@rule("same-submission", "2.2", _SAME)
+def same_submission(result: Result) -> Iterator[str]:
+    """The logs have the same submitter, platform, division, status and global batch size."""
+    for key in _SUBMISSION:
+        yield from _differences(key, {run.name: run.value(key) for run in result.runs})
+
+
 @rule("same-settings", "2.2", _SAME)
 def same_settings(result: Result) -> Iterator[str]:
-    """What the logs say of division, batch, optimizer, schedule, precision and parallelism is equal."""
+    """What the logs say of micro batch, optimizer, schedule, precision and parallelism is equal."""
     for key in _SETTINGS:
         yield from _differences(key, {run.name: run.value(key) for run in result.runs})
 
@@ -120,7 +131,7 @@ def converges_as_the_reference(result: Result) -> Iterator[str]:
     size = result.runs[0].number("global_batch_size")
     if len(result.runs) != NUM_RUNS or size is None:
         return
-    samples = [converged_at(run) for run in result.runs]
+    samples = [run.samples for run in result.runs]
     compared = compare_with_reference(samples, size, result.ruleset)
     if not compared.accepted:
         yield explain(compared, size, result.ruleset)
@@ -129,6 +140,7 @@ def converges_as_the_reference(result: Result) -> Iterator[str]:
 RULES: tuple[Rule[Result], ...] = (
     ten_runs,
     converged_runs,
+    same_submission,
     same_settings,
     same_configuration,
     same_system,
@@ -136,12 +148,14 @@ RULES: tuple[Rule[Result], ...] = (
     runs_are_different_runs,
     converges_as_the_reference,
 )
-
-
-def converged_at(run: Run) -> int | None:
-    """Return the samples at the last evaluation of a successful run, None for other runs."""
-    evaluations = run.all("eval_accuracy")
-    return evaluations[-1].samples if run.succeeded and evaluations else None
+OF_ONE_RESULT = (
+    ten_runs,
+    converged_runs,
+    same_submission,
+    seeds_are_random,
+    runs_are_different_runs,
+)
+"""Rules without which runs are no result, so that there is nothing to package."""
 
 
 def _differences(what: str, values: Mapping[str, object]) -> Iterator[str]:
