@@ -111,6 +111,9 @@ def test_ten_runs_become_a_package_that_every_tool_accepts_and_that_is_not_overw
     implementation = organisation / "benchmarks/flux1/implementations/8xMI300X_fluxtrain"
     assert (implementation / "fluxtrain" / "train.py").exists()
     assert json.loads((implementation / "config_3.json").read_text())["seed"] == 103
+    statement = (implementation / "deviations.md").read_text()
+    assert "| RoPE angles |" in statement
+    assert "| gradient accumulation |" not in statement  # 16 ranks x 32
     assert resolve(json.loads((implementation / "job_3.json").read_text())["spec"]["run"])
     code, output = closed.package()
     assert code == EXIT_USAGE
@@ -143,6 +146,13 @@ def test_the_open_division_is_packaged_without_a_reference(empty: Submission) ->
     code, output = empty.package()
     assert code == EXIT_OK, output
     assert "rcp_checker" not in output
+    assert "without a reason (--reason FIELD=REASON): optim.beta2" in output
+    shutil.rmtree(empty.target)
+    code, output = empty.package("--reason", "optim=a study | of moments")
+    assert code == EXIT_OK, output
+    assert "without a reason" not in output
+    (statement,) = empty.target.rglob("deviations.md")
+    assert "| optim.beta2 | 0.95 | 0.99 | a study \\| of moments |" in statement.read_text()
 
 
 @pytest.mark.slow
@@ -249,6 +259,12 @@ def test_runs_that_are_not_one_result_are_refused(
         ("submitter", "two words", "names a folder"),
         ("number_of_nodes", "eight", "must be a whole number"),
         ("framework", "", "must not be empty"),
+        ("host_networking_topology", "", "must not be empty"),
+        ("host_memory_configuration", " ", "must not be empty"),
+        ("accelerator_host_interconnect", "", "must not be empty"),
+        ("accelerator_memory_configuration", "", "must not be empty"),
+        ("accelerator_interconnect", "", "must not be empty"),
+        ("cooling", "", "must not be empty: air or liquid"),
         ("framework", ["a"], "must be a string"),
         ("colour", "red", "no field of a system description"),
     ],
@@ -261,6 +277,33 @@ def test_a_wrong_answer_is_refused(
     assert code == EXIT_USAGE
     assert field in output
     assert message in output
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--answer=cooling", "must be FIELD=TEXT"),
+        ("--answer=cooling=", "cooling: got ''; must not be empty"),
+        ("--answer=colour=red", "no field of a system description"),
+        ("--reason=optim", "must be FIELD=REASON"),
+        ("--reason=optim=a study", "is as in the reference, or no field"),
+    ],
+)
+def test_a_wrong_option_is_refused(option: str, message: str, closed: Submission) -> None:
+    code, output = closed.package(option)
+    assert code == EXIT_USAGE
+    assert message in output
+
+
+def test_answers_may_be_given_without_a_file(closed: Submission) -> None:
+    path = closed.folder / "system.yaml"
+    told = yaml.safe_load(path.read_text())
+    path.unlink()
+    code, output = closed.package(*(f"--answer={name}={value}" for name, value in told.items()))
+    assert code == EXIT_OK, output
+    assert not path.exists()
+    written = json.loads((closed.target / "example-org/systems/8xMI300X.json").read_text())
+    assert written == told
 
 
 def test_the_machine_facts_are_those_of_lscpu() -> None:

@@ -26,10 +26,14 @@ def add(subcommands: Commands) -> None:
     text = "system description (default: system.yaml); created as a template if missing"
     default = Path("system.yaml")
     package.add_argument("--system", type=path, default=default, metavar="FILE", help=text)
+    text = "a field of the system description, instead of the file's"
+    package.add_argument("--answer", action="append", default=[], metavar="FIELD=TEXT", help=text)
     text = "folder to write (default: submission)"
     package.add_argument("--output", type=path, default=Path("submission"), help=text)
     text = "package in spite of a rule's findings, for this reason, which the package shows"
     package.add_argument("--waive", action="append", default=[], metavar="RULE=REASON", help=text)
+    text = "why a field of the job, or a section of fields, is not the reference's; the package shows it"
+    package.add_argument("--reason", action="append", default=[], metavar="FIELD=REASON", help=text)
     add_ruleset(package)
     package.set_defaults(action=action)
 
@@ -57,18 +61,33 @@ def action(arguments: argparse.Namespace) -> int:
 
 
 def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
-    from fluxtrain.mlperf import rcp, review, submission, system, tools
+    from fluxtrain.mlperf import (
+        deviations_file,
+        implementation,
+        rcp,
+        review,
+        submission,
+        system,
+        tools,
+    )
 
-    waivers = review.parse_waivers(arguments.waive)
+    statements = implementation.Statements(
+        review.parse_waivers(arguments.waive), deviations_file.parse_reasons(arguments.reason)
+    )
     runs = [review.read_finished_run(folder) for folder in folders]
-    submission.require_one_result(review.Result("", runs, ruleset=arguments.ruleset), waivers)
+    result = review.Result("", runs, ruleset=arguments.ruleset)
+    submission.require_one_result(result, statements.waivers)
+    differences = implementation.run_deviations(runs[0], statements.reasons)
     known = submission.known_fields(runs)
-    if not arguments.system.exists():
+    answers: dict[str, object] = {**system.parse_answers(arguments.answer)}
+    if arguments.system.exists():
+        answers = {**system.read_answers(arguments.system), **answers}
+    elif not system.is_complete({**known, **answers}):
         arguments.system.write_text(system.template(known))
         text = "created as a template: replace its nulls"
         raise ConfigError("--system", str(arguments.system), text)
-    description = system.describe(known, system.read_answers(arguments.system))
-    organisation, name = submission.write_package(runs, description, arguments.output, waivers)
+    description = system.describe(known, answers)
+    organisation, name = submission.write_package(runs, description, arguments.output, statements)
     print(f"package: {organisation}")
     closed = runs[0].closed
     checked = []
@@ -87,6 +106,7 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
     minutes = rcp.score([run.minutes for run in runs], scaling)
     each = ", ".join(f"{run.minutes:.2f}" for run in runs)
     print(f"score: {minutes:.2f} minutes, without the fastest and the slowest of {each}")
+    print(f"deviations from the reference: {deviations_file.summary(differences)}")
     reviewed = _review(organisation / "results" / name / "flux1", checked, arguments.ruleset)
     return EXIT_OK if reviewed and all(tool.passed for tool in checked) else EXIT_ERROR
 

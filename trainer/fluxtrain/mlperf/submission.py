@@ -3,7 +3,7 @@
 ORGANISATION/
   systems/SYSTEM.json
   results/SYSTEM/flux1/result_0.txt ... result_9.txt
-  benchmarks/flux1/implementations/SYSTEM_fluxtrain/   README.md, config_0.json ..., our source
+  benchmarks/flux1/implementations/SYSTEM_fluxtrain/   to repeat the runs: see implementation.py
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from importlib.metadata import distributions
 from pathlib import Path
 
-from fluxtrain import __version__
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, StorageError
-from fluxtrain.mlperf.review.evidence import WAIVERS_FILE, Result, Run
+from fluxtrain.mlperf.implementation import Statements, write_implementation
+from fluxtrain.mlperf.review.evidence import Result, Run
 from fluxtrain.mlperf.review.runs import OF_ONE_RESULT, ten_runs
 from fluxtrain.mlperf.system import STATUSES
 
-_SOURCE = Path(__file__).parents[1]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -57,11 +55,9 @@ def write_package(
     runs: Sequence[Run],
     description: Mapping[str, str],
     output: Path,
-    waivers: Mapping[str, str],
+    statements: Statements,
 ) -> tuple[Path, str]:
     """Write the tree of one result below ``output``; return the organisation's folder and the system's name.
-
-    ``waivers`` has the reason for each rule of the review whose findings the submitter knows of.
 
     Raises ConfigError if a name is not a valid folder name or the result exists, StorageError if it cannot be
     written. The result is written completely or not at all.
@@ -80,7 +76,7 @@ def write_package(
             shutil.copyfile(run.log, logs / f"result_{index}.txt")
         _write_json(partial / "systems" / f"{system}.json", description)
         implementation = Path("benchmarks/flux1/implementations") / f"{system}_fluxtrain"
-        _write_implementation(runs, description, waivers, partial / implementation)
+        write_implementation(runs, description, statements, partial / implementation)
         shutil.rmtree(organisation / implementation, ignore_errors=True)  # of an unfinished attempt
         for part in (implementation, f"systems/{system}.json", f"results/{system}/flux1"):
             (organisation / part).parent.mkdir(parents=True, exist_ok=True)
@@ -99,64 +95,6 @@ def _folder_name(field: str, name: str) -> str:
     return name
 
 
-def _write_implementation(
-    runs: Sequence[Run],
-    description: Mapping[str, str],
-    waivers: Mapping[str, str],
-    folder: Path,
-) -> None:
-    """Write what is needed to reproduce the runs (code, packages, configurations), and the waivers."""
-    ignored = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
-    shutil.copytree(_SOURCE, folder / "fluxtrain", ignore=ignored)
-    for index, run in enumerate(runs):
-        config = dict(run.config or {})
-        _write_json(folder / f"config_{index}.json", config)
-        job = {
-            "apiVersion": "fluxtrain.dev/v1alpha1",
-            "kind": "FluxTraining",
-            "metadata": {"name": f"result-{index}"},
-            "spec": {"run": config},
-        }
-        _write_json(folder / f"job_{index}.json", job)
-    packages = {f"{package.name}=={package.version}" for package in distributions() if package.name}
-    (folder / "requirements.txt").write_text("\n".join(sorted(packages)) + "\n")
-    if waivers:
-        _write_json(folder / WAIVERS_FILE, dict(waivers))
-    (folder / "README.md").write_text(_readme(runs, description, waivers))
-
-
 def _write_json(path: Path, values: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(values, indent=2) + "\n")
-
-
-def _readme(runs: Sequence[Run], description: Mapping[str, str], waivers: Mapping[str, str]) -> str:
-    known = [f"- {rule}: {reason}" for rule, reason in waivers.items()]
-    rows = [
-        f"| result_{index}.txt | {run.value('seed')} | {run.samples or 'did not converge'} |"
-        for index, run in enumerate(runs)
-    ]
-    return "\n".join(
-        [
-            f"# FLUX.1 on {description['system_name']} with fluxtrain {__version__}",
-            "",
-            f"{description['number_of_nodes']} nodes, {description['accelerators_per_node']} x "
-            f"{description['accelerator_model_name']} each, {description['framework']}. "
-            "`fluxtrain/` is the code, `requirements.txt` lists the installed packages, config_N.json is the",
-            "config.json of result_N.txt.",
-            "",
-            "To reproduce result N: prepare the data (`fluxtrain prepare --help`), then",
-            "`fluxtrain run job_N.json --output OUTPUT`; or `kubectl apply -f job_N.json` after adding nodes",
-            "and storage.",
-            "",
-            "| log | seed | samples to convergence |",
-            "|---|---|---|",
-            *rows,
-            "",
-            *(
-                ["Findings of `fluxtrain mlperf review` that are waived:", "", *known, ""]
-                if known
-                else []
-            ),
-        ]
-    )

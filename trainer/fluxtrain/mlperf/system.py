@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import yaml
@@ -27,18 +27,18 @@ FIELDS: dict[str, str] = {
     "host_storage_type": "such as NVMe SSD",
     "host_storage_capacity": "such as 8 x 3.84 TB",
     "host_networking": "such as 8 x 400 GbE RoCE",
-    "host_networking_topology": "such as rail-optimised fat tree; may be empty",
-    "host_memory_configuration": "such as 24 x 96 GB DDR5; may be empty",
+    "host_networking_topology": "such as rail-optimised fat tree",
+    "host_memory_configuration": "such as 24 x 96 GB DDR5",
     "accelerators_per_node": "accelerators of a node",
     "accelerator_model_name": "such as AMD Instinct MI300X",
-    "accelerator_host_interconnect": "such as PCIe Gen5 x16; may be empty",
+    "accelerator_host_interconnect": "such as PCIe Gen5 x16",
     "accelerator_frequency": "may be empty",
     "accelerator_on-chip_memories": "may be empty",
-    "accelerator_memory_configuration": "such as HBM3; may be empty",
+    "accelerator_memory_configuration": "such as HBM3",
     "accelerator_memory_capacity": "memory of one accelerator",
-    "accelerator_interconnect": "such as Infinity Fabric; may be empty",
+    "accelerator_interconnect": "such as Infinity Fabric",
     "accelerator_interconnect_topology": "such as fully connected; may be empty",
-    "cooling": "air or liquid; may be empty",
+    "cooling": "air or liquid",
     "hw_notes": "anything else; may be empty",
     "framework": "name and version",
     "other_software_stack": "what else matters, with versions",
@@ -98,6 +98,22 @@ def read_answers(path: Path) -> dict[str, object]:
     if not isinstance(answers, dict):
         raise ConfigError("--system", str(path), "must be a YAML mapping of fields")
     return {str(name): value for name, value in answers.items()}
+
+
+def parse_answers(texts: Iterable[str]) -> dict[str, str]:
+    """Return the fields from ``FIELD=TEXT``; raise ConfigError for other texts."""
+    answers: dict[str, str] = {}
+    for text in texts:
+        name, mark, value = text.partition("=")
+        if not mark:
+            raise ConfigError("--answer", text, "must be FIELD=TEXT, such as cooling=liquid")
+        answers[name.strip()] = value.strip()
+    return answers
+
+
+def is_complete(answers: Mapping[str, object]) -> bool:
+    """Return whether every field has a value."""
+    return all(answers.get(name) is not None for name in FIELDS)
 
 
 def template(known: Mapping[str, str]) -> str:
