@@ -312,6 +312,9 @@ CLOSED_DIVISION = [
         "the closed division does not allow synthetic;", "spec.run.data.source"),
     Bad("spec.run", {"preset": "micro", "logging": {"mlperf": {"division": "closed"}}},
         "must be open: the closed one is that of the presets mlperf-*", "spec.run.logging.mlperf.division"),
+    Bad("spec.run", changed(CLOSED_RUN, "schedule.global_batch_size", 2304),
+        "must be one of 512, 1024, 2048, 4096, for which the reference has a learning rate, or optim.",
+        "spec.run.schedule.global_batch_size"),
 ]  # fmt: skip
 STORAGE = [
     Bad("spec.storage.data", {}, "exactly one of persistentVolumeClaim, hostPath, emptyDir"),

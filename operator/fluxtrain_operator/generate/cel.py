@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from fluxtrain.contract.describe import is_list, iter_fields, model_of
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, Spec
-from fluxtrain.contract.run import closed_division
+from fluxtrain.contract.run import closed_division, reference_schedule
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import ANY_VALUE, NOT_IMPLEMENTED
 from fluxtrain.contract.strict_model import Rule, StrictModel
@@ -108,6 +108,13 @@ def _closed_division() -> Iterator[Validation]:
         message = f"{path}: {closed_division.forbidden_message(value)}"
         rule = f"!({closed}) || !({_has(path)}) || self.{path} != {json.dumps(value)}"
         yield _validation_of(rule, message, path)
+    given = " && ".join(map(_has, reference_schedule.FIELDS))
+    sizes, size = list(reference_schedule.REFERENCE_SCHEDULES), reference_schedule.SIZE
+    yield _validation_of(
+        f"!({closed}) || !({_has(size)}) || self.{size} in {sizes} || ({given})",
+        f"{size}: {reference_schedule.MESSAGE}",
+        size,
+    )
     division = "logging.mlperf.division"
     yield _validation_of(
         f"!({_has(division)}) || self.{division} != 'closed' || "

@@ -216,7 +216,8 @@ def test_the_log_has_the_actual_values(log: Path, tmp_path: Path) -> None:
 def test_a_batch_that_does_not_divide_the_interval_satisfies_only_the_newest_ruleset(
     log: Path,
 ) -> None:
-    finish(log, 0, schedule={"global_batch_size": 2304})
+    schedule = {"global_batch_size": 2304, "warmup_steps": 0}
+    finish(log, 0, schedule=schedule, optim={"learning_rate": 1.85e-4})
     frequency = [e["value"] for e in events(log) if e["key"] == "evaluation_frequency"]
     assert frequency == [262_656]
     assert [ruleset for ruleset in RULESETS if accepted(log, ruleset)] == ["6.1.0"]

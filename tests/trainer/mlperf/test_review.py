@@ -477,6 +477,17 @@ def ten(tmp_path_factory: pytest.TempPathFactory) -> list[Evidence]:
     return [good_run(folder, 100 + number, count) for number, count in enumerate(CONVERGED)]
 
 
+def test_runs_faster_than_the_reference_are_told_its_schedule(ten: list[Evidence]) -> None:
+    runs = [run.copy() for run in ten]
+    for run in runs:
+        run.one("eval_accuracy", -1)["metadata"].update(samples_count=20 * EVERY)
+    texts = [finding.text for finding in result_findings(result_of(runs))]
+    (text,) = [text for text in texts if text.startswith("refused: ")]
+    assert text.endswith(
+        "its runs of batch size 512 have learning rate 0.0002 after 1600 warm-up steps"
+    )
+
+
 def result_of(runs: Sequence[Evidence], **more: Any) -> Result:
     return Result("result", [run.run(f"run {number}") for number, run in enumerate(runs)], **more)
 

@@ -124,7 +124,8 @@ class OptimConfig(StrictModel):
     name: Annotated[Literal["adamw"], IMMUTABLE] = "adamw"
     """The optimizer."""
     learning_rate: LearningRate = 1e-4
-    """Learning rate after the warm-up."""
+    """Learning rate after the warm-up; the presets ``mlperf-*`` have that of MLCommons' reference runs for
+    the global batch sizes 512, 1024, 2048 and 4096."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay rate of the first moment."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
@@ -145,7 +146,8 @@ class ScheduleConfig(StrictModel):
     global_batch_size: Annotated[Positive, IMMUTABLE] = 512
     """Samples per optimizer step, over all ranks and accumulation steps."""
     warmup_steps: Annotated[Count, IMMUTABLE] = 0
-    """Steps of linear warm-up, with learning rate learning_rate x step / warmup_steps."""
+    """Steps of linear warm-up, with learning rate learning_rate x step / warmup_steps; of the presets
+    ``mlperf-*``, as learning_rate."""
     decay: Annotated[Literal["constant", "cosine"], IMMUTABLE] = "constant"
     """Learning rate schedule after the warm-up."""
     decay_fraction: Annotated[Fraction, IMMUTABLE] = 1.0

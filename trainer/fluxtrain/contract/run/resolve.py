@@ -9,6 +9,7 @@ from fluxtrain.contract.run import closed_division
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.immutable_fields import value_at
 from fluxtrain.contract.run.presets import PRESETS
+from fluxtrain.contract.run.reference_schedule import require_schedule, schedule_values
 from fluxtrain.contract.validation import validate
 from fluxtrain.errors import ConfigError
 
@@ -25,13 +26,16 @@ NOT_IMPLEMENTED: dict[tuple[str, object], str] = {
 def resolve(run: Mapping[str, Any], at: str = "spec.run") -> RunConfig:
     """Return the preset of ``run``, overridden by its other fields.
 
+    The presets ``mlperf-*`` have the learning rate and the warm-up of MLCommons' reference at the batch size.
+
     Raises ConfigError with the paths, below ``at``, of all fields that are wrong or not implemented.
     """
     _refuse_not_implemented(run, at)
     preset = run.get("preset")
     base = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
-    config = validate(RunConfig, merge(base, run), at)
+    config = validate(RunConfig, merge(merge(base, schedule_values(run)), run), at)
     closed_division.require_allowed(config, at)
+    require_schedule(run, config, at)
     return config
 
 

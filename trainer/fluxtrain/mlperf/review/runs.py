@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.reference_schedule import REFERENCE_SCHEDULES
 from fluxtrain.mlperf.rcp import NUM_RUNS, compare_with_reference, explain
 from fluxtrain.mlperf.review.evidence import Result, Run
 from fluxtrain.mlperf.review.rule import Rule, rule
@@ -134,7 +135,9 @@ def converges_as_the_reference(result: Result) -> Iterator[str]:
     samples = [run.samples for run in result.runs]
     compared = compare_with_reference(samples, size, result.ruleset)
     if not compared.accepted:
-        yield explain(compared, size, result.ruleset)
+        schedule = REFERENCE_SCHEDULES.get(size)
+        text = "" if schedule is None else f"; its runs of batch size {size} have {schedule}"
+        yield explain(compared, size, result.ruleset) + text
 
 
 RULES: tuple[Rule[Result], ...] = (
