@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 
 from fluxtrain.contract.resource.api_model import GROUP
@@ -89,9 +90,19 @@ def pod(job: str, index: int) -> str:
     return bounded(job, f"-{index}")
 
 
-def rendezvous(job: str) -> str:
-    """Return the name, and host name, of the rendezvous pod."""
-    return bounded(job, "-rendezvous")
+def rendezvous(job: str, number: int = 1) -> str:
+    """Return the name of the rendezvous pod; the first one is its host name too, whatever its name.
+
+    Another ``number`` is for a pod that is created while finalizers keep others. No training pod of any job
+    has such a name.
+    """
+    return bounded(job, "-rendezvous" if number == 1 else f"-rendezvous{number}")
+
+
+def is_rendezvous(job: str, pod: str) -> bool:
+    """Return whether a rendezvous pod of ``job`` may have the name ``pod``."""
+    number = re.search(r"-rendezvous([1-9][0-9]{0,8})?$", pod, re.ASCII)
+    return number is not None and pod == rendezvous(job, int(number[1] or 1))
 
 
 def rendezvous_key(job: str, uid: str) -> str:

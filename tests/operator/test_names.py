@@ -13,6 +13,7 @@ MAKERS = (
     lambda job: names.pod(job, 0),
     lambda job: names.pod(job, 4095),
     names.rendezvous,
+    lambda job: names.rendezvous(job, 2),
     names.service,
     names.legacy_config_map,
     lambda job: names.revision(job, "0123456789abcdef"),
@@ -40,6 +41,15 @@ def test_short_names_are_readable() -> None:
     assert names.rendezvous("mlperf") == "mlperf-rendezvous"
     assert names.service("mlperf") == "mlperf"
     assert names.service("1st") == "ft-1st"
+
+
+@pytest.mark.parametrize("job", ["mlperf", LONG])
+def test_the_names_of_rendezvous_pods_are_known(job: str) -> None:
+    own = [names.rendezvous(job, number) for number in (1, 2, 10)]
+    assert all(names.is_rendezvous(job, name) for name in own)
+    others = [*(f"{own[0]}{end}" for end in ("0", "1", "02", "-2", "x", "9" * 10)), "rendezvous"]
+    assert not any(names.is_rendezvous(job, name) for name in (*others, names.pod(job, 2)))
+    assert not any(names.is_rendezvous("other", name) for name in own)
 
 
 def test_long_jobs_that_differ_at_the_end_have_different_names() -> None:

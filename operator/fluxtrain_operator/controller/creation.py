@@ -65,7 +65,7 @@ def _place(pod: Manifest) -> tuple[str, str, str]:
     job, (_, _, index) = str(owner.get("name", "")), name.rpartition("-")
     if owner.get("kind") != KIND or not job:
         return job, "", ""
-    if name == names.rendezvous(job):
+    if names.is_rendezvous(job, name):
         return job, names.RENDEZVOUS, ""
     is_training = index.isdecimal() and name == names.pod(job, int(index))
     return job, names.TRAINER if is_training else "", index

@@ -161,7 +161,7 @@ def starting(facts: Facts) -> Finding | None:
     began = max((pod.started or 0.0 for pod, _ in facts.trainers if pod.running), default=0.0)
     since = f" for {duration(facts.now - began)}" if began else ""
     text = f"has {_count(facts.num_running, 'running pod')}{since}, but no step is made yet"
-    store = next((p for p in facts.problems if p.pod == names.rendezvous(facts.name)), None)
+    store = next((p for p in facts.problems if names.is_rendezvous(facts.name, p.pod)), None)
     if store is not None:
         text = f"{text}: they wait for the rendezvous, and {_problem(facts, store)}"
         return Finding(text, _remedy(facts, store.reason, store.pod))

@@ -83,7 +83,7 @@ def _is_about(regarding: Mapping[str, Any], job: Manifest) -> bool:
         return False
     pod = str(regarding.get("name"))
     number = re.search(r"-(\d{1,9})$", pod)
-    return pod == (names.pod(name, int(number[1])) if number else names.rendezvous(name))
+    return pod == names.pod(name, int(number[1])) if number else names.is_rendezvous(name, pod)
 
 
 def _index(pod: Manifest) -> tuple[bool, int, str]:

@@ -13,6 +13,7 @@ _PATIENCE_SECONDS = 90.0
 """A pod that is deleted may take this long beyond its grace period; later, its node is in question."""
 _CREATING = ("ContainerCreating", "PodInitializing")
 _PULLING, _PULLED = "Pulling", "Pulled"
+_UNENDED = ("Pending", "Running")
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,11 @@ def problem_of(
 ) -> PodProblem | None:
     """Return why ``pod`` does not run; None if it does, or has ended. ``events`` are oldest first."""
     name, status = pod["metadata"]["name"], pod.get("status") or {}
+    if _is_kept(pod):
+        return None
     if deletion := _deletion(pod, now):
         return PodProblem(name, "Terminating", deletion)
-    if status.get("phase") not in (None, "Pending", "Running"):
+    if status.get("phase") not in (None, *_UNENDED):
         return None
     scheduled = next((c for c in status.get("conditions") or () if _is_unscheduled(c)), None)
     if scheduled is not None:
@@ -56,6 +59,13 @@ def _deletion(pod: Mapping[str, Any], now: float) -> str:
         return ""
     node = (pod.get("spec") or {}).get("nodeName") or "no node"
     return f"should have been deleted {duration(now - deadline)} ago, but {node} has not done so"
+
+
+def _is_kept(pod: Mapping[str, Any]) -> bool:
+    """Return whether a deleted pod runs no longer, and finalizers keep its object: others take its place."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    runs = (pod.get("spec") or {}).get("nodeName") and status.get("phase") in (None, *_UNENDED)
+    return "deletionTimestamp" in metadata and bool(metadata.get("finalizers")) and not runs
 
 
 def _is_unscheduled(condition: Mapping[str, Any]) -> bool:

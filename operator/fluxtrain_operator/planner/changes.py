@@ -18,6 +18,7 @@ from fluxtrain_operator.planner.exclusion import (
     unschedulable_pods,
 )
 from fluxtrain_operator.planner.failures import Failure
+from fluxtrain_operator.planner.kept_pods import rendezvous_name
 from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.planner.places import misses_places, places
 from fluxtrain_operator.planner.pod_group import (
@@ -71,7 +72,7 @@ def blocking_failures(situation: Situation, decision: Decision) -> tuple[CreateF
     needed = {_key(manifest) for manifest in situation.supporting_objects}
     needed |= {("Pod", names.pod(job.name, index)) for index in _free_indices(situation)}
     if situation.observed.rendezvous is None:
-        needed.add(("Pod", names.rendezvous(job.name)))
+        needed.add(("Pod", rendezvous_name(situation)))
     return tuple(failure for failure in failures if (failure.kind, failure.name) in needed)
 
 
@@ -278,7 +279,8 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
     job = situation.job
     indices = [i for i in _free_indices(situation) if names.pod(job.name, i) not in held]
     indices = indices[:MAX_PODS_PER_PLAN]
-    needs_store = situation.observed.rendezvous is None and names.rendezvous(job.name) not in held
+    store = rendezvous_name(situation)
+    needs_store = situation.observed.rendezvous is None and store not in held
     if not indices and not needs_store:
         return  # without a look at all nodes
     yield key_secret(job)  # somebody may have deleted it
@@ -286,7 +288,7 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
     if needs_store:
         avoided = avoided_nodes(situation, excluded)
         revision, ended = situation.revision, situation.ended_generation
-        yield rendezvous_pod(job, excluded, avoided, revision, ended, places(situation))
+        yield rendezvous_pod(job, excluded, avoided, revision, ended, places(situation), store)
     distrusted = distrusted_nodes(situation) if indices else ()
     avoided = avoided_nodes(situation, [*excluded, *distrusted]) if indices else ()
     for index, number in zip(indices, _replacements(situation, len(indices)), strict=True):
@@ -308,7 +310,8 @@ def _free_indices(situation: Situation) -> list[int]:
     """Return the indices at which a pod is to be created.
 
     The index of a pod that is being deleted stays reserved until its name is free. That of an unreachable
-    pod, or of one whose object Kueue keeps in a group that goes on, is skipped, as that may take forever.
+    pod, or of one whose object Kueue keeps in a group that goes on, or others' finalizers keep, is skipped,
+    as that may take forever.
     """
     job, pods, queueing = situation.job, situation.observed.pods, situation.queueing
     active = {pod.index for pod in situation.active}
@@ -316,6 +319,7 @@ def _free_indices(situation: Situation) -> list[int]:
     ongoing = {situation.attempt, *(pod.attempt for pod in unreachable)}
     ongoing |= {pod.attempt for pod in pods if pod.attempt >= situation.group}
     kept = {pod.index for pod in pods if queueing.keeps_name(pod) and pod.attempt in ongoing}
+    kept |= {pod.index for pod in pods if pod.kept_by}
     skipped = active | kept | {pod.index for pod in unreachable} | previous_indices(situation)
     num_missing = job.spec.nodes.max - len(active) - num_places_taken(situation)
     candidates = (index for index in count() if index not in skipped)
@@ -362,7 +366,7 @@ def _num_requested(situation: Situation, decision: Decision, created: list[Manif
     failures = blocking_failures(situation, decision)
     if any(failure.kind != "Pod" for failure in failures):
         return min(before, len(situation.current))
-    retried = {failure.name for failure in failures} | {names.rendezvous(situation.job.name)}
+    retried = {failure.name for failure in failures} | {rendezvous_name(situation)}
     num_new = sum(m["kind"] == "Pod" and m["metadata"]["name"] not in retried for m in created)
     num_pods = len(situation.current) + num_new if decision.action != "hold" else before
     if num_pods >= num_max:

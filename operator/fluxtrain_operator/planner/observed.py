@@ -93,6 +93,16 @@ class Pod:
         return self.phase == "Running" and self.started is not None and not self.ended
 
     @property
+    def kept_by(self) -> tuple[str, ...]:
+        """Return the finalizers of others that keep the object of a deleted pod that runs no longer.
+
+        Not Kueue's, which it removes itself.
+        """
+        if not self.deleting or (self.node and not self.ended):
+            return ()
+        return tuple(name for name in self.finalizers if name != names.KUEUE_FINALIZER)
+
+    @property
     def unschedulable(self) -> bool:
         """Return whether the scheduler has found no node for it."""
         return self.waiting.startswith("Unschedulable")
@@ -207,6 +217,8 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     """Training pods, of all attempts."""
     rendezvous: Pod | None = None
+    kept_rendezvous: tuple[Pod, ...] = ()
+    """Earlier rendezvous pods, which finalizers of others keep."""
     final_pod: Pod | None = None
     """The last pod that told rank 0's progress when it ended, and is gone."""
     progress: Progress | None = None
@@ -246,9 +258,16 @@ class Observed:
             if component in by_component:
                 by_component[component].append(Pod.from_object(manifest))
         trainers = tuple(sorted(by_component[names.TRAINER], key=lambda pod: pod.index))
-        rendezvous = next(iter(by_component[names.RENDEZVOUS]), None)
+        kept = tuple(pod for pod in by_component[names.RENDEZVOUS] if pod.kept_by)
+        left = [pod for pod in by_component[names.RENDEZVOUS] if not pod.kept_by]
         final = Pod.from_object(final_pod) if final_pod is not None else None
-        return Observed(pods=trainers, rendezvous=rendezvous, final_pod=final, **others)
+        return Observed(
+            pods=trainers,
+            rendezvous=min(left, key=lambda pod: (pod.deleting, pod.created), default=None),
+            kept_rendezvous=kept,
+            final_pod=final,
+            **others,
+        )
 
 
 def newest_time(pod: Mapping[str, Any]) -> float | None:

@@ -316,7 +316,8 @@ def _degraded(situation: Situation, decision: Decision, phase: Phase) -> tuple[s
 def _suspended(situation: Situation, decision: Decision) -> ConditionUpdate:
     if decision.action != "suspend":
         return ConditionUpdate("Suspended", False, "NotSuspended")
-    num_left = len(situation.observed.pods) + len([*unwatched_pods(situation)])
+    left = [pod for pod in situation.observed.pods if not pod.kept_by]
+    num_left = len(left) + len([*unwatched_pods(situation)])
     if num_left:
         message = f"{num_left} pods leave a checkpoint and go"
         return ConditionUpdate("Suspended", False, "Stopping", message)

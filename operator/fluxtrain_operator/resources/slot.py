@@ -81,14 +81,16 @@ def rendezvous_pod(
     revision: Revision | None = None,
     ended: tuple[int, int] = (0, 0),
     places: str = "",
+    name: str = "",
 ) -> Manifest:
-    """Return the rendezvous pod; ``revision`` is by default the spec's.
+    """Return the rendezvous pod; ``revision`` is by default the spec's, ``name`` its host name.
 
     ``ended`` is an attempt and a generation: agents of that and those before it restart their trainers.
     ``places`` are those of nodes, by which it orders ranks.
     """
     pod = _pod(job, names.RENDEZVOUS, revision or job.spec_revision)
     pod["spec"] = keep_off(pod["spec"], excluded_nodes, avoided_nodes)
+    pod["metadata"]["name"] = name or names.rendezvous(job.name)
     values = {NODES_ARGUMENT: _nodes(job), PLACES_ARGUMENT: places}
     if ended > (0, 0):
         values[ENDED_ARGUMENT] = f"{ended[0]}:{ended[1]}"

@@ -245,6 +245,8 @@ def test_a_pod_that_changes_its_owner_leaves_its_job() -> None:
     [
         ("job-0", {}, names.TRAINER),
         ("job-rendezvous", {}, names.RENDEZVOUS),
+        ("job-rendezvous2", {}, names.RENDEZVOUS),
+        ("job-rendezvous1", {}, None),
         ("job-00", {}, None),
         ("job-debug-7", {}, None),
         ("job-", {}, None),

@@ -141,6 +141,14 @@ def stuck() -> JobObjects:
     return replace(objects, pods=(*objects.pods, pod))
 
 
+def kept() -> JobObjects:
+    """Return a job with a pod that has ended, was deleted, and is kept by a finalizer."""
+    objects = stuck()
+    objects.pods[-1]["metadata"]["finalizers"] = ["example.org/audit"]
+    objects.pods[-1]["status"]["phase"] = "Failed"
+    return objects
+
+
 NODE_LOST = {"node-1": NodeView("node-1", ready=False, since=NOW - 600)} | {
     f"spare-{n}": NodeView(f"spare-{n}") for n in range(4)
 }
@@ -444,6 +452,11 @@ def test_a_change_that_the_operator_has_not_seen_is_told() -> None:
     objects = state_of(*RUNNING, progress=trains())
     objects.job["metadata"]["generation"] = 2
     assert "has not yet seen the newest change of the spec" in explanation(objects, NOW)
+
+
+def test_a_pod_that_finalizers_keep_is_not_what_a_job_waits_for() -> None:
+    assert "job-1" in explanation(stuck(), NOW)
+    assert "job-1" not in explanation(kept(), NOW)
 
 
 def test_pods_of_an_earlier_attempt_are_not_counted() -> None:
