@@ -19,9 +19,8 @@ from tests.end_to_end.jobs import Jobs
 from tests.end_to_end.stage import RUN, is_complete, job, losses, wait_for
 from tests.faults.injections.processes import RANK, pids
 
-from fluxtrain.mlperf.facts import SYSTEM_KEY
 from fluxtrain.mlperf.finished_jobs import collect
-from fluxtrain.mlperf.submission import FinishedRun
+from fluxtrain.mlperf.review import read_finished_run
 
 NAMESPACE = "story"
 STEPS = 160
@@ -99,10 +98,10 @@ def test_a_job_completes_although_each_of_its_pods_is_deleted(
     monkeypatch.setenv("KUBECONFIG", str(kubectl.kubeconfig))
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
     (folder,) = collect("submission=story", NAMESPACE, tmp_path)
-    run = FinishedRun.read(folder)
+    run = read_finished_run(folder)
     assert run.samples == STEPS * 16, "the log of the last rank 0 is complete"
-    assert run.values["init_start"] is None
-    assert run.values[SYSTEM_KEY]["number_of_nodes"] == "2"
+    assert run.first("init_start") is not None
+    assert run.system["number_of_nodes"] == "2"
 
 
 def check_commands(plugin: Plugin, jobs: Jobs) -> None:

@@ -124,7 +124,7 @@ class OptimConfig(StrictModel):
     name: Annotated[Literal["adamw"], IMMUTABLE] = "adamw"
     """The optimizer."""
     learning_rate: LearningRate = 1e-4
-    """Learning rate after the warm-up; the presets ``mlperf-*`` have that of MLCommons' reference runs for
+    """Learning rate after the warm-up. The presets ``mlperf-*`` have that of MLCommons' reference runs for
     the global batch sizes 512, 1024, 2048 and 4096."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay rate of the first moment."""
