@@ -150,6 +150,7 @@ RUN = [
     Bad("spec.run.seed", -1, "greater than or equal to 0"),
     Bad("spec.run.seed", 2**60, "less than or equal to 9007199254740991"),
     Bad("spec.run.seed", 1.5, "must be of type integer"),
+    Bad("spec.run.seed", "any", "should match '^random$'"),
     Bad("spec.run.initial_weights", "", "at least 1 chars long"),
     Bad("spec.run.initial_weights", "a\nb", MATCH),
     Bad("spec.run.optimizer", {}, UNKNOWN),
@@ -310,6 +311,8 @@ CLOSED_DIVISION = [
 ] + [
     Bad("spec.run", changed(CLOSED_RUN, "data.source", "synthetic"),
         "the closed division does not allow synthetic;", "spec.run.data.source"),
+    Bad("spec.run", changed(CLOSED_RUN, "seed", 1234),
+        "the closed division does not allow 1234;", "spec.run.seed"),
     Bad("spec.run", {"preset": "micro", "logging": {"mlperf": {"division": "closed"}}},
         "must be open: the closed one is that of the presets mlperf-*", "spec.run.logging.mlperf.division"),
     Bad("spec.run", changed(CLOSED_RUN, "schedule.global_batch_size", 2304),

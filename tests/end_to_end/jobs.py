@@ -98,6 +98,6 @@ def expected_samples(run: Manifest, num_steps: int) -> dict[int, list[int]]:
     """Return the samples that each of the first steps of ``run`` must use, sorted."""
     config = resolve(run)
     batch = config.schedule.global_batch_size
-    order = Order(config.seed, config.data.synthetic.train_samples, batch)
+    order = Order(config.drawn_seed, config.data.synthetic.train_samples, batch)
     positions = np.arange(batch)
     return {k + 1: sorted(order.indices(k, positions).tolist()) for k in range(num_steps)}

@@ -50,7 +50,10 @@ def build_model(
     """
     model = empty_model(config, world)
     load_weights(
-        model, weights or initial_weights(model, config.seed, world.device), world.device, alive
+        model,
+        weights or initial_weights(model, config.drawn_seed, world.device),
+        world.device,
+        alive,
     )
     return model
 

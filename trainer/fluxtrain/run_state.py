@@ -23,7 +23,7 @@ from typing import Any
 
 from fluxtrain import checksums
 from fluxtrain.checksums import FileSums
-from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.config import RANDOM_SEED, RunConfig
 from fluxtrain.contract.run.immutable_fields import IMMUTABLE_PATHS, value_at
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import ConfigError, DataError
@@ -152,7 +152,7 @@ def check_same_run(config: RunConfig, checkpoint: Path) -> None:
     saved, current = merge(defaults, read_config(checkpoint)), config.model_dump(mode="json")
     for path in IMMUTABLE_PATHS:
         before, now = value_at(saved, path), value_at(current, path)
-        if before != now:
+        if before != now and (path, now) != ("seed", RANDOM_SEED):  # the trainer takes the run's
             raise ConfigError(
                 f"spec.run.{path}",
                 now,

@@ -44,7 +44,7 @@ def training_batches(
 ) -> Iterator[AnyBatch]:
     """Yield this rank's micro batches from global batch ``first_batch`` (from 0) to the last one."""
     is_sequential = config.data.order == "sequential"
-    order = Order(config.seed, len(sources.train), shares.global_batch_size, is_sequential)
+    order = Order(config.drawn_seed, len(sources.train), shares.global_batch_size, is_sequential)
     batches = TrainingBatches(
         config, _builder(sources.train, sources.empty_text), order, shares, rank
     )
@@ -124,7 +124,7 @@ class TrainingBatches(TorchDataset[AnyBatch]):
         """Return micro batch ``number``, counted from 0 over the whole run."""
         batch, micro_step = divmod(number, self.shares.accumulation_steps)
         positions = self.shares.positions(self.rank, micro_step)
-        shape, flow, seed = self.config.latent_shape, self.config.flow, self.config.seed
+        shape, flow, seed = self.config.latent_shape, self.config.flow, self.config.drawn_seed
         drawn = [draws.training_draw(seed, batch, int(p), shape, flow) for p in positions]
         return self.build(self.order.indices(batch, positions), drawn)
 
@@ -144,7 +144,7 @@ class EvaluationBatches(TorchDataset[AnyBatch]):
         indices[indices >= len(self.source)] = PADDING
         read = np.maximum(indices, 0)
         times = self.source.timesteps(read) / NUM_TIMESTEPS
-        shape, seed = self.config.latent_shape, self.config.seed
+        shape, seed = self.config.latent_shape, self.config.drawn_seed
         drawn = [
             draws.evaluation_draw(seed, int(i), float(t), shape)
             for i, t in zip(read, times, strict=True)

@@ -30,9 +30,9 @@ class SyntheticDataset:
             model.vec_in_dim,
             (config.latent_channels, side, side),
         )
-        self._txt = _normal(config.seed, 0, (self.num_classes, *self.shape.txt))
-        self._vec = _normal(config.seed, 1, (self.num_classes, self.shape.vec))
-        self._mean = _normal(config.seed, 2, (self.num_classes, *self.shape.latent))
+        self._txt = _normal(config.drawn_seed, 0, (self.num_classes, *self.shape.txt))
+        self._vec = _normal(config.drawn_seed, 1, (self.num_classes, self.shape.vec))
+        self._mean = _normal(config.drawn_seed, 2, (self.num_classes, *self.shape.latent))
 
     @property
     def files(self) -> tuple[Path, ...]:

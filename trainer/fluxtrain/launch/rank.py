@@ -87,6 +87,8 @@ def _run_task(config: RunConfig, paths: RunPaths) -> None:
             from fluxtrain.distributed import connects_at_start, end_with_parent, process_group
 
             end_with_parent()
+            from fluxtrain.random_seed import with_seed
+
             task = resolve_name(TASKS[config.task])
             with_gpus = config.task not in WITHOUT_GPUS
             group = process_group(progress, with_gpus, connects_at_start(config))
@@ -95,6 +97,7 @@ def _run_task(config: RunConfig, paths: RunPaths) -> None:
                 from fluxtrain.plan.resharding import settle_resharding_of
 
                 config = settle_resharding_of(world, config)
+            config = with_seed(config, paths.output, world)
         task(config, paths, world)
 
 

@@ -46,6 +46,7 @@ from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_erro
 from fluxtrain.launch.snapshot_volume import local_volume
 from fluxtrain.launch.trainer_progress import trainer_progress
 from fluxtrain.progress import Progress
+from fluxtrain.random_seed import with_any_seed
 from fluxtrain.report.server import serve
 from fluxtrain.report.sinks.packages import require_packages
 from fluxtrain.run_state import (
@@ -151,7 +152,7 @@ def _check_training(config: RunConfig, paths: RunPaths, rank_counts: Sequence[in
     require_replicas(config, rank_counts)
     compiles(config.parallel, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     check_continued_run(config, paths.output / CHECKPOINTS_FOLDER)
-    sources = open_sources(config, paths.data)
+    sources = open_sources(with_any_seed(config), paths.data)
     if isinstance(sources.train, ImageDataset):
         check_files(config.encoders, paths.models)
     if isinstance(sources.train, SlowRandomAccess):

@@ -47,7 +47,7 @@ def init_events(facts: RunFacts) -> Iterator[Event]:
     yield from _work(facts)
     yield from _optimizer(facts.config)
     yield from _disclosure(facts)
-    yield "seed", facts.config.seed
+    yield "seed", facts.config.drawn_seed
     if facts.machine:
         yield SYSTEM_KEY, dict(facts.machine)
 

@@ -55,7 +55,7 @@ class GridSampler:
         contents = self._contents = self._contents or self._load_contents()
         alive()
         count, shape = len(contents.captions), self.config.latent_shape
-        noise = initial_noise(self.config.seed, count, shape).to(device)
+        noise = initial_noise(self.config.drawn_seed, count, shape).to(device)
         flow_loss.model.eval()
         latents = denoise(
             flow_loss,

@@ -95,7 +95,7 @@ def _sample(
     model = _load_model(config, paths, world, endpoint.alive)
     flow_loss = FlowLoss(model, config, DTYPES[config.precision.compute])
     decode = load_decoder(config.encoders, paths.models, world.device)
-    noise = initial_noise(config.seed, max(indices) + 1, config.latent_shape).to(world.device)
+    noise = initial_noise(config.drawn_seed, max(indices) + 1, config.latent_shape).to(world.device)
     endpoint.progress.update(steps=len(indices))
     endpoint.set_phase(SAMPLE)
     for done, (index, text) in enumerate(zip(indices, texts, strict=False), 1):
@@ -135,7 +135,7 @@ def _text_fields(config: RunConfig, index: int) -> dict[str, str]:
     sampling = config.sampling
     fields = {
         "prompt": sampling.prompts[index],
-        "seed": str(config.seed),
+        "seed": str(config.drawn_seed),
         "index": str(index),
         "steps": str(sampling.num_steps),
         "time_shift": sampling.time_shift,

@@ -51,7 +51,12 @@ FIXED_VALUES: Mapping[str, object] = {
 """Fields of ``spec.run`` with the only value that the closed division allows."""
 
 
-FORBIDDEN_VALUES: Mapping[str, object] = {"data.source": "synthetic"}
+FORBIDDEN_VALUES: Mapping[str, object] = {
+    "data.source": "synthetic",
+    "seed": RunConfig.model_fields[
+        "seed"
+    ].default,  # a constant; seeds come from the system or a clock
+}
 """Fields of ``spec.run`` with a value that the closed division does not allow."""
 ONLY_OF_PRESETS = f"must be open: the closed one is that of the presets {PREFIX}*"
 _TO_LEAVE = "set logging.mlperf.division to open"

@@ -15,6 +15,7 @@ from pydantic import Field
 from fluxtrain.contract.launch import RENDEZVOUS_PORT
 from fluxtrain.contract.run.benchmark import BenchmarkConfig
 from fluxtrain.contract.run.encoders import EncodersConfig, PreprocessConfig
+from fluxtrain.contract.run.mlperf import MLPerfConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.precision import FP8_WIDTHS, PrecisionConfig
 from fluxtrain.contract.run.preflight import PreflightConfig
@@ -25,7 +26,6 @@ from fluxtrain.contract.strict_model import (
     IMMUTABLE,
     Count,
     Fraction,
-    Label,
     Path,
     Positive,
     Rule,
@@ -37,6 +37,8 @@ Layout = Literal["shards", "arrow", "parquet", "webdataset"]
 LearningRate = Annotated[float, Field(gt=0, le=10)]
 PER_NODE: Final = "per-node"
 """The value of ``parallel.dp_replicate`` with which each node is a replica."""
+RANDOM_SEED: Final = "random"
+"""The value of ``seed`` with which each run draws its own."""
 LARGEST_SEED = 2**53 - 1
 """The largest integer that every JSON parser reads exactly."""
 
@@ -255,20 +257,6 @@ class SamplingConfig(StrictModel):
     """Distilled guidance for training and sampling, for models with ``guidance_embed``."""
 
 
-class MLPerfConfig(StrictModel):
-    """Submitter's entries of the MLPerf log."""
-
-    organization: Label = "example-org"
-    """submission_org of the MLPerf log."""
-    platform: Label = "example-platform"
-    """submission_platform of the MLPerf log."""
-    division: Literal["closed", "open"] = "open"
-    """submission_division of the MLPerf log. ``closed`` is possible with the presets ``mlperf-*`` only, which
-    have it, and an unreadable sample ends the run."""
-    status: Literal["onprem", "cloud", "preview", "research"] = "onprem"
-    """submission_status of the MLPerf log."""
-
-
 class LoggingConfig(StrictModel):
     """Logs and metrics."""
 
@@ -330,8 +318,11 @@ class RunConfig(StrictModel):
         Literal["train", "prepare", "preprocess", "benchmark", "evaluate", "sample"], IMMUTABLE
     ] = "train"
     """Task of the run."""
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED), IMMUTABLE] = 1234
-    """Seed of the initial weights, the sample order and all random draws."""
+    seed: Annotated[Annotated[int, Field(ge=0, le=LARGEST_SEED)] | Literal["random"], IMMUTABLE] = (
+        1234
+    )
+    """Seed of the initial weights, the sample order and all random draws. ``random``: drawn once per output
+    folder from the system's randomness, kept there and logged, so that a resumed run has the same."""
     model: Annotated[ModelConfig, IMMUTABLE] = ModelConfig()
     """The transformer."""
     initial_weights: Annotated[Path | None, IMMUTABLE] = None
@@ -369,6 +360,12 @@ class RunConfig(StrictModel):
     """Image sampling."""
     logging: LoggingConfig = LoggingConfig()
     """Logs and metrics."""
+
+    @property
+    def drawn_seed(self) -> int:
+        """Return the seed, which the trainer has replaced by a number if it was ``random``."""
+        assert isinstance(self.seed, int), "random_seed.with_seed has drawn it"
+        return self.seed
 
     @property
     def evaluation_steps(self) -> int:

@@ -31,6 +31,7 @@ _DEV: Values = {
 }
 _CLOSED_DATA: Values = {"order": "sequential", "max_bad_fraction": 0.0}
 _SCHNELL: Values = {
+    "seed": "random",
     "model": {"qk_norm_eps": FLOAT32_EPS},
     "logging": {"mlperf": {"division": "closed"}},
     "sampling": {"num_steps": 4, "cfg_scale": 1.0},

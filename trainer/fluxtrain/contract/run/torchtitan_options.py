@@ -172,7 +172,7 @@ READ_VARIABLES: Mapping[str, str] = {
     "DATAROOT": "root of relative data paths, unless --data is given",
     "MODELROOT": "root of relative model paths, unless --models is given",
     "LOGDIR": "folder of the runs' outputs, unless --output is given",
-    "SEED": "spec.run.seed, unless the file or an option sets it; without any it is 1234, not random",
+    "SEED": "spec.run.seed, unless the file or an option sets it; the presets mlperf-* draw one",
     "HF_CACHE": "parent of the cache of Hugging Face's libraries, unless HF_HOME is set",
 }
 """Environment variables of the reference's scripts with their meaning here, which is the same."""

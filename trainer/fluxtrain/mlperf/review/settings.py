@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fluxtrain.contract.run.closed_division import FIXED_VALUES, PREFIX
+from fluxtrain.contract.run.config import RANDOM_SEED
 from fluxtrain.mlperf.facts import PRECISION_NAMES
 from fluxtrain.mlperf.review.evidence import Run, num_ranks
 from fluxtrain.mlperf.review.rule import Rule, rule
@@ -39,7 +40,7 @@ def log_is_of_its_configuration(run: Run) -> Iterator[str]:
         if run.config is None or run.first(key) is None or not _has(run.config, field):
             continue
         logged, configured = run.value(key), _get(run.config, field)
-        if logged != configured:
+        if logged != configured and (key, configured) != ("seed", RANDOM_SEED):
             yield f"{key} is {logged!r} in the log, {field} is {configured!r} in config.json"
 
 
