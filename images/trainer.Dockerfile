@@ -26,7 +26,9 @@ USER 1000:1000
 WORKDIR /tmp
 EXPOSE 9464 29500
 ENTRYPOINT ["fluxtrain"]
+# The commit of the sources: MLPerf logs state it.
 ARG REVISION=unknown
+ENV FLUXTRAIN_REVISION=${REVISION}
 LABEL org.opencontainers.image.title="fluxtrain trainer" \
       org.opencontainers.image.description="Trains FLUX.1 under torchrun" \
       org.opencontainers.image.version="${VERSION}" \

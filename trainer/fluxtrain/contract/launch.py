@@ -64,6 +64,8 @@ ENV_FATAL_ERROR = "FLUXTRAIN_FATAL_ERROR"
 then sends SIGUSR1 to its agent. Set by the agent, read by the trainer."""
 ENV_TERMINATION_MESSAGE = "FLUXTRAIN_TERMINATION_MESSAGE"
 """File for the final progress of a trainer that exits. Set by the agent, read by local rank 0."""
+ENV_REVISION = "FLUXTRAIN_REVISION"
+"""Commit of fluxtrain's sources. Set in the trainer image when it is built; the MLPerf log states it."""
 ENV_NODE_PROGRESS = "FLUXTRAIN_NODE_PROGRESS"
 """Folder with the progress of each rank of the node. Set by the launcher, written by every rank, read by
 local rank 0 for /progress and by the launcher."""

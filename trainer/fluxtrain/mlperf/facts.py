@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fluxtrain.contract.launch import CONFIG_FILE
@@ -10,6 +10,8 @@ from fluxtrain.contract.run.closed_division import claims_closed
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.encoders import Precision
 from fluxtrain.data.order import BatchShares
+from fluxtrain.mlperf.node_records import NodeRecord
+from fluxtrain.mlperf.node_records import events as node_events
 
 Event = tuple[str, object]  # key, value
 
@@ -30,6 +32,7 @@ class RunFacts:
     eval_samples: int  # of the whole validation set
     started: float  # Unix time at which the launcher started
     machine: Mapping[str, str] = field(default_factory=dict)  # see machine.py
+    nodes: Sequence[NodeRecord] = ()
 
     @property
     def evaluation_frequency(self) -> int:
@@ -50,6 +53,7 @@ def init_events(facts: RunFacts) -> Iterator[Event]:
     yield "seed", facts.config.drawn_seed
     if facts.machine:
         yield SYSTEM_KEY, dict(facts.machine)
+    yield from node_events(facts.nodes)
 
 
 def _submission(config: RunConfig) -> Iterator[Event]:

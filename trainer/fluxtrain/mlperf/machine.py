@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +18,21 @@ import torch
 
 Facts = dict[str, str]  # by the names of MLCommons' system description; all values are strings
 
+_GPU_DRIVERS = ("amdgpu", "nvidia")  # kernel modules
 _PACKAGES = ("fluxtrain", "torch", "transformers", "safetensors", "numpy", "mlperf-logging")
+
+
+def node_facts(ranks_per_node: int, root: Path = Path("/")) -> Facts:
+    """Return the facts of this node alone, with drivers and network cards."""
+    facts = machine_facts(ranks_per_node, ranks_per_node, root)
+    del facts["number_of_nodes"], facts["other_software_stack"]
+    drivers = {name: _read(root / f"sys/module/{name}/version").strip() for name in _GPU_DRIVERS}
+    if drivers := {name: version for name, version in drivers.items() if version}:
+        facts["accelerator_driver"] = ", ".join(f"{name} {drivers[name]}" for name in drivers)
+    cards = Counter([*_network_cards(root), *_infiniband(root)])
+    if cards:
+        facts["network_cards"] = ", ".join(f"{count} x {name}" for name, count in cards.items())
+    return facts
 
 
 def machine_facts(num_ranks: int, ranks_per_node: int, root: Path = Path("/")) -> Facts:
@@ -74,6 +89,26 @@ def _accelerators(ranks_per_node: int) -> Facts:
         "accelerator_model_name": device.name,
         "accelerator_memory_capacity": f"{device.total_memory / 2**30:.0f} GiB",
     }
+
+
+def _network_cards(root: Path) -> Iterable[str]:
+    """Yield driver and speed of each network card; virtual interfaces have no device."""
+    for folder in sorted((root / "sys/class/net").glob("*")):
+        driver = folder / "device/driver"
+        if driver.exists():
+            speed = _read(folder / "speed").strip()  # in Mb/s; -1 or an error if the link is down
+            rate = f"{int(speed) / 1000:g} Gb/s" if speed.isdigit() else "link down"
+            yield f"{driver.resolve().name} {rate}"
+
+
+def _infiniband(root: Path) -> Iterable[str]:
+    """Yield kind and rate of each port of RDMA cards."""
+    for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
+        kind = _read(port.parents[1] / "hca_type").strip() or port.parents[1].name.rstrip(
+            "0123456789_"
+        )
+        rate, layer = (_read(port / name).strip() for name in ("rate", "link_layer"))
+        yield f"RDMA {kind} {layer} {rate.partition(' (')[0]}".strip()
 
 
 def _operating_system(root: Path) -> str:

@@ -18,7 +18,7 @@ from fluxtrain.data.order import BatchShares
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
 from fluxtrain.fence import Fence
-from fluxtrain.mlperf import RunFacts
+from fluxtrain.mlperf import RunFacts, node_records
 from fluxtrain.mlperf.machine import machine_facts
 from fluxtrain.report.clock import Clock
 from fluxtrain.report.endpoint import Endpoint
@@ -91,6 +91,7 @@ class Observer:
         if self.config.logging.ledger:
             self._ledger = Ledger(self.paths.output, run.step, self.world, fence)
             self._closing.callback(self._ledger.close)
+        nodes = node_records.gather(self.world)
         if self.world.is_main:
             fence.check()
             facts = RunFacts(
@@ -100,6 +101,7 @@ class Observer:
                 eval_samples=num_validation,
                 started=self.paths.started or time.time(),
                 machine=machine_facts(self.world.size, self.world.local_size),
+                nodes=nodes,
             )
             self._logs = RunLogs(facts, self.paths, run, self._closing)
             port = self.progress.read().get("port")
