@@ -156,6 +156,8 @@ class Job:
         To be removed once no job is left that one of those started.
         """
         fields = self.spec.model_dump(mode="json", by_alias=True, include=_LEGACY_HASHED)
+        if self.spec.storage.output_folder is None:  # a later field
+            fields["storage"].pop("outputFolder", None)
         return digest({**fields, "podTemplate": self.spec.pod_template.written})
 
 

@@ -337,6 +337,9 @@ STORAGE = [
     Bad("spec.storage.output.emptyDir.sizeLimit", "-1Gi", MATCH),
     Bad("spec.storage.output.emptyDir.sizeLimit", 10, "must be of type string"),
     Bad("spec.storage.output.emptyDir.medium", "Memory", UNKNOWN),
+    Bad("spec.storage.outputFolder", "../other", MATCH),
+    Bad("spec.storage.outputFolder", "/absolute", MATCH),
+    Bad("spec.storage.outputFolder", "july/", MATCH),
 ]  # fmt: skip
 RESTART = [
     Bad("spec.restart.maxRestarts", -1, "greater than or equal to 0"),

@@ -116,14 +116,14 @@ def _torchrun(job: Job) -> dict[str, str]:
 
 
 def _trainer(job: Job) -> dict[str, str]:
-    gpus = job.spec.gpus_per_node
+    gpus, folder = job.spec.gpus_per_node, job.spec.storage.output_folder
     return {
         **({launch.ENV_GPUS: str(gpus)} if gpus else {}),
         **({launch.ENV_SNAPSHOTS: launch.SNAPSHOTS_PATH} if takes_snapshots(job.config) else {}),
         launch.ENV_CONFIG: CONFIG_PATH,
         launch.ENV_DATA: launch.DATA_PATH,
         launch.ENV_MODELS: launch.MODELS_PATH,
-        launch.ENV_OUTPUT: launch.OUTPUT_PATH,
+        launch.ENV_OUTPUT: f"{launch.OUTPUT_PATH}/{folder}" if folder else launch.OUTPUT_PATH,
         launch.ENV_SHUTDOWN_SECONDS: str(shutdown_seconds(job)),
         launch.ENV_RENDEZVOUS_KEY: f"{KEY_PATH}/{KEY_FILE}",
     }

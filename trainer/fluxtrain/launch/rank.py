@@ -62,6 +62,7 @@ def main() -> int:
         text = Path(os.environ[ENV_CONFIG]).read_text()
         config = validate(RunConfig, json.loads(text), "spec.run")
         require_packages(config)
+        paths.output.mkdir(parents=True, exist_ok=True)
         bind_near_gpu(int(os.environ.get("LOCAL_RANK", 0)))
         _run_task(config, paths)
         return EXIT_OK

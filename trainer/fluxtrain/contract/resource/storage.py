@@ -9,6 +9,16 @@ from pydantic import Field
 from fluxtrain.contract.resource.api_model import ApiModel, Quantity, Subdomain
 from fluxtrain.contract.strict_model import Rule
 
+_PART = "[A-Za-z0-9][A-Za-z0-9._-]*"
+OutputFolder = Annotated[
+    str,
+    Field(
+        pattern=f"^{_PART}(/{_PART})*$",
+        max_length=253,
+        title="a relative path of letters, digits, '.', '_', '-' and '/', such as july/run-03",
+    ),
+]
+
 
 class PersistentVolumeClaim(ApiModel):
     """A PersistentVolumeClaim in the job's namespace."""
@@ -76,3 +86,6 @@ class Storage(ApiModel):
     """Mounted at /models: the root of relative model paths."""
     output: Volume | None = None
     """Mounted at /output: checkpoints, logs and images; if unset, they are lost with the pod."""
+    output_folder: OutputFolder | None = None
+    """Folder in the output volume that the job writes to, so that several jobs share a volume; created if it
+    is missing; if unset, the volume's root."""
