@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fluxtrain.contract.resource.fluxtraining import FluxTraining
 from fluxtrain.contract.run.closed_division import FIXED_VALUES
-from fluxtrain.contract.run.resolve import ANY_VALUE, NOT_IMPLEMENTED, resolve
+from fluxtrain.contract.run.resolve import NOT_IMPLEMENTED, resolve
 from fluxtrain.contract.validation import validate
 
 Manifest = dict[str, Any]
@@ -154,10 +154,7 @@ RUN = [
     Bad("spec.run.initial_weights", "", "at least 1 chars long"),
     Bad("spec.run.initial_weights", "a\nb", MATCH),
     Bad("spec.run.optimizer", {}, UNKNOWN),
-    *(
-        Bad(f"spec.run.{path}", {"rank": 8} if value is ANY_VALUE else value, "not yet: ")
-        for path, value in NOT_IMPLEMENTED
-    ),
+    *(Bad(f"spec.run.{path}", value, "not yet: ") for path, value in NOT_IMPLEMENTED),
 ]  # fmt: skip
 MODEL = [
     Bad("spec.run.model", "flux", "must be of type object"),
@@ -246,8 +243,13 @@ OBJECTIVE = [
     Bad("spec.run", {"preset": "micro", "optim": {"learning_rate": 1e-4},
                      "schedule": {"min_learning_rate": 1e-3}},
         "must be at most optim.learning_rate", "spec.run.schedule.min_learning_rate"),
-    Bad("spec.run.adapter", {"kind": "dora"}, 'supported values: "lora"', "spec.run.adapter.kind",
-        here="spec.run.adapter"),  # adapters as a whole are not yet there
+    Bad("spec.run.adapter", {"kind": "dora"}, 'supported values: "lora"', "spec.run.adapter.kind"),
+    Bad("spec.run.adapter", {"rank": 0}, "greater than or equal to 1", "spec.run.adapter.rank"),
+    Bad("spec.run.adapter", {"alpha": 0}, "greater than 0", "spec.run.adapter.alpha"),
+    Bad("spec.run.adapter", {"double_blocks": "0,,3"}, MATCH, "spec.run.adapter.double_blocks"),
+    Bad("spec.run.adapter", {"ranks": {"qkv": 8}}, UNKNOWN, "spec.run.adapter.ranks.qkv"),
+    Bad("spec.run.adapter", {"ranks": {"img_mod": -1}}, "greater than or equal to 0",
+        "spec.run.adapter.ranks.img_mod"),
 ]  # fmt: skip
 RUNNING = [
     Bad("spec.run.parallel.micro_batch_size", 0, "greater than or equal to 1"),

@@ -13,6 +13,7 @@ from tests.contract.bad_specs import GOOD, MISSING, Manifest, changed
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_USAGE
 
+LORA: dict[str, Any] = {"preset": "dev-lora"}
 # (path of the change, value, the line on stderr that names it)
 BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("apiVersion", "v1", "apiVersion: got 'v1'; must be fluxtrain.dev/v1alpha1"),
@@ -42,9 +43,21 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("spec.podTemplate.spec.volumes", 1, "each a mapping with some of name or null"),
     ("spec.run.preset", MISSING, "spec.run.preset: must be given: one of mlperf-schnell,"),
     ("spec.run.preset", ["micro"], "spec.run.preset: got ['micro']; must be one of"),
-    ("spec.run.preset", "dev-lora", "spec.run.preset: got 'dev-lora'; not yet"),
     ("spec.run.task", "preprocess", "spec.run.data.source: got 'synthetic'; must be images if task is"),
-    ("spec.run.adapter", {"rank": 8}, "spec.run.adapter: got {'rank': 8}; not yet"),
+    ("spec.run", LORA | {"initial_weights": None},
+     "spec.run.initial_weights: must name the weights that the adapters change"),
+    ("spec.run", LORA | {"task": "sample"},
+     "spec.run.task: got 'sample'; must be one of train, benchmark if adapter is set: it trains"),
+    ("spec.run", LORA | {"precision": {"fp8": "rowwise"}},
+     "spec.run.precision.fp8: got 'rowwise'; must be none if adapter is set: frozen weights"),
+    ("spec.run", LORA | {"adapter": {"double_blocks": "0,17-19"}},
+     "spec.run.adapter.double_blocks: got '0,17-19'; there is no block 19; the model has 19, from 0"),
+    ("spec.run", LORA | {"adapter": {"single_blocks": "4-2"}},
+     "spec.run.adapter.single_blocks: got '4-2'; the range 4-2 is empty"),
+    ("spec.run", LORA | {"adapter": {"double_blocks": "none", "ranks": {"single": 0, "single_mod": 0}}},
+     "must leave at least one layer an adapter"),
+    ("spec.run", LORA | {"adapter": {"rank": "16"}},
+     "spec.run.adapter.rank: got '16'; must be a whole number"),
     ("spec.run.optim.learning_rate", "fast", "got 'fast'; must be a number above 0 and at most 10"),
     ("spec.run.optim.learning_rate", float("nan"), "spec.run.optim.learning_rate: got nan"),
     ("spec.run.optim.learning_rate", float("inf"), "spec.run.optim.learning_rate: got inf"),

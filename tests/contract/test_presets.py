@@ -1,4 +1,4 @@
-"""Every preset resolves to its golden file; presets that are not implemented are refused."""
+"""Every preset resolves to its golden file."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from fluxtrain.contract.resource.fluxtraining import FluxTraining, cluster_only_
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.presets import PRESETS
-from fluxtrain.contract.run.resolve import NOT_IMPLEMENTED, merge, resolve
+from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.strict_model import StrictModel
 from fluxtrain.errors import ConfigError
 
 GOLDEN = Path(__file__).parent / "golden"
-NOT_YET = tuple(str(value) for path, value in NOT_IMPLEMENTED if path == "preset")
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name not in NOT_YET])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_resolves_to_its_golden_file(preset: str) -> None:
     path = GOLDEN / f"{preset}.json"
     text = json.dumps(resolve({"preset": preset}).model_dump(mode="json"), indent=1) + "\n"
@@ -33,13 +32,6 @@ def test_a_preset_resolves_to_its_golden_file(preset: str) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()
-
-
-@pytest.mark.parametrize("preset", NOT_YET)
-def test_a_preset_that_is_not_implemented_is_refused_but_valid(preset: str) -> None:
-    with pytest.raises(ConfigError, match="not yet"):
-        resolve({"preset": preset})
-    assert RunConfig.model_validate(merge(PRESETS[preset], {"preset": preset}))
 
 
 def test_a_resolved_config_resolves_to_itself() -> None:

@@ -33,9 +33,10 @@ _POLL_SECONDS = 0.5
 
 
 def training_state(model: nn.Module, optimizer: AdamW) -> State:
-    """Return all tensors of a run by name, not copied: `load` writes into them."""
+    """Return all tensors that a run trains, by name, not copied: `load` writes into them."""
     state: State = {}
-    for name, parameter in model.named_parameters():
+    trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
+    for name, parameter in trained:
         state[f"model.{name}"] = optimizer.weights[parameter]
         for key, tensor in optimizer.state[parameter].items():
             state[f"optimizer.{key}.{name}"] = tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,8 +20,10 @@ from fluxtrain.contract.run.precision import PrecisionConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.distributed import World
 from fluxtrain.fp8 import use_fp8
+from fluxtrain.model.adapted_layers import adapted_layers
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import initial_value
+from fluxtrain.model.lora import add_adapters, is_adapter
 from fluxtrain.model.recomputation import is_recomputed
 from fluxtrain.progress import Alive
 from fluxtrain.step_times import StepTimes
@@ -45,16 +48,15 @@ def build_model(
 ) -> Flux:
     """Return the model with ``weights``, sharded over the ranks as in ``config.parallel``.
 
-    ``weights`` yields every unsharded parameter by name; without them the values are random. ``alive`` is
-    called after each parameter.
+    ``weights`` yields every unsharded parameter by name, but for those of adapters; without them the values
+    are random. ``alive`` is called after each parameter.
     """
     model = empty_model(config, world)
-    load_weights(
-        model,
-        weights or initial_weights(model, config.drawn_seed, world.device),
-        world.device,
-        alive,
-    )
+    initial = initial_weights(model, config.drawn_seed, world.device)
+    if weights is not None:
+        adapters = initial_weights(model, config.drawn_seed, world.device, is_adapter)
+        initial = chain(weights, adapters)
+    load_weights(model, initial, world.device, alive)
     return model
 
 
@@ -62,6 +64,9 @@ def empty_model(config: RunConfig, world: World) -> Flux:
     """Return the model without values, on the meta device: as in ``config.parallel``, for ``world``."""
     with torch.device("meta"):
         model = Flux(config.model)
+        if config.adapter is not None:
+            layers = adapted_layers(config.model, config.adapter)
+            add_adapters(model, layers, DTYPES[config.precision.compute])
     if config.precision.fp8 != "none":
         use_fp8(model, config.precision.fp8, world.device)
     recompute_activations(model, config.parallel.activation_checkpointing)
@@ -170,14 +175,18 @@ def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 def initial_weights(
-    model: nn.Module, seed: int, device: torch.device
+    model: nn.Module,
+    seed: int,
+    device: torch.device,
+    is_wanted: Callable[[str], bool] = lambda name: True,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the initial value of every parameter by name.
+    """Yield the initial value of every parameter whose name ``is_wanted``.
 
     A value depends on the seed and the name only, so it is the same for any number of ranks.
     """
     for name, parameter in model.named_parameters():
-        yield name, initial_value(name, parameter.shape, seed, device)
+        if is_wanted(name):
+            yield name, initial_value(name, parameter.shape, seed, device)
 
 
 def load_weights(

@@ -7,6 +7,7 @@ from math import prod
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
+from fluxtrain.model.adapted_layers import count_adapter_parameters
 from fluxtrain.model.tensor_names import Entry, entries
 
 _BYTES = 12
@@ -26,7 +27,7 @@ def snapshot_bytes(config: RunConfig, rank_counts: Sequence[int], ranks_per_node
 
     It has two images of each of its ranks and, with a partner, two of each rank of the node before.
     """
-    if not takes_snapshots(config) or config.adapter is not None:
+    if not takes_snapshots(config):
         return 0
     smallest = dict[int, int]()  # shards by images of a slot: fewer shards are larger
     for count in rank_counts:
@@ -40,6 +41,8 @@ def snapshot_bytes(config: RunConfig, rank_counts: Sequence[int], ranks_per_node
 def image_bytes(config: RunConfig, num_shards: int) -> int:
     """Return the bytes of the largest of ``num_shards`` parts of the training state."""
     model = config.model
+    if config.adapter is not None:
+        return _BYTES * count_adapter_parameters(model, config.adapter, num_shards) // num_shards
     one_of_each = model.model_copy(update={"depth": 1, "depth_single_blocks": 1})
     numbers: dict[str, int] = {kind: getattr(model, field) for kind, field in _BLOCKS.items()}
     values = (

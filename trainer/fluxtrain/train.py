@@ -77,7 +77,7 @@ class _Trainer:
         self.validation = EvaluationData(validation, world.device)
         self.encode = batch_encoder(config, paths.models, world.device)
         published = None
-        if recovery.is_new:
+        if recovery.is_new or config.adapter is not None:  # adapters' checkpoints have no weights
             published = published_weights(config, paths.models, world, observer.alive)
         self.model = build_model(config, world, published, observer.alive)
         if world.size > 1:

@@ -13,7 +13,7 @@ from fluxtrain.contract.describe import is_list, iter_fields, model_of
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, Spec
 from fluxtrain.contract.run import closed_division, reference_schedule
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.resolve import ANY_VALUE, NOT_IMPLEMENTED
+from fluxtrain.contract.run.resolve import NOT_IMPLEMENTED
 from fluxtrain.contract.strict_model import Rule, StrictModel
 
 Validation = dict[str, str]
@@ -131,11 +131,9 @@ def _is_or_unset(path: str, value: str) -> str:
 def _not_yet() -> Iterator[Validation]:
     """Yield a rule per value that the schema allows and this version does not support."""
     for (path, value), feature in NOT_IMPLEMENTED.items():
-        anything = value is ANY_VALUE
-        others = "false" if anything else f"self.{path} != {json.dumps(value)}"
         yield _validation_of(
-            f"!({_has(path)}) || {others}",
-            f"{path if anything else f'{path} {value}'}: not yet: {feature} comes in a later version",
+            f"!({_has(path)}) || self.{path} != {json.dumps(value)}",
+            f"{path} {value}: not yet: {feature} comes in a later version",
             path,
         )
 

@@ -9,7 +9,7 @@ import yaml
 from tests.paths import EXAMPLES
 
 from fluxtrain.contract.run.presets import PRESETS
-from fluxtrain.contract.run.resolve import NOT_IMPLEMENTED, merge
+from fluxtrain.contract.run.resolve import merge
 
 Manifest = dict[str, Any]
 
@@ -70,7 +70,7 @@ def _elastic(**scheduling: Any) -> Variant:
     return Variant({"nodes": {"min": 2, "max": 4}, "scheduling": scheduling}, like="elastic")
 
 
-_RESOLVING = [name for name in PRESETS if ("preset", name) not in NOT_IMPLEMENTED and name != BASE]
+_RESOLVING = [name for name in PRESETS if name != BASE]
 _CAREFUL = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _RDMA = {
     "rdmaResource": "rdma/hca",

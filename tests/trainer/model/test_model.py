@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.reference_model import random_model, reference, to_diffusers
-from diffusers import FluxTransformer2DModel
+from tests.trainer.predictions import inputs, relative_error, run_reference
 from tests.trainer.tiny_model import SMALL, tiny_model
 from torch import Tensor
 
@@ -17,7 +17,6 @@ from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.model import flux
 from fluxtrain.model.attention import QKNorm, RMSNorm, Rotation
 from fluxtrain.model.flux import Flux
-from fluxtrain.model.latents import image_ids, text_ids
 
 GOLDEN = Path(__file__).parent / "golden"
 DEV = ModelConfig(guidance_embed=True)
@@ -28,41 +27,6 @@ TRUE_DOUBLE = ModelConfig(
 TRUE_SINGLE = ModelConfig(
     in_channels=16, vec_in_dim=16, context_in_dim=16, depth=0, depth_single_blocks=1
 )
-
-
-def inputs(
-    config: ModelConfig, rows: int = 4, columns: int = 6, text: int = 7
-) -> dict[str, Tensor]:
-    torch.manual_seed(1)
-    batch = {
-        "img": torch.randn(2, rows * columns, config.in_channels),
-        "img_ids": image_ids(2 * rows, 2 * columns),
-        "txt": torch.randn(2, text, config.context_in_dim),
-        "txt_ids": text_ids(text),
-        "timesteps": torch.rand(2),
-        "y": torch.randn(2, config.vec_in_dim),
-    }
-    return batch | ({"guidance": 4 * torch.rand(2)} if config.guidance_embed else {})
-
-
-def run_reference(other: FluxTransformer2DModel, batch: dict[str, Tensor]) -> Tensor:
-    (prediction,) = other(
-        hidden_states=batch["img"],
-        encoder_hidden_states=batch["txt"],
-        pooled_projections=batch["y"],
-        timestep=batch["timesteps"],
-        img_ids=batch["img_ids"],
-        txt_ids=batch["txt_ids"],
-        guidance=batch.get("guidance"),
-        return_dict=False,
-    )
-    return prediction
-
-
-def relative_error(ours: Tensor, theirs: Tensor) -> float:
-    norm = theirs.norm().item()
-    difference = (ours - theirs).norm().item()
-    return difference / norm if norm else difference
 
 
 def gradient(parameter: Tensor) -> Tensor:

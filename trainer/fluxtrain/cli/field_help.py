@@ -10,7 +10,6 @@ from typing import Any
 
 from fluxtrain.contract.describe import iter_fields
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.resolve import ANY_VALUE, NOT_IMPLEMENTED
 from fluxtrain.contract.validation import did_you_mean
 from fluxtrain.errors import ConfigError
 
@@ -55,12 +54,10 @@ def field_help(prefix: str) -> str:
     Raises ConfigError if there are none.
     """
     prefix = prefix.removeprefix("--")
-    excluded = [f"{name}." for name, value in NOT_IMPLEMENTED if value is ANY_VALUE]
     fields = [
         field
         for field in iter_fields(RunConfig)
         if f"{field.path}.".startswith(f"{prefix}." if prefix else "")
-        and not field.path.startswith(tuple(excluded))
     ]
     if not fields:
         hint = did_you_mean(prefix, RunConfig.model_fields)

@@ -7,6 +7,8 @@
 | modulations and the final layer                       | zero: each block starts as the identity |
 | time_in, vector_in, guidance_in                       | normal, standard deviation 0.02        |
 | img_in, txt_in, qkv, proj, mlp, linear1, linear2      | Xavier uniform on the fused matrix     |
+| lora_A of an adapter                                  | uniform up to 1 / sqrt(inputs), as peft's |
+| lora_B of an adapter                                  | zero: an adapter starts without effect |
 """
 
 from __future__ import annotations
@@ -28,10 +30,15 @@ def initial_value(
     parts = name.split(".")
     if parts[-1] == "scale":
         return torch.ones(shape, device=device)
-    if parts[-1] == "bias" or any(part in _ZERO for part in parts):
+    is_down = parts[-1] == "lora_A"
+    is_zero = parts[-1] in ("bias", "lora_B") or any(part in _ZERO for part in parts)
+    if is_zero and not is_down:
         return torch.zeros(shape, device=device)
     generator = torch.Generator(device or "cpu").manual_seed(_key(seed, name))
     value = torch.empty(shape, device=device)
+    if is_down:
+        bound = 1 / math.sqrt(shape[1])
+        return value.uniform_(-bound, bound, generator=generator)
     if parts[0] in _NORMAL:
         return value.normal_(0, 0.02, generator=generator)
     bound = math.sqrt(6 / (shape[0] + shape[1]))

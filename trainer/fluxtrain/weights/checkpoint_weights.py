@@ -13,6 +13,7 @@ from torch import Tensor
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.validation import validate
 from fluxtrain.distributed import World
+from fluxtrain.errors import DataError
 from fluxtrain.model.tensor_names import Shape, entries
 from fluxtrain.progress import Alive
 from fluxtrain.run_state import read_config
@@ -25,9 +26,15 @@ class CheckpointWeights:
     """The model's weights of one of our checkpoints."""
 
     def __init__(self, path: Path) -> None:
-        """Read the model's config; raise DataError or ConfigError if it is not valid."""
+        """Read the model's config; raise DataError or ConfigError if it is not valid, or of adapters."""
         self.path = path
-        values = read_config(path).get("model")
+        config = read_config(path)
+        if config.get("adapter") is not None:
+            base = config.get("initial_weights")
+            raise DataError(
+                f"{path}: it has adapters only, for {base!r}, and not the model's weights"
+            )
+        values = config.get("model")
         self.model = validate(ModelConfig, values, f"{path}/config.json: model")
         self.shapes = {entry.name: entry.shape for entry in entries(self.model)}
 

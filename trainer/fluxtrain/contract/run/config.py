@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from fluxtrain.contract.launch import RENDEZVOUS_PORT
+from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.benchmark import BenchmarkConfig
 from fluxtrain.contract.run.encoders import EncodersConfig, PreprocessConfig
 from fluxtrain.contract.run.mlperf import MLPerfConfig
@@ -223,17 +224,6 @@ class CheckpointConfig(StrictModel):
     memory_every_steps: Count | None = None
     """Steps between two snapshots in memory, from which crashed processes and replaced nodes continue; null:
     as many as cost at most 1 % of the training time; 0: none."""
-
-
-class AdapterConfig(StrictModel):
-    """Low-rank adapters, trained instead of the model's weights."""
-
-    kind: Literal["lora"] = "lora"
-    """Kind of adapter."""
-    rank: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Rank of the update."""
-    alpha: Annotated[float, Field(gt=0, le=1e6)] = 16.0
-    """Scale of the update: alpha / rank."""
 
 
 class SamplingConfig(StrictModel):

@@ -29,6 +29,12 @@ _DEV: Values = {
     "evaluation": {"every_samples": 0},
     "sampling": {"num_steps": 28, "time_shift": "dev", "cfg_scale": 1.0},
 }
+_LORA: Values = {
+    "adapter": {"kind": "lora", "rank": 16, "alpha": 16.0},
+    "flow": {"timestep_sampling": "sigmoid"},
+    "optim": {"learning_rate": 1e-4, "weight_decay": 0.01},
+    "checkpoint": {"every_steps": 250},
+}
 _CLOSED_DATA: Values = {"order": "sequential", "max_bad_fraction": 0.0}
 _SCHNELL: Values = {
     "seed": "random",
@@ -58,7 +64,15 @@ PRESETS: dict[str, Values] = {
         "initial_weights": "flux1-dev.safetensors",
         "optim": {"learning_rate": 1e-5, "weight_decay": 0.01},
     },
-    "dev-lora": {**_DEV, "adapter": {"kind": "lora", "rank": 16, "alpha": 16.0}},
+    "dev-lora": {**_DEV, **_LORA, "initial_weights": "flux1-dev.safetensors"},
+    "schnell-lora": {
+        **_DEV,
+        **_LORA,
+        "model": {"guidance_embed": False},
+        "initial_weights": "flux1-schnell.safetensors",
+        "data": {**_DEV["data"], "text_length": 256},
+        "sampling": {"num_steps": 4, "cfg_scale": 1.0},
+    },
     # AMD's FluxBenchmark: FLUX.1 dev, all weights trained, encodings at hand, nothing recomputed
     "benchmark": {
         "task": "benchmark",

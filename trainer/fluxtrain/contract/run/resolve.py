@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fluxtrain.contract.run import closed_division
+from fluxtrain.contract.run.adapted_run import require_adaptable
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.immutable_fields import value_at
 from fluxtrain.contract.run.presets import PRESETS
@@ -13,12 +14,8 @@ from fluxtrain.contract.run.reference_schedule import require_schedule, schedule
 from fluxtrain.contract.validation import validate
 from fluxtrain.errors import ConfigError
 
-ANY_VALUE = object()
-"""Matches every value of a field except null."""
-NOT_IMPLEMENTED: dict[tuple[str, object], str] = {
-    ("preset", "dev-lora"): "training LoRA adapters",
+NOT_IMPLEMENTED: dict[tuple[str, str], str] = {
     ("task", "evaluate"): "the evaluate task",
-    ("adapter", ANY_VALUE): "training LoRA adapters",
 }
 """Values that the schema has but this version refuses, each with the missing feature."""
 
@@ -36,6 +33,7 @@ def resolve(run: Mapping[str, Any], at: str = "spec.run") -> RunConfig:
     config = validate(RunConfig, merge(merge(base, schedule_values(run)), run), at)
     closed_division.require_allowed(config, at)
     require_schedule(run, config, at)
+    require_adaptable(config, at)
     return config
 
 
@@ -54,5 +52,5 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_not_implemented(run: Mapping[str, Any], at: str) -> None:
     for (path, refused), feature in NOT_IMPLEMENTED.items():
         given = value_at(run, path)
-        if given is not None and refused in (given, ANY_VALUE):
+        if given == refused:
             raise ConfigError(f"{at}.{path}", given, f"not yet: {feature} comes in a later version")

@@ -1,0 +1,165 @@
+"""LoRA adapters: what they compute is peft's on diffusers' model with the same weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from benchmarks.reference_model import random_model, reference_of
+from diffusers import FluxTransformer2DModel
+from peft import LoraConfig
+from tests.trainer.predictions import inputs, relative_error, run_reference
+from tests.trainer.tiny_model import tiny_model
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks, selected_blocks
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.model.adapted_layers import (
+    AdaptedLayer,
+    adapted_layers,
+    count_adapter_parameters,
+)
+from fluxtrain.model.flux import Flux
+from fluxtrain.model.init import initial_value
+from fluxtrain.model.lora import add_adapters, is_adapter
+
+MODEL = tiny_model(depth=2, depth_single_blocks=2, guidance_embed=True)
+SPLIT = AdapterConfig(rank=4, alpha=6.0, split_qkv=True)
+MIXED = AdapterConfig(
+    rank=4,
+    alpha=6.0,
+    split_qkv=True,
+    ranks=AdapterRanks(img_attn=8, txt_mlp=2, img_mod=0, single=3),
+    double_blocks="1",
+)
+STEPS = 50
+
+
+def adapted(config: ModelConfig, adapter: AdapterConfig) -> tuple[Flux, list[AdaptedLayer]]:
+    """Return a random model with random adapters, and their layers."""
+    model, layers = random_model(config), adapted_layers(config, adapter)
+    add_adapters(model, layers, torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if is_adapter(name):
+                parameter.normal_(0, 0.1)
+    return model, layers
+
+
+def base_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in model.state_dict().items() if not is_adapter(name)}
+
+
+def in_peft(model: Flux, layers: list[AdaptedLayer], config: ModelConfig) -> FluxTransformer2DModel:
+    """Return diffusers' model with the weights of ``model`` and peft's adapters with those of ours."""
+    other = reference_of(base_of(model), config)
+    names = {part: layer for layer in layers for part, _ in layer.parts}
+    peft = LoraConfig(
+        target_modules=list(names),
+        rank_pattern={f"^{part}": layer.rank for part, layer in names.items()},
+        alpha_pattern={f"^{part}": layer.alpha for part, layer in names.items()},
+    )
+    other.add_adapter(peft)
+    with torch.no_grad():
+        for name, value in ours_in_peft(model, layers, "data").items():
+            other.get_parameter(name).copy_(value)
+    return other
+
+
+def ours_in_peft(model: Flux, layers: list[AdaptedLayer], what: str) -> dict[str, Tensor]:
+    """Return the values ("data") or gradients ("grad") of our split adapters by peft's names."""
+    found = {}
+    for layer in layers:
+        module = model.get_submodule(layer.name)
+        down, up = getattr(module.lora_A, what), getattr(module.lora_B, what)
+        parts = zip(layer.parts, down.chunk(len(layer.parts)), strict=True)
+        row = 0
+        for (part, rows), each in parts:
+            found[f"{part}.lora_A.default.weight"] = each
+            found[f"{part}.lora_B.default.weight"] = up[row : row + rows]
+            row += rows
+    return found
+
+
+@pytest.mark.parametrize("adapter", [SPLIT, MIXED], ids=["all layers", "some layers and ranks"])
+def test_predictions_and_gradients_equal_those_of_peft(adapter: AdapterConfig) -> None:
+    model, layers = adapted(MODEL, adapter)
+    other = in_peft(model, layers, MODEL)
+    batch = inputs(MODEL)
+    prediction, expected = model(**batch), run_reference(other, batch)
+    assert relative_error(prediction, expected) < 1e-5
+    target = torch.randn_like(prediction)
+    (prediction - target).square().mean().backward()
+    (expected - target).square().mean().backward()
+    theirs = {name: p.grad for name, p in other.named_parameters() if p.requires_grad}
+    ours = ours_in_peft(model, layers, "grad")
+    assert ours.keys() == theirs.keys()
+    for name, gradient in ours.items():
+        assert relative_error(gradient, theirs[name]) < 1e-5, name
+    assert all(p.grad is None for name, p in model.named_parameters() if not is_adapter(name))
+
+
+def test_a_fused_adapter_is_one_that_its_parts_share() -> None:
+    fused, layers = adapted(MODEL, AdapterConfig(rank=4, alpha=6.0))
+    split, _ = adapted(MODEL, SPLIT)
+    split.load_state_dict(base_of(fused), strict=False)
+    for layer in layers:
+        source, target = (each.get_submodule(layer.name) for each in (fused, split))
+        times = len(target.lora_A) // len(source.lora_A)
+        target.lora_A.data = source.lora_A.data.repeat(times, 1)
+        target.lora_B.data = source.lora_B.data
+    batch = inputs(MODEL)
+    assert relative_error(fused(**batch), split(**batch)) < 1e-5
+
+
+def test_the_loss_of_fifty_steps_is_that_of_peft() -> None:
+    model, layers = adapted(MODEL, SPLIT)
+    other = in_peft(model, layers, MODEL)
+    curves = []
+    for trained, run in ((model, lambda b: model(**b)), (other, lambda b: run_reference(other, b))):
+        parameters = [p for p in trained.parameters() if p.requires_grad]
+        optimizer, losses = AdamW(parameters, lr=1e-3, weight_decay=0.01), []
+        for step in range(STEPS):
+            batch = inputs(MODEL)
+            torch.manual_seed(step)
+            batch["img"] = torch.randn_like(batch["img"])
+            loss = (run(batch) - batch["img"]).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        curves.append(losses)
+    assert curves[0] == pytest.approx(curves[1], rel=1e-4)
+    assert sum(curves[0][-5:]) < 0.9 * sum(curves[0][:5])
+
+
+@pytest.mark.parametrize(
+    ("split", "layers", "parameters"), [(False, 304, 4_786_176), (True, 304, 5_369_856)]
+)
+def test_the_adapters_of_flux_have_the_parameters_of_kohyas(
+    split: bool, layers: int, parameters: int
+) -> None:
+    adapter, model = AdapterConfig(rank=1, split_qkv=split), ModelConfig(guidance_embed=True)
+    assert len(adapted_layers(model, adapter)) == layers
+    assert count_adapter_parameters(model, adapter) == parameters
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("all", {0, 1, 2, 3, 4}), ("none", set()), ("0,2-3", {0, 2, 3}), ("4", {4})],
+)
+def test_blocks_are_selected_by_number(text: str, expected: set[int]) -> None:
+    assert selected_blocks(text, 5) == expected
+
+
+def test_new_adapters_have_no_effect() -> None:
+    layer = replace(adapted_layers(MODEL, SPLIT)[0], is_split=False)
+    down, up = (
+        initial_value(f"{layer.name}.{kind}", torch.Size(shape), seed=0)
+        for kind, shape in layer.shapes.items()
+    )
+    assert torch.count_nonzero(up) == 0
+    bound = layer.inputs**-0.5
+    assert 0.9 * bound < down.abs().max() <= bound

@@ -1,0 +1,164 @@
+"""Training of adapters: on one and two ranks, in float32 and bfloat16, resumed, and what is saved."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.reference_model import random_model
+from cluster.free_ports import free_port
+from safetensors.torch import load_file
+from tests.trainer import in_process, ranks
+from tests.trainer.outputs import losses
+from tests.trainer.small_runs import merge_all
+from tests.trainer.tiny_model import save_flux
+
+from fluxtrain import checkpoint, optim
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.distributed import World
+from fluxtrain.errors import DataError
+from fluxtrain.model.adapted_layers import adapted_layers, count_adapter_parameters
+from fluxtrain.parallelize import build_model
+from fluxtrain.snapshot_size import image_bytes
+from fluxtrain.weights.reader import open_weights
+
+STEPS = 6
+RUN: dict[str, Any] = {
+    "preset": "micro",
+    "initial_weights": "weights.safetensors",
+    "adapter": {"rank": 4, "alpha": 8.0, "ranks": {"single_mod": 2}, "split_qkv": True},
+    "schedule": {"steps": STEPS, "warmup_steps": 0},
+    "parallel": {"micro_batch_size": 4},  # gradients accumulate on one rank
+    "evaluation": {"every_samples": 32},
+    "checkpoint": {"every_steps": 2, "memory_every_steps": 0, "asynchronous": False},
+    "logging": {"every_steps": 1, "metrics_port": 0},
+}
+HALF = {"precision": {"compute": "bfloat16"}}
+RECOMPUTED = {"parallel": {"activation_checkpointing": 1.0}}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a models root with the weights of a random model."""
+    folder = tmp_path_factory.mktemp("models")
+    save_flux(random_model(resolve({"preset": "micro"}).model), folder)
+    return folder
+
+
+def train(config: RunConfig, paths: RunPaths, world: World, *, port: int, crash: int) -> None:
+    ranks.crash_after(crash)
+    ranks.train_together(config, paths, world, port=port)
+
+
+def finish(paths: RunPaths, size: int, *changes: dict[str, Any], crash: int = 0) -> RunConfig:
+    """Train on ``size`` ranks, which crash after step ``crash``."""
+    config = resolve(merge_all(RUN, *changes))
+    if size == 1 and not crash:
+        codes = in_process.finish(ranks.train_alone, config, paths)
+    else:
+        run = partial(train, port=free_port(), crash=crash)
+        codes = ranks.finish(run, config, paths, size)
+    assert codes == [ranks.CRASHED if crash else 0] * size, ranks.output_of(paths)
+    return config
+
+
+def saved(output: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of the last checkpoint of one rank."""
+    (file,) = output.glob(f"checkpoints/*{STEPS}/*.safetensors")
+    return load_file(file)
+
+
+@pytest.fixture(scope="module")
+def reference(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the output of a run on one rank in float32."""
+    output = tmp_path_factory.mktemp("reference")
+    finish(RunPaths(output, output, models), 1)
+    return output
+
+
+def test_a_checkpoint_has_the_adapters_only(reference: Path) -> None:
+    config = resolve(RUN)
+    assert config.adapter is not None
+    tensors = saved(reference)
+    names = [
+        f"{layer.name}.{kind}"
+        for layer in adapted_layers(config.model, config.adapter)
+        for kind in layer.shapes
+    ]
+    kinds = ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq")
+    assert set(tensors) == {f"{kind}.{name}" for kind in kinds for name in names}
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    assert all(tensors[f"model.{name}"].count_nonzero() for name in names)
+    count = count_adapter_parameters(config.model, config.adapter)
+    assert sum(tensor.nbytes for tensor in tensors.values()) == 12 * count
+    assert image_bytes(config, 1) == 12 * count
+
+
+def test_only_adapters_are_trained_and_only_they_have_optimizer_state(models: Path) -> None:
+    config = resolve(merge_all(RUN, HALF))
+    weights = open_weights(models / "weights.safetensors")
+    model = build_model(config, World.alone(), weights.read(list(weights.shapes)))
+    frozen = [each for each in model.parameters() if not each.requires_grad]
+    assert {each.dtype for each in frozen} == {torch.bfloat16}
+    assert len(frozen) == len(weights.shapes)
+    optimizer = optim.make_optimizer(model, config.optim, torch.bfloat16)
+    state = checkpoint.training_state(model, optimizer)
+    assert (
+        len(optimizer.weights)
+        == len(state) / 3
+        == 2 * len(adapted_layers(config.model, config.adapter))
+    )
+
+
+def test_the_loss_falls(reference: Path) -> None:
+    curve = losses(reference, "eval_loss")
+    assert curve[STEPS] < 0.98 * curve[2]
+
+
+@pytest.mark.parametrize(("size", "change"), [(2, {}), (3, RECOMPUTED)])
+def test_several_ranks_train_the_adapters_of_one(
+    reference: Path, models: Path, tmp_path: Path, size: int, change: dict[str, Any]
+) -> None:
+    finish(RunPaths(tmp_path, tmp_path, models), size, change)
+    for key in ("train_loss", "eval_loss"):
+        assert losses(tmp_path, key) == pytest.approx(losses(reference, key), rel=1e-4)
+
+
+def test_ranks_in_bfloat16_follow_one(models: Path, tmp_path: Path) -> None:
+    outputs = tmp_path / "one", tmp_path / "two"
+    for size, output in enumerate(outputs, 1):
+        finish(RunPaths(output, output, models), size, HALF)
+    one, two = map(losses, outputs)
+    assert one == pytest.approx(two, rel=0.01)
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_run_that_crashed_ends_with_the_same_adapters(
+    reference: Path, models: Path, tmp_path: Path, in_memory: bool
+) -> None:
+    volume = tmp_path / "memory"
+    volume.mkdir()
+    paths = RunPaths(tmp_path / "run", tmp_path, models, snapshots=volume)
+    memory = {"checkpoint": {"every_steps": 0, "memory_every_steps": 1}} if in_memory else {}
+    finish(paths, 1, memory, crash=5)
+    finish(paths, 1, memory)
+    assert ("from memory" in ranks.output_of(paths)) == in_memory
+    resumed, expected = saved(paths.output), saved(reference)
+    assert all(torch.equal(resumed[name], value) for name, value in expected.items())
+
+
+def test_other_adapters_do_not_continue_a_run(reference: Path, models: Path) -> None:
+    paths = RunPaths(reference, reference, models)
+    config = resolve(merge_all(RUN, {"adapter": {"rank": 8}}))
+    assert in_process.finish(ranks.train_alone, config, paths) == [2]
+    assert "spec.run.adapter.rank: got 8; the checkpoint" in ranks.output_of(paths)
+
+
+def test_a_checkpoint_of_adapters_is_not_taken_for_a_models(reference: Path) -> None:
+    with pytest.raises(DataError, match=r"has adapters only, for 'weights\.safetensors'"):
+        open_weights(reference)

@@ -1,0 +1,47 @@
+"""What a run with adapters needs of its other fields: errors before anything is loaded."""
+
+from __future__ import annotations
+
+from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks, selected_blocks
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.errors import UNSET, ConfigError
+
+_TASKS = ("train", "benchmark")
+
+
+def require_adaptable(config: RunConfig, at: str) -> None:
+    """Raise ConfigError, with the path below ``at``, if ``config`` has adapters that cannot be trained."""
+    if config.adapter is None:
+        return
+    if config.task not in _TASKS:
+        text = f"must be one of {', '.join(_TASKS)} if adapter is set: it trains"
+        raise ConfigError(f"{at}.task", config.task, text)
+    if config.precision.fp8 != "none":
+        text = "must be none if adapter is set: frozen weights are not computed in fp8 yet"
+        raise ConfigError(f"{at}.precision.fp8", config.precision.fp8, text)
+    if config.task == "train" and config.initial_weights is None:
+        text = "must name the weights that the adapters change"
+        raise ConfigError(f"{at}.initial_weights", UNSET, text)
+    _require_layers(config.adapter, config.model, f"{at}.adapter")
+
+
+def _require_layers(adapter: AdapterConfig, model: ModelConfig, at: str) -> None:
+    """Raise ConfigError unless ``adapter`` selects blocks of ``model``, and some of their layers."""
+    depths = {"double_blocks": model.depth, "single_blocks": model.depth_single_blocks}
+    num_layers = 0
+    for field, count in depths.items():
+        text = getattr(adapter, field)
+        try:
+            num_blocks = len(selected_blocks(text, count))
+        except ValueError as error:
+            raise ConfigError(f"{at}.{field}", text, str(error)) from None
+        kinds = (kind for kind in AdapterRanks.model_fields if _is_of(kind, field))
+        num_layers += num_blocks * sum(adapter.rank_of(kind) > 0 for kind in kinds)
+    if num_layers == 0:
+        given = adapter.model_dump(include={"ranks", *depths}, exclude_none=True)
+        raise ConfigError(at, given, "must leave at least one layer an adapter")
+
+
+def _is_of(kind: str, blocks: str) -> bool:
+    return kind.startswith("single") == (blocks == "single_blocks")

@@ -1,0 +1,86 @@
+"""AdapterConfig: low-rank adapters, which are trained instead of the model's weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fluxtrain.contract.strict_model import StrictModel
+
+Rank = Annotated[int, Field(ge=1, le=1024)]
+KindRank = Annotated[int, Field(ge=0, le=1024)] | None
+Blocks = Annotated[
+    str,
+    Field(
+        max_length=256,
+        pattern="^(all|none|[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*)$",
+        title="all, none, or numbers from 0 and ranges of them, such as 0,4-7",
+    ),
+]
+
+
+class AdapterRanks(StrictModel):
+    """Ranks of kinds of layers; null: that of ``adapter.rank``, 0: layers without an adapter."""
+
+    img_attn: KindRank = None
+    """``qkv`` and ``proj`` of the image stream of double blocks."""
+    txt_attn: KindRank = None
+    """``qkv`` and ``proj`` of the text stream of double blocks."""
+    img_mlp: KindRank = None
+    """Both layers of the MLP of the image stream of double blocks."""
+    txt_mlp: KindRank = None
+    """Both layers of the MLP of the text stream of double blocks."""
+    img_mod: KindRank = None
+    """Modulation of the image stream of double blocks."""
+    txt_mod: KindRank = None
+    """Modulation of the text stream of double blocks."""
+    single: KindRank = None
+    """``linear1`` and ``linear2`` of single blocks."""
+    single_mod: KindRank = None
+    """Modulation of single blocks."""
+
+
+class AdapterConfig(StrictModel):
+    """Low-rank adapters of the blocks' linear layers: W becomes W + alpha / rank x B A. They are trained
+    instead of the model's weights, which stay as they are, in ``precision.compute``."""
+
+    kind: Literal["lora"] = "lora"
+    """Kind of adapter."""
+    rank: Rank = 16
+    """Rank of the update."""
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 16.0
+    """Scale of the update of a layer: alpha / rank of the layer."""
+    ranks: AdapterRanks = AdapterRanks()
+    """Other ranks for kinds of layers."""
+    double_blocks: Blocks = "all"
+    """Double blocks with adapters: ``all``, ``none``, or numbers from 0 and ranges, such as ``0,4-7``."""
+    single_blocks: Blocks = "all"
+    """Single blocks with adapters, in the same form."""
+    split_qkv: bool = False
+    """Give queries, keys, values, and the MLP of single blocks, an adapter each instead of one for their
+    fused layer."""
+
+    def rank_of(self, kind: str) -> int:
+        """Return the rank of layers of ``kind``, a field of ``ranks``; 0 if they have no adapter."""
+        rank: int | None = getattr(self.ranks, kind)
+        return self.rank if rank is None else rank
+
+
+def selected_blocks(text: str, count: int) -> frozenset[int]:
+    """Return the blocks that ``text``, of the type `Blocks`, selects of ``count``.
+
+    Raises ValueError naming the first block that the model does not have.
+    """
+    if text in ("all", "none"):
+        return frozenset(range(count if text == "all" else 0))
+    selected = set[int]()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        begin, end = int(first), int(last or first)
+        if begin > end:
+            raise ValueError(f"the range {part} is empty")
+        if end >= count:
+            raise ValueError(f"there is no block {end}; the model has {count}, from 0")
+        selected.update(range(begin, end + 1))
+    return frozenset(selected)

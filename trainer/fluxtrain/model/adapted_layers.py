@@ -1,0 +1,95 @@
+"""The linear layers that get a LoRA adapter, with their ranks; without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fluxtrain.contract.run.adapter import AdapterConfig, selected_blocks
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.model.tensor_names import Shape, entries
+
+BLOCKS = ("double_blocks", "single_blocks")
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True)
+class AdaptedLayer:
+    """A linear layer of a block and its adapter, which adds ``scale`` B A x to the layer's output."""
+
+    name: str
+    """In the model, and in BFL's layout: ``double_blocks.0.img_attn.qkv``."""
+    inputs: int
+    parts: tuple[tuple[str, int], ...]
+    """diffusers' layers that hold its rows, in order: name, number of rows."""
+    rank: int
+    alpha: float
+    is_split: bool = False
+    """Whether each part has an A of its own."""
+
+    @property
+    def outputs(self) -> int:
+        """Return the rows of the layer's weight."""
+        return sum(rows for _, rows in self.parts)
+
+    @property
+    def scale(self) -> float:
+        """Return the factor of the update."""
+        return self.alpha / self.rank
+
+    @property
+    def splits(self) -> tuple[int, ...]:
+        """Return the rows of the outputs that each A serves."""
+        return tuple(rows for _, rows in self.parts) if self.is_split else (self.outputs,)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Return the shapes of the adapter's parameters; those of several A are stacked."""
+        stacked = self.rank * len(self.splits)
+        return {"lora_A": (stacked, self.inputs), "lora_B": (self.outputs, self.rank)}
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a block's layer, a field of ``adapter.ranks``."""
+    blocks, _, layer, *_ = name.split(".")
+    if blocks == "single_blocks":
+        return "single_mod" if layer == "modulation" else "single"
+    return layer
+
+
+def linear_layers(model: ModelConfig) -> dict[str, tuple[int, tuple[tuple[str, int], ...]]]:
+    """Return the blocks' linear layers by name: the width of their inputs, and diffusers' parts."""
+    return {
+        entry.name.removesuffix(_WEIGHT): (
+            entry.shape[1],
+            tuple((part.removesuffix(_WEIGHT), rows) for part, rows in entry.parts),
+        )
+        for entry in entries(model)
+        if entry.name.startswith(BLOCKS) and entry.name.endswith(_WEIGHT)
+    }
+
+
+def adapted_layers(model: ModelConfig, adapter: AdapterConfig) -> list[AdaptedLayer]:
+    """Return the layers of ``model`` that ``adapter`` adapts, in the order of the model."""
+    selected = {
+        "double_blocks": selected_blocks(adapter.double_blocks, model.depth),
+        "single_blocks": selected_blocks(adapter.single_blocks, model.depth_single_blocks),
+    }
+    layers = []
+    for name, (inputs, parts) in linear_layers(model).items():
+        blocks, number, *_ = name.split(".")
+        rank = adapter.rank_of(kind_of(name))
+        if rank and int(number) in selected[blocks]:
+            is_split = adapter.split_qkv and len(parts) > 1
+            layers.append(AdaptedLayer(name, inputs, parts, rank, adapter.alpha, is_split))
+    return layers
+
+
+def count_adapter_parameters(
+    model: ModelConfig, adapter: AdapterConfig, num_shards: int = 1
+) -> int:
+    """Return the adapters' parameters; the rows of each tensor are rounded up to a multiple of the shards."""
+    return sum(
+        -(-rows // num_shards) * num_shards * columns
+        for layer in adapted_layers(model, adapter)
+        for rows, columns in layer.shapes.values()
+    )

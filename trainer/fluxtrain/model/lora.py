@@ -1,0 +1,59 @@
+"""LoRA: linear layers whose output gets a low-rank update, the only part that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the usual name)
+
+from fluxtrain.model.adapted_layers import AdaptedLayer
+from fluxtrain.model.flux import Flux
+
+PARAMETERS = ("lora_A", "lora_B")
+"""Names of an adapter's parameters in its layer: down to the rank, and up again."""
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer plus its adapter: W x + b + scale B A x, with an A for each of ``splits``."""
+
+    lora_A: nn.Parameter  # noqa: N815  (as in LoRA's paper)
+    lora_B: nn.Parameter  # noqa: N815
+    scale: float
+    splits: tuple[int, ...]
+
+    def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
+        """Return the layer's output with the update."""
+        y, low = F.linear(x, self.weight, self.bias), F.linear(x, self.lora_A)
+        if len(self.splits) == 1:
+            update = F.linear(low, self.lora_B)
+        else:
+            lows = low.chunk(len(self.splits), dim=-1)
+            parts = zip(lows, torch.split(self.lora_B, list(self.splits)), strict=True)
+            update = torch.cat([F.linear(each, rows) for each, rows in parts], dim=-1)
+        return torch.add(y, update, alpha=self.scale)
+
+
+def add_adapters(model: Flux, layers: Iterable[AdaptedLayer], dtype: torch.dtype) -> None:
+    """Freeze ``model`` in ``dtype`` and make ``layers`` `LoraLinear`, with parameters in float32.
+
+    Names of the model's parameters stay; the new ones have no values yet.
+    """
+    model.to(dtype).requires_grad_(False)
+    for layer in layers:
+        module = model.get_submodule(layer.name)
+        assert isinstance(module, nn.Linear)
+        device = module.weight.device
+        module.__class__ = LoraLinear
+        for name, shape in layer.shapes.items():
+            empty = torch.empty(shape, dtype=torch.float32, device=device)
+            module.register_parameter(name, nn.Parameter(empty))
+        assert isinstance(module, LoraLinear)
+        module.scale, module.splits = layer.scale, layer.splits
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether the parameter ``name`` belongs to an adapter."""
+    return name.rpartition(".")[2] in PARAMETERS
