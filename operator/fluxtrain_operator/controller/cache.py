@@ -85,7 +85,8 @@ class Cache:
         """Store a job, or remove one that is ``deleted``; return its key."""
         key = _key(manifest, str(manifest["metadata"]["name"]))
         cached = self._jobs.get(key)
-        if not deleted and not _is_newer(manifest, cached):
+        is_same = self._uid(key) == manifest["metadata"].get("uid")
+        if not (deleted and is_same) and not _is_newer(manifest, cached):
             return key
         for predecessor in _start_after(key[0], cached):
             self._dependents[predecessor].discard(key)
@@ -272,8 +273,11 @@ def _without_managed_fields(manifest: Manifest) -> Manifest:
 
 
 def _is_newer(manifest: Manifest, cached: Manifest | None) -> bool:
-    """Return whether ``manifest`` is not older than the ``cached`` version: watches lag behind writes."""
-    if cached is None or cached["metadata"].get("uid") != manifest["metadata"].get("uid"):
+    """Return whether ``manifest`` is not older than the ``cached`` version, or object of the same name.
+
+    Watches lag behind writes, and responses to writes behind watches.
+    """
+    if cached is None:
         return True
     new, old = _version(manifest), _version(cached)
     return new is None or old is None or new >= old

@@ -16,16 +16,13 @@ from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.planner.attribution import new_faults, next_faults
 from fluxtrain_operator.planner.backoff import next_retries, recovery_times, replacement_time
 from fluxtrain_operator.planner.changed_labels import LABELS_CHANGED
-from fluxtrain_operator.planner.changes import (
+from fluxtrain_operator.planner.changes import budgets, changes, clean_up, clean_up_times
+from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
+from fluxtrain_operator.planner.creations import (
     MAX_PODS_PER_PLAN,
     blocking_failures,
-    budgets,
-    changes,
-    clean_up,
-    clean_up_times,
     num_requested_pods,
 )
-from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
 from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.exclusion import exclusion_lifted, lift_times

@@ -45,6 +45,22 @@ def test_a_pod_with_the_same_name_and_another_uid_replaces_the_old_one() -> None
     assert uids(cache.pods(KEY)) == ["new"]
 
 
+def test_what_is_heard_late_of_a_deleted_object_does_not_replace_its_successor() -> None:
+    cache = make_cache()
+    cache.set_job(make_job(12, uid="new"))
+    cache.set_job(make_job(9, uid="old"))
+    assert cache.job(KEY) == make_job(12, uid="new"), "a response to a write came late"
+    cache.set_job(make_job(9, uid="old"), deleted=True)
+    assert cache.job(KEY) == make_job(12, uid="new"), "a refusal of a write came late"
+    cache.set_job(make_job(11, uid="new"), deleted=True)
+    assert cache.job(KEY) is None, "of the same job only one version is gone"
+    cache = Cache()
+    cache.set_job(make_job(uid=OWNER["uid"]))
+    cache.set_pod(make_pod(version=100, uid="new"))
+    cache.set_pod(make_pod(version=99, uid="old"))
+    assert uids(cache.pods(KEY)) == ["new"], "the response to its creation came late"
+
+
 def test_deleted_objects_are_removed() -> None:
     cache = Cache()
     assert cache.set_job(make_job()) == KEY
