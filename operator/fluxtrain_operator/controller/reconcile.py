@@ -10,7 +10,6 @@ from typing import Any
 
 from fluxtrain.contract.resource.status import read_status
 from fluxtrain.errors import ConfigError
-from fluxtrain_operator import names
 from fluxtrain_operator.controller.api_client import KINDS, SUPPORT_KINDS, KubernetesApi
 from fluxtrain_operator.controller.applied_objects import Name
 from fluxtrain_operator.controller.cache import Cache
@@ -18,6 +17,12 @@ from fluxtrain_operator.controller.decision_log import log_decision
 from fluxtrain_operator.controller.executor import Executor, JobState, status_delay
 from fluxtrain_operator.controller.fault_budget import FaultBudget
 from fluxtrain_operator.controller.members_poller import MembersPoller
+from fluxtrain_operator.controller.predecessors import (
+    cycle_of,
+    is_awaited,
+    is_ignored,
+    phases_of_predecessors,
+)
 from fluxtrain_operator.controller.progress_poller import ProgressPoller
 from fluxtrain_operator.distrust import Distrust
 from fluxtrain_operator.errors import ApiError, UnreadableError
@@ -76,7 +81,7 @@ class Reconciler:
     async def reconcile(self, key: Key) -> float | None:
         """Take the next actions for a job; return the seconds after which to requeue it, or None."""
         manifest = self.cache.job(key)
-        if manifest is None or _is_ignored(manifest):
+        if manifest is None or is_ignored(manifest):
             self._forget(key)
             return None
         with self.metrics.reconcile_seconds.time():
@@ -180,7 +185,8 @@ class Reconciler:
             heard=self.members.heard(key),
             nodes=self.cache.nodes,
             distrust=self._distrust(),
-            predecessors=self._phases_of_predecessors(job),
+            predecessors=phases_of_predecessors(self.cache, job),
+            cycle=cycle_of(self.cache, key) if job.spec.lifecycle.start_after else (),
             applied=applied,
             create_failures=(*state.create_failures.values(), *foreign_pods),
             missing_apis=missing_apis,
@@ -217,29 +223,11 @@ class Reconciler:
             self._served[version] = await self.api.serves(version)
         return not self._served[version] or self.has_groups(version, gang.kinds)
 
-    def _phases_of_predecessors(self, job: Job) -> dict[str, str]:
-        """Return the phases, by name, of those existing jobs that ``job`` starts after."""
-        predecessors = job.spec.lifecycle.start_after
-        jobs = {name: self.cache.job((job.namespace, name)) for name in predecessors}
-        return {
-            name: str((manifest.get("status") or {}).get("phase", ""))
-            for name, manifest in jobs.items()
-            if manifest is not None
-        }
-
     def _is_awaited(self, key: Key) -> bool:
         """Return whether a job that starts after a job may not have seen yet that it is complete."""
         if time.monotonic() < self.jobs_known_from:
             return True
-        jobs = map(self.cache.job, self.cache.jobs_after(key))
-        return any(_waits_for(job, key[1]) for job in jobs if job is not None)
-
-
-def _waits_for(manifest: Mapping[str, Any], predecessor: str) -> bool:
-    """Return whether a job that starts after ``predecessor`` has not begun, nor seen that it is complete."""
-    status = read_status(manifest.get("status"))
-    has_seen = status.attempt > 0 or predecessor in status.completed_predecessors
-    return not (has_seen or finished(status) or _is_ignored(manifest))
+        return is_awaited(self.cache, key)
 
 
 def _group_kinds(job: Job, missing_apis: frozenset[str]) -> dict[str, str]:
@@ -253,12 +241,6 @@ def _requeue_after(plan: Plan) -> float | None:
     if finished(plan.status) or plan.status.phase == "Suspended":
         return plan.requeue_after
     return earliest([plan.requeue_after, RESYNC_SECONDS])
-
-
-def _is_ignored(manifest: Mapping[str, Any]) -> bool:
-    """Return whether a job is being deleted or has another manager: then not even errors are reported."""
-    managed_by = manifest.get("spec", {}).get("managedBy", names.MANAGED_BY)
-    return "deletionTimestamp" in manifest["metadata"] or managed_by != names.MANAGED_BY
 
 
 def is_conflict(error: Exception) -> bool:

@@ -20,6 +20,7 @@ _REMEDIES = {
     # the job itself
     "InvalidSpec": "Correct the field; a job that has failed must be deleted and created again.",
     "WaitingForJobs": "It starts when those jobs are complete.",
+    "CyclicDependency": "Take one of these jobs out of the spec.lifecycle.startAfter of the one before it.",
     "SchedulingGated": "Whoever set the gate must remove it; the operator never does.",
     "DeadlineExceeded": "Raise spec.lifecycle.activeDeadlineSeconds, and create the job again.",
     "RestartsExhausted": (

@@ -233,6 +233,8 @@ class Observed:
     """Which nodes have had faults lately."""
     predecessors: Mapping[str, str] = field(default_factory=dict)
     """Phases of the existing jobs of ``startAfter``; empty for a job without a phase."""
+    cycle: tuple[str, ...] = ()
+    """Jobs that wait for one another by ``startAfter``, from this one to itself; empty without a cycle."""
     is_awaited: bool = False
     """Whether a job that starts after this one may not have seen yet that it is complete."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)

@@ -125,6 +125,9 @@ def waiting_for_jobs(situation: Situation) -> Decision | None:
     phases, names = situation.observed.predecessors, awaited_predecessors(situation)
     if not names:
         return None
+    if situation.observed.cycle:
+        text = f"{' starts after '.join(situation.observed.cycle)}: none of them can start"
+        return Decision("wait", "CyclicDependency", f"spec.lifecycle.startAfter: {text}")
     states = [predecessor_state(name, phases.get(name)) for name in names]
     failed = any(phases.get(name) == FAILED for name in names)
     reason = "WaitingForFailedJobs" if failed else "WaitingForJobs"

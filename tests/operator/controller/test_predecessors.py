@@ -83,6 +83,33 @@ class Waiting(Harness):
         return await self.reconciler.reconcile(FIRST)
 
 
+def after(name: str, *start_after: str) -> Manifest:
+    job = make_job(name)
+    job["spec"]["lifecycle"] = {"startAfter": list(start_after)}
+    return job
+
+
+@synchronous
+async def test_jobs_that_wait_for_one_another_tell_it_until_one_of_them_does_not() -> None:
+    harness = Waiting(("first", "other"))
+    harness.put_first(after("first", "third"))
+    harness.cache.set_job(after("third", "second", "job"))
+    harness.cache.set_job(after("second", "first"))
+    harness.cache.set_job(after("other"))
+    await harness.reconcile(2)
+    chain = "job starts after first starts after third starts after job: none of them can start"
+    assert harness.admitted == ("CyclicDependency", f"spec.lifecycle.startAfter: {chain}")
+    harness.put_first(first("Running"))
+    await harness.reconcile()
+    assert "first is Running" in harness.waits
+    harness.put_first(after("first", "third"))
+    await harness.reconcile()
+    assert harness.admitted[0] == "CyclicDependency"
+    harness.cache.set_job(after("third", "second"))
+    await harness.reconcile()
+    assert "first is new" in harness.waits, "it is not part of the cycle that it waits for"
+
+
 @synchronous
 async def test_a_predecessor_that_never_existed_is_waited_for() -> None:
     harness = Waiting()
