@@ -99,6 +99,8 @@ class ObjectStore:
         return False
 
     async def create_event(self, job: Job, event: Event, now: float) -> None:
+        if "Event" in self.refuse:
+            raise self.refuse["Event"]
         self.events.append(event)
 
     async def fetch_members(self, address: str, port: int) -> Heard | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,11 +28,12 @@ from fluxtrain_operator.planner.create_failures import (
     unwatched,
 )
 from fluxtrain_operator.planner.owner_references import is_controlled_by
-from fluxtrain_operator.planner.plan import Delete, Plan
+from fluxtrain_operator.planner.plan import Delete, Event, Plan
 from fluxtrain_operator.resources.gang import gang_of
 from fluxtrain_operator.resources.secret import with_new_key
 from fluxtrain_operator.revision import Revision
 
+LOG = logging.getLogger(__name__)
 NEVER = float("-inf")
 STATUS_SECONDS = 3.0
 """Minimum interval of two status writes that differ only in the number of ready nodes."""
@@ -80,7 +82,14 @@ class Executor:
         if not any(_name(desired) in state.create_failures for desired in support):
             await self._create_pods(job, pods, state)  # which mount the config map
         for event in plan.events:
+            await self._post(job, event)
+
+    async def _post(self, job: Job, event: Event) -> None:
+        """Create an event; one that is refused, as by a quota, is logged: conditions tell the same."""
+        try:
             await self.api.create_event(job, event, time.time())
+        except ApiError as error:
+            LOG.warning("%s/%s: no event %s: %s", job.namespace, job.name, event.reason, error)
 
     async def write_status(self, manifest: Mapping[str, Any], after: Status) -> None:
         """Write the status ``after`` of the job in ``manifest``, keeping fields of newer operators."""

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.operator.controller.event_loop import synchronous
 from tests.operator.jobs import KEY, NOW, make_job, run_pods
-from tests.operator.object_store import Harness, ObjectStore
+from tests.operator.object_store import Harness, ObjectStore, run
 
 from fluxtrain.contract.resource.status import Condition, NodesStatus, ProgressStatus, Status
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS
@@ -130,6 +130,18 @@ def test_a_pod_that_cannot_be_created_fails_the_reconcile_after_the_other_reques
         reconcile(cluster, make_job())
     ended = [name for when, _, name in cluster.log if "Pod/" in name and when == "end"]
     assert sorted(ended) == ["Pod/job-0", "Pod/job-2", "Pod/job-3", "Pod/job-rendezvous"]
+
+
+def test_an_event_that_is_refused_fails_no_reconcile(caplog: pytest.LogCaptureFixture) -> None:
+    harness = Harness()
+    message = "forbidden: because namespace ns is being terminated"
+    harness.cluster.refuse["Event"] = ApiError(403, message, "Forbidden", message)
+    run(harness, 1)
+    assert harness.cluster.status["phase"] == "Pending"
+    assert harness.cluster.own("Pod") != []
+    assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
+        f"ns/job: no event Pending: {message}"
+    ]
 
 
 @synchronous
