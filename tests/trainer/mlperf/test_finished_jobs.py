@@ -9,6 +9,7 @@ import pytest
 
 from fluxtrain.errors import ConfigError
 from fluxtrain.mlperf import finished_jobs
+from fluxtrain.mlperf import kubectl as kubectl_calls
 
 OWN = {"metadata": {"name": "job-0123"}, "data": {"config.json": "{}", "pods.json": "{}"}}
 OTHER = {"metadata": {"name": "a"}, "data": {"other": ""}}
@@ -24,7 +25,8 @@ def config_of(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], answer: s
         assert (namespace, arguments[: 1 + len(asked)]) == ("team", ("get", *asked))
         return answer
 
-    monkeypatch.setattr(finished_jobs, "_kubectl", kubectl)
+    for module in (finished_jobs, kubectl_calls):
+        monkeypatch.setattr(module, "kubectl", kubectl)
     job = {"metadata": {"name": "job"}, "status": {"phase": "Complete", **status}}
     return finished_jobs._config(job, "team")
 

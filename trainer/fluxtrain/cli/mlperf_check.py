@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from fluxtrain.cli import mlperf_campaign as campaign
 from fluxtrain.cli import mlperf_package as package
 from fluxtrain.cli import mlperf_review as review
 from fluxtrain.cli.arguments import Commands, described, path
@@ -21,6 +22,7 @@ def add(commands: Commands) -> None:
     package.add_ruleset(check)
     check.set_defaults(action=action)
     review.add(subcommands)
+    campaign.add(subcommands)
     package.add(subcommands)
 
 

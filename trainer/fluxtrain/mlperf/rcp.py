@@ -28,6 +28,9 @@ _MEASURED_MARGIN = 1.7108820799094282 * sqrt(1 / (_REFERENCE_RUNS - 2) + 1 / _CO
 _INTERPOLATED_MARGIN = 1.7056179197592738 * sqrt(1 / _REFERENCE_RUNS + 1 / _COUNTED_RUNS)
 """The same for an interpolated point, whose twenty runs all count: 20 + 8 - 2 degrees of freedom."""
 
+_BAND = 1.959963984540054
+"""Standard deviations around the mean with 95 % of a normal distribution."""
+
 Source = Literal["measured", "interpolated", "smallest", "missing"]
 
 
@@ -45,6 +48,11 @@ class ReferencePoint:
         """Return the smallest accepted mean of a submission."""
         margin = _INTERPOLATED_MARGIN if self.source == "interpolated" else _MEASURED_MARGIN
         return self.mean - margin * self.deviation
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Return the samples between which 95 % of the reference's runs converge, if normally distributed."""
+        return self.mean - _BAND * self.deviation, self.mean + _BAND * self.deviation
 
 
 @dataclass(frozen=True)

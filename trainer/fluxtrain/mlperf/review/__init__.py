@@ -6,6 +6,7 @@ from fluxtrain.mlperf.review.evidence import (
     Run,
     read_finished_run,
     read_results,
+    read_run,
 )
 from fluxtrain.mlperf.review.review import (
     RULES,
@@ -29,6 +30,7 @@ __all__ = [
     "parse_waivers",
     "read_finished_run",
     "read_results",
+    "read_run",
     "render",
     "review",
     "rule_findings",

@@ -144,6 +144,11 @@ def read_finished_run(folder: Path) -> Run:
     return run
 
 
+def read_run(log: Path) -> Run:
+    """Return the run whose log is ``log``, with the configuration beside it, if there is one."""
+    return _run(log, log.parent / CONFIG_FILE)
+
+
 def num_ranks(system: Mapping[str, Any]) -> int | None:
     """Return nodes x accelerators of a system description, None if it does not say."""
     counts = [str(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node")]

@@ -1,0 +1,337 @@
+"""A campaign: its jobs, the forecast of a run, the ten runs that count, and what is printed of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.paths import EXAMPLES
+from tests.trainer.mlperf.good_run import CONVERGED, EVERY, write_log
+
+from fluxtrain.cli import main
+from fluxtrain.contract.resource.document import load_job
+from fluxtrain.contract.run.resolve import merge
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
+from fluxtrain.mlperf import output_volumes
+from fluxtrain.mlperf.campaign.forecast import samples_to_target
+from fluxtrain.mlperf.campaign.jobs import campaign_jobs
+from fluxtrain.mlperf.campaign.observed_runs import ObservedRun
+from fluxtrain.mlperf.campaign.window import median_window
+from fluxtrain.mlperf.output_volumes import read_outputs
+from fluxtrain.mlperf.rcp import reference_point
+from fluxtrain.mlperf.review import read_run
+
+FILE = EXAMPLES / "mlperf-submission.yaml"
+BASE: dict[str, Any] = yaml.safe_load(FILE.read_text())
+
+
+# The jobs
+
+
+def test_ten_jobs_differ_in_name_and_folder_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mlperf", "campaign", str(FILE)]) == EXIT_OK
+    jobs = list(yaml.safe_load_all(capsys.readouterr().out))
+    names = [f"mlperf-submission-{number:02}" for number in range(10)]
+    assert [job["metadata"]["name"] for job in jobs] == names
+    assert {job["metadata"]["labels"]["campaign"] for job in jobs} == {"mlperf-submission"}
+    folders = [job["spec"]["storage"].pop("outputFolder") for job in jobs]
+    assert folders == [f"mlperf-submission/{name}" for name in names]
+    before = [job["spec"].pop("lifecycle", {}).get("startAfter") for job in jobs]
+    assert before == [None, *([name] for name in names[:-1])]
+    assert all(job["spec"] == jobs[0]["spec"] for job in jobs)
+    spec = jobs[0]["spec"]
+    assert spec["run"]["seed"] == "random"
+    assert spec["run"]["checkpoint"] == {"every_steps": 0, "memory_every_steps": 0}
+    assert spec["restart"] == {"maxRestarts": 0}
+    assert spec["run"]["schedule"] == {"global_batch_size": 1024}
+
+
+def test_the_printed_jobs_are_valid_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["mlperf", "campaign", str(FILE), "--runs", "2"]) == EXIT_OK
+    for number, text in enumerate(capsys.readouterr().out.split("---\n")):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text)
+        assert load_job(path).metadata.name == f"mlperf-submission-{number:02}"
+
+
+def test_three_runs_train_side_by_side() -> None:
+    jobs = campaign_jobs(BASE, 7, 3)
+    before = [job["spec"].get("lifecycle", {}).get("startAfter", []) for job in jobs]
+    names = [job["metadata"]["name"] for job in jobs]
+    assert before == [[], [], [], *([name] for name in names[:4])]
+
+
+def test_labels_folder_and_predecessors_of_the_file_are_kept() -> None:
+    file = merge(
+        BASE, {"metadata": {"labels": {"team": "a"}}, "spec": {"storage": {"outputFolder": "x"}}}
+    )
+    file = merge(file, {"spec": {"lifecycle": {"startAfter": ["prepare"], "cleanPods": "None"}}})
+    first, second = campaign_jobs(file, 2, 1)
+    assert first["metadata"]["labels"] == {"team": "a", "campaign": "mlperf-submission"}
+    assert first["spec"]["storage"]["outputFolder"] == "x/mlperf-submission-00"
+    assert first["spec"]["lifecycle"] == {"startAfter": ["prepare"], "cleanPods": "None"}
+    assert second["spec"]["lifecycle"]["startAfter"] == ["mlperf-submission-00"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"spec": {"nodes": {"min": 4, "max": 8}}},
+            r"spec\.nodes\.min: got 4; must be equal to max, 8",
+        ),
+        ({"spec": {"run": {"seed": 7}}}, r"spec\.run\.seed: got 7; must be random"),
+        (
+            {"spec": {"run": {"task": "benchmark"}}},
+            r"spec\.run\.task: got 'benchmark'; must be train",
+        ),
+        ({"spec": {"storage": {"output": None}}}, r"spec\.storage\.output: must be given"),
+        ({"metadata": {"name": "a" * 60}}, r"metadata\.name: got .*; must have at most 59"),
+        ({"spec": {"run": {"optim": {"beta1": 0.5}}}}, r"optim\.beta1"),
+    ],
+)
+def test_a_file_that_is_no_campaign_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        campaign_jobs(merge(BASE, change), 10, 1)
+
+
+@pytest.mark.parametrize(("runs", "parallel"), [(0, 1), (101, 1), (10, 0), (10, 11)])
+def test_numbers_out_of_range_are_refused(runs: int, parallel: int) -> None:
+    with pytest.raises(ConfigError, match="must be between 1 and"):
+        campaign_jobs(BASE, runs, parallel)
+
+
+# The forecast
+
+
+@pytest.mark.parametrize("seen", [4, 8, 16, 24])
+def test_a_curve_that_is_a_line_over_the_logarithm_is_forecast_exactly(seen: int) -> None:
+    import math
+
+    curve = [(count * EVERY, 1.5 - 0.05 * math.log(count * EVERY)) for count in range(1, 41)]
+    target = curve[27][1] + 1e-9
+    assert samples_to_target(curve[:seen], target, EVERY) == 28 * EVERY
+    assert samples_to_target(curve, target, EVERY) == 28 * EVERY, "it has been reached"
+
+
+@pytest.mark.parametrize(
+    ("losses", "target"),
+    [
+        ([0.7, 0.69], 0.6),
+        ([0.7, 0.7, 0.7], 0.6),
+        ([0.7, 0.8, 0.9], 0.6),
+        ([0.7, float("nan"), 0.6], 0.5),
+        ([0.7, 0.6999, 0.6998], 0.1),
+        ([0.7, 0.69, 0.68], None),
+    ],
+    ids=["two points", "flat", "rising", "not a number", "far away", "no target"],
+)
+def test_other_curves_have_no_forecast(losses: list[float], target: float | None) -> None:
+    points = [(count * EVERY, loss) for count, loss in enumerate(losses, 1)]
+    assert samples_to_target(points, target, EVERY) is None
+
+
+def test_a_run_that_is_late_is_not_forecast_into_the_past() -> None:
+    points = [(count * EVERY, 0.7 - count / 1000) for count in range(1, 9)]
+    forecast = samples_to_target(points, points[-1][1] - 1e-7, EVERY)
+    assert forecast == 9 * EVERY
+
+
+# The window
+
+
+def write_runs(folder: Path, counts: tuple[int, ...], **more: Any) -> list[Path]:
+    """Write a run for each number of evaluations, started one after another."""
+    folders = []
+    for number, count in enumerate(counts):
+        path = folder / f"run-{number:02}"
+        path.mkdir(parents=True)
+        config = write_log(path / "mlperf.log", 100 + number, count, **more)
+        (path / "config.json").write_text(json.dumps(config))
+        folders.append(path)
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("counts", "first"),
+    [
+        ((5,) * 10, 0),
+        ((*(9,) * 6, *(5,) * 6), 1),  # three windows: the middle one
+        ((*(5,) * 6, *(9,) * 6), 1),
+        ((*(9,) * 3, *(5,) * 8), 0),  # two windows: the slower one
+    ],
+)
+def test_the_consecutive_ten_with_the_median_score_are_the_result(
+    counts: tuple[int, ...], first: int, tmp_path: Path
+) -> None:
+    runs = [read_run(path / "mlperf.log") for path in write_runs(tmp_path, counts)]
+    window = median_window(runs[::-1])
+    assert [run.log for run in window] == [run.log for run in runs[first : first + 10]]
+
+
+def test_a_window_with_two_lost_runs_is_the_slowest(tmp_path: Path) -> None:
+    folders = write_runs(tmp_path, (9, 9, *(5,) * 8, 4, 4))
+    for path in folders[:2]:
+        log = path / "mlperf.log"
+        log.write_text(log.read_text().replace('"success"', '"aborted"'))
+    runs = [read_run(path / "mlperf.log") for path in folders]
+    assert median_window(runs)[0].log == folders[1] / "mlperf.log", "of three windows the second"
+
+
+# The report
+
+
+@pytest.fixture(scope="module")
+def ten(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("campaign")
+    write_runs(folder, CONVERGED)
+    return folder
+
+
+def status(*paths: Path | str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["mlperf", "campaign", "status", *map(str, paths)]) == EXIT_OK
+    return capsys.readouterr().out
+
+
+def test_the_status_of_ten_closed_runs_has_the_verdict(
+    ten: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = status(ten, capsys=capsys)
+    rows = [line.split() for line in text.splitlines() if line.startswith("run-")]
+    assert [row[0] for row in rows] == [f"run-{number:02}" for number in range(10)]
+    assert rows[0][1:] == ["converged", "27", "7,077,888", "0.5850", "7,077,888", "1360.00"]
+    assert "10 runs: 10 ended, 10 reached the target after 7,077,888 to 7,602,176 samples" in text
+    assert "accepted: mean of 8 runs 7,438,336 samples" in text
+    low, high = (f"{value:,.0f}" for value in reference_point(512, "6.1.0").band)  # type: ignore[union-attr]
+    assert f"need {low} to {high} samples" in text
+    assert "10 runs  ####" in text
+
+
+def test_unfinished_runs_are_forecast(
+    ten: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(ten, tmp_path / "copy")
+    for number in range(3, 10):
+        log = copy / f"run-{number:02}" / "mlperf.log"
+        lines = log.read_text().splitlines(keepends=True)
+        ends = [index for index, line in enumerate(lines) if '"eval_stop"' in line]
+        log.write_text("".join(lines[: ends[15] + 1]))
+    (copy / "run-09" / "mlperf.log").write_text("")
+    text = status(copy, capsys=capsys)
+    assert "10 runs: 3 ended, 3 reached the target" in text
+    row = next(line for line in text.splitlines() if line.startswith("run-04"))
+    assert row.split()[1:3] == ["training", "16"]
+    assert "~" in row or row.split()[5] == "-"
+    waiting = next(line for line in text.splitlines() if line.startswith("run-09"))
+    assert waiting.split()[1:] == ["waiting", "0", "0", "-", "-", "-"]
+
+
+def test_a_run_faster_than_the_reference_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_runs(tmp_path, (20,))
+    text = status(tmp_path / "run-00", capsys=capsys)
+    assert "run-00 is faster than the reference's runs" in text
+    assert "a result needs 10 runs" in text
+
+
+def test_open_runs_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_runs(tmp_path, (5,), logging={"mlperf": {"division": "open"}})
+    assert "open division: no comparison" in status(tmp_path, capsys=capsys)
+
+
+def test_a_failed_job_stays_in_the_record(tmp_path: Path) -> None:
+    (folder,) = write_runs(tmp_path, (5,))
+    log = folder / "mlperf.log"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
+    assert ObservedRun("x", read_run(log), "Failed").state == "failed"
+    assert ObservedRun("x", read_run(log), "Running").state == "training"
+    assert ObservedRun("x", None, "Failed").state == "failed"
+    assert ObservedRun("x", None, "Pending").state == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["status"], "give either paths or --selector"),
+        (["status", "."], "has no mlperf.log"),
+        ([str(FILE), "more"], "give one FILE"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["mlperf", "campaign", *arguments]) == EXIT_USAGE
+    assert message in capsys.readouterr().err
+
+
+# The volumes
+
+
+def test_a_volume_is_read_once_for_all_its_jobs_and_the_pod_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    trainer = {
+        "containers": [{"image": "trainer:1", "securityContext": {"runAsUser": 7}, "env": []}],
+        "securityContext": {"runAsNonRoot": True},
+    }
+
+    def kubectl(namespace: str | None, *arguments: str, stdin: str = "") -> str:
+        calls.append((arguments[0], stdin))
+        if arguments[0] == "get":
+            return json.dumps({"data": {"pods.json": json.dumps({"trainer": trainer})}})
+        if arguments[0] == "exec":
+            assert arguments[-2:] == ("/output/july/a", "/output")
+            return json.dumps(
+                {"/output/july/a": {"mlperf.log": "L"}, "/output": {"config.json": "{}"}}
+            )
+        return ""
+
+    monkeypatch.setattr(output_volumes, "kubectl", kubectl)
+    claim = {"output": {"persistentVolumeClaim": {"claimName": "out"}}}
+    jobs = [
+        {
+            "metadata": {"name": "a"},
+            "spec": {"storage": {**claim, "outputFolder": "july/a"}},
+            "status": {},
+        },
+        {"metadata": {"name": "b"}, "spec": {"storage": claim}, "status": {}},
+        {
+            "metadata": {"name": "c"},
+            "spec": {"storage": {"output": {"emptyDir": {}}}},
+            "status": {},
+        },
+        {"metadata": {"name": "d"}, "spec": {}, "status": {}},
+    ]
+    assert read_outputs(jobs, "team") == {"a": {"mlperf.log": "L"}}, "b has no log"
+    assert [name for name, _ in calls] == ["get", "create", "wait", "exec", "delete"]
+    spec = json.loads(calls[1][1])["spec"]
+    assert spec["containers"][0]["image"] == "trainer:1"
+    assert spec["containers"][0]["securityContext"] == {"runAsUser": 7}
+    assert spec["containers"][0]["volumeMounts"][0]["readOnly"] is True
+    assert spec["volumes"] == [{"name": "output", "persistentVolumeClaim": {"claimName": "out"}}]
+
+
+def test_a_volume_that_cannot_be_read_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def kubectl(namespace: str | None, *arguments: str, stdin: str = "") -> str:
+        raise ConfigError("kubectl", "create", "forbidden")
+
+    monkeypatch.setattr(output_volumes, "kubectl", kubectl)
+    claim = {"output": {"persistentVolumeClaim": {"claimName": "out"}}}
+    jobs = [{"metadata": {"name": "a"}, "spec": {"storage": claim}, "status": {"revision": "r"}}]
+    assert read_outputs(jobs, None) == {}
+    assert "out: cannot be read, so pods' logs are" in capsys.readouterr().err

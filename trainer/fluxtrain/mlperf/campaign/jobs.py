@@ -1,0 +1,80 @@
+"""The FluxTrainings of a campaign: equal but for name, seed and output folder, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fluxtrain.contract.resource.fluxtraining import FluxTraining
+from fluxtrain.contract.run.config import RANDOM_SEED
+from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.contract.validation import validate
+from fluxtrain.errors import UNSET, ConfigError
+
+LABEL = "campaign"
+"""Label of the jobs of a campaign, with its name. Set by `fluxtrain mlperf campaign`, read by selectors."""
+MOST_RUNS = 100
+_MOST_NAME = 59  # with a number and in pods' names
+_NO_RESUME = {"every_steps": 0, "memory_every_steps": 0}
+
+
+def campaign_jobs(file: Mapping[str, Any], runs: int, parallel: int) -> list[dict[str, Any]]:
+    """Return the jobs of ``runs`` runs of ``file``, a FluxTraining; ``parallel`` of them train at a time.
+
+    Each has a random seed and an output folder of its own, and starts over rather than resume. Raises
+    ConfigError naming what a run of a result must not have, or must have.
+    """
+    if not 1 <= runs <= MOST_RUNS:
+        raise ConfigError("--runs", runs, f"must be between 1 and {MOST_RUNS}")
+    if not 1 <= parallel <= runs:
+        raise ConfigError("--parallel", parallel, f"must be between 1 and --runs, {runs}")
+    _require_campaign(file)
+    jobs = [_job(file, number, parallel) for number in range(runs)]
+    for job in jobs:
+        resolve(validate(FluxTraining, job, "").spec.run)
+    return jobs
+
+
+def run_name(file: Mapping[str, Any], number: int) -> str:
+    """Return the name of a run's job."""
+    return f"{file['metadata']['name']}-{number:02}"
+
+
+def _require_campaign(file: Mapping[str, Any]) -> None:
+    """Raise ConfigError if ``file``, a valid FluxTraining, cannot be run several times for one result."""
+    spec = validate(FluxTraining, file, "").spec
+    if len(name := file["metadata"]["name"]) > _MOST_NAME:
+        text = f"must have at most {_MOST_NAME} characters: each run appends its number"
+        raise ConfigError("metadata.name", name, text)
+    if spec.nodes.min != spec.nodes.max:
+        text = f"must be equal to max, {spec.nodes.max}: a result's runs are of the same nodes"
+        raise ConfigError("spec.nodes.min", spec.nodes.min, text)
+    if (seed := spec.run.get("seed", RANDOM_SEED)) != RANDOM_SEED:
+        text = f"must be {RANDOM_SEED}, or left out: each run draws its own"
+        raise ConfigError("spec.run.seed", seed, text)
+    if resolve(spec.run).task != "train":
+        raise ConfigError("spec.run.task", spec.run.get("task"), "must be train")
+    output = spec.storage.output
+    if output is None or output.empty_dir is not None:
+        text = "must be given, and not be an emptyDir, which is lost with its pod"
+        raise ConfigError("spec.storage.output", UNSET, text)
+
+
+def _job(file: Mapping[str, Any], number: int, parallel: int) -> dict[str, Any]:
+    name, metadata, spec = run_name(file, number), file["metadata"], file["spec"]
+    campaign = metadata["name"]
+    folder = spec.get("storage", {}).get("outputFolder") or campaign
+    own = {
+        "run": {"seed": RANDOM_SEED, "checkpoint": _NO_RESUME},
+        "storage": {"outputFolder": f"{folder}/{name}"},
+        "restart": {"maxRestarts": 0},
+    }
+    if number >= parallel:
+        before = run_name(file, number - parallel)
+        own["lifecycle"] = {"startAfter": [before]}
+    labels = {**metadata.get("labels", {}), LABEL: campaign}
+    return {
+        **file,
+        "metadata": {**metadata, "name": name, "labels": labels},
+        "spec": merge(spec, own),
+    }
