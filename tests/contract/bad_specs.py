@@ -6,7 +6,7 @@ import copy
 from typing import Any, NamedTuple
 
 from fluxtrain.contract.resource.fluxtraining import FluxTraining
-from fluxtrain.contract.run.closed_division import FIXED_VALUES
+from fluxtrain.contract.run.closed_division import FIXED_VALUES, section_of
 from fluxtrain.contract.run.resolve import NOT_IMPLEMENTED, resolve
 from fluxtrain.contract.validation import validate
 
@@ -278,7 +278,7 @@ RUNNING = [
         'supported values: "online", "offline", "disabled"',
     ),
     Bad("spec.run.logging.wandb.api_key", "secret", UNKNOWN),
-    Bad("spec.run.logging.mlperf.division", "ajar", 'supported values: "closed", "open"'),
+    Bad("spec.run.logging.mlperf.division", "ajar", 'supported values: "closed", "open", "auto"'),
     Bad("spec.run.logging.mlperf.organization", "o" * 129, "may not be more than 128"),
     Bad("spec.run.logging.mlperf.submitter", "example-org", UNKNOWN),
 ]  # fmt: skip
@@ -307,14 +307,17 @@ CLOSED_VALUES: list[tuple[str, Any]] = [
 """Fields of ``spec.run`` with a value that the closed division forbids."""
 CLOSED_DIVISION = [
     Bad("spec.run", changed(CLOSED_RUN, path, value),
-        f"the closed division allows only {'null' if FIXED_VALUES[path] is None else FIXED_VALUES[path]};",
+        f"the closed division allows only {'null' if FIXED_VALUES[path] is None else FIXED_VALUES[path]} "
+        f"(training rules {section_of(path)});",
         f"spec.run.{path}")
     for path, value in CLOSED_VALUES
 ] + [
     Bad("spec.run", changed(CLOSED_RUN, "data.source", "synthetic"),
-        "the closed division does not allow synthetic;", "spec.run.data.source"),
+        "the closed division does not allow synthetic (training rules 6.1);", "spec.run.data.source"),
     Bad("spec.run", changed(CLOSED_RUN, "seed", 1234),
-        "the closed division does not allow 1234;", "spec.run.seed"),
+        "the closed division does not allow 1234 (training rules 5.1);", "spec.run.seed"),
+    Bad("spec", {"nodes": {"min": 4, "max": 8}, "run": CLOSED_RUN},
+        "must be nodes.max in MLPerf's closed division", "spec.nodes.min"),
     Bad("spec.run", {"preset": "micro", "logging": {"mlperf": {"division": "closed"}}},
         "must be open: the closed one is that of the presets mlperf-*", "spec.run.logging.mlperf.division"),
     Bad("spec.run", changed(CLOSED_RUN, "schedule.global_batch_size", 2304),

@@ -17,7 +17,7 @@ from fluxtrain.cli import main
 from fluxtrain.contract.launch import CONFIG_FILE, RunPaths
 from fluxtrain.contract.run.closed_division import require_whole_sets
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.errors import EXIT_ERROR, EXIT_USAGE, ConfigError
+from fluxtrain.errors import EXIT_ERROR, EXIT_USAGE, DataError
 from fluxtrain.mlperf import check
 
 pytestmark = pytest.mark.slow
@@ -57,14 +57,17 @@ def test_the_micro_model_is_refused_as_closed_and_open_by_default(
     ("sizes", "wrong"),
     [
         ((1_099_776, 29_696), []),
-        ((4096, 29_696), ["train: got 4096;"]),
-        ((1_099_775, 29_695), ["train: got 1099775;", "validation: got 29695;"]),
-        ((0, 0), ["train: got 0;", "validation: got 0;"]),
+        ((4096, 29_696), ["train has 4096 samples; allowed: 1099776"]),
+        (
+            (1_099_775, 29_695),
+            ["train has 1099775", "validation has 29695 samples; allowed: 29696"],
+        ),
+        ((0, 0), ["train has 0", "validation has 0"]),
     ],
 )
 def test_a_closed_run_needs_the_whole_sets(sizes: tuple[int, int], wrong: list[str]) -> None:
     config = resolve({"preset": "mlperf-schnell"})
-    with pytest.raises(ConfigError) if wrong else nullcontext() as error:
+    with pytest.raises(DataError) if wrong else nullcontext() as error:
         require_whole_sets(config, *sizes)
     for text in wrong:
         assert f"spec.run.data.{text}" in str(error.value)
@@ -79,7 +82,9 @@ def test_a_closed_run_on_other_sets_ends_before_it_starts(tmp_path: Path) -> Non
     small = resolve(ENCODED_RUN)  # of the benchmark by its preset alone, so that it fits here
     config = as_closed(small.model_copy(update={"preset": "mlperf-schnell"}))
     assert ranks.finish(ranks.train_alone, config, paths) == [EXIT_USAGE]
-    assert "the benchmark's 1099776 samples (training rules 6.5)" in ranks.output_of(paths)
+    assert "data.train has 21 samples; allowed: 1099776 (training rules 6.5)" in ranks.output_of(
+        paths
+    )
     assert not (paths.output / "mlperf.log").exists()
 
 

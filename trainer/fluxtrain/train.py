@@ -11,10 +11,17 @@ from torch import Tensor
 
 from fluxtrain import checkpoint, optim, optimizer_step
 from fluxtrain.attention_backend import attention_backend, attention_on
-from fluxtrain.bad_samples import require_few_bad_samples, require_readable
+from fluxtrain.bad_samples import (
+    count_bad_samples,
+    require_few_bad_samples,
+    require_readable,
+    unread_samples,
+    unread_validation,
+)
 from fluxtrain.checkpoint import Checkpoints
 from fluxtrain.checkpoint_folder import CheckpointFolder
 from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.closed_division import wrong_sets
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.device_batches import DeviceBatches, EvaluationData
 from fluxtrain.data.loader import evaluation_batch_size, evaluation_batches, training_batches
@@ -112,6 +119,9 @@ class _Trainer:
         observer.open_logs(
             recovery.fence, self.run, recovery.saved_step, num_parameters, self.shares, *lengths
         )
+        if config.logging.mlperf.division == "auto":
+            for violation in wrong_sets(*lengths):
+                observer.on_rule_broken(violation, self.run)
         gc.collect()
         gc.freeze()  # these objects live as long as the process: later collections skip them
         stack.callback(gc.unfreeze)
@@ -240,7 +250,9 @@ class _Trainer:
         self._require_finite(loss)
         num_used = run.samples - self.samples_at_start
         num_bad, last_fault = observer.num_unreadable, observer.last_fault
-        require_few_bad_samples(config, self.world, num_bad, num_used, last_fault)
+        if bad := count_bad_samples(self.world, num_bad):
+            observer.on_rule_broken(unread_samples(bad, num_used, last_fault), run)
+        require_few_bad_samples(config, bad, num_used, last_fault)
         rate = optim.learning_rate(run.step, config.optim, config.schedule)
         observer.log_step(StepMetrics(run.step, run.samples, loss, norm.item(), rate))
 
@@ -254,6 +266,8 @@ class _Trainer:
         result = evaluate(self.flow_loss, batches, world, advance)
         self.model.train()
         self.observer.log_unreadable_validation(result)
+        if result.faults:
+            self.observer.on_rule_broken(unread_validation(result), self.run)
         require_readable(result, config)
         self._require_finite(result.loss, "evaluation")
         self.run = replace(self.run, eval_loss=result.loss)

@@ -102,10 +102,10 @@ def _closed_division() -> Iterator[Validation]:
     )
     for path, allowed in closed_division.FIXED_VALUES.items():
         equal = "" if allowed is None else f" || self.{path} == {json.dumps(allowed)}"
-        message = f"{path}: {closed_division.message(allowed)}"
+        message = f"{path}: {closed_division.message(path, allowed)}"
         yield _validation_of(f"!({closed}) || !({_has(path)}){equal}", message, path)
     for path, value in closed_division.FORBIDDEN_VALUES.items():
-        message = f"{path}: {closed_division.forbidden_message(value)}"
+        message = f"{path}: {closed_division.forbidden_message(path, value)}"
         rule = f"!({closed}) || !({_has(path)}) || self.{path} != {json.dumps(value)}"
         yield _validation_of(rule, message, path)
     given = " && ".join(map(_has, reference_schedule.FIELDS))

@@ -14,7 +14,7 @@ from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources import Slot, training_pod
 from fluxtrain_operator.resources.grace import num_block_parameters
 
-FLAGSHIP = {"preset": "mlperf-schnell"}
+FLAGSHIP = {"preset": "mlperf-schnell", "logging": {"mlperf": {"division": "open"}}}
 TEMPLATE = {"spec": {"terminationGracePeriodSeconds": 600}}
 
 

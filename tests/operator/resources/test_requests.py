@@ -53,8 +53,8 @@ def test_requests_and_limits(
     assert resources(gpus, **given) == (requests, limits)
 
 
-FLUX = {"preset": "mlperf-schnell"}
-OFF = {**FLUX, "checkpoint": {"memory_every_steps": 0}, "logging": {"mlperf": {"division": "open"}}}
+FLUX = {"preset": "mlperf-schnell", "logging": {"mlperf": {"division": "open"}}}
+OFF = {**FLUX, "checkpoint": {"memory_every_steps": 0}}
 LIMITED = {"limits": {"memory": "100Gi"}}
 
 

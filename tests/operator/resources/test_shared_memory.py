@@ -76,7 +76,7 @@ def test_the_batches_of_a_rank(config: RunConfig, num_ranks: int, expected: int)
         ("micro", {"gpusPerNode": 8}, "4Gi"),  # collectives only
         ("mlperf-schnell", {}, "4Gi"),
         ("mlperf-schnell", {"gpusPerNode": 8}, "33Gi"),
-        ("mlperf-schnell", {"gpusPerNode": 8, "nodes": {"min": 4, "max": 8}}, "24Gi"),
+        ("mlperf-schnell", {"gpusPerNode": 8, "nodes": {"min": 4, "max": 4}}, "24Gi"),
         ("mlperf-schnell", {"gpusPerNode": 8, "nodes": {"min": 8, "max": 8}}, "19Gi"),
     ],
 )

@@ -120,6 +120,11 @@ def after_the_target(run: Evidence) -> None:
     run.one("eval_accuracy", 1)["value"] = 0.58
 
 
+def leaves_the_division(run: Evidence) -> None:
+    event = {"key": "fluxtrain_division", "value": {"division": "open", "rules": ["6.6"]}}
+    run.events.insert(run.at("block_start", 2), run.one("block_start", 2) | event)
+
+
 def resumed(ranks: int) -> Break:
     def change(run: Evidence) -> None:
         at = run.at("block_start", 2)
@@ -253,6 +258,7 @@ BROKEN_LOGS: list[tuple[str, Break, str]] = [
     ("a missing last block_stop", drop("block_stop", number=3), "blocks-are-whole"),
     ("a missing eval_stop", drop("eval_stop", number=1), "blocks-are-whole"),
     ("a missing eval_start", drop("eval_start", number=1), "blocks-are-whole"),
+    ("a rule is broken on the way", leaves_the_division, "stays-closed"),
     ("a resume", resumed(16), "not-resumed"),
     ("a resume on fewer ranks", resumed(8), "resumed-on-the-same-ranks"),
     (

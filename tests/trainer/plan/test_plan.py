@@ -82,8 +82,13 @@ def sent_bytes(config: RunConfig, num_ranks: int, accumulation: int = 1) -> int:
 def example(folder: Path, nodes: str) -> Path:
     """Return the MLPerf example with other ``nodes``."""
     text = (EXAMPLES / "mlperf-schnell.yaml").read_text()
-    assert "min: 4, max: 8" in text
-    (folder / "job.yaml").write_text(text.replace("min: 4, max: 8", f"min: {nodes}"))
+    for old, new in (
+        ("min: 8, max: 8", f"min: {nodes}"),
+        ("mlperf: {", "mlperf: {division: open, "),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "job.yaml").write_text(text)
     return folder / "job.yaml"
 
 

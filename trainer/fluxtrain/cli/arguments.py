@@ -14,7 +14,7 @@ from fluxtrain.cli.field_help import add_field_help
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.resource.fluxtraining import FluxTraining
-from fluxtrain.contract.run.closed_division import is_closed
+from fluxtrain.contract.run.closed_division import is_closed, violations
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, resolve
@@ -88,6 +88,14 @@ def load_config(
 def _print_notes(config: RunConfig, seed: reference_environment.Setting | None) -> None:
     if seed:
         print(f"seed {seed}", file=sys.stderr)
+    if config.logging.mlperf.division == "auto":
+        broken = violations(config)
+        print(
+            f"division: {'open' if broken else 'closed as long as no rule is broken'}",
+            file=sys.stderr,
+        )
+        for violation in broken:
+            print(f"  {violation}", file=sys.stderr)
     if is_closed(config):
         from fluxtrain.mlperf import RULESETS
         from fluxtrain.mlperf.rcp import describe_targets

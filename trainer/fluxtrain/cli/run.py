@@ -23,6 +23,7 @@ from fluxtrain.cli.arguments import (
 from fluxtrain.cli.nodes import add_nodes, parse_nodes
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, cluster_only_fields
+from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, is_closed
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.torchtitan_options import refuse_variables
 from fluxtrain.errors import EXIT_OK, UNSET, ConfigError
@@ -52,6 +53,7 @@ def action(arguments: argparse.Namespace) -> int:
     refuse_variables(os.environ, arguments.processes)
     if nodes is not None:
         _require_distributed(config)
+        _require_fixed(config, nodes)
         find_endpoint(nodes)
     _warn_without_gpus(job)  # imports torch: only once the file is validated
     paths = _paths(arguments, job.metadata.name)
@@ -85,6 +87,15 @@ def _run(
 def _require_distributed(config: RunConfig) -> None:
     if config.task == "prepare":
         raise ConfigError("--nodes", UNSET, "the task prepare runs on one node")
+
+
+def _require_fixed(config: RunConfig, nodes: Nodes) -> None:
+    count = nodes.min_nodes, nodes.wanted_nodes
+    if is_closed(config) and count[0] < count[1]:
+        text = (
+            f"the closed division needs a fixed number (training rules {SAME_SYSTEM}); {TO_LEAVE}"
+        )
+        raise ConfigError("--nodes", "{}:{}".format(*count), text)
 
 
 def _warn_without_gpus(job: FluxTraining) -> None:

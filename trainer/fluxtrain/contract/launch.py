@@ -52,6 +52,9 @@ the pod, emptied by the launcher at the end, read and written by the trainer."""
 ENV_RENDEZVOUS_KEY = "FLUXTRAIN_RENDEZVOUS_KEY"
 """File with the key that signs the messages between agents and the rendezvous service of the job."""
 
+ENV_NODES = "PET_NNODES"
+"""torchrun's variable with ``min:max`` of the nodes. Set by the operator and ``fluxtrain run --nodes``; the
+MLPerf log of a run whose nodes are not fixed is open."""
 ENV_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Torch's variable: if set, rank 0 opens the store of the process group. It is empty after each restart, and
 losing the first agent does not take it along. Set by ``fluxtrain run`` and the operator."""
@@ -124,6 +127,8 @@ class RunPaths:
     """Restarts of the processes inside running pods."""
     snapshots: Path | None = None
     """Folder in memory for snapshots; None: none are taken."""
+    num_nodes: tuple[int, int] = (1, 1)
+    """The fewest and the most nodes that the run may have."""
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of these settings for a trainer."""
@@ -134,11 +139,13 @@ class RunPaths:
             ENV_ADDRESS: self.metrics_address,
             ENV_STARTED: repr(self.started or time.time()),
             **({ENV_SNAPSHOTS: str(self.snapshots)} if self.snapshots else {}),
+            **({ENV_NODES: "{}:{}".format(*self.num_nodes)} if self.num_nodes[1] > 1 else {}),
         }
 
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> RunPaths:
         """Return the settings from :meth:`environment`; the defaults are a pod's mount paths."""
+        fewest, _, most = environment.get(ENV_NODES, "1").partition(":")
         return RunPaths(
             output=Path(environment.get(ENV_OUTPUT, OUTPUT_PATH)),
             data=Path(environment.get(ENV_DATA, DATA_PATH)),
@@ -147,4 +154,5 @@ class RunPaths:
             started=float(environment.get(ENV_STARTED, time.time())),
             process_restarts=sum(int(environment.get(name, "0")) for name in _RESTARTS),
             snapshots=Path(environment[ENV_SNAPSHOTS]) if ENV_SNAPSHOTS in environment else None,
+            num_nodes=(int(fewest), int(most or fewest)),
         )

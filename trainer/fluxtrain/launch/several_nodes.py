@@ -162,7 +162,8 @@ def _train(
     ):
         path = Path(folder) / CONFIG_FILE
         path.write_text(json.dumps(config.model_dump(mode="json")))
-        torchrun.prepare_environment(path, replace(paths, snapshots=volume))
+        count = nodes.min_nodes, nodes.wanted_nodes
+        torchrun.prepare_environment(path, replace(paths, snapshots=volume, num_nodes=count))
         if interface := interface_of(rendezvous.local_address):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         with raise_on_fatal_error(Path(folder) / "error.json"):

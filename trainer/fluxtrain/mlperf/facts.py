@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from fluxtrain.contract.launch import CONFIG_FILE
-from fluxtrain.contract.run.closed_division import claims_closed
+from fluxtrain.contract.run.closed_division import (
+    Violation,
+    begins_closed,
+    claims_closed,
+    violations,
+)
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.encoders import Precision
 from fluxtrain.data.order import BatchShares
@@ -17,6 +23,11 @@ Event = tuple[str, object]  # key, value
 
 SYSTEM_KEY = "fluxtrain_system"
 """Our own key for the hardware and software of a node; `fluxtrain mlperf package` reads it from the log."""
+
+DIVISION_KEY = "fluxtrain_division"
+"""Our own key for the rules of the closed division that a run breaks."""
+RANKS_KEY = "fluxtrain_ranks"
+"""Our own key for the ranks and the nodes that a run starts on."""
 
 PRECISION_NAMES: dict[Precision, str] = {"bfloat16": "bfloat16", "float32": "fp32"}
 """The checker's names of our data types."""
@@ -33,6 +44,23 @@ class RunFacts:
     started: float  # Unix time at which the launcher started
     machine: Mapping[str, str] = field(default_factory=dict)  # see machine.py
     nodes: Sequence[NodeRecord] = ()
+    num_nodes: tuple[int, int] = (1, 1)  # the fewest and the most that the run may have
+    node_marks: tuple[str, ...] = ()  # marks of the nodes, see machine.py
+
+    @cached_property
+    def violations(self) -> list[Violation]:
+        """Return the rules of the closed division that the run breaks from its start."""
+        return violations(self.config, self.num_nodes)
+
+    @property
+    def begins_closed(self) -> bool:
+        """Return whether the log begins in the closed division."""
+        return begins_closed(self.config, self.num_nodes)
+
+    @property
+    def ranks(self) -> dict[str, object]:
+        """Return the ranks and nodes of this start."""
+        return {"num_ranks": self.shares.num_ranks, "nodes": list(self.node_marks)}
 
     @property
     def evaluation_frequency(self) -> int:
@@ -46,7 +74,7 @@ def init_events(facts: RunFacts) -> Iterator[Event]:
     The division must come before ``init_stop`` (it sets the time limit of the initialisation) and, since
     6.1.0, the global batch size before the evaluation frequency (which is checked against it).
     """
-    yield from _submission(facts.config)
+    yield from _submission(facts)
     yield from _work(facts)
     yield from _optimizer(facts.config)
     yield from _disclosure(facts)
@@ -54,15 +82,23 @@ def init_events(facts: RunFacts) -> Iterator[Event]:
     if facts.machine:
         yield SYSTEM_KEY, dict(facts.machine)
     yield from node_events(facts.nodes)
+    yield RANKS_KEY, facts.ranks
 
 
-def _submission(config: RunConfig) -> Iterator[Event]:
-    submitter = config.logging.mlperf
+def _submission(facts: RunFacts) -> Iterator[Event]:
+    submitter = facts.config.logging.mlperf
     yield "submission_benchmark", "flux1"
     yield "submission_org", submitter.organization
-    yield "submission_division", submitter.division
+    yield "submission_division", "closed" if facts.begins_closed else "open"
+    if submitter.division == "auto" and facts.violations:
+        yield DIVISION_KEY, division_value("open", facts.violations)
     yield "submission_status", submitter.status
     yield "submission_platform", submitter.platform
+
+
+def division_value(division: str, broken: Iterable[Violation]) -> dict[str, object]:
+    """Return the value of an event of DIVISION_KEY."""
+    return {"division": division, "rules": [str(each) for each in broken]}
 
 
 def _work(facts: RunFacts) -> Iterator[Event]:

@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.files import atomic_write_by_several, sync
+from fluxtrain.mlperf.facts import DIVISION_KEY, RANKS_KEY
 from fluxtrain.mlperf.lines import LogLine, read_lines
 
 
@@ -21,11 +23,18 @@ class LogState:
     finished: bool = False
     eval_samples_stated: bool = False
     block_open: bool = False
+    left_closed: bool = False
+    """Whether rules of the closed division were broken."""
+    ranks: dict[str, Any] | None = None
+    """The ranks and nodes of the last start, None if no line has them."""
     eval_without_stop: int | None = None
     """Samples at an evaluation that has its loss but no eval_stop."""
 
-    def update(self, key: str, samples: int | None = None) -> None:
+    def update(self, key: str, samples: int | None = None, value: object = None) -> None:
         """Update the state with the next event."""
+        self.left_closed |= key == DIVISION_KEY
+        if key in (RANKS_KEY, "run_resumed") and isinstance(value, dict):
+            self.ranks = value
         if key in ("block_start", "block_stop"):
             self.block_open = key == "block_start"
         elif key in ("eval_accuracy", "eval_stop"):

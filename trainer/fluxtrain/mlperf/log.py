@@ -13,16 +13,19 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from mlperf_logging.mllog.mllog import MLLogger
 
-from fluxtrain.errors import StorageError
-from fluxtrain.mlperf.facts import RunFacts, init_events
+from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, Violation
+from fluxtrain.errors import ConfigError, StorageError
+from fluxtrain.mlperf.facts import DIVISION_KEY, RunFacts, division_value, init_events
 from fluxtrain.mlperf.history import LogState, lines_until, rewrite
 
 _SOURCES = str(Path(__file__).parents[2])
 """Removed from metadata.file, so that paths in the log are relative."""
 _STDOUT = 1
+DIVISION_FIELD = "spec.run.logging.mlperf.division"
 
 
 class MLPerfLog:
@@ -34,7 +37,7 @@ class MLPerfLog:
         """Write to ``path`` (if not None) and to ``stdout`` (if true); ``now`` returns Unix time."""
         self._path, self._stdout, self._now = path, stdout, now
         self._state = LogState()
-        self._open_division, self._eval_samples = False, 0
+        self._division, self._begins_closed, self._eval_samples = "open", False, 0
         self._lines = _LineCapture()
         logger = logging.Logger("fluxtrain.mlperf")
         logger.addHandler(self._lines)
@@ -63,10 +66,11 @@ class MLPerfLog:
         except OSError as error:
             raise StorageError(f"{path}: cannot be read or written ({error.strerror})") from None
         log = cls(path, stdout, now)
-        log._open_division = facts.config.logging.mlperf.division == "open"
+        log._division = facts.config.logging.mlperf.division
+        log._begins_closed = facts.begins_closed
         log._eval_samples = facts.eval_samples
         for line in kept:
-            log._state.update(line.key, line.samples)
+            log._state.update(line.key, line.samples, line.value)
             log._print(line.text)
         if log._state.run_started or samples:
             log._resume(samples, facts)
@@ -110,7 +114,7 @@ class MLPerfLog:
         self._write(
             self._mllog.event, "eval_accuracy", float(loss), samples=samples, eval_samples=used
         )
-        if self._open_division:
+        if not self._is_closed:
             self._write(self._mllog.event, "averaged_validation_loss", float(loss), samples=samples)
 
     def eval_stop(self, samples: int) -> None:
@@ -120,6 +124,22 @@ class MLPerfLog:
     def run_stop(self, status: str, samples: int) -> None:
         """Log the end of the run, ``success`` or ``aborted``; later events are not written."""
         self._write(self._mllog.end, "run_stop", samples=samples, status=status)
+
+    def rule_broken(self, violation: Violation, samples: int) -> bool:
+        """Log that a rule of the closed division is broken after ``samples``; return whether that is new.
+
+        A run that must be closed is about to end, one of ``division: auto`` is open from here on.
+        """
+        if not self._is_closed:
+            return False
+        division = "closed" if self._division == "closed" else "open"
+        value = division_value(division, [violation])
+        self._write(self._mllog.event, DIVISION_KEY, value, samples=samples)
+        return True
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._begins_closed and not self._state.left_closed
 
     def close(self) -> None:
         """Close the file."""
@@ -135,17 +155,26 @@ class MLPerfLog:
             self._write(self._mllog.event, key, value)
 
     def _resume(self, samples: int, facts: RunFacts) -> None:
-        """Log the eval_stop that a killed run did not log, and the resume."""
+        """Log the eval_stop that a killed run did not log, and the resume.
+
+        Raises ConfigError if the run must be closed, and has other ranks or nodes than before.
+        """
         if self._state.finished:
             return
+        before, other = self._state.ranks, _other_ranks(self._state.ranks, facts)
+        if other is not None and self._is_closed and self._division == "closed":
+            raise ConfigError(DIVISION_FIELD, "closed", f"{other}; {TO_LEAVE}, or auto")
         if (evaluated := self._state.eval_without_stop) is not None:
             self._write(self._mllog.end, "eval_stop", samples=evaluated)
         ranks = {
-            "num_ranks": facts.shares.num_ranks,
+            **facts.ranks,
+            "same_nodes": None if before is None else before.get("nodes") == list(facts.node_marks),
             "micro_batch_size": facts.shares.micro_batch_size,
             "gradient_accumulation_steps": facts.shares.accumulation_steps,
         }
         self._write(self._mllog.event, "run_resumed", ranks, samples=samples)
+        if other is not None:
+            self.rule_broken(other, samples)
 
     def _write(
         self,
@@ -164,7 +193,7 @@ class MLPerfLog:
         metadata = {name: value for name, value in fields.items() if value is not None}
         time_ms = int((self._now() if at is None else at) * 1000)
         kind(key, value, metadata=metadata, time_ms=time_ms, stack_offset=2)
-        self._state.update(key, samples)
+        self._state.update(key, samples, value)
         line = self._lines.take()
         self._save(line, durable=kind == self._mllog.end)
         self._print(line)
@@ -208,6 +237,19 @@ class _LineCapture(logging.Handler):
         assert line.startswith(":::MLLOG {"), line  # otherwise mllog could not encode a value
         self._captured.clear()
         return line
+
+
+def _other_ranks(before: Mapping[str, Any] | None, facts: RunFacts) -> Violation | None:
+    """Return the rule that a resume on other ranks or nodes than ``before`` breaks."""
+    if before is None:
+        return None
+    now = facts.shares.num_ranks
+    if before.get("num_ranks") != now:
+        text = f"the run was resumed on {now} ranks, before it had {before.get('num_ranks')}"
+        return Violation(SAME_SYSTEM, text)
+    if before.get("nodes") != list(facts.node_marks):
+        return Violation(SAME_SYSTEM, "the run was resumed on other nodes")
+    return None
 
 
 def _open(path: Path | None) -> int | None:

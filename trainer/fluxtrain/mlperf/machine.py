@@ -6,6 +6,7 @@ the package is created.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -46,6 +47,12 @@ def machine_facts(num_ranks: int, ranks_per_node: int, root: Path = Path("/")) -
         "operating_system": _operating_system(root),
         "other_software_stack": ", ".join(_software()),
     }
+
+
+def node_mark(root: Path = Path("/")) -> str:
+    """Return a mark of this node: that of its kernel since the last boot, in containers too."""
+    boot = _read(root / "proc/sys/kernel/random/boot_id").strip() or platform.node()
+    return hashlib.sha256(boot.encode()).hexdigest()[:12]
 
 
 def _processors(root: Path) -> Facts:

@@ -13,13 +13,14 @@ import torch
 
 from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.progress import COMPILE, EVALUATE, FINISH, SAMPLE, SAVE, STEP
+from fluxtrain.contract.run.closed_division import Violation
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.order import BatchShares
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
 from fluxtrain.fence import Fence
 from fluxtrain.mlperf import RunFacts, node_records
-from fluxtrain.mlperf.machine import machine_facts
+from fluxtrain.mlperf.machine import machine_facts, node_mark
 from fluxtrain.report.clock import Clock
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.report.ledger import Ledger
@@ -92,6 +93,8 @@ class Observer:
             self._ledger = Ledger(self.paths.output, run.step, self.world, fence)
             self._closing.callback(self._ledger.close)
         nodes = node_records.gather(self.world)
+        own = [node_mark()] if self.world.local_rank == 0 else []
+        marks = tuple(sorted(self.world.all_gather(own)))
         if self.world.is_main:
             fence.check()
             facts = RunFacts(
@@ -101,12 +104,19 @@ class Observer:
                 eval_samples=num_validation,
                 started=self.paths.started or time.time(),
                 machine=machine_facts(self.world.size, self.world.local_size),
+                num_nodes=self.paths.num_nodes,
+                node_marks=marks,
                 nodes=nodes,
             )
             self._logs = RunLogs(facts, self.paths, run, self._closing)
             port = self.progress.read().get("port")
             peak = self._speedometer.peak
             self._logs.print_summary(run, self.world, num_parameters, port, peak)
+
+    def on_rule_broken(self, violation: Violation, run: RunState) -> None:
+        """Log that ``run`` breaks a rule of MLPerf's closed division, unless it is open already."""
+        if self._logs is not None:
+            self._logs.on_rule_broken(violation, run)
 
     def on_warm_up(self) -> None:
         """Report that passes before training begin, of which the first compile the model."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fluxtrain.attention_backend import attention_on
 from fluxtrain.contract.launch import LOSS_FILE, METRICS_FILE, MLPERF_FILE, RunPaths
+from fluxtrain.contract.run.closed_division import Violation
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.order import BatchShares
@@ -43,6 +44,7 @@ class RunLogs:
         """Open all logs until ``closing`` is closed: lines after ``run.step`` are dropped."""
         self._config, self._shares, self._paths = facts.config, facts.shares, paths
         self._num_validation = facts.eval_samples
+        self._facts = facts
         self._peak: Peak | None = None
         self._records = Records(paths.output / METRICS_FILE, run.step)
         closing.callback(self._records.close)
@@ -79,6 +81,15 @@ class RunLogs:
             + (f" · MFU of {peak}" if peak else "")
             + (f" · resumed after step {run.step}" if run.step else "")
         )
+        if self._config.logging.mlperf.division == "auto":
+            found = "; ".join(map(str, self._facts.violations)) or "no rule is broken so far"
+            division = "open" if self._facts.violations else "closed"
+            self._console.print_line(f"{division} division of MLPerf Training, flux1: {found}")
+
+    def on_rule_broken(self, violation: Violation, run: RunState) -> None:
+        """Log and print that ``run`` breaks a rule of the closed division."""
+        if self._mlperf.rule_broken(violation, run.samples):
+            self._console.print_line(f"no longer of MLPerf's closed division: {violation}")
 
     def on_train_begin(self) -> None:
         """Start MLPerf's clock."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -220,6 +221,28 @@ def _in_prepare_task(field: str, allowed: int, why: str) -> Rule:
     )
 
 
+def _states_closed(run: Mapping[str, Any]) -> bool:
+    """Return whether ``run``, which may be invalid, is of MLPerf's closed division by its preset."""
+    value: Any = run
+    for name in ("logging", "mlperf", "division"):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return (
+        str(run.get("preset")).startswith("mlperf-")
+        and run.get("task", "train") == "train"
+        and value in (None, "closed")
+    )
+
+
+_FIXED_NODES = Rule(
+    "nodes.min",
+    "must be nodes.max in MLPerf's closed division, that of the presets mlperf-*: the system of a run stays "
+    "the same (training rules 2.2); or set run.logging.mlperf.division to open",
+    lambda spec: spec.nodes.min == spec.nodes.max or not _states_closed(spec.run),
+    "self.nodes.min == self.nodes.max || !self.run.preset.startsWith('mlperf-') || "
+    "(has(self.run.task) && self.run.task != 'train') || (has(self.run.logging) && "
+    "has(self.run.logging.mlperf) && has(self.run.logging.mlperf.division) && "
+    "self.run.logging.mlperf.division != 'closed')",
+)
 _FOR_NCCL = "only RCCL and NCCL read it"
 
 
@@ -251,6 +274,7 @@ class Spec(ApiModel):
             "self.network.rdmaResource != self.gpuResource",
             others=("gpuResource",),
         ),
+        _FIXED_NODES,
         _in_prepare_task("nodes.max", 1, ""),
         _in_prepare_task("gpusPerNode", 0, ": the task does not use GPUs"),
     )

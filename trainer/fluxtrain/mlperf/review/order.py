@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from fluxtrain.contract.run.presets import MLPERF_TARGET_LOSS
+from fluxtrain.mlperf.facts import DIVISION_KEY
 from fluxtrain.mlperf.lines import LogLine
 from fluxtrain.mlperf.review.evidence import Run, num_ranks
 from fluxtrain.mlperf.review.rule import Rule, rule
@@ -167,7 +168,22 @@ def resumed_on_the_same_ranks(run: Run) -> Iterator[str]:
         yield f"the run went on with another number of ranks: {', '.join(map(str, counts))}"
 
 
+@rule(
+    "stays-closed",
+    "2.2",
+    "Repeat the run, or submit it in the open division.",
+    closed_only=True,
+)
+def stays_closed(run: Run) -> Iterator[str]:
+    """No rule of the closed division was broken after the start."""
+    for line in run.all(DIVISION_KEY):
+        rules = line.value.get("rules") if isinstance(line.value, dict) else None
+        told = "; ".join(map(str, rules)) if isinstance(rules, list) else repr(rules)
+        yield f"{line.place}: {told}"
+
+
 RULES: tuple[Rule[Run], ...] = (
+    stays_closed,
     readable_lines,
     one_run_per_log,
     order_of_events,

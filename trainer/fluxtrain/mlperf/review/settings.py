@@ -29,6 +29,8 @@ _FIELDS = {
     "target_accuracy": "evaluation.target_loss",
 }
 """Keys of the log, each with the field of the configuration that decides it."""
+ANY_VALUE = (("seed", RANDOM_SEED), ("submission_division", "auto"))
+"""Keys whose value the run decides, with what the configuration has then."""
 _OPEN = "Set logging.mlperf.division to open, or repeat the run with the benchmark's values."
 _PAIR = "Give the log and the config.json of the same run."
 
@@ -40,7 +42,9 @@ def log_is_of_its_configuration(run: Run) -> Iterator[str]:
         if run.config is None or run.first(key) is None or not _has(run.config, field):
             continue
         logged, configured = run.value(key), _get(run.config, field)
-        if logged != configured and (key, configured) != ("seed", RANDOM_SEED):
+        if (key, configured) in ANY_VALUE:
+            continue
+        if logged != configured:
             yield f"{key} is {logged!r} in the log, {field} is {configured!r} in config.json"
 
 
