@@ -12,9 +12,12 @@ from typing import Any
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.data.order import BatchShares
 from fluxtrain.mlperf.facts import RunFacts
+from fluxtrain.mlperf.installed import packages
 from fluxtrain.mlperf.lines import TOKEN, parse
 from fluxtrain.mlperf.log import MLPerfLog
+from fluxtrain.mlperf.node_records import NodeRecord
 from fluxtrain.mlperf.review import Run
+from fluxtrain.mlperf.software import software_facts
 
 EVERY = 262_144
 SIZE = 512
@@ -27,6 +30,12 @@ SYSTEM = {
     "accelerator_model_name": "AMD Instinct MI300X",
     "framework": "PyTorch 2.15.0",
 }
+NODE = NodeRecord(
+    "0-1",
+    {"accelerators_per_node": "8", "accelerator_driver": "amdgpu 6.12.12"},
+    {**software_facts(), "revision": "0123abcd", "container": "no"},
+    packages(),
+)
 Event = dict[str, Any]
 
 
@@ -81,7 +90,9 @@ def write_log(
     }
     config = resolve(merge(base, changes))
     clock = Clock(1_700_000_000.0 + 1e6 * seed)
-    facts = RunFacts(config, BatchShares(SIZE, 32, 16), 1_099_776, 29_696, clock.now, SYSTEM)
+    facts = RunFacts(
+        config, BatchShares(SIZE, 32, 16), 1_099_776, 29_696, clock.now, SYSTEM, [NODE]
+    )
     log = MLPerfLog.open(path, 0, False, facts, clock)
     log.ready()
     clock.step = 600.0

@@ -14,10 +14,11 @@ from tests.trainer.commands import fluxtrain
 
 from fluxtrain.distributed import World
 from fluxtrain.mlperf import node_records
+from fluxtrain.mlperf.installed import packages
 from fluxtrain.mlperf.lines import read_lines
 from fluxtrain.mlperf.machine import node_facts
 from fluxtrain.mlperf.node_records import NodeRecord
-from fluxtrain.mlperf.software import SOURCE, packages, revision, source_digest
+from fluxtrain.mlperf.software import SOURCE, revision, source_digest
 
 
 def files(root: Path, contents: dict[str, str]) -> None:

@@ -114,7 +114,7 @@ def test_ten_runs_become_a_package_that_every_tool_accepts_and_that_is_not_overw
     statement = (implementation / "deviations.md").read_text()
     assert "| RoPE angles |" in statement
     assert "| gradient accumulation |" not in statement  # 16 ranks x 32
-    assert resolve(json.loads((implementation / "job_3.json").read_text())["spec"]["run"])
+    assert resolve(yaml.safe_load((implementation / "job_3.yaml").read_text())["spec"]["run"])
     code, output = closed.package()
     assert code == EXIT_USAGE
     assert "exists already" in output

@@ -30,6 +30,8 @@ def add(subcommands: Commands) -> None:
     package.add_argument("--answer", action="append", default=[], metavar="FIELD=TEXT", help=text)
     text = "folder to write (default: submission)"
     package.add_argument("--output", type=path, default=Path("submission"), help=text)
+    text = "the image that ran, by its digest; needed for closed runs in containers"
+    package.add_argument("--image", metavar="NAME@sha256:DIGEST", help=text)
     text = "package in spite of a rule's findings, for this reason, which the package shows"
     package.add_argument("--waive", action="append", default=[], metavar="RULE=REASON", help=text)
     text = "why a field of the job, or a section of fields, is not the reference's; the package shows it"
@@ -62,7 +64,6 @@ def action(arguments: argparse.Namespace) -> int:
 
 def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
     from fluxtrain.mlperf import (
-        deviations_file,
         implementation,
         rcp,
         review,
@@ -72,9 +73,8 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
     )
     from fluxtrain.mlperf.campaign.window import median_window
 
-    statements = implementation.Statements(
-        review.parse_waivers(arguments.waive), deviations_file.parse_reasons(arguments.reason)
-    )
+    waivers = review.parse_waivers(arguments.waive)
+    reasons = implementation.parse_reasons(arguments.reason)
     runs = [review.read_finished_run(folder) for folder in folders]
     if len(runs) > rcp.NUM_RUNS:
         runs = median_window(runs)
@@ -82,8 +82,11 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
             f"the median of the windows of {rcp.NUM_RUNS} runs: {runs[0].name} to {runs[-1].name}"
         )
     result = review.Result("", runs, ruleset=arguments.ruleset)
-    submission.require_one_result(result, statements.waivers)
-    differences = implementation.run_deviations(runs[0], statements.reasons)
+    submission.require_one_result(result, waivers)
+    differences = implementation.run_deviations(runs[0], reasons)
+    image = implementation.find_image(
+        arguments.image, implementation.ran_software(runs), runs[0].closed
+    )
     known = submission.known_fields(runs)
     answers: dict[str, object] = {**system.parse_answers(arguments.answer)}
     if arguments.system.exists():
@@ -93,6 +96,7 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
         text = "created as a template: replace its nulls"
         raise ConfigError("--system", str(arguments.system), text)
     description = system.describe(known, answers)
+    statements = implementation.Statements(waivers, reasons, image)
     organisation, name = submission.write_package(runs, description, arguments.output, statements)
     print(f"package: {organisation}")
     closed = runs[0].closed
@@ -112,7 +116,7 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
     minutes = rcp.score([run.minutes for run in runs], scaling)
     each = ", ".join(f"{run.minutes:.2f}" for run in runs)
     print(f"score: {minutes:.2f} minutes, without the fastest and the slowest of {each}")
-    print(f"deviations from the reference: {deviations_file.summary(differences)}")
+    print(f"deviations from the reference: {implementation.summary(differences)}")
     reviewed = _review(organisation / "results" / name / "flux1", checked, arguments.ruleset)
     return EXIT_OK if reviewed and all(tool.passed for tool in checked) else EXIT_ERROR
 

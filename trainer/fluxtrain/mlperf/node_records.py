@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluxtrain.distributed import World
+from fluxtrain.mlperf.installed import packages
 from fluxtrain.mlperf.machine import node_facts
-from fluxtrain.mlperf.software import packages, software_facts
+from fluxtrain.mlperf.software import software_facts
 
 NODES_KEY, SOFTWARE_KEY = "fluxtrain_nodes", "fluxtrain_software"
 PACKAGES_KEY = "fluxtrain_packages"

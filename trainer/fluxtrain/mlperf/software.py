@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from fluxtrain.contract.launch import ENV_REVISION
 
 SOURCE = Path(__file__).parents[1]
 """The folder of fluxtrain's sources."""
-_METADATA = re.compile(r"(?P<name>[A-Za-z0-9._]+)-(?P<version>[A-Za-z0-9.!+_]+)\.(?:dist|egg)-info")
 _UNKNOWN = "unknown"
 """The revision of an image that was built without one."""
 _GIT_SECONDS = 10.0
@@ -34,22 +31,6 @@ def software_facts() -> dict[str, str]:
         "source_sha256": source_digest(SOURCE),
         "container": "yes" if in_container else "no",
     }
-
-
-def packages() -> dict[str, str]:
-    """Return the version of each installed package by its name, as pip normalises it.
-
-    Only the names of metadata folders are read, which takes milliseconds.
-    """
-    found: dict[str, str] = {}
-    for folder in sys.path:
-        if folder and os.path.isdir(folder):
-            for name in sorted(os.listdir(folder)):
-                if match := _METADATA.fullmatch(name):
-                    found.setdefault(
-                        re.sub(r"[-_.]+", "-", match["name"]).lower(), match["version"]
-                    )
-    return dict(sorted(found.items()))
 
 
 def source_digest(folder: Path) -> str:

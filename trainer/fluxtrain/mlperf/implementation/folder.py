@@ -1,0 +1,118 @@
+"""Writes the folder of a package with what is needed to repeat its runs.
+
+SYSTEM_fluxtrain/
+  README.md                        what ran, and the steps to repeat it
+  SYSTEM_fluxtrain.json            the implementation on this system, as data
+  Dockerfile                       the image that ran, by its digest
+  setup.sh init_datasets.sh run_and_time.sh
+  config_0.json ... job_0.yaml ... each run's configuration, alone and as a job
+  fluxtrain/ requirements.txt      the sources and packages that ran
+  nodes.json                       what each node of each run reported of itself
+  deviations.md                    each difference from the reference, with its reason
+  waivers.json                     the review's findings that the submitter knows of
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from fluxtrain.contract.run.deviations import ACCUMULATION, Deviation, deviations
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.mlperf.implementation.datasets import init_datasets
+from fluxtrain.mlperf.implementation.description import implementation_json
+from fluxtrain.mlperf.implementation.deviations import DEVIATIONS_FILE, require_used, statement
+from fluxtrain.mlperf.implementation.image import dockerfile
+from fluxtrain.mlperf.implementation.job import job_text
+from fluxtrain.mlperf.implementation.readme import readme
+from fluxtrain.mlperf.implementation.software import (
+    Software,
+    ran_software,
+    records,
+    require_sources,
+)
+from fluxtrain.mlperf.review.evidence import WAIVERS_FILE, Run
+from fluxtrain.mlperf.software import SOURCE, is_source
+
+NODES_FILE = "nodes.json"
+_TEMPLATES = Path(__file__).parent / "templates"
+_EXECUTABLE = 0o755
+
+
+@dataclass(frozen=True)
+class Statements:
+    """What the submitter states: reasons for findings of the review and for changes, and the image."""
+
+    waivers: Mapping[str, str] = field(default_factory=dict)
+    """By rule of the review."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """By field of the configuration, or by section."""
+    image: str | None = None
+    """By its digest; None if the runs were in none."""
+
+
+def run_deviations(run: Run, reasons: Mapping[str, str]) -> list[Deviation]:
+    """Return how ``run`` differs from the reference; raise ConfigError for a reason without a difference."""
+    config = resolve(run.config or {})
+    require_used(config, reasons)
+    found = list(deviations(config, reasons))
+    steps = run.number("gradient_accumulation_steps") or 1
+    return [*found, ACCUMULATION] if steps > 1 else found
+
+
+def write_implementation(
+    runs: Sequence[Run],
+    description: Mapping[str, str],
+    statements: Statements,
+    folder: Path,
+) -> None:
+    """Write the ``folder`` of ``runs``, which have equal settings.
+
+    Raises ConfigError if they ran different software, or other sources than this program's.
+    """
+    software, config = ran_software(runs), resolve(runs[0].config or {})
+    _copy_sources(software, folder / "fluxtrain")
+    for index, run in enumerate(runs):
+        _write_json(folder / f"config_{index}.json", dict(run.config or {}))
+        job = job_text(run, f"result-{index}", statements.image)
+        (folder / f"job_{index}.yaml").write_text(job)
+    (folder / "requirements.txt").write_text(software.requirements)
+    (folder / "Dockerfile").write_text(dockerfile(software, statements.image))
+    _write_script(folder / "init_datasets.sh", init_datasets(runs[0], config))
+    for script in sorted(_TEMPLATES.glob("*.sh")):
+        _write_script(folder / script.name, script.read_text())
+    reported = {
+        f"result_{index}": [asdict(record) for record in records(run)]
+        for index, run in enumerate(runs)
+    }
+    _write_json(folder / NODES_FILE, reported)
+    if statements.waivers:
+        _write_json(folder / WAIVERS_FILE, dict(statements.waivers))
+    found = run_deviations(runs[0], statements.reasons)
+    (folder / DEVIATIONS_FILE).write_text(statement(found))
+    about = implementation_json(runs[0], config, software, statements.image, folder.name)
+    _write_json(folder / f"{folder.name}.json", about)
+    text = readme(runs, description, software, statements.image, statements.waivers)
+    (folder / "README.md").write_text(text)
+
+
+def _copy_sources(software: Software, target: Path) -> None:
+    """Copy the sources that ran to ``target``; raise ConfigError if this program's are others."""
+    require_sources(software)
+    for path in sorted(SOURCE.rglob("*")):
+        relative = path.relative_to(SOURCE)
+        if path.is_file() and is_source(relative):
+            (target / relative).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / relative)
+
+
+def _write_json(path: Path, values: object) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _write_script(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(_EXECUTABLE)

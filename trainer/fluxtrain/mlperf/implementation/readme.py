@@ -1,0 +1,57 @@
+"""``README.md`` of a package: what ran, and the steps to repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fluxtrain.mlperf.implementation.deviations import cell
+from fluxtrain.mlperf.implementation.software import Software
+from fluxtrain.mlperf.review.evidence import Run
+
+_TEMPLATE = Path(__file__).parent / "templates/README.md"
+_WITHOUT_IMAGE = """\
+$ ./setup.sh             # the packages of requirements.txt, once on each node
+$ ./init_datasets.sh     # once
+$ ./run_and_time.sh N"""
+_IN_IMAGE = """\
+$ docker build --tag result .
+$ ROOTS="-v /data:/data -v /models:/models -v /results:/results -e DATAROOT -e MODELROOT -e LOGDIR"
+$ docker run --rm $ROOTS result /implementation/init_datasets.sh
+$ DEVICES="--device /dev/kfd --device /dev/dri"    # of AMD; of NVIDIA: --gpus all
+$ docker run --rm $ROOTS --ipc host $DEVICES result /implementation/run_and_time.sh N"""
+
+
+def readme(
+    runs: Sequence[Run],
+    description: Mapping[str, str],
+    software: Software,
+    image: str | None,
+    waivers: Mapping[str, str],
+) -> str:
+    """Return the text for ``runs`` on the system of ``description``."""
+    rows = [f"- {rule}: {cell(reason)}" for rule, reason in waivers.items()]
+    head = "\nFindings of `fluxtrain mlperf review` that are waived:\n\n"
+    return _TEMPLATE.read_text().format(
+        **description,
+        version=software.fluxtrain,
+        python=software.python,
+        commit=software.revision or "unknown",
+        where=_where(software, image),
+        steps=_WITHOUT_IMAGE if image is None else _IN_IMAGE,
+        results="\n".join(_row(index, run) for index, run in enumerate(runs)),
+        waived=head + "\n".join(rows) if rows else "",
+    )
+
+
+def _where(software: Software, image: str | None) -> str:
+    if image is not None:
+        return f"The runs were in the image `{image}`, which `Dockerfile` extends."
+    if software.in_container:
+        return "The runs were in a container whose image is not known by its digest."
+    return "The runs were in no container; `Dockerfile` makes one with the same packages."
+
+
+def _row(index: int, run: Run) -> str:
+    time = f"{run.minutes:.2f}" if run.samples else ""
+    return f"| result_{index}.txt | {run.value('seed')} | {run.samples or 'did not converge'} | {time} |"
