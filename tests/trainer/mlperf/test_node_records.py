@@ -128,6 +128,7 @@ def test_the_revision_is_the_images_or_that_of_the_checkout(tmp_path: Path) -> N
     assert revision(package, {}) == f"{commit}+changes"
 
 
+@pytest.mark.slow
 def test_a_run_of_two_ranks_states_its_node_and_software(tmp_path: Path) -> None:
     changes = ("--schedule.steps=2", "--evaluation.every_samples=0", "--logging.metrics_port=0")
     arguments = ("examples/micro.yaml", *changes, "--output", str(tmp_path), "--processes", "2")
