@@ -17,6 +17,8 @@ from tests.trainer.small_runs import merge_all
 from tests.trainer.tiny_model import save_flux
 
 from fluxtrain import checkpoint, optim
+from fluxtrain.adapter.file import read_adapter
+from fluxtrain.adapter.trained import read_checkpoint
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
@@ -35,6 +37,7 @@ RUN: dict[str, Any] = {
     "schedule": {"steps": STEPS, "warmup_steps": 0},
     "parallel": {"micro_batch_size": 4},  # gradients accumulate on one rank
     "evaluation": {"every_samples": 32},
+    "adapter_file": {"every_steps": 3, "name": "style", "dtype": "float32"},
     "checkpoint": {"every_steps": 2, "memory_every_steps": 0, "asynchronous": False},
     "logging": {"every_steps": 1, "metrics_port": 0},
 }
@@ -65,6 +68,11 @@ def finish(paths: RunPaths, size: int, *changes: dict[str, Any], crash: int = 0)
         codes = ranks.finish(run, config, paths, size)
     assert codes == [ranks.CRASHED if crash else 0] * size, ranks.output_of(paths)
     return config
+
+
+def files_of(output: Path) -> dict[str, bytes]:
+    """Return the contents of the adapter's files."""
+    return {path.name: path.read_bytes() for path in (output / "adapters").iterdir()}
 
 
 def saved(output: Path) -> dict[str, torch.Tensor]:
@@ -120,13 +128,19 @@ def test_the_loss_falls(reference: Path) -> None:
     assert curve[STEPS] < 0.98 * curve[2]
 
 
-@pytest.mark.parametrize(("size", "change"), [(2, {}), (3, RECOMPUTED)])
+@pytest.mark.parametrize(("size", "change"), [(2, RECOMPUTED)])
 def test_several_ranks_train_the_adapters_of_one(
     reference: Path, models: Path, tmp_path: Path, size: int, change: dict[str, Any]
 ) -> None:
     finish(RunPaths(tmp_path, tmp_path, models), size, change)
     for key in ("train_loss", "eval_loss"):
         assert losses(tmp_path, key) == pytest.approx(losses(reference, key), rel=1e-4)
+    one, several = (
+        load_file(output / "adapters/style.safetensors") for output in (reference, tmp_path)
+    )
+    assert one.keys() == several.keys()
+    for name, tensor in one.items():
+        assert torch.allclose(several[name], tensor, rtol=1e-3, atol=1e-5), name
 
 
 def test_ranks_in_bfloat16_follow_one(models: Path, tmp_path: Path) -> None:
@@ -150,6 +164,26 @@ def test_a_run_that_crashed_ends_with_the_same_adapters(
     assert ("from memory" in ranks.output_of(paths)) == in_memory
     resumed, expected = saved(paths.output), saved(reference)
     assert all(torch.equal(resumed[name], value) for name, value in expected.items())
+    assert files_of(paths.output) == files_of(reference)
+
+
+def test_the_files_hold_what_was_trained(reference: Path) -> None:
+    files = sorted(path.name for path in (reference / "adapters").iterdir())
+    assert files == ["style-000003.safetensors", "style.safetensors"]
+    file = read_adapter(reference / "adapters" / "style.safetensors")
+    trained, config = read_checkpoint(reference)
+    assert config == resolve(RUN)
+    assert file.adapter.keys() == trained.keys()
+    for layer, update in trained.items():
+        assert torch.allclose(update.delta(), file.adapter[layer].delta(), rtol=1e-6, atol=1e-9)
+    expected = {
+        "ss_network_dim": "4",
+        "ss_network_alpha": "8.0",
+        "ss_steps": "6",
+        "ss_sd_model_name": "weights.safetensors",
+        "modelspec.architecture": "flux-1-schnell/lora",
+    }
+    assert expected.items() <= file.metadata.items()
 
 
 def test_other_adapters_do_not_continue_a_run(reference: Path, models: Path) -> None:

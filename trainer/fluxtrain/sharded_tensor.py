@@ -17,6 +17,11 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """Return all parts of ``tensor`` as one; every rank must call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def sum_over_parts(value: Tensor, tensor: Tensor) -> Tensor:
     """Return ``value``, a number for each part of ``tensor``, summed over the parts, in place.
 

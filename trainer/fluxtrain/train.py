@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fluxtrain import checkpoint, optim, optimizer_step
+from fluxtrain.adapter.training_files import AdapterFiles
 from fluxtrain.attention_backend import attention_backend, attention_on
 from fluxtrain.bad_samples import (
     count_bad_samples,
@@ -92,6 +93,7 @@ class _Trainer:
         compute = DTYPES[config.precision.compute]
         self.flow_loss = FlowLoss(self.model, config, compute)
         self.optimizer = optim.make_optimizer(self.model, config.optim, compute)
+        self.adapter_files = AdapterFiles(config, paths.output, world, self.model, self.optimizer)
         # on the device: the first step with a gradient norm that is not finite
         self.bad_step = torch.tensor(optim.NEVER, device=world.device)
         state = checkpoint.training_state(self.model, self.optimizer)
@@ -203,6 +205,7 @@ class _Trainer:
             observer.on_run_stop(self.run)
         if _is_due(step, config.sampling.every_steps) or (over and config.sampling.at_end):
             self._sample()
+        self._write_adapter(is_last=over)  # before the checkpoint that a restart would continue
         if stop or over or _is_due(step, config.checkpoint.every_steps):
             self._save(totals, wait=stop or over)
         if self.snapshots is not None and not (stop or over):
@@ -280,6 +283,12 @@ class _Trainer:
         self._require_finite()
         with self.observer.sampling(self.run.step) as path:
             self.sampler.write(self.flow_loss, path, self.run.step, alive=self.observer.alive)
+
+    def _write_adapter(self, is_last: bool) -> None:
+        """Write the adapter for other tools if that is due."""
+        if is_last or self.adapter_files.is_due(self.run.step):
+            self._require_finite()
+            self.adapter_files.write(self.run.step, is_last)
 
     def _save(self, totals: Tensor, wait: bool) -> None:
         """Save a checkpoint; raise DivergedError instead if the loss or the gradients are not finite."""

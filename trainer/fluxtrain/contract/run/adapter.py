@@ -10,6 +10,8 @@ from fluxtrain.contract.strict_model import StrictModel
 
 Rank = Annotated[int, Field(ge=1, le=1024)]
 KindRank = Annotated[int, Field(ge=0, le=1024)] | None
+AdapterLayout = Literal["kohya", "diffusers", "ai-toolkit", "bfl"]
+AdapterDtype = Literal["bfloat16", "float16", "float32"]
 Blocks = Annotated[
     str,
     Field(
@@ -65,6 +67,27 @@ class AdapterConfig(StrictModel):
         """Return the rank of layers of ``kind``, a field of ``ranks``; 0 if they have no adapter."""
         rank: int | None = getattr(self.ranks, kind)
         return self.rank if rank is None else rank
+
+
+class AdapterFileConfig(StrictModel):
+    """The files of trained adapters that other tools load, in ``adapters/`` of the output."""
+
+    every_steps: Annotated[int, Field(ge=0, le=10**9)] = 250
+    """Steps between two files, such as lora-000250.safetensors; 0: only lora.safetensors at the end."""
+    name: Annotated[
+        str,
+        Field(
+            max_length=64,
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+            title="a file name of letters, digits, '.', '_' and '-', without a suffix",
+        ),
+    ] = "lora"
+    """Name of the files, and title in their metadata."""
+    layout: AdapterLayout = "kohya"
+    """Names of the tensors: ``kohya`` is read by the most tools; ``diffusers`` is that of peft too;
+    ``ai-toolkit`` is the same without peft's settings; ``bfl`` has Black Forest Labs' names, with dots."""
+    dtype: AdapterDtype = "bfloat16"
+    """Data type of the tensors."""
 
 
 def selected_blocks(text: str, count: int) -> frozenset[int]:

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from fluxtrain.contract.launch import RENDEZVOUS_PORT
-from fluxtrain.contract.run.adapter import AdapterConfig
+from fluxtrain.contract.run.adapter import AdapterConfig, AdapterFileConfig
 from fluxtrain.contract.run.benchmark import BenchmarkConfig
 from fluxtrain.contract.run.encoders import EncodersConfig, PreprocessConfig
 from fluxtrain.contract.run.mlperf import MLPerfConfig
@@ -346,6 +346,8 @@ class RunConfig(StrictModel):
     """Output of the preprocess task."""
     adapter: Annotated[AdapterConfig | None, IMMUTABLE] = None
     """Adapters to train instead of the weights."""
+    adapter_file: AdapterFileConfig = AdapterFileConfig()
+    """Files of trained adapters."""
     sampling: SamplingConfig = SamplingConfig()
     """Image sampling."""
     logging: LoggingConfig = LoggingConfig()

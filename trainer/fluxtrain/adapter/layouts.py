@@ -1,0 +1,189 @@
+"""The layouts of LoRA files: the tensors of an adapter by the names that other tools read.
+
+| layout     | names                                                                          | alpha     |
+|------------|--------------------------------------------------------------------------------|-----------|
+| kohya      | lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight, .lora_up.weight       | .alpha    |
+| diffusers  | transformer.transformer_blocks.0.attn.to_q.lora_A.weight, .lora_B.weight       | the rank  |
+| ai-toolkit | the same                                                                       | the rank  |
+| bfl        | diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight, .lora_B.weight     | the rank  |
+
+Where alpha is the rank, the scale is in lora_B: tools disagree on files in which it is not. A fused layer's
+pieces are stacked in kohya's and bfl's layouts; kohya's alpha then belongs to the sum of the ranks, so that
+alpha / rank stays that of the training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from fluxtrain.adapter.names import (
+    BFL,
+    DIFFUSERS,
+    KOHYA,
+    ONETRAINER,
+    Place,
+    find,
+    part_names,
+    part_rows,
+)
+from fluxtrain.adapter.update import Adapter, Piece, Update
+from fluxtrain.contract.run.adapter import AdapterLayout
+
+Layout = AdapterLayout
+LAYOUTS: tuple[Layout, ...] = get_args(AdapterLayout)
+
+_PREFIX = re.compile(
+    rf"^(base_model\.model\.)?({KOHYA}|{ONETRAINER}|{re.escape(BFL)}|{re.escape(DIFFUSERS)})?"
+)
+_KEY = re.compile(
+    r"^(?P<module>.+?)\.(?P<kind>lora_down|lora_up|lora_A|lora_B|alpha)(\.default)?(\.weight)?$"
+)
+_KINDS = {"lora_A": "down", "lora_down": "down", "lora_B": "up", "lora_up": "up", "alpha": "alpha"}
+_MLP_RATIO = 4
+DIFFUSERS_METADATA = "lora_adapter_metadata"
+"""Key of peft's config in the metadata of files that diffusers writes."""
+
+
+def to_tensors(adapter: Adapter, layout: Layout, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the tensors of ``adapter`` by their names in ``layout``, in ``dtype``; alpha in float32."""
+    tensors = {}
+    for layer, update in adapter.items():
+        for name, tensor in _named(layer, update, layout):
+            keeps = name.endswith(".alpha")
+            tensors[name] = tensor if keeps else tensor.to(dtype)
+    return tensors
+
+
+def _named(layer: str, update: Update, layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    if layout == "kohya":
+        piece, name = update.whole(), KOHYA + layer.replace(".", "_")
+        yield f"{name}.lora_down.weight", piece.down
+        yield f"{name}.lora_up.weight", piece.up
+        yield f"{name}.alpha", torch.tensor(piece.scale * piece.rank, dtype=torch.float32)
+    elif layout == "bfl":
+        yield from _in_peft(BFL + layer, update.whole())
+    else:
+        for name, piece in parts_of(layer, update):
+            yield from _in_peft(DIFFUSERS + name, piece)
+
+
+def _in_peft(name: str, piece: Piece) -> Iterator[tuple[str, Tensor]]:
+    yield f"{name}.lora_A.weight", piece.down
+    yield f"{name}.lora_B.weight", piece.folded().up
+
+
+def parts_of(layer: str, update: Update) -> Iterator[tuple[str, Piece]]:
+    """Yield diffusers' layers that ``update`` changes, each with its piece; a fused piece is cut."""
+    names = part_names(layer)
+    if len(names) == 1:
+        yield names[0], update.whole()
+        return
+    hidden = update.inputs
+    for index, name in enumerate(names):
+        place = Place(layer, index, len(names))
+        first, end = part_rows(place, hidden, update.outputs - 3 * hidden)
+        for piece in update.pieces:
+            if piece.first <= first and end <= piece.end:
+                yield name, piece.rows(first, end)
+
+
+class UnknownKeysError(ValueError):
+    """A file has tensors that are no LoRA of the blocks' layers."""
+
+
+def from_tensors(
+    tensors: Mapping[str, Tensor], alphas: Mapping[str, float] | None = None
+) -> tuple[Adapter, list[str]]:
+    """Return the adapter with ``tensors`` of any layout, and the names of tensors of text encoders.
+
+    ``alphas`` are those of modules whose file has them in its metadata. Raises UnknownKeysError for names of
+    no layer, ValueError for shapes that do not fit.
+    """
+    alphas = alphas or {}
+    modules: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    unknown, ignored = [], []
+    for name, tensor in tensors.items():
+        key = _KEY.match(name)
+        if name.startswith(("lora_te", "text_encoder")):
+            ignored.append(name)
+        elif key is None:
+            unknown.append(name)
+        else:
+            modules[key["module"]][_KINDS[key["kind"]]] = tensor
+    places = {module: find(_PREFIX.sub("", module)) for module in modules}
+    unknown += [module for module, place in places.items() if place is None]
+    if unknown:
+        raise UnknownKeysError(", ".join(unknown[:3]))
+    found: dict[str, list[tuple[Place, Piece]]] = defaultdict(list)
+    for module, parts in modules.items():
+        place = places[module]
+        assert place is not None
+        alpha = alphas.get(_PREFIX.sub("", module))
+        found[place.layer].append((place, _piece(module, parts, alpha)))
+    ratio = _mlp_ratio(found)
+    return {
+        layer: _update(layer, pieces, ratio) for layer, pieces in sorted(found.items(), key=_order)
+    }, ignored
+
+
+def _order(item: tuple[str, object]) -> tuple[str, int, str]:
+    blocks, number, rest = item[0].split(".", 2)
+    return blocks, int(number), rest
+
+
+def _piece(module: str, parts: Mapping[str, Tensor], alpha: float | None) -> Piece:
+    if not {"down", "up"} <= parts.keys():
+        raise ValueError(f"{module} has no {'down' if 'up' in parts else 'up'} matrix")
+    down, up = parts["down"], parts["up"]
+    if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1] or not len(down):
+        shapes = f"{list(down.shape)} and {list(up.shape)}"
+        raise ValueError(f"{module} has matrices of shapes {shapes}, which are no low-rank update")
+    if "alpha" in parts:
+        if parts["alpha"].numel() != 1:
+            raise ValueError(f"{module}.alpha is not a number")
+        alpha = float(parts["alpha"].item())
+    return Piece(0, down, up, 1.0 if alpha is None else alpha / len(down))
+
+
+def _mlp_ratio(found: Mapping[str, list[tuple[Place, Piece]]]) -> float:
+    """Return the MLP's width over the model's, from a layer that shows it."""
+    for layer, pieces in found.items():
+        for place, piece in pieces:
+            inputs, outputs = piece.down.shape[1], len(piece.up)
+            if layer.endswith("_mlp.0") or (place.part == 3):
+                return outputs / inputs
+            if layer.endswith("linear1") and place.part is None:
+                return outputs / inputs - 3
+            if layer.endswith("linear2"):
+                return inputs / outputs - 1
+    return _MLP_RATIO
+
+
+def _update(layer: str, found: list[tuple[Place, Piece]], ratio: float) -> Update:
+    """Return the update of ``layer`` with the pieces at their rows."""
+    (place, piece), *others = found
+    if place.part is None:
+        if others:
+            raise ValueError(f"{layer} has several updates of the same rows")
+        return Update(len(piece.up), (piece,))
+    hidden = piece.down.shape[1]
+    mlp = round(ratio * hidden)
+    outputs = 3 * hidden + (mlp if place.num_parts == 4 else 0)
+    pieces = list[Piece]()
+    for place, piece in sorted(
+        found, key=lambda each: -1 if each[0].part is None else each[0].part
+    ):
+        if place.part is None or (pieces and pieces[-1].first == place.part * hidden):
+            raise ValueError(f"{layer} has several updates of the same rows")
+        first, end = part_rows(place, hidden, mlp)
+        if piece.down.shape[1] != hidden or len(piece.up) != end - first:
+            shapes = f"{list(piece.down.shape)} and {list(piece.up.shape)}"
+            raise ValueError(f"part {place.part} of {layer} has matrices of shapes {shapes}")
+        pieces.append(Piece(first, piece.down, piece.up, piece.scale))
+    return Update(outputs, tuple(pieces))

@@ -1,0 +1,56 @@
+"""The adapter that a run trains, from its model or from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fluxtrain.adapter.update import Adapter, Piece, Update
+from fluxtrain.contract.launch import CHECKPOINTS_FOLDER
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.validation import validate
+from fluxtrain.distributed import World
+from fluxtrain.errors import DataError
+from fluxtrain.model.adapted_layers import AdaptedLayer, adapted_layers
+from fluxtrain.run_state import latest, read_config
+from fluxtrain.verification import require_whole_weights
+
+
+def trained_adapter(layers: Sequence[AdaptedLayer], tensors: Mapping[str, Tensor]) -> Adapter:
+    """Return the adapter of ``layers`` whose parameters are ``tensors`` by name."""
+    return {layer.name: _update(layer, tensors) for layer in layers}
+
+
+def _update(layer: AdaptedLayer, tensors: Mapping[str, Tensor]) -> Update:
+    down, up = (tensors[f"{layer.name}.{name}"] for name in layer.shapes)
+    pieces, first = [], 0
+    for rows, each in zip(layer.splits, down.chunk(len(layer.splits)), strict=True):
+        pieces.append(Piece(first, each, up[first : first + rows], layer.scale))
+        first += rows
+    return Update(layer.outputs, tuple(pieces))
+
+
+def read_checkpoint(path: Path) -> tuple[Adapter, RunConfig]:
+    """Return the adapter and the config of a checkpoint, or the newest one of a run; they are verified.
+
+    Raises DataError if there is none, or if it is of a model's weights.
+    """
+    from fluxtrain.checkpoint import load  # a second of imports
+
+    checkpoint = latest(path / CHECKPOINTS_FOLDER) or path
+    config = validate(RunConfig, read_config(checkpoint), f"{checkpoint}/config.json")
+    if config.adapter is None:
+        raise DataError(f"{checkpoint}: it has a model's weights, and no adapter")
+    require_whole_weights(checkpoint, World.alone(), lambda: None)
+    layers = adapted_layers(config.model, config.adapter)
+    state = {
+        f"model.{layer.name}.{name}": torch.empty(shape)
+        for layer in layers
+        for name, shape in layer.shapes.items()
+    }
+    load(checkpoint, state)
+    tensors = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    return trained_adapter(layers, tensors), config
