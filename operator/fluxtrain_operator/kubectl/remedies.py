@@ -13,6 +13,10 @@ _REMEDIES = {
         "Nothing needs to be done; `kubectl get pods -n $namespace -l fluxtrain.dev/job=$job` shows what "
         "is left of the earlier job."
     ),
+    "PredecessorKept": (
+        "Whoever set the finalizers must remove them: `kubectl patch KIND NAME -n $namespace --type=merge "
+        """-p '{"metadata":{"finalizers":null}}'`."""
+    ),
     "QuotaExceeded": "Raise the quota or free resources: `kubectl describe quota -n $namespace`.",
     "PodSecurity": (
         "Change what the message names, usually in spec.podTemplate, spec.storage or spec.network."

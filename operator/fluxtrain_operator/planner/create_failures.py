@@ -11,10 +11,12 @@ from typing import Any
 from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain_operator import names
 from fluxtrain_operator.errors import ApiError
+from fluxtrain_operator.mappings import items, mapping
 from fluxtrain_operator.planner.owner_references import controller_of
 
 NAME_CONFLICT, TERMINATING = "NameConflict", "PredecessorTerminating"
 LABEL_REMOVED = "LabelRemoved"
+PREDECESSOR_KEPT = "PredecessorKept"
 _TERMINATING_SECONDS = 2.0
 _MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 5.0, 60.0
 _REJECTIONS = (
@@ -25,6 +27,8 @@ _REJECTIONS = (
 )
 _WEBHOOK = ("admission webhook", "failed calling webhook")  # webhooks choose their own status code
 _REASONS = {"quota": "QuotaExceeded", "violates PodSecurity": "PodSecurity"}
+_BRIEF_FINALIZERS = (names.KUEUE_FINALIZER, "foregroundDeletion", "orphan")
+"""Of Kueue and of the garbage collector, which remove them themselves."""
 _REMEDY = "delete or rename it, or give the job another name"
 
 
@@ -49,7 +53,7 @@ class CreateFailure:
     @property
     def is_name_conflict(self) -> bool:
         """Return whether another object has the name; else the API server rejects the object."""
-        return self.reason in (NAME_CONFLICT, TERMINATING, LABEL_REMOVED)
+        return self.reason in (NAME_CONFLICT, TERMINATING, LABEL_REMOVED, PREDECESSOR_KEPT)
 
     def for_object(self, manifest: Mapping[str, Any]) -> CreateFailure:
         """Return the same failure of the object in ``manifest``."""
@@ -100,6 +104,9 @@ def name_conflict(kind: str, existing: Mapping[str, Any], job: str) -> CreateFai
     """
     metadata, owner = existing["metadata"], controller_of(existing)
     name, controller = metadata["name"], (owner.get("kind"), owner.get("name"))
+    if finalizers := _keeping_finalizers(existing):
+        message = f"{kind} {name} is deleted, and kept by {', '.join(finalizers)}"
+        return CreateFailure(kind, name, PREDECESSOR_KEPT, message)
     if controller == (KIND, job) or "deletionTimestamp" in metadata:
         message = f"{kind} {name} of an earlier job is being deleted"
         return CreateFailure(kind, name, TERMINATING, message)
@@ -109,3 +116,16 @@ def name_conflict(kind: str, existing: Mapping[str, Any], job: str) -> CreateFai
         state = f"{state}: an earlier job left it"
     message = f"{kind} {name} already exists and {state}; {_REMEDY}"
     return CreateFailure(kind, name, NAME_CONFLICT, message)
+
+
+def _keeping_finalizers(existing: Mapping[str, Any]) -> list[str]:
+    """Return the finalizers of others that keep a deleted object; none of a pod that may still run."""
+    metadata = existing["metadata"]
+    phase, node = (
+        mapping(existing, "status").get("phase"),
+        mapping(existing, "spec").get("nodeName"),
+    )
+    runs = existing.get("kind", "Pod") == "Pod" and node and phase not in ("Succeeded", "Failed")
+    if "deletionTimestamp" not in metadata or runs:
+        return []
+    return [str(name) for name in items(metadata, "finalizers") if name not in _BRIEF_FINALIZERS]

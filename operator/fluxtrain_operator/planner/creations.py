@@ -37,7 +37,14 @@ def missing_objects(
     pods = [] if refused else [*_missing_pods(situation, {name for _, name in held})]
     again = {(failure.kind, failure.name) for failure in failures}
     again |= {("ConfigMap", situation.revision.name)} if pods else set()
-    yield from (m for m in _missing_supporting(situation, again) if object_key(m) not in held)
+    key = key_secret(
+        situation.job
+    )  # it cannot be observed: it is created before pods, or tried again
+    support = [
+        *_missing_supporting(situation, again),
+        *([key] if pods or object_key(key) in again else []),
+    ]
+    yield from (manifest for manifest in support if object_key(manifest) not in held)
     yield from pods
 
 
@@ -48,9 +55,11 @@ def blocking_failures(situation: Situation, decision: Decision) -> tuple[CreateF
         return ()
     job = situation.job
     needed = {object_key(manifest) for manifest in situation.supporting_objects}
-    needed |= {("Pod", names.pod(job.name, index)) for index in _free_indices(situation)}
+    pods = [names.pod(job.name, index) for index in _free_indices(situation)]
     if situation.observed.rendezvous is None:
-        needed.add(("Pod", rendezvous_name(situation)))
+        pods.append(rendezvous_name(situation))
+    needed |= {("Pod", name) for name in pods}
+    needed |= {object_key(key_secret(job))} if pods else set()
     return tuple(failure for failure in failures if (failure.kind, failure.name) in needed)
 
 
@@ -77,7 +86,6 @@ def _missing_pods(situation: Situation, held: Container[str]) -> Iterator[Manife
     needs_store = situation.observed.rendezvous is None and store not in held
     if not indices and not needs_store:
         return  # without a look at all nodes
-    yield key_secret(job)  # somebody may have deleted it
     excluded = situation.guard.excluded_nodes
     if needs_store:
         avoided = avoided_nodes(situation, excluded)

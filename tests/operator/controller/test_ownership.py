@@ -145,6 +145,33 @@ def test_succeeded_pods_that_the_job_does_not_control_do_not_count(case: str, at
     assert cluster.status["attempt"] == 1
 
 
+@pytest.mark.parametrize(
+    ("finalizer", "phase", "reason"),
+    [
+        ("example.org/audit", "Failed", "PredecessorKept"),
+        ("example.org/audit", "Running", "PredecessorTerminating"),
+        (names.KUEUE_FINALIZER, "Failed", "PredecessorTerminating"),
+    ],
+)
+def test_a_pod_of_an_earlier_job_that_finalizers_keep_is_reported(
+    finalizer: str, phase: str, reason: str
+) -> None:
+    harness = Harness()
+    deleted = {"deletionTimestamp": NOW, "finalizers": [finalizer]}
+    labels = {names.LABEL_JOB: "job"}
+    pod = harness.cluster.put("Pod", "job-0", EARLIER_JOB, labels=labels, **deleted)
+    pod |= {"spec": {"nodeName": "n1"}, "status": {"phase": phase}}
+    run(harness, harness.sync, 2)
+    assert harness.cluster.condition("Ready")[:2] == ("False", reason)
+    is_told = (
+        f"Pod job-0 is deleted, and kept by {finalizer}" == harness.cluster.condition("Ready")[2]
+    )
+    assert is_told == (reason == "PredecessorKept")
+    assert harness.cluster.warnings() == (["PredecessorKept"] if is_told else [])
+    run(harness, lambda: harness.delete("Pod", "job-0"), 2)
+    assert_started(harness)
+
+
 def test_a_foreign_pod_with_the_jobs_label_and_an_unused_name_is_no_conflict() -> None:
     harness = Harness()
     labels = {names.LABEL_JOB: "job", names.LABEL_ATTEMPT: "999999"}
@@ -179,6 +206,8 @@ def test_a_foreign_pod_without_our_label_is_reported_and_the_other_pods_are_crea
         ("ConfigMap", 403, "exceeded quota: small, requested: count/configmaps=1", "QuotaExceeded"),
         ("Service", 403, "services is forbidden: User cannot create", "ServiceRefused"),
         ("NetworkPolicy", 422, "denied request: not here", "NetworkPolicyRefused"),
+        ("Secret", 403, "exceeded quota: small, requested: count/secrets=1", "QuotaExceeded"),
+        ("Secret", 403, "because namespace ns is being terminated", "SecretRefused"),
     ],
 )
 def test_a_rejection_is_reported_once_and_retried_until_it_succeeds(
@@ -220,10 +249,11 @@ def test_a_server_error_is_not_a_rejection(code: int) -> None:
     assert harness.cluster.warnings() == []
 
 
+@pytest.mark.parametrize("kind", ["Pod", "Secret", "ConfigMap"])
 @synchronous
-async def test_a_refused_request_is_not_retried_before_its_backoff_has_passed() -> None:
+async def test_a_refused_request_is_not_retried_before_its_backoff_has_passed(kind: str) -> None:
     harness = Harness()
-    harness.cluster.refuse = {"Pod": forbidden(QUOTA)}
+    harness.cluster.refuse = {kind: forbidden(QUOTA)}
     await harness.reconcile()
     tried = harness.cluster.num_tried
     requeue_after = await harness.reconciler.reconcile(KEY)
