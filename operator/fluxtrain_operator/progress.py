@@ -223,6 +223,7 @@ def _status(answer: Mapping[str, Any]) -> ProgressStatus:
         samples=_count(answer.get("samples"), _MAX_SAMPLES),
         trainLoss=_number(answer.get("trainLoss")),
         evalLoss=_number(answer.get("evalLoss")),
+        targetSamples=_count(answer.get("targetSamples"), _MAX_SAMPLES) or None,
         samplesPerSecond=_number(answer.get("samplesPerSecond")),
         mfu=_number(answer.get("mfu")),
         remainingSeconds=_number(answer.get("remainingSeconds")),

@@ -60,6 +60,18 @@ def phase(name: str, values: str) -> Series:
 
 GPU = {**JOB, "pod": "job-0", "gpu_id": "3", "hostname": "node-7"}
 LOSS = "FluxTrainingLossNotFinite"
+FAST, DIVERGING = "FluxTrainingTooFast", "FluxTrainingDiverging"
+
+
+def convergence(target: str = "7.3e6x60", samples: str = "1e6x60") -> Series:
+    """Return the series of a benchmark run whose reference needs 7.1 to 7.8 million samples."""
+    return {
+        f"fluxtrain_target_samples{POD}": target,
+        f"fluxtrain_samples{POD}": samples,
+        f"fluxtrain_reference_samples_low{POD}": "7.1e6x60",
+        f"fluxtrain_reference_samples_high{POD}": "7.8e6x60",
+    }
+
 
 FIRES: list[tuple[str, str, Series, dict[str, str]]] = [
     # A step each minute for ten minutes, then none: stalled after 12 minutes, restarted by nobody.
@@ -80,6 +92,9 @@ FIRES: list[tuple[str, str, Series, dict[str, str]]] = [
     (LOSS, "5m", {f"fluxtrain_train_loss{POD}": "0.6 0.6 NaN NaN NaN NaN NaN NaN"}, JOB),
     (LOSS, "5m", {f"fluxtrain_grad_norm{POD}": "0.6 0.6 Inf Inf Inf Inf Inf Inf"}, JOB),
     (LOSS, "5m", {f"fluxtrain_eval_loss{POD}": "0.6 0.6 NaN NaN NaN NaN NaN NaN"}, JOB),
+    (FAST, "30m", convergence(target="NaN NaN 7e6x40"), JOB),
+    (DIVERGING, "30m", {f"fluxtrain_eval_loss{POD}": "0.7x5 0.6x5 0.64x30"}, JOB),
+    (DIVERGING, "30m", convergence(samples="7.6e6x10 9e6x30"), JOB),
     ("FluxTrainingOperatorDown", "10m", {}, {}),  # not scraped
     ("FluxTrainingOperatorDown", "10m", {f"fluxtrain_operator_leader{OPERATOR}": "0x20"}, SYSTEM),
     ("FluxTrainingPendingTooLong", "35m", phase("Pending", "1x60"), SYSTEM),
@@ -113,6 +128,13 @@ SILENT: list[tuple[str, str, Series]] = [
     ("FluxTrainingUnhealthyGPU", "20m", gpu("1x30")),
     ("FluxTrainingUnhealthyGPU", "20m", gpu("0x30", pod="other")),
     (LOSS, "5m", {f"fluxtrain_train_loss{POD}": "0.6x10", f"fluxtrain_grad_norm{POD}": "1x10"}),
+    (FAST, "30m", convergence(target="7.2e6x40")),
+    (FAST, "30m", convergence(target="7e6x10" + 30 * " NaN")),  # no longer known
+    (FAST, "15m", convergence(target="8e6x10 7e6x4 8e6x20")),  # one evaluation
+    (FAST, "30m", {f"fluxtrain_target_samples{POD}": "7e6x40"}),  # no benchmark
+    (DIVERGING, "30m", {f"fluxtrain_eval_loss{POD}": "0.7x5 0.6x5 0.61x30"}),
+    (DIVERGING, "30m", convergence(samples="7.6e6x40")),
+    (DIVERGING, "30m", {f"fluxtrain_samples{POD}": "9e6x40"}),
     ("FluxTrainingOperatorDown", "10m", {f"fluxtrain_operator_leader{OPERATOR}": "1x20"}),
     # A fail-over: half a minute without a leader is normal.
     ("FluxTrainingOperatorDown", "10m", {f"fluxtrain_operator_leader{OPERATOR}": "1x8 0x1 1x20"}),

@@ -280,6 +280,8 @@ def _steps(facts: Facts) -> str:
     for key, text in (("trainLoss", "training loss"), ("evalLoss", "evaluation loss")):
         if (value := facts.progress.get(key)) is not None:
             parts.append(f"{text} {value:.4g}")
+    if (target := facts.progress.get("targetSamples")) is not None:
+        parts.append(f"target forecast at {target:,} samples")
     if (rate := facts.progress.get("samplesPerSecond")) is not None:
         parts.append(f"{rate:.4g} samples/s")
     if isinstance(goodput := facts.status.get("goodput"), int | float):

@@ -187,13 +187,15 @@ def test_progress_is_parsed() -> None:
     progress = Progress.from_json(
         {
             "phase": "running", "step": 7, "samples": 56, "trainLoss": 0.123456789, "mfu": None,
-            "samplesPerSecond": 8.5, "lastStepTime": 1_767_225_610.9, "checkpointStep": 5,
+            "samplesPerSecond": 8.5, "targetSamples": 7_077_888,
+            "lastStepTime": 1_767_225_610.9, "checkpointStep": 5,
             "checkpointTime": 1_767_225_600.0, "processRestarts": 2, "port": 9464,
         }
     )  # fmt: skip
     assert progress is not None
     assert (progress.status.step, progress.status.samples) == (7, 56)
     assert (progress.status.train_loss, progress.status.mfu) == (0.123457, None)
+    assert progress.status.target_samples == 7_077_888
     assert progress.status.last_step_time == "2026-01-01T00:00:10Z"
     assert progress.checkpoint is not None
     assert (progress.checkpoint.step, progress.process_restarts) == (5, 2)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib import pyplot
+from matplotlib.axes import Axes
 
 from fluxtrain.files import atomic_write_by_several
 from fluxtrain.report.records import Record
@@ -13,11 +14,29 @@ from fluxtrain.report.records import Record
 matplotlib.use("Agg")  # needs no display
 
 
-def save_loss_curve(path: Path, records: list[Record], target: float | None) -> None:
-    """Draw training loss (raw and smoothed) and evaluation loss over samples into a PNG."""
+def save_loss_curve(
+    path: Path,
+    records: list[Record],
+    target: float | None,
+    band: tuple[float, float] | None = None,
+) -> None:
+    """Draw training loss (raw and smoothed) and evaluation loss over samples into a PNG.
+
+    ``band``: the samples between which MLPerf's reference runs reach the target.
+    """
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
+    draw_losses(axes, records, target, band)
+    with atomic_write_by_several(path) as partial:
+        figure.savefig(partial, format="png", bbox_inches="tight")
+        pyplot.close(figure)
+
+
+def draw_losses(
+    axes: Axes, records: list[Record], target: float | None, band: tuple[float, float] | None
+) -> None:
+    """Draw the losses into ``axes``, as for `save_loss_curve`."""
     train = [(r["samples"], r["train_loss"]) for r in records if "train_loss" in r]
     evals = [(r["samples"], r["eval_loss"]) for r in records if "eval_loss" in r]
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
     if train:
         samples, losses = zip(*train, strict=True)
         axes.plot(samples, losses, color="0.8", linewidth=0.8, label="training, each logged step")
@@ -27,13 +46,13 @@ def save_loss_curve(path: Path, records: list[Record], target: float | None) -> 
         axes.annotate(f"{evals[-1][1]:.4f}", evals[-1], textcoords="offset points", xytext=(4, 6))
     if target is not None:
         axes.axhline(target, color="C2", linestyle="--", linewidth=1, label=f"target {target}")
+    if band is not None:
+        label = "MLPerf's reference reaches the target (95 %)"
+        axes.axvspan(*band, color="C2", alpha=0.15, linewidth=0, label=label)
     axes.set(xlabel="training samples", ylabel="velocity loss")
     axes.set_yscale("log")
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False)
-    with atomic_write_by_several(path) as partial:
-        figure.savefig(partial, format="png", bbox_inches="tight")
-        pyplot.close(figure)
 
 
 def _smoothed(values: list[float], keep: float = 0.9) -> list[float]:

@@ -100,6 +100,15 @@ class Metrics:
         self.samples = gauge("samples", "Training samples used.")
         self.train_loss = gauge("train_loss", "Loss of the last logged step.")
         self.eval_loss = gauge("eval_loss", "Loss of the last evaluation.")
+        self.target_samples = gauge(
+            "target_samples", "Samples at which the run will reach its target; NaN if unknown."
+        )
+        self.reference_samples_low = gauge(
+            "reference_samples_low", "Samples that few of MLPerf's reference runs need fewer than."
+        )
+        self.reference_samples_high = gauge(
+            "reference_samples_high", "Samples that few of MLPerf's reference runs need more than."
+        )
         self.eval_loss_by_timestep = Gauge(
             "fluxtrain_eval_loss_by_timestep",
             "Loss of the last evaluation at one timestep.",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
+from fluxtrain.contract.launch import METRICS_FILE, SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.progress import COMPILE, EVALUATE, FINISH, SAMPLE, SAVE, STEP
 from fluxtrain.contract.run.closed_division import Violation
 from fluxtrain.contract.run.config import RunConfig
@@ -22,9 +22,11 @@ from fluxtrain.fence import Fence
 from fluxtrain.mlperf import RunFacts, node_records
 from fluxtrain.mlperf.machine import machine_facts, node_mark
 from fluxtrain.report.clock import Clock
+from fluxtrain.report.convergence import Convergence
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.report.ledger import Ledger
 from fluxtrain.report.rank_times import RankTimesReport
+from fluxtrain.report.records import read_records
 from fluxtrain.report.run_logs import RunLogs, StepMetrics
 from fluxtrain.report.speed import Speed, Speedometer
 from fluxtrain.run_state import RunState
@@ -61,6 +63,7 @@ class Observer:
         self._data_wait = 0.0
         self._ledger: Ledger | None = None
         self._logs: RunLogs | None = None  # on rank 0
+        self._convergence: Convergence | None = None  # on rank 0
         if world.local_rank == 0:
             self._endpoint.start(closing)
         factor = config.logging.straggler_factor
@@ -109,6 +112,8 @@ class Observer:
                 nodes=nodes,
             )
             self._logs = RunLogs(facts, self.paths, run, self._closing)
+            records = read_records(self.paths.output / METRICS_FILE)
+            self._convergence = Convergence(self.config, records, self.metrics, self.progress)
             port = self.progress.read().get("port")
             peak = self._speedometer.peak
             self._logs.print_summary(run, self.world, num_parameters, port, peak)
@@ -237,6 +242,8 @@ class Observer:
             if loss is not None:
                 self.metrics.eval_loss_by_timestep.labels(f"{index}/8").set(loss)
         self.progress.update(evalLoss=result.loss)
+        if self._convergence is not None:
+            self._convergence.add(run.samples, result.loss)
         if self._logs is not None:
             self._logs.on_evaluate_end(run, result)
         self._endpoint.set_phase(STEP)

@@ -19,6 +19,7 @@ from fluxtrain.evaluate import Evaluation
 from fluxtrain.gpus import Peak
 from fluxtrain.mlperf import MLPerfLog, RunFacts
 from fluxtrain.report.console import Console, duration
+from fluxtrain.report.convergence import reference_band
 from fluxtrain.report.records import Record, Records, read_records
 from fluxtrain.report.sinks.opening import open_sinks
 from fluxtrain.report.speed import Speed
@@ -186,7 +187,8 @@ class RunLogs:
 
         output = self._paths.output
         target = self._config.evaluation.target_loss
-        save_loss_curve(output / LOSS_FILE, read_records(output / METRICS_FILE), target)
+        records, band = read_records(output / METRICS_FILE), reference_band(self._config)
+        save_loss_curve(output / LOSS_FILE, records, target, band)
         self._console.print_line(
             f"{run.status} at step {run.step}: {run.samples:,} samples in {duration(run.train_seconds)}"
         )

@@ -149,6 +149,8 @@ class ProgressStatus(StatusModel):
     """Training loss of the last logged step."""
     eval_loss: float | None = None
     """Evaluation loss of the last evaluation."""
+    target_samples: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    """Training samples at which the job will reach ``evaluation.target_loss``, by its last evaluations."""
     samples_per_second: float | None = None
     """Throughput of the whole job."""
     mfu: float | None = None
