@@ -19,11 +19,12 @@ from tests.trainer.tiny_model import save_flux
 from fluxtrain import checkpoint, optim
 from fluxtrain.adapter.file import read_adapter
 from fluxtrain.adapter.trained import read_checkpoint
+from fluxtrain.cli import main
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.distributed import World
-from fluxtrain.errors import DataError
+from fluxtrain.errors import EXIT_OK, DataError
 from fluxtrain.model.adapted_layers import adapted_layers, count_adapter_parameters
 from fluxtrain.parallelize import build_model
 from fluxtrain.snapshot_size import image_bytes
@@ -128,6 +129,7 @@ def test_the_loss_falls(reference: Path) -> None:
     assert curve[STEPS] < 0.98 * curve[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "change"), [(2, RECOMPUTED)])
 def test_several_ranks_train_the_adapters_of_one(
     reference: Path, models: Path, tmp_path: Path, size: int, change: dict[str, Any]
@@ -143,6 +145,7 @@ def test_several_ranks_train_the_adapters_of_one(
         assert torch.allclose(several[name], tensor, rtol=1e-3, atol=1e-5), name
 
 
+@pytest.mark.slow
 def test_ranks_in_bfloat16_follow_one(models: Path, tmp_path: Path) -> None:
     outputs = tmp_path / "one", tmp_path / "two"
     for size, output in enumerate(outputs, 1):
@@ -151,6 +154,7 @@ def test_ranks_in_bfloat16_follow_one(models: Path, tmp_path: Path) -> None:
     assert one == pytest.approx(two, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_a_run_that_crashed_ends_with_the_same_adapters(
     reference: Path, models: Path, tmp_path: Path, in_memory: bool
@@ -176,6 +180,10 @@ def test_the_files_hold_what_was_trained(reference: Path) -> None:
     assert file.adapter.keys() == trained.keys()
     for layer, update in trained.items():
         assert torch.allclose(update.delta(), file.adapter[layer].delta(), rtol=1e-6, atol=1e-9)
+    converted = reference / "converted.safetensors"
+    arguments = ["convert", str(reference), "--dtype", "float32", "--output", str(converted)]
+    assert main(["adapter", *arguments]) == EXIT_OK
+    assert converted.read_bytes() == (reference / "adapters" / "style.safetensors").read_bytes()
     expected = {
         "ss_network_dim": "4",
         "ss_network_alpha": "8.0",

@@ -42,11 +42,22 @@ def metadata_of(
         "ss_network_args": json.dumps({}),
     }
     if is_dev is not None:
-        found["modelspec.architecture"] = f"flux-1-{'dev' if is_dev else 'schnell'}/lora"
-        found["ss_model_type"] = "flux"
+        found |= architecture(is_dev)
     if layout == "diffusers":
         found[DIFFUSERS_METADATA] = json.dumps(_peft_config(adapter), sort_keys=True)
     return found | dict(given)
+
+
+def architecture(is_dev: bool) -> Metadata:
+    """Return the entries that name the model."""
+    name = "dev" if is_dev else "schnell"
+    return {"modelspec.architecture": f"flux-1-{name}/lora", "ss_model_type": "flux"}
+
+
+def kept(metadata: Mapping[str, str]) -> Metadata:
+    """Return what a converted file keeps of ``metadata``: kohya's and ModelSpec's entries."""
+    entries = (item for item in metadata.items() if item[0].startswith(("ss_", "modelspec.")))
+    return {key: value for key, value in entries if key != "modelspec.hash_sha256"}
 
 
 def serialised(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> bytes:

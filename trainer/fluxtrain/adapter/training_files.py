@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from fluxtrain.adapter.file import DTYPES, write_adapter
-from fluxtrain.adapter.metadata import Metadata
+from fluxtrain.adapter.metadata import Metadata, architecture
 from fluxtrain.adapter.trained import trained_adapter
 from fluxtrain.contract.launch import ADAPTERS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
@@ -57,7 +57,6 @@ class AdapterFiles:
             file.layout,
             DTYPES[file.dtype],
             run_metadata(config, step),
-            config.model.guidance_embed,
         )
 
 
@@ -72,6 +71,7 @@ def run_metadata(config: RunConfig, step: int) -> Metadata:
         **{f"{kind}_dim": rank for kind, rank in adapter.ranks if rank is not None},
     }
     return {
+        **architecture(config.model.guidance_embed),
         "modelspec.title": config.adapter_file.name,
         "modelspec.resolution": f"{side}x{side}",
         "ss_output_name": config.adapter_file.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -66,6 +67,14 @@ class Update:
         for piece in self.pieces:
             delta[piece.first : piece.end] = piece.product()
         return delta
+
+    def norm(self) -> float:
+        """Return the L2 norm of the update, without computing it."""
+        squares = 0.0
+        for piece in self.pieces:
+            up, down = piece.up.float(), piece.down.float()
+            squares += piece.scale**2 * ((up.T @ up) * (down @ down.T)).sum().item()
+        return math.sqrt(max(squares, 0.0))
 
     def whole(self) -> Piece:
         """Return the same update as one piece of all rows.

@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     from fluxtrain.cli import (
+        adapter,
         agent,
         convert,
         export,
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(takes_overrides=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # in the order of use; the commands that are run in pods come last
-    user = (run, prepare, convert, plan, sample, export, import_weights, mlperf_check)
+    user = (run, prepare, convert, plan, sample, export, import_weights, adapter, mlperf_check)
     for module in (*user, agent, rendezvous, stacks):
         module.add(commands)
     return parser

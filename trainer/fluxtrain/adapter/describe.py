@@ -1,0 +1,47 @@
+"""What a LoRA file holds, for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from fluxtrain.adapter.file import AdapterFile
+from fluxtrain.adapter.update import num_parameters
+
+_SHOWN = (
+    "modelspec.title",
+    "modelspec.architecture",
+    "ss_base_model_version",
+    "ss_sd_model_name",
+    "ss_steps",
+    "ss_learning_rate",
+    "ss_optimizer",
+)
+
+
+def describe(file: AdapterFile) -> Iterator[tuple[str, str]]:
+    """Yield names and values: layers, ranks, scales, parameters, the largest update, metadata."""
+    pieces = [piece for update in file.adapter.values() for piece in update.pieces]
+    blocks = Counter(layer.partition(".")[0] for layer in file.adapter)
+    yield "layers", ", ".join(f"{count} of {name}" for name, count in sorted(blocks.items()))
+    split = sum(len(update.pieces) > 1 for update in file.adapter.values())
+    if split:
+        yield "split", f"{split} layers have an adapter for each of their parts"
+    yield "rank", _counted(Counter(str(piece.rank) for piece in pieces))
+    yield "alpha / rank", _counted(Counter(f"{piece.scale:g}" for piece in pieces))
+    yield "data type", str(file.dtype).removeprefix("torch.")
+    yield "parameters", f"{num_parameters(file.adapter.values()):,}"
+    norms = {layer: update.norm() for layer, update in file.adapter.items()}
+    layer = max(norms, key=norms.__getitem__)
+    yield "largest norm", f"{norms[layer]:.4g} of {layer}"
+    if file.ignored:
+        yield "left out", f"{len(file.ignored)} tensors of text encoders"
+    for key in _SHOWN:
+        if key in file.metadata:
+            yield key.rpartition(".")[2].removeprefix("ss_"), file.metadata[key]
+
+
+def _counted(counts: Counter[str]) -> str:
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{value} ({count} matrices)" for value, count in counts.most_common())

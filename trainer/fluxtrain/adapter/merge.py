@@ -1,0 +1,45 @@
+"""Weights with adapters merged into them, read on demand as any other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fluxtrain.adapter.file import AdapterFile
+from fluxtrain.distributed import World
+from fluxtrain.errors import DataError
+from fluxtrain.progress import Alive
+from fluxtrain.weights.reader import Weights
+
+
+class MergedWeights:
+    """The tensors of ``base`` plus the updates of adapters, in float32 where an update is added."""
+
+    def __init__(self, base: Weights, adapters: Sequence[AdapterFile], strength: float) -> None:
+        """Add ``strength`` times each update; DataError if an adapter is of another model."""
+        self.path, self.model, self.shapes = base.path, base.model, base.shapes
+        self._base, self._adapters, self._strength = base, adapters, strength
+        for file in adapters:
+            for layer, update in file.adapter.items():
+                shape, own = self.shapes.get(f"{layer}.weight"), (update.outputs, update.inputs)
+                if shape != own:
+                    has = f"is {list(shape)}" if shape else "does not exist"
+                    raise DataError(f"{file.path}: {layer} is {list(own)}; in {base.path} it {has}")
+
+    def verify(self, world: World, alive: Alive) -> None:
+        """Verify the base."""
+        self._base.verify(world, alive)
+
+    def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors ``names`` in this order."""
+        for name, tensor in self._base.read(names):
+            layer = name.removesuffix(".weight")
+            updates = [file.adapter[layer] for file in self._adapters if layer in file.adapter]
+            if updates and layer != name:
+                total = tensor.float()
+                for update in updates:
+                    total = torch.add(total, update.delta(), alpha=self._strength)
+                tensor = total
+            yield name, tensor
