@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from fluxtrain.cli import prepare_encoders
 from fluxtrain.cli.arguments import Commands, add_command, add_paths, described, path
 from fluxtrain.errors import EXIT_OK, StoppedError
 
@@ -22,6 +23,7 @@ def add(commands: Commands) -> None:
     _add_cc12m(sets)
     _add_coco(sets)
     _add_download(sets)
+    _add_encoders(sets)
 
 
 def _add_openmoji(sets: Commands) -> None:
@@ -78,6 +80,12 @@ def _add_download(sets: Commands) -> None:
     _add_count(parser, "--attempts", 5, "attempts per file (default: 5)")
     text = "verify files again that were verified before"
     parser.add_argument("--verify", action="store_true", help=text)
+
+
+def _add_encoders(sets: Commands) -> None:
+    text = "T5, CLIP and the autoencoder, verified; what encodes raw images and samples"
+    parser = _add_resumable(sets, "encoders", prepare_encoders.action, text)
+    prepare_encoders.add_arguments(parser)
 
 
 def _add_resumable(

@@ -111,7 +111,7 @@ def load_text_encoder(
         load: _Loader, weights: str | Path, tokenizer_folder: str | None, length: int
     ) -> TextModel:
         path = models_root / weights
-        tokenizer = _load_tokenizer(models_root / tokenizer_folder if tokenizer_folder else path)
+        tokenizer = load_tokenizer(models_root / tokenizer_folder if tokenizer_folder else path)
         encoder = load(path, tokenizer, dtype)
         return TextModel(tokenizer, encoder.to(device).eval().requires_grad_(False), length)
 
@@ -129,7 +129,8 @@ def load_text_encoder(
     )
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Any:
+    """Return transformers' tokenizer in ``folder``; raise DataError if there is none, or a damaged one."""
     from transformers import AutoTokenizer
 
     if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):

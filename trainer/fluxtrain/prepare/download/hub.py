@@ -28,7 +28,7 @@ class HubDataset:
         """Return the paths that match ``pattern``, sorted."""
         from huggingface_hub import HfApi
 
-        with _hub_errors(self.name):
+        with hub_errors(self.name):
             paths = HfApi().list_repo_files(self.name, repo_type="dataset", revision=self.commit)
         return sorted(path for path in paths if fnmatch(path, pattern))
 
@@ -36,7 +36,7 @@ class HubDataset:
         """Download the file ``path`` to ``folder``; return where it is."""
         from huggingface_hub import hf_hub_download
 
-        with _hub_errors(self.name):
+        with hub_errors(self.name):
             return Path(
                 hf_hub_download(
                     self.name, path, repo_type="dataset", revision=self.commit, local_dir=folder
@@ -47,7 +47,7 @@ class HubDataset:
         """Download every file that matches ``pattern`` to ``folder``."""
         from huggingface_hub import snapshot_download
 
-        with _hub_errors(self.name):
+        with hub_errors(self.name):
             snapshot_download(
                 self.name,
                 repo_type="dataset",
@@ -65,7 +65,7 @@ def open_hub(name: str, revision: str = "main") -> HubDataset:
     """
     if name.count("/") != 1 or not all(name.split("/")):
         raise ConfigError("--hub", name, "allowed: ORG/NAME of a data set")
-    with _hub_errors(name):
+    with hub_errors(name):
         from huggingface_hub import HfApi
 
         commit = HfApi().dataset_info(name, revision=revision).sha
@@ -73,7 +73,7 @@ def open_hub(name: str, revision: str = "main") -> HubDataset:
 
 
 @contextmanager
-def _hub_errors(name: str) -> Iterator[None]:
+def hub_errors(name: str) -> Iterator[None]:
     """Raise the client's errors as DownloadError or DataError."""
     try:
         from huggingface_hub import errors

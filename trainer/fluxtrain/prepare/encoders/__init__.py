@@ -1,0 +1,1 @@
+"""Collects the frozen encoders below the models root, and verifies them."""
