@@ -147,6 +147,8 @@ RUN = [
     Bad("spec.run.benchmark.image_sizes", [100], "multiple of 16",
         "spec.run.benchmark.image_sizes[0]"),
     Bad("spec.run.benchmark.memory_gib", 0, "greater than 0"),
+    Bad("spec.run.data.train_digest", "0" * 63, "at least 64 chars long"),
+    Bad("spec.run.data.validation_digest", "X" * 64, MATCH),
     Bad("spec.run.seed", -1, "greater than or equal to 0"),
     Bad("spec.run.seed", 2**60, "less than or equal to 9007199254740991"),
     Bad("spec.run.seed", 1.5, "must be of type integer"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.paths import MICRO
 from tests.trainer import ranks
-from tests.trainer.outputs import losses, mlperf_events
+from tests.trainer.outputs import losses, mlperf_events, mlperf_values
 from tests.trainer.small_runs import ENCODED_RUN, as_closed, write_encoded
 
 from fluxtrain.cli import main
@@ -85,7 +85,7 @@ def test_a_closed_run_on_other_sets_ends_before_it_starts(tmp_path: Path) -> Non
     assert "data.train has 21 samples; allowed: 1099776 (training rules 6.5)" in ranks.output_of(
         paths
     )
-    assert not (paths.output / "mlperf.log").exists()
+    assert mlperf_values(paths.output, "block_start") == []
 
 
 @pytest.mark.parametrize("ruleset", ["5.1.0", "6.0.0", "6.1.0"])

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 from fluxtrain.contract.run.closed_division import require_whole_sets
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.file_dataset import FileDataset
+from fluxtrain.data.index_digest import index_digests, require_digests
 from fluxtrain.data.sources import Sources, open_sources
 from fluxtrain.distributed import World
 from fluxtrain.errors import DataError
@@ -38,6 +40,8 @@ def _scan(config: RunConfig, data_root: Path) -> Sources:
     """Return the opened data, with the timesteps of a validation set that is going to be used."""
     sources = open_sources(config, data_root)
     require_whole_sets(config, len(sources.train), len(sources.validation))
+    sources = replace(sources, digests=index_digests(sources))
+    require_digests(config, sources.digests)
     if config.evaluation.is_on and isinstance(sources.validation, FileDataset):
         _ = sources.validation.stored_timesteps  # kept by the data set
     return sources

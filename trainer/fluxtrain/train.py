@@ -22,11 +22,13 @@ from fluxtrain.bad_samples import (
 from fluxtrain.checkpoint import Checkpoints
 from fluxtrain.checkpoint_folder import CheckpointFolder
 from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.run.closed_division import wrong_sets
+from fluxtrain.contract.run.closed_division import begins_closed, wrong_sets
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.presets import MLPERF_VALIDATION_SET
 from fluxtrain.data.device_batches import DeviceBatches, EvaluationData
 from fluxtrain.data.loader import evaluation_batch_size, evaluation_batches, training_batches
 from fluxtrain.data.order import PADDING, BatchShares
+from fluxtrain.data.sources import Sources
 from fluxtrain.distributed import StopRequest, World
 from fluxtrain.divergence import require_finite
 from fluxtrain.encode.encoders import batch_encoder
@@ -77,12 +79,12 @@ class _Trainer:
         stack.enter_context(attention_backend(config.parallel.attention))
         run_preflight(config.preflight, world, paths.output, observer.alive)
         recovery = Recovery(config, paths, world, observer.alive)
-        self.sources = shared_sources(config, paths.data, world)
         self.shares = BatchShares.of(config, world.size)
-        validation = evaluation_batches(
-            config, self.sources.validation, world.rank, world.size, pin=self._pin
-        )
-        self.validation = EvaluationData(validation, world.device)
+        self._sources: Sources | None = None
+        if not begins_closed(
+            config, paths.num_nodes
+        ):  # else the clock starts before data are touched
+            self._sources = shared_sources(config, paths.data, world)
         self.encode = batch_encoder(config, paths.models, world.device)
         published = None
         if recovery.is_new or config.adapter is not None:  # adapters' checkpoints have no weights
@@ -115,15 +117,15 @@ class _Trainer:
         )
         if self.snapshots is not None:
             stack.enter_context(self.snapshots.watching_memory())
-        self.sampler = GridSampler(config, paths, world, self.sources)
         num_parameters = sum(p.numel() for p in self.model.parameters())
-        lengths = len(self.sources.train), len(self.sources.validation)
         observer.open_logs(
-            recovery.fence, self.run, recovery.saved_step, num_parameters, self.shares, *lengths
+            recovery.fence,
+            self.run,
+            recovery.saved_step,
+            num_parameters,
+            self.shares,
+            *(_lengths(self._sources) if self._sources else ()),
         )
-        if config.logging.mlperf.division == "auto":
-            for violation in wrong_sets(*lengths):
-                observer.on_rule_broken(violation, self.run)
         gc.collect()
         gc.freeze()  # these objects live as long as the process: later collections skip them
         stack.callback(gc.unfreeze)
@@ -154,9 +156,10 @@ class _Trainer:
         if self.run.status == "running":
             self._warm_up()
         self.observer.on_train_begin()
+        sources = self._open_data()
         batches = training_batches(  # starts to read samples
             self.config,
-            self.sources,
+            sources,
             self.shares,
             self.world.rank,
             first_batch=self.run.step,
@@ -164,9 +167,27 @@ class _Trainer:
         )
         return DeviceBatches(batches, self.world.device)
 
+    def _open_data(self) -> Sources:
+        """Return the data sets, which a run of the closed division opens here, on the clock; log them."""
+        config, world = self.config, self.world
+        if self._sources is None:
+            self._sources = shared_sources(config, self.paths.data, world)
+        sources = self._sources
+        if config.logging.mlperf.division == "auto":
+            for violation in wrong_sets(*_lengths(sources)):
+                self.observer.on_rule_broken(violation, self.run)
+        validation = evaluation_batches(
+            config, sources.validation, world.rank, world.size, pin=self._pin
+        )
+        self.validation = EvaluationData(validation, world.device)
+        self.sampler = GridSampler(config, self.paths, world, sources)
+        self.observer.on_data_opened(sources)
+        return sources
+
     def _warm_up(self) -> None:
         """Compile, and let the device load its libraries, before MLPerf's clock starts."""
-        world, count = self.world, len(self.sources.validation)
+        world = self.world
+        count = len(self._sources.validation) if self._sources else MLPERF_VALIDATION_SET
         evaluates = self.config.evaluation.is_on
         size = evaluation_batch_size(self.config, count, world.size) if evaluates else None
         sizes = self.shares.micro_batch_size, size
@@ -313,6 +334,10 @@ class _Trainer:
 
     def _require_finite(self, loss: float = 0.0, kind: str = "training") -> None:
         require_finite(self.bad_step, self.checkpoints, self.run.step, loss, kind)
+
+
+def _lengths(sources: Sources) -> tuple[int, int]:
+    return len(sources.train), len(sources.validation)
 
 
 def _is_due(step: int, period: int) -> bool:

@@ -19,6 +19,15 @@ Label = Annotated[
     str,
     Field(min_length=1, max_length=128, pattern=_ONE_LINE, title="one line of 1 to 128 characters"),
 ]
+Sha256 = Annotated[
+    str,
+    Field(
+        min_length=64,
+        max_length=64,
+        pattern="^[0-9a-f]{64}$",
+        title="a SHA-256 digest, 64 hexadecimal digits",
+    ),
+]
 Positive = Annotated[int, Field(ge=1, le=10**9)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
 Width = Annotated[int, Field(ge=1, le=65_536)]

@@ -37,6 +37,11 @@ class FileDataset(ABC):
         if not len(self):
             raise DataError(f"{folder}: its files hold no samples")
 
+    @property
+    def starts(self) -> Array:
+        """Return the number of samples before each part, and of all."""
+        return self._starts
+
     def __len__(self) -> int:
         """Return the number of samples."""
         return int(self._starts[-1])

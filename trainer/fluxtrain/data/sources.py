@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fluxtrain.contract.run.config import RunConfig
@@ -25,6 +26,8 @@ class Sources:
     validation: Source
     empty_text: EmptyText | None
     """None for images: the text encoder computes them."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the indices, by part, as far as they were computed."""
 
 
 def open_sources(config: RunConfig, data_root: Path) -> Sources:

@@ -23,6 +23,7 @@ from fluxtrain.contract.launch import (
     ENV_NODE_NAME,
     ENV_POD_UID,
     ENV_RENDEZVOUS_KEY,
+    ENV_STARTED,
     ENV_TERMINATION_MESSAGE,
     RunPaths,
 )
@@ -33,6 +34,7 @@ from fluxtrain.launch import torchrun
 from fluxtrain.launch.environment import prepare_for_gpus
 from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_error
 from fluxtrain.launch.joining import RETRY_SECONDS, joined, print_lost, raise_on_sigterm
+from fluxtrain.launch.process_start import process_start
 from fluxtrain.launch.rendezvous import BACKEND, MembershipRendezvous
 from fluxtrain.launch.snapshot_volume import emptied
 from fluxtrain.rendezvous.client import Client
@@ -50,6 +52,7 @@ def main(termination_log: Path) -> int:
     Prints the message of a failure, and writes it with the progress of rank 0, if that ran here, to
     ``termination_log``.
     """
+    os.environ.setdefault(ENV_STARTED, repr(process_start()))
     with tempfile.TemporaryDirectory() as folder:
         progress_file = Path(folder) / "progress.json"
         os.environ[ENV_TERMINATION_MESSAGE] = str(progress_file)

@@ -32,6 +32,7 @@ from fluxtrain.contract.launch import (
     ENV_SHUTDOWN_SECONDS,
     RunPaths,
 )
+from fluxtrain.contract.run.closed_division import begins_closed
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import require_replicas
 from fluxtrain.data.images.dataset import ImageDataset
@@ -43,6 +44,7 @@ from fluxtrain.files import atomic_write, exclusive_lock
 from fluxtrain.launch.elastic_agent import ALONE, ElasticAgent, Peers
 from fluxtrain.launch.environment import prepare_for_gpus
 from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_error
+from fluxtrain.launch.process_start import process_start
 from fluxtrain.launch.snapshot_volume import local_volume
 from fluxtrain.launch.trainer_progress import trainer_progress
 from fluxtrain.progress import Progress
@@ -100,6 +102,7 @@ def snapshot_volume(
 
 def prepare_environment(config: Path, paths: RunPaths) -> None:
     """Set what trainers read from the environment, and print the variables for GPUs."""
+    paths = replace(paths, started=paths.started or process_start())
     os.environ.update(paths.environment())
     os.environ[ENV_CONFIG] = str(config)
     prepare_for_gpus(os.environ)
@@ -152,6 +155,10 @@ def _check_training(config: RunConfig, paths: RunPaths, rank_counts: Sequence[in
     require_replicas(config, rank_counts)
     compiles(config.parallel, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     check_continued_run(config, paths.output / CHECKPOINTS_FOLDER)
+    if begins_closed(config, paths.num_nodes):  # no data before MLPerf's clock
+        if config.data.source == "images":
+            check_files(config.encoders, paths.models)
+        return
     sources = open_sources(with_any_seed(config), paths.data)
     if isinstance(sources.train, ImageDataset):
         check_files(config.encoders, paths.models)

@@ -26,6 +26,8 @@ SYSTEM_KEY = "fluxtrain_system"
 
 DIVISION_KEY = "fluxtrain_division"
 """Our own key for the rules of the closed division that a run breaks."""
+DATA_KEY = "fluxtrain_data"
+"""Our own key for the digests of the data sets' indices."""
 RANKS_KEY = "fluxtrain_ranks"
 """Our own key for the ranks and the nodes that a run starts on."""
 
@@ -39,8 +41,8 @@ class RunFacts:
 
     config: RunConfig
     shares: BatchShares  # with the actual micro batch, not the config's maximum
-    train_samples: int  # of one epoch
-    eval_samples: int  # of the whole validation set
+    train_samples: int | None  # of one epoch; None: the data are opened after run_start
+    eval_samples: int | None  # of the whole validation set
     started: float  # Unix time at which the launcher started
     machine: Mapping[str, str] = field(default_factory=dict)  # see machine.py
     nodes: Sequence[NodeRecord] = ()
@@ -104,9 +106,10 @@ def division_value(division: str, broken: Iterable[Violation]) -> dict[str, obje
 def _work(facts: RunFacts) -> Iterator[Event]:
     yield "global_batch_size", facts.config.schedule.global_batch_size
     yield "gradient_accumulation_steps", facts.shares.accumulation_steps
-    yield "train_samples", facts.train_samples
-    if claims_closed(facts.config):  # every evaluation covers the whole set, or ends the run
-        yield "eval_samples", facts.eval_samples
+    if facts.train_samples is not None:
+        yield "train_samples", facts.train_samples
+        if claims_closed(facts.config):  # every evaluation covers the whole set, or ends the run
+            yield "eval_samples", facts.eval_samples
     yield "evaluation_frequency", facts.evaluation_frequency
     yield "target_accuracy", facts.config.evaluation.target_loss
 

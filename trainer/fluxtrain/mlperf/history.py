@@ -10,7 +10,7 @@ from typing import Any
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.files import atomic_write_by_several, sync
-from fluxtrain.mlperf.facts import DIVISION_KEY, RANKS_KEY
+from fluxtrain.mlperf.facts import DATA_KEY, DIVISION_KEY, RANKS_KEY
 from fluxtrain.mlperf.lines import LogLine, read_lines
 
 
@@ -21,7 +21,10 @@ class LogState:
     begun: bool = False
     run_started: bool = False
     finished: bool = False
+    train_samples_stated: bool = False
     eval_samples_stated: bool = False
+    digests: object = None
+    """Those of the data sets' indices that the log states."""
     block_open: bool = False
     left_closed: bool = False
     """Whether rules of the closed division were broken."""
@@ -40,6 +43,9 @@ class LogState:
         elif key in ("eval_accuracy", "eval_stop"):
             self.eval_without_stop = samples if key == "eval_accuracy" else None
         self.begun |= key == "init_start"
+        if key == DATA_KEY:
+            self.digests = value
+        self.train_samples_stated |= key == "train_samples"
         self.eval_samples_stated |= key == "eval_samples"
         self.run_started |= key == "run_start"
         self.finished |= key == "run_stop"

@@ -19,7 +19,7 @@ from mlperf_logging.mllog.mllog import MLLogger
 
 from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, Violation
 from fluxtrain.errors import ConfigError, StorageError
-from fluxtrain.mlperf.facts import DIVISION_KEY, RunFacts, division_value, init_events
+from fluxtrain.mlperf.facts import DATA_KEY, DIVISION_KEY, RunFacts, division_value, init_events
 from fluxtrain.mlperf.history import LogState, lines_until, rewrite
 
 _SOURCES = str(Path(__file__).parents[2])
@@ -68,7 +68,7 @@ class MLPerfLog:
         log = cls(path, stdout, now)
         log._division = facts.config.logging.mlperf.division
         log._begins_closed = facts.begins_closed
-        log._eval_samples = facts.eval_samples
+        log._eval_samples = facts.eval_samples or 0
         for line in kept:
             log._state.update(line.key, line.samples, line.value)
             log._print(line.text)
@@ -83,6 +83,18 @@ class MLPerfLog:
         if self._state.begun and not self._state.run_started:
             self._write(self._mllog.end, "init_stop")
             self._write(self._mllog.start, "run_start")
+
+    def data_opened(
+        self, train_samples: int, eval_samples: int, digests: Mapping[str, str]
+    ) -> None:
+        """Log the sizes of the data sets, unless they are stated, and the ``digests`` of their indices."""
+        self._eval_samples = eval_samples
+        if not self._state.train_samples_stated:
+            self._write(self._mllog.event, "train_samples", train_samples)
+        if self._division == "closed" and not self._state.eval_samples_stated:
+            self._write(self._mllog.event, "eval_samples", eval_samples)
+        if self._state.digests != dict(digests):
+            self._write(self._mllog.event, DATA_KEY, dict(digests))
 
     def block_start(self, samples: int) -> None:
         """Log that training continues after ``samples``, unless a block is open."""

@@ -16,6 +16,7 @@ from fluxtrain.contract.progress import COMPILE, EVALUATE, FINISH, SAMPLE, SAVE,
 from fluxtrain.contract.run.closed_division import Violation
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.order import BatchShares
+from fluxtrain.data.sources import Sources
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
 from fluxtrain.fence import Fence
@@ -76,10 +77,12 @@ class Observer:
         saved_step: int | None,
         num_parameters: int,
         shares: BatchShares,
-        num_train: int,
-        num_validation: int,
+        num_train: int | None = None,
+        num_validation: int | None = None,
     ) -> None:
         """Open the logs at ``run``'s step; ``num_train`` and ``num_validation`` are numbers of samples.
+
+        They are None if the data are opened after MLPerf's clock has started.
 
         ``saved_step`` is the step of the newest checkpoint. Raises FencedError if there is a newer
         start, whose logs would be replaced.
@@ -98,6 +101,8 @@ class Observer:
         nodes = node_records.gather(self.world)
         own = [node_mark()] if self.world.local_rank == 0 else []
         marks = tuple(sorted(self.world.all_gather(own)))
+        mine = self.paths.started or time.time()
+        started = min(map(float, self.world.all_gather([repr(mine)])))
         if self.world.is_main:
             fence.check()
             facts = RunFacts(
@@ -105,7 +110,7 @@ class Observer:
                 shares,
                 train_samples=num_train,
                 eval_samples=num_validation,
-                started=self.paths.started or time.time(),
+                started=started,
                 machine=machine_facts(self.world.size, self.world.local_size),
                 num_nodes=self.paths.num_nodes,
                 node_marks=marks,
@@ -117,6 +122,11 @@ class Observer:
             port = self.progress.read().get("port")
             peak = self._speedometer.peak
             self._logs.print_summary(run, self.world, num_parameters, port, peak)
+
+    def on_data_opened(self, sources: Sources) -> None:
+        """Log what was opened."""
+        if self._logs is not None:
+            self._logs.on_data_opened(sources)
 
     def on_rule_broken(self, violation: Violation, run: RunState) -> None:
         """Log that ``run`` breaks a rule of MLPerf's closed division, unless it is open already."""

@@ -14,6 +14,7 @@ from fluxtrain.contract.run.closed_division import Violation
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.order import BatchShares
+from fluxtrain.data.sources import Sources
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
 from fluxtrain.gpus import Peak
@@ -44,7 +45,7 @@ class RunLogs:
     def __init__(self, facts: RunFacts, paths: RunPaths, run: RunState, closing: ExitStack) -> None:
         """Open all logs until ``closing`` is closed: lines after ``run.step`` are dropped."""
         self._config, self._shares, self._paths = facts.config, facts.shares, paths
-        self._num_validation = facts.eval_samples
+        self._num_validation = facts.eval_samples or 0
         self._facts = facts
         self._peak: Peak | None = None
         self._records = Records(paths.output / METRICS_FILE, run.step)
@@ -91,6 +92,11 @@ class RunLogs:
         """Log and print that ``run`` breaks a rule of the closed division."""
         if self._mlperf.rule_broken(violation, run.samples):
             self._console.print_line(f"no longer of MLPerf's closed division: {violation}")
+
+    def on_data_opened(self, sources: Sources) -> None:
+        """Log the sizes and the digests of the data sets."""
+        self._num_validation = len(sources.validation)
+        self._mlperf.data_opened(len(sources.train), self._num_validation, sources.digests)
 
     def on_train_begin(self) -> None:
         """Start MLPerf's clock."""

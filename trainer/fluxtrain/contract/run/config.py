@@ -30,6 +30,7 @@ from fluxtrain.contract.strict_model import (
     Path,
     Positive,
     Rule,
+    Sha256,
     StrictModel,
 )
 
@@ -81,6 +82,10 @@ class DataConfig(StrictModel):
     empty_encodings: Path = "empty.safetensors"
     """Encodings of the empty prompt, which replace those of a dropped prompt: a .safetensors file, or a
     folder with MLCommons' t5_empty.npy and clip_empty.npy."""
+    train_digest: Sha256 | None = None
+    """Digest of the training set's index, as the MLPerf log states it; another set is refused; null: any."""
+    validation_digest: Sha256 | None = None
+    """Digest of the validation set's index; null: any."""
     order: Annotated[Literal["shuffled", "sequential"], IMMUTABLE] = "shuffled"
     """Order of the training samples: a new permutation in each epoch, drawn from the seed, or the data set's
     own in all epochs, as MLPerf's reference reads them."""

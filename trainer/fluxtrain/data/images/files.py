@@ -17,6 +17,7 @@ from fluxtrain.data.images.decode import MAX_PIXELS, decode
 from fluxtrain.data.open_files import SharedFiles, max_open_files
 from fluxtrain.data.tar.index import MAX_CAPTION_BYTES, MAX_METADATA_BYTES
 from fluxtrain.data.tar.members import MAX_MEMBER_BYTES, MAX_NAME_LENGTH
+from fluxtrain.draws import Array
 from fluxtrain.errors import DataError
 
 Spans = Int64[np.ndarray[Any, Any], "n 2*m"]
@@ -47,6 +48,11 @@ class ImageFiles:
     def files(self) -> list[Path]:
         """Return the files that samples are read from."""
         return self._paths
+
+    @property
+    def starts(self) -> Array:
+        """Return the number of samples before each part, and of all."""
+        return self._starts
 
     def __len__(self) -> int:
         """Return the number of samples."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.reference_schedule import REFERENCE_SCHEDULES
+from fluxtrain.mlperf.facts import DATA_KEY
 from fluxtrain.mlperf.rcp import NUM_RUNS, compare_with_reference, explain
 from fluxtrain.mlperf.review.evidence import Result, Run
 from fluxtrain.mlperf.review.rule import Rule, rule
@@ -24,6 +25,7 @@ _SETTINGS = (
     *("opt_learning_rate_warmup_steps", "opt_learning_rate_decay_schedule", "evaluation_frequency"),
     *("lowest_numerical_precision_in_linear", "lowest_numerical_precision_in_attn"),
     *("lowest_numerical_precision_in_comm", "train_samples", "eval_samples", "target_accuracy"),
+    DATA_KEY,
     *(f"{axis}_parallelism" for axis in ("tensor", "pipeline", "context", "expert")),
 )
 """Keys whose values are the same in all runs of a result."""
