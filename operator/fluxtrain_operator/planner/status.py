@@ -231,7 +231,9 @@ def _ready(
     situation: Situation, decision: Decision, phase: Phase, failures: Sequence[CreateFailure]
 ) -> ConditionUpdate:
     if phase == "Running":
-        return ConditionUpdate("Ready", True, "Training", f"{len(situation.running)} nodes train")
+        count = len(situation.running)
+        text = "1 node trains" if count == 1 else f"{count} nodes train"
+        return ConditionUpdate("Ready", True, "Training", text)
     if failures and not situation.has_min_nodes:
         return ConditionUpdate("Ready", False, *_create_failure(failures))
     if decision.reason:

@@ -35,9 +35,15 @@ _OF_THE_IMAGE = ("volumes", "env", "envFrom", "volumeMounts", "imagePullPolicy")
 
 
 def require_merge_keys(template: Any, path: str = _AT, key: str = "") -> None:
-    """Raise TemplateError, with the path, for a list item without its merge key."""
+    """Raise TemplateError, with the path, for a list item without its merge key, or a directive.
+
+    Directives such as ``$patch`` would have no effect.
+    """
     if isinstance(template, dict):
         for name, value in template.items():
+            if name.startswith("$"):
+                text = "must be left out: directives of strategic merge patches are not supported"
+                raise TemplateError(f"{path}.{name}", value, text)
             require_merge_keys(value, f"{path}.{name}", name)
     elif isinstance(template, list) and key in _MERGE_KEYS:
         for number, item in enumerate(template):

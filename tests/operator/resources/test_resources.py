@@ -233,9 +233,12 @@ def container(**fields: Any) -> dict[str, Any]:
         (container(ports=[{"name": "x"}])["spec"], "containers[0].ports[0]"),
         (container(volumeMounts=[{"name": "x"}])["spec"], "containers[0].volumeMounts[0]"),
         (container(volumeMounts="/site")["spec"], "containers[0].volumeMounts"),
+        ({"$patch": "delete"}, "$patch"),
+        (container(**{"$patch": "delete"})["spec"], "containers[0].$patch"),
+        ({"affinity": {"$retainKeys": []}}, "affinity.$retainKeys"),
     ],
 )
-def test_a_template_with_wrong_types_is_rejected_with_the_path(
+def test_a_template_with_wrong_types_or_directives_is_rejected_with_the_path(
     template: dict[str, Any], path: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:

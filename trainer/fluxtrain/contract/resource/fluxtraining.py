@@ -306,7 +306,7 @@ class Spec(ApiModel):
     )
     """Controller that reconciles the job; this operator ignores jobs with another value."""
     pod_template: PodTemplate = PodTemplate()
-    """Strategic merge patch for the pods, applied last, for what the other fields do not cover."""
+    """Strategic merge patch for the pods, without directives; applied last, for what no field covers."""
 
     @property
     def rank_counts(self) -> range:

@@ -218,7 +218,7 @@ class TemplateSpec(OpenModel):
 
 
 class PodTemplate(ApiModel):
-    """Strategic merge patch for the pods, applied last, for what the other fields do not cover."""
+    """Strategic merge patch for the pods, without directives; applied last, for what no field covers."""
 
     metadata: TemplateMetadata | None = None
     """Labels and annotations."""
