@@ -251,12 +251,13 @@ def _requeue_after(situation: Situation, decision: Decision, status: Status) -> 
         times += [replacement_time(situation, f) for f in situation.failures]
         times += [progress_deadline(situation), no_answer_time(situation)]
         times += [answer_deadline(situation), release_deadline(situation)]
-        times += [situation.guard.recheck_time, pending_deadline(situation)]
+        times.append(situation.guard.recheck_time)
         times += [*recovery_times(situation), *lift_times(situation)]
         times += [now + GRACE_SECONDS] if has_stalled(situation) else []
         times += [*(situation.deletion_timeout(p) for p in situation.observed.pods)]
         start, limit = seconds(status.active_since), lifecycle.active_deadline_seconds
         times.append(start + limit if start is not None and limit is not None else None)
+        times.append(pending_deadline(situation, start))
     if decision.action in ("complete", "fail"):
         ttl = lifecycle.ttl_seconds_after_finished
         times += [None if ttl is None else now + ttl, *clean_up_times(situation)]

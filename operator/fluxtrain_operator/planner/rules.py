@@ -83,10 +83,12 @@ def deadline_exceeded(situation: Situation) -> Decision | None:
     return fail("DeadlineExceeded", f"active for more than {limit} s")
 
 
-def pending_deadline(situation: Situation) -> float | None:
-    """Return the Unix time at which a job of which no node has run fails; None without such a limit."""
+def pending_deadline(situation: Situation, start: float | None) -> float | None:
+    """Return the Unix time at which a job of which no node has run fails; None without such a limit.
+
+    ``start`` is since when the job has been active.
+    """
     limit = situation.job.spec.lifecycle.pending_deadline_seconds
-    start = situation.active_since
     has_run = situation.progress is not None or any(pod.started for pod in situation.observed.pods)
     is_new = situation.attempt <= 1 and situation.job.status.phase in (None, "Pending")
     if limit is None or start is None or has_run or not is_new:
@@ -96,7 +98,7 @@ def pending_deadline(situation: Situation) -> float | None:
 
 def pending_deadline_exceeded(situation: Situation) -> Decision | None:
     """Fail a job of which no node has run for ``pendingDeadlineSeconds`` since it was admitted."""
-    deadline = pending_deadline(situation)
+    deadline = pending_deadline(situation, situation.active_since)
     if deadline is None or situation.now < deadline:
         return None
     limit = situation.job.spec.lifecycle.pending_deadline_seconds

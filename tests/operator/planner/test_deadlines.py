@@ -186,6 +186,14 @@ def test_a_restart_after_an_error_of_the_program_does_not_begin_anew() -> None:
     assert story.active_since == 10
 
 
+@pytest.mark.parametrize("kind", ["activeDeadlineSeconds", "pendingDeadlineSeconds"])
+def test_a_deadline_is_met_if_nothing_happens_after_the_job_became_active(kind: str) -> None:
+    story = Story(TWO, **{kind: 5})
+    waits = story.plan(1, *story.pods(**PENDING, node="")).requeue_after
+    assert (story.active_since, waits) == (1, 5)
+    assert story.plan(6, *story.pods(**PENDING, node="")).status.phase == "Failed"
+
+
 def test_a_moment_without_admission_does_not_begin_the_pending_deadline_anew() -> None:
     story = Story(TWO, pendingDeadlineSeconds=LIMIT)
     story.plan(10, *story.pods(**PENDING))
