@@ -264,7 +264,7 @@ def _key(manifest: Manifest, name: str) -> Key:
 def _start_after(namespace: str, job: Manifest | None) -> list[Key]:
     lifecycle = job.get("spec", {}).get("lifecycle") if job is not None else None
     names = lifecycle.get("startAfter") if isinstance(lifecycle, Mapping) else None
-    return [(namespace, str(name)) for name in names or ()]
+    return [(namespace, name) for name in dict.fromkeys(map(str, names or ()))]
 
 
 def _without_managed_fields(manifest: Manifest) -> Manifest:

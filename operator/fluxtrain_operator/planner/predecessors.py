@@ -18,14 +18,15 @@ def completed_predecessors(situation: Situation) -> list[str]:
     known = set(before.completed_predecessors)
     if before.attempt > 0:
         return before.completed_predecessors
-    start_after = situation.job.spec.lifecycle.start_after
+    start_after = dict.fromkeys(situation.job.spec.lifecycle.start_after)
     return [n for n in start_after if phases.get(n, COMPLETE if n in known else "") == COMPLETE]
 
 
 def awaited_predecessors(situation: Situation) -> list[str]:
     """Return the jobs of ``startAfter`` that are not complete yet."""
     completed = completed_predecessors(situation)
-    return [n for n in situation.job.spec.lifecycle.start_after if n not in completed]
+    start_after = dict.fromkeys(situation.job.spec.lifecycle.start_after)
+    return [n for n in start_after if n not in completed]
 
 
 def predecessor_state(name: str, phase: str | None) -> str:

@@ -111,6 +111,22 @@ async def test_jobs_that_wait_for_one_another_tell_it_until_one_of_them_does_not
 
 
 @synchronous
+async def test_a_predecessor_that_is_given_twice_counts_once() -> None:
+    harness = Waiting(("first", "first"))
+    harness.put_first(first("Running"))
+    await harness.reconcile(2)
+    assert harness.waits == "spec.lifecycle.startAfter: first is Running"
+    harness.put_first(first("Complete"))
+    await harness.reconcile(2)
+    assert harness.admitted[0] == "Admitted"
+    assert harness.status["completedPredecessors"] == ["first"]
+    job = harness.cache.job(KEY)
+    assert job is not None
+    harness.cache.set_job(job, deleted=True)
+    assert harness.cache.jobs_after(FIRST) == []
+
+
+@synchronous
 async def test_a_predecessor_that_never_existed_is_waited_for() -> None:
     harness = Waiting()
     await harness.reconcile(2)
