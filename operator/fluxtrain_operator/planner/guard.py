@@ -274,7 +274,7 @@ class Guard:
         if node.ready:
             return False
         participates = pod.uid in self._running_uids or pod is self.observed.rendezvous
-        if participates and pod.uid in self.observed.heard.alive:
+        if participates and pod.uid in self.observed.heard.alive | self._training_uids:
             return False
         if self.refusal(Reason.NODE_LOST) or (participates and self._world_includes_not_ready):
             return False
@@ -298,6 +298,14 @@ class Guard:
         if size is None or num_not_ready == 0:
             return False
         return size <= len(self._running) - num_not_ready
+
+    @cached_property
+    def _training_uids(self) -> frozenset[str]:
+        """Return the uids of the pods whose ranks tell of recent progress."""
+        answer = self.observed.any_progress
+        ranks = answer.ranks if answer is not None else ()
+        recent = (r for r in ranks if r.seconds_since_progress < _RECENT_PROGRESS_SECONDS)
+        return frozenset(rank.pod for rank in recent)
 
     @property
     def _world_size(self) -> int | None:

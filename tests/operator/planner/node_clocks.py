@@ -33,7 +33,7 @@ class NodeClocks:
             rendezvous=None if service is None else self._pod(service, now),
             nodes={name: self._node(node, now) for name, node in observed.nodes.items()},
             progress=told,
-            any_progress=told,
+            any_progress=told or observed.any_progress,
         )
 
     def _pod(self, pod: Pod, now: float) -> Pod:

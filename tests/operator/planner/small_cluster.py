@@ -160,6 +160,8 @@ class SmallCluster:
         self.pods: dict[str, Pod] = {}
         self.store: Pod | None = None
         self.containers: dict[str, Container] = {}
+        self.excluded: dict[str, tuple[str, ...]] = {}
+        """By uid, the nodes that pods may not run on."""
         self.applied: dict[tuple[str, str], str] = {}
         self.kueue = SmallKueue(self._put, self.remove)
         has_gpus = size.gpus > 0
@@ -360,14 +362,13 @@ class SmallCluster:
             crowded = with_look_alikes(observed, self.look_alikes, self.now)
             same = self.planner(job, crowded, self.now)
             assert same == result, "a decision depends on an object that is not the job's"
-        if seen.number == self.snapshots[-1].number:
-            self._check_lost(result, observed)
         if result.status != known.status or result.delete or result.create:
             if known.version != self.version:
                 self.happened["refused"] += 1  # by the API server: the job has changed since
                 return result
             self._write(result.status)
         if seen.number == self.snapshots[-1].number:
+            self._check_lost(result, observed)
             self._check_group(result)
             self._check_grace(result)
         acts: list[Delete | Manifest] = [*result.delete, *result.create]
@@ -382,13 +383,14 @@ class SmallCluster:
         return result
 
     def _check_lost(self, result: Plan, observed: Observed) -> None:
-        """Check that no node counts as lost while its pod trains, or while most nodes are not ready."""
+        """Check that no node is lost while its pod tells of steps, or while most nodes are not ready."""
         lost = [e.message.partition(":")[0] for e in result.events if e.reason == "NodeLost"]
         since = [node.since for node in observed.nodes.values() if not node.ready]
         num_lately = sum(self.now - turned < _RECENT_OUTAGE_SECONDS for turned in since)
         outage = not self.num_ready or num_lately > self.num_ready
         last = self.progress.last_step_time if self.progress else None
-        just_now = last is not None and last > stamp(self.now - _RECENT_SECONDS)
+        is_recent = last is not None and last > stamp(self.now - _RECENT_SECONDS)
+        just_now = is_recent and self._answer() is not None
         living = {pod.uid for pod in self._gang()}
         for name in lost:
             assert not outage, "nothing is lost while most nodes are not ready"
@@ -483,12 +485,15 @@ class SmallCluster:
                 self.revisions[name] = revision
             return
         assert not finished(self.status), "a finished job is never started again"
+        if name in self.pods:
+            return  # AlreadyExists
         self.num_uids += 1
         pod = replace(Pod.from_object(manifest), uid=str(self.num_uids), created=self.now)
+        self.excluded[pod.uid] = _excluded(manifest)
         pod = self.kueue.mutate(pod, manifest, self.pods.values())
         if name == names.rendezvous("job"):
             self.store = self.store or pod
-        elif name not in self.pods:  # else: AlreadyExists
+        else:
             assert pod.index not in {other.index for other in self.pods.values()}, "two for one"
             peers = [p for p in self.pods.values() if p.running and p.attempt == pod.attempt]
             revisions = {p.revision for p in peers if not p.deleting} | {pod.revision}
@@ -531,8 +536,9 @@ class SmallCluster:
             self._put(pod, self._ended(pod, STOPPED_CODE) if pod.finalizers else None)
         elif not (pod.node or pod.ended or pod.gated or pod.deleting):
             ready = [name for name in NODES if self.nodes[name].ready]
-            up = [name for name in ready if not self._is_marked(name)] or ready
-            if up:
+            unmarked = [name for name in ready if not self._is_marked(name)]
+            allowed = [name for name in ready if name not in self.excluded.get(pod.uid, ())]
+            if up := unmarked or allowed or ready:
                 self._start(pod, up[self.num_uids % len(up)])
 
     def _ended(self, pod: Pod, code: int | None) -> Pod:
@@ -777,7 +783,19 @@ class SmallCluster:
             return True
         training = [pod for pod in self._gang() if pod.attempt == self.status.attempt]
         hangs = bool(self.hung) and not self.suspend and len(training) >= self.size.low
-        return not finished(self.status) and (hangs or any(pod.ended for pod in left))
+        # the rendezvous pod may have ended, and goes with the last of the others
+        ended = any(pod.ended for pod in left if pod.name in self.pods)
+        return not finished(self.status) and (hangs or ended)
+
+
+def _excluded(pod: Manifest) -> tuple[str, ...]:
+    """Return the host names that the node affinity of ``pod`` excludes."""
+    of_nodes = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    required = of_nodes.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    expressions = [
+        e for term in required.get("nodeSelectorTerms", ()) for e in term["matchExpressions"]
+    ]
+    return tuple(name for e in expressions if e["operator"] == "NotIn" for name in e["values"])
 
 
 def _same(one: Status, other: Status) -> bool:

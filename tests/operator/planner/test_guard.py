@@ -27,11 +27,13 @@ from tests.operator.planner.pods import (
 )
 from tests.paths import ROOT
 
+from fluxtrain.contract.progress import STEP
 from fluxtrain_operator import names
 from fluxtrain_operator.members import Heard
 from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.guard import control_plane_outage
 from fluxtrain_operator.planner.observed import NodeView
+from fluxtrain_operator.progress import RankProgress
 
 NAMES = ("node-0", "node-1", "node-s", "spare-0", "spare-1")
 UNHEALTHY = "GPU 3 is unhealthy"
@@ -317,6 +319,19 @@ def test_a_pod_whose_agent_is_alive_stays_on_a_node_that_is_not_ready(answer: ob
     state = nodes("node-0", "node-1")
     result = plan_with(running(), *make_pods(), nodes=state, progress=answer, heard=one)
     assert deleted(result) == ["job-0"]
+
+
+@pytest.mark.parametrize(
+    ("pod", "silent", "is_lost"),
+    [("pod-1", 59.0, False), ("pod-1", 60.0, True), ("pod-0", 1.0, True), ("", 1.0, True)],
+)
+def test_a_pod_whose_rank_tells_of_progress_stays_on_a_node_that_is_not_ready(
+    pod: str, silent: float, is_lost: bool
+) -> None:
+    rank = RankProgress(1, STEP, 7, silent, pod=pod)
+    answer = progress(num_nodes=None, ranks=(rank,))  # whether both nodes train, it does not tell
+    result = plan_with(running(), *make_pods(), nodes=nodes("node-1"), any_progress=answer)
+    assert deleted(result) == (["job-1"] if is_lost else [])
 
 
 @pytest.mark.parametrize(

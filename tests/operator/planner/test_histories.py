@@ -366,7 +366,7 @@ def test_every_history_converges_and_violates_no_invariant() -> None:
     if faults:
         shortest = History.of(faults[0]).shortened()
         pytest.fail(
-            f"{len(faults)} histories, first seed {faults[0]}: {shortest.fault()}\n{shortest}"
+            f"{len(faults)} histories, seeds {faults[:100]}; {shortest.fault()}\n{shortest}"
         )
     num_events = sum(tally.num_events for tally in tallies)
     print(f"{NUM_HISTORIES} histories of {num_events} events, among them")
