@@ -56,14 +56,14 @@ class Task:
         )
 
 
-def make_task(size: int, latent: int, text: int, compiled: bool) -> Task:
-    """Return the task of ``size`` samples with latents ``latent`` wide and ``text`` text tokens."""
-    rng = np.random.default_rng(0)
+def make_batch(size: int, latent: int, text: int, seed: int = 0) -> Batch:
+    """Return ``size`` random samples with latents ``latent`` wide and ``text`` text tokens."""
+    rng = np.random.default_rng(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.from_numpy(rng.standard_normal((size, *shape), dtype=np.float32))
 
-    batch = Batch(
+    return Batch(
         mean=normal(16, latent, latent),
         logvar=normal(16, latent, latent) - 4,
         txt=normal(text, FLUX_DEBUG.context_in_dim) / 4,
@@ -75,6 +75,11 @@ def make_task(size: int, latent: int, text: int, compiled: bool) -> Task:
         dropped=torch.zeros(size, dtype=torch.bool),
         indices=torch.arange(size),
     )
+
+
+def make_task(size: int, latent: int, text: int, compiled: bool) -> Task:
+    """Return the task of ``size`` samples with latents ``latent`` wide and ``text`` text tokens."""
+    batch = make_batch(size, latent, text)
     run = {
         "preset": "mlperf-schnell",
         "model": FLUX_DEBUG.model_dump(),

@@ -47,7 +47,7 @@ def batches(config: RunConfig) -> list[Batch]:
 def test_the_loss_equals_a_plain_loop_over_samples() -> None:
     config = make_config(batch_size=8)
     loss = make_loss(config)
-    total, count, by_level = 0.0, 0, dict[int, list[float]]()
+    by_level = dict[int, list[float]]()
     for batch in batches(config):
         for i in range(len(batch)):
             if not batch.weights[i]:
@@ -69,13 +69,35 @@ def test_the_loss_equals_a_plain_loop_over_samples() -> None:
                     batch.vec[i : i + 1],
                 )
             error = (latents.unpack(predicted, side, side) - (noise - clean)).square().mean().item()
-            total, count = total + error, count + 1
             by_level.setdefault(int(t * 8), []).append(error)
     result = evaluate(loss, batches(config), WORLD)
-    assert result.num_samples == count == 21
-    assert result.loss == pytest.approx(total / count, rel=1e-5)
+    assert result.num_samples == sum(map(len, by_level.values())) == 21
     expected = [np.mean(by_level[level]) for level in range(8)]
     assert result.by_timestep == pytest.approx(expected, rel=1e-5)
+    assert result.loss == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize(("samples", "timesteps"), [(1, 1), (3, 3), (8, 8), (9, 8), (16, 8)])
+def test_the_loss_is_the_mean_of_the_timesteps_that_the_set_has(
+    samples: int, timesteps: int
+) -> None:
+    config = make_config()
+    data = config.data.model_copy(
+        update={
+            "synthetic": config.data.synthetic.model_copy(update={"validation_samples": samples})
+        }
+    )
+    config = config.model_copy(update={"data": data})
+    loss = make_loss(config)
+    result = evaluate(loss, batches(config), WORLD)
+    with torch.no_grad():
+        losses = torch.cat([loss(batch)[batch.weights > 0] for batch in batches(config)])
+    assert result.num_samples == len(losses) == samples
+    means = [mean for mean in result.by_timestep if mean is not None]
+    assert len(means) == timesteps
+    assert result.loss == pytest.approx(np.mean(means), rel=1e-12)
+    if samples % 8 == 0:  # balanced: MLPerf's mean over the samples
+        assert result.loss == pytest.approx(losses.double().mean().item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 21, 64])

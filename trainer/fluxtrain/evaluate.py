@@ -1,4 +1,6 @@
-"""MLPerf's evaluation: the mean loss over the whole validation set at eight stored timesteps.
+"""MLPerf's evaluation: the loss over the whole validation set at eight stored timesteps, the mean of their means.
+
+If every timestep has as many samples, as in MLPerf's set, that is the mean over the samples.
 
 Noise and latents depend on (seed, sample index), so the result depends on the weights only, for any number
 of ranks.
@@ -22,7 +24,7 @@ LossFunction = Callable[[Batch], Float[Tensor, " b"]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The evaluation loss, and its mean at each of the eight timesteps (None if no sample has it)."""
+    """The mean loss at each of the eight timesteps (None if no sample has it), and the mean of these."""
 
     loss: float
     by_timestep: list[float | None]
@@ -61,6 +63,6 @@ def _mean(totals: list[float], counts: list[float], faults: list[str]) -> Evalua
     by_timestep = [
         total / count if count else None for total, count in zip(totals, counts, strict=True)
     ]
-    num_samples = int(sum(counts))
-    loss = sum(totals) / num_samples if num_samples else float("nan")
-    return Evaluation(loss, by_timestep, num_samples, tuple(faults))
+    means = [mean for mean in by_timestep if mean is not None]
+    loss = sum(means) / len(means) if means else float("nan")
+    return Evaluation(loss, by_timestep, int(sum(counts)), tuple(faults))

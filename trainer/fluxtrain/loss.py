@@ -30,16 +30,23 @@ class FlowLoss:
     def __call__(self, batch: Batch) -> Float[Tensor, " b"]:
         """Return each sample's mean squared error of the velocity, float32."""
         encoders = self.config.encoders
-        clean = flow.sample_latents(
-            batch.mean,
-            batch.logvar,
-            batch.latent_noise,
-            encoders.latent_shift,
-            encoders.latent_scale,
+        rounded = self.dtype if self.config.flow.reference_rounding else torch.float32
+        mean, logvar, latent_noise, noise, timesteps = (
+            values.to(rounded)
+            for values in (
+                batch.mean,
+                batch.logvar,
+                batch.latent_noise,
+                batch.noise,
+                batch.timesteps,
+            )
         )
-        noisy = flow.interpolate(clean, batch.noise, batch.timesteps)
-        prediction = self.predict(noisy, batch.txt, batch.vec, batch.timesteps)
-        return flow.sample_losses(prediction, flow.velocity(clean, batch.noise))
+        clean = flow.sample_latents(
+            mean, logvar, latent_noise, encoders.latent_shift, encoders.latent_scale
+        )
+        noisy = flow.interpolate(clean, noise, timesteps)
+        prediction = self.predict(noisy, batch.txt, batch.vec, timesteps.float())
+        return flow.sample_losses(prediction, flow.velocity(clean, noise))
 
     def predict(
         self,

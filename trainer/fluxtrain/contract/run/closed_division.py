@@ -44,6 +44,7 @@ FIXED_VALUES: Mapping[str, object] = {
         f"optim.{name}": value
         for name, value in OptimConfig().model_dump(exclude={"learning_rate"}).items()
     },
+    "flow.reference_rounding": True,
     "model.qk_norm_eps": FLOAT32_EPS,
     "schedule.decay": "constant",
     "evaluation.every_samples": MLPERF_EVALUATION_SAMPLES,

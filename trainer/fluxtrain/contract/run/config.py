@@ -124,6 +124,9 @@ class FlowConfig(StrictModel):
     """s of ``shift``, which maps t to s t / (1 + (s - 1) t)."""
     prompt_dropout: Fraction = 0.1
     """Probability that both text encodings of a sample are replaced by those of the empty prompt."""
+    reference_rounding: bool = False
+    """Round latents, noise, t, their mixture and the target to ``precision.compute``, as MLPerf's reference
+    does; false computes them in float32. The presets ``mlperf-*`` round."""
 
 
 class OptimConfig(StrictModel):

@@ -39,6 +39,7 @@ _CLOSED_DATA: Values = {"order": "sequential", "max_bad_fraction": 0.0}
 _SCHNELL: Values = {
     "seed": "random",
     "model": {"qk_norm_eps": FLOAT32_EPS},
+    "flow": {"reference_rounding": True},
     "logging": {"mlperf": {"division": "closed"}},
     "sampling": {"num_steps": 4, "cfg_scale": 1.0},
     "optim": {"learning_rate": 2e-4},
