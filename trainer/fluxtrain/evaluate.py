@@ -1,4 +1,4 @@
-"""MLPerf's evaluation: the loss over the whole validation set at eight stored timesteps, the mean of their means.
+"""MLPerf's evaluation: the loss over the whole validation set at eight stored timesteps, averaged over them.
 
 If every timestep has as many samples, as in MLPerf's set, that is the mean over the samples.
 
