@@ -55,7 +55,7 @@ class Submission:
 
     def package(self, *more: str) -> tuple[int, str]:
         """Return the exit code and the output; exit code 2 means that nothing was written."""
-        paths = ("--output", str(self.target), "--system", str(self.folder / "system.yaml"))
+        paths = ("--output", self.target.name, "--system", str(self.folder / "system.yaml"))
         existed = self.target.exists()
         code = main(["mlperf", "package", *self.runs, *paths, *more])
         assert code != EXIT_USAGE or self.target.exists() == existed
@@ -74,8 +74,11 @@ def closed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Submission:
-    """Return a submission without runs."""
+def empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Submission:
+    """Return a submission without runs, in the working directory."""
+    monkeypatch.chdir(tmp_path)
     answers(tmp_path)
     return Submission(tmp_path, [], capsys)
 

@@ -60,7 +60,7 @@ def check_package(
     The package checker also runs the compliance checker on every log, the seed check and, in the closed
     division, the comparison with the reference convergence points.
     """
-    for tool in _tools(organisation, system, ruleset, closed):
+    for tool in _tools(organisation.resolve(), system, ruleset, closed):
         yield _run(tool)
 
 
