@@ -100,7 +100,12 @@ def test_the_usable_samples_become_a_data_set(tmp_path: Path) -> None:
     assert report["dropped"]["unreadable image"] == 7
     assert not (tmp_path / "set.partial").exists()
     assert sorted(path.name for path in (tmp_path / "set").iterdir()) == sorted(
-        [*(f"cc12m-train-{i:04d}.tar" for i in range(4)), "dropped.jsonl", "report.json"]
+        [
+            *(f"cc12m-train-{i:04d}.tar" for i in range(4)),
+            "dropped.jsonl",
+            "problematic_indices.txt",
+            "report.json",
+        ]
         + [f"cc12m-train-{i:04d}.tar.index.json" for i in range(4)]
     )
 
@@ -147,7 +152,24 @@ def test_listed_indices_are_always_dropped(raw: Path, tmp_path: Path) -> None:
     remaining = [key for i, key in enumerate(keys) if i not in (0, 9)][:12]
     assert [dataset.key(i) for i in range(len(dataset))] == remaining
     assert report["dropped"]["listed as problematic"] == 3
-    assert report["unreadable_but_not_listed"] == report["dropped"]["unreadable image"] > 0
+    rows = dropped(tmp_path / "all")
+    found = [
+        row["index"] for row in rows if row["reason"] in ("unreadable image", "caption not UTF-8")
+    ]
+    assert (tmp_path / "all/problematic_indices.txt").read_text().split() == list(map(str, found))
+    seen = [index for index in found if index < report["read"]]
+    assert (tmp_path / "set/problematic_indices.txt").read_text().split() == list(map(str, seen))
+    assert report["problematic_indices"] == {
+        "only_found": [index for index in seen if index != unreadable["index"]],
+        "only_listed": [int(keys[0]), int(keys[9])],
+    }
+    assert (report["unreadable_but_not_listed"], report["listed_but_readable"]) == (
+        len(seen) - 1,
+        2,
+    )
+    again = read_problematic(tmp_path / "set/problematic_indices.txt")
+    report = prepare(raw, tmp_path / "again", 12, problematic=again)
+    assert report["problematic_indices"] == {"only_found": [], "only_listed": []}
 
 
 def test_too_few_samples_are_an_error_and_the_cleaned_tars_are_kept(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 from fluxtrain.cli import prepare_encoders
 from fluxtrain.cli.arguments import Commands, add_command, add_paths, described, path
-from fluxtrain.errors import EXIT_OK, StoppedError
+from fluxtrain.errors import EXIT_OK, ConfigError, StoppedError
 
 Parser = argparse.ArgumentParser
 
@@ -52,11 +53,12 @@ def _add_cc12m(sets: Commands) -> None:
 def _add_coco(sets: Commands) -> None:
     text = "MLPerf's validation set: a subset of COCO-2014 with timesteps"
     parser = _add_resumable(sets, "coco", _coco, text)
-    parser.add_argument(
-        "--images", type=path, required=True, metavar="DIR", help="the folder val2014 (required)"
-    )
-    text = "captions_val2014.json (required)"
-    parser.add_argument("--captions", type=path, required=True, metavar="FILE", help=text)
+    text = "COCO's two archives, verified by their SHA-1 and unpacked beside the output"
+    parser.add_argument("--archives", metavar="URL|DIR", help=text)
+    text = "the folder val2014, unpacked (instead of --archives)"
+    parser.add_argument("--images", type=path, metavar="DIR", help=text)
+    text = "captions_val2014.json (with --images)"
+    parser.add_argument("--captions", type=path, metavar="FILE", help=text)
     _add_output(parser)
     _add_count(parser, "--samples", 29_696, "samples (default: MLPerf's 29,696)")
     _add_workers(parser)
@@ -148,15 +150,31 @@ def _cc12m(arguments: argparse.Namespace) -> int:
 def _coco(arguments: argparse.Namespace) -> int:
     from fluxtrain.prepare.coco.build import prepare_coco
 
+    output = arguments.output.resolve()
+    images, captions = _raw_coco(arguments, output)
     prepare_coco(
-        arguments.images,
-        arguments.captions,
-        arguments.output.resolve(),
+        images,
+        captions,
+        output,
         arguments.samples,
         arguments.workers,
         arguments.force,
     )
     return EXIT_OK
+
+
+def _raw_coco(arguments: argparse.Namespace, output: Path) -> tuple[Path, Path]:
+    """Return the folder of the images and the file of the captions; raise ConfigError without them."""
+    from fluxtrain.prepare.coco.archives import unpack
+
+    unpacked = (arguments.images, arguments.captions)
+    if arguments.archives is None and None not in unpacked:
+        return arguments.images, arguments.captions
+    if arguments.archives is None or unpacked != (None, None):
+        text = "give --archives, or both --images and --captions"
+        raise ConfigError("--archives", arguments.archives, text)
+    folder = output.with_name(f"{output.name}.raw")
+    return unpack(arguments.archives, folder, arguments.samples)
 
 
 def _download(arguments: argparse.Namespace) -> int:

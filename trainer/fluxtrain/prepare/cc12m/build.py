@@ -6,6 +6,7 @@ SIGKILL; the first samples are selected at the end, so the result does not depen
 
     OUTPUT/cc12m-train-0000.tar …   as data/tar reads them, with their indices
     OUTPUT/dropped.jsonl            every dropped sample and the reason
+    OUTPUT/problematic_indices.txt  the indices of unreadable samples, found anew, as the reference lists them
     OUTPUT/report.json              counts, by reason and by tar
 """
 
@@ -25,6 +26,7 @@ from typing import Any, TextIO
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.files import atomic_write
 from fluxtrain.prepare.cc12m.clean_tar import (
+    NOT_UTF8,
     CleanedTar,
     clean_tar,
     keep_only,
@@ -40,6 +42,9 @@ from fluxtrain.prepare.worker_pool import available_cores, map_in_order
 
 NUM_SAMPLES = 1_099_776
 LISTED = "listed as problematic"
+_PROBLEMATIC = (UNREADABLE, NOT_UTF8)
+"""Reasons for which reading a sample fails in the reference."""
+FOUND = "problematic_indices.txt"
 _MAX_LIST_BYTES = 1 << 26
 
 
@@ -91,7 +96,7 @@ def prepare_cc12m(
             ):
                 selections = list(_select(tars, num_samples, problematic, advance))
             _require_enough(selections, num_samples)
-            report = {"settings": settings, **_assemble(staging, selections, bool(problematic))}
+            report = {"settings": settings, **_assemble(staging, selections, problematic)}
             staging.finish(report)
     print(f"{output}: {summarize(report)}", file=stream, flush=True)
     return report
@@ -112,9 +117,14 @@ def read_problematic(path: Path) -> frozenset[int]:
 def summarize(report: dict[str, Any]) -> str:
     """Return the report in one sentence."""
     reasons = [f"{count:,} {reason}" for reason, count in report["dropped"].items()]
-    return f"{report['kept']:,} of {report['read']:,} samples kept; dropped: " + (
-        ", ".join(reasons) or "none"
-    )
+    compared = ""
+    if "listed_but_readable" in report:
+        unlisted, readable = report["unreadable_but_not_listed"], report["listed_but_readable"]
+        compared = (
+            f"; against the list: {unlisted:,} more are unreadable here, {readable:,} are readable"
+        )
+    dropped = ", ".join(reasons) or "none"
+    return f"{report['kept']:,} of {report['read']:,} samples kept; dropped: {dropped}{compared}"
 
 
 def _select(
@@ -160,30 +170,53 @@ def _require_enough(selections: list[TarSelection], num_samples: int | None) -> 
 
 
 def _assemble(
-    staging: StagingDir, selections: list[TarSelection], has_list: bool
+    staging: StagingDir, selections: list[TarSelection], problematic: frozenset[int]
 ) -> dict[str, Any]:
     """Reduce the tars in ``staging`` to ``selections``, write dropped.jsonl, and return the report."""
     selected = {selection.tar for selection in selections}
     for path in sorted(staging.path.glob("*.tar")):
         if path.name not in selected:
             remove(path.name, staging)
-    reasons, num_unlisted = Counter[str](), 0
+    reasons = Counter[str]()
     with atomic_write(staging.path / "dropped.jsonl") as partial, partial.open("w") as file:
         for selection in selections:
             rows = list(_dropped_rows(selection, _require_cleaned(staging, selection.tar)))
             file.writelines(f"{json.dumps(row)}\n" for row in rows)
             reasons.update(row["reason"] for row in rows)
-            num_unlisted += sum(row["reason"] == UNREADABLE for row in rows)
+    found = _found_indices(staging, selections)
+    with atomic_write(staging.path / FOUND) as partial:
+        partial.write_text("".join(f"{index}\n" for index in sorted(found)))
     for selection in selections:
         cleaned = _require_cleaned(staging, selection.tar)
         keep_only(selection.tar, staging, cleaned, selection.includes)
-    report = {
+    report: dict[str, Any] = {
         "kept": sum(selection.num_kept for selection in selections),
         "read": sum(selection.end for selection in selections),
         "dropped": dict(sorted(reasons.items())),
         "tars": [{"tar": s.tar, "read": s.end, "kept": s.num_kept} for s in selections],
     }
-    return report | ({"unreadable_but_not_listed": num_unlisted} if has_list else {})
+    return report | (_compared(found, problematic, report["read"]) if problematic else {})
+
+
+def _found_indices(staging: StagingDir, selections: list[TarSelection]) -> set[int]:
+    """Return the indices in the raw set of all samples that cannot be read, listed or not."""
+    return {
+        selection.first + row.position
+        for selection in selections
+        for row in _require_cleaned(staging, selection.tar).dropped
+        if row.reason in _PROBLEMATIC and row.position < selection.end
+    }
+
+
+def _compared(found: set[int], listed: frozenset[int], num_read: int) -> dict[str, Any]:
+    """Return how the unreadable samples that were ``found`` differ from the given list, where both looked."""
+    seen = {index for index in listed if index < num_read}
+    only_found, only_listed = sorted(found - seen), sorted(seen - found)
+    return {
+        "unreadable_but_not_listed": len(only_found),
+        "listed_but_readable": len(only_listed),
+        "problematic_indices": {"only_found": only_found, "only_listed": only_listed},
+    }
 
 
 def _dropped_rows(selection: TarSelection, cleaned: CleanedTar) -> Iterator[dict[str, Any]]:

@@ -77,13 +77,13 @@ class ManifestSource:
 
     def stamp(self, name: str) -> Any:
         """Return the MD5."""
-        return self.entries[name].md5
+        return self.entries[name].digest
 
     @contextmanager
     def open(self, name: str, download_dir: Path) -> Iterator[Path]:
         """Download the tar, yield its path, and remove it."""
         entry = self.entries[name]
-        path = fetch(Entry(f"{name}.raw", entry.url, entry.md5), download_dir, self.client)
+        path = fetch(Entry(f"{name}.raw", entry.url, entry.digest), download_dir, self.client)
         yield path
         path.unlink()
 

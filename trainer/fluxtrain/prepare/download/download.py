@@ -111,7 +111,7 @@ class _VerifiedFiles:
             status = (self._output / entry.path).stat()
         except OSError:
             return None
-        return f"{entry.md5} {status.st_size} {status.st_mtime_ns} {entry.path}"
+        return f"{entry.digest} {status.st_size} {status.st_mtime_ns} {entry.path}"
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""Downloads one file: it grows as ``NAME.partial``, resumes, and is renamed when its MD5 matches."""
+"""Downloads one file: it grows as ``NAME.partial``, resumes, and is renamed when its checksum matches."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -22,22 +23,21 @@ _MIN_GAIN_BYTES = 1 << 20
 """A failed attempt that added this much resets the count of attempts: large files take many."""
 _MAX_RESTARTS = 2
 """Times that a partial file may be discarded."""
-_MD5 = partial(hashlib.md5, usedforsecurity=False)  # MLCommons' choice: against accidents only
 
 
 class ChecksumError(RetryableError):
-    """The file is complete and its MD5 is wrong."""
+    """The file is complete and its checksum is wrong."""
 
 
 def fetch(
     entry: Entry, folder: Path, client: HttpClient, advance: Advance = lambda count: None
 ) -> Path:
-    """Return the path of the file of ``entry`` in ``folder``, downloaded unless its MD5 matches already.
+    """Return the path of the file of ``entry`` in ``folder``, downloaded unless its checksum matches already.
 
     ``advance`` gets the number of bytes received. Raises DownloadError if it cannot be downloaded.
     """
     target = folder / entry.path
-    if target.is_file() and md5_of(target) == entry.md5:
+    if target.is_file() and digest_of(target, entry.algorithm) == entry.digest:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     partial_file = target.with_name(f"{target.name}{PARTIAL}")
@@ -46,10 +46,14 @@ def fetch(
     return target
 
 
-def md5_of(path: Path) -> str:
-    """Return the MD5 of the file ``path``, in hexadecimal."""
+def digest_of(path: Path, algorithm: str) -> str:
+    """Return the checksum of the file ``path``, in hexadecimal."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, _MD5).hexdigest()
+        return hashlib.file_digest(file, _hasher(algorithm)).hexdigest()
+
+
+def _hasher(algorithm: str) -> Callable[[], Any]:
+    return partial(hashlib.new, algorithm, usedforsecurity=False)  # against accidents only
 
 
 def _download(entry: Entry, path: Path, client: HttpClient, advance: Advance) -> None:
@@ -74,17 +78,17 @@ def _download(entry: Entry, path: Path, client: HttpClient, advance: Advance) ->
 
 
 def _resume(entry: Entry, file: IO[bytes], client: HttpClient, advance: Advance) -> None:
-    """Append the missing bytes to ``file``, check its MD5, and flush it to the disk."""
+    """Append the missing bytes to ``file``, check its checksum, and flush it to the disk."""
     file.seek(0)
     content: Any = file  # a BufferedRandom, which typeshed's protocol and IO[bytes] disagree on
-    digest = hashlib.file_digest(content, _MD5)
+    digest = hashlib.file_digest(content, _hasher(entry.algorithm))
     size = file.tell()
-    if size and digest.hexdigest() == entry.md5:
+    if size and digest.hexdigest() == entry.digest:
         return
     with client.open(entry.url, size) as stream:
         if stream.start != size:
             file.truncate(0)
-            size, digest = 0, _MD5()
+            size, digest = 0, _hasher(entry.algorithm)()
         limit = MAX_FILE_BYTES if stream.total is None else stream.total
         for block in stream.blocks(client.timeout, client.min_rate):
             size += len(block)
@@ -94,7 +98,9 @@ def _resume(entry: Entry, file: IO[bytes], client: HttpClient, advance: Advance)
             digest.update(block)
             advance(len(block))
     stream.require_total(size)
-    if digest.hexdigest() != entry.md5:
-        raise ChecksumError(f"its MD5 is {digest.hexdigest()}, in the manifest {entry.md5}")
+    if digest.hexdigest() != entry.digest:
+        raise ChecksumError(
+            f"its {entry.algorithm.upper()} is {digest.hexdigest()}, not {entry.digest}"
+        )
     file.flush()
     os.fsync(file.fileno())

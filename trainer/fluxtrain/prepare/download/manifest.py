@@ -25,11 +25,14 @@ _FLAG = "--manifest"
 
 @dataclass(frozen=True)
 class Entry:
-    """One file: its path below the output, its URL and its MD5."""
+    """One file: its path below the output, its URL and its checksum."""
 
     path: str
     url: str
-    md5: str
+    digest: str
+    """In hexadecimal."""
+    algorithm: str = "md5"
+    """As `hashlib` names it: MLCommons has chosen MD5, COCO's archives have a SHA-1."""
 
 
 def read_manifest(given: str, base: str | None, client: HttpClient) -> list[Entry]:
