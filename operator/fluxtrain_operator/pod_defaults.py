@@ -31,6 +31,8 @@ class PodDefaults(ApiModel):
     """Environment variables of the training container."""
     supplemental_groups: Annotated[list[GroupId], Field(max_length=64)] = []
     """Groups of training pods with GPUs: those of the nodes' device files."""
+    flush_caches: bool = False
+    """Whether pods of MLPerf's closed division empty their nodes' page caches, in a privileged container."""
 
 
 NO_DEFAULTS = PodDefaults()

@@ -8,6 +8,7 @@ from fluxtrain.contract.resource.fluxtraining import EnvironmentVariable, Networ
 from fluxtrain.snapshot_size import takes_snapshots
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.resources.flush_caches import flushed_environment
 from fluxtrain_operator.resources.grace import shutdown_seconds
 from fluxtrain_operator.resources.secret import KEY_FILE, KEY_PATH
 from fluxtrain_operator.resources.volumes import CONFIG_PATH, SCRATCH_PATH
@@ -45,6 +46,7 @@ def environment(job: Job) -> list[Manifest]:
         **_by_name(job.spec.network.env),
         **_torchrun(job),
         **_trainer(job),
+        **flushed_environment(job),
         **dict.fromkeys(slot_environment(job), ""),
     }
     result: list[Manifest] = [{"name": name, "value": values[name]} for name in sorted(values)]

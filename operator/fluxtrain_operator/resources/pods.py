@@ -6,6 +6,11 @@ from fluxtrain.contract.launch import RENDEZVOUS_PORT
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.environment import environment
+from fluxtrain_operator.resources.flush_caches import (
+    flush_container,
+    flushed_mount,
+    flushed_volume,
+)
 from fluxtrain_operator.resources.grace import grace_seconds
 from fluxtrain_operator.resources.metadata import metadata
 from fluxtrain_operator.resources.placement import (
@@ -67,8 +72,9 @@ def _training_pod(job: Job) -> Manifest:
             "tolerations": tolerations_of(job),
             "nodeSelector": node_selector_of(job),
             "imagePullSecrets": _pull_secrets(job),
+            **_init_containers(job),
             "containers": [_trainer(job)],
-            "volumes": volumes(job),
+            "volumes": [*volumes(job), *flushed_volume(job)],
             **_network(job),
             **_priority(job),
         },
@@ -111,7 +117,7 @@ def _trainer(job: Job) -> Manifest:
         "env": environment(job),
         "ports": [{"name": "metrics", "containerPort": job.metrics_port, "protocol": "TCP"}],
         "resources": resources_of(job),
-        "volumeMounts": mounts(job),
+        "volumeMounts": [*mounts(job), *flushed_mount(job)],
         "securityContext": _CONTAINER_SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -142,6 +148,11 @@ def _device_groups(job: Job) -> Manifest:
     """Return the supplemental groups of the nodes' device files for a pod with GPUs."""
     groups = job.pod_defaults.supplemental_groups
     return {"supplementalGroups": groups} if job.spec.gpus_per_node and groups else {}
+
+
+def _init_containers(job: Job) -> Manifest:
+    containers = flush_container(job)
+    return {"initContainers": containers} if containers else {}
 
 
 def _pull_secrets(job: Job) -> list[Manifest]:

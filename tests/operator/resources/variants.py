@@ -183,6 +183,14 @@ VARIANTS: dict[str, Variant] = {
         like="template-volume",
     ),
     "pod-defaults": Variant({"gpusPerNode": 8}, pod_defaults=_POD_DEFAULTS, like="gpus"),
+    "flush-caches": Variant(
+        {},
+        "privileged",
+        "must not set securityContext.privileged=true",
+        example="mlperf-schnell",
+        pod_defaults={"flushCaches": True},
+        like="mlperf-schnell",
+    ),
     "pod-defaults-without-gpus": Variant({}, pod_defaults=_POD_DEFAULTS),
     "pod-defaults-overridden": Variant(
         {

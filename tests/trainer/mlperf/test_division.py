@@ -9,19 +9,16 @@ from typing import Any
 import pytest
 from tests.trainer import ranks
 from tests.trainer.mlperf.good_run import good_run
+from tests.trainer.mlperf.small_logs import benchmark, open_log
 from tests.trainer.outputs import mlperf_values
 from tests.trainer.small_runs import ENCODED_RUN, SHARD_SIZE, as_closed, merge_all, write_encoded
 
 from fluxtrain.cli import main
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.closed_division import Violation, begins_closed, violations
-from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.order import BatchShares
 from fluxtrain.errors import EXIT_USAGE, ConfigError
-from fluxtrain.mlperf.facts import RunFacts
 from fluxtrain.mlperf.lines import read_lines
-from fluxtrain.mlperf.log import MLPerfLog
 from fluxtrain.mlperf.machine import node_mark
 from fluxtrain.mlperf.review import rule_findings
 from fluxtrain.safetensors_file import read_header
@@ -29,17 +26,6 @@ from fluxtrain.safetensors_file import read_header
 AUTO = {"logging": {"mlperf": {"division": "auto"}}}
 RULE = Violation("6.6", "2 of 512 training samples could not be read")
 KEY = "fluxtrain_division"
-
-
-def benchmark(**changes: Any) -> RunConfig:
-    return resolve({"preset": "mlperf-schnell", "seed": 7, **changes})
-
-
-def open_log(path: Path, config: RunConfig, samples: int = 0, **facts: Any) -> MLPerfLog:
-    shares = BatchShares(512, 32, facts.pop("num_ranks", 8))
-    return MLPerfLog.open(
-        path, samples, False, RunFacts(config, shares, 1_099_776, 29_696, 1e9, **facts)
-    )
 
 
 def values(path: Path, key: str) -> list[Any]:

@@ -49,6 +49,10 @@ ENV_SNAPSHOTS = "FLUXTRAIN_SNAPSHOTS"
 """Folder in memory for snapshots of the training state; unset: none are taken. Set by ``fluxtrain run`` or
 the pod, emptied by the launcher at the end, read and written by the trainer."""
 
+ENV_FLUSHED = "FLUXTRAIN_CACHES_FLUSHED"
+"""File with the Unix time at which the pod's node emptied its page cache; it is missing if that failed. Set
+by the operator where the administrator allows it, read by the trainer for the MLPerf log."""
+
 ENV_RENDEZVOUS_KEY = "FLUXTRAIN_RENDEZVOUS_KEY"
 """File with the key that signs the messages between agents and the rendezvous service of the job."""
 
@@ -94,6 +98,9 @@ MODELS_PATH = "/models"
 OUTPUT_PATH = "/output"
 SNAPSHOTS_PATH = "/snapshots"
 """Mount path of a volume in memory, of one pod."""
+
+FLUSHED_PATH = "/flushed"
+"""Mount path of the volume with the time of the flush."""
 
 CONFIG_FILE = "config.json"
 MLPERF_FILE = "mlperf.log"

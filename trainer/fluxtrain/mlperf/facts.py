@@ -47,6 +47,7 @@ class RunFacts:
     machine: Mapping[str, str] = field(default_factory=dict)  # see machine.py
     nodes: Sequence[NodeRecord] = ()
     num_nodes: tuple[int, int] = (1, 1)  # the fewest and the most that the run may have
+    flushed: float | None = None  # Unix time when the last node had emptied its page cache
     node_marks: tuple[str, ...] = ()  # marks of the nodes, see machine.py
 
     @cached_property

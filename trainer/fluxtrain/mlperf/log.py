@@ -160,9 +160,14 @@ class MLPerfLog:
             self._file = None
 
     def _start(self, facts: RunFacts) -> None:
-        # page caches are kept
-        self._write(self._mllog.event, "cache_clear", False, at=facts.started)
-        self._write(self._mllog.start, "init_start", at=facts.started)
+        began, flushed = facts.started, facts.flushed
+        if flushed is None or flushed <= began:
+            at = began if flushed is None else flushed
+            self._write(self._mllog.event, "cache_clear", flushed is not None, at=at)
+            self._write(self._mllog.start, "init_start", at=began)
+        else:  # another node was later
+            self._write(self._mllog.start, "init_start", at=began)
+            self._write(self._mllog.event, "cache_clear", True, at=flushed)
         for key, value in init_events(facts):
             self._write(self._mllog.event, key, value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
 from fluxtrain.fence import Fence
 from fluxtrain.mlperf import RunFacts, node_records
+from fluxtrain.mlperf.flushed_caches import all_flushed
 from fluxtrain.mlperf.machine import machine_facts, node_mark
 from fluxtrain.report.clock import Clock
 from fluxtrain.report.convergence import Convergence
@@ -103,6 +105,7 @@ class Observer:
         marks = tuple(sorted(self.world.all_gather(own)))
         mine = self.paths.started or time.time()
         started = min(map(float, self.world.all_gather([repr(mine)])))
+        flushed = all_flushed(self.world, os.environ)
         if self.world.is_main:
             fence.check()
             facts = RunFacts(
@@ -114,6 +117,7 @@ class Observer:
                 machine=machine_facts(self.world.size, self.world.local_size),
                 num_nodes=self.paths.num_nodes,
                 node_marks=marks,
+                flushed=flushed,
                 nodes=nodes,
             )
             self._logs = RunLogs(facts, self.paths, run, self._closing)
