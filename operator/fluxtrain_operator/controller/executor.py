@@ -92,7 +92,10 @@ class Executor:
             LOG.warning("%s/%s: no event %s: %s", job.namespace, job.name, event.reason, error)
 
     async def write_status(self, manifest: Mapping[str, Any], after: Status) -> None:
-        """Write the status ``after`` of the job in ``manifest``, keeping fields of newer operators."""
+        """Write the status ``after`` of the job in ``manifest``, keeping fields of newer operators.
+
+        A job that is gone is a conflict with who deleted it: no error to report.
+        """
         known_fields = after.model_dump(mode="json", by_alias=True, exclude_none=True)
         status = preserve_unknown_fields(manifest.get("status"), known_fields)
         try:
@@ -100,6 +103,7 @@ class Executor:
         except ApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:  # deleted between two watches
                 self.cache.set_job(manifest, deleted=True)
+                raise ApiError(HTTPStatus.CONFLICT, "the job was deleted") from error
             raise
 
     async def unwatched_pods(self, job: Job) -> tuple[CreateFailure, ...]:
