@@ -22,16 +22,18 @@ from tests.trainer.mlperf.good_run import NODE, SYSTEM, write_log
 
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.errors import ConfigError
+from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.mlperf.implementation import (
     Software,
     Statements,
+    fetched_image,
     find_image,
     ran_software,
     write_implementation,
 )
 from fluxtrain.mlperf.installed import differences, packages
 from fluxtrain.mlperf.node_records import NodeRecord
+from fluxtrain.mlperf.ran_job import RAN_JOB_FILE, image_of, ran_job
 from fluxtrain.mlperf.review import Run, read_finished_run
 from fluxtrain.mlperf.software import SOURCE, source_digest
 
@@ -206,6 +208,65 @@ def test_the_facts_are_those_of_the_runs_and_not_of_this_machine(tmp_path: Path)
     readme = (folder / "README.md").read_text()
     assert "run_and_time.sh N" in readme
     assert f"`{IMAGE}`" in readme
+
+
+def pod(image: str, container: str = "trainer") -> dict[str, Any]:
+    return {"status": {"containerStatuses": [{"name": container, "imageID": image}]}}
+
+
+@pytest.mark.parametrize(
+    ("pods", "found"),
+    [
+        ([pod(IMAGE), pod(IMAGE), pod("other@sha256:0", "sidecar")], IMAGE),
+        ([pod(f"docker-pullable://{IMAGE}")], IMAGE),
+        ([pod(IMAGE), pod(IMAGE.replace("0a", "0b"))], None),
+        ([pod("sha256:0a")], None),
+        ([pod(IMAGE, "sidecar"), {"status": {}}], None),
+        ([], None),
+    ],
+)
+def test_the_image_is_the_one_that_the_kubelets_started(
+    pods: list[dict[str, Any]], found: str | None
+) -> None:
+    assert image_of(pods) == found
+
+
+def test_a_job_that_was_fetched_is_packaged_with_its_own_spec(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run")
+    storage = {"output": {"persistentVolumeClaim": {"claimName": "results"}}}
+    spec = {
+        "nodes": {"min": 2, "max": 2},
+        "gpusPerNode": 8,
+        "image": "trainer:0.1.0",
+        "network": {"mode": "host"},
+        "storage": storage,
+        "lifecycle": {"startAfter": ["the-one-before"], "cleanPods": "None"},
+        "run": {"preset": "mlperf-schnell"},
+    }
+    told = {"apiVersion": "fluxtrain.dev/v1alpha1", "kind": "FluxTraining", "spec": spec}
+    (tmp_path / "run" / RAN_JOB_FILE).write_text(json.dumps(ran_job(told, [pod(IMAGE)])))
+    image = fetched_image([run])
+    assert image == IMAGE
+    folder = packaged(tmp_path, [run], image)
+    job = load_job(folder / "job_0.yaml")
+    assert job.spec.run["seed"] == 7
+    assert resolve(job.spec.run) == resolve({**(run.config or {}), "seed": 7})
+    packaged_spec = yaml.safe_load((folder / "job_0.yaml").read_text())["spec"]
+    assert packaged_spec["lifecycle"] == {"cleanPods": "None"}
+    assert (packaged_spec["storage"], packaged_spec["network"]) == (storage, {"mode": "host"})
+    assert packaged_spec["image"] == IMAGE
+
+
+def test_runs_in_different_images_are_refused(tmp_path: Path) -> None:
+    runs = [run_of(tmp_path / name, seed) for name, seed in (("one", 7), ("two", 8))]
+    for name, digit in (("one", "0a"), ("two", "0b")):
+        job = {"spec": {"image": IMAGE.replace("0a", digit)}}
+        (tmp_path / name / RAN_JOB_FILE).write_text(json.dumps(job))
+    with pytest.raises(ConfigError, match="the runs were in different images"):
+        fetched_image(runs)
+    (tmp_path / "two" / RAN_JOB_FILE).write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        fetched_image(runs)
 
 
 def test_the_sources_are_enclosed_as_they_ran(tmp_path: Path) -> None:

@@ -84,9 +84,8 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
     result = review.Result("", runs, ruleset=arguments.ruleset)
     submission.require_one_result(result, waivers)
     differences = implementation.run_deviations(runs[0], reasons)
-    image = implementation.find_image(
-        arguments.image, implementation.ran_software(runs), runs[0].closed
-    )
+    given = arguments.image or implementation.fetched_image(runs)
+    image = implementation.find_image(given, implementation.ran_software(runs), runs[0].closed)
     known = submission.known_fields(runs)
     answers: dict[str, object] = {**system.parse_answers(arguments.answer)}
     if arguments.system.exists():

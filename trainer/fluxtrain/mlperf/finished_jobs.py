@@ -17,12 +17,13 @@ from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain.mlperf.kubectl import items, kubectl
 from fluxtrain.mlperf.lines import TOKEN
 from fluxtrain.mlperf.output_volumes import read_outputs
+from fluxtrain.mlperf.ran_job import RAN_JOB_FILE, ran_job
 
 _END = '"run_stop"'
 
 
 def collect(selector: str, namespace: str | None, folder: Path) -> list[Path]:
-    """Write log and config of each Complete job with the labels ``selector`` and return their folders.
+    """Write log, config and spec of each Complete job with the labels ``selector`` and return their folders.
 
     Raises ConfigError if kubectl is missing or fails, if a job is not Complete, or if neither its volume nor
     a pod has its log.
@@ -69,6 +70,8 @@ def _fetch(
     if _END not in log:
         log = _log(name, namespace)
     (output / MLPERF_FILE).write_text(log)
+    pods = items("pods", f"{LABEL_JOB}={name}", namespace)
+    (output / RAN_JOB_FILE).write_text(json.dumps(ran_job(job, pods)))
     (output / CONFIG_FILE).write_text(found.get(CONFIG_FILE) or _config(job, namespace))
     return output
 

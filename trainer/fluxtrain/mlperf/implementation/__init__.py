@@ -2,12 +2,13 @@
 
 from fluxtrain.mlperf.implementation.deviations import parse_reasons, summary
 from fluxtrain.mlperf.implementation.folder import Statements, run_deviations, write_implementation
-from fluxtrain.mlperf.implementation.image import find_image
+from fluxtrain.mlperf.implementation.image import fetched_image, find_image
 from fluxtrain.mlperf.implementation.software import Software, ran_software
 
 __all__ = [
     "Software",
     "Statements",
+    "fetched_image",
     "find_image",
     "parse_reasons",
     "ran_software",

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain.mlperf.implementation.software import Software
+from fluxtrain.mlperf.ran_job import read_ran_job
+from fluxtrain.mlperf.review.evidence import Run
 
 _DIGEST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 _OPTION = "--image"
 _HOW = "the imageID in the status of the run's pods: kubectl get pod NAME -o yaml"
+
+
+def fetched_image(runs: Sequence[Run]) -> str | None:
+    """Return the image of all ``runs`` if they were fetched from a cluster that told it by its digest.
+
+    Raises ConfigError if they were in different ones.
+    """
+    jobs = [read_ran_job(run.log.parent) for run in runs]
+    images = {str(job["spec"].get("image")) for job in jobs if job is not None}
+    found = sorted(image for image in images if _DIGEST.fullmatch(image))
+    if len(found) > 1:
+        text = f"the runs were in different images: {', '.join(found)}"
+        raise ConfigError(_OPTION, UNSET, text)
+    return found[0] if found else None
 
 
 def find_image(given: str | None, software: Software, closed: bool) -> str | None:
