@@ -36,9 +36,7 @@ def test_a_run_of_the_benchmark_deviates_by_design_only() -> None:
     found = list(deviations(BENCHMARK, {}))
     assert [each for each in found if each.reason is None] == []
     assert not set(topics(BENCHMARK)) & set(FIXED_VALUES)
-    assert {"RoPE angles", "timestep", "prompt dropout", "noise of evaluations"} <= set(
-        topics(BENCHMARK)
-    )
+    assert {"RoPE angles", "prompt dropout", "noise of evaluations"} <= set(topics(BENCHMARK))
     assert "unreadable validation images" not in topics(BENCHMARK)
     assert "unreadable validation images" in topics(resolve({"preset": "mlperf-schnell-raw"}))
 
@@ -65,6 +63,13 @@ def test_a_changed_field_is_listed_with_both_values(
         given,
         None,
     )
+
+
+def test_a_changed_field_whose_reason_is_known_is_listed_with_it() -> None:
+    found = {
+        each.topic: each for each in deviations(open_run(flow={"reference_rounding": False}), {})
+    }
+    assert (found["flow.reference_rounding"].reason or "").startswith("float32 latents")
 
 
 @pytest.mark.parametrize(
