@@ -8,7 +8,7 @@ from typing import Literal
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.model.activations import BYTES
-from fluxtrain.model.parameters import count_parameters
+from fluxtrain.model.parameters import count_parameters, count_trained
 
 Axis = Literal["dp_replicate", "dp_shard"]
 Operation = Literal["all_gather", "all_reduce", "reduce_scatter"]
@@ -44,8 +44,10 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
     compute, reduce = BYTES[config.precision.compute], BYTES[config.precision.reduce]
     gathers = 2 if config.parallel.reshards else 1
     blocks = config.model.depth + config.model.depth_single_blocks
-    gathered = (gathers * (counts.total - counts.rest) + counts.rest) * compute
-    groups, reduced = blocks + 1, counts.total * reduce
+    trained = count_trained(config.model, config.adapter, sharding.dp_shard)
+    adapters = 0 if config.adapter is None else trained.total  # beside the frozen weights
+    gathered = (gathers * (counts.total - counts.rest + adapters) + counts.rest) * compute
+    groups, reduced = trained.groups, trained.total * reduce
     found = list[Collective]()
     if sharding.dp_replicate > 1:
         times = accumulation if all_reduces_each(config) else 1

@@ -603,3 +603,17 @@ def test_only_the_train_task_has_a_plan(capsys: pytest.CaptureFixture[str]) -> N
         assert main(["plan", str(path)]) == EXIT_USAGE
         assert "spec.run.task: got 'pre" in capsys.readouterr().err
     assert main(["plan", str(examples / "4-train.yaml")]) == EXIT_OK
+
+
+def test_a_lora_trains_and_saves_its_adapters_only() -> None:
+    plan, full = (
+        make_plan(resolve({"preset": name}), 1, 1, "MI300X")
+        for name in ("dev-lora", "dev-finetune")
+    )
+    assert plan.parameters == full.parameters == 11_901_408_320
+    assert plan.trainable_parameters == 16 * 4_786_176
+    assert plan.checkpoint_bytes == 12 * plan.trainable_parameters
+    frozen = 2 * plan.parameters
+    assert plan.memory_bytes_per_gpu.weights == frozen + 6 * plan.trainable_parameters
+    assert plan.memory_bytes_per_gpu.optimizer == 8 * plan.trainable_parameters
+    assert 0.6 < plan.flops_per_sample / full.flops_per_sample < 0.8

@@ -29,6 +29,9 @@ FEW_BLOCKS = {"depth": 1, "depth_single_blocks": 2}
 ACCUMULATING_REPLICAS = {"parallel": {"dp_replicate": "per-node", "micro_batch_size": 2}}
 
 
+SPLIT = {"rank": 64, "split_qkv": True, "ranks": {"single": 8}}
+
+
 def make_config(preset: str, **changes: Any) -> RunConfig:
     base = {
         "preset": preset,
@@ -95,6 +98,8 @@ def row_of(found: Comparison, name: str) -> Row:
         ("mlperf-schnell", 8, 8, {"model": FEW_BLOCKS}),
         ("mlperf-schnell", 1, 8, {"model": FEW_BLOCKS, "precision": {"fp8": "tensorwise"}}),
         ("dev-finetune", 1, 8, {"model": FEW_BLOCKS}),
+        ("dev-lora", 1, 1, {"model": FEW_BLOCKS}),
+        ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": SPLIT}),
     ],
 )
 def test_a_step_uses_what_is_planned(

@@ -44,10 +44,6 @@ def action(arguments: argparse.Namespace) -> int:
     job, config = load_config(arguments.file, arguments.overrides, quiet=arguments.json)
     if config.task != "train":
         raise ConfigError("spec.run.task", config.task, "must be train: other tasks have no plan")
-    if config.adapter is not None:
-        raise ConfigError(
-            "spec.run.adapter", config.adapter.kind, "plans do not count adapters yet"
-        )
     require_replicas(config, job.spec.rank_counts)
     size = job.spec.nodes.max, job.spec.gpus_per_node
     if arguments.verify:

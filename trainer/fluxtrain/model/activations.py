@@ -132,9 +132,12 @@ def _units_of_math(config: RunConfig, casted: int) -> int:
 def _query_key_norms(config: RunConfig) -> float:
     """Return the bytes per token that the eager norms of q and k, in float32, save."""
     hidden = config.model.hidden_size
+    normalised = (
+        2.0 if config.adapter is None else 0.0
+    )  # frozen norms do not need q and k after them
     if config.precision.compute == "float32":
-        return 5.0 * _FLOAT32 * hidden  # the projection (q, k, v), and q and k normalised
-    return 4.0 * _FLOAT32 * hidden  # q and k in float32, before and after
+        return (3.0 + normalised) * _FLOAT32 * hidden  # the projection: q, k, v
+    return (2.0 + normalised) * _FLOAT32 * hidden  # q and k in float32
 
 
 def _per_head(model: ModelConfig) -> int:

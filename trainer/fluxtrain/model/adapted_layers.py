@@ -88,8 +88,17 @@ def count_adapter_parameters(
     model: ModelConfig, adapter: AdapterConfig, num_shards: int = 1
 ) -> int:
     """Return the adapters' parameters; the rows of each tensor are rounded up to a multiple of the shards."""
-    return sum(
-        -(-rows // num_shards) * num_shards * columns
-        for layer in adapted_layers(model, adapter)
-        for rows, columns in layer.shapes.values()
-    )
+    return sum(adapters_of_blocks(model, adapter, num_shards))
+
+
+def adapters_of_blocks(
+    model: ModelConfig, adapter: AdapterConfig, num_shards: int = 1
+) -> list[int]:
+    """Return the adapters' parameters of each block, double blocks first, rounded up in the same way."""
+    counts = [0] * (model.depth + model.depth_single_blocks)
+    for layer in adapted_layers(model, adapter):
+        blocks, number, *_ = layer.name.split(".")
+        index = int(number) + (model.depth if blocks == "single_blocks" else 0)
+        for rows, columns in layer.shapes.values():
+            counts[index] += -(-rows // num_shards) * num_shards * columns
+    return counts

@@ -86,11 +86,11 @@ def linears(config: ModelConfig, image_tokens: int, text_tokens: int) -> Iterato
     for entry in entries(config):
         if len(entry.shape) == 2:
             outputs, inputs = entry.shape
-            rows = _rows(entry.name, image_tokens, text_tokens)
+            rows = rows_of(entry.name, image_tokens, text_tokens)
             yield Linear(entry.name, rows, inputs, outputs)
 
 
-def _rows(name: str, image_tokens: int, text_tokens: int) -> int:
+def rows_of(name: str, image_tokens: int, text_tokens: int) -> int:
     """Return the number of rows that the linear layer ``name`` is applied to."""
     if "mod" in name.lower() or name.startswith(_EMBEDDERS):
         return 1  # the vector of the sample

@@ -6,7 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
+from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.model.adapted_layers import adapters_of_blocks
 from fluxtrain.model.tensor_names import entries
 
 
@@ -27,6 +29,38 @@ class ParameterCounts:
         """Return the parameters of the whole model."""
         blocks = self.depth * self.double_block + self.depth_single_blocks * self.single_block
         return blocks + self.rest
+
+
+@dataclass(frozen=True)
+class TrainedCounts:
+    """Trained parameters of each block, double blocks first, and of the rest."""
+
+    blocks: tuple[int, ...]
+    rest: int
+    final_layer: int
+    """Those of the rest that come after the blocks."""
+
+    @property
+    def total(self) -> int:
+        """Return all of them."""
+        return sum(self.blocks) + self.rest
+
+    @property
+    def groups(self) -> int:
+        """Return the number of blocks, and the rest, that train something: FSDP2 reduces each by itself."""
+        return sum(count > 0 for count in (*self.blocks, self.rest))
+
+
+def count_trained(
+    model: ModelConfig, adapter: AdapterConfig | None, num_shards: int = 1
+) -> TrainedCounts:
+    """Return the trained parameters: those of ``adapter`` only, if there is one; padded as below."""
+    if adapter is not None:
+        return TrainedCounts(tuple(adapters_of_blocks(model, adapter, num_shards)), 0, 0)
+    counts = count_parameters(model, num_shards)
+    blocks = (counts.double_block,) * counts.depth
+    blocks += (counts.single_block,) * counts.depth_single_blocks
+    return TrainedCounts(blocks, counts.rest, counts.final_layer)
 
 
 def count_parameters(config: ModelConfig, num_shards: int = 1) -> ParameterCounts:

@@ -13,8 +13,8 @@ from fluxtrain.data.order import BatchShares
 from fluxtrain.errors import ConfigError
 from fluxtrain.gpus import Gpu, find_gpu, find_peak
 from fluxtrain.loader_size import loader_bytes
-from fluxtrain.model.flops import training_flops
-from fluxtrain.model.parameters import count_parameters
+from fluxtrain.model.adapter_flops import run_flops
+from fluxtrain.model.parameters import count_parameters, count_trained
 from fluxtrain.plan.measured import MeasuredSpeeds, Speed
 from fluxtrain.plan.memory import Memory, memory, state_bytes
 from fluxtrain.plan.resharding import settle_resharding
@@ -157,10 +157,11 @@ def make_plan(
     batch = config.schedule.global_batch_size
     computed = batch + shares.padding
     largest = _largest_micro_batch(config, sharding, device)
-    flops = training_flops(config.model, config.image_tokens, config.data.text_length)
+    flops = run_flops(config)
     speed, mfu = _speed(device, mfu, flops, found, config)
     rate = speed and speed * num_ranks * batch / computed
-    checkpoint = state_bytes(config) * counts.total
+    trained = count_trained(config.model, config.adapter).total
+    checkpoint = state_bytes(config) * trained
     rank_counts = range((fewest_nodes or nodes) * ranks_per_node, num_ranks + 1, ranks_per_node)
     return Plan(
         gpu=device.name if device else None,
@@ -180,7 +181,7 @@ def make_plan(
         largest_micro_batch=largest,
         fits=None if device is None else _fits(config, sharding, device, micro_batch),
         parameters=counts.total,
-        trainable_parameters=counts.total,
+        trainable_parameters=trained,
         flops_per_sample=flops,
         reshards_after_forward=settled.parallel.reshards,
         memory_bytes_per_gpu=_memory(settled, sharding, micro_batch, device is not None),

@@ -58,7 +58,7 @@ def memory(
     passes = Passes(config, sharding, micro_batch, accumulates)
     peak = max(passes.moments(), key=lambda moment: moment.total)
     parts = {
-        "weights": passes.shard_bytes + passes.rounded_bytes,
+        "weights": passes.weight_bytes,
         "gradients": peak.gradients,
         "optimizer": len(STATE[config.optim.name]) * passes.shard_bytes,
         "gathered": peak.gathered,

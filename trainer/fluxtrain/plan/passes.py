@@ -12,8 +12,14 @@ from dataclasses import dataclass
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.model.activations import BYTES, first_layers_bytes, last_layers_bytes
-from fluxtrain.model.block_moments import BlockMoments, double_block_moments, single_block_moments
-from fluxtrain.model.parameters import count_parameters
+from fluxtrain.model.adapter_moments import with_adapters
+from fluxtrain.model.block_moments import (
+    BlockMoments,
+    Moment,
+    double_block_moments,
+    single_block_moments,
+)
+from fluxtrain.model.parameters import count_parameters, count_trained
 from fluxtrain.model.recomputation import is_recomputed
 from fluxtrain.plan.batch import held_bytes
 
@@ -39,11 +45,14 @@ class InUse:
 
 @dataclass(frozen=True)
 class _Block:
-    """One block: its kind, its parameters, and those with FSDP2's padding."""
+    """One block: its kind and its parameters."""
 
     moments: BlockMoments
-    parameters: int
+    gathered: int
+    """Parameters that are gathered, with FSDP2's padding."""
+    trained: int
     padded: int
+    """Trained ones with padding, whose gradients are reduced."""
     recomputed: bool
 
 
@@ -67,6 +76,9 @@ class Passes:
         # with replicas the gradients of another dtype are kept until backward ends, as they are all-reduced
         self._keeps_reduced = sharding.dp_replicate > 1 and self._reduce != _FLOAT32
         self._plain = count_parameters(config.model)
+        self._trained = count_trained(config.model, config.adapter)
+        self._trained_padded = count_trained(config.model, config.adapter, self._shards)
+        self._is_frozen = config.adapter is not None
         self._padded = count_parameters(config.model, self._shards)
         self._blocks = list(self._in_order(config))
         self._first = micro_batch * (first_layers_bytes(config) + held_bytes(config))
@@ -75,19 +87,24 @@ class Passes:
     @property
     def shard_bytes(self) -> int:
         """Return the bytes of this rank's shard of one float32 value per parameter."""
-        return self._shard(self._padded.total)
+        return self._shard(self._trained_padded.total)
 
     @property
-    def rounded_bytes(self) -> int:
-        """Return the bytes of the weights that a single rank keeps in the compute dtype."""
+    def weight_bytes(self) -> int:
+        """Return the bytes of this rank's weights: trained ones in float32, frozen ones as computed with.
+
+        A single rank keeps the trained ones in the compute dtype too.
+        """
         is_rounded = not self._is_sharded and self._width != _FLOAT32
-        return self._width * self._plain.total if is_rounded else 0
+        rounded = self._width * self._trained.total if is_rounded else 0
+        frozen = self._width * self._padded.total // self._shards if self._is_frozen else 0
+        return self.shard_bytes + rounded + frozen
 
     def moments(self) -> Iterator[InUse]:
         """Yield the moments of which one is the peak."""
         kept = [self._kept(block) for block in self._blocks]
         yield from self._forward(sum(kept))
-        reduced = self._shard(self._padded.total) if self._accumulates else 0
+        reduced = self.shard_bytes if self._accumulates else 0
         for number in reversed(range(len(self._blocks))):
             saved = self._first + sum(kept[: number + 1])
             yield from self._backward(number, saved, reduced)
@@ -96,23 +113,23 @@ class Passes:
         yield from self._end(reduced)
 
     def _in_order(self, config: RunConfig) -> Iterator[_Block]:
-        plain, padded = self._plain, self._padded
         fraction = config.parallel.activation_checkpointing
-        kinds = (
-            (plain.depth, double_block_moments(config), plain.double_block, padded.double_block),
-            (
-                plain.depth_single_blocks,
-                single_block_moments(config),
-                plain.single_block,
-                padded.single_block,
-            ),
-        )
-        index = 0
-        for count, moments, parameters, with_padding in kinds:
-            for _ in range(count):
-                again = is_recomputed(index, fraction)
-                yield _Block(moments, parameters, with_padding, again)
-                index += 1
+        padded = self._padded
+        kinds = [(double_block_moments(config), padded.double_block)] * padded.depth
+        kinds += [(single_block_moments(config), padded.single_block)] * padded.depth_single_blocks
+        for index, (moments, frozen) in enumerate(kinds):
+            trained = self._trained_padded.blocks[index]
+            yield _Block(
+                with_adapters(moments, config, index),
+                frozen + trained if self._is_frozen else trained,
+                self._trained.blocks[index],
+                trained,
+                is_recomputed(index, fraction),
+            )
+
+    def _gradients(self, block: _Block, moment: Moment) -> int:
+        """Return the parameters of ``block`` whose gradients exist at ``moment``."""
+        return min(moment.gradients, block.trained)
 
     def _kept(self, block: _Block) -> int:
         """Return the bytes that ``block`` keeps for its backward pass."""
@@ -140,7 +157,9 @@ class Passes:
         moments = block.moments
         gathered = self._rest() + self._weights(block) + self._all_gathered(number)
         gathered += self._in_reduction(number)
-        saved += self._gradient * self._plain.final_layer  # its gradients, reduced with the rest's
+        saved += (
+            self._gradient * self._trained.final_layer
+        )  # its gradients, reduced with the rest's
         incoming = saved + self._micro_batch * moments.inputs  # the gradient of its output
         copied = self._buffer(block) if self._reshards else 0
         yield InUse(reduced, gathered + copied, incoming)
@@ -153,9 +172,11 @@ class Passes:
             yield InUse(reduced, gathered, incoming + self._micro_batch * again)
         for moment in moments.backward:
             used = self._micro_batch * (live + moment.activations)
-            yield InUse(reduced, gathered, saved + used + self._gradient * moment.gradients)
+            yield InUse(
+                reduced, gathered, saved + used + self._gradient * self._gradients(block, moment)
+            )
         left = incoming - self._kept(block)
-        yield InUse(reduced, gathered, left + self._gradient * block.parameters)
+        yield InUse(reduced, gathered, left + self._gradient * block.trained)
 
     def _in_reduction(self, number: int) -> int:
         """Return the gradients of the block after block ``number`` as they are reduced, and what is kept."""
@@ -165,7 +186,7 @@ class Passes:
 
     def _end(self, reduced: int) -> Iterator[InUse]:
         """Yield the end of the backward pass, and the optimizer step."""
-        rest = self._plain.rest * self._gradient
+        rest = self._trained.rest * self._gradient
         first = self._reduction(self._blocks[0].padded) if self._blocks else 0
         yield InUse(reduced, self._rest() + first, self._first + rest)
         yield InUse(self.shard_bytes, 0, self._first)
@@ -179,17 +200,17 @@ class Passes:
 
     def _weights(self, block: _Block) -> int:
         """Return the gathered weights of ``block``, 0 if all blocks stay gathered."""
-        return self._width * block.padded if self._is_sharded and self._reshards else 0
+        return self._width * block.gathered if self._is_sharded and self._reshards else 0
 
     def _all_gathered(self, number: int) -> int:
         """Return the weights of blocks that stay gathered: up to block ``number``, as backward frees them."""
         if self._reshards or not self._is_sharded:
             return 0
-        return self._width * sum(block.padded for block in self._blocks[: number + 1])
+        return self._width * sum(block.gathered for block in self._blocks[: number + 1])
 
     def _buffer(self, block: _Block) -> int:
         """Return the buffer into which the weights of ``block`` are gathered; a shard alone needs none."""
-        return self._width * block.padded if self._is_sharded and self._shards > 1 else 0
+        return self._width * block.gathered if self._is_sharded and self._shards > 1 else 0
 
     def _reduction(self, parameters: int) -> int:
         """Return the copy of a block's gradients from which they are reduced."""

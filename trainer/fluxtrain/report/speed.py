@@ -10,7 +10,7 @@ import torch
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World
 from fluxtrain.gpus import Peak, find_peak
-from fluxtrain.model.flops import training_flops
+from fluxtrain.model.adapter_flops import run_flops
 from fluxtrain.run_state import RunState
 
 _TERA = 1e12
@@ -58,7 +58,7 @@ class Speedometer:
     def __init__(self, config: RunConfig, world: World) -> None:
         """Measure a run of ``config`` on all ranks of ``world``."""
         self._schedule, self._world = config.schedule, world
-        flops = training_flops(config.model, config.image_tokens, config.data.text_length)
+        flops = run_flops(config)
         self._tflops_per_sample = flops / _TERA
         self._last = (0, 0.0)
         self.peak: Peak | None = None

@@ -12,7 +12,8 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.order import BatchShares
 from fluxtrain.gpus import Gpu
-from fluxtrain.model.flops import recomputed_flops, training_flops
+from fluxtrain.model.adapter_flops import run_flops
+from fluxtrain.model.flops import recomputed_flops
 from fluxtrain.plan.memory import Memory, memory
 from fluxtrain.plan.resharding import settle_resharding
 from fluxtrain.traffic import Collective, collectives
@@ -209,4 +210,4 @@ def _flops(config: RunConfig) -> int:
     sizes = config.model, config.image_tokens, config.data.text_length
     fraction = config.parallel.activation_checkpointing
     keeps_scores = config.parallel.attention == "math"
-    return training_flops(*sizes) + recomputed_flops(*sizes, fraction, keeps_scores)
+    return run_flops(config) + recomputed_flops(*sizes, fraction, keeps_scores)

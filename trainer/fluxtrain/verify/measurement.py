@@ -115,12 +115,28 @@ def _tracker(step: Step) -> MemTracker:
     inputs = (*step.batch.tensors().values(), *_ahead(step), *_encoders(step))
     if isinstance(step.model, FSDPModule):
         tracker = FSDPMemTracker(step.model, step.optimizer)
+        _leave_frozen(tracker, step.model)
         tracker.track_inputs(inputs)
         return tracker
     plain = MemTracker()
+    _leave_frozen(plain, step.model)
     weights = nn.ParameterList(step.optimizer.weights.values())
     plain.track_external(weights, step.model, step.optimizer, *inputs)
     return plain
+
+
+class _NoHook:
+    """The handle of a hook that a parameter without a gradient does not need."""
+
+    def remove(self) -> None:
+        """Do nothing."""
+
+
+def _leave_frozen(tracker: MemTracker, model: Flux) -> None:
+    """Let ``tracker`` watch no gradients of frozen parameters, for which torch's raises an error."""
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            tracker._param_to_grad_hook_handles[parameter] = (_NoHook(), _NoHook())
 
 
 def _encoders(step: Step) -> list[Tensor]:

@@ -1,0 +1,58 @@
+"""FLOPs of one sample if adapters are trained: frozen weights need no gradient of their own.
+
+As in flops.py: matrix products only, and those of attention in full.
+"""
+
+from __future__ import annotations
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.model.adapted_layers import BLOCKS, AdaptedLayer, adapted_layers
+from fluxtrain.model.flops import Linear, forward_flops, linears, rows_of, training_flops
+
+
+def run_flops(config: RunConfig) -> int:
+    """Return the FLOPs of forward and backward for one sample of ``config``, without recomputation."""
+    sizes = config.model, config.image_tokens, config.data.text_length
+    if config.adapter is None:
+        return training_flops(*sizes)
+    layers = adapted_layers(config.model, config.adapter)
+    first = min(_block_of(config, layer.name) for layer in layers)
+    tokens = config.image_tokens + config.data.text_length
+    attention = 4 * tokens * tokens * config.model.hidden_size
+    trained_blocks = config.model.depth + config.model.depth_single_blocks - first
+    backward = sum(
+        layer.flops
+        for layer in linears(*sizes)
+        if _passes_gradient(config, layer, first, {each.name for each in layers})
+    )
+    adapters = sum(_adapter_flops(config, layer) for layer in layers)
+    return forward_flops(*sizes) + backward + 2 * trained_blocks * attention + adapters
+
+
+def _adapter_flops(config: RunConfig, layer: AdaptedLayer) -> int:
+    """Return the FLOPs of both products of ``layer``'s adapter, and of their gradients."""
+    rows = rows_of(layer.name, config.image_tokens, config.data.text_length)
+    (stacked, inputs), (outputs, rank) = layer.shapes.values()
+    down, up = 2 * rows * stacked * inputs, 2 * rows * outputs * rank
+    return (3 if rows > 1 else 2) * down + 3 * up  # a modulation's input needs no gradient
+
+
+def _passes_gradient(config: RunConfig, layer: Linear, first: int, adapted: set[str]) -> bool:
+    """Return whether the input of ``layer`` needs a gradient, if ``first`` is the first block with adapters.
+
+    That block's own input needs none, nor its first layers, unless the modulation between has an adapter.
+    """
+    if layer.rows == 1 or layer.is_first:
+        return False
+    if not layer.name.startswith(BLOCKS):
+        return True
+    block, name = _block_of(config, layer.name), layer.name.removesuffix(".weight")
+    if block == first and name.endswith((".linear1", "_attn.qkv")):
+        return name.replace("linear1", "modulation.lin").replace("attn.qkv", "mod.lin") in adapted
+    return block >= first
+
+
+def _block_of(config: RunConfig, name: str) -> int:
+    """Return the number of a layer's block, double blocks first."""
+    blocks, number, *_ = name.split(".")
+    return int(number) + (config.model.depth if blocks == "single_blocks" else 0)
