@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -112,8 +113,6 @@ def test_numbers_out_of_range_are_refused(runs: int, parallel: int) -> None:
 
 @pytest.mark.parametrize("seen", [4, 8, 16, 24])
 def test_a_curve_that_is_a_line_over_the_logarithm_is_forecast_exactly(seen: int) -> None:
-    import math
-
     curve = [(count * EVERY, 1.5 - 0.05 * math.log(count * EVERY)) for count in range(1, 41)]
     target = curve[27][1] + 1e-9
     assert samples_to_target(curve[:seen], target, EVERY) == 28 * EVERY
