@@ -86,6 +86,13 @@ def test_precision_below_or_above_the_references_is_listed(
     assert set(topics(open_run(**changes))) - set(topics(BENCHMARK)) == {topic}
 
 
+def test_without_the_references_rounding_its_reason_is_given() -> None:
+    config = open_run(flow={"reference_rounding": False})
+    (found,) = set(deviations(config, {})) - set(deviations(BENCHMARK, {}))
+    assert (found.topic, found.reference, found.run) == ("flow.reference_rounding", "True", "False")
+    assert "128 timesteps" in str(found.reason)
+
+
 def test_without_compilation_it_is_not_listed() -> None:
     assert "compilation" in topics(BENCHMARK)
     assert "compilation" not in topics(open_run(parallel={"compile": False}))

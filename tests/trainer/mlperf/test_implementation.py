@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import yaml
 from tests.trainer.mlperf import good_run
 from tests.trainer.mlperf.good_run import NODE, SYSTEM, write_log
 
+from fluxtrain.cli import _parser
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import ConfigError, DataError
@@ -167,6 +169,17 @@ def test_the_data_sets_of_the_benchmark_are_downloaded_and_verified(tmp_path: Pa
     bash(folder / "init_datasets.sh", **roots)
     found = sorted(path.name for path in (tmp_path / "data").rglob("part-0"))
     assert len(found) == 3
+
+
+def test_raw_sets_and_encoders_are_prepared_by_commands_that_exist(tmp_path: Path) -> None:
+    folder = packaged(tmp_path, [run_of(tmp_path / "run", preset="mlperf-schnell-raw")])
+    variables = {"$CC12M": "raw", "$COCO": "coco", "$FLUX": "flux", "$MODELROOT": "models"}
+    lines = (folder / "init_datasets.sh").read_text().splitlines()
+    commands = [line for line in lines if line.startswith("prepare ")]
+    assert [line.split()[1] for line in commands] == ["cc12m", "coco", "encoders"]
+    for line in commands:
+        words = [variables.get(word, word) for word in shlex.split(line)]
+        assert not _parser().parse_known_args(words)[1]
 
 
 def test_missing_sets_of_the_submitter_are_named(tmp_path: Path) -> None:

@@ -44,6 +44,10 @@ def init_datasets(run: Run, config: RunConfig) -> str:
     if is_benchmark and config.data.source == "encoded":
         text = "#   METADATA              folder or URL of MLCommons' manifests\n"
         return _script(text, list(_downloads(config)))
+    if is_benchmark and config.preset == "mlperf-schnell-raw":
+        text = "#   COCO                  folder or URL of COCO's two archives of 2014\n"
+        text += "#   CC12M, FLUX           the raw training set; the encoders, as published\n"
+        return _script(text, list(_from_raw(config)))
     return _script("", list(_own(config)))
 
 
@@ -53,6 +57,15 @@ def _downloads(config: RunConfig) -> Iterator[str]:
     for field, name in _MANIFESTS.items():
         folder = _at("DATAROOT", getattr(config.data, field))
         yield f'prepare download --manifest "$METADATA/{name}.uri" --output {folder}'
+
+
+def _from_raw(config: RunConfig) -> Iterator[str]:
+    """Yield what prepares the raw sets and the encoders; each verifies what it reads."""
+    yield "CC12M=${CC12M:-hf://datasets/pixparse/cc12m-wds}"
+    yield "FLUX=${FLUX:-hf://black-forest-labs/FLUX.1-schnell}"
+    yield f'prepare cc12m --input "$CC12M" --output {_at("DATAROOT", config.data.train)}'
+    yield f'prepare coco --archives "$COCO" --output {_at("DATAROOT", config.data.validation)}'
+    yield 'prepare encoders --from "$FLUX" --output "$MODELROOT"'
 
 
 def _own(config: RunConfig) -> Iterator[str]:

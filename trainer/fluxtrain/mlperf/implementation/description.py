@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.mlperf.facts import DATA_KEY
 from fluxtrain.mlperf.implementation.software import Software
 from fluxtrain.mlperf.review.evidence import BENCHMARK, Run
 
@@ -33,6 +34,7 @@ def implementation_json(
             "train": config.data.train,
             "validation": config.data.validation,
             "order": config.data.order,
+            "index_sha256": run.value(DATA_KEY),
         },
         "source": {
             "version": software.fluxtrain,
