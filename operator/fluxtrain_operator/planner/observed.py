@@ -96,9 +96,9 @@ class Pod:
     def kept_by(self) -> tuple[str, ...]:
         """Return the finalizers of others that keep the object of a deleted pod that runs no longer.
 
-        Not Kueue's, which it removes itself.
+        One that was force deleted, as on a lost node, counts as gone. Not Kueue's, which it removes itself.
         """
-        if not self.deleting or (self.node and not self.ended):
+        if not self.deleting or not (self.ended or self.forced or not self.node):
             return ()
         return tuple(name for name in self.finalizers if name != names.KUEUE_FINALIZER)
 

@@ -34,7 +34,6 @@ _NOT_OURS: tuple[list[Manifest], ...] = (
 """Owner references of objects that are not the job's, whatever their labels are."""
 
 
-_RENDEZVOUS = names.rendezvous("job")
 _OWN_REASONS = {*NODE_FAULTS, Reason.POD_ENDED, Reason.SCALED_DOWN, Reason.PREVIOUS_ATTEMPT}
 """Why single pods are deleted, whatever happens to the others."""
 
@@ -162,7 +161,7 @@ def check_restart_in_place(result: Plan) -> None:
     """Check that a restart in place deletes no training pod but for other reasons."""
     if result.decision is not None and result.decision.in_place_restart is not None:
         pods = [delete for delete in result.delete if delete.kind == "Pod"]
-        training = [delete for delete in pods if delete.name != _RENDEZVOUS]
+        training = [delete for delete in pods if not names.is_rendezvous("job", delete.name)]
         left = [delete for delete in training if delete.reason not in _OWN_REASONS]
         assert not left, "a restart in place deletes a training pod"
 
@@ -183,13 +182,15 @@ def with_look_alikes(observed: Observed, number: int, now: float) -> Observed:
     """Return ``observed`` as read ``now`` from a cache with pods of others that look like the job's."""
     cache = Cache(clock=lambda: now)
     cache.set_job(make_training())
-    pods = [*observed.pods, *([observed.rendezvous] if observed.rendezvous else [])]
+    stores = [*observed.kept_rendezvous, *([observed.rendezvous] if observed.rendezvous else [])]
+    pods = [*observed.pods, *stores]
     for pod in pods:
         cache.set_pod(as_manifest(pod, [OWNER]))
     for count, owners in enumerate(_NOT_OURS):
         cache.set_pod(as_manifest(_look_alike(number + count), owners))
     read = Observed.from_objects(cache.pods(KEY))
-    return replace(observed, pods=read.pods, rendezvous=read.rendezvous)
+    kept = read.kept_rendezvous
+    return replace(observed, pods=read.pods, rendezvous=read.rendezvous, kept_rendezvous=kept)
 
 
 def _look_alike(number: int) -> Pod:

@@ -159,6 +159,8 @@ class SmallCluster:
         self.progress: ProgressStatus | None = None
         self.pods: dict[str, Pod] = {}
         self.store: Pod | None = None
+        self.kept_stores: list[Pod] = []
+        """Earlier rendezvous pods, which a stranger's finalizer keeps."""
         self.containers: dict[str, Container] = {}
         self.excluded: dict[str, tuple[str, ...]] = {}
         """By uid, the nodes that pods may not run on."""
@@ -210,6 +212,7 @@ class SmallCluster:
         observed = Observed(
             pods=tuple(sorted(map(self._seen, self.pods.values()), key=lambda pod: pod.index)),
             rendezvous=self._seen(self.store) if self.store else None,
+            kept_rendezvous=tuple(self.kept_stores),
             progress=answer if is_rank_0 else None,
             any_progress=answer,
             heard=self._heard(),
@@ -236,6 +239,11 @@ class SmallCluster:
     def change(self, pod: Pod, field: str, key: str, value: str | None) -> None:
         """Let somebody change a label or annotation of ``pod``; None removes it."""
         self.changes.setdefault(pod.uid, {}).setdefault(field, {})[key] = value
+
+    def hold(self, pod: Pod) -> None:
+        """Let a stranger set a finalizer that keeps ``pod``; not in a queue, where finalizers are Kueue's."""
+        if not (self.size.is_queued or pod.finalizers):
+            self._put(pod, replace(pod, finalizers=("example.org/audit",)))
 
     def _distrust(self) -> Distrust:
         """Return the distrust of the nodes by the faults in the job's status, as a new leader sums them."""
@@ -449,7 +457,8 @@ class SmallCluster:
         self.status = status
 
     def _delete(self, act: Delete) -> None:
-        pod = self.store if act.name == names.rendezvous("job") else self.pods.get(act.name)
+        is_store = self.store is not None and act.name == self.store.name
+        pod = self.store if is_store else self.pods.get(act.name)
         if act.kind != "Pod":
             self.applied = {k: v for k, v in self.applied.items() if k != (act.kind, act.name)}
             mounted = {pod.revision for pod in self.pods.values()}
@@ -491,7 +500,8 @@ class SmallCluster:
         pod = replace(Pod.from_object(manifest), uid=str(self.num_uids), created=self.now)
         self.excluded[pod.uid] = _excluded(manifest)
         pod = self.kueue.mutate(pod, manifest, self.pods.values())
-        if name == names.rendezvous("job"):
+        if names.is_rendezvous("job", name):
+            assert name not in {kept.name for kept in self.kept_stores}, "a name that is not free"
             self.store = self.store or pod
         else:
             assert pod.index not in {other.index for other in self.pods.values()}, "two for one"
@@ -521,7 +531,9 @@ class SmallCluster:
 
     def _put(self, pod: Pod, changed: Pod | None) -> None:
         if self.store is not None and pod.name == self.store.name:
-            self.store = changed
+            is_kept = changed is not None and changed.kept_by != ()
+            self.kept_stores += [changed] if changed is not None and is_kept else []
+            self.store = None if is_kept else changed
         elif changed is None:
             self.pods.pop(pod.name)
         else:
@@ -746,7 +758,7 @@ class SmallCluster:
         has_budget = any(kind == DISRUPTION_BUDGET for kind, _ in self.applied)
         needs_budget = self.size.low < self.size.high and status.phase == "Running"
         assert has_budget == needs_budget, "a disruption budget exactly while there are pods"
-        reachable = [pod for pod in self.pods.values() if self._reaches(pod)]
+        reachable = [p for p in self.pods.values() if self._reaches(p) and not p.kept_by]
         if finished(status):
             assert not reachable, "cleanPods is All, and pods are left"
         elif self.suspend:

@@ -89,7 +89,8 @@ class History(NamedTuple):
         cluster.repair()
         cluster.settle()
         cluster.check()
-        lost = set(cluster.pods) if finished(cluster.status) or cluster.suspend else set()
+        stays = finished(cluster.status) or cluster.suspend
+        lost = {name for name, pod in cluster.pods.items() if stays and not pod.kept_by}
         assert lost == set(), "unreachable pods are deleted as well"
         return anomalies
 
@@ -208,8 +209,10 @@ def stranger_creates_look_alikes(cluster: SmallCluster, number: int) -> None:
 
 
 def somebody_changes_a_pod(cluster: SmallCluster, number: int) -> None:
-    """A label or an annotation of it: removed, odd, or that of another pod."""
-    if pod := cluster.some(number):
+    """A label or an annotation of it: removed, odd, or that of another pod; or a finalizer is set."""
+    if number % 5 == 0 and (held := cluster.some(number // 5)):
+        cluster.hold(held)
+    elif pod := cluster.some(number):
         field, key = CHANGED_KEYS[number // 7 % len(CHANGED_KEYS)]
         cluster.change(pod, field, key, CHANGED_VALUES[number // 7 % len(CHANGED_VALUES)])
 

@@ -76,6 +76,9 @@ def test_a_rendezvous_pod_is_found_beside_those_that_are_kept() -> None:
     assert observed.rendezvous.name == "job-rendezvous2"
     assert [pod.name for pod in observed.kept_rendezvous] == ["job-rendezvous"]
     assert Observed.from_objects([kept]).rendezvous is None
+    forced = manifest("job-rendezvous", **deleted, deletionGracePeriodSeconds=0)
+    forced["status"]["phase"] = "Running"
+    assert Observed.from_objects([forced]).rendezvous is None, "its node is lost"
     unchanged = manifest("job-rendezvous", **{**deleted, "finalizers": []})
     assert Observed.from_objects([unchanged]).rendezvous is not None, "it is about to go"
 
@@ -87,6 +90,8 @@ def test_a_training_pod_with_another_index_takes_the_place_of_one_that_is_kept()
     assert created(result) == ["job-2"]
     unscheduled = make_pod(1, **PENDING, node="", deleting=True, finalizers=finalizers)
     assert created(plan_with(job, make_pod(0), unscheduled, progress=progress())) == ["job-2"]
+    forced = make_pod(1, deleting=True, forced=True, finalizers=finalizers)
+    assert created(plan_with(job, make_pod(0), forced, progress=progress())) == ["job-2"]
     leaving = make_pod(1, deleting=True, finalizers=finalizers)
     assert created(plan_with(job, make_pod(0), leaving, progress=progress())) == []
     one = running(1, nodes={"min": 1, "max": 1})
