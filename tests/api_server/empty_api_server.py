@@ -45,6 +45,7 @@ def empty_api_server(folder: Path) -> Iterator[Kubectl]:
         "--authorization-mode=RBAC",
         "--endpoint-reconciler-type=none",  # required on loopback
         "--service-cluster-ip-range=10.95.0.0/16",
+        "--allow-privileged=true",
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={public}",
         f"--service-account-signing-key-file={private}",

@@ -20,7 +20,7 @@ from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_USAGE, ConfigError
 from fluxtrain.mlperf.lines import read_lines
 from fluxtrain.mlperf.machine import node_mark
-from fluxtrain.mlperf.review import rule_findings
+from fluxtrain.mlperf.review import Run, rule_findings
 from fluxtrain.safetensors_file import read_header
 
 AUTO = {"logging": {"mlperf": {"division": "auto"}}}
@@ -125,6 +125,10 @@ def test_a_resume_on_the_same_nodes_stays_closed_and_is_told(tmp_path: Path) -> 
     open_log(tmp_path / "log", benchmark(), samples=512, node_marks=("a", "b")).close()
     (told,) = values(tmp_path / "log", "run_resumed")
     assert (told["num_ranks"], told["nodes"], told["same_nodes"]) == (8, ["a", "b"], True)
+    log = tmp_path / "log"
+    found = rule_findings(Run("run", log, list(read_lines(log))))
+    texts = [each.text for each in found if each.rule == "not-resumed"]
+    assert "resumed after 512 samples on the same nodes" in texts[0]
     assert values(tmp_path / "log", KEY) == []
 
 

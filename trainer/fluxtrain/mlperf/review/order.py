@@ -149,7 +149,9 @@ def blocks_are_whole(run: Run) -> Iterator[str]:
 def not_resumed(run: Run) -> Iterator[str]:
     """The run was not interrupted."""
     for line in run.all("run_resumed"):
-        yield f"the run was resumed after {line.samples} samples (line {line.number})"
+        same = line.value.get("same_nodes") if isinstance(line.value, dict) else None
+        where = "" if same is None else f" on {'the same' if same else 'other'} nodes"
+        yield f"the run was resumed after {line.samples} samples{where} (line {line.number})"
 
 
 @rule(
