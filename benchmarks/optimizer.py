@@ -83,6 +83,7 @@ def main() -> None:
     config = resolve(
         {
             "preset": "mlperf-schnell",
+            "seed": 1,
             "model": NARROW,
             "precision": {"compute": "float32"},
             "logging": {"mlperf": {"division": "open"}},

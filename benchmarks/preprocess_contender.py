@@ -41,6 +41,7 @@ def task() -> RunConfig:
         {
             "preset": "mlperf-schnell-raw",
             "task": "preprocess",
+            "seed": 1,
             "data": {"train": "train", "num_workers": 1},
             "preprocess": {
                 "train": "fluxtrain",

@@ -47,7 +47,12 @@ _STEPS = 7
 
 def configured(preset: str, changes: dict[str, Any]) -> RunConfig:
     """Return ``preset`` as an eager training, with ``changes``."""
-    base = {"preset": preset, "task": "train", "logging": {"mlperf": {"division": "open"}}}
+    base = {
+        "preset": preset,
+        "task": "train",
+        "seed": 1,
+        "logging": {"mlperf": {"division": "open"}},
+    }
     config = resolve(merge(base, changes))
     return eager(config)
 

@@ -69,6 +69,7 @@ class Setting:
         """
         run: dict[str, Any] = {
             "preset": "mlperf-schnell",
+            "seed": 1,
             "model": self.model.model_dump(),
             "data": {"latent_size": self.latent, "text_length": self.text},
             "schedule": {"global_batch_size": self.batch, "warmup_steps": 0},

@@ -28,6 +28,7 @@ STEPS = 300
 EMPTY = {
     "MFU": "the peak of a CPU is unknown",
     "Distrusted nodes": "no node has a fault",
+    "Samples to the target": "the run has no target, and no batch size of MLCommons' reference",
 } | dict.fromkeys(
     ("Activity", "Power", "Junction temperature"), "no GPU, so no metrics of AMD's exporter"
 )

@@ -29,7 +29,19 @@ SCHEMA_PHRASES = re.compile(
 )
 """What the API server says about a value that the schema refuses, not a rule."""
 KIND = "must be FluxTraining"
-VALIDATOR = jsonschema.Draft4Validator(SCHEMA)  # has the exclusive bounds of OpenAPI 3.0
+
+
+def int_or_string(
+    _: Any, wanted: bool, value: object, schema: dict[str, Any]
+) -> Iterator[jsonschema.ValidationError]:
+    """Yield an error if ``value`` is neither; the keyword is Kubernetes' own."""
+    if wanted and (isinstance(value, bool) or not isinstance(value, int | str)):
+        yield jsonschema.ValidationError("must be of type integer or string")
+
+
+VALIDATOR = jsonschema.validators.extend(  # Draft 4 has the exclusive bounds of OpenAPI 3.0
+    jsonschema.Draft4Validator, {"x-kubernetes-int-or-string": int_or_string}
+)(SCHEMA)
 
 
 def walk(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

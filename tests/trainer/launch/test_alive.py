@@ -34,7 +34,7 @@ from fluxtrain.train import train
 pytestmark = pytest.mark.slow
 
 Progress = dict[str, Any]
-GROWING_SECONDS, BLOCKED_SECONDS = 2.5, 4.0
+GROWING_SECONDS, BLOCKED_SECONDS = 2.5, 6.0
 """Seconds during which a checkpoint's file grows, then does not."""
 _JITTER_SECONDS = 0.02
 """Between a response and the time at which it is read."""
@@ -158,9 +158,9 @@ def test_a_final_checkpoint_is_alive_while_its_file_grows(
     while_growing = [(now, progress) for now, progress in saving if now < blocked]
     assert num_progressed("save", while_growing) >= 3
     assert saving[0][1]["step"] == 1, "the last step is done"
-    # growth is detected up to half a second later
+    # growth is detected up to half a second later, and later still on busy cores
     while_blocked = [
-        (now, a) for now, a in saving if blocked + 1 < now < blocked + BLOCKED_SECONDS - 0.5
+        (now, a) for now, a in saving if blocked + 3 < now < blocked + BLOCKED_SECONDS - 0.5
     ]
     assert len(while_blocked) > 10, "it responds while it is blocked"
     assert num_progressed("save", while_blocked) == 0, "and reports no progress"

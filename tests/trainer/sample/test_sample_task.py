@@ -79,6 +79,7 @@ FLAGS = [
     f"--data.latent_size={SIDE // 8}",
     f"--data.text_length={TOKENS}",
     "--logging.mlperf.division=open",
+    "--seed=1234",
     "--precision.compute=float32",
     "--encoders.precision=float32",
 ]
