@@ -427,7 +427,8 @@ class SmallCluster:
         places = self.size.high - len(held)
         same = {pod.spec_hash for pod in left} <= {self._job.spec_hash}
         fits = same and {pod.nodes[1] for pod in members} == {self.size.high}
-        if left and left[0].finalizers and fits and places >= max(2, self.size.low):
+        is_member = left and names.KUEUE_FINALIZER in left[0].finalizers
+        if is_member and fits and places >= max(2, self.size.low):
             assert result.status.group_attempt is not None, "a restart gives up its group"
 
     def _is_usable(self, pod: Pod) -> bool:
