@@ -11,9 +11,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter, process_time
+from typing import Any
 
 import numpy as np
 import torch
@@ -120,50 +121,71 @@ def torchtitan(task: Task, recompute: bool = False) -> Step:
     Without ``fully_shard`` too, which would only cost time on a single rank. With ``recompute`` its blocks
     are recomputed in the backward pass, as in all its flux configs.
     """
-    from torchtitan.components.loss import MSELoss
     from torchtitan.components.optimizer import default_adamw
     from torchtitan.config import CompileConfig
-    from torchtitan.distributed.utils import clip_grad_norm_
-    from torchtitan.models.flux import flux_configs
     from torchtitan.models.flux.parallelize import apply_ac, apply_compile
-    from torchtitan.models.flux.utils import create_position_encoding_for_latents, pack_latents
 
-    with torch.device("meta"):
-        model: nn.Module = flux_configs["flux-debug"]().build()
-    model.load_state_dict(to_torchtitan(random_model(FLUX_DEBUG).state_dict()), assign=True)
-    compiling = CompileConfig(enable=task.compiled)
+    model = torchtitan_model(random_model(FLUX_DEBUG).state_dict())
     if recompute:
         apply_ac(model)
     if task.compiled:
-        apply_compile(model, compiling)
-    mse = MSELoss(MSELoss.Config(), compile_config=compiling)
+        apply_compile(model, CompileConfig(enable=True))
     hyper = task.config.optim
     optimizer = default_adamw(lr=hyper.learning_rate).build(model_parts=[model])
+    update = torchtitan_update(model, optimizer, hyper.max_grad_norm, task.compiled)
     labels, noise, times = task.clean, task.batch.noise, task.batch.timesteps
 
     def step() -> Tensor:
-        optimizer.zero_grad()
         with torch.no_grad():
             sigmas = times.view(-1, 1, 1, 1)
             noisy = (1 - sigmas) * labels + sigmas * noise
+        return update(task.batch, noisy, noise - labels)
+
+    return step, model
+
+
+def torchtitan_model(weights: Mapping[str, Tensor]) -> nn.Module:
+    """Return torchtitan's ``flux-debug`` with our ``weights``."""
+    from torchtitan.models.flux import flux_configs
+
+    with torch.device("meta"):
+        model: nn.Module = flux_configs["flux-debug"]().build()
+    model.load_state_dict(to_torchtitan(weights), assign=True)
+    return model
+
+
+def torchtitan_update(
+    model: nn.Module, optimizer: Any, max_norm: float, compiled: bool = False
+) -> Callable[[Batch, Tensor, Tensor], Tensor]:
+    """Return what torchtitan's flux trainer does with a batch, noisy latents and their target: its loss."""
+    from torchtitan.components.loss import MSELoss
+    from torchtitan.config import CompileConfig
+    from torchtitan.distributed.utils import clip_grad_norm_
+    from torchtitan.models.flux.utils import create_position_encoding_for_latents, pack_latents
+
+    mse = MSELoss(MSELoss.Config(), compile_config=CompileConfig(enable=compiled))
+
+    def update(batch: Batch, noisy: Tensor, target: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        with torch.no_grad():
             ids = create_position_encoding_for_latents(*noisy.shape[:1], *noisy.shape[2:])
-            txt_ids = torch.zeros(len(noisy), task.batch.txt.shape[1], 3)
-            packed, target = pack_latents(noisy), pack_latents(noise - labels)
+            txt_ids = torch.zeros(len(noisy), batch.txt.shape[1], 3)
+            packed, target = pack_latents(noisy), pack_latents(target)
         prediction = model(
             img=packed,
             img_ids=ids,
-            txt=task.batch.txt,
+            txt=batch.txt,
             txt_ids=txt_ids,
-            y=task.batch.vec,
-            timesteps=times,
+            y=batch.vec,
+            timesteps=batch.timesteps,
         )
-        loss: Tensor = mse(prediction, target, torch.tensor(float(labels.numel())))[0]
+        loss: Tensor = mse(prediction, target, torch.tensor(float(target.numel())))[0]
         torch.autograd.backward(loss)
-        clip_grad_norm_(list(model.parameters()), hyper.max_grad_norm, foreach=True)
+        clip_grad_norm_(list(model.parameters()), max_norm, foreach=True)
         optimizer.step()
         return loss.detach()
 
-    return step, model
+    return update
 
 
 def torchtitan_recomputing(task: Task) -> Step:

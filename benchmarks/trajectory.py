@@ -16,13 +16,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from benchmarks.contender import FLUX_DEBUG, make_batch
+from benchmarks.contender import FLUX_DEBUG, make_batch, torchtitan_model, torchtitan_update
 from benchmarks.peers import ROOT, peers_python
 from benchmarks.table import print_table
-from benchmarks.torchtitan_names import to_torchtitan
 from torch import Tensor, nn
 
 from fluxtrain.contract.run.config import RunConfig
@@ -106,19 +106,12 @@ def torchtitan(arm: Arm) -> Step:
     """Return the step of torchtitan's flux trainer, with samples and draws of ``batch``."""
     from torch.distributed import HashStore, init_process_group
     from torch.distributed.device_mesh import init_device_mesh
-    from torchtitan.components.loss import MSELoss
     from torchtitan.components.optimizer import default_adamw
-    from torchtitan.config import CompileConfig
-    from torchtitan.distributed.utils import clip_grad_norm_
-    from torchtitan.models.flux import flux_configs
     from torchtitan.models.flux.parallelize import apply_fsdp
-    from torchtitan.models.flux.utils import create_position_encoding_for_latents, pack_latents
 
     config, compute = config_of(arm), DTYPES[arm.compute]
     init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    with torch.device("meta"):
-        model: nn.Module = flux_configs["flux-debug"]().build()
-    model.load_state_dict(to_torchtitan(weights_of(config)), assign=True)
+    model = torchtitan_model(weights_of(config))
     _set_qk_norm_eps(model, config.model.qk_norm_eps)
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
     apply_fsdp(model, mesh, param_dtype=compute, reduce_dtype=torch.float32)
@@ -129,33 +122,16 @@ def torchtitan(arm: Arm) -> Step:
         eps=hyper.epsilon,
         weight_decay=hyper.weight_decay,
     )
-    optimizer = adamw.build(model_parts=[model])
-    mse = MSELoss(MSELoss.Config(), compile_config=CompileConfig(enable=False))
+    update = torchtitan_update(model, adamw.build(model_parts=[model]), hyper.max_grad_norm)
+    shift, scale = config.encoders.latent_shift, config.encoders.latent_scale
 
     def step(batch: Batch) -> Tensor:
-        optimizer.zero_grad()
+        rounded = {name: tensor.to(compute) for name, tensor in batch.device_tensors().items()}
+        batch = replace(batch, **rounded)
         with torch.no_grad():
-            values = (batch.mean, batch.logvar, batch.latent_noise, batch.noise, batch.timesteps)
-            mean, logvar, latent_noise, noise, times = (value.to(compute) for value in values)
-            shift, scale = config.encoders.latent_shift, config.encoders.latent_scale
-            clean = sample_latents(mean, logvar, latent_noise, shift, scale)
-            noisy = interpolate(clean, noise, times)
-            ids = create_position_encoding_for_latents(*noisy.shape[:1], *noisy.shape[2:])
-            txt_ids = torch.zeros(len(noisy), batch.txt.shape[1], 3)
-            packed, target = pack_latents(noisy), pack_latents(velocity(clean, noise))
-        prediction = model(
-            img=packed,
-            img_ids=ids,
-            txt=batch.txt.to(compute),
-            txt_ids=txt_ids,
-            y=batch.vec.to(compute),
-            timesteps=times,
-        )
-        loss: Tensor = mse(prediction, target, torch.tensor(float(target.numel())))[0]
-        torch.autograd.backward(loss)
-        clip_grad_norm_(list(model.parameters()), hyper.max_grad_norm, foreach=True)
-        optimizer.step()
-        return loss.detach()
+            clean = sample_latents(batch.mean, batch.logvar, batch.latent_noise, shift, scale)
+            noisy = interpolate(clean, batch.noise, batch.timesteps)
+        return update(batch, noisy, velocity(clean, batch.noise))
 
     return step
 

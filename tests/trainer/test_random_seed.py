@@ -76,7 +76,7 @@ def test_another_number_than_the_drawn_one_is_refused(tmp_path: Path) -> None:
         run_state.check_same_run(resolve({"preset": "micro", "seed": 7}), checkpoint)
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", str(LARGEST_SEED + 1)])
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", str(LARGEST_SEED + 1), "1" * 5000])
 def test_a_file_that_holds_no_seed_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "seed").write_text(text)
     with pytest.raises(StorageError, match="not a seed"):

@@ -67,7 +67,8 @@ def _kept(path: Path) -> int | None:
         text = path.read_text(errors="replace").strip()
     except FileNotFoundError:
         return None
-    if not (text.isascii() and text.isdecimal() and int(text) <= LARGEST_SEED):
+    is_short = len(text) <= len(str(LARGEST_SEED))  # int() refuses thousands of digits
+    if not (is_short and text.isascii() and text.isdecimal() and int(text) <= LARGEST_SEED):
         raise StorageError(f"{path}: not a seed; write the one of the run's mlperf.log there")
     return int(text)
 

@@ -37,9 +37,8 @@ def missing_objects(
     pods = [] if refused else [*_missing_pods(situation, {name for _, name in held})]
     again = {(failure.kind, failure.name) for failure in failures}
     again |= {("ConfigMap", situation.revision.name)} if pods else set()
-    key = key_secret(
-        situation.job
-    )  # it cannot be observed: it is created before pods, or tried again
+    # it cannot be observed: it is created before pods, or tried again
+    key = key_secret(situation.job)
     support = [
         *_missing_supporting(situation, again),
         *([key] if pods or object_key(key) in again else []),

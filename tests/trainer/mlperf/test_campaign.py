@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,11 @@ def test_labels_folder_and_predecessors_of_the_file_are_kept() -> None:
     assert second["spec"]["lifecycle"]["startAfter"] == ["mlperf-submission-00"]
 
 
+def test_labels_may_be_null() -> None:
+    (job,) = campaign_jobs(merge(BASE, {"metadata": {"labels": None}}), 1, 1)
+    assert job["metadata"]["labels"] == {"campaign": "mlperf-submission"}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -134,6 +140,22 @@ def test_a_curve_that_is_a_line_over_the_logarithm_is_forecast_exactly(seen: int
 def test_other_curves_have_no_forecast(losses: list[float], target: float | None) -> None:
     points = [(count * EVERY, loss) for count, loss in enumerate(losses, 1)]
     assert samples_to_target(points, target, EVERY) is None
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "target"),
+    [
+        ([(EVERY, 0.9), (EVERY, 0.8), (EVERY, 0.7)], 0.6),
+        ([(EVERY, 0.9), (2 * EVERY, 0.8), (2 * EVERY, 0.7)], 0.6),
+        ([(10**400, 0.9), (10**401, 0.8), (10**402, 0.7)], 0.6),
+        ([(EVERY, 0.9), (2 * EVERY, 0.8), (3 * EVERY, 0.7)], float("nan")),
+    ],
+    ids=["the same samples", "two different ones", "absurd counts", "a target that is no number"],
+)
+def test_logs_of_others_have_no_forecast(
+    evaluations: list[tuple[int, float]], target: float
+) -> None:
+    assert samples_to_target(evaluations, target, EVERY) is None
 
 
 def test_a_run_that_is_late_is_not_forecast_into_the_past() -> None:
@@ -229,6 +251,25 @@ def test_unfinished_runs_are_forecast(
     assert "~" in row or row.split()[5] == "-"
     waiting = next(line for line in text.splitlines() if line.startswith("run-09"))
     assert waiting.split()[1:] == ["waiting", "0", "0", "-", "-", "-"]
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "true", '"low"', "null", "NaN"])
+def test_losses_that_are_no_numbers_break_no_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    (folder,) = write_runs(tmp_path, (5,))
+    log = folder / "mlperf.log"
+    text = re.sub(
+        r'("key": "eval_accuracy", "value": )[0-9.e-]+', rf"\g<1>{value}", log.read_text()
+    )
+    assert text != log.read_text()
+    log.write_text(
+        text.replace(
+            '"key": "target_accuracy", "value": 0.586',
+            f'"key": "target_accuracy", "value": {value}',
+        )
+    )
+    assert "1 run" in status(tmp_path, capsys=capsys)
 
 
 def test_a_run_faster_than_the_reference_is_named(

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fluxtrain.contract.resource.pod_template import TRAINER
 from fluxtrain.errors import DataError
 
 RAN_JOB_FILE = "job.json"
 """In the folder of a fetched run."""
-_TRAINER = "trainer"
-"""Name of the container that trains."""
 _DIGEST = "@sha256:"
 
 
@@ -30,7 +29,7 @@ def image_of(pods: Iterable[Mapping[str, Any]]) -> str | None:
         str(status.get("imageID", "")).rpartition("://")[2]
         for pod in pods
         for status in pod.get("status", {}).get("containerStatuses") or ()
-        if status.get("name") == _TRAINER
+        if status.get("name") == TRAINER
     }
     return images.pop() if len(images) == 1 and all(map(_names_digest, images)) else None
 

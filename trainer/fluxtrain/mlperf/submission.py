@@ -3,7 +3,7 @@
 ORGANISATION/
   systems/SYSTEM.json
   results/SYSTEM/flux1/result_0.txt ... result_9.txt
-  benchmarks/flux1/implementations/SYSTEM_fluxtrain/   to repeat the runs: see implementation.py
+  benchmarks/flux1/implementations/SYSTEM_fluxtrain/   to repeat the runs: see implementation/folder.py
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ _LAST = 6
 _LEAST = 3
 _MOST = 10.0
 """A target that is further away than this multiple of the samples so far is not forecast."""
+_MOST_SAMPLES = 10**15
+"""Logs of others may state any number."""
 
 
 def samples_to_target(
@@ -19,15 +21,17 @@ def samples_to_target(
     """Return the samples, a multiple of ``every``, at which the loss reaches ``target``; None if unknown.
 
     The loss of the last evaluations is continued as a straight line over the logarithm of the samples, by
-    least squares. Unknown with fewer than three evaluations, without a target, or if the loss does not fall.
+    least squares. Unknown with fewer than three evaluations at different samples, without a target, or if
+    the loss does not fall.
     """
-    points = [(samples, loss) for samples, loss in evaluations if samples > 0]
-    if target is None or every < 1:
+    points = [(samples, loss) for samples, loss in evaluations if 0 < samples < _MOST_SAMPLES]
+    if target is None or not math.isfinite(target) or every < 1:
         return None
     if reached := next((samples for samples, loss in points if loss <= target), None):
         return reached
     points = points[-_LAST:]
-    if len(points) < _LEAST or not all(math.isfinite(loss) for _, loss in points):
+    num_different = len({samples for samples, _ in points})
+    if num_different < _LEAST or not all(math.isfinite(loss) for _, loss in points):
         return None
     logs = [math.log(samples) for samples, _ in points]
     mean_log = sum(logs) / len(logs)

@@ -72,7 +72,7 @@ def _job(file: Mapping[str, Any], number: int, parallel: int) -> dict[str, Any]:
     if number >= parallel:
         before = run_name(file, number - parallel)
         own["lifecycle"] = {"startAfter": [before]}
-    labels = {**metadata.get("labels", {}), LABEL: campaign}
+    labels = {**(metadata.get("labels") or {}), LABEL: campaign}
     return {
         **file,
         "metadata": {**metadata, "name": name, "labels": labels},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,11 +45,8 @@ class ObservedRun:
     def evaluations(self) -> list[Evaluation]:
         """Return the training samples and the loss of each evaluation that has one."""
         lines = [] if self.log is None else self.log.all("eval_accuracy")
-        return [
-            (line.samples, float(line.value))
-            for line in lines
-            if line.samples is not None and isinstance(line.value, int | float)
-        ]
+        found = [(line.samples, _number(line.value)) for line in lines]
+        return [(count, loss) for count, loss in found if count is not None and loss is not None]
 
     @property
     def forecast(self) -> int | None:
@@ -56,9 +54,7 @@ class ObservedRun:
         if self.is_over or self.log is None:
             return None if self.log is None else self.log.samples
         target, every = self.log.value("target_accuracy"), self.log.number("evaluation_frequency")
-        if not isinstance(target, int | float):
-            return None
-        return samples_to_target(self.evaluations, float(target), every or 0)
+        return samples_to_target(self.evaluations, _number(target), every or 0)
 
     @property
     def _has_started(self) -> bool:
@@ -97,6 +93,13 @@ def runs_of_jobs(selector: str, namespace: str | None, folder: Path) -> list[Obs
             log = read_run(path)
         found.append(ObservedRun(name, log, phase))
     return found
+
+
+def _number(value: object) -> float | None:
+    """Return ``value`` as a float; None if it is no number, or too large for one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return None if isinstance(value, int) and abs(value) > sys.float_info.max else float(value)
 
 
 def _logs(path: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from fluxtrain.mlperf.ran_job import read_ran_job
-from fluxtrain.mlperf.review.evidence import Run
+from fluxtrain.mlperf.review.evidence import Run, count_of
 
 _STORAGE = {
     "data": {"persistentVolumeClaim": {"claimName": "data"}},
@@ -49,13 +49,8 @@ def _alone(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _told_spec(run: Run) -> dict[str, Any]:
     """Return nodes and GPUs as the log tells them, and claims to fill in."""
     spec: dict[str, Any] = {"storage": _STORAGE}
-    if (nodes := _count(run, "number_of_nodes")) is not None and nodes > 0:
+    if (nodes := count_of(run.system, "number_of_nodes")) is not None and nodes > 0:
         spec["nodes"] = {"min": nodes, "max": nodes}
-    if (gpus := _count(run, "accelerators_per_node")) is not None:
+    if (gpus := count_of(run.system, "accelerators_per_node")) is not None:
         spec["gpusPerNode"] = gpus
     return spec
-
-
-def _count(run: Run, field: str) -> int | None:
-    text = str(run.system.get(field))
-    return int(text) if text.isdecimal() else None

@@ -151,8 +151,14 @@ def read_run(log: Path) -> Run:
 
 def num_ranks(system: Mapping[str, Any]) -> int | None:
     """Return nodes x accelerators of a system description, None if it does not say."""
-    counts = [str(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node")]
-    return prod(map(int, counts)) if all(map(_COUNT.fullmatch, counts)) else None
+    counts = [count_of(system, name) for name in ("number_of_nodes", "accelerators_per_node")]
+    return None if None in counts else prod(count for count in counts if count is not None)
+
+
+def count_of(system: Mapping[str, Any], field: str) -> int | None:
+    """Return the number in ``field`` of a system description, None if it holds none."""
+    text = str(system.get(field))
+    return int(text) if _COUNT.fullmatch(text) else None
 
 
 def _results(path: Path) -> Iterator[Result]:
