@@ -23,7 +23,7 @@ import torch
 from benchmarks.loader import BATCH, SHAPE, SHARD, fields_of, samples, views
 from benchmarks.table import print_table, spread
 
-from fluxtrain.contract.run.config import Layout
+from fluxtrain.contract.run.data import Layout
 from fluxtrain.data.dataset import Encodings
 from fluxtrain.data.layouts.detect import make_writer, open_encoded
 from fluxtrain.data.layouts.mlcommons import COLUMNS

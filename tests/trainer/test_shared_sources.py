@@ -19,7 +19,8 @@ from tests.trainer import ranks
 
 from fluxtrain import shared_sources as module
 from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.run.config import Layout, RunConfig
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.data import Layout
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.dataset import Encodings
 from fluxtrain.data.empty_text import write_empty_text

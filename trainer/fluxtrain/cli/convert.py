@@ -7,7 +7,7 @@ import sys
 from typing import get_args
 
 from fluxtrain.cli.arguments import Commands, add_command, described, path
-from fluxtrain.contract.run.config import Layout
+from fluxtrain.contract.run.data import Layout
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from fluxtrain.contract.run.config import Layout
+from fluxtrain.contract.run.data import Layout
 from fluxtrain.data.dataset import Encodings
 from fluxtrain.data.file_dataset import FileDataset
 from fluxtrain.data.layouts.detect import make_writer

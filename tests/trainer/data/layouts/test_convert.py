@@ -18,7 +18,7 @@ from tests.trainer.data.layouts.encoded_sets import (
 )
 
 from fluxtrain.cli import main
-from fluxtrain.contract.run.config import Layout
+from fluxtrain.contract.run.data import Layout
 from fluxtrain.data.layouts.convert import convert
 from fluxtrain.data.layouts.detect import open_encoded
 from fluxtrain.errors import ConfigError, DataError, StorageError

@@ -24,7 +24,7 @@ from tests.trainer.data.layouts.encoded_sets import (
     write,
 )
 
-from fluxtrain.contract.run.config import Layout
+from fluxtrain.contract.run.data import Layout
 from fluxtrain.data.layouts.detect import open_encoded
 from fluxtrain.errors import DataError
 

@@ -33,7 +33,7 @@ from tests.trainer.data.layouts.encoded_sets import (
 )
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
-from fluxtrain.contract.run.config import Layout
+from fluxtrain.contract.run.data import Layout
 from fluxtrain.data.layouts.detect import detect, make_writer, open_encoded
 from fluxtrain.errors import DataError
 

@@ -11,7 +11,7 @@ from tests.trainer.data.layouts.encoded_sets import FOREIGN, LAYOUTS
 from tests.trainer.data.small_runs import batches, encoded_run, train
 
 from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.run.config import Layout
+from fluxtrain.contract.run.data import Layout
 from fluxtrain.data.loader import evaluation_batches
 from fluxtrain.data.sources import open_source
 from fluxtrain.launch.torchrun import check_before_starting

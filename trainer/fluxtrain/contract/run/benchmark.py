@@ -6,12 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fluxtrain.contract.run.buckets import PIXELS_PER_TOKEN
 from fluxtrain.contract.run.encoders import Precision
 from fluxtrain.contract.run.precision import Fp8
 from fluxtrain.contract.strict_model import Count, Fraction, Positive, StrictModel
 
-PIXELS_PER_TOKEN = 16
-"""Side of the image that one token stands for: eight pixels per latent, two latents per token."""
 _Sizes = Annotated[
     list[Annotated[int, Field(ge=16, le=32_768, multiple_of=PIXELS_PER_TOKEN)]],
     Field(max_length=16),

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fluxtrain.contract.run.config import Layout
+from fluxtrain.contract.run.data import Layout
 from fluxtrain.data.dataset import Encodings
 from fluxtrain.data.file_dataset import FileDataset
 from fluxtrain.data.layouts.detect import detect, make_writer, open_encoded

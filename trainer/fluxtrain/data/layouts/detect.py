@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from fluxtrain.contract.run.config import Layout
+from fluxtrain.contract.run.data import Layout
 from fluxtrain.data.file_dataset import FileDataset
 from fluxtrain.data.sample_writer import SampleWriter
 from fluxtrain.data.shard_dataset import ShardDataset
