@@ -51,9 +51,10 @@ def decide(situation: Situation) -> Decision:
 def succeeded(situation: Situation) -> Decision | None:
     """Complete the job once a pod has succeeded and no program has failed.
 
-    All ranks exit together: the other pods are about to exit, or are replacements that joined too late.
+    All ranks exit together: the other pods are about to exit, or are replacements that joined too late. A
+    pod that is stopped before the end of the run does not exit with 0, so it may be deleted meanwhile.
     """
-    done = [pod for pod in situation.current if pod.succeeded and not pod.deleting]
+    done = [pod for pod in situation.current if pod.succeeded]
     if not done or situation.program_failures:
         return None
     deadline = min(pod.finished or pod.created for pod in done) + _FINISHING_SECONDS

@@ -354,6 +354,11 @@ class SmallCluster:
         self.happened.update(name for name, holds in anomalies.items() if holds)
         self.read = (job, pods)
 
+    def wait(self, duration: float) -> None:
+        """Let ``duration`` seconds pass, in which the watches report all that has happened before."""
+        self.clocks.seen(self.snapshots[-1].observed, self.now)
+        self.now += duration
+
     # --- the operator
 
     def reconcile(self, job_age: int = 0, pods_age: int = 0, num_acts: int = _ALL_ACTS) -> Plan:

@@ -91,6 +91,8 @@ class SmallKueue:
         group, total = self.groups.get(name), self._totals[name]
         active = [pod for pod in pods if _is_active(pod)]
         inactive = [pod for pod in pods if not _is_active(pod)]
+        if group is None and all(pod.ended for pod in pods):
+            return self._release(pods)  # as of a group that has ended
         if group is None:
             self._release(inactive)
             inactive = []

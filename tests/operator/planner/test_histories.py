@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -48,6 +48,7 @@ pytestmark = pytest.mark.slow
 NUM_HISTORIES = int(os.environ.get("FLUXTRAIN_HISTORIES", "2000"))
 FIRST = int(os.environ.get("FLUXTRAIN_FIRST_HISTORY", "0"))
 CHUNK = 250
+_CHUNKS_PER_LINE = 20
 ANOMALIES = ("lost", "repeated", "reordered", "stale", "refused", "died")
 """Anomalies of the watches, of writes of the status, and of the operator."""
 _OFFSETS = (-3600.0, 0.0, 3600.0)
@@ -179,7 +180,7 @@ def trainers_fail(cluster: SmallCluster, number: int) -> None:
 
 
 def time_passes(cluster: SmallCluster, number: int) -> None:
-    cluster.now += (5, 40, 400, 4000)[number % 4]
+    cluster.wait((5, 40, 400, 4000)[number % 4])
 
 
 def user_suspends_or_resumes(cluster: SmallCluster, number: int) -> None:
@@ -358,13 +359,21 @@ def play_all(seeds: range) -> Tally:
     return tally
 
 
+def told(tallies: Iterable[Tally]) -> Iterator[Tally]:
+    """Yield ``tallies``, and print seeds of faults and how many histories have been played."""
+    for count, tally in enumerate(tallies, start=1):
+        if tally.faults or count % _CHUNKS_PER_LINE == 0:
+            print(f"{FIRST + count * CHUNK} histories; faults: {tally.faults}", flush=True)
+        yield tally
+
+
 @pytest.mark.timeout(3600)
 def test_every_history_converges_and_violates_no_invariant() -> None:
     end = FIRST + NUM_HISTORIES
     chunks = [range(at, min(end, at + CHUNK)) for at in range(FIRST, end, CHUNK)]
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(os.cpu_count(), fork, initializer=gc.freeze) as pool:
-        tallies = list(pool.map(play_all, chunks))
+        tallies = list(told(pool.map(play_all, chunks)))
     faults = [seed for tally in tallies for seed in tally.faults]
     if faults:
         shortest = History.of(faults[0]).shortened()

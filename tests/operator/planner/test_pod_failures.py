@@ -25,6 +25,8 @@ from tests.operator.planner.pods import (
     with_status,
 )
 
+from fluxtrain.errors import EXIT_STOPPED
+
 
 @pytest.mark.parametrize(
     ("pod", "cause"),
@@ -167,9 +169,14 @@ def test_a_missing_pod_is_not_replaced_once_another_has_succeeded() -> None:
     assert (result.status.phase, created(result)) == ("Complete", [])
 
 
-def test_an_evicted_pod_does_not_complete_the_job() -> None:
-    drained = make_pod(1, **SUCCEEDED, deleting=True)
+def test_a_pod_that_is_stopped_before_the_end_of_the_run_does_not_complete_the_job() -> None:
+    drained = failed(1, EXIT_STOPPED, deleting=True)
     assert plan_with(running(), drained).status.phase == "Restarting"
+
+
+def test_a_pod_that_succeeds_while_it_is_being_deleted_completes_the_job() -> None:
+    drained = make_pod(1, **SUCCEEDED, deleting=True)
+    assert plan_with(running(), drained).status.phase == "Complete"
 
 
 def test_a_job_with_a_failed_pod_is_not_complete() -> None:
