@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.shard_dataset import ShardDataset
 from fluxtrain.data.tar.dataset import TarImages
 from fluxtrain.encode.patch import PatchAutoencoder, save_patch_autoencoder
+from fluxtrain.prepare.openmoji.blueprints import choose, draw_blueprints, outlines
 from fluxtrain.prepare.openmoji.build import (
     NUM_SKIN_TONES,
     NUM_VALIDATION_BASES,
@@ -66,12 +69,34 @@ def test_a_base_is_on_one_side_and_the_split_is_deterministic() -> None:
         assert len(toned) <= NUM_SKIN_TONES
 
 
+def test_outlines_are_white_and_nothing_else_is_left() -> None:
+    svg = outlines((_svg_folder() / "1F600.svg").read_text())
+    assert svg is not None
+    assert 'id="line"' in svg
+    assert 'id="color"' not in svg
+    assert set(re.findall(r'(?:fill|stroke)="([^"]*)"', svg)) == {"none", "#ffffff"}
+    assert outlines('<svg><g id="color"/></svg>') is None
+
+
+def test_blueprints_are_a_folder_of_pictures_and_captions(tmp_path: Path) -> None:
+    emoji = read_catalogue(_svg_folder())
+    chosen = choose(emoji)
+    assert chosen == choose(list(reversed(emoji)))
+    assert not [item for item in chosen if item.has_skin_tone or item.caption.startswith("flag:")]
+    draw_blueprints(tmp_path / "blueprints", lambda count: None, chosen[:3], _svg_folder(), size=64)
+    for item in chosen[:3]:
+        path = tmp_path / "blueprints" / f"{item.key}.png"
+        with Image.open(path) as image:
+            assert image.size == (64, 64)
+        assert path.with_suffix(".txt").read_text() == f"{item.caption}\n"
+
+
 @pytest.mark.slow
 def test_a_small_catalogue_becomes_an_encoded_data_set(tmp_path: Path) -> None:
     emoji = read_catalogue(_svg_folder())[:5]
     config = resolve({"preset": "openmoji"})
     _draw(tmp_path / "images", lambda count: None, {"train": emoji}, size=config.data.image_size)
-    assert "CC BY-SA 4.0" in (tmp_path / "images" / "ATTRIBUTION.txt").read_text()
+    assert "CC BY-SA 4.0" in (tmp_path / "images" / "ATTRIBUTION.md").read_text()
     images = TarImages(tmp_path / "images" / "train")
     assert [images.caption(index) for index in range(5)] == [item.caption for item in emoji]
     torch.manual_seed(0)

@@ -1,16 +1,17 @@
 """The demo's data: OpenMoji's images and names, an autoencoder fitted to them, and the encodings.
 
-    data/openmoji/images/{train,validation}/*.tar   images and captions, with ATTRIBUTION.txt
+    data/openmoji/images/{train,validation}/*.tar   images and captions, with ATTRIBUTION.md
     models/openmoji/autoencoder.safetensors         the patch autoencoder
     data/openmoji/{train,validation}/               the encoded data sets
     data/openmoji/empty.safetensors                 the empty prompt's encodings
+    data/openmoji/blueprints/                       pictures in another style, for the demo of LoRA
 
 The images are OpenMoji's (https://openmoji.org), CC BY-SA 4.0, and so are derivatives of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cache, partial
 from importlib.metadata import version
@@ -29,6 +30,7 @@ from fluxtrain.draws import NUM_TIMESTEPS
 from fluxtrain.encode.patch import load_patch_autoencoder, save_patch_autoencoder
 from fluxtrain.encode.text import TextEncoder, load_text_encoder
 from fluxtrain.errors import DataError
+from fluxtrain.prepare.openmoji.blueprints import choose, draw_blueprints
 from fluxtrain.prepare.openmoji.cached_build import Settings, build_cached
 from fluxtrain.prepare.openmoji.catalogue import Emoji, read_catalogue, split
 from fluxtrain.prepare.openmoji.fit_autoencoder import FitSettings, fit_patch_autoencoder, to_images
@@ -42,6 +44,7 @@ ATTRIBUTION = (
     "(https://openmoji.org). License: CC BY-SA 4.0 (https://creativecommons.org/licenses/by-sa/4.0/). "
     "Changes: drawn in pixels on white; encoded."
 )
+ATTRIBUTION_FILE = "ATTRIBUTION.md"
 LoadText = Callable[[], TextEncoder]
 _BATCH = 128
 
@@ -83,6 +86,10 @@ def prepare_openmoji(data_root: Path, models_root: Path, force: bool = False) ->
         encode = partial(_encode, images / name, autoencoder, text)
         build_cached(f"encode {name}", folder / name, encoding_settings, len(emoji), encode, force)
     empty = data_root / config.data.empty_encodings
+    chosen = choose(parts["train"])
+    outlines = partial(_draw_blueprints, emoji=chosen, size=config.data.image_size)
+    name = f"draw {len(chosen)} blueprints"
+    build_cached(name, folder / "blueprints", image_settings, len(chosen), outlines, force)
     build_cached(
         "encode the empty prompt", empty, encoding_settings, 1, partial(_encode_empty, text), force
     )
@@ -116,7 +123,12 @@ def _draw(output: Path, advance: Advance, parts: dict[str, list[Emoji]], size: i
                 png = svg_to_bytes(svg_path=path, width=size, height=size, background="white")
                 writer.add(item.key, bytes(png), "png", item.caption)
                 advance(1)
-    (output / "ATTRIBUTION.txt").write_text(f"{ATTRIBUTION}\n")
+    (output / ATTRIBUTION_FILE).write_text(f"{ATTRIBUTION}\n")
+
+
+def _draw_blueprints(output: Path, advance: Advance, emoji: Sequence[Emoji], size: int) -> None:
+    draw_blueprints(output, advance, emoji, _svg_folder(), size)
+    (output / ATTRIBUTION_FILE).write_text(f"{ATTRIBUTION}\n")
 
 
 def _fit(images: Path, output: Path, advance: Advance) -> None:

@@ -83,7 +83,7 @@ def split(
         name: list(group)
         for name, group in groupby(sorted(emoji, key=_sort_key), key=lambda one: one.base)
     }
-    held_out = set(sorted(by_base, key=_shuffle_key)[:num_validation_bases])
+    held_out = set(sorted(by_base, key=shuffle_key)[:num_validation_bases])
     sides: tuple[list[Emoji], list[Emoji]] = ([], [])
     for name, variants in by_base.items():
         sides[name in held_out].extend(_limit_skin_tones(variants, num_skin_tones))
@@ -93,14 +93,14 @@ def split(
 def _limit_skin_tones(variants: list[Emoji], num_skin_tones: int) -> list[Emoji]:
     plain = [emoji for emoji in variants if not emoji.has_skin_tone]
     toned = [emoji for emoji in variants if emoji.has_skin_tone]
-    return plain + sorted(toned, key=lambda emoji: _shuffle_key(emoji.key))[:num_skin_tones]
+    return plain + sorted(toned, key=lambda emoji: shuffle_key(emoji.key))[:num_skin_tones]
 
 
 def _sort_key(emoji: Emoji) -> tuple[str, str]:
     return emoji.base, emoji.key
 
 
-def _shuffle_key(name: str) -> bytes:
+def shuffle_key(name: str) -> bytes:
     """Return a sort key that shuffles, the same on every machine."""
     return hashlib.sha256(name.encode()).digest()
 
