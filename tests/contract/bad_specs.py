@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fluxtrain.contract.resource.fluxtraining import FluxTraining
 from fluxtrain.contract.run.closed_division import FIXED_VALUES, section_of
-from fluxtrain.contract.run.resolve import NOT_IMPLEMENTED, resolve
+from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.contract.validation import validate
 
 Manifest = dict[str, Any]
@@ -156,7 +156,13 @@ RUN = [
     Bad("spec.run.initial_weights", "", "at least 1 chars long"),
     Bad("spec.run.initial_weights", "a\nb", MATCH),
     Bad("spec.run.optimizer", {}, UNKNOWN),
-    *(Bad(f"spec.run.{path}", value, "not yet: ") for path, value in NOT_IMPLEMENTED),
+    Bad("spec.run.task", "validate", 'supported values: "train"'),
+    Bad("spec.run", {"preset": "micro", "task": "train", "added_adapters": [{"path": "style.safetensors"}]},
+        "must be empty unless task is sample or evaluate", "spec.run.added_adapters"),
+    Bad("spec.run", {"preset": "micro", "task": "sample", "added_adapters": [{"path": ""}]},
+        "at least 1 chars long", "spec.run.added_adapters[0].path"),
+    Bad("spec.run", {"preset": "micro", "task": "sample", "added_adapters": [{"path": "a", "strength": 101}]},
+        "less than or equal to 100", "spec.run.added_adapters[0].strength"),
 ]  # fmt: skip
 MODEL = [
     Bad("spec.run.model", "flux", "must be of type object"),

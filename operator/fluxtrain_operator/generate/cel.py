@@ -13,7 +13,6 @@ from fluxtrain.contract.describe import is_list, iter_fields, model_of
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, Spec
 from fluxtrain.contract.run import closed_division, reference_schedule
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.resolve import NOT_IMPLEMENTED
 from fluxtrain.contract.strict_model import Rule, StrictModel
 
 Validation = dict[str, str]
@@ -38,7 +37,7 @@ def between_fields() -> Rules:
         for path, section in (*_sections(FluxTraining), *_sections(RunConfig, "spec.run"))
         if section.rules
     }
-    result["spec.run"] += [*_not_yet(), _METRICS_PORT]
+    result["spec.run"].append(_METRICS_PORT)
     return result
 
 
@@ -126,16 +125,6 @@ def _closed_division() -> Iterator[Validation]:
 
 def _is_or_unset(path: str, value: str) -> str:
     return f"(!({_has(path)}) || self.{path} == '{value}')"
-
-
-def _not_yet() -> Iterator[Validation]:
-    """Yield a rule per value that the schema allows and this version does not support."""
-    for (path, value), feature in NOT_IMPLEMENTED.items():
-        yield _validation_of(
-            f"!({_has(path)}) || self.{path} != {json.dumps(value)}",
-            f"{path} {value}: not yet: {feature} comes in a later version",
-            path,
-        )
 
 
 _METRICS_PORT = _validation_of(

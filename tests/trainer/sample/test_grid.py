@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fluxtrain.contract.run.config import RunConfig, SamplingConfig
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.contract.run.sampling import SamplingConfig
 from fluxtrain.sample.denoise import denoise, initial_noise, to_pil_images
 from fluxtrain.sample.image_grid import save_grid
 

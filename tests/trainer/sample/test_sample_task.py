@@ -14,8 +14,9 @@ from tests.trainer.tiny_encoders import SIDE, TOKENS, write_encoders
 from tests.trainer.tiny_model import random_flux, save_flux, tiny_model
 
 from fluxtrain.cli import main
-from fluxtrain.contract.run.config import RunConfig, SamplingConfig
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.encoders import EncodersConfig
+from fluxtrain.contract.run.sampling import SamplingConfig
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model.latents import pack

@@ -17,11 +17,11 @@ from fluxtrain.weights.reader import Weights
 class MergedWeights:
     """The tensors of ``base`` plus the updates of adapters, in float32 where an update is added."""
 
-    def __init__(self, base: Weights, adapters: Sequence[AdapterFile], strength: float) -> None:
-        """Add ``strength`` times each update; DataError if an adapter is of another model."""
+    def __init__(self, base: Weights, adapters: Sequence[tuple[AdapterFile, float]]) -> None:
+        """Add each adapter's updates times its strength; DataError if one is of another model."""
         self.path, self.model, self.shapes = base.path, base.model, base.shapes
-        self._base, self._adapters, self._strength = base, adapters, strength
-        for file in adapters:
+        self._base, self._adapters = base, adapters
+        for file, _ in adapters:
             for layer, update in file.adapter.items():
                 shape, own = self.shapes.get(f"{layer}.weight"), (update.outputs, update.inputs)
                 if shape != own:
@@ -36,10 +36,14 @@ class MergedWeights:
         """Yield the tensors ``names`` in this order."""
         for name, tensor in self._base.read(names):
             layer = name.removesuffix(".weight")
-            updates = [file.adapter[layer] for file in self._adapters if layer in file.adapter]
+            updates = [
+                (file.adapter[layer], strength)
+                for file, strength in self._adapters
+                if layer in file.adapter
+            ]
             if updates and layer != name:
                 total = tensor.float()
-                for update in updates:
-                    total = torch.add(total, update.delta(), alpha=self._strength)
+                for update, strength in updates:
+                    total = torch.add(total, update.delta(), alpha=strength)
                 tensor = total
             yield name, tensor

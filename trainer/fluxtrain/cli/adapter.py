@@ -113,7 +113,8 @@ def _merge(arguments: argparse.Namespace) -> int:
     files = [_open(source) for source in arguments.sources]
     for file in files:
         _print_ignored(file)
-    weights = MergedWeights(open_weights(arguments.weights), files, arguments.strength)
+    added = [(file, arguments.strength) for file in files]
+    weights = MergedWeights(open_weights(arguments.weights), added)
     dtype, output = DTYPES[arguments.dtype], arguments.output
     with tqdm(desc=str(output), unit="B", unit_scale=True, mininterval=1) as bar:
         written = write_weights(weights, output, arguments.to, dtype, report_bytes=bar.update)
@@ -131,16 +132,9 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 def _open(source: Path) -> AdapterFile:
-    from fluxtrain.adapter.file import AdapterFile, read_adapter
-    from fluxtrain.adapter.trained import read_checkpoint
-    from fluxtrain.adapter.training_files import run_metadata
-    from fluxtrain.run_state import latest, read_state
+    from fluxtrain.adapter.opening import open_adapter
 
-    if not source.is_dir():
-        return read_adapter(source)
-    adapter, config = read_checkpoint(source)
-    step = read_state(latest(source / "checkpoints") or source).step
-    return AdapterFile(source, adapter, run_metadata(config, step))
+    return open_adapter(source)
 
 
 def _write(

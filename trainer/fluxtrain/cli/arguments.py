@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from fluxtrain.cli import reference_environment
 from fluxtrain.cli.field_help import add_field_help
@@ -55,18 +55,36 @@ def add_file(parser: argparse.ArgumentParser) -> None:
     add_field_help(parser)
 
 
-def add_paths(parser: argparse.ArgumentParser) -> None:
-    """Add ``--data`` and ``--models``."""
-    for name, variables in reference_environment.ROOTS.items():
+def add_paths(
+    parser: argparse.ArgumentParser, names: Sequence[str] = tuple(reference_environment.ROOTS)
+) -> None:
+    """Add ``--data`` and ``--models``, or those of ``names``."""
+    for name in names:
+        variables = reference_environment.ROOTS[name]
         default = reference_environment.root(name, os.environ).value
-        names = " or ".join(f"${variable}" for variable in variables)
-        text = f"root of relative {name} paths (default: {names}, else {default})"
+        sources = " or ".join(f"${variable}" for variable in variables)
+        text = f"root of relative {name} paths (default: {sources}, else {default})"
         parser.add_argument(f"--{name}", type=path, default=Path(default), help=text)
 
 
 def add_output(parser: argparse.ArgumentParser, text: str = "folder to write (required)") -> None:
     """Add the required ``--output``."""
     parser.add_argument("--output", type=path, required=True, help=text)
+
+
+def add_adapters(parser: argparse.ArgumentParser) -> None:
+    """Add the options for adapters that are added to the weights."""
+    text = "LoRA file, or a run or checkpoint of adapters, to add; may be repeated"
+    parser.add_argument("--adapter", type=path, action="append", default=[], help=text)
+    text = "factor of the adapters' updates (default: 1)"
+    parser.add_argument("--strength", type=float, default=1.0, help=text)
+
+
+def added_adapters(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the values of ``spec.run.added_adapters`` from the options."""
+    return [
+        {"path": str(each.resolve()), "strength": arguments.strength} for each in arguments.adapter
+    ]
 
 
 def load_config(

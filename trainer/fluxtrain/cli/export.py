@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fluxtrain.cli.arguments import Commands, add_command, add_output, path
+from fluxtrain.cli.arguments import Commands, add_adapters, add_command, add_output, add_paths, path
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
@@ -17,6 +17,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("source", type=path, metavar="SOURCE", help=text)
     text = "bfl (one file, default) or diffusers (a folder)"
     parser.add_argument("--to", default="bfl", help=text)
+    add_adapters(parser)
+    add_paths(parser, ("models",))
     add_target(parser)
 
 
@@ -31,14 +33,18 @@ def action(arguments: argparse.Namespace) -> int:
     """Write and verify the weights, and print their number and size."""
     from tqdm import tqdm
 
-    from fluxtrain.weights.reader import open_weights
+    from fluxtrain.adapter.merge import MergedWeights
+    from fluxtrain.adapter.opening import open_adapter, open_model
     from fluxtrain.weights.writer import DTYPES, LAYOUTS, write_weights
 
     if arguments.to not in LAYOUTS:
         raise ConfigError("--to", arguments.to, f"must be one of {', '.join(LAYOUTS)}")
     if arguments.dtype not in DTYPES:
         raise ConfigError("--dtype", arguments.dtype, f"must be one of {', '.join(DTYPES)}")
-    weights, dtype = open_weights(arguments.source), DTYPES[arguments.dtype]
+    weights, dtype = open_model(arguments.source, arguments.models), DTYPES[arguments.dtype]
+    if arguments.adapter:
+        added = [(open_adapter(each), arguments.strength) for each in arguments.adapter]
+        weights = MergedWeights(weights, added)
     with tqdm(desc=str(arguments.output), unit="B", unit_scale=True, mininterval=1) as bar:
         written = write_weights(
             weights, arguments.output, arguments.to, dtype, report_bytes=bar.update

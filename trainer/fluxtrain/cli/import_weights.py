@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fluxtrain.cli.arguments import Commands, add_command, path
 from fluxtrain.cli.export import action, add_target
 
@@ -13,5 +15,5 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "import", action, help=text, description=long)
     text = "BFL's file or a diffusers folder"
     parser.add_argument("source", type=path, metavar="SOURCE", help=text)
-    parser.set_defaults(to="bfl")
+    parser.set_defaults(to="bfl", adapter=[], models=Path())
     add_target(parser)

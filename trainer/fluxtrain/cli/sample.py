@@ -9,9 +9,11 @@ from typing import Any
 
 from fluxtrain.cli.arguments import (
     Commands,
+    add_adapters,
     add_command,
     add_output,
     add_paths,
+    added_adapters,
     described,
     path,
     require_processes,
@@ -23,6 +25,12 @@ from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.run.torchtitan_options import refuse_variables
 from fluxtrain.errors import EXIT_OK, ConfigError
+
+_OF_THE_RUN = {
+    "data": ("image_size", "latent_size", "text_length"),
+    "sampling": ("num_steps", "time_shift", "cfg_scale", "guidance"),
+}
+"""Settings of a run that images of its weights have too."""
 
 
 def add(commands: Commands) -> None:
@@ -36,7 +44,8 @@ def add(commands: Commands) -> None:
     text = "file with one prompt per line"
     parser.add_argument("--prompts", type=path, metavar="FILE", help=text)
     add_output(parser)
-    text = "preset to start from (default: dev-finetune or mlperf-schnell, by the model)"
+    add_adapters(parser)
+    text = "preset to start from (default: the run's settings; dev-finetune or mlperf-schnell of a file)"
     parser.add_argument("--preset", help=text)
     parser.add_argument("--processes", type=int, help="processes (default: the GPUs, or one)")
     add_paths(parser)
@@ -45,30 +54,47 @@ def add(commands: Commands) -> None:
 
 def action(arguments: argparse.Namespace) -> int:
     """Run the sample task, which is the same in a cluster."""
-    from fluxtrain.weights import open_weights
+    from fluxtrain.adapter.opening import open_model
 
     require_processes(arguments.processes)
     refuse_variables(os.environ, arguments.processes)
     prompts = [*arguments.prompt, *_lines(arguments.prompts)]
     if not prompts:
         raise ConfigError("--prompt", None, "give at least one, or --prompts FILE")
-    model = open_weights(arguments.weights).model
-    run: dict[str, Any] = {
-        "preset": arguments.preset
-        or ("dev-finetune" if model.guidance_embed else "mlperf-schnell"),
-        "task": "sample",
-        "model": model.model_dump(mode="json"),
-        "initial_weights": str(arguments.weights.resolve()),
-        "sampling": {"prompts": prompts},
-        "logging": {"metrics_port": 0},
-    }
-    config = resolve(merge(run, parse_overrides(arguments.overrides)))
     paths = RunPaths(
         arguments.output.resolve(), arguments.data.resolve(), arguments.models.resolve()
     )
+    model = open_model(arguments.weights, paths.models).model
+    run: dict[str, Any] = {
+        **_settings(arguments, model.guidance_embed),
+        "task": "sample",
+        "model": model.model_dump(mode="json"),
+        "initial_weights": str(arguments.weights.resolve()),
+        "added_adapters": added_adapters(arguments),
+        "logging": {"metrics_port": 0},
+    }
+    overrides = merge({"sampling": {"prompts": prompts}}, parse_overrides(arguments.overrides))
+    config = resolve(merge(run, overrides))
     if (code := run_task(config, paths, arguments.processes)) == EXIT_OK:
         print(f"{len(prompts)} images in {paths.output / SAMPLES_FOLDER}")
     return code
+
+
+def _settings(arguments: argparse.Namespace, is_dev: bool) -> dict[str, Any]:
+    """Return the preset, and the run's sizes, encoders and sampling if the weights are of a run."""
+    from fluxtrain.adapter.opening import checkpoint_of
+    from fluxtrain.run_state import read_config
+
+    if arguments.preset:
+        return {"preset": arguments.preset}
+    checkpoint = checkpoint_of(arguments.weights)
+    if checkpoint is None:
+        return {"preset": "dev-finetune" if is_dev else "mlperf-schnell"}
+    config = read_config(checkpoint)
+    kept: dict[str, Any] = {key: config[key] for key in ("preset", "seed", "encoders", "precision")}
+    for section, fields in _OF_THE_RUN.items():
+        kept[section] = {field: config[section][field] for field in fields}
+    return kept
 
 
 def _lines(file: Path | None) -> list[str]:

@@ -42,6 +42,7 @@ TASKS = {
     "train": "fluxtrain.train:train",
     "prepare": "fluxtrain.prepare.task:prepare",
     "preprocess": "fluxtrain.precompute:preprocess",
+    "evaluate": "fluxtrain.evaluation_task:evaluate_model",
     "sample": "fluxtrain.sample.task:sample_prompts",
     "benchmark": "fluxtrain.benchmark.task:benchmark",
 }

@@ -137,6 +137,10 @@ def check_before_starting(config: RunConfig, paths: RunPaths, rank_counts: Seque
         from fluxtrain.sample.task import check_sample_task
 
         check_sample_task(config, paths)
+    elif config.task == "evaluate":
+        from fluxtrain.evaluation_task import check_evaluate_task
+
+        check_evaluate_task(config, paths)
     elif config.task == "benchmark":
         from fluxtrain.benchmark.check import check_benchmark
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from fluxtrain import draws, flow
-from fluxtrain.contract.run.config import SamplingConfig
+from fluxtrain.contract.run.sampling import SamplingConfig
 from fluxtrain.loss import FlowLoss
 
 Latents = Float[Tensor, "b ch h w"]

@@ -16,6 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from fluxtrain import __version__
+from fluxtrain.adapter.opening import model_of
 from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.progress import FINISH, SAMPLE
 from fluxtrain.contract.run.config import RunConfig
@@ -31,7 +32,6 @@ from fluxtrain.parallelize import DTYPES, load_weights
 from fluxtrain.progress import Alive
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.sample.denoise import denoise, initial_noise, to_pil_images
-from fluxtrain.weights.reader import initial_weights, published_weights
 
 _POLL_SECONDS = 0.5
 TextEncoding = tuple[Tensor, Tensor]  # tokens "1 l d", pooled vector "1 v"
@@ -41,7 +41,7 @@ def check_sample_task(config: RunConfig, paths: RunPaths) -> None:
     """Raise ConfigError or DataError if prompts, weights or encoders are missing; nothing is loaded."""
     if not config.sampling.prompts:
         raise ConfigError("spec.run.sampling.prompts", UNSET, "must hold at least one prompt")
-    if initial_weights(config, paths.models) is None:
+    if model_of(config, paths.models) is None:
         text = "must name the weights to sample with"
         raise ConfigError("spec.run.initial_weights", UNSET, text)
     check_files(config.encoders, paths.models)
@@ -108,12 +108,12 @@ def _sample(
 
 
 def _load_model(config: RunConfig, paths: RunPaths, world: World, alive: Alive) -> Flux:
-    alone = World.alone()  # other ranks may have no image
-    weights = published_weights(config, paths.models, alone, alive)
+    weights = model_of(config, paths.models)
     assert weights is not None
+    weights.verify(World.alone(), alive)  # other ranks may have no image
     with torch.device("meta"):
         model = Flux(config.model).to(DTYPES[config.precision.compute])
-    load_weights(model, weights, world.device, alive)
+    load_weights(model, weights.read(list(weights.shapes)), world.device, alive)
     return model.eval()
 
 
@@ -141,6 +141,7 @@ def _text_fields(config: RunConfig, index: int) -> dict[str, str]:
         "time_shift": sampling.time_shift,
         "cfg_scale": str(sampling.cfg_scale),
         "weights": str(config.initial_weights),
+        "adapters": ", ".join(f"{each.path}:{each.strength:g}" for each in config.added_adapters),
         "Software": f"fluxtrain {__version__}",
     }
     if config.model.guidance_embed:

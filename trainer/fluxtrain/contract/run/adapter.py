@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fluxtrain.contract.strict_model import StrictModel
+from fluxtrain.contract.strict_model import Path, Rule, StrictModel
 
 Rank = Annotated[int, Field(ge=1, le=1024)]
 KindRank = Annotated[int, Field(ge=0, le=1024)] | None
@@ -88,6 +88,26 @@ class AdapterFileConfig(StrictModel):
     ``ai-toolkit`` is the same without peft's settings; ``bfl`` has Black Forest Labs' names, with dots."""
     dtype: AdapterDtype = "bfloat16"
     """Data type of the tensors."""
+
+
+class AddedAdapter(StrictModel):
+    """An adapter that is added to a model's weights."""
+
+    path: Path
+    """LoRA file of any layout, or the output or a checkpoint of a run of adapters, relative to the models
+    root."""
+    strength: Annotated[float, Field(ge=-100, le=100)] = 1.0
+    """Factor of the update."""
+
+
+ADDED_ADAPTERS = Rule(
+    "added_adapters",
+    "must be empty unless task is sample or evaluate",
+    lambda run: not run.added_adapters or run.task in ("sample", "evaluate"),
+    "size(self.added_adapters) == 0 || self.task in ['sample', 'evaluate']",
+    others=("task",),
+)
+"""A rule of RunConfig."""
 
 
 def selected_blocks(text: str, count: int) -> frozenset[int]:

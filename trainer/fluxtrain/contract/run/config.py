@@ -13,7 +13,12 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from fluxtrain.contract.launch import RENDEZVOUS_PORT
-from fluxtrain.contract.run.adapter import AdapterConfig, AdapterFileConfig
+from fluxtrain.contract.run.adapter import (
+    ADDED_ADAPTERS,
+    AdapterConfig,
+    AdapterFileConfig,
+    AddedAdapter,
+)
 from fluxtrain.contract.run.benchmark import BenchmarkConfig
 from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.contract.run.encoders import EncodersConfig, PreprocessConfig
@@ -23,6 +28,7 @@ from fluxtrain.contract.run.precision import FP8_WIDTHS, PrecisionConfig
 from fluxtrain.contract.run.preflight import PreflightConfig
 from fluxtrain.contract.run.prepare import PrepareConfig
 from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, PRESETS
+from fluxtrain.contract.run.sampling import SamplingConfig
 from fluxtrain.contract.run.wandb import WandbConfig
 from fluxtrain.contract.strict_model import (
     IMMUTABLE,
@@ -170,27 +176,6 @@ class CheckpointConfig(StrictModel):
     as many as cost at most 1 % of the training time; 0: none."""
 
 
-class SamplingConfig(StrictModel):
-    """Images sampled with Euler's method, during training and by ``fluxtrain sample``."""
-
-    every_steps: Count = 0
-    """Training steps between two image grids; 0: none during training."""
-    at_end: bool = False
-    """Also sample an image grid after the last step."""
-    prompts: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] = []
-    """Prompts of the first row of the grid; they need the text encoder."""
-    num_prompts: Annotated[int, Field(ge=1, le=64)] = 12
-    """Number of validation prompts sampled, next to their original images."""
-    num_steps: Annotated[int, Field(ge=1, le=1000)] = 24
-    """Euler steps from noise to image."""
-    time_shift: Literal["none", "dev"] = "none"
-    """Timestep schedule: ``none``: uniform, for schnell; ``dev``: FLUX.1 dev's shift by resolution."""
-    cfg_scale: Annotated[float, Field(ge=0, le=100)] = 3.0
-    """Scale of classifier-free guidance; 1 disables it, above 1 each step runs the model twice."""
-    guidance: Annotated[float, Field(ge=0, le=100), IMMUTABLE] = 3.5
-    """Distilled guidance for training and sampling, for models with ``guidance_embed``."""
-
-
 class LoggingConfig(StrictModel):
     """Logs and metrics."""
 
@@ -243,6 +228,7 @@ class RunConfig(StrictModel):
         ),
         _needs_images("preprocess"),
         _needs_images("prepare"),
+        ADDED_ADAPTERS,
         FP8_WIDTHS,
     )
 
@@ -292,6 +278,8 @@ class RunConfig(StrictModel):
     """Adapters to train instead of the weights."""
     adapter_file: AdapterFileConfig = AdapterFileConfig()
     """Files of trained adapters."""
+    added_adapters: Annotated[list[AddedAdapter], Field(max_length=16)] = []
+    """Adapters that are added to ``initial_weights``, in the tasks sample and evaluate."""
     sampling: SamplingConfig = SamplingConfig()
     """Image sampling."""
     logging: LoggingConfig = LoggingConfig()

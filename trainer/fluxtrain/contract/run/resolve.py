@@ -8,16 +8,9 @@ from typing import Any
 from fluxtrain.contract.run import closed_division
 from fluxtrain.contract.run.adapted_run import require_adaptable
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.immutable_fields import value_at
 from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.contract.run.reference_schedule import require_schedule, schedule_values
 from fluxtrain.contract.validation import validate
-from fluxtrain.errors import ConfigError
-
-NOT_IMPLEMENTED: dict[tuple[str, str], str] = {
-    ("task", "evaluate"): "the evaluate task",
-}
-"""Values that the schema has but this version refuses, each with the missing feature."""
 
 
 def resolve(run: Mapping[str, Any], at: str = "spec.run") -> RunConfig:
@@ -25,9 +18,8 @@ def resolve(run: Mapping[str, Any], at: str = "spec.run") -> RunConfig:
 
     The presets ``mlperf-*`` have the learning rate and the warm-up of MLCommons' reference at the batch size.
 
-    Raises ConfigError with the paths, below ``at``, of all fields that are wrong or not implemented.
+    Raises ConfigError with the paths, below ``at``, of all fields that are wrong.
     """
-    _refuse_not_implemented(run, at)
     preset = run.get("preset")
     base = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
     config = validate(RunConfig, merge(merge(base, schedule_values(run)), run), at)
@@ -47,10 +39,3 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
-
-
-def _refuse_not_implemented(run: Mapping[str, Any], at: str) -> None:
-    for (path, refused), feature in NOT_IMPLEMENTED.items():
-        given = value_at(run, path)
-        if given == refused:
-            raise ConfigError(f"{at}.{path}", given, f"not yet: {feature} comes in a later version")

@@ -1,0 +1,30 @@
+"""SamplingConfig: images sampled during training, and by the tasks sample and evaluate."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fluxtrain.contract.strict_model import IMMUTABLE, Count, StrictModel
+
+
+class SamplingConfig(StrictModel):
+    """Images sampled with Euler's method, during training and by ``fluxtrain sample``."""
+
+    every_steps: Count = 0
+    """Training steps between two image grids; 0: none during training."""
+    at_end: bool = False
+    """Also sample an image grid after the last step."""
+    prompts: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] = []
+    """Prompts of the first row of the grid; they need the text encoder."""
+    num_prompts: Annotated[int, Field(ge=1, le=64)] = 12
+    """Number of validation prompts sampled, next to their original images."""
+    num_steps: Annotated[int, Field(ge=1, le=1000)] = 24
+    """Euler steps from noise to image."""
+    time_shift: Literal["none", "dev"] = "none"
+    """Timestep schedule: ``none``: uniform, for schnell; ``dev``: FLUX.1 dev's shift by resolution."""
+    cfg_scale: Annotated[float, Field(ge=0, le=100)] = 3.0
+    """Scale of classifier-free guidance; 1 disables it, above 1 each step runs the model twice."""
+    guidance: Annotated[float, Field(ge=0, le=100), IMMUTABLE] = 3.5
+    """Distilled guidance for training and sampling, for models with ``guidance_embed``."""

@@ -1,0 +1,150 @@
+"""The evaluate task: MLPerf's evaluation of a model, with or without adapters; printed and written as JSON.
+
+The model is divided over the ranks as in training. The result is that of an evaluation during training with
+the same weights, seed and validation set.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from fluxtrain import __version__
+from fluxtrain.adapter.opening import checkpoint_of, model_of
+from fluxtrain.attention_backend import attention_backend, attention_on
+from fluxtrain.bad_samples import require_readable
+from fluxtrain.contract.launch import EVALUATION_FILE, RunPaths
+from fluxtrain.contract.progress import EVALUATE, FINISH
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.loader import evaluation_batches
+from fluxtrain.data.sources import Source, open_source
+from fluxtrain.distributed import World
+from fluxtrain.encode.encoders import batch_encoder
+from fluxtrain.errors import UNSET, ConfigError, DivergedError, StorageError
+from fluxtrain.evaluate import Evaluation, evaluate
+from fluxtrain.files import atomic_write
+from fluxtrain.loss import FlowLoss
+from fluxtrain.parallelize import DTYPES, build_model, uses_fsdp
+from fluxtrain.report.endpoint import Endpoint
+from fluxtrain.run_state import read_state
+
+_MAX_FAULTS = 20
+
+
+def check_evaluate_task(config: RunConfig, paths: RunPaths) -> None:
+    """Raise ConfigError or DataError if weights, adapters or the validation set are missing or do not fit."""
+    if model_of(config, paths.models) is None:
+        text = "must name the weights to evaluate"
+        raise ConfigError("spec.run.initial_weights", UNSET, text)
+    open_source(config, paths.data, "validation")
+
+
+def evaluate_model(config: RunConfig, paths: RunPaths, world: World) -> None:
+    """Evaluate the model of ``config`` on all ranks; rank 0 prints the result and writes evaluation.json.
+
+    Raises DataError if too many samples are unreadable, DivergedError if the loss is not finite.
+    """
+    with ExitStack() as stack:
+        endpoint = Endpoint(config, paths, world)
+        if world.local_rank == 0:
+            endpoint.start(stack)
+        attention_on(world.device, config)  # a device that lacks it is refused
+        stack.enter_context(attention_backend(config.parallel.attention))
+        source = _validation_set(config, paths, world)
+        flow_loss = _load(config, paths, world, endpoint)
+        endpoint.set_phase(EVALUATE)
+        begin = time.monotonic()
+        result = _evaluate(flow_loss, source, paths, world, endpoint)
+        endpoint.metrics.eval_loss.set(result.loss)
+        require_readable(result, config)
+        if not math.isfinite(result.loss):
+            raise DivergedError(f"the evaluation loss of {config.initial_weights} is {result.loss}")
+        endpoint.progress.update(evalLoss=result.loss)
+        if world.is_main:
+            found = describe(config, paths, result, time.monotonic() - begin)
+            _write(paths, found)
+            _print(found)
+        endpoint.set_phase(FINISH)
+        endpoint.progress.update(status="success")
+
+
+def _validation_set(config: RunConfig, paths: RunPaths, world: World) -> Source:
+    if config.data.source == "synthetic":
+        return open_source(config, paths.data, "validation")
+    return world.from_main(lambda: open_source(config, paths.data, "validation"))
+
+
+def _load(config: RunConfig, paths: RunPaths, world: World, endpoint: Endpoint) -> FlowLoss:
+    weights = model_of(config, paths.models)
+    assert weights is not None
+    weights.verify(world, endpoint.alive)
+    model = build_model(config, world, weights.read(list(weights.shapes)), endpoint.alive)
+    compute = DTYPES[config.precision.compute]
+    if not uses_fsdp(config, world.size):
+        model.to(compute)
+    return FlowLoss(model.eval(), config, compute)
+
+
+def _evaluate(
+    flow_loss: FlowLoss, source: Source, paths: RunPaths, world: World, endpoint: Endpoint
+) -> Evaluation:
+    config = flow_loss.config
+    pin = world.device.type == "cuda"
+    batches = evaluation_batches(config, source, world.rank, world.size, pin=pin)
+    encode = batch_encoder(config, paths.models, world.device)
+    endpoint.progress.update(samples=0)
+    done = 0
+
+    def advance(samples: int) -> None:
+        nonlocal done
+        done = min(done + samples, len(source))
+        endpoint.progress.update(samples=done)
+        endpoint.alive()
+
+    return evaluate(flow_loss, map(encode, batches), world, advance)
+
+
+def describe(
+    config: RunConfig, paths: RunPaths, result: Evaluation, seconds: float
+) -> dict[str, Any]:
+    """Return what evaluation.json holds; losses as in metrics.jsonl, the time in seconds."""
+    checkpoint = checkpoint_of(paths.models / str(config.initial_weights))
+    return {
+        "weights": config.initial_weights,
+        "step": read_state(checkpoint).step if checkpoint else None,
+        "adapters": [each.model_dump() for each in config.added_adapters],
+        "validation": config.data.validation if config.data.source != "synthetic" else "synthetic",
+        "seed": config.drawn_seed,
+        "precision": config.precision.compute,
+        "reference_rounding": config.flow.reference_rounding,
+        "eval_loss": result.loss,
+        "eval_loss_by_timestep": result.by_timestep,
+        "eval_samples": result.num_samples,
+        "unreadable_samples": len(result.faults),
+        "unreadable": list(result.faults[:_MAX_FAULTS]),
+        "seconds": round(seconds, 3),
+        "fluxtrain": __version__,
+    }
+
+
+def _write(paths: RunPaths, found: dict[str, Any]) -> None:
+    path = paths.output / EVALUATION_FILE
+    try:
+        with atomic_write(path) as partial:
+            partial.write_text(json.dumps(found, indent=2) + "\n")
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
+    print(f"{path}:", flush=True)
+
+
+def _print(found: dict[str, Any]) -> None:
+    bad = found["unreadable_samples"]
+    print(
+        f"evaluation loss {found['eval_loss']:.5f} on {found['eval_samples']} samples"
+        + (f", {bad} could not be read" if bad else "")
+    )
+    for index, loss in enumerate(found["eval_loss_by_timestep"]):
+        print(f"  t = {index}/8  {'no sample' if loss is None else format(loss, '.5f')}")
