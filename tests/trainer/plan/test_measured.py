@@ -128,6 +128,10 @@ def test_a_device_without_a_known_peak_has_hours_but_no_mfu(tmp_path: Path) -> N
     ("changes", "message"),
     [
         ({"model": {"depth": 2}}, "was measured with another spec.run.model"),
+        (
+            {"adapter": {"rank": 4}, "initial_weights": "flux1-dev.safetensors"},
+            "was measured with another spec.run.adapter",
+        ),
         ({"data": {"text_length": 256}}, "has 512 px, 512 text .*; needed is 512 px, 256 text"),
         ({"precision": {"fp8": "rowwise"}}, "needed is 512 px, 512 .*, bfloat16, fp8 rowwise"),
         ({"parallel": {"compile": False}}, "needed is .*, bfloat16, not compiled"),
@@ -179,3 +183,13 @@ def test_the_command_takes_a_result(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert plan["seconds"] == pytest.approx(1000 * seconds_of_a_step(16))
     with pytest.raises(SystemExit):
         main([*command, "--mfu", "0.4"])
+
+
+@pytest.mark.parametrize("option", [("--measured", "benchmark.json"), ("--mfu", "0.4")])
+def test_a_speed_is_refused_where_it_would_be_ignored(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(MICRO), "--verify", *option]) == EXIT_USAGE
+    assert f"{option[0]}: got '{option[1]}'; must be left out with --verify" in (
+        capsys.readouterr().err
+    )

@@ -22,12 +22,13 @@ from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.fp8 import use_fp8
 from fluxtrain.gpus import GPUS, peak_flops
-from fluxtrain.model import latents
+from fluxtrain.model import adapted_layers, latents
 from fluxtrain.model.activations import (
     activation_bytes,
     saved_by_double_block,
     saved_by_single_block,
 )
+from fluxtrain.model.adapted_layers import linear_layers
 from fluxtrain.model.attention import rotation
 from fluxtrain.model.blocks import DoubleStreamBlock, SingleStreamBlock
 from fluxtrain.model.flux import Flux
@@ -617,3 +618,18 @@ def test_a_lora_trains_and_saves_its_adapters_only() -> None:
     assert plan.memory_bytes_per_gpu.weights == frozen + 6 * plan.trainable_parameters
     assert plan.memory_bytes_per_gpu.optimizer == 8 * plan.trainable_parameters
     assert 0.6 < plan.flops_per_sample / full.flops_per_sample < 0.8
+
+
+def test_the_adapters_of_a_deep_model_are_listed_a_few_times_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan tries dozens of micro batches, each with all blocks."""
+    calls = []
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return linear_layers(*arguments)
+
+    monkeypatch.setattr(adapted_layers, "linear_layers", counted)
+    make_plan(resolve({"preset": "dev-lora", "adapter": {"rank": 7}}), 2, 8)
+    assert 0 < len(calls) < 10

@@ -47,6 +47,7 @@ def action(arguments: argparse.Namespace) -> int:
     require_replicas(config, job.spec.rank_counts)
     size = job.spec.nodes.max, job.spec.gpus_per_node
     if arguments.verify:
+        _require_no_speed(arguments)
         return _verify(config, *size, arguments.gpu, as_json=arguments.json)
     limit = job.spec.resources.limits.memory
     plan = make_plan(
@@ -60,6 +61,14 @@ def action(arguments: argparse.Namespace) -> int:
     )
     print(json.dumps(plan.model_dump(), indent=2) if arguments.json else render(plan))
     return EXIT_OK
+
+
+def _require_no_speed(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError if ``arguments`` ask for a speed too, which is not verified."""
+    for option in ("mfu", "measured"):
+        if (value := getattr(arguments, option)) is not None:
+            text = "must be left out with --verify, which compares memory and traffic, not speed"
+            raise ConfigError(f"--{option}", str(value), text)
 
 
 def _verify(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fluxtrain.contract.run.adapter import AdapterConfig, selected_blocks
 from fluxtrain.contract.run.model import ModelConfig
@@ -91,14 +92,20 @@ def count_adapter_parameters(
     return sum(adapters_of_blocks(model, adapter, num_shards))
 
 
+@lru_cache(maxsize=16)  # a plan asks for them at each micro batch that it tries
 def adapters_of_blocks(
     model: ModelConfig, adapter: AdapterConfig, num_shards: int = 1
-) -> list[int]:
+) -> tuple[int, ...]:
     """Return the adapters' parameters of each block, double blocks first, rounded up in the same way."""
     counts = [0] * (model.depth + model.depth_single_blocks)
     for layer in adapted_layers(model, adapter):
-        blocks, number, *_ = layer.name.split(".")
-        index = int(number) + (model.depth if blocks == "single_blocks" else 0)
+        index = block_index(layer, model)
         for rows, columns in layer.shapes.values():
             counts[index] += -(-rows // num_shards) * num_shards * columns
-    return counts
+    return tuple(counts)
+
+
+def block_index(layer: AdaptedLayer, model: ModelConfig) -> int:
+    """Return the number of the block of ``layer``, double blocks first."""
+    blocks, number, *_ = layer.name.split(".")
+    return int(number) + (model.depth if blocks == "single_blocks" else 0)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
+from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.activations import BYTES
-from fluxtrain.model.adapted_layers import BLOCKS, adapted_layers, adapters_of_blocks
+from fluxtrain.model.adapted_layers import adapted_layers, adapters_of_blocks, block_index
 from fluxtrain.model.block_moments import BlockMoments, Moment
 from fluxtrain.model.flops import rows_of
 
@@ -21,12 +24,20 @@ def with_adapters(moments: BlockMoments, config: RunConfig, index: int) -> Block
     counts = adapters_of_blocks(config.model, config.adapter)
     if not any(counts[: index + 1]):
         return BlockMoments(0, 0, Moment(moments.forward.activations + moments.saved, 0), ())
-    depth = config.model.depth
-    prefix = f"{BLOCKS[0]}.{index}." if index < depth else f"{BLOCKS[1]}.{index - depth}."
-    saved = sum(
-        rows_of(layer.name, config.image_tokens, config.data.text_length)
-        * layer.shapes["lora_A"][0]
-        for layer in adapted_layers(config.model, config.adapter)
-        if layer.name.startswith(prefix)
-    )
+    lengths = config.image_tokens, config.data.text_length
+    saved = _saved_of_blocks(config.model, config.adapter, *lengths)[index]
     return replace(moments, saved=moments.saved + saved * BYTES[config.precision.compute])
+
+
+@lru_cache(
+    maxsize=16
+)  # of all blocks at once: a plan asks for each, at each micro batch that it tries
+def _saved_of_blocks(
+    model: ModelConfig, adapter: AdapterConfig, image_tokens: int, text_length: int
+) -> tuple[int, ...]:
+    """Return the elements of A x of a sample in each block."""
+    counts = [0] * (model.depth + model.depth_single_blocks)
+    for layer in adapted_layers(model, adapter):
+        rows = rows_of(layer.name, image_tokens, text_length)
+        counts[block_index(layer, model)] += rows * layer.shapes["lora_A"][0]
+    return tuple(counts)

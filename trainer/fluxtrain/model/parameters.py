@@ -56,7 +56,7 @@ def count_trained(
 ) -> TrainedCounts:
     """Return the trained parameters: those of ``adapter`` only, if there is one; padded as below."""
     if adapter is not None:
-        return TrainedCounts(tuple(adapters_of_blocks(model, adapter, num_shards)), 0, 0)
+        return TrainedCounts(adapters_of_blocks(model, adapter, num_shards), 0, 0)
     counts = count_parameters(model, num_shards)
     blocks = (counts.double_block,) * counts.depth
     blocks += (counts.single_block,) * counts.depth_single_blocks

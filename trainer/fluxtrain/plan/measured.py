@@ -75,7 +75,7 @@ class MeasuredSpeeds:
 
         Between two batches that were measured, the time of a step is interpolated; outside of them, it is in
         proportion to the batch. Of several numbers of ranks, the nearest up to ``num_ranks`` counts.
-        Raises ConfigError if no measurement is of the same model, shapes, precision and recomputation.
+        Raises ConfigError if none is of the same model, adapters, shapes, precision and recomputation.
         """
         entries = self._matching(config)
         counts = {entry.trial.num_ranks for entry in entries}
@@ -92,11 +92,11 @@ class MeasuredSpeeds:
         )
 
     def _matching(self, config: RunConfig) -> list[_Entry]:
-        own, other = config.model.model_dump(mode="json"), self._content.run.get("model")
-        if own != other:
-            raise ConfigError(
-                "--measured", str(self._path), "was measured with another spec.run.model"
-            )
+        own = config.model_dump(mode="json", include={"model", "adapter"})
+        for section, value in own.items():
+            if value != self._content.run.get(section):
+                text = f"was measured with another spec.run.{section}"
+                raise ConfigError("--measured", str(self._path), text)
         wanted, compiled = Setting.of(config), config.parallel.compile
         found = [
             entry
