@@ -1,11 +1,15 @@
 """Draws: pure functions of (seed, batch, position), with the documented distributions."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
+import torch
+from diffusers.training_utils import compute_density_for_timestep_sampling
 from scipy import stats
 
 from fluxtrain import draws
-from fluxtrain.contract.run.config import FlowConfig
+from fluxtrain.contract.run.flow import FlowConfig, TimestepSampling
 
 SHAPE = (4, 4, 4)
 
@@ -58,10 +62,52 @@ def test_noise_is_standard_normal() -> None:
             FlowConfig(timestep_sampling="shift", shift=3.0),
             lambda t: stats.norm.cdf(np.log(t / (3 * (1 - t)))),
         ),
+        (
+            FlowConfig(timestep_sampling="cosmap"),
+            lambda t: 2 / np.pi * np.arctan(t / (1 - t)),
+        ),
     ],
 )
 def test_timesteps_have_the_documented_distribution(flow: FlowConfig, cdf) -> None:  # type: ignore[no-untyped-def]
     assert stats.kstest(timesteps(flow), cdf).pvalue > 0.001
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.8, 1.29])
+def test_mode_has_diffusers_density(scale: float) -> None:
+    flow = FlowConfig(timestep_sampling="mode", mode_scale=scale)
+    torch.manual_seed(0)
+    theirs = compute_density_for_timestep_sampling("mode", 4000, mode_scale=scale)
+    assert stats.ks_2samp(timesteps(flow), theirs.numpy()).pvalue > 0.001
+    # the same function of the same uniform number, and not its mirror image
+    u = draws.generator(1, draws.TRAIN, 0, 0)
+    u.random()  # of prompt dropout
+    x = u.random()
+    expected = 1 - x - scale * (np.cos(np.pi * x / 2) ** 2 - 1 + x)
+    assert timesteps(flow, 1)[0] == pytest.approx(expected)
+
+
+def test_every_sampling_stays_between_clean_and_noise() -> None:
+    for sampling in get_args(TimestepSampling):
+        values = timesteps(FlowConfig(timestep_sampling=sampling, mode_scale=1.75), 500)
+        assert values.min() >= 0, sampling
+        assert values.max() <= 1, sampling
+
+
+def test_a_noise_offset_moves_all_values_of_a_channel_and_no_other_draw() -> None:
+    plain = draws.training_draw(1, 0, 3, SHAPE, FlowConfig())
+    offset = draws.training_draw(1, 0, 3, SHAPE, FlowConfig(noise_offset=0.5))
+    assert (plain.timestep, plain.dropped) == (offset.timestep, offset.dropped)
+    np.testing.assert_array_equal(plain.latent_noise, offset.latent_noise)
+    moved = (offset.noise - plain.noise).reshape(SHAPE[0], -1)
+    assert np.ptp(moved, axis=1).max() < 1e-6
+    assert len(np.unique(moved[:, 0])) == SHAPE[0]
+
+
+def test_noise_offsets_have_the_given_deviation() -> None:
+    flow = FlowConfig(noise_offset=0.5)
+    means = [draws.training_draw(1, 0, p, SHAPE, flow).noise.mean(axis=(1, 2)) for p in range(1000)]
+    # the mean of 16 values of unit variance has a variance of 1/16
+    assert stats.kstest(np.ravel(means) / np.sqrt(0.5**2 + 1 / 16), "norm").pvalue > 0.001
 
 
 def test_flux_shift_grows_with_the_image_size() -> None:

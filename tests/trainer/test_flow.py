@@ -1,6 +1,10 @@
 """Rectified flow: interpolation, velocity and loss."""
 
+from typing import Any
+
+import pytest
 import torch
+from diffusers.training_utils import compute_loss_weighting_for_sd3
 
 from fluxtrain import flow
 
@@ -35,3 +39,14 @@ def test_losses_are_per_sample_and_float32() -> None:
         for p, t in zip(prediction, target, strict=True)
     ]
     torch.testing.assert_close(losses, torch.stack(expected))
+
+
+@pytest.mark.parametrize("weighting", ["none", "sigma_sqrt", "cosmap"])
+def test_weights_equal_diffusers(weighting: Any) -> None:
+    times = torch.linspace(1e-3, 1, 50)
+    expected = compute_loss_weighting_for_sd3(weighting, times)
+    torch.testing.assert_close(flow.loss_weights(times, weighting), expected)
+
+
+def test_weights_of_clean_samples_are_finite() -> None:
+    assert flow.loss_weights(torch.zeros(1), "sigma_sqrt").item() == pytest.approx(1e6)

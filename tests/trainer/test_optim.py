@@ -1,4 +1,4 @@
-"""The learning rate compared with torch's schedulers, AdamW and gradient clipping."""
+"""AdamW compared with torch's, and gradient clipping."""
 
 import math
 
@@ -7,38 +7,7 @@ import torch
 from torch import nn
 
 from fluxtrain import optim
-from fluxtrain.contract.run.config import OptimConfig, ScheduleConfig
-
-OPTIM = OptimConfig(learning_rate=0.5)
-
-
-def rates(schedule: ScheduleConfig) -> list[float]:
-    return [optim.learning_rate(step, OPTIM, schedule) for step in range(1, schedule.steps + 1)]
-
-
-def test_warm_up_is_linear_and_ends_at_the_base_rate() -> None:
-    schedule = ScheduleConfig(steps=10, warmup_steps=4)
-    assert rates(schedule) == [0.125, 0.25, 0.375] + [0.5] * 7
-
-
-def test_cosine_equals_torchs_annealing() -> None:
-    schedule = ScheduleConfig(steps=20, decay="cosine", min_learning_rate=0.1)
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
-    reference = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20, eta_min=0.1)
-    expected = []
-    for _ in range(20):
-        optimizer.step()
-        reference.step()
-        expected.append(optimizer.param_groups[0]["lr"])
-    assert rates(schedule) == pytest.approx(expected)
-
-
-def test_cosine_decay_of_the_last_part_is_constant_before() -> None:
-    schedule = ScheduleConfig(steps=100, decay="cosine", decay_fraction=0.4)
-    values = rates(schedule)
-    assert values[:60] == [0.5] * 60
-    assert values[79] == pytest.approx(0.25)
-    assert values[-1] == pytest.approx(0.0)
+from fluxtrain.contract.run.optim import OptimConfig
 
 
 def test_adamw_has_mlperfs_hyperparameters() -> None:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fluxtrain import optim
 from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.run.config import OptimConfig, RunConfig
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.optim import OptimConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.distributed import World, process_group
 from fluxtrain.parallelize import fully_shard

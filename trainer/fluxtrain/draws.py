@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fluxtrain.contract.run.config import FlowConfig
+from fluxtrain.contract.run.flow import FlowConfig
 
 TRAIN, EVALUATION, ORDER, SAMPLING, SYNTHETIC, WEIGHTS = range(6)
 """Streams: training samples, validation samples, order of epochs, sample images, synthetic data, weights."""
@@ -54,9 +54,11 @@ def training_draw(
     dropped = bool(rng.random() < flow.prompt_dropout)
     timestep = _timestep(rng, latent_shape, flow)
     latent_noise = rng.standard_normal(latent_shape, dtype=np.float32)
-    return Draw(
-        timestep, dropped, latent_noise, rng.standard_normal(latent_shape, dtype=np.float32)
-    )
+    noise = rng.standard_normal(latent_shape, dtype=np.float32)
+    if flow.noise_offset:
+        channels = latent_shape[0], 1, 1
+        noise += flow.noise_offset * rng.standard_normal(channels, dtype=np.float32)
+    return Draw(timestep, dropped, latent_noise, noise)
 
 
 def evaluation_draw(
@@ -78,6 +80,11 @@ def _timestep(
 ) -> float:
     if flow.timestep_sampling == "uniform":
         return float(rng.random())
+    if flow.timestep_sampling == "mode":
+        return _mode(float(rng.random()), flow.mode_scale)
+    if flow.timestep_sampling == "cosmap":
+        tangent = math.tan(0.5 * math.pi * float(rng.random()))
+        return tangent / (1 + tangent)
     normal = float(rng.standard_normal())
     if flow.timestep_sampling == "logit_normal":
         return _sigmoid(flow.logit_mean + flow.logit_std * normal)
@@ -87,6 +94,11 @@ def _timestep(
     if flow.timestep_sampling == "shift":
         return shifted(t, flow.shift)
     return shifted(t, math.exp(resolution_mu(latent_shape[1] * latent_shape[2] // 4)))
+
+
+def _mode(u: float, scale: float) -> float:
+    """Return t for uniform ``u``, denser in the middle if ``scale`` is above 0 (SD3, equation 20)."""
+    return 1 - u - scale * (math.cos(0.5 * math.pi * u) ** 2 - 1 + u)
 
 
 def shifted(t: float, shift: float) -> float:

@@ -12,7 +12,11 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from fluxtrain.contract.run.flow import LossWeighting
 from fluxtrain.draws import resolution_mu
+
+_LEAST_TIME = 1e-3
+"""Least t in weights: FLUX.1's schedules have a thousand timesteps."""
 
 Latents = Float[Tensor, "b ch h w"]
 PerSample = Float[Tensor, " b"]
@@ -47,6 +51,15 @@ def sampling_times(num_steps: int, image_tokens: int, time_shift: str) -> Float[
         return times
     factor = math.exp(resolution_mu(image_tokens))
     return factor * times / (1 + (factor - 1) * times)
+
+
+def loss_weights(timesteps: PerSample, weighting: LossWeighting) -> PerSample:
+    """Return the weight of each sample's loss at its timestep."""
+    if weighting == "sigma_sqrt":
+        return timesteps.clamp(min=_LEAST_TIME) ** -2.0
+    if weighting == "cosmap":
+        return 2 / (math.pi * (1 - 2 * timesteps + 2 * timesteps**2))
+    return torch.ones_like(timesteps)
 
 
 def sample_losses(prediction: Latents, target: Latents) -> PerSample:

@@ -45,8 +45,17 @@ class FlowLoss:
             mean, logvar, latent_noise, encoders.latent_shift, encoders.latent_scale
         )
         noisy = flow.interpolate(clean, noise, timesteps)
-        prediction = self.predict(noisy, batch.txt, batch.vec, timesteps.float())
+        guidance = self.config.training_guidance
+        prediction = self.predict(noisy, batch.txt, batch.vec, timesteps.float(), guidance)
         return flow.sample_losses(prediction, flow.velocity(clean, noise))
+
+    def training(self, batch: Batch) -> Float[Tensor, " b"]:
+        """Return each sample's loss times its weights: that of its timestep, and 0 for padding."""
+        weighting = self.config.flow.loss_weighting
+        if weighting == "none":
+            return self(batch) * batch.weights
+        weights = flow.loss_weights(batch.timesteps.float(), weighting)
+        return self(batch) * weights * batch.weights
 
     def predict(
         self,
@@ -54,12 +63,11 @@ class FlowLoss:
         txt: Float[Tensor, "b l d"],
         vec: Float[Tensor, "b v"],
         timesteps: Float[Tensor, " b"],
+        guidance: float,
     ) -> Float[Tensor, "b ch h w"]:
-        """Return the predicted velocity at ``noisy``."""
+        """Return the predicted velocity at ``noisy``; ``guidance`` is for models with ``guidance_embed``."""
         height, width = noisy.shape[-2:]
-        guidance = None
-        if self.config.model.guidance_embed:
-            guidance = torch.full_like(timesteps, self.config.sampling.guidance)
+        guided = self.config.model.guidance_embed
         key = height, width, txt.shape[1], noisy.device
         if key not in self._ids:
             ids = latents.image_ids(height, width), latents.text_ids(txt.shape[1])
@@ -72,6 +80,6 @@ class FlowLoss:
             txt_ids=txt_ids,
             timesteps=timesteps,
             y=vec.to(self.dtype),
-            guidance=guidance,
+            guidance=torch.full_like(timesteps, guidance) if guided else None,
         )
         return latents.unpack(prediction, height, width)

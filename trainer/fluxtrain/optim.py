@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
-from fluxtrain.contract.run.config import OptimConfig, ScheduleConfig
+from fluxtrain.contract.run.optim import OptimConfig
 from fluxtrain.sharded_tensor import is_sharded, local_part, sum_over_parts
 
 STATE = {"adamw": ("exp_avg", "exp_avg_sq")}
@@ -125,19 +123,6 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
     """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = value
-
-
-def learning_rate(step: int, optim: OptimConfig, schedule: ScheduleConfig) -> float:
-    """Return the learning rate of ``step`` (counted from 1): warm-up, then constant or cosine."""
-    if step <= schedule.warmup_steps:
-        return optim.learning_rate * step / schedule.warmup_steps
-    if schedule.decay == "constant":
-        return optim.learning_rate
-    decay_steps = max(1, round(schedule.steps * schedule.decay_fraction))
-    progress = (step - (schedule.steps - decay_steps)) / decay_steps
-    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, progress))))
-    floor = schedule.min_learning_rate
-    return floor + (optim.learning_rate - floor) * cosine
 
 
 NEVER = torch.iinfo(torch.int64).max

@@ -14,6 +14,7 @@ from fluxtrain import optim
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.batch import Batch
 from fluxtrain.data.loader import AnyBatch
+from fluxtrain.learning_rate import learning_rate
 from fluxtrain.loss import FlowLoss
 from fluxtrain.optim import AdamW
 from fluxtrain.parallelize import reduce_between_replicas
@@ -39,7 +40,7 @@ def add_gradients(
     reduce_between_replicas(flow_loss.model, is_last or all_reduces_each(flow_loss.config))
     with times.forward():
         encoded = encode(batch)
-        losses = flow_loss(encoded) * encoded.weights
+        losses = flow_loss.training(encoded)
     with times.backward():
         torch.autograd.backward(losses.sum() / samples_per_rank)
     return losses.detach(), encoded.weights
@@ -58,7 +59,7 @@ def update(
     Both stay on the device. Nothing is updated from ``bad_step`` on, the first step with a gradient that is
     not finite. ``before_update`` is called before weights or moments change.
     """
-    optim.set_learning_rate(optimizer, optim.learning_rate(step, config.optim, config.schedule))
+    optim.set_learning_rate(optimizer, learning_rate(step, config.optim, config.schedule))
     norm = optimizer.gradient_norm()
     bad_step = optim.first_bad_step(bad_step, norm, step)
     before_update()

@@ -34,6 +34,7 @@ from fluxtrain.divergence import require_finite
 from fluxtrain.encode.encoders import batch_encoder
 from fluxtrain.errors import DivergedError, StoppedError
 from fluxtrain.evaluate import evaluate
+from fluxtrain.learning_rate import learning_rate
 from fluxtrain.loss import FlowLoss
 from fluxtrain.parallelize import DTYPES, build_model, observe_waits
 from fluxtrain.preflight.check import run_preflight
@@ -277,7 +278,7 @@ class _Trainer:
         if bad := count_bad_samples(self.world, num_bad):
             observer.on_rule_broken(unread_samples(bad, num_used, last_fault), run)
         require_few_bad_samples(config, bad, num_used, last_fault)
-        rate = optim.learning_rate(run.step, config.optim, config.schedule)
+        rate = learning_rate(run.step, config.optim, config.schedule)
         observer.log_step(StepMetrics(run.step, run.samples, loss, norm.item(), rate))
 
     def _evaluate(self) -> None:

@@ -90,6 +90,8 @@ def run_metadata(config: RunConfig, step: int) -> Metadata:
         "ss_mixed_precision": {"bfloat16": "bf16", "float32": "no"}[config.precision.compute],
         "ss_seed": str(config.drawn_seed),
         "ss_timestep_sampling": config.flow.timestep_sampling,
-        "ss_guidance_scale": str(config.sampling.guidance),
+        "ss_guidance_scale": str(config.training_guidance),
+        "ss_weighting_scheme": config.flow.loss_weighting,
+        "ss_noise_offset": str(config.flow.noise_offset),
         "ss_sd_model_name": Path(config.initial_weights or "").name,
     }

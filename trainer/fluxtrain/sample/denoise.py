@@ -55,7 +55,8 @@ def denoise(
     x = noise
     for t, next_t in pairwise(times.to(noise.device)):
         batch = torch.cat([x, x]) if uses_cfg else x
-        velocity = flow_loss.predict(batch, txt, vec, t.expand(len(batch))).float()
+        at = t.expand(len(batch))
+        velocity = flow_loss.predict(batch, txt, vec, at, sampling.guidance).float()
         if uses_cfg:
             conditional, unconditional = velocity.chunk(2)
             velocity = unconditional + cfg_scale * (conditional - unconditional)

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
-from fluxtrain.contract.run.config import FlowConfig, OptimConfig, RunConfig
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.flow import FlowConfig
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.optim import OptimConfig
 from fluxtrain.contract.run.presets import (
     FLOAT32_EPS,
     MLPERF_EVALUATION_SAMPLES,

@@ -22,13 +22,16 @@ from fluxtrain.contract.run.adapter import (
 from fluxtrain.contract.run.benchmark import BenchmarkConfig
 from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.contract.run.encoders import EncodersConfig, PreprocessConfig
+from fluxtrain.contract.run.flow import FlowConfig
 from fluxtrain.contract.run.mlperf import MLPerfConfig
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.optim import OptimConfig
 from fluxtrain.contract.run.precision import FP8_WIDTHS, PrecisionConfig
 from fluxtrain.contract.run.preflight import PreflightConfig
 from fluxtrain.contract.run.prepare import PrepareConfig
 from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, PRESETS
 from fluxtrain.contract.run.sampling import SamplingConfig
+from fluxtrain.contract.run.schedule import ScheduleConfig
 from fluxtrain.contract.run.wandb import WandbConfig
 from fluxtrain.contract.strict_model import (
     IMMUTABLE,
@@ -40,73 +43,12 @@ from fluxtrain.contract.strict_model import (
     StrictModel,
 )
 
-LearningRate = Annotated[float, Field(gt=0, le=10)]
 PER_NODE: Final = "per-node"
 """The value of ``parallel.dp_replicate`` with which each node is a replica."""
 RANDOM_SEED: Final = "random"
 """The value of ``seed`` with which each run draws its own."""
 LARGEST_SEED = 2**53 - 1
 """The largest integer that every JSON parser reads exactly."""
-
-
-class FlowConfig(StrictModel):
-    """Rectified flow: sampling of timesteps (t=0 clean, t=1 noise) and prompt dropout."""
-
-    timestep_sampling: Literal["uniform", "logit_normal", "sigmoid", "shift", "flux_shift"] = (
-        "uniform"
-    )
-    """Distribution of t in training; ``uniform`` is MLPerf's."""
-    logit_mean: Annotated[float, Field(ge=-100, le=100)] = 0.0
-    """Mean of the normal distribution of ``logit_normal``."""
-    logit_std: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Standard deviation of the normal distribution of ``logit_normal``."""
-    sigmoid_scale: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Factor on the normal variate of ``sigmoid``, ``shift`` and ``flux_shift`` before the sigmoid."""
-    shift: Annotated[float, Field(gt=0, le=1000)] = 3.0
-    """s of ``shift``, which maps t to s t / (1 + (s - 1) t)."""
-    prompt_dropout: Fraction = 0.1
-    """Probability that both text encodings of a sample are replaced by those of the empty prompt."""
-    reference_rounding: bool = False
-    """Round latents, noise, t, their mixture and the target to ``precision.compute``, as MLPerf's reference
-    does; false computes them in float32. The presets ``mlperf-*`` round."""
-
-
-class OptimConfig(StrictModel):
-    """The optimizer of all parameters, with MLPerf's values."""
-
-    name: Annotated[Literal["adamw"], IMMUTABLE] = "adamw"
-    """The optimizer."""
-    learning_rate: LearningRate = 1e-4
-    """Learning rate after the warm-up. The presets ``mlperf-*`` have that of MLCommons' reference runs for
-    the global batch sizes 512, 1024, 2048 and 4096."""
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay rate of the first moment."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Decay rate of the second moment."""
-    epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    """Added to the denominator for numerical stability."""
-    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
-    """Decoupled weight decay of all parameters."""
-    max_grad_norm: Annotated[float, Field(gt=0, le=1e12)] = 1.0
-    """Maximum global L2 norm of the gradients; larger ones are clipped."""
-
-
-class ScheduleConfig(StrictModel):
-    """Length of the training, batch size and learning rate schedule."""
-
-    steps: Positive = 30_000
-    """Maximum number of optimizer steps."""
-    global_batch_size: Annotated[Positive, IMMUTABLE] = 512
-    """Samples per optimizer step, over all ranks and accumulation steps."""
-    warmup_steps: Annotated[Count, IMMUTABLE] = 0
-    """Steps of linear warm-up, with learning rate learning_rate x step / warmup_steps; of the presets
-    ``mlperf-*``, as learning_rate."""
-    decay: Annotated[Literal["constant", "cosine"], IMMUTABLE] = "constant"
-    """Learning rate schedule after the warm-up."""
-    decay_fraction: Annotated[Fraction, IMMUTABLE] = 1.0
-    """Fraction of the steps, at the end, over which ``cosine`` decays; constant before."""
-    min_learning_rate: Annotated[float, Field(ge=0, le=10), IMMUTABLE] = 0.0
-    """Final learning rate of ``cosine``."""
 
 
 class ParallelConfig(StrictModel):
@@ -290,6 +232,11 @@ class RunConfig(StrictModel):
         """Return the seed, which the trainer has replaced by a number if it was ``random``."""
         assert isinstance(self.seed, int), "random_seed.with_seed has drawn it"
         return self.seed
+
+    @property
+    def training_guidance(self) -> float:
+        """Return the distilled guidance of training and evaluation."""
+        return self.sampling.guidance if self.flow.guidance is None else self.flow.guidance
 
     @property
     def evaluation_steps(self) -> int:

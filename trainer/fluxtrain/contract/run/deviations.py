@@ -144,7 +144,9 @@ FREE_FIELDS = (
     "schedule.steps",
 )
 """Fields that the rules leave to the submitter, so that no value of them is a deviation."""
-_IMPLIED_FIELDS = ("schedule.decay_fraction", "schedule.min_learning_rate")
+_IMPLIED_FIELDS = tuple(
+    f"schedule.{name}" for name in ("decay_fraction", "min_learning_rate", "cycles", "power")
+)
 """Without effect while ``schedule.decay`` is constant, which is fixed."""
 DESIGN_FIELDS = ("precision.compute", "precision.reduce", "precision.fp8")
 """Fields that DESIGN looks at."""

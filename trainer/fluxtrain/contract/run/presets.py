@@ -31,7 +31,7 @@ _DEV: Values = {
 }
 _LORA: Values = {
     "adapter": {"kind": "lora", "rank": 16, "alpha": 16.0},
-    "flow": {"timestep_sampling": "sigmoid"},
+    "flow": {"timestep_sampling": "sigmoid", "guidance": 1.0},
     "optim": {"learning_rate": 1e-4, "weight_decay": 0.01},
     "checkpoint": {"every_steps": 250},
 }
@@ -63,6 +63,7 @@ PRESETS: dict[str, Values] = {
     "dev-finetune": {
         **_DEV,
         "initial_weights": "flux1-dev.safetensors",
+        "flow": {"guidance": 1.0},
         "optim": {"learning_rate": 1e-5, "weight_decay": 0.01},
     },
     "dev-lora": {**_DEV, **_LORA, "initial_weights": "flux1-dev.safetensors"},

@@ -27,4 +27,5 @@ class SamplingConfig(StrictModel):
     cfg_scale: Annotated[float, Field(ge=0, le=100)] = 3.0
     """Scale of classifier-free guidance; 1 disables it, above 1 each step runs the model twice."""
     guidance: Annotated[float, Field(ge=0, le=100), IMMUTABLE] = 3.5
-    """Distilled guidance for training and sampling, for models with ``guidance_embed``."""
+    """Distilled guidance of models with ``guidance_embed``; in training too, unless ``flow.guidance`` is
+    set."""

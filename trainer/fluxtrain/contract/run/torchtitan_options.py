@@ -99,7 +99,9 @@ OPTIONS: Mapping[str, Replacement] = {
     "optimizer.eps": Replacement(("optim.epsilon",)),
     "optimizer.weight_decay": Replacement(("optim.weight_decay",)),
     "lr_scheduler.warmup_steps": Replacement(("schedule.warmup_steps",)),
-    "lr_scheduler.decay_type": Replacement(("schedule.decay",), "constant or cosine", same=False),
+    "lr_scheduler.decay_type": Replacement(
+        ("schedule.decay",), "sqrt has no counterpart", same=False
+    ),
     "lr_scheduler.decay_ratio": Replacement(
         ("schedule.decay_fraction", "schedule.decay=cosine"), "0 is schedule.decay=constant"
     ),
