@@ -75,6 +75,7 @@ class JoinedConfigError(ConfigError):
     def __init__(self, errors: list[ConfigError], most: int = 10) -> None:
         """Join ``errors``; only the first ``most`` are written out."""
         super().__init__(errors[0].path, errors[0].given, errors[0].allowed)
+        self.errors = errors
         lines = [str(error) for error in errors[:most]]
         if len(errors) > most:
             lines.append(f"... and {len(errors) - most} more")

@@ -11,6 +11,9 @@ from fluxtrain.contract.run.torchtitan_options import (
     VARIABLES,
     Replacement,
 )
+from fluxtrain.other_trainers.kohya import KOHYA
+from fluxtrain.other_trainers.option import Fate, Option
+from fluxtrain.other_trainers.variables import VARIABLES as GUIDE_VARIABLES
 
 _TEMPLATE = files("fluxtrain_operator.generate") / "coming-from.template"
 
@@ -21,6 +24,8 @@ def coming_from_page() -> str:
         options=_table({f"--{name}": _text(row) for name, row in OPTIONS.items()}),
         read=_table(READ_VARIABLES),
         refused=_table({name: _text(row) for name, row in VARIABLES.items()}),
+        guide=_table({name: _fate(row.meaning) for name, row in GUIDE_VARIABLES.items()}),
+        kohya=_grouped(KOHYA.options),
     )
 
 
@@ -32,3 +37,21 @@ def _table(rows: Mapping[str, str]) -> str:
 def _text(row: Replacement) -> str:
     options = " and ".join(f"`--{option}`" for option in row.options)
     return ": ".join(part for part in (options, row.note) if part)
+
+
+def _grouped(options: Mapping[str, Option]) -> str:
+    """Return the table of ``options``, with one row for those of the same meaning."""
+    names: dict[str, list[str]] = {}
+    for name, option in options.items():
+        names.setdefault(_fate(option), []).append(name)
+    return _table({"`, `".join(those): text for text, those in names.items()})
+
+
+def _fate(option: Option) -> str:
+    """Return what becomes of ``option``."""
+    fields = ", ".join(f"`{path}`" for path in option.fields)
+    default = option.default
+    unset = f"{default} there if it is not given" if option.fields and default is not None else ""
+    fate = "" if option.fate is Fate.WRITTEN else option.fate.value
+    what = ": ".join(part for part in (fields or fate, option.note) if part)
+    return "; ".join(part for part in (what, unset) if part)

@@ -36,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
         agent,
         convert,
         export,
+        import_config,
         import_weights,
         mlperf_check,
         plan,
@@ -53,7 +54,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(takes_overrides=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # in the order of use; the commands that are run in pods come last
-    user = (run, prepare, convert, plan, sample, export, import_weights, adapter, mlperf_check)
+    user = (
+        run,
+        prepare,
+        convert,
+        plan,
+        sample,
+        export,
+        import_weights,
+        import_config,
+        adapter,
+        mlperf_check,
+    )
     for module in (*user, agent, rendezvous, stacks):
         module.add(commands)
     return parser

@@ -28,6 +28,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.torchtitan_options import refuse_variables
 from fluxtrain.errors import EXIT_OK, UNSET, ConfigError
 from fluxtrain.launch.nodes import Nodes, find_endpoint, serves
+from fluxtrain.other_trainers.variables import refuse_different
 
 
 def add(commands: Commands) -> None:
@@ -51,6 +52,7 @@ def action(arguments: argparse.Namespace) -> int:
         print(f"ignored outside a cluster: {', '.join(ignored)}", file=sys.stderr)
     require_processes(arguments.processes)
     refuse_variables(os.environ, arguments.processes)
+    refuse_different(os.environ, config)
     if nodes is not None:
         _require_distributed(config)
         _require_fixed(config, nodes)

@@ -61,7 +61,7 @@ def load_job(path: Path) -> FluxTraining:
     if path.suffix == ".toml":
         text = "must be a FluxTraining, as YAML; docs/coming-from.md has what replaces torchtitan's keys"
         raise ConfigError(str(path), UNSET, text)
-    values = parse_yaml(_read(path), str(path))
+    values = parse_yaml(read_text(path), str(path))
     if not isinstance(values, dict):
         text = "must be one FluxTraining, a mapping with apiVersion and kind"
         raise ConfigError(str(path), values, text)
@@ -88,7 +88,8 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
     return problem.replace("'\\t'", "a tab (indent with spaces)")
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a small file; raise ConfigError if it is large, unreadable or not UTF-8."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             size = f"{path.stat().st_size} bytes"

@@ -1,0 +1,73 @@
+"""Two files of kohya's sd-scripts as people write them: a LoRA of a subject, and a full fine-tuning."""
+
+LORA = """
+pretrained_model_name_or_path = "/models/flux1-dev.safetensors"
+clip_l = "/models/clip_l.safetensors"
+t5xxl = "/models/t5xxl_fp16.safetensors"
+ae = "/models/ae.safetensors"
+
+[network]
+network_module = "networks.lora_flux"
+network_dim = 16
+network_alpha = 8
+network_train_unet_only = true
+network_args = ["train_double_block_indices=0-9", "img_mod_dim=0", "split_qkv=True", "rank_dropout=0.1"]
+
+[optimizer]
+optimizer_type = "AdamW8bit"
+optimizer_args = ["weight_decay=0.05", "betas=0.9,0.99"]
+learning_rate = 1e-4
+unet_lr = 4e-4
+lr_scheduler = "cosine"
+lr_warmup_steps = 0.05
+lr_scheduler_num_cycles = 3
+max_grad_norm = 0.0
+
+[training]
+train_batch_size = 4
+gradient_accumulation_steps = 2
+max_train_epochs = 20
+seed = 7
+mixed_precision = "bf16"
+fp8_base = true
+gradient_checkpointing = true
+timestep_sampling = "shift"
+discrete_flow_shift = 3.1582
+sigmoid_scale = 1.1
+model_prediction_type = "raw"
+guidance_scale = 1.0
+noise_offset = 0.1
+min_snr_gamma = 5
+t5xxl_max_token_length = 512
+caption_dropout_rate = 0.05
+resolution = "768,768"
+
+[saving]
+output_dir = "out"
+output_name = "my cat"
+save_precision = "fp16"
+save_every_n_epochs = 2
+sample_every_n_steps = 250
+sample_prompts = "prompts.txt"
+log_with = "wandb"
+log_tracker_name = "cats"
+wandb_api_key = "not-to-be-shown"
+sdpa = true
+flux_magic = 3
+""".replace("[training]", "[length]")
+FINE_TUNING = """
+pretrained_model_name_or_path = "flux1-schnell.safetensors"
+optimizer_type = "AdamW"
+learning_rate = 5e-6
+lr_scheduler = "constant_with_warmup"
+lr_warmup_steps = 50
+max_train_steps = 3000
+train_batch_size = 2
+timestep_sampling = "flux_shift"
+model_prediction_type = "raw"
+mixed_precision = "bf16"
+full_bf16 = true
+blockwise_fused_optimizers = true
+blocks_to_swap = 8
+save_every_n_steps = 500
+"""

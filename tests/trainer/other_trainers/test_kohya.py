@@ -1,0 +1,154 @@
+"""kohya's TOML: the fields have its values, or its defaults, and no option is dropped silently."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.trainer.other_trainers import kohya_files
+
+from fluxtrain.cli import main
+from fluxtrain.contract.describe import iter_fields
+from fluxtrain.contract.resource.document import load_job
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE
+from fluxtrain.other_trainers.files import import_file
+from fluxtrain.other_trainers.imported import Imported
+from fluxtrain.other_trainers.kohya import KOHYA
+from fluxtrain.other_trainers.option import Fate
+
+FIELDS = {field.path for field in iter_fields(RunConfig)}
+
+
+def imported(tmp_path: Path, text: str, processes: int = 1, samples: int | None = None) -> Imported:
+    file = tmp_path / "kohya.toml"
+    file.write_text(text)
+    return import_file(file, {}, processes, samples)
+
+
+def test_a_lora_has_the_values_of_its_file(tmp_path: Path) -> None:
+    found = imported(tmp_path, kohya_files.LORA, processes=2, samples=400)
+    config = found.config
+    assert config.adapter is not None
+    assert config.initial_weights == "/models/flux1-dev.safetensors"
+    assert (config.encoders.clip, config.encoders.t5) == (
+        "/models/clip_l.safetensors",
+        "/models/t5xxl_fp16.safetensors",
+    )
+    assert (config.adapter.rank, config.adapter.alpha) == (16, 8.0)
+    assert (config.adapter.double_blocks, config.adapter.ranks.img_mod) == ("0-9", 0)
+    assert config.adapter.split_qkv
+    assert (config.optim.name, config.optim.learning_rate) == ("adamw", 4e-4)
+    assert (config.optim.weight_decay, config.optim.beta2) == (0.05, 0.99)
+    assert config.optim.max_grad_norm == 1e12, "0 clips nothing"
+    assert config.schedule.global_batch_size == 16, "4 images, 2 batches, 2 processes"
+    assert config.parallel.micro_batch_size == 4
+    assert config.schedule.steps == 500, "400 images are 25 updates of an epoch"
+    assert (config.schedule.decay, config.schedule.warmup_steps) == ("cosine", 25)
+    assert (config.flow.timestep_sampling, config.flow.shift) == ("shift", 3.1582)
+    assert (config.flow.sigmoid_scale, config.flow.prompt_dropout) == (1.1, 0.05)
+    assert config.sampling.guidance == 1.0
+    assert (config.data.image_size, config.data.latent_size) == (768, 96)
+    assert (config.adapter_file.name, config.adapter_file.dtype) == ("my-cat", "float16")
+    assert config.adapter_file.every_steps == 50
+    assert config.parallel.activation_checkpointing == 1.0
+    assert config.logging.wandb is not None
+    assert config.logging.wandb.project == "cats"
+
+
+def test_a_fine_tuning_has_the_values_of_its_file(tmp_path: Path) -> None:
+    config = imported(tmp_path, kohya_files.FINE_TUNING).config
+    assert config.adapter is None
+    assert not config.model.guidance_embed
+    assert config.data.text_length == 256
+    assert (config.schedule.steps, config.schedule.warmup_steps) == (3000, 50)
+    assert (config.schedule.decay, config.schedule.global_batch_size) == ("constant", 2)
+    assert (config.optim.learning_rate, config.optim.beta2) == (5e-6, 0.999)
+    assert config.flow.timestep_sampling == "flux_shift"
+    assert config.parallel.activation_checkpointing == 0.0
+
+
+def test_what_is_not_given_has_the_values_of_sd_scripts(tmp_path: Path) -> None:
+    config = imported(
+        tmp_path, 'network_module = "networks.lora_flux"\ntimestep_sampling = "sigmoid"\n'
+    ).config
+    assert config.adapter is not None
+    assert (config.adapter.rank, config.adapter.alpha) == (4, 1.0)
+    assert (config.optim.learning_rate, config.optim.weight_decay) == (2e-6, 0.01)
+    assert (config.optim.beta1, config.optim.beta2) == (0.9, 0.999)
+    assert (config.schedule.steps, config.schedule.warmup_steps) == (1600, 0)
+    assert config.schedule.global_batch_size == 1
+    assert (config.seed, config.flow.prompt_dropout) == ("random", 0.0)
+    assert (config.sampling.guidance, config.precision.compute) == (3.5, "float32")
+
+
+@pytest.mark.parametrize("text", [kohya_files.LORA, kohya_files.FINE_TUNING])
+def test_every_option_is_named_once(tmp_path: Path, text: str) -> None:
+    found = imported(tmp_path, text, samples=400)
+    named = [line.option for lines in found.lines.values() for line in lines if line.is_given]
+    given: set[str] = set()
+    for key, value in tomllib.loads(text).items():
+        given |= set(value) if isinstance(value, dict) else {key}
+    entries = {name.partition(".")[0] for name in named if "." in name}
+    assert sorted({*named} - {n for n in named if "." in n}) == sorted(given - entries)
+    assert len(named) == len(set(named))
+    assert all(line.values for line in found.lines[Fate.WRITTEN])
+    assert all(line.note for fate in Fate if fate is not Fate.WRITTEN for line in found.lines[fate])
+
+
+def test_options_that_do_nothing_or_are_unknown_are_told_apart(tmp_path: Path) -> None:
+    lines = imported(tmp_path, kohya_files.LORA, samples=400).lines
+    inert = {line.option for line in lines[Fate.INERT]}
+    assert inert >= {"noise_offset", "min_snr_gamma", "lr_scheduler_num_cycles"}
+    missing = {line.option for line in lines[Fate.MISSING]}
+    assert missing >= {"fp8_base", "network_args.rank_dropout", "sample_prompts"}
+    assert [line.option for line in lines[Fate.UNKNOWN]] == ["flux_magic"]
+
+
+def test_the_file_resolves_to_the_same_and_hides_no_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = imported(tmp_path, kohya_files.LORA, samples=400)
+    source, output = tmp_path / "kohya.toml", tmp_path / "lora.yaml"
+    arguments = ["import-config", str(source), "--epoch-samples", "400", "--output", str(output)]
+    assert main(arguments) == EXIT_OK
+    report, text = capsys.readouterr().err, output.read_text()
+    assert resolve(load_job(output).spec.run) == found.config
+    assert yaml.safe_load(text)["metadata"]["name"] == "kohya"
+    for name in ("fp8_base", "noise_offset", "flux_magic", "wandb_api_key"):
+        assert name in report
+        assert name in text
+    assert "not-to-be-shown" not in report + text
+    assert main(arguments) == EXIT_USAGE, "a file is never replaced"
+
+
+def test_fields_of_the_command_line_win(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "kohya.toml"
+    file.write_text(kohya_files.LORA)
+    assert main(["import-config", str(file), "--schedule.steps=9", "--adapter.rank", "2"]) == 0
+    run = yaml.safe_load(capsys.readouterr().out)["spec"]["run"]
+    assert (run["schedule"]["steps"], run["adapter"]["rank"]) == (9, 2)
+
+
+def test_epochs_need_the_number_of_samples(tmp_path: Path) -> None:
+    lines = imported(tmp_path, kohya_files.LORA).lines[Fate.MISSING]
+    notes = {line.option: line.note for line in lines}
+    for name in ("max_train_epochs", "save_every_n_epochs", "lr_warmup_steps"):
+        assert "--epoch-samples" in notes[name]
+
+
+def test_an_optimizer_that_is_not_here_keeps_its_learning_rate_to_itself(tmp_path: Path) -> None:
+    text = 'network_module = "networks.lora_flux"\noptimizer_type = "DAdaptAdam"\nlearning_rate = 1.0\n'
+    found = imported(tmp_path, text)
+    missing = {line.option for line in found.lines[Fate.MISSING]}
+    assert {"optimizer_type", "learning_rate"} <= missing
+    assert found.config.optim.learning_rate == 1e-4, "the preset's"
+
+
+def test_every_field_of_the_table_exists() -> None:
+    for name, row in KOHYA.options.items():
+        assert row.note or row.fields or row.convert, name
+        assert set(row.fields) <= FIELDS, name

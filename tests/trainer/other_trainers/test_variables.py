@@ -1,0 +1,118 @@
+"""The variables of kohya's container for MI300X: each becomes a field, or says what to use."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from tests.paths import MICRO
+
+from fluxtrain.cli import main
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
+from fluxtrain.other_trainers.option import Fate
+from fluxtrain.other_trainers.variables import VARIABLES, import_variables, refuse_different
+
+ADAMW = {"PARAMS_OPTIMIZER_TYPE": "AdamW", "PARAMS_LEARNING_RATE": "3e-4"}
+
+
+def test_the_values_are_those_of_the_variables_and_of_the_script() -> None:
+    environment = {
+        **ADAMW,
+        "PARAMS_LEARNING_SCHEDULER": "cosine",
+        "PARAMS_NETWORK_DIM": "8",
+        "PARAMS_SPLIT_QKV": "True",
+        "PARAMS_WEIGHT_DECAY": "0.2",
+        "PARAMS_MAX_EPOCHS": "10",
+        "PARAMS_SAVE_EVERY_N_STEPS": "7",
+        "OUTPUT_NAME": "7318cd4a8c75-1740076123",
+    }
+    config = import_variables(environment, {}, epoch_samples=400).config
+    assert config.adapter is not None
+    assert (config.adapter.rank, config.adapter.alpha, config.adapter.split_qkv) == (8, 4.0, True)
+    assert (config.optim.learning_rate, config.optim.weight_decay) == (3e-4, 0.2)
+    assert (config.optim.beta1, config.optim.beta2) == (0.9, 0.999)
+    assert (config.schedule.decay, config.schedule.steps) == ("cosine", 4000)
+    assert (config.flow.timestep_sampling, config.sampling.guidance) == ("sigmoid", 1.0)
+    assert (config.seed, config.parallel.activation_checkpointing) == (42, 1.0)
+    assert (config.adapter_file.every_steps, config.sampling.every_steps) == (7, 200)
+    assert (config.adapter_file.name, config.adapter_file.dtype) == (
+        "7318cd4a8c75-1740076123",
+        "bfloat16",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PARAMS_NOISE_OFFSET", "0.1"),
+        ("PARAMS_NUM_CYCLES", "3"),
+        ("PARAMS_OPTIMIZER_ARGS", "eps=1e-6"),
+        ("PARAMS_RESUME_FROM", "/workspace/output/x.safetensors"),
+    ],
+)
+def test_what_does_nothing_in_sd_scripts_says_so(name: str, value: str) -> None:
+    lines = import_variables({name: value}, {}).lines[Fate.INERT]
+    assert f"${name}" in {line.option for line in lines if line.is_given and line.note}
+
+
+def test_every_variable_is_named_once_by_its_name() -> None:
+    values = {"BASE_MODEL": "flux", "OUTPUT_NAME": "cat", **ADAMW}
+    values |= {name: row.default for name, row in VARIABLES.items() if row.default} | values
+    values |= {name: "1" for name in VARIABLES if name not in values and name != "OUTPUT_PATH"}
+    lines = import_variables(values, {}).lines
+    named = [line.option for those in lines.values() for line in those if line.is_given]
+    assert sorted(named) == sorted(f"${name}" for name in values)
+
+
+def test_the_file_of_an_environment_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in ADAMW.items():
+        monkeypatch.setenv(name, value)
+    assert main(["import-config", "--from-env", "--schedule.steps=100"]) == EXIT_OK
+    out, report = capsys.readouterr()
+    run = yaml.safe_load(out)["spec"]["run"]
+    assert resolve(run).optim.learning_rate == 3e-4
+    assert "$PARAMS_LEARNING_RATE=3e-4: optim.learning_rate=0.0003" in report
+    assert "$PARAMS_NETWORK_DIM=32 (not given): adapter.rank=32" in report
+    assert "$PARAMS_MAX_EPOCHS=5 (not given): epochs are counted in steps here: give" in report
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("PARAMS_NETWORK_DIM", "big", "$PARAMS_NETWORK_DIM: got 'big'; must be a number"),
+        ("PARAMS_NETWORK_DIM", "9999", "got '9999'; adapter.rank must be a whole number from 1"),
+        ("PARAMS_SPLIT_QKV", "yes", "$PARAMS_SPLIT_QKV: got 'yes'; must be true or false"),
+        ("PARAMS_TIMESTEP_SAMPLING", "x", "$PARAMS_TIMESTEP_SAMPLING: got 'x'; must be sigma,"),
+        ("BASE_MODEL", "sdxl", "$BASE_MODEL: got 'sdxl'; must be flux"),
+        ("OUTPUT_NAME", "___", "$OUTPUT_NAME: got '___'; must have a letter or a digit"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_variables_name(name: str, value: str, line: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        import_variables({name: value}, {})
+    assert line in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_run_refuses_variables_that_ask_for_something_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PARAMS_NETWORK_DIM", "8")
+    monkeypatch.setenv("PARAMS_D_COEF", "2")
+    assert main(["run", str(MICRO)]) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert (
+        "$PARAMS_NETWORK_DIM: got '8'; is not read; here --adapter.rank=8, which is None" in error
+    )
+    assert "$PARAMS_D_COEF: got '2'; is not read; " in error
+
+
+def test_a_run_of_their_own_file_does_not_refuse_them() -> None:
+    environment = {**ADAMW, "PARAMS_NOISE_OFFSET": "0.1", "PARAMS_NETWORK_DIM": "8"}
+    config = import_variables(environment, {}).config
+    refuse_different(environment, config)
+    refuse_different({"OUTPUT_DIR": "/elsewhere", "DATASET_NAME": "other/program"}, config)
+    with pytest.raises(ConfigError, match="NETWORK_DIM"):
+        refuse_different({**environment, "PARAMS_NETWORK_DIM": "16"}, config)

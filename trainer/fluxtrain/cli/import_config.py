@@ -1,0 +1,83 @@
+"""``fluxtrain import-config FILE``: write a FluxTraining for the options of another trainer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from pathlib import Path
+
+from fluxtrain.cli.arguments import Commands, add_command, described, path
+from fluxtrain.contract.run.overrides import parse_overrides
+from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StorageError
+
+
+def add(commands: Commands) -> None:
+    """Add the command's parser."""
+    text = "write a FluxTraining for another trainer's options"
+    parser = add_command(commands, "import-config", _action, text, described(__doc__))
+    parser.set_defaults(takes_overrides=True)
+    text = "kohya's TOML with a training's options"
+    parser.add_argument("file", type=path, nargs="?", metavar="FILE", help=text)
+    text = "instead of FILE: PARAMS_* and the other variables of kohya's container for MI300X"
+    parser.add_argument("--from-env", action="store_true", help=text)
+    text = "file to write (default: print it)"
+    parser.add_argument("--output", type=path, help=text)
+    text = "GPUs of the training there, a process for each (default: 1)"
+    parser.add_argument("--gpus", type=int, default=1, help=text)
+    text = "samples of an epoch, images times repeats: for options in epochs"
+    parser.add_argument("--epoch-samples", type=int, help=text)
+
+
+def _action(arguments: argparse.Namespace) -> int:
+    """Print or write the file; the report goes to stderr."""
+    from fluxtrain.other_trainers.files import import_file
+    from fluxtrain.other_trainers.variables import import_variables
+    from fluxtrain.other_trainers.written import file_text, report
+
+    _check(arguments)
+    overrides = parse_overrides(arguments.overrides)
+    numbers = (arguments.gpus, arguments.epoch_samples)
+    if arguments.from_env:
+        imported = import_variables(os.environ, overrides, *numbers)
+        source, stem = "the environment", imported.config.adapter_file.name
+    else:
+        imported = import_file(arguments.file, overrides, *numbers)
+        source, stem = arguments.file.name, arguments.file.stem
+    text = file_text(imported, _job_name(stem), source, arguments.gpus)
+    for line in report(imported):
+        print(line, file=sys.stderr)
+    if arguments.output is None:
+        print(text, end="")
+    else:
+        _write(arguments.output, text)
+    return EXIT_OK
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for options that do not go together."""
+    if (arguments.file is None) != arguments.from_env:
+        raise ConfigError("arguments", UNSET, "need one of FILE and --from-env")
+    if not 1 <= arguments.gpus <= 64:
+        raise ConfigError("--gpus", arguments.gpus, "must be between 1 and 64, those of one node")
+    samples = arguments.epoch_samples
+    if samples is not None and not 1 <= samples <= 10**9:
+        raise ConfigError("--epoch-samples", samples, "must be between 1 and 1000000000")
+    if arguments.output is not None and arguments.output.exists():
+        text = "exists already; remove it or name another"
+        raise ConfigError("--output", str(arguments.output), text)
+
+
+def _job_name(stem: str) -> str:
+    """Return ``stem`` as the name of a job: small letters, digits and '-'."""
+    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:60].rstrip("-")
+    return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
+
+
+def _write(output: Path, text: str) -> None:
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"--output: {output} cannot be written ({error.strerror})") from None
+    print(f"{output}: to train, fluxtrain run {output}", file=sys.stderr)

@@ -1,0 +1,110 @@
+"""Conversions that several trainers' tables share."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from fluxtrain.other_trainers.option import Convert, Values
+from fluxtrain.other_trainers.reading import NoCounterpartError, Reading
+
+NO_CLIPPING = 1e12
+"""``optim.max_grad_norm`` that clips nothing."""
+EPOCHS = (
+    "epochs are counted in steps here: give --epoch-samples, the images times their repeats, or "
+)
+"""Why an option in epochs is not written; a field follows."""
+
+
+def preset(name: str, adapter: bool) -> Values:
+    """Return the preset of the model ``name``, a file or a repository: schnell if it says so, else dev."""
+    is_schnell = "schnell" in name.lower()
+    if adapter:
+        return {"preset": "schnell-lora" if is_schnell else "dev-lora"}
+    if not is_schnell:
+        return {"preset": "dev-finetune"}
+    return {"preset": "dev-finetune", "model.guidance_embed": False, "data.text_length": 256}
+
+
+def encoder(field: str, tokenizer: str) -> Convert:
+    """Return the conversion of the path of a text encoder; FLUX.1's repository has the ``tokenizer``."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        path = reading.text(name)
+        if not path.endswith(".safetensors"):
+            return {field: path}
+        return {field: path, f"{field}_tokenizer": tokenizer}
+
+    return convert
+
+
+def batch(per_process: str, accumulation: str) -> Convert:
+    """Return the conversion of the samples ``per_process``; another option has the batches of a step."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        samples = reading.positive(per_process)
+        batches = reading.positive(accumulation) if reading.has(accumulation) else 1
+        return {
+            "schedule.global_batch_size": samples * batches * reading.processes,
+            "parallel.micro_batch_size": samples,
+        }
+
+    return convert
+
+
+def steps_of(epochs: float, reading: Reading, per_process: str, accumulation: str) -> int | None:
+    """Return the optimizer steps of ``epochs``; None if the samples of an epoch are unknown.
+
+    As these trainers count: an epoch's batches are divided among processes, each part rounded up.
+    """
+    if reading.epoch_samples is None:
+        return None
+    batches = math.ceil(reading.epoch_samples / reading.positive(per_process))
+    accumulated = reading.positive(accumulation) if reading.has(accumulation) else 1
+    return math.ceil(epochs * math.ceil(batches / reading.processes / accumulated))
+
+
+def no_clipping_at_zero(reading: Reading, name: str) -> Values:
+    """Return the clipping of gradients; 0 stands for none."""
+    norm = reading.number(name)
+    if norm == 0:
+        reading.notes[name] = "0 clips nothing"
+    return {"optim.max_grad_norm": norm or NO_CLIPPING}
+
+
+def file_name(reading: Reading, name: str) -> Values:
+    """Return the name of the adapter's files, with '-' for what it may not have."""
+    text = reading.text(name)
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:64]
+    if not clean:
+        raise reading.wrong(name, "must have a letter or a digit")
+    if clean != text:
+        reading.notes[name] = "'-' stands for characters that names of files do not have here"
+    return {"adapter_file.name": clean}
+
+
+def compute_dtype(reading: Reading, name: str) -> Values:
+    """Return the data type of forward and backward passes; float16 has no counterpart."""
+    known = {"bf16": "bfloat16", "bfloat16": "bfloat16", "no": "float32", "float32": "float32"}
+    known |= {"fp32": "float32", "float": "float32"}
+    why = "float16 would need a loss scale; here bfloat16, or float32 with precision.compute"
+    return {"precision.compute": reading.among(name, known, why)}
+
+
+def file_dtype(reading: Reading, name: str) -> Values:
+    """Return the data type of the adapter's files."""
+    known = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
+    known |= {"float": "float32", "fp32": "float32", "float32": "float32"}
+    why = "the data types of files are bfloat16, float16 and float32"
+    return {"adapter_file.dtype": reading.among(name, known, why)}
+
+
+def square(reading: Reading, name: str, side: object, step: int = 16) -> Values:
+    """Return the size of images for ``side``, pixels; raise NoCounterpartError unless it fits FLUX.1."""
+    if isinstance(side, str):
+        side = int(side) if side.strip().isdecimal() and len(side) < 10 else None
+    if isinstance(side, bool) or not isinstance(side, int) or side <= 0:
+        raise reading.wrong(name, "must be a number of pixels")
+    if side % step:
+        raise NoCounterpartError(f"a side of FLUX.1's images is a multiple of {step}")
+    return {"data.image_size": side, "data.latent_size": side // 8}

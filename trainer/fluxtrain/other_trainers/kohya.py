@@ -1,0 +1,321 @@
+"""The options of kohya's sd-scripts for FLUX.1: flux_train_network.py and flux_train.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers import kohya_values as values
+from fluxtrain.other_trainers.imported import Trainer
+from fluxtrain.other_trainers.option import (
+    Option,
+    automatic,
+    each,
+    elsewhere,
+    field,
+    fields,
+    inert,
+    missing,
+)
+from fluxtrain.other_trainers.reading import Reading
+
+_PATH = "a relative path is below --models"
+_TOKENIZER = "the tokenizer is that folder of FLUX.1's repository, below --models"
+_NO_EFFECT = "sd-scripts accepts it, and draws and weighs FLUX.1's noise without it"
+_EPOCHS = "files are counted in steps: adapter_file.every_steps"
+_MODEL: Mapping[str, Option] = {
+    "pretrained_model_name_or_path": field("initial_weights", Reading.text, note=_PATH),
+    "clip_l": fields(
+        ["encoders.clip", "encoders.clip_tokenizer"],
+        common.encoder("encoders.clip", "tokenizer"),
+        note=_TOKENIZER,
+    ),
+    "t5xxl": fields(
+        ["encoders.t5", "encoders.t5_tokenizer"],
+        common.encoder("encoders.t5", "tokenizer_2"),
+        note=_TOKENIZER,
+    ),
+    "ae": field("encoders.autoencoder", Reading.text, note=_PATH),
+    "vae": inert("FLUX.1's autoencoder is ae"),
+    **each("fp8_base fp8_base_unet", missing("frozen weights are in precision.compute here")),
+    "mixed_precision": fields(["precision.compute"], common.compute_dtype, "no"),
+    **each("full_bf16 full_fp16", missing("trained weights and moments are float32 here")),
+    "gradient_checkpointing": fields(
+        ["parallel.activation_checkpointing"], values.recomputation, False
+    ),
+    "t5xxl_max_token_length": fields(["data.text_length"], values.text_tokens),
+    "apply_t5_attn_mask": missing("no attention mask, as in Black Forest Labs' code"),
+    **each("v2 v_parameterization sdxl clip_skip max_token_length", inert("is not for FLUX.1")),
+}
+_NETWORK: Mapping[str, Option] = {
+    "network_module": fields(["adapter.kind"], values.require_flux),
+    "network_dim": fields(
+        ["adapter.rank"],
+        values.of_network(lambda reading, name: {"adapter.rank": reading.positive(name)}),
+        4,
+    ),
+    "network_alpha": fields(
+        ["adapter.alpha"], values.of_network(values.alpha), 1.0, "0 is the rank"
+    ),
+    "network_dropout": missing("adapters have no dropout here", 0),
+    "network_weights": missing("an adapter cannot be trained further from a file"),
+    "dim_from_weights": missing("an adapter cannot be trained further from a file"),
+    "base_weights": missing("fluxtrain adapter merge adds adapters to weights beforehand"),
+    "base_weights_multiplier": missing("fluxtrain adapter merge has --strength"),
+    "network_train_unet_only": fields(
+        [], values.unet_only, False, "always; without it, CLIP-L has adapters too there"
+    ),
+    "network_train_text_encoder_only": missing("text encoders are not trained here"),
+    "scale_weight_norms": missing("norms of adapters are not bounded here", 0),
+    "network_args.train_blocks": fields(
+        ["adapter.double_blocks", "adapter.single_blocks"], values.blocks
+    ),
+    "network_args.train_double_block_indices": field("adapter.double_blocks", Reading.text),
+    "network_args.train_single_block_indices": field("adapter.single_blocks", Reading.text),
+    **{
+        f"network_args.{kind}_dim": field(f"adapter.ranks.{kind}", Reading.whole)
+        for kind in values.KINDS
+    },
+    "network_args.split_qkv": field(
+        "adapter.split_qkv", Reading.flag, note="sd-scripts since September 2025 fails with it"
+    ),
+    "network_args.verbose": automatic("fluxtrain plan prints the layers' sizes"),
+    "network_args.in_dims": missing("only the blocks' linear layers have adapters"),
+    "network_args.train_t5xxl": missing("text encoders are not trained here"),
+    **each(
+        "network_args.rank_dropout network_args.module_dropout network_args.dropout",
+        missing("adapters have no dropout here", 0, "0", "0.0"),
+    ),
+    **each(
+        "network_args.loraplus_lr_ratio network_args.loraplus_unet_lr_ratio "
+        "network_args.loraplus_text_encoder_lr_ratio network_args.network_reg_lrs",
+        missing("all parameters have one learning rate"),
+    ),
+    "network_args.network_reg_dims": missing("adapter.ranks has ranks for kinds of layers"),
+    **each("network_args.ggpo_beta network_args.ggpo_sigma", missing("no perturbed gradients")),
+}
+_OPTIMIZER: Mapping[str, Option] = {
+    "optimizer_type": fields(["optim.name"], values.optimizer, "AdamW"),
+    "use_8bit_adam": missing("states are float32: optimizer_type=AdamW"),
+    "use_lion_optimizer": missing("here adamw"),
+    "learning_rate": fields(
+        ["optim.learning_rate"], values.of_optimizer("optim.learning_rate"), 2e-6
+    ),
+    "unet_lr": fields(
+        ["optim.learning_rate"],
+        values.of_optimizer("optim.learning_rate"),
+        note="wins over learning_rate",
+    ),
+    "text_encoder_lr": missing("text encoders are not trained here", 0),
+    "optimizer_args.weight_decay": fields(
+        ["optim.weight_decay"], values.of_optimizer("optim.weight_decay"), 0.01
+    ),
+    "optimizer_args.betas": fields(["optim.beta1", "optim.beta2"], values.betas, "0.9,0.999"),
+    "optimizer_args.eps": fields(["optim.epsilon"], values.of_optimizer("optim.epsilon"), 1e-8),
+    "optimizer_args.d_coef": missing("only Prodigy has it"),
+    **each(
+        "optimizer_args.decouple optimizer_args.use_bias_correction optimizer_args.d0 "
+        "optimizer_args.safeguard_warmup optimizer_args.relative_step "
+        "optimizer_args.scale_parameter optimizer_args.warmup_init",
+        missing("adamw has no such setting"),
+    ),
+    "lr_scheduler": fields(["schedule.decay"], values.schedule, "constant"),
+    "lr_warmup_steps": fields(
+        ["schedule.warmup_steps"], values.warmup, 0, "below 1: a fraction of the steps"
+    ),
+    "lr_scheduler_min_lr_ratio": fields(["schedule.min_learning_rate"], values.least_rate),
+    "lr_scheduler_num_cycles": inert("only cosine_with_restarts uses it; cosine does not"),
+    "lr_scheduler_power": inert("only polynomial uses it"),
+    "lr_decay_steps": inert("only warmup_stable_decay uses it"),
+    "lr_scheduler_type": missing("schedules of other packages are not loaded"),
+    "lr_scheduler_args": missing("schedules of other packages are not loaded"),
+    "max_grad_norm": fields(["optim.max_grad_norm"], common.no_clipping_at_zero, 1.0, "0: none"),
+    **each(
+        "blockwise_fused_optimizers fused_backward_pass fused_optimizer_groups",
+        missing("the update is one for all weights; FSDP2 shards its states"),
+    ),
+    **each(
+        "blocks_to_swap cpu_offload_checkpointing mem_eff_save single_blocks_to_swap "
+        "double_blocks_to_swap",
+        missing("weights and activations stay on the GPU; FSDP2 shards them over GPUs", 0),
+    ),
+}
+_LENGTH: Mapping[str, Option] = {
+    "train_batch_size": fields(
+        ["schedule.global_batch_size", "parallel.micro_batch_size"],
+        common.batch(values.BATCH, values.ACCUMULATION),
+        1,
+        "times gradient_accumulation_steps and --gpus",
+    ),
+    "gradient_accumulation_steps": automatic("is part of schedule.global_batch_size"),
+    "max_train_steps": fields(["schedule.steps"], values.steps, 1600),
+    "max_train_epochs": fields(
+        ["schedule.steps"], values.epochs, note="with --epoch-samples: images times repeats"
+    ),
+    "seed": fields(["seed"], values.seed, "random"),
+    **each(
+        "initial_step initial_epoch skip_until_initial_step", automatic("a run resumes exactly")
+    ),
+}
+_FLOW: Mapping[str, Option] = {
+    "timestep_sampling": fields(
+        ["flow.timestep_sampling", "flow.sigmoid_scale", "flow.shift"], values.timesteps, "sigma"
+    ),
+    "sigmoid_scale": fields(
+        ["flow.sigmoid_scale"],
+        values.only_with("timestep_sampling", "sigmoid", "shift", "flux_shift"),
+        1.0,
+    ),
+    "discrete_flow_shift": fields(
+        ["flow.shift"],
+        values.only_with("timestep_sampling", "shift", "sigma"),
+        3.0,
+        "only with timestep_sampling=shift and sigma",
+    ),
+    "weighting_scheme": fields([], values.scheme, "uniform", "is part of timestep_sampling=sigma"),
+    **{
+        name: fields([f"flow.{name}"], values.only_with("timestep_sampling", "sigma"), default)
+        for name, default in (("logit_mean", 0.0), ("logit_std", 1.0))
+    },
+    "mode_scale": missing("timesteps of the weighting scheme mode are not drawn here", 1.29),
+    "model_prediction_type": fields([], values.prediction, "sigma_scaled", "always raw"),
+    "guidance_scale": field("sampling.guidance", Reading.number, 3.5),
+    "loss_type": missing("the loss is the squared error", "l2"),
+    **each(
+        "noise_offset noise_offset_random_strength adaptive_noise_scale multires_noise_iterations "
+        "multires_noise_discount min_snr_gamma scale_v_pred_loss_like_noise_pred v_pred_like_loss "
+        "debiased_estimation_loss zero_terminal_snr ip_noise_gamma_random_strength huber_c "
+        "huber_schedule huber_scale min_timestep max_timestep",
+        inert(_NO_EFFECT),
+    ),
+    "ip_noise_gamma": missing("the model's input is not perturbed", 0),
+    "prior_loss_weight": missing("there are no regularisation images", 1),
+    **each("masked_loss alpha_mask", missing("the loss has no mask")),
+}
+_FILES: Mapping[str, Option] = {
+    "output_dir": elsewhere("fluxtrain run FILE --output DIR"),
+    "output_name": fields(["adapter_file.name"], common.file_name),
+    "save_precision": fields(["adapter_file.dtype"], common.file_dtype, "float"),
+    "save_model_as": missing("files are safetensors", "safetensors"),
+    "save_every_n_steps": field("adapter_file.every_steps", Reading.whole, 0),
+    "save_every_n_epochs": fields(
+        ["adapter_file.every_steps"],
+        values.every_epochs("adapter_file.every_steps"),
+        note="with --epoch-samples",
+    ),
+    **each(
+        "save_last_n_steps save_last_n_epochs save_n_epoch_ratio",
+        missing("files of adapters are all kept"),
+    ),
+    **each(
+        "save_last_n_steps_state save_last_n_epochs_state",
+        missing("checkpoint.keep is a number of checkpoints"),
+    ),
+    **each("save_state save_state_on_train_end", automatic("checkpoints are always saved")),
+    "resume": elsewhere("the same fluxtrain run with the same --output resumes"),
+    **each(
+        "training_comment metadata_title metadata_author metadata_description metadata_license "
+        "metadata_tags no_metadata",
+        missing("the metadata of files have no text of yours"),
+    ),
+    **each(
+        "save_state_to_huggingface resume_from_huggingface huggingface_repo_id "
+        "huggingface_repo_type huggingface_path_in_repo huggingface_repo_visibility "
+        "async_upload save_to_hub",
+        missing("nothing is uploaded"),
+    ),
+    "huggingface_token": elsewhere("HF_TOKEN is read by the Hub's client", is_secret=True),
+    "log_with": fields(
+        ["logging.tensorboard", "logging.wandb.project", "logging.wandb.name"], values.tracker
+    ),
+    **each("log_tracker_name wandb_run_name", automatic("is part of logging.wandb")),
+    "wandb_api_key": elsewhere("WANDB_API_KEY in the environment", is_secret=True),
+    **each(
+        "logging_dir log_prefix log_tracker_config log_config console_log_level console_log_file "
+        "console_log_simple",
+        automatic("logs are in the run's --output"),
+    ),
+}
+_DATA: Mapping[str, Option] = {
+    "train_data_dir": missing("a folder of images: encode it first (docs/data.md)"),
+    "dataset_config": missing("its batch size and resolution are fields of schedule and data"),
+    **each("in_json reg_data_dir dataset_class caption_extension", missing("see docs/data.md")),
+    "dataset_repeats": missing("every sample is used once in an epoch", 1),
+    "resolution": fields(["data.image_size", "data.latent_size"], values.resolution),
+    "enable_bucket": missing("images are squares of data.image_size"),
+    **each(
+        "min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale",
+        missing("images are squares of data.image_size"),
+    ),
+    "caption_dropout_rate": field("flow.prompt_dropout", Reading.number, 0.0),
+    **each(
+        "caption_dropout_every_n_epochs caption_tag_dropout_rate keep_tokens token_warmup_step "
+        "token_warmup_min",
+        missing("a caption is used as it is", 0, 1),
+    ),
+    **each(
+        "shuffle_caption caption_prefix caption_suffix keep_tokens_separator secondary_separator "
+        "enable_wildcard weighted_captions",
+        missing("a caption is used as it is"),
+    ),
+    "caption_separator": automatic("captions are not taken apart"),
+    **each("flip_aug color_aug random_crop face_crop_aug_range", missing("images are not changed")),
+    "cache_info": automatic("indices are kept in the folders of samples"),
+    **each(
+        "cache_latents cache_latents_to_disk cache_text_encoder_outputs skip_cache_check "
+        "cache_text_encoder_outputs_to_disk vae_batch_size text_encoder_batch_size",
+        automatic("task: preprocess writes encoded samples"),
+    ),
+    "max_data_loader_n_workers": field("data.num_workers", Reading.whole, 8),
+    "persistent_data_loader_workers": automatic("data loader processes live on"),
+    **each(
+        "validation_split validation_seed validate_every_n_steps validate_every_n_epochs "
+        "max_validation_steps",
+        missing("data.validation is a folder of its own", 0),
+    ),
+}
+_SAMPLES: Mapping[str, Option] = {
+    "sample_every_n_steps": field("sampling.every_steps", Reading.whole),
+    "sample_every_n_epochs": fields(
+        ["sampling.every_steps"],
+        values.every_epochs("sampling.every_steps"),
+        note="with --epoch-samples",
+    ),
+    "sample_prompts": missing("sampling.prompts has the prompts themselves"),
+    "sample_at_first": missing("no images before the first step"),
+    "sample_sampler": inert("FLUX.1 is sampled with Euler's method"),
+}
+_MACHINE: Mapping[str, Option] = {
+    **each(
+        "sdpa xformers mem_eff_attn flash_attn split_attn", automatic("parallel.attention: auto")
+    ),
+    "torch_compile": field("parallel.compile", Reading.flag),
+    "dynamo_backend": automatic("torch's inductor"),
+    **each(
+        "highvram lowvram disable_mmap_load_safetensors config_file output_config "
+        "ddp_timeout ddp_gradient_as_bucket_view ddp_static_graph",
+        automatic("memory and processes are managed here"),
+    ),
+    **each(
+        "deepspeed zero_stage offload_optimizer_device offload_param_device "
+        "zero3_init_flag zero3_save_16bit_model fp16_master_weights_and_gradients",
+        missing("FSDP2 shards over GPUs: parallel.dp_replicate"),
+    ),
+}
+
+KOHYA = Trainer(
+    "kohya's sd-scripts",
+    {
+        **_MODEL,
+        **_NETWORK,
+        **_OPTIMIZER,
+        **_LENGTH,
+        **_FLOW,
+        **_FILES,
+        **_DATA,
+        **_SAMPLES,
+        **_MACHINE,
+    },
+    values.base,
+    values.take_apart,
+)

@@ -1,0 +1,290 @@
+"""Conversions of options of kohya's sd-scripts that depend on others."""
+
+from __future__ import annotations
+
+from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers.option import Convert, Values
+from fluxtrain.other_trainers.reading import NoCounterpartError, Reading
+
+BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
+OPTIMIZERS = {name: "adamw" for name in ("adamw", "adamw8bit", "pagedadamw", "pagedadamw8bit")}
+OPTIMIZERS["pagedadamw32bit"] = "adamw"
+SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "cosine": "cosine"}
+SCHEDULES["cosine_with_min_lr"] = "cosine"
+KINDS = ("img_attn", "txt_attn", "img_mlp", "txt_mlp", "img_mod", "txt_mod", "single", "single_mod")
+
+
+def take_apart(reading: Reading) -> dict[str, object]:
+    """Return the options with each NAME=VALUE of network_args and optimizer_args as one of its own."""
+    options = dict(reading.given)
+    for name in ("network_args", "optimizer_args"):
+        if reading.has(name):
+            options.pop(name)
+            options |= {f"{name}.{key}": value for key, value in reading.pairs(name).items()}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def base(reading: Reading) -> Values:
+    """Return the preset; without a network module, all weights are trained."""
+    name = "pretrained_model_name_or_path"
+    model = reading.text(name) if reading.has(name) else ""
+    return common.preset(model, reading.has("network_module"))
+
+
+def require_flux(reading: Reading, name: str) -> Values:
+    """Return nothing for networks.lora_flux; other networks have no counterpart."""
+    if reading.text(name) == "networks.lora_flux":
+        reading.notes[name] = "adapter.kind is lora"
+        return {"adapter.kind": "lora"}
+    raise NoCounterpartError("the only kind of adapter here is networks.lora_flux's")
+
+
+def alpha(reading: Reading, name: str) -> Values:
+    """Return alpha; 0 stands for the rank."""
+    value = reading.number(name)
+    if value == 0:
+        reading.notes[name] = "0 stands for the rank"
+    return {"adapter.alpha": float(value or reading.positive("network_dim"))}
+
+
+def of_network(convert: Convert) -> Convert:
+    """Return ``convert`` for an option that is used only with a network."""
+
+    def only(reading: Reading, name: str) -> Values:
+        if not reading.has("network_module"):
+            reading.notes[name] = "without network_module, no adapter is trained"
+            return {}
+        return convert(reading, name)
+
+    return only
+
+
+def unet_only(reading: Reading, name: str) -> Values:
+    """Return nothing if only the transformer is trained; sd-scripts trains CLIP's adapters too by default."""
+    if reading.flag(name) or not reading.has("network_module"):
+        reading.notes[name] = "adapters are the transformer's only"
+        return {}
+    raise NoCounterpartError("sd-scripts trains adapters of CLIP-L too, unless this is true")
+
+
+def _is_known_optimizer(reading: Reading) -> bool:
+    return reading.word("optimizer_type") in OPTIMIZERS
+
+
+def optimizer(reading: Reading, name: str) -> Values:
+    """Return the optimizer."""
+    why = "here adamw, with the preset's learning rate"
+    found = reading.among(name, OPTIMIZERS, why)
+    if reading.word(name) != "adamw":
+        reading.notes[name] = "the same update; its states are float32 here"
+    return {"optim.name": found}
+
+
+def of_optimizer(path: str, as_text: bool = False) -> Convert:
+    """Return the conversion of a number that is meant for the optimizer in use."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        if not _is_known_optimizer(reading):
+            raise NoCounterpartError(f"is meant for {reading.text('optimizer_type')}")
+        return {path: reading.number(name)}
+
+    return convert
+
+
+def betas(reading: Reading, name: str) -> Values:
+    """Return the optimizer's decay rates, written as "0.9,0.999"."""
+    if not _is_known_optimizer(reading):
+        raise NoCounterpartError(f"is meant for {reading.text('optimizer_type')}")
+    parts = reading.text(name).strip("()[] ").split(",")
+    try:
+        first, second = (float(part) for part in parts)
+    except ValueError:
+        raise reading.wrong(name, "must be two numbers, such as 0.9,0.999") from None
+    return {"optim.beta1": first, "optim.beta2": second}
+
+
+def schedule(reading: Reading, name: str) -> Values:
+    """Return the learning rate's schedule."""
+    why = f"schedules here are {', '.join(sorted(set(SCHEDULES.values())))}"
+    return {"schedule.decay": reading.among(name, SCHEDULES, why)}
+
+
+def warmup(reading: Reading, name: str) -> Values:
+    """Return the steps of the warm-up, of which a number below 1 is a fraction of all steps."""
+    if reading.word("lr_scheduler") == "constant":
+        if reading.number(name):
+            reading.notes[name] = "constant has no warm-up there; constant_with_warmup has"
+        return {"schedule.warmup_steps": 0}
+    number = reading.number(name)
+    if not 0 < number < 1:
+        return {"schedule.warmup_steps": reading.whole(name)}
+    total = _steps(reading)
+    if total is None:
+        raise NoCounterpartError(common.EPOCHS + "--schedule.warmup_steps")
+    return {"schedule.warmup_steps": int(number * total)}
+
+
+def least_rate(reading: Reading, name: str) -> Values:
+    """Return the final learning rate of cosine_with_min_lr."""
+    if reading.word("lr_scheduler") != "cosine_with_min_lr" or not _is_known_optimizer(reading):
+        reading.notes[name] = "used by cosine_with_min_lr only"
+        return {}
+    return {"schedule.min_learning_rate": reading.number(name) * reading.number("learning_rate")}
+
+
+def steps(reading: Reading, name: str) -> Values:
+    """Return the number of steps, unless max_train_epochs gives it."""
+    if reading.has("max_train_epochs"):
+        reading.notes[name] = "max_train_epochs wins there"
+        return {}
+    return {"schedule.steps": reading.positive(name)}
+
+
+def epochs(reading: Reading, name: str) -> Values:
+    """Return the steps of max_train_epochs."""
+    found = common.steps_of(reading.positive(name), reading, BATCH, ACCUMULATION)
+    if found is None:
+        raise NoCounterpartError(common.EPOCHS + "--schedule.steps")
+    return {"schedule.steps": found}
+
+
+def _steps(reading: Reading) -> int | None:
+    if not reading.has("max_train_epochs"):
+        return reading.positive("max_train_steps")
+    return common.steps_of(reading.positive("max_train_epochs"), reading, BATCH, ACCUMULATION)
+
+
+def every_epochs(path: str) -> Convert:
+    """Return the conversion of an interval in epochs to the steps of the field at ``path``."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        found = common.steps_of(reading.positive(name), reading, BATCH, ACCUMULATION)
+        if found is None:
+            raise NoCounterpartError(f"{common.EPOCHS}--{path}")
+        return {path: found}
+
+    return convert
+
+
+def timesteps(reading: Reading, name: str) -> Values:
+    """Return the sampling of timesteps, with the numbers that it uses."""
+    kind = reading.word(name)
+    if kind == "uniform":
+        return {"flow.timestep_sampling": "uniform"}
+    if kind in ("sigmoid", "shift", "flux_shift"):
+        values: dict[str, object] = {"flow.timestep_sampling": kind}
+        values["flow.sigmoid_scale"] = reading.number("sigmoid_scale")
+        if kind == "shift":
+            values["flow.shift"] = reading.number("discrete_flow_shift")
+        return values
+    if kind == "sigma":
+        return _sigma(reading)
+    raise reading.wrong(name, "must be sigma, uniform, sigmoid, shift or flux_shift")
+
+
+def _sigma(reading: Reading) -> Values:
+    """Return the sampling of sigma, which is a weighting scheme's, shifted."""
+    if reading.number("discrete_flow_shift") != 1:
+        raise NoCounterpartError(
+            "its shifted draws have no counterpart; flow.timestep_sampling has sigmoid, shift, flux_shift"
+        )
+    scheme = reading.word("weighting_scheme")
+    if scheme in ("uniform", "none", "sigma_sqrt"):
+        return {"flow.timestep_sampling": "uniform"}
+    if scheme == "logit_normal":
+        return {
+            "flow.timestep_sampling": "logit_normal",
+            "flow.logit_mean": reading.number("logit_mean"),
+            "flow.logit_std": reading.number("logit_std"),
+        }
+    raise NoCounterpartError(f"timesteps of the weighting scheme {scheme} are not drawn here")
+
+
+def only_with(used: str, *values: str) -> Convert:
+    """Return the conversion of a number that the option ``used`` writes, with one of ``values``."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        reading.number(name)
+        if reading.word(used) in values:
+            reading.notes[name] = f"written with {used}"
+        else:
+            reading.notes[name] = f"not used with {used}={reading.text(used)}"
+        return {}
+
+    return convert
+
+
+def text_tokens(reading: Reading, name: str) -> Values:
+    """Return the number of text tokens."""
+    return {"data.text_length": reading.positive(name)}
+
+
+def blocks(reading: Reading, name: str) -> Values:
+    """Return the blocks of train_blocks: all, single or double."""
+    word = reading.word(name)
+    if word not in ("all", "single", "double"):
+        raise reading.wrong(name, "must be all, single or double")
+    return {
+        "adapter.double_blocks": "none" if word == "single" else "all",
+        "adapter.single_blocks": "none" if word == "double" else "all",
+    }
+
+
+def resolution(reading: Reading, name: str) -> Values:
+    """Return the size of images; kohya's is a number, or width and height."""
+    value = reading.value(name)
+    parts = value.split(",") if isinstance(value, str) else value
+    sides = parts if isinstance(parts, list) else [parts]
+    if len(sides) > 2 or not sides:
+        raise reading.wrong(name, "must be a number of pixels, or width and height")
+    if len(sides) == 2 and str(sides[0]).strip() != str(sides[1]).strip():
+        raise NoCounterpartError("images are square here: data.image_size")
+    return common.square(reading, name, sides[0])
+
+
+def recomputation(reading: Reading, name: str) -> Values:
+    """Return the fraction of blocks that recompute their activations: all or none."""
+    return {"parallel.activation_checkpointing": 1.0 if reading.flag(name) else 0.0}
+
+
+def tracker(reading: Reading, name: str) -> Values:
+    """Return the sinks of log_with."""
+    word = reading.word(name)
+    if word not in ("tensorboard", "wandb", "all"):
+        raise reading.wrong(name, "must be tensorboard, wandb or all")
+    values: dict[str, object] = {}
+    if word != "wandb":
+        values["logging.tensorboard"] = True
+    if word != "tensorboard":
+        has = reading.has("log_tracker_name")
+        project = reading.text("log_tracker_name") if has else "network_train"
+        values["logging.wandb.project"] = project
+        if reading.has("wandb_run_name"):
+            values["logging.wandb.name"] = reading.text("wandb_run_name")
+    return values
+
+
+def seed(reading: Reading, name: str) -> Values:
+    """Return the seed; kohya draws one if none is given."""
+    return {"seed": "random" if reading.value(name) == "random" else reading.whole(name)}
+
+
+def scheme(reading: Reading, name: str) -> Values:
+    """Return nothing: the scheme is used by timestep_sampling=sigma, and by its loss with sigma_scaled."""
+    known = ("sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform")
+    if reading.word(name) not in known:
+        raise reading.wrong(name, f"must be one of {', '.join(known)}")
+    is_used = reading.word("timestep_sampling") == "sigma"
+    reading.notes[name] = f"{'written' if is_used else 'not used'} with timestep_sampling"
+    return {}
+
+
+def prediction(reading: Reading, name: str) -> Values:
+    """Return nothing for raw, the velocity that is learned here."""
+    word = reading.word(name)
+    if word == "raw":
+        reading.notes[name] = "the loss is that of the velocity"
+        return {}
+    if word in ("additive", "sigma_scaled"):
+        raise NoCounterpartError("the loss is that of the velocity, which is raw there")
+    raise reading.wrong(name, "must be raw, additive or sigma_scaled")

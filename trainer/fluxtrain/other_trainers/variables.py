@@ -1,0 +1,183 @@
+"""Environment variables of a container for kohya's sd-scripts on MI300X, as options of sd-scripts.
+
+A published guide, "Training Flux.1 Dev on the MI300X GPU with Huge Batch Sizes", describes them; its script
+passes them on beside options that are constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.immutable_fields import value_at
+from fluxtrain.contract.validation import join_errors
+from fluxtrain.errors import ConfigError, JoinedConfigError
+from fluxtrain.other_trainers.imported import Imported, Line, Trainer, import_options
+from fluxtrain.other_trainers.kohya import KOHYA
+from fluxtrain.other_trainers.option import Fate, Option, Values, fields, inert, missing
+from fluxtrain.other_trainers.reading import Reading
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable."""
+
+    option: str
+    """The option of sd-scripts that it sets, or a name of its own."""
+    default: str | None = None
+    """The script's value if it is not set."""
+    row: Option | None = None
+    """What becomes of it, if sd-scripts has no such option."""
+
+    @property
+    def meaning(self) -> Option:
+        """Return what becomes of it."""
+        return self.row or replace(KOHYA.options[self.option], default=self.default)
+
+
+def _base_model(reading: Reading, name: str) -> Values:
+    if reading.word(name) != "flux":
+        raise reading.wrong(name, "must be flux: other models are not trained here")
+    return {}
+
+
+_PREFIX = "PARAMS_"
+VARIABLES: Mapping[str, Variable] = {
+    "BASE_MODEL": Variable(
+        "base_model", row=fields([], _base_model, note="must be flux, which is preset: dev-lora")
+    ),
+    "DATASET_NAME": Variable(
+        "dataset_name", row=missing("data sets are not downloaded by name; data.train is a folder")
+    ),
+    "DATASET_CONFIG": Variable("dataset_config"),
+    "SAMPLE_PROMPTS": Variable("sample_prompts"),
+    "OUTPUT_PATH": Variable("output_dir"),
+    "OUTPUT_DIR": Variable("output_dir"),
+    "OUTPUT_NAME": Variable("output_name"),
+    "PARAMS_D_COEF": Variable("optimizer_args.d_coef", "2"),
+    "PARAMS_LEARNING_RATE": Variable("learning_rate", "1"),
+    "PARAMS_LEARNING_SCHEDULER": Variable("lr_scheduler", "constant"),
+    "PARAMS_MAX_EPOCHS": Variable("max_train_epochs", "5"),
+    "PARAMS_NETWORK_ALPHA": Variable("network_alpha", "4"),
+    "PARAMS_NETWORK_DIM": Variable("network_dim", "32"),
+    "PARAMS_NOISE_OFFSET": Variable("noise_offset", "0.1"),
+    "PARAMS_NUM_CYCLES": Variable("lr_scheduler_num_cycles"),
+    "PARAMS_OPTIMIZER_ARGS": Variable(
+        "optimizer_arguments",
+        row=inert("the guide's script does not pass it on; optim.beta1, optim.epsilon are fields"),
+    ),
+    "PARAMS_OPTIMIZER_TYPE": Variable("optimizer_type", "prodigy"),
+    "PARAMS_RESUME_FROM": Variable(
+        "resume_from",
+        row=inert(
+            "the guide's script does not pass it on; the same fluxtrain run with the same "
+            "--output resumes"
+        ),
+    ),
+    "PARAMS_SAVE_EVERY_N_STEPS": Variable("save_every_n_steps", "100"),
+    "PARAMS_SAMPLE_EVERY_N_STEPS": Variable("sample_every_n_steps", "200"),
+    "PARAMS_SPLIT_QKV": Variable("network_args.split_qkv", "False"),
+    "PARAMS_TIMESTEP_SAMPLING": Variable("timestep_sampling", "sigmoid"),
+    "PARAMS_WEIGHT_DECAY": Variable("optimizer_args.weight_decay", "0.1"),
+}
+CONSTANTS: Mapping[str, object] = {
+    "network_module": "networks.lora_flux",
+    "mixed_precision": "bf16",
+    "save_precision": "bf16",
+    "sdpa": True,
+    "gradient_checkpointing": True,
+    "cache_latents_to_disk": True,
+    "cache_text_encoder_outputs_to_disk": True,
+    "fp8_base": True,
+    "highvram": True,
+    "seed": 42,
+    "optimizer_args.betas": "0.9,0.999",
+    "model_prediction_type": "raw",
+    "discrete_flow_shift": 3.1582,
+    "guidance_scale": 1.0,
+    "loss_type": "l2",
+    "persistent_data_loader_workers": True,
+}
+"""What the guide's script passes to sd-scripts whatever the variables are."""
+
+
+def _trainer() -> Trainer:
+    stated = {v.option: v.default for v in VARIABLES.values() if v.default}
+    defaults: dict[str, object] = {**CONSTANTS, **stated}
+    own = {v.option: v.row for v in VARIABLES.values() if v.row}
+    rows = {**KOHYA.options, **own}
+    for name, value in defaults.items():
+        rows[name] = replace(rows[name], default=value)
+    return Trainer("the guide's variables for sd-scripts", rows, KOHYA.base)
+
+
+GUIDE = _trainer()
+
+
+def import_variables(
+    environment: Mapping[str, str],
+    overrides: Mapping[str, Any],
+    processes: int = 1,
+    epoch_samples: int | None = None,
+) -> Imported:
+    """Return ``spec.run`` for the variables of ``environment``, and for the script's defaults of the others.
+
+    Raises ConfigError with the variables whose values are wrong.
+    """
+    names = {v.option: name for name, v in VARIABLES.items()}
+    names |= {v.option: name for name, v in VARIABLES.items() if environment.get(name)}
+    given = {v.option: environment[n] for n, v in VARIABLES.items() if environment.get(n)}
+    reading = Reading(given, {}, processes, epoch_samples)
+    try:
+        found = import_options(GUIDE, reading, overrides)
+    except ConfigError as error:
+        errors = error.errors if isinstance(error, JoinedConfigError) else [error]
+        raise join_errors(_renamed(errors, names)) from None
+    lines = {
+        fate: [replace(line, option=_shown(line.option, names)) for line in lines]
+        for fate, lines in found.lines.items()
+    }
+    return replace(found, lines=lines)
+
+
+def _renamed(errors: list[ConfigError], names: Mapping[str, str]) -> Iterator[ConfigError]:
+    for error in errors:
+        yield ConfigError(_shown(error.path, names), error.given, error.allowed)
+
+
+def _shown(option: str, names: Mapping[str, str]) -> str:
+    return f"${names[option]}" if option in names else option
+
+
+def refuse_different(environment: Mapping[str, str], config: RunConfig) -> None:
+    """Raise ConfigError if a variable PARAMS_* asks for another value than ``config`` has.
+
+    Variables without an effect in sd-scripts are ignored.
+    """
+    given = {n: value for n, value in environment.items() if n in VARIABLES and value}
+    if not any(name.startswith(_PREFIX) for name in given):
+        return
+    lines = import_variables(given, {}).lines
+    different = [
+        ConfigError(line.option, line.value, f"is not read; {text}; unset it to go on")
+        for fate in (Fate.WRITTEN, Fate.MISSING)
+        for line in lines[fate]
+        if line.is_given and line.option.startswith(f"${_PREFIX}")
+        for text in _differences(line, config)
+    ]
+    if different:
+        raise join_errors(different)
+
+
+def _differences(line: Line, config: RunConfig) -> Iterator[str]:
+    """Yield what to use instead of a variable, unless ``config`` has its value."""
+    if not line.values:
+        yield line.note
+    values = config.model_dump()
+    for path, value in line.values.items():
+        present = value_at(values, path)
+        if present != value:
+            yield f"here --{path}={value}, which is {present}"
+            return
