@@ -50,7 +50,7 @@ def test_a_lora_has_the_values_of_its_file(tmp_path: Path) -> None:
     assert (config.schedule.decay, config.schedule.warmup_steps) == ("cosine", 25)
     assert (config.flow.timestep_sampling, config.flow.shift) == ("shift", 3.1582)
     assert (config.flow.sigmoid_scale, config.flow.prompt_dropout) == (1.1, 0.05)
-    assert config.sampling.guidance == 1.0
+    assert config.flow.guidance == 1.0
     assert (config.data.image_size, config.data.latent_size) == (768, 96)
     assert (config.adapter_file.name, config.adapter_file.dtype) == ("my-cat", "float16")
     assert config.adapter_file.every_steps == 50
@@ -82,7 +82,7 @@ def test_what_is_not_given_has_the_values_of_sd_scripts(tmp_path: Path) -> None:
     assert (config.schedule.steps, config.schedule.warmup_steps) == (1600, 0)
     assert config.schedule.global_batch_size == 1
     assert (config.seed, config.flow.prompt_dropout) == ("random", 0.0)
-    assert (config.sampling.guidance, config.precision.compute) == (3.5, "float32")
+    assert (config.flow.guidance, config.precision.compute) == (3.5, "float32")
 
 
 @pytest.mark.parametrize("text", [kohya_files.LORA, kohya_files.FINE_TUNING])
@@ -152,3 +152,47 @@ def test_every_field_of_the_table_exists() -> None:
     for name, row in KOHYA.options.items():
         assert row.note or row.fields or row.convert, name
         assert set(row.fields) <= FIELDS, name
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ('lr_scheduler = "cosine_with_restarts"\nlr_scheduler_num_cycles = 3', {"cycles": 3}),
+        (
+            'lr_scheduler = "polynomial"\nlr_scheduler_power = 2',
+            {"power": 2, "min_learning_rate": 1e-7},
+        ),
+        ('lr_scheduler = "linear"\nlr_warmup_steps = 10', {"decay": "linear", "warmup_steps": 10}),
+        ('lr_scheduler = "constant"\nlr_warmup_steps = 10', {"warmup_steps": 0}),
+        (
+            'lr_scheduler = "cosine_with_min_lr"\nlr_scheduler_min_lr_ratio = 0.1\nlearning_rate = 1e-3',
+            {"decay": "cosine", "min_learning_rate": 1e-4},
+        ),
+    ],
+)
+def test_a_schedule_has_its_numbers(
+    tmp_path: Path, options: str, expected: dict[str, object]
+) -> None:
+    schedule = imported(tmp_path, options).config.schedule.model_dump()
+    assert {key: schedule[key] for key in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ('weighting_scheme = "logit_normal"\nlogit_mean = 0.5\nlogit_std = 2',
+         {"timestep_sampling": "logit_normal", "logit_mean": -0.5, "logit_std": 2.0}),
+        ('weighting_scheme = "mode"\nmode_scale = 1.0', {"timestep_sampling": "mode", "mode_scale": 1}),
+        ('weighting_scheme = "cosmap"', {"timestep_sampling": "uniform"}),
+    ],
+)  # fmt: skip
+def test_sigma_without_a_shift_is_the_draw_of_the_weighting_scheme(
+    tmp_path: Path, options: str, expected: dict[str, object]
+) -> None:
+    flow = imported(tmp_path, f"discrete_flow_shift = 1.0\n{options}").config.flow.model_dump()
+    assert {key: flow[key] for key in expected} == expected
+
+
+def test_sigma_with_a_shift_has_no_counterpart(tmp_path: Path) -> None:
+    missing = imported(tmp_path, "max_train_steps = 5").lines[Fate.MISSING]
+    assert ("timestep_sampling", "sigma") in {(line.option, str(line.value)) for line in missing}

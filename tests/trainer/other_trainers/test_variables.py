@@ -32,7 +32,7 @@ def test_the_values_are_those_of_the_variables_and_of_the_script() -> None:
     assert (config.optim.learning_rate, config.optim.weight_decay) == (3e-4, 0.2)
     assert (config.optim.beta1, config.optim.beta2) == (0.9, 0.999)
     assert (config.schedule.decay, config.schedule.steps) == ("cosine", 4000)
-    assert (config.flow.timestep_sampling, config.sampling.guidance) == ("sigmoid", 1.0)
+    assert (config.flow.timestep_sampling, config.flow.guidance) == ("sigmoid", 1.0)
     assert (config.seed, config.parallel.activation_checkpointing) == (42, 1.0)
     assert (config.adapter_file.every_steps, config.sampling.every_steps) == (7, 200)
     assert (config.adapter_file.name, config.adapter_file.dtype) == (

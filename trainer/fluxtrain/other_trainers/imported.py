@@ -11,7 +11,7 @@ from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.validation import did_you_mean, join_errors
 from fluxtrain.errors import ConfigError, JoinedConfigError
 from fluxtrain.other_trainers.option import Fate, Option, Values
-from fluxtrain.other_trainers.reading import NoCounterpartError, Reading
+from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def import_options(trainer: Trainer, reading: Reading, overrides: Mapping[str, A
         except ConfigError as error:
             errors.append(error)
         else:
-            if line.is_given or fate is not Fate.AUTOMATIC:
+            if line.is_given or fate not in (Fate.AUTOMATIC, Fate.INERT):
                 lines[fate].append(line)
     for name in reading.given.keys() - trainer.options.keys():
         hint = did_you_mean(name, trainer.options) if len(name) < 80 else ""
@@ -102,6 +102,8 @@ def _line(reading: Reading, name: str, row: Option) -> tuple[Fate, Line]:
         return row.fate, Line(name, shown, is_given, note=row.note)
     try:
         values = row.convert(reading, name)
+    except InertError as error:
+        return Fate.INERT, Line(name, shown, is_given, note=str(error))
     except NoCounterpartError as error:
         return Fate.MISSING, Line(name, shown, is_given, note=str(error))
     note = reading.notes.get(name, row.note)

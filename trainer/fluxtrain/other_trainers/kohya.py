@@ -22,6 +22,7 @@ from fluxtrain.other_trainers.reading import Reading
 _PATH = "a relative path is below --models"
 _TOKENIZER = "the tokenizer is that folder of FLUX.1's repository, below --models"
 _NO_EFFECT = "sd-scripts accepts it, and draws and weighs FLUX.1's noise without it"
+_OFFSET = f"{_NO_EFFECT}; flow.noise_offset has an effect"
 _EPOCHS = "files are counted in steps: adapter_file.every_steps"
 _MODEL: Mapping[str, Option] = {
     "pretrained_model_name_or_path": field("initial_weights", Reading.text, note=_PATH),
@@ -124,8 +125,16 @@ _OPTIMIZER: Mapping[str, Option] = {
         ["schedule.warmup_steps"], values.warmup, 0, "below 1: a fraction of the steps"
     ),
     "lr_scheduler_min_lr_ratio": fields(["schedule.min_learning_rate"], values.least_rate),
-    "lr_scheduler_num_cycles": inert("only cosine_with_restarts uses it; cosine does not"),
-    "lr_scheduler_power": inert("only polynomial uses it"),
+    "lr_scheduler_num_cycles": fields(
+        ["schedule.cycles"],
+        values.of_schedule("cosine_with_restarts", "schedule.cycles", Reading.positive),
+        note="does nothing with any schedule but cosine_with_restarts",
+    ),
+    "lr_scheduler_power": fields(
+        ["schedule.power"],
+        values.of_schedule("polynomial", "schedule.power", Reading.number),
+        note="does nothing with any schedule but polynomial",
+    ),
     "lr_decay_steps": inert("only warmup_stable_decay uses it"),
     "lr_scheduler_type": missing("schedules of other packages are not loaded"),
     "lr_scheduler_args": missing("schedules of other packages are not loaded"),
@@ -175,14 +184,14 @@ _FLOW: Mapping[str, Option] = {
     "weighting_scheme": fields([], values.scheme, "uniform", "is part of timestep_sampling=sigma"),
     **{
         name: fields([f"flow.{name}"], values.only_with("timestep_sampling", "sigma"), default)
-        for name, default in (("logit_mean", 0.0), ("logit_std", 1.0))
+        for name, default in (("logit_mean", 0.0), ("logit_std", 1.0), ("mode_scale", 1.29))
     },
-    "mode_scale": missing("timesteps of the weighting scheme mode are not drawn here", 1.29),
     "model_prediction_type": fields([], values.prediction, "sigma_scaled", "always raw"),
-    "guidance_scale": field("sampling.guidance", Reading.number, 3.5),
+    "guidance_scale": field("flow.guidance", Reading.number, 3.5),
     "loss_type": missing("the loss is the squared error", "l2"),
+    "noise_offset": inert(_OFFSET),
     **each(
-        "noise_offset noise_offset_random_strength adaptive_noise_scale multires_noise_iterations "
+        "noise_offset_random_strength adaptive_noise_scale multires_noise_iterations "
         "multires_noise_discount min_snr_gamma scale_v_pred_loss_like_noise_pred v_pred_like_loss "
         "debiased_estimation_loss zero_terminal_snr ip_noise_gamma_random_strength huber_c "
         "huber_schedule huber_scale min_timestep max_timestep",

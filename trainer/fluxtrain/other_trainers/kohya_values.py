@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fluxtrain.other_trainers import common
 from fluxtrain.other_trainers.option import Convert, Values
-from fluxtrain.other_trainers.reading import NoCounterpartError, Reading
+from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
 
 BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
 OPTIMIZERS = {name: "adamw" for name in ("adamw", "adamw8bit", "pagedadamw", "pagedadamw8bit")}
 OPTIMIZERS["pagedadamw32bit"] = "adamw"
-SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "cosine": "cosine"}
-SCHEDULES["cosine_with_min_lr"] = "cosine"
+SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant"}
+SCHEDULES |= {"cosine": "cosine", "cosine_with_min_lr": "cosine", "linear": "linear"}
+SCHEDULES |= {name: name for name in ("cosine_with_restarts", "polynomial")}
+_POLYNOMIAL_END = 1e-7
+"""Last learning rate of transformers' polynomial schedule."""
 KINDS = ("img_attn", "txt_attn", "img_mlp", "txt_mlp", "img_mod", "txt_mod", "single", "single_mod")
 
 
@@ -106,14 +111,27 @@ def betas(reading: Reading, name: str) -> Values:
 def schedule(reading: Reading, name: str) -> Values:
     """Return the learning rate's schedule."""
     why = f"schedules here are {', '.join(sorted(set(SCHEDULES.values())))}"
-    return {"schedule.decay": reading.among(name, SCHEDULES, why)}
+    values: dict[str, object] = {"schedule.decay": reading.among(name, SCHEDULES, why)}
+    if values["schedule.decay"] == "polynomial":
+        values["schedule.min_learning_rate"] = _POLYNOMIAL_END
+    return values
+
+
+def of_schedule(decay: str, path: str, read: Callable[[Reading, str], object]) -> Convert:
+    """Return the conversion of an option that one schedule uses."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        if reading.word("lr_scheduler") != decay:
+            raise InertError(f"{reading.text('lr_scheduler')} does not use it, {decay} does")
+        return {path: read(reading, name)}
+
+    return convert
 
 
 def warmup(reading: Reading, name: str) -> Values:
     """Return the steps of the warm-up, of which a number below 1 is a fraction of all steps."""
     if reading.word("lr_scheduler") == "constant":
-        if reading.number(name):
-            reading.notes[name] = "constant has no warm-up there; constant_with_warmup has"
+        reading.notes[name] = "constant has no warm-up there; constant_with_warmup has"
         return {"schedule.warmup_steps": 0}
     number = reading.number(name)
     if not 0 < number < 1:
@@ -127,8 +145,7 @@ def warmup(reading: Reading, name: str) -> Values:
 def least_rate(reading: Reading, name: str) -> Values:
     """Return the final learning rate of cosine_with_min_lr."""
     if reading.word("lr_scheduler") != "cosine_with_min_lr" or not _is_known_optimizer(reading):
-        reading.notes[name] = "used by cosine_with_min_lr only"
-        return {}
+        raise InertError("only cosine_with_min_lr uses it")
     return {"schedule.min_learning_rate": reading.number(name) * reading.number("learning_rate")}
 
 
@@ -183,21 +200,24 @@ def timesteps(reading: Reading, name: str) -> Values:
 
 
 def _sigma(reading: Reading) -> Values:
-    """Return the sampling of sigma, which is a weighting scheme's, shifted."""
+    """Return the sampling of sigma, which is a weighting scheme's, shifted.
+
+    Its draw is an index into timesteps that fall from 1 to 0: the mean of logit_normal changes its sign.
+    """
     if reading.number("discrete_flow_shift") != 1:
         raise NoCounterpartError(
             "its shifted draws have no counterpart; flow.timestep_sampling has sigmoid, shift, flux_shift"
         )
     scheme = reading.word("weighting_scheme")
-    if scheme in ("uniform", "none", "sigma_sqrt"):
+    if scheme in ("uniform", "none", "sigma_sqrt", "cosmap"):
         return {"flow.timestep_sampling": "uniform"}
     if scheme == "logit_normal":
         return {
             "flow.timestep_sampling": "logit_normal",
-            "flow.logit_mean": reading.number("logit_mean"),
+            "flow.logit_mean": -reading.number("logit_mean"),
             "flow.logit_std": reading.number("logit_std"),
         }
-    raise NoCounterpartError(f"timesteps of the weighting scheme {scheme} are not drawn here")
+    return {"flow.timestep_sampling": "mode", "flow.mode_scale": reading.number("mode_scale")}
 
 
 def only_with(used: str, *values: str) -> Convert:
@@ -207,9 +227,8 @@ def only_with(used: str, *values: str) -> Convert:
         reading.number(name)
         if reading.word(used) in values:
             reading.notes[name] = f"written with {used}"
-        else:
-            reading.notes[name] = f"not used with {used}={reading.text(used)}"
-        return {}
+            return {}
+        raise InertError(f"{used}={reading.text(used)} does not use it")
 
     return convert
 
@@ -274,8 +293,9 @@ def scheme(reading: Reading, name: str) -> Values:
     known = ("sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform")
     if reading.word(name) not in known:
         raise reading.wrong(name, f"must be one of {', '.join(known)}")
-    is_used = reading.word("timestep_sampling") == "sigma"
-    reading.notes[name] = f"{'written' if is_used else 'not used'} with timestep_sampling"
+    if reading.word("timestep_sampling") != "sigma":
+        raise InertError("only timestep_sampling=sigma uses it")
+    reading.notes[name] = "written with timestep_sampling"
     return {}
 
 

@@ -15,6 +15,10 @@ class NoCounterpartError(Exception):
     """A value of an option is right, but cannot be stated here; the text says why."""
 
 
+class InertError(NoCounterpartError):
+    """A value of an option has no effect in the other trainer beside the other options."""
+
+
 @dataclass
 class Reading:
     """The options that are given, with the defaults of the trainer they are for."""
