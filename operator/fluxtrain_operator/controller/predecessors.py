@@ -12,6 +12,7 @@ from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.mappings import items, mapping
 from fluxtrain_operator.names import Key
+from fluxtrain_operator.planner.predecessors import FAILED
 from fluxtrain_operator.planner.status import finished
 
 _MAX_JOBS = 100
@@ -30,9 +31,14 @@ def phases_of_predecessors(cache: Cache, job: Job) -> dict[str, str]:
 
 
 def is_awaited(cache: Cache, key: Key) -> bool:
-    """Return whether a job that starts after a job may not have seen yet that it is complete."""
+    """Return whether a job that an ended job lets start may not have seen yet that it has ended."""
+    has_failed = mapping(cache.job(key) or {}, "status").get("phase") == FAILED
     jobs = map(cache.job, cache.jobs_after(key))
-    return any(_waits_for(job, key[1]) for job in jobs if job is not None)
+    return any(
+        _waits_for(job, key[1]) and (not has_failed or _starts_after_failures(job))
+        for job in jobs
+        if job is not None
+    )
 
 
 def cycle_of(cache: Cache, key: Key) -> tuple[str, ...]:
@@ -79,6 +85,11 @@ def _waits_for(manifest: Mapping[str, Any], predecessor: str) -> bool:
     status = read_status(manifest.get("status"))
     has_seen = status.attempt > 0 or predecessor in status.completed_predecessors
     return not (has_seen or finished(status) or is_ignored(manifest))
+
+
+def _starts_after_failures(manifest: Mapping[str, Any]) -> bool:
+    lifecycle = mapping(mapping(manifest, "spec"), "lifecycle")
+    return lifecycle.get("startWhen") == "Ended"
 
 
 def is_ignored(manifest: Mapping[str, Any]) -> bool:

@@ -224,7 +224,7 @@ class Reconciler:
         return not self._served[version] or self.has_groups(version, gang.kinds)
 
     def _is_awaited(self, key: Key) -> bool:
-        """Return whether a job that starts after a job may not have seen yet that it is complete."""
+        """Return whether a job that an ended job lets start may not have seen yet that it has ended."""
         if time.monotonic() < self.jobs_known_from:
             return True
         return is_awaited(self.cache, key)

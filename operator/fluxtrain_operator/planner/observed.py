@@ -236,7 +236,7 @@ class Observed:
     cycle: tuple[str, ...] = ()
     """Jobs that wait for one another by ``startAfter``, from this one to itself; empty without a cycle."""
     is_awaited: bool = False
-    """Whether a job that starts after this one may not have seen yet that it is complete."""
+    """Whether a job that this one lets start may not have seen its end yet."""
     applied: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Applied hashes of the supporting objects, by kind and name."""
     revision: Revision | None = None

@@ -1,4 +1,4 @@
-"""The jobs of ``startAfter``: which of them are complete, also if they are gone by now."""
+"""The jobs of ``startAfter``: which of them are complete, or have ended, also if they are gone by now."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ _REMEDY = "it, or take it out of spec.lifecycle.startAfter"
 def completed_predecessors(situation: Situation) -> list[str]:
     """Return the jobs of ``startAfter`` that are complete, or were when they were seen last.
 
-    One that exists counts by its present phase: if it was created again, it must complete again. Once the job
-    has begun they stay as they are.
+    With ``startWhen: Ended`` failed ones count as well. One that exists counts by its present phase: if it
+    was created again, it must complete again. Once the job has begun they stay as they are.
     """
     before, phases = situation.job.status, situation.observed.predecessors
     known = set(before.completed_predecessors)
     if before.attempt > 0:
         return before.completed_predecessors
-    start_after = dict.fromkeys(situation.job.spec.lifecycle.start_after)
-    return [n for n in start_after if phases.get(n, COMPLETE if n in known else "") == COMPLETE]
+    lifecycle = situation.job.spec.lifecycle
+    enough = (COMPLETE, FAILED) if lifecycle.start_when == "Ended" else (COMPLETE,)
+    start_after = dict.fromkeys(lifecycle.start_after)
+    return [n for n in start_after if phases.get(n, COMPLETE if n in known else "") in enough]
 
 
 def awaited_predecessors(situation: Situation) -> list[str]:
-    """Return the jobs of ``startAfter`` that are not complete yet."""
+    """Return the jobs of ``startAfter`` that the job still waits for."""
     completed = completed_predecessors(situation)
     start_after = dict.fromkeys(situation.job.spec.lifecycle.start_after)
     return [n for n in start_after if n not in completed]

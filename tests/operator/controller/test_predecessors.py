@@ -213,6 +213,23 @@ async def test_a_predecessor_is_removed_after_the_jobs_that_wait_have_seen_it() 
     assert "first" not in harness.waits
 
 
+@pytest.mark.parametrize(
+    ("start_when", "is_kept"), [("Ended", True), ("Complete", False), (None, False)]
+)
+@synchronous
+async def test_a_failed_predecessor_is_kept_for_those_that_it_lets_start(
+    start_when: str | None, is_kept: bool
+) -> None:
+    harness = Waiting(("first", "second"), **({"startWhen": start_when} if start_when else {}))
+    harness.put_first(first("Failed", ttl=0))
+    await harness.reconcile_first()
+    assert harness.exists == is_kept
+    await harness.reconcile()
+    await harness.reconcile_first()
+    assert not harness.exists
+    assert harness.status.get("completedPredecessors", []) == (["first"] if is_kept else [])
+
+
 def has_begun(job: Manifest) -> None:
     job["status"] = {"phase": "Running", "attempt": 1}
 

@@ -194,6 +194,19 @@ def test_a_waiting_job_reports_the_phases_of_the_others(
     assert (remedy in text) == (has_failed or not predecessors)
 
 
+def test_a_job_of_a_series_starts_after_one_that_has_failed() -> None:
+    job = make_job(lifecycle={"startAfter": ["one", "two"], "startWhen": "Ended"})
+    waiting = plan(job, Observed(predecessors={"one": "Failed", "two": "Running"}), NOW)
+    assert message(waiting.status, "Admitted").endswith("startAfter: two is Running")
+    assert waiting.status.completed_predecessors == ["one"]
+    job = with_status(job, waiting.status)
+    gone = plan(job, Observed(predecessors={"two": "Running"}), NOW)
+    assert condition(gone.status, "Admitted") == ("False", "WaitingForJobs")
+    assert gone.status.completed_predecessors == ["one"], "it was seen, and may be removed"
+    started = plan(with_status(job, gone.status), Observed(predecessors={"two": "Complete"}), NOW)
+    assert "job-0" in created(started)
+
+
 @pytest.mark.parametrize("manager", ["kueue.x-k8s.io/multikueue", "somebody"])
 def test_a_job_with_another_manager_is_ignored(manager: str) -> None:
     assert plan_with(make_job(managedBy=manager), make_pod(0)) == Plan(Status())

@@ -42,8 +42,9 @@ def test_ten_jobs_differ_in_name_and_folder_alone(capsys: pytest.CaptureFixture[
     assert {job["metadata"]["labels"]["campaign"] for job in jobs} == {"mlperf-submission"}
     folders = [job["spec"]["storage"].pop("outputFolder") for job in jobs]
     assert folders == [f"mlperf-submission/{name}" for name in names]
-    before = [job["spec"].pop("lifecycle", {}).get("startAfter") for job in jobs]
-    assert before == [None, *([name] for name in names[:-1])]
+    before = [job["spec"].pop("lifecycle", {}) for job in jobs]
+    after = [{"startAfter": [name], "startWhen": "Ended"} for name in names[:-1]]
+    assert before == [{}, *after], "a failed run does not stop those after it"
     assert all(job["spec"] == jobs[0]["spec"] for job in jobs)
     spec = jobs[0]["spec"]
     assert spec["run"]["seed"] == "random"

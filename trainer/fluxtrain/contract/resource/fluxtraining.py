@@ -95,6 +95,9 @@ class Lifecycle(ApiModel):
     start_after: Annotated[list[Name], Field(max_length=16)] = []
     """FluxTrainings of the same namespace that must complete first. One that was seen complete may be
     removed. If it is created again before this job begins, it must complete again."""
+    start_when: Literal["Complete", "Ended"] = "Complete"
+    """What the jobs of ``startAfter`` must have become: Complete, or Ended, which a failed job is too, as
+    between the runs of a series."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Fail the job this long after it became active. As in a Kubernetes Job, that is at the start time, and
     again when the job is resumed; with Kueue, also when it is queued and admitted again."""
@@ -103,7 +106,7 @@ class Lifecycle(ApiModel):
     ``activeDeadlineSeconds``; if unset, it waits forever."""
     ttl_seconds_after_finished: Seconds | None = None
     """Delete the job this long after it has completed or failed; later if a job of the namespace that starts
-    after it has not seen yet that it is complete."""
+    after it has not seen yet that it is complete, or that it has failed if that job waits for its end."""
     clean_pods: Literal["None", "Running", "All"] = "Running"
     """Which pods are deleted, with their logs, when the job completes or fails."""
 

@@ -79,7 +79,7 @@ def _job(file: Mapping[str, Any], number: int, parallel: int) -> dict[str, Any]:
     }
     if number >= parallel:
         before = run_name(file, number - parallel)
-        own["lifecycle"] = {"startAfter": [before]}
+        own["lifecycle"] = {"startAfter": [before], "startWhen": "Ended"}
     labels = {**(metadata.get("labels") or {}), LABEL: campaign}
     kept = {key: metadata[key] for key in _OF_ALL if metadata.get(key) is not None}
     return {
