@@ -42,6 +42,7 @@ from fluxtrain.report.observer import Observer
 from fluxtrain.report.run_logs import StepMetrics
 from fluxtrain.run_state import RunState
 from fluxtrain.sample.grid import GridSampler
+from fluxtrain.sample.prompts import check_sampling
 from fluxtrain.shared_sources import shared_sources
 from fluxtrain.snapshots.recovery import Recovery
 from fluxtrain.warm_up import is_needed, prepare
@@ -78,6 +79,7 @@ class _Trainer:
         self.observer = observer = Observer(config, paths, world, stack)
         attention_on(world.device, config)  # a device that lacks it is refused
         stack.enter_context(attention_backend(config.parallel.attention))
+        check_sampling(config, paths.data, paths.models)
         run_preflight(config.preflight, world, paths.output, observer.alive)
         recovery = Recovery(config, paths, world, observer.alive)
         self.shares = BatchShares.of(config, world.size)
@@ -304,7 +306,10 @@ class _Trainer:
     def _sample(self) -> None:
         self._require_finite()
         with self.observer.sampling(self.run.step) as path:
-            self.sampler.write(self.flow_loss, path, self.run.step, alive=self.observer.alive)
+            alive = self.observer.alive
+            is_written = self.sampler.write(self.flow_loss, path, self.run.step, alive)
+        if is_written:
+            self.observer.on_sampled(self.run.step, path)
 
     def _write_adapter(self, is_last: bool) -> None:
         """Write the adapter for other tools if that is due."""

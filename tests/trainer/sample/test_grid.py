@@ -27,7 +27,9 @@ class StraightLineModel:
     clean: Tensor
     config: RunConfig
 
-    def predict(self, noisy: Tensor, txt: Tensor, vec: Tensor, t: Tensor) -> Tensor:
+    def predict(
+        self, noisy: Tensor, txt: Tensor, vec: Tensor, t: Tensor, guidance: float
+    ) -> Tensor:
         velocity: Tensor = (noisy - self.clean) / t.view(-1, 1, 1, 1)
         return velocity + vec[:, :1, None, None]
 

@@ -126,7 +126,7 @@ def test_user_errors_are_raised_before_sampling(
     output = ["--output", str(tmp_path / "out"), "--models", str(tmp_path)]
     mistakes = [
         ([weights, *output], "--prompt"),
-        ([weights, "--prompts", str(tmp_path / "none.txt"), *output], "--prompts"),
+        ([weights, "--prompts", str(tmp_path / "none.txt"), *output], "none.txt: cannot be read"),
         ([str(tmp_path / "none"), "--prompt=x", *output], "missing"),
         ([weights, "--prompt=x", *output, *FLAGS], "the encoders need it"),
         ([weights, "--prompt=x", *output, "--sampling.num_steps=0"], "sampling.num_steps"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 
 from fluxtrain.cli.arguments import (
@@ -41,7 +40,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("weights", type=path, metavar="WEIGHTS", help=text)
     text = "prompt of an image; may be repeated"
     parser.add_argument("--prompt", action="append", default=[], help=text)
-    text = "file with one prompt per line"
+    text = (
+        "file with a prompt on each line, with options as in kohya's: --w --h --d --s --l --g --n"
+    )
     parser.add_argument("--prompts", type=path, metavar="FILE", help=text)
     add_output(parser)
     add_adapters(parser)
@@ -58,8 +59,7 @@ def action(arguments: argparse.Namespace) -> int:
 
     require_processes(arguments.processes)
     refuse_variables(os.environ, arguments.processes)
-    prompts = [*arguments.prompt, *_lines(arguments.prompts)]
-    if not prompts:
+    if not arguments.prompt and arguments.prompts is None:
         raise ConfigError("--prompt", None, "give at least one, or --prompts FILE")
     paths = RunPaths(
         arguments.output.resolve(), arguments.data.resolve(), arguments.models.resolve()
@@ -73,10 +73,12 @@ def action(arguments: argparse.Namespace) -> int:
         "added_adapters": added_adapters(arguments),
         "logging": {"metrics_port": 0},
     }
-    overrides = merge({"sampling": {"prompts": prompts}}, parse_overrides(arguments.overrides))
+    file = str(arguments.prompts.resolve()) if arguments.prompts else None
+    prompts = {"sampling": {"prompts": arguments.prompt, "prompt_file": file}}
+    overrides = merge(prompts, parse_overrides(arguments.overrides))
     config = resolve(merge(run, overrides))
     if (code := run_task(config, paths, arguments.processes)) == EXIT_OK:
-        print(f"{len(prompts)} images in {paths.output / SAMPLES_FOLDER}")
+        print(f"images: {paths.output / SAMPLES_FOLDER}")
     return code
 
 
@@ -95,12 +97,3 @@ def _settings(arguments: argparse.Namespace, is_dev: bool) -> dict[str, Any]:
     for section, fields in _OF_THE_RUN.items():
         kept[section] = {field: config[section][field] for field in fields}
     return kept
-
-
-def _lines(file: Path | None) -> list[str]:
-    if file is None:
-        return []
-    try:
-        return [line.strip() for line in file.read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("--prompts", str(file), f"cannot be read ({error})") from None

@@ -112,10 +112,13 @@ def batch_encoder(
     return encode
 
 
-def check_files(encoders: EncodersConfig, models_root: Path) -> None:
-    """Raise DataError if a file of the encoders is missing; nothing is loaded."""
+def check_files(encoders: EncodersConfig, models_root: Path, with_text: bool = True) -> None:
+    """Raise DataError if a file of the encoders is missing; nothing is loaded.
+
+    Files of the text encoders are checked only ``with_text``.
+    """
     files = [encoders.autoencoder]
-    if encoders.text == "t5-clip":
+    if with_text and encoders.text == "t5-clip":
         for weights, tokenizer in encoders.text_encoder_paths():
             files.append(weights if is_single_file(weights) else f"{weights}/config.json")
             if tokenizer is not None:

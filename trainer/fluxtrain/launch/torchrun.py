@@ -59,6 +59,7 @@ from fluxtrain.run_state import (
     read_state,
     step_of,
 )
+from fluxtrain.sample.prompts import check_sampling
 from fluxtrain.snapshot_size import takes_snapshots
 
 MALLOC_SETTINGS = {
@@ -159,6 +160,7 @@ def _check_training(config: RunConfig, paths: RunPaths, rank_counts: Sequence[in
     require_replicas(config, rank_counts)
     compiles(config.parallel, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     check_continued_run(config, paths.output / CHECKPOINTS_FOLDER)
+    check_sampling(with_any_seed(config), paths.data, paths.models)
     if begins_closed(config, paths.num_nodes):  # no data before MLPerf's clock
         if config.data.source == "images":
             check_files(config.encoders, paths.models)

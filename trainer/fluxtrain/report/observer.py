@@ -301,9 +301,12 @@ class Observer:
         path = self.paths.output / SAMPLES_FOLDER / f"step_{step:07d}.png"
         with self._endpoint.phase(SAMPLE):
             yield path
+        self._clock.resume()
+
+    def on_sampled(self, step: int, path: Path) -> None:
+        """Report that the sample images of ``step`` are at ``path``."""
         if self._logs is not None:
             self._logs.on_sampled(step, path)
-        self._clock.resume()
 
     def on_run_stop(self, run: RunState) -> None:
         """Stop MLPerf's clock: the last step or the target is reached, saving and sampling follow."""

@@ -22,11 +22,11 @@ from fluxtrain.loss import FlowLoss
 Latents = Float[Tensor, "b ch h w"]
 
 
-def initial_noise(seed: int, count: int, shape: tuple[int, int, int]) -> Latents:
-    """Return the noise of images 0 ... ``count`` - 1; it depends on ``seed`` and index only."""
+def initial_noise(seed: int, count: int, shape: tuple[int, int, int], first: int = 0) -> Latents:
+    """Return the noise of ``count`` images from number ``first``; it depends on seed and number only."""
     noise = [
         draws.generator(seed, draws.SAMPLING, index).standard_normal(shape, dtype=np.float32)
-        for index in range(count)
+        for index in range(first, first + count)
     ]
     return torch.from_numpy(np.stack(noise))
 
@@ -43,8 +43,8 @@ def denoise(
     """Return the autoencoder's latents, integrated from ``noise`` at t=1 to t=0.
 
     ``prompts`` and ``empty`` are text tokens "b l d" and pooled vectors "b v". With a ``cfg_scale`` other
-    than 1 each step extrapolates from the empty prompt's velocity (classifier-free guidance). ``on_step``
-    is called after each step.
+    than 1 each step extrapolates from the velocity of ``empty``, the empty or a negative prompt
+    (classifier-free guidance). ``on_step`` is called after each step.
     """
     cfg_scale = sampling.cfg_scale
     txt, vec = prompts

@@ -1,14 +1,15 @@
-"""Samples the same grid of images several times during training."""
+"""Samples the same images several times during training: chosen prompts, and those of validation samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from PIL.Image import Image
 from torch import Tensor
 
@@ -23,24 +24,31 @@ from fluxtrain.draws import Array
 from fluxtrain.encode.codec import load_decoder
 from fluxtrain.encode.encoders import load_encoders
 from fluxtrain.loss import FlowLoss
-from fluxtrain.sample.denoise import Latents, denoise, initial_noise, to_pil_images
+from fluxtrain.sample.denoise import Latents, denoise, to_pil_images
 from fluxtrain.sample.image_grid import Column, save_grid
+from fluxtrain.sample.png import model_digest, save_png, text_fields
+from fluxtrain.sample.prompt_file import Prompt, plain_prompts
+from fluxtrain.sample.prompts import batches, chosen_prompts, noise_of, settings_of
+
+TextEncoding = tuple[Tensor, Tensor]
+"""Tokens "l d" and pooled vector "v" of a prompt."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class GridContents:
-    """Encoded prompts: those of ``sampling.prompts``, then validation captions with their images."""
+    """What is sampled each time, on the host."""
 
-    captions: list[str]
-    txt: Float[Tensor, "n l d"]
-    vec: Float[Tensor, "n v"]
-    empty: tuple[Float[Tensor, "n l d"], Float[Tensor, "n v"]]
+    prompts: list[Prompt]
+    texts: list[TextEncoding]
+    negatives: list[TextEncoding]
+    """Of each prompt: its negative prompt, or the empty one."""
     originals: Latents
-    """Latents of the validation images."""
+    """Latents of the validation images, whose prompts are the last ones."""
 
 
 class GridSampler:
-    """Samples the grid on all ranks; rank 0 writes it."""
+    """Samples on all ranks; rank 0 writes the images and the grid."""
 
     def __init__(self, config: RunConfig, paths: RunPaths, world: World, sources: Sources) -> None:
         """Load nothing; the encoders are loaded for the first grid."""
@@ -49,82 +57,158 @@ class GridSampler:
 
     def write(
         self, flow_loss: FlowLoss, path: Path, step: int, alive: Callable[[], object] = lambda: None
-    ) -> None:
-        """Write the grid to ``path``; every rank must call this. ``alive`` is called after each step."""
-        sampling, device = self.config.sampling, self.world.device
-        contents = self._contents = self._contents or self._load_contents()
+    ) -> bool:
+        """Write the grid to ``path``, and each image below it, such as step_0000250/00.png.
+
+        Every rank must call this; ``alive`` is called after each Euler step. Returns whether rank 0 has
+        written them. If a rank cannot load what it needs, or rank 0 cannot decode or write, it prints why,
+        and no rank raises. A failure inside of the model is that of a training step, unless there is one
+        rank.
+        """
+        contents = self._agreed(step, self._load_contents)
+        if contents is None:
+            return False
         alive()
-        count, shape = len(contents.captions), self.config.latent_shape
-        noise = initial_noise(self.config.drawn_seed, count, shape).to(device)
         flow_loss.model.eval()
-        latents = denoise(
-            flow_loss,
-            noise,
-            (contents.txt.to(device), contents.vec.to(device)),
-            (contents.empty[0].to(device), contents.empty[1].to(device)),
-            sampling,
-            alive,
-        )
-        flow_loss.model.train()
-        if self.world.is_main:
-            self._save(contents, path, latents, step)
+        try:
+            if self.world.size == 1:
+                latents = self._agreed(step, lambda: self._sample(flow_loss, contents, alive))
+            else:  # its collectives cannot be left by one rank
+                latents = self._sample(flow_loss, contents, alive)
+        finally:
+            flow_loss.model.train()
+        if latents is None:
+            return False
+
+        def save() -> bool:
+            if self.world.is_main:
+                self._save(contents, path, latents, step)
+            return True
+
+        return self._agreed(step, save) is not None
+
+    def _agreed(self, step: int, make: Callable[[], T]) -> T | None:
+        """Return what ``make`` returns; None on all ranks if it raises on one, which prints why."""
+        made, failed = None, torch.zeros(1, device=self.world.device)
+        try:
+            made = make()
+        except Exception as error:  # whatever it is, the training is worth more
+            failed += 1
+            print(
+                f"no sample images at step {step}: rank {self.world.rank}: {_reason(error)}; "
+                "the training goes on",
+                file=sys.stderr,
+                flush=True,
+            )
+        return None if self.world.all_sum(failed).item() else made
+
+    def _sample(
+        self, flow_loss: FlowLoss, contents: GridContents, alive: Callable[[], object]
+    ) -> list[Latents]:
+        """Return the latents "1 ch h w" of each prompt, in their order."""
+        config, device = self.config, self.world.device
+        latents = dict[int, Latents]()
+        for indices in batches(contents.prompts, config):
+            prompts = [contents.prompts[index] for index in indices]
+            sampled = denoise(
+                flow_loss,
+                noise_of(prompts, config).to(device),
+                _stacked([contents.texts[index] for index in indices], device),
+                _stacked([contents.negatives[index] for index in indices], device),
+                settings_of(prompts[0], config),
+                alive,
+            )
+            latents |= zip(indices, torch.split(sampled, 1), strict=True)
+        return [latents[index] for index in range(len(contents.prompts))]
 
     def _load_contents(self) -> GridContents:
-        source = self.sources.validation
-        count = min(self.config.sampling.num_prompts, len(source))
-        indices = np.linspace(0, len(source) - 1, count).round().astype(np.int64)
-        rows, empty = self._read_samples(source, indices)
-        prompts = list(self.config.sampling.prompts)
-        txt, vec = self._encode(prompts)
-        captions = prompts + [source.caption(int(index)) for index in indices]
-        total = len(captions)
-        return GridContents(
-            captions,
-            torch.cat([txt, rows.txt.float()]) if prompts else rows.txt.float(),
-            torch.cat([vec, rows.vec.float()]) if prompts else rows.vec.float(),
-            (empty[0].float().expand(total, -1, -1), empty[1].float().expand(total, -1)),
-            rows.mean.float(),
-        )
+        if self._contents is not None:
+            return self._contents
+        source, config = self.sources.validation, self.config
+        chosen = chosen_prompts(config, self.paths.data)
+        count = min(config.sampling.num_validation_prompts, len(source))
+        indices = np.linspace(0, max(len(source) - 1, 0), count).round().astype(np.int64)
+        originals, own, empty = self._read_samples(source, indices)
+        captions = [source.caption(int(index)) for index in indices]
+        prompts = chosen + plain_prompts(config, captions, first=len(chosen))
+        wanted = [each.text for each in chosen] + [each.negative for each in chosen]
+        encoded = self._encode([text for text in wanted if text])
+        negatives = [encoded.get(each.negative, empty) for each in prompts]
+        texts = [encoded[each.text] for each in chosen]
+        self._contents = GridContents(prompts, texts + own, negatives, originals)
+        return self._contents
 
-    def _read_samples(self, source: Source, indices: Array) -> tuple[Encodings, EmptyText]:
-        """Return the encodings of the samples at ``indices`` and those of the empty prompt."""
+    def _read_samples(
+        self, source: Source, indices: Array
+    ) -> tuple[Latents, list[TextEncoding], TextEncoding]:
+        """Return latents and texts of the samples at ``indices``, and the encoding of the empty prompt."""
         if isinstance(source, ImageDataset):
             encoders = load_encoders(self.config, self.paths.models, self.world.device)
-            return encoders.encode_at(source, indices), encoders.empty_text()
-        rows = Encodings.empty(len(indices), source.shape)
-        source.read(indices, rows, np.zeros(len(indices), dtype=bool))
-        assert self.sources.empty_text is not None
-        return rows, self.sources.empty_text
+            empty = encoders.empty_text()
+        else:
+            assert self.sources.empty_text is not None
+            empty = self.sources.empty_text
+        if not len(indices):
+            return torch.empty(0, *self.config.latent_shape), [], _on_host(empty)
+        if isinstance(source, ImageDataset):
+            rows = encoders.encode_at(source, indices)
+        else:
+            rows = Encodings.empty(len(indices), source.shape)
+            source.read(indices, rows, np.zeros(len(indices), dtype=bool))
+        texts = [_on_host(text) for text in zip(rows.txt, rows.vec, strict=True)]
+        return rows.mean.float(), texts, _on_host(empty)
 
-    def _encode(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
-        if not prompts:
-            return torch.empty(0), torch.empty(0)
-        if self.config.data.source == "images":
-            encoders = load_encoders(self.config, self.paths.models, self.world.device)
-            txt, vec = encoders.text.encode(prompts)
-            return txt.float(), vec.float()
-        from fluxtrain.encode.text import load_text_encoder
+    def _encode(self, texts: list[str]) -> dict[str, TextEncoding]:
+        """Return the encodings of ``texts``; an encoder that training does not need is freed again."""
+        if not texts:
+            return {}
+        config, models = self.config, self.paths.models
+        if config.data.source == "images":
+            encoder = load_encoders(config, models, self.world.device).text
+        else:
+            from fluxtrain.encode.text import load_text_encoder
 
-        encoder = load_text_encoder(
-            self.config.encoders,
-            self.config.data.text_length,
-            self.paths.models,
-            torch.device("cpu"),
-            torch.float32,
-        )
-        return encoder.encode(prompts)
+            length, host = config.data.text_length, torch.device("cpu")
+            encoder = load_text_encoder(config.encoders, length, models, host, torch.float32)
+        encoded = {}
+        for text in dict.fromkeys(texts):
+            txt, vec = encoder.encode([text])
+            encoded[text] = _on_host((txt[0], vec[0]))
+        return encoded
 
-    def _save(self, contents: GridContents, path: Path, latents: Latents, step: int) -> None:
+    def _save(
+        self, contents: GridContents, path: Path, latents: Sequence[Latents], step: int
+    ) -> None:
         decode = load_decoder(self.config.encoders, self.paths.models, self.world.device)
-        generated = to_pil_images(decode(latents))
-        originals = to_pil_images(decode(contents.originals.to(latents.device)))
-        num_prompts = len(contents.captions) - len(originals)
-        above = [list[Image]()] * num_prompts + [[original] for original in originals]
+        generated = [to_pil_images(decode(each))[0] for each in latents]
+        device = self.world.device
+        originals = [to_pil_images(decode(each[None].to(device)))[0] for each in contents.originals]
+        digest = model_digest(self.config, step)
+        for index, (prompt, image) in enumerate(zip(contents.prompts, generated, strict=True)):
+            fields = text_fields(self.config, prompt) | {"step": str(step), "model": digest}
+            save_png(path.with_suffix("") / f"{index:02d}.png", image, fields)
+        num_chosen = len(contents.prompts) - len(originals)
+        above = [list[Image]()] * num_chosen + [[original] for original in originals]
         columns: list[Column] = [
-            (caption, [*images, image])
-            for caption, images, image in zip(contents.captions, above, generated, strict=True)
+            (prompt.text, [*images, image])
+            for prompt, images, image in zip(contents.prompts, above, generated, strict=True)
         ]
-        parts = ["chosen prompts (sampling.prompts)"] * bool(num_prompts)
+        parts = ["chosen prompts (sampling.prompts)"] * bool(num_chosen)
         parts += ["validation prompts, the originals above the model's"] * bool(originals)
         title = f"step {step}: {'; then '.join(parts)}"
         save_grid(path, columns, title, self.sources.validation.attribution)
+
+
+def _stacked(texts: Sequence[TextEncoding], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return ``texts`` as "b l d" and "b v" on ``device``."""
+    txt, vec = zip(*texts, strict=True)
+    return torch.stack(txt).to(device), torch.stack(vec).to(device)
+
+
+def _on_host(text: EmptyText) -> TextEncoding:
+    return text[0].float().cpu(), text[1].float().cpu()
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

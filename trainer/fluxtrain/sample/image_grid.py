@@ -8,7 +8,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fluxtrain.files import atomic_write_by_several
 
-_CAPTION_HEIGHT, _GAP, _SCALE, _PER_ROW = 30, 6, 2, 6
+_CAPTION_HEIGHT, _GAP, _PER_ROW = 30, 6, 6
+_SMALL, _LARGEST = 128, 384
+"""Images up to the first side are drawn twice as large; larger ones to the second side at most."""
 Column = tuple[str, list[Image.Image]]
 """A caption and the images below it."""
 
@@ -16,8 +18,10 @@ Column = tuple[str, list[Image.Image]]
 def save_grid(path: Path, columns: list[Column], title: str, footer: str = "") -> None:
     """Write ``columns`` to ``path`` as a PNG, six to a row, with ``title`` above and ``footer`` below."""
     rows = [columns[start : start + _PER_ROW] for start in range(0, len(columns), _PER_ROW)]
-    width, height = columns[0][1][0].size
-    cell_w, cell_h = width * _SCALE + _GAP, height * _SCALE + _GAP
+    every = [image for _, images in columns for image in images]
+    scale = _scale(max(max(image.size) for image in every))
+    cell_w = round(scale * max(image.width for image in every)) + _GAP
+    cell_h = round(scale * max(image.height for image in every)) + _GAP
     heights = [_CAPTION_HEIGHT + cell_h * max(len(images) for _, images in row) for row in rows]
     footer_text = _wrap(footer, cell_w * _PER_ROW // 6, max_lines=9)
     size = sum(heights) + _CAPTION_HEIGHT + 14 * len(footer_text.splitlines())
@@ -28,15 +32,21 @@ def save_grid(path: Path, columns: list[Column], title: str, footer: str = "") -
     for row, row_height in zip(rows, heights, strict=True):
         for column, (caption, images) in enumerate(row):
             left = _GAP + column * cell_w
-            draw.multiline_text((left, top), _wrap(caption), fill="black", font=font, spacing=1)
+            text = _wrap(caption, max(22, cell_w // 6))
+            draw.multiline_text((left, top), text, fill="black", font=font, spacing=1)
             for index, image in enumerate(images):
-                enlarged = image.resize((width * _SCALE, height * _SCALE), Image.Resampling.LANCZOS)
-                grid.paste(enlarged, (left, top + _CAPTION_HEIGHT + index * cell_h))
+                size_drawn = round(scale * image.width), round(scale * image.height)
+                drawn = image.resize(size_drawn, Image.Resampling.LANCZOS)
+                grid.paste(drawn, (left, top + _CAPTION_HEIGHT + index * cell_h))
         top += row_height
     draw.multiline_text((_GAP, top), footer_text, fill="gray", font=font, spacing=1)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write_by_several(path) as partial:
         grid.save(partial, format="PNG")
+
+
+def _scale(longest: int) -> float:
+    return 2.0 if longest <= _SMALL else min(1.0, _LARGEST / longest)
 
 
 def _wrap(text: str, width: int = 22, max_lines: int = 2) -> str:

@@ -1,0 +1,165 @@
+"""Images during a training: the same prompts and seeds each time, and failures that end nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.free_ports import free_port
+from PIL import Image
+from tests.trainer import in_process, ranks
+from tests.trainer.small_runs import IMAGES, merge_all
+from tests.trainer.tiny_encoders import BASE, SIDE, write_encoders, write_images
+
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.distributed import World
+from fluxtrain.sample.grid import GridContents, GridSampler
+
+PROMPTS = """
+# what a person looks at
+a red circle --d 3
+a blue line --w 64 --h 32 --s 2 --l 3 --n a green dot
+"""
+RUN: dict[str, Any] = merge_all(
+    BASE,
+    IMAGES,
+    {
+        "schedule": {"steps": 4, "global_batch_size": 4, "warmup_steps": 0},
+        "evaluation": {"every_samples": 0},
+        "checkpoint": {"every_steps": 0, "memory_every_steps": 0},
+        "sampling": {
+            "prompt_file": "prompts.txt",
+            "every_steps": 2,
+            "num_steps": 3,
+            "num_prompts": 1,
+            "cfg_scale": 1.0,
+        },
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with data, prompts and encoders."""
+    folder = tmp_path_factory.mktemp("root")
+    write_images(folder / "train", 8)
+    write_images(folder / "validation", 4, timesteps=True)
+    write_encoders(folder)
+    (folder / "prompts.txt").write_text(PROMPTS)
+    return folder
+
+
+def finish(root: Path, output: Path, *changes: dict[str, Any]) -> int | None:
+    """Train on one rank; return its exit code."""
+    paths = RunPaths(output, root, root)
+    (code,) = in_process.finish(ranks.train_alone, resolve(merge_all(RUN, *changes)), paths)
+    return code
+
+
+def fields_of(path: Path) -> dict[str, str]:
+    with Image.open(path) as image:
+        return {key: str(value) for key, value in image.info.items()}
+
+
+def test_each_image_has_its_file_with_its_settings(root: Path, tmp_path: Path) -> None:
+    assert finish(root, tmp_path) == 0, ranks.output_of(RunPaths(tmp_path, root, root))
+    samples = tmp_path / "samples"
+    names = {path.name for path in samples.iterdir()}
+    folders = {"step_0000002", "step_0000004"}
+    assert names == {*folders, *(f"{name}.png" for name in folders)}
+    for name in folders:
+        assert [path.name for path in sorted((samples / name).iterdir())] == [
+            *("00.png", "01.png", "02.png")
+        ]
+    first, last = (fields_of(samples / name / "01.png") for name in sorted(folders))
+    expected = {
+        "prompt": "a blue line",
+        "negative_prompt": "a green dot",
+        "seed": "1234",
+        "index": "1",
+        "steps": "2",
+        "cfg_scale": "3.0",
+        "step": "4",
+    }
+    assert expected.items() <= last.items()
+    assert first.pop("model") != last.pop("model")
+    assert first == last | {"step": "2"}
+    with Image.open(samples / "step_0000002" / "01.png") as image:
+        assert image.size == (64, 32)
+    with Image.open(samples / "step_0000002" / "02.png") as image:
+        assert image.size == (SIDE, SIDE)
+    before, after = (samples / name / "00.png" for name in sorted(folders))
+    assert Image.open(before).tobytes() != Image.open(after).tobytes()
+
+
+def test_equal_runs_make_equal_images_whatever_else_is_sampled(root: Path, tmp_path: Path) -> None:
+    (root / "one.txt").write_text("a red circle --d 3\n")
+    one = {"sampling": {"prompt_file": "one.txt", "num_prompts": 0, "every_steps": 4}}
+    assert finish(root, tmp_path / "one", one) == 0
+    assert finish(root, tmp_path / "all") == 0
+    name = "samples/step_0000004/00.png"
+    assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
+
+
+def test_images_that_cannot_be_written_end_no_training(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "samples").write_text("not a folder")
+    assert finish(root, tmp_path) == 0
+    log = ranks.output_of(RunPaths(tmp_path, root, root))
+    for step in (2, 4):
+        assert f"no sample images at step {step}: rank 0: " in log
+    assert "sample images at step 2: " not in log.replace("no sample images", "")
+    assert list(tmp_path.glob("checkpoints/step_*4/DONE"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt_file": "none.txt"}, "none.txt: cannot be read (No such file"),
+        ({"prompt_file": None, "num_prompts": 0}, "must be at least 1 without prompts"),
+    ],
+)
+def test_what_is_needed_later_is_checked_before_the_first_step(
+    root: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    assert finish(root, tmp_path, {"sampling": change}) == 2
+    assert message in ranks.output_of(RunPaths(tmp_path, root, root))
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_missing_autoencoder_is_found_before_the_first_step(root: Path, tmp_path: Path) -> None:
+    synthetic = {"data": {"source": "synthetic"}, "encoders": {"autoencoder": "none.safetensors"}}
+    assert finish(root, tmp_path, synthetic) == 2
+    assert "none.safetensors: missing; the encoders need it" in ranks.output_of(
+        RunPaths(tmp_path, root, root)
+    )
+
+
+def train_without_images_on_rank_1(
+    config: RunConfig, paths: RunPaths, world: World, *, port: int
+) -> None:
+    """Train as one of two ranks, of which the second cannot encode the prompts at step 2."""
+    load = GridSampler._load_contents
+
+    def fail(sampler: GridSampler) -> GridContents:
+        if sampler.world.rank == 1 and not hasattr(sampler, "failed"):
+            sampler.failed = True  # type: ignore[attr-defined]
+            raise MemoryError("no memory for T5")
+        return load(sampler)
+
+    GridSampler._load_contents = fail  # type: ignore[method-assign]
+    ranks.train_together(config, paths, world, port=port)
+
+
+@pytest.mark.slow
+def test_one_rank_that_cannot_sample_ends_no_training(root: Path, tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path, root, root)
+    run = partial(train_without_images_on_rank_1, port=free_port())
+    assert ranks.finish(run, resolve(RUN), paths, 2) == [0, 0]
+    text = "no sample images at step 2: rank 1: MemoryError: no memory for T5; the training goes on"
+    assert text in ranks.output_of(paths, 1)
+    assert not (tmp_path / "samples" / "step_0000002").exists()
+    assert (tmp_path / "samples" / "step_0000004" / "00.png").exists()
