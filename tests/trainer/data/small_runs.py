@@ -11,7 +11,8 @@ from tests.trainer import ranks
 from tests.trainer.tiny_encoders import config
 
 from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.run.config import Layout, RunConfig
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.data import Layout
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.data.images.dataset import ImageDataset
 from fluxtrain.data.loader import AnyBatch, training_batches
