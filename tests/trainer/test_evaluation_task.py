@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.trainer import in_process, ranks
 from tests.trainer.small_runs import merge_all
 from tests.trainer.tiny_model import save_flux
 
+from fluxtrain import evaluation_task
 from fluxtrain.adapter.opening import open_model
 from fluxtrain.cli import main
 from fluxtrain.contract.launch import RunPaths
@@ -24,6 +26,7 @@ from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.distributed import World, process_group
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError, DataError
 from fluxtrain.evaluation_task import check_evaluate_task, evaluate_model
+from fluxtrain.sample import task
 
 RUN: dict[str, Any] = {
     "preset": "micro",
@@ -79,6 +82,25 @@ def test_the_loss_is_that_of_the_training(root: Path, tmp_path: Path, name: str)
     )
     assert (found["step"], found["eval_samples"]) == (3, expected["eval_samples"])
     assert "evaluation loss" in (tmp_path / "rank_0.txt").read_text()
+
+
+def test_images_of_prompts_are_sampled_too(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = torch.ones(1, 4, 16), torch.ones(1, 16)
+    encoder = SimpleNamespace(encode=lambda texts: text)
+    monkeypatch.setattr(task, "load_text_encoder", lambda *_: encoder)
+    monkeypatch.setattr(task, "load_decoder", lambda *_: lambda latents: latents[:, :3])
+    monkeypatch.setattr(evaluation_task, "check_files", lambda *_: None)
+    prompts = {"prompts": ["a red heart"], "num_steps": 2}
+    first = evaluated(root, tmp_path / "1", initial_weights="lora", sampling=prompts)
+    again = evaluated(root, tmp_path / "2", initial_weights="lora", sampling=prompts)
+    assert first["images"] == again["images"] == ["samples/0000.png"]
+    assert first["eval_loss"] == again["eval_loss"]
+    one, other = (tmp_path / name / "samples/0000.png" for name in "12")
+    assert one.read_bytes() == other.read_bytes()
+    other_weights = evaluated(root, tmp_path / "3", sampling=prompts)
+    assert (tmp_path / "3" / other_weights["images"][0]).read_bytes() != one.read_bytes()
 
 
 def test_an_adapter_file_is_added_with_its_strength(root: Path, tmp_path: Path) -> None:

@@ -22,14 +22,17 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.loader import evaluation_batches
 from fluxtrain.data.sources import Source, open_source
 from fluxtrain.distributed import World
-from fluxtrain.encode.encoders import batch_encoder
+from fluxtrain.encode.encoders import batch_encoder, check_files
 from fluxtrain.errors import UNSET, ConfigError, DivergedError, StorageError
 from fluxtrain.evaluate import Evaluation, evaluate
 from fluxtrain.files import atomic_write
 from fluxtrain.loss import FlowLoss
 from fluxtrain.parallelize import DTYPES, build_model, uses_fsdp
+from fluxtrain.random_seed import with_any_seed
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.run_state import read_state
+from fluxtrain.sample.prompts import chosen_prompts
+from fluxtrain.sample.task import write_images
 
 _MAX_FAULTS = 20
 
@@ -40,10 +43,14 @@ def check_evaluate_task(config: RunConfig, paths: RunPaths) -> None:
         text = "must name the weights to evaluate"
         raise ConfigError("spec.run.initial_weights", UNSET, text)
     open_source(config, paths.data, "validation")
+    if chosen_prompts(with_any_seed(config), paths.data):
+        check_files(config.encoders, paths.models)
 
 
 def evaluate_model(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Evaluate the model of ``config`` on all ranks; rank 0 prints the result and writes evaluation.json.
+
+    Images of the config's prompts, if it has some, are sampled too.
 
     Raises DataError if too many samples are unreadable, DivergedError if the loss is not finite.
     """
@@ -63,8 +70,10 @@ def evaluate_model(config: RunConfig, paths: RunPaths, world: World) -> None:
         if not math.isfinite(result.loss):
             raise DivergedError(f"the evaluation loss of {config.initial_weights} is {result.loss}")
         endpoint.progress.update(evalLoss=result.loss)
+        seconds = time.monotonic() - begin
+        images = write_images(flow_loss, paths, world, endpoint)
         if world.is_main:
-            found = describe(config, paths, result, time.monotonic() - begin)
+            found = describe(config, paths, result, seconds) | {"images": images}
             _write(paths, found)
             _print(found)
         endpoint.set_phase(FINISH)

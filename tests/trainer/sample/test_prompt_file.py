@@ -10,8 +10,9 @@ import pytest
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import ConfigError
+from fluxtrain.sample.batches import batches, noise_of, settings_of
 from fluxtrain.sample.prompt_file import Prompt, read_prompts
-from fluxtrain.sample.prompts import batches, check_sampling, noise_of, settings_of
+from fluxtrain.sample.prompts import check_sampling
 
 
 def make_config(**changes: Any) -> RunConfig:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import urllib.request
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from cluster.free_ports import free_port
@@ -70,7 +72,7 @@ def test_each_image_has_its_file_with_its_settings(root: Path, tmp_path: Path) -
     samples = tmp_path / "samples"
     names = {path.name for path in samples.iterdir()}
     folders = {"step_0000002", "step_0000004"}
-    assert names == {*folders, *(f"{name}.png" for name in folders)}
+    assert names == {"originals", *folders, *(f"{name}.png" for name in folders)}
     for name in folders:
         assert [path.name for path in sorted((samples / name).iterdir())] == [
             *("00.png", "01.png", "02.png")
@@ -92,6 +94,9 @@ def test_each_image_has_its_file_with_its_settings(root: Path, tmp_path: Path) -
         assert image.size == (64, 32)
     with Image.open(samples / "step_0000002" / "02.png") as image:
         assert image.size == (SIDE, SIDE)
+    page = (tmp_path / "gallery.html").read_text()
+    assert page.count("<img ") == 3 * 2 + 1, "three prompts at two steps, and an original"
+    assert all(text in page for text in ("a blue line", "without: a green dot", "success"))
     before, after = (samples / name / "00.png" for name in sorted(folders))
     assert Image.open(before).tobytes() != Image.open(after).tobytes()
 
@@ -113,6 +118,24 @@ def test_images_that_cannot_be_written_end_no_training(root: Path, tmp_path: Pat
         assert f"no sample images at step {step}: rank 0: " in log
     assert "sample images at step 2: " not in log.replace("no sample images", "")
     assert list(tmp_path.glob("checkpoints/step_*4/DONE"))
+
+
+def test_the_page_of_a_run_is_at_its_port(root: Path, tmp_path: Path) -> None:
+    pages, write = list[str](), GridSampler.write
+
+    def look(sampler: GridSampler, *arguments: Any) -> bool:
+        port = sampler.world.progress.read()["port"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
+            pages.append(answer.read().decode())
+        return write(sampler, *arguments)
+
+    with mock.patch.object(GridSampler, "write", look):
+        assert finish(root, tmp_path, {"logging": {"metrics_port": None, "every_steps": 1}}) == 0
+    first, second = pages
+    assert "<dd>sample</dd>" in first
+    assert "2 of 4" in first
+    assert "step 2" in second, "the images of the first time"
+    assert second.count("<img ") == 4
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,7 @@ class Observer:
                 nodes=nodes,
             )
             self._logs = RunLogs(facts, self.paths, run, self._closing)
+            self._endpoint.show(self._logs.page.live)
             records = read_records(self.paths.output / METRICS_FILE)
             self._convergence = Convergence(self.config, records, self.metrics, self.progress)
             port = self.progress.read().get("port")

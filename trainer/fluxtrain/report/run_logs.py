@@ -21,6 +21,7 @@ from fluxtrain.gpus import Peak
 from fluxtrain.mlperf import MLPerfLog, RunFacts
 from fluxtrain.report.console import Console, duration
 from fluxtrain.report.convergence import reference_band
+from fluxtrain.report.gallery.run_page import RunPage
 from fluxtrain.report.records import Record, Records, read_records
 from fluxtrain.report.sinks.opening import open_sinks
 from fluxtrain.report.speed import Speed
@@ -60,7 +61,8 @@ class RunLogs:
         self._console = Console(facts.config.schedule.steps, run.step)
         closing.callback(self._console.close)
         report = self._console.print_line
-        self._sinks = open_sinks(facts.config, paths.output, run, report)
+        self.page = RunPage(facts.config, paths.output)
+        self._sinks = open_sinks(facts.config, paths.output, run, report, self.page)
         for sink in self._sinks:
             closing.callback(sink.close)
 
@@ -74,12 +76,13 @@ class RunLogs:
     ) -> None:
         """Print the size of the run on one line; MFU is a fraction of ``peak``."""
         self._peak = peak
+        self.page.hardware = f"{world.size} × {world.device.type}"
         self._console.print_line(
             f"{num_parameters:,} parameters · {self._shares.global_batch_size} samples a step on "
             f"{world.size} × {world.device.type}"
             + _division(self._config, self._shares, world)
             + f" · attention: {attention_on(world.device, self._config)}"
-            + (f" · http://{self._paths.metrics_address}:{port}/metrics" if port else "")
+            + (f" · http://{self._paths.metrics_address}:{port}" if port else "")
             + (f" · MFU of {peak}" if peak else "")
             + (f" · resumed after step {run.step}" if run.step else "")
         )
@@ -96,6 +99,7 @@ class RunLogs:
     def on_data_opened(self, sources: Sources) -> None:
         """Log the sizes and the digests of the data sets."""
         self._num_validation = len(sources.validation)
+        self.page.attribution = sources.validation.attribution
         self._mlperf.data_opened(len(sources.train), self._num_validation, sources.digests)
 
     def on_train_begin(self) -> None:
@@ -192,6 +196,7 @@ class RunLogs:
         from fluxtrain.report.curve import save_loss_curve
 
         output = self._paths.output
+        self.page.status = run.status
         target = self._config.evaluation.target_loss
         records, band = read_records(output / METRICS_FILE), reference_band(self._config)
         save_loss_curve(output / LOSS_FILE, records, target, band)

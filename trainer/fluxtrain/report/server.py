@@ -1,4 +1,4 @@
-"""The HTTP endpoint of a trainer: /metrics for Prometheus, /progress for the operator, /healthz."""
+"""The HTTP endpoint of a trainer: a page for people, /metrics for Prometheus, /progress for the operator."""
 
 from __future__ import annotations
 
@@ -11,21 +11,28 @@ from fluxtrain.contract.launch import METRICS_PORT
 from fluxtrain.contract.progress import PROGRESS_PATH
 from fluxtrain.errors import ConfigError
 from fluxtrain.progress import Progress
+from fluxtrain.report.gallery.progress_page import PAGE_HEADERS, progress_page
 from fluxtrain.report.node_progress import node_report
 from fluxtrain.serving.server import STATUS_BOUNDS, Handler, Server
 
 
 def serve(
-    registry: CollectorRegistry, progress: Progress, address: str, port: int | None
+    registry: CollectorRegistry,
+    progress: Progress,
+    address: str,
+    port: int | None,
+    page: Callable[[], str] | None = None,
 ) -> Callable[[], None] | None:
     """Serve /metrics, /progress and /healthz in a thread; return a function that stops it, None for port 0.
+
+    At / is what ``page`` returns, or a page with the progress.
 
     ``port`` None means METRICS_PORT, or a free port if that is in use. Sets "port" of ``progress``. Raises
     ConfigError if the requested port is in use.
     """
     if port == 0:
         return None
-    server = _bind(_handler(registry, progress), address, port)
+    server = _bind(_handler(registry, progress, page), address, port)
     progress.update(port=server.server_address[1])
     server.start()
     return server.stop
@@ -48,7 +55,13 @@ def _bind(handler: type[Handler], address: str, port: int | None) -> Server:
         ) from None
 
 
-def _handler(registry: CollectorRegistry, progress: Progress) -> type[Handler]:
+def _handler(
+    registry: CollectorRegistry, progress: Progress, page: Callable[[], str] | None
+) -> type[Handler]:
+    def html() -> bytes:
+        text = progress_page("fluxtrain", progress.read()) if page is None else page()
+        return text.encode()
+
     class OwnHandler(Handler):
         def do_GET(self) -> None:  # noqa: N802  (of http.server)
             if self.path == "/metrics":
@@ -58,6 +71,8 @@ def _handler(registry: CollectorRegistry, progress: Progress) -> type[Handler]:
                 self.respond(200, json.dumps(values).encode(), "application/json")
             elif self.path == "/healthz":
                 self.respond(200, b"ok\n", "text/plain")
+            elif self.path == "/":
+                self.respond(200, html(), "text/html; charset=utf-8", PAGE_HEADERS)
             else:
                 self.send_error(404)
 

@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 import torch
 from PIL.Image import Image
-from torch import Tensor
 
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
@@ -24,14 +23,14 @@ from fluxtrain.draws import Array
 from fluxtrain.encode.codec import load_decoder
 from fluxtrain.encode.encoders import load_encoders
 from fluxtrain.loss import FlowLoss
-from fluxtrain.sample.denoise import Latents, denoise, to_pil_images
+from fluxtrain.report.gallery.pictures import ORIGINALS
+from fluxtrain.sample.batches import TextEncoding, sample_latents
+from fluxtrain.sample.denoise import Latents, to_pil_images
 from fluxtrain.sample.image_grid import Column, save_grid
 from fluxtrain.sample.png import model_digest, save_png, text_fields
 from fluxtrain.sample.prompt_file import Prompt, plain_prompts
-from fluxtrain.sample.prompts import batches, chosen_prompts, noise_of, settings_of
+from fluxtrain.sample.prompts import chosen_prompts
 
-TextEncoding = tuple[Tensor, Tensor]
-"""Tokens "l d" and pooled vector "v" of a prompt."""
 T = TypeVar("T")
 
 
@@ -105,21 +104,8 @@ class GridSampler:
     def _sample(
         self, flow_loss: FlowLoss, contents: GridContents, alive: Callable[[], object]
     ) -> list[Latents]:
-        """Return the latents "1 ch h w" of each prompt, in their order."""
-        config, device = self.config, self.world.device
-        latents = dict[int, Latents]()
-        for indices in batches(contents.prompts, config):
-            prompts = [contents.prompts[index] for index in indices]
-            sampled = denoise(
-                flow_loss,
-                noise_of(prompts, config).to(device),
-                _stacked([contents.texts[index] for index in indices], device),
-                _stacked([contents.negatives[index] for index in indices], device),
-                settings_of(prompts[0], config),
-                alive,
-            )
-            latents |= zip(indices, torch.split(sampled, 1), strict=True)
-        return [latents[index] for index in range(len(contents.prompts))]
+        texts, device = (contents.texts, contents.negatives), self.world.device
+        return sample_latents(flow_loss, contents.prompts, *texts, device, alive)
 
     def _load_contents(self) -> GridContents:
         if self._contents is not None:
@@ -188,6 +174,10 @@ class GridSampler:
             fields = text_fields(self.config, prompt) | {"step": str(step), "model": digest}
             save_png(path.with_suffix("") / f"{index:02d}.png", image, fields)
         num_chosen = len(contents.prompts) - len(originals)
+        for index, image in enumerate(originals, num_chosen):
+            name = path.with_name(ORIGINALS) / f"{index:02d}.png"
+            if not name.exists():
+                save_png(name, image, {"prompt": contents.prompts[index].text})
         above = [list[Image]()] * num_chosen + [[original] for original in originals]
         columns: list[Column] = [
             (prompt.text, [*images, image])
@@ -197,12 +187,6 @@ class GridSampler:
         parts += ["validation prompts, the originals above the model's"] * bool(originals)
         title = f"step {step}: {'; then '.join(parts)}"
         save_grid(path, columns, title, self.sources.validation.attribution)
-
-
-def _stacked(texts: Sequence[TextEncoding], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return ``texts`` as "b l d" and "b v" on ``device``."""
-    txt, vec = zip(*texts, strict=True)
-    return torch.stack(txt).to(device), torch.stack(vec).to(device)
 
 
 def _on_host(text: EmptyText) -> TextEncoding:

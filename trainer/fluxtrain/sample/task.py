@@ -29,10 +29,11 @@ from fluxtrain.parallelize import DTYPES, load_weights
 from fluxtrain.progress import Alive
 from fluxtrain.random_seed import with_any_seed
 from fluxtrain.report.endpoint import Endpoint
+from fluxtrain.sample.batches import noise_of, sample_latents, settings_of
 from fluxtrain.sample.denoise import denoise, to_pil_images
 from fluxtrain.sample.png import save_png, text_fields
 from fluxtrain.sample.prompt_file import Prompt
-from fluxtrain.sample.prompts import chosen_prompts, noise_of, settings_of
+from fluxtrain.sample.prompts import chosen_prompts
 
 _POLL_SECONDS = 0.5
 TextEncoding = tuple[Tensor, Tensor]  # tokens "1 l d", pooled vector "1 v"
@@ -110,6 +111,34 @@ def _sample(
         save_png(path, image, text_fields(config, prompt))
         endpoint.step_done(step=done)
         print(f"{path}: {prompt.text}", flush=True)
+
+
+def write_images(
+    flow_loss: FlowLoss, paths: RunPaths, world: World, endpoint: Endpoint
+) -> list[str]:
+    """Sample the prompts of the config with a model that all ranks hold together; rank 0 writes the images.
+
+    Returns their paths relative to the output. Every rank must call this.
+    """
+    config = flow_loss.config
+    prompts = chosen_prompts(config, paths.data)
+    if not prompts:
+        return []
+    encoded = _encode(config, paths, world, prompts)
+    texts = {text: (txt[0], vec[0]) for text, (txt, vec) in encoded.items()}
+    endpoint.set_phase(SAMPLE)
+    own, negative = (
+        [texts[each.text] for each in prompts],
+        [texts[each.negative] for each in prompts],
+    )
+    latents = sample_latents(flow_loss, prompts, own, negative, world.device, endpoint.alive)
+    image_paths = _image_paths(paths, prompts)
+    if world.is_main:
+        decode = load_decoder(config.encoders, paths.models, world.device)
+        for prompt, path, each in zip(prompts, image_paths, latents, strict=True):
+            (image,) = to_pil_images(decode(each))
+            save_png(path, image, text_fields(config, prompt))
+    return [str(path.relative_to(paths.output)) for path in image_paths]
 
 
 def _load_model(config: RunConfig, paths: RunPaths, world: World, alive: Alive) -> Flux:

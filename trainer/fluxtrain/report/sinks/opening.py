@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fluxtrain.contract.launch import METRICS_FILE, SAMPLES_FOLDER, TENSORBOARD_FOLDER
+from fluxtrain.contract.launch import GALLERY_FILE, METRICS_FILE, SAMPLES_FOLDER, TENSORBOARD_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.report.records import read_records
 from fluxtrain.report.sinks.packages import uses_wandb
@@ -17,13 +17,19 @@ from fluxtrain.run_state import RunState
 
 
 def open_sinks(
-    config: RunConfig, output: Path, run: RunState, report: Callable[[str], object]
+    config: RunConfig,
+    output: Path,
+    run: RunState,
+    report: Callable[[str], object],
+    page: Sink | None = None,
 ) -> list[SinkWorker]:
     """Return the sinks that ``config`` asks for, continued after ``run``; metrics.jsonl ends there already.
 
-    ``report`` is called with lines for people, by any thread.
+    ``page`` is one more. ``report`` is called with lines for people, by any thread.
     """
     opens = dict[str, Callable[[], Sink]]()
+    if page is not None:
+        opens[GALLERY_FILE] = lambda: page
     if config.logging.tensorboard:
         folder = output / TENSORBOARD_FOLDER
         opens["TensorBoard"] = lambda: TensorBoardSink(folder, run.samples)
