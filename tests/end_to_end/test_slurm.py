@@ -1,8 +1,9 @@
-"""examples/slurm on a real Slurm of three nodes: the end of the time, a requeue, scancel."""
+"""examples/slurm on a real Slurm of three nodes: the end of the time, a requeue, scancel, a lost node."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,3 +103,30 @@ def test_a_job_continues_after_its_time_limit_and_saves_when_cancelled(
     job.wait_for_state("CANCELLED")
     job.wait_for(lambda: job.checkpoint() == job.step(), "a checkpoint of the last step", 150)
     assert list(losses(job.output)) == list(range(1, job.step() + 1))
+
+
+def test_the_other_nodes_go_on_when_slurm_gives_up_one(machine: Slurm, tmp_path: Path) -> None:
+    job = Job(machine, tmp_path)
+    job.wait_for_steps(5)
+
+    assert kill_node("n3") > 1, "its daemon and its launcher"
+    job.wait_for(lambda: job.ranks() == [2], "a resume on two ranks")
+    machine.run("scontrol", "update", "NodeName=n3", "State=DOWN", "Reason=lost")
+    job.wait_for_steps(20)
+    assert machine.state(job.number) == "RUNNING", job.log()
+    assert list(losses(job.output)) == list(range(1, len(losses(job.output)) + 1))
+
+
+def kill_node(name: str) -> int:
+    """Kill Slurm's daemon of a node and all that it has started there; return how many processes."""
+    marks = f"\0-N\0{name}\0".encode(), f"SLURMD_NODENAME={name}\0".encode()
+    killed = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            texts = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+        except OSError:  # it has ended
+            continue
+        if any(mark in text for mark, text in zip(marks, texts, strict=True)):
+            os.kill(int(folder.name), signal.SIGKILL)
+            killed += 1
+    return killed
