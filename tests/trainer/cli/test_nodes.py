@@ -134,6 +134,13 @@ def test_a_name_that_only_this_node_reaches_is_refused(monkeypatch: pytest.Monke
     assert find_endpoint(Nodes(1, 1, "head", 29500)).address == "127.0.1.1"
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "0", "224.0.0.1"])
+def test_an_address_of_no_node_is_refused(host: str) -> None:
+    """Every node would take it for its own, and wait for the others."""
+    with pytest.raises(ConfigError, match=rf"--rendezvous: got '{host}:29500'; .* no node's address"):
+        find_endpoint(Nodes(2, 2, host, 29500))
+
+
 def test_the_interface_of_an_address() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None

@@ -8,6 +8,7 @@ import socket
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from fluxtrain.errors import UNSET, ConfigError
 
@@ -77,6 +78,10 @@ def _resolve(nodes: Nodes) -> str:
         text = f"the IPv4 address of {nodes.host!r} is not found ({reason})"
         raise ConfigError("--rendezvous", nodes.endpoint, text) from None
     address = str(found[0][4][0])
+    kind = ip_address(address)
+    if kind.is_unspecified or kind.is_multicast:  # each node would serve a rendezvous of its own
+        text = f"{address} is no node's address: give the one by which the others reach the rendezvous"
+        raise ConfigError("--rendezvous", nodes.endpoint, text)
     is_name = nodes.host not in (address, _LOCALHOST)
     if address.startswith("127.") and is_name and nodes.wanted_nodes > 1:
         text = (
