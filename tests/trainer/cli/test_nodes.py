@@ -137,7 +137,9 @@ def test_a_name_that_only_this_node_reaches_is_refused(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("host", ["0.0.0.0", "0", "224.0.0.1"])
 def test_an_address_of_no_node_is_refused(host: str) -> None:
     """Every node would take it for its own, and wait for the others."""
-    with pytest.raises(ConfigError, match=rf"--rendezvous: got '{host}:29500'; .* no node's address"):
+    with pytest.raises(
+        ConfigError, match=rf"--rendezvous: got '{host}:29500'; .* no node's address"
+    ):
         find_endpoint(Nodes(2, 2, host, 29500))
 
 

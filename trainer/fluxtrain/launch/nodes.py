@@ -80,7 +80,9 @@ def _resolve(nodes: Nodes) -> str:
     address = str(found[0][4][0])
     kind = ip_address(address)
     if kind.is_unspecified or kind.is_multicast:  # each node would serve a rendezvous of its own
-        text = f"{address} is no node's address: give the one by which the others reach the rendezvous"
+        text = (
+            f"{address} is no node's address: give the one by which the others reach the rendezvous"
+        )
         raise ConfigError("--rendezvous", nodes.endpoint, text)
     is_name = nodes.host not in (address, _LOCALHOST)
     if address.startswith("127.") and is_name and nodes.wanted_nodes > 1:
