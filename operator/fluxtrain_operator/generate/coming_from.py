@@ -11,8 +11,10 @@ from fluxtrain.contract.run.torchtitan_options import (
     VARIABLES,
     Replacement,
 )
+from fluxtrain.other_trainers.ai_toolkit import AI_TOOLKIT
 from fluxtrain.other_trainers.kohya import KOHYA
 from fluxtrain.other_trainers.option import Fate, Option
+from fluxtrain.other_trainers.simpletuner import SIMPLETUNER
 from fluxtrain.other_trainers.variables import VARIABLES as GUIDE_VARIABLES
 
 _TEMPLATE = files("fluxtrain_operator.generate") / "coming-from.template"
@@ -26,6 +28,8 @@ def coming_from_page() -> str:
         refused=_table({name: _text(row) for name, row in VARIABLES.items()}),
         guide=_table({name: _fate(row.meaning) for name, row in GUIDE_VARIABLES.items()}),
         kohya=_grouped(KOHYA.options),
+        ai_toolkit=_grouped(AI_TOOLKIT.options),
+        simpletuner=_grouped(SIMPLETUNER.options),
     )
 
 

@@ -108,3 +108,21 @@ def square(reading: Reading, name: str, side: object, step: int = 16) -> Values:
     if side % step:
         raise NoCounterpartError(f"a side of FLUX.1's images is a multiple of {step}")
     return {"data.image_size": side, "data.latent_size": side // 8}
+
+
+def recomputation(reading: Reading, name: str) -> Values:
+    """Return the fraction of blocks that recompute their activations: all or none."""
+    return {"parallel.activation_checkpointing": 1.0 if reading.flag(name) else 0.0}
+
+
+def two_numbers(reading: Reading, name: str) -> tuple[float, float]:
+    """Return the value of ``name``, a list or a text such as "0.9,0.999", as two numbers."""
+    value = reading.value(name)
+    parts = value.strip("()[] ").split(",") if isinstance(value, str) else value
+    try:
+        numbers = [float(part) for part in parts] if isinstance(parts, list) else []
+    except (TypeError, ValueError):
+        numbers = []
+    if len(numbers) != 2:
+        raise reading.wrong(name, "must be two numbers, such as 0.9,0.999")
+    return numbers[0], numbers[1]

@@ -11,11 +11,12 @@ from typing import Any
 from fluxtrain.contract.resource.document import parse_yaml, read_text
 from fluxtrain.contract.validation import join_errors
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError
+from fluxtrain.other_trainers.ai_toolkit import AI_TOOLKIT
+from fluxtrain.other_trainers.ai_toolkit_values import flat
 from fluxtrain.other_trainers.imported import Imported, Trainer, import_options
 from fluxtrain.other_trainers.kohya import KOHYA
 from fluxtrain.other_trainers.reading import Reading
-
-_DEEPEST = 32
+from fluxtrain.other_trainers.simpletuner import SIMPLETUNER
 
 
 def read_options(path: Path) -> tuple[Trainer, dict[str, object]]:
@@ -24,27 +25,59 @@ def read_options(path: Path) -> tuple[Trainer, dict[str, object]]:
     Raises ConfigError for a file that cannot be read, or is of no trainer that is known here.
     """
     document = _parse(path)
+    if _is_deep(document):
+        raise ConfigError(str(path), UNSET, f"is nested more than {_DEEPEST} levels deep")
     if not isinstance(document, dict):
         raise ConfigError(str(path), document, "must be a mapping of options")
     return _recognise(document, path)
 
 
+_DEEPEST = 32
+_SIMPLETUNER_KEYS = ("model_family", "model_type", "data_backend_config")
+_GUI_KEYS = ("LoRA_type", "train_data_dir", "network_dim")
+_TRAINERS = "kohya's TOML, ai-toolkit's YAML or SimpleTuner's config.json"
+
+
 def _recognise(document: Mapping[str, Any], path: Path) -> tuple[Trainer, dict[str, object]]:
     if "apiVersion" in document:
-        raise ConfigError(
-            str(path), UNSET, "is a FluxTraining already, or another resource of Kubernetes"
-        )
+        raise _refused(path, "is a FluxTraining already, or another resource of Kubernetes")
+    if "config" in document and "job" in document:
+        if not isinstance(document["config"], dict):
+            raise ConfigError(f"{path}: config", document["config"], "must be a mapping")
+        return AI_TOOLKIT, _named(flat(document))
+    names = {str(name).removeprefix("--") for name in document}
+    if any(isinstance(document.get(key), dict) for key in ("job", "training", "parallelism")):
+        raise _refused(path, "is torchtitan's; docs/coming-from.md has what replaces its keys")
+    if "datasets" in names:
+        text = "is kohya's data set config; import the training's options, then see docs/data.md"
+        raise _refused(path, text)
+    if names & set(_SIMPLETUNER_KEYS) and path.suffix != ".toml":
+        return SIMPLETUNER, _named(document)
     if path.suffix == ".toml":
-        if isinstance(document.get("job"), dict) or isinstance(document.get("training"), dict):
-            text = "is torchtitan's; docs/coming-from.md has what replaces its keys"
-            raise ConfigError(str(path), UNSET, text)
-        if "datasets" in document:
-            text = (
-                "is kohya's data set config; import the training's options, then see docs/data.md"
-            )
-            raise ConfigError(str(path), UNSET, text)
         return KOHYA, _without_sections(document, path)
-    raise ConfigError(str(path), UNSET, "must be kohya's TOML with options of a training")
+    if names & set(_GUI_KEYS):
+        text = (
+            "is of a GUI for kohya's sd-scripts; import the TOML that it writes with --config_file"
+        )
+        raise _refused(path, text)
+    raise _refused(path, f"must be {_TRAINERS}")
+
+
+def _is_deep(document: object) -> bool:
+    """Return whether ``document`` has more than _DEEPEST levels; without recursion."""
+    level = [document]
+    for _ in range(_DEEPEST):
+        lists = (list(it.values()) if isinstance(it, dict) else it for it in level)
+        level = [below for it in lists if isinstance(it, list) for below in it]
+    return bool(level)
+
+
+def _refused(path: Path, text: str) -> ConfigError:
+    return ConfigError(str(path), UNSET, text)
+
+
+def _named(options: Mapping[Any, object]) -> dict[str, object]:
+    return {str(name): value for name, value in options.items()}
 
 
 def _without_sections(document: Mapping[str, Any], path: Path) -> dict[str, object]:

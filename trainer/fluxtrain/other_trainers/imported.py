@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.immutable_fields import value_at
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.validation import did_you_mean, join_errors
 from fluxtrain.errors import ConfigError, JoinedConfigError
@@ -88,8 +89,14 @@ def import_options(trainer: Trainer, reading: Reading, overrides: Mapping[str, A
     run = merge(_nested(trainer.base(reading)), {})
     for line in lines[Fate.WRITTEN]:
         run = merge(run, _nested(line.values))
+    sources = {
+        f"spec.run.{path}": line
+        for line in lines[Fate.WRITTEN]
+        for path in line.values
+        if value_at(overrides, path) is None
+    }
     run = merge(run, overrides)
-    return Imported(trainer.name, run, _resolved(run, lines[Fate.WRITTEN]), lines)
+    return Imported(trainer.name, run, _resolved(run, sources), lines)
 
 
 def _line(reading: Reading, name: str, row: Option) -> tuple[Fate, Line]:
@@ -129,12 +136,11 @@ def _nested(values: Values) -> dict[str, Any]:
     return nested
 
 
-def _resolved(run: Mapping[str, Any], written: list[Line]) -> RunConfig:
-    """Return what ``run`` resolves to; errors name the option that a wrong field came from."""
+def _resolved(run: Mapping[str, Any], sources: Mapping[str, Line]) -> RunConfig:
+    """Return what ``run`` resolves to; errors name the one of ``sources`` that a wrong field came from."""
     try:
         return resolve(run)
     except ConfigError as error:
-        sources = {f"spec.run.{path}": line for line in written for path in line.values}
         found = error.errors if isinstance(error, JoinedConfigError) else [error]
         raise join_errors(_with_sources(found, sources)) from None
 

@@ -42,7 +42,7 @@ _MODEL: Mapping[str, Option] = {
     "mixed_precision": fields(["precision.compute"], common.compute_dtype, "no"),
     **each("full_bf16 full_fp16", missing("trained weights and moments are float32 here")),
     "gradient_checkpointing": fields(
-        ["parallel.activation_checkpointing"], values.recomputation, False
+        ["parallel.activation_checkpointing"], common.recomputation, False
     ),
     "t5xxl_max_token_length": fields(["data.text_length"], values.text_tokens),
     "apply_t5_attn_mask": missing("no attention mask, as in Black Forest Labs' code"),
@@ -120,7 +120,9 @@ _OPTIMIZER: Mapping[str, Option] = {
         "optimizer_args.scale_parameter optimizer_args.warmup_init",
         missing("adamw has no such setting"),
     ),
-    "lr_scheduler": fields(["schedule.decay"], values.schedule, "constant"),
+    "lr_scheduler": fields(
+        ["schedule.decay", "schedule.min_learning_rate"], values.schedule, "constant"
+    ),
     "lr_warmup_steps": fields(
         ["schedule.warmup_steps"], values.warmup, 0, "below 1: a fraction of the steps"
     ),
@@ -168,7 +170,17 @@ _LENGTH: Mapping[str, Option] = {
 }
 _FLOW: Mapping[str, Option] = {
     "timestep_sampling": fields(
-        ["flow.timestep_sampling", "flow.sigmoid_scale", "flow.shift"], values.timesteps, "sigma"
+        [
+            "flow.timestep_sampling",
+            "flow.sigmoid_scale",
+            "flow.shift",
+            "flow.logit_mean",
+            "flow.logit_std",
+            "flow.mode_scale",
+        ],
+        values.timesteps,
+        "sigma",
+        "sigma only with discrete_flow_shift=1",
     ),
     "sigmoid_scale": fields(
         ["flow.sigmoid_scale"],

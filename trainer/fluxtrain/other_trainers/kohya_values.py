@@ -100,11 +100,7 @@ def betas(reading: Reading, name: str) -> Values:
     """Return the optimizer's decay rates, written as "0.9,0.999"."""
     if not _is_known_optimizer(reading):
         raise NoCounterpartError(f"is meant for {reading.text('optimizer_type')}")
-    parts = reading.text(name).strip("()[] ").split(",")
-    try:
-        first, second = (float(part) for part in parts)
-    except ValueError:
-        raise reading.wrong(name, "must be two numbers, such as 0.9,0.999") from None
+    first, second = common.two_numbers(reading, name)
     return {"optim.beta1": first, "optim.beta2": second}
 
 
@@ -259,11 +255,6 @@ def resolution(reading: Reading, name: str) -> Values:
     if len(sides) == 2 and str(sides[0]).strip() != str(sides[1]).strip():
         raise NoCounterpartError("images are square here: data.image_size")
     return common.square(reading, name, sides[0])
-
-
-def recomputation(reading: Reading, name: str) -> Values:
-    """Return the fraction of blocks that recompute their activations: all or none."""
-    return {"parallel.activation_checkpointing": 1.0 if reading.flag(name) else 0.0}
 
 
 def tracker(reading: Reading, name: str) -> Values:

@@ -1,0 +1,216 @@
+"""The options of ai-toolkit's YAML for FLUX.1, by their names below ``config.process[0]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fluxtrain.other_trainers import ai_toolkit_values as values
+from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers.imported import Trainer
+from fluxtrain.other_trainers.option import (
+    Option,
+    automatic,
+    each,
+    elsewhere,
+    field,
+    fields,
+    inert,
+    missing,
+)
+from fluxtrain.other_trainers.reading import Reading
+
+_PLAIN = "a caption is used as it is"
+_JOB: Mapping[str, Option] = {
+    "job": automatic("the task is train"),
+    "config.name": fields(["adapter_file.name"], common.file_name),
+    "type": fields([], values.process, note="must be a process that trains"),
+    values.MORE_PROCESSES: missing("a file has one training; import the others by themselves"),
+    "training_folder": elsewhere("fluxtrain run FILE --output DIR"),
+    "device": automatic("all GPUs that torch sees; --processes for fewer"),
+    "trigger_word": missing("captions are used as they are: write it into them"),
+    "performance_log_every": automatic("metrics.jsonl has the speed of every logged step"),
+    **each("meta.name meta.version meta.trigger_word", missing("metadata has no text of yours")),
+    "sqlite_db_path": automatic("metrics.jsonl"),
+}
+_MODEL: Mapping[str, Option] = {
+    "model.name_or_path": field(
+        "initial_weights",
+        Reading.text,
+        note="a file or folder below --models; nothing is downloaded",
+    ),
+    "model.arch": fields([], values.flux, note="must be flux"),
+    "model.is_flux": fields([], values.is_flux, note="must be true"),
+    **each(
+        "model.quantize model.quantize_te model.qtype model.qtype_te",
+        missing("frozen weights are in precision.compute here"),
+    ),
+    **each(
+        "model.low_vram model.layer_offloading model.layer_offloading_transformer_percent "
+        "model.layer_offloading_text_encoder_percent model.split_model_over_gpus",
+        missing("weights stay on the GPU; FSDP2 shards them over GPUs", 0),
+    ),
+    **each(
+        "model.lora_path model.assistant_lora_path model.inference_lora_path",
+        missing("fluxtrain adapter merge adds adapters to weights beforehand"),
+    ),
+    "model.attn_masking": missing("no attention mask, as in Black Forest Labs' code"),
+    "model.vae_path": field("encoders.autoencoder", Reading.text),
+    "model.te_name_or_path": field("encoders.t5", Reading.text),
+    "model.compile": field("parallel.compile", Reading.flag),
+    **each("model.dtype model.vae_dtype model.te_dtype", automatic("encoders.precision")),
+    **each(
+        "model.only_if_contains model.ignore_if_contains",
+        missing("adapter.ranks, double_blocks and single_blocks select layers"),
+    ),
+}
+_NETWORK: Mapping[str, Option] = {
+    "network.type": fields(["adapter.kind"], values.network),
+    "network.linear": fields(["adapter.rank", "adapter.alpha"], values.rank),
+    "network.rank": fields(["adapter.rank", "adapter.alpha"], values.rank),
+    **each(
+        "network.linear_alpha network.alpha", inert("alpha is the rank for FLUX.1; adapter.alpha")
+    ),
+    **each("network.conv network.conv_alpha", inert("FLUX.1's blocks have no convolutions")),
+    "network.dropout": missing("adapters have no dropout here", 0),
+    "network.transformer_only": automatic("the blocks' linear layers"),
+    **each("network.lokr_full_rank network.lokr_factor", missing("adapters here are lora's", -1)),
+    **each(
+        "network.network_kwargs.only_if_contains network.network_kwargs.ignore_if_contains",
+        missing("adapter.ranks, double_blocks and single_blocks select layers"),
+    ),
+}
+_SAVE: Mapping[str, Option] = {
+    "save.dtype": fields(["adapter_file.dtype"], common.file_dtype, "float16"),
+    "save.save_every": field("adapter_file.every_steps", Reading.whole, 1000),
+    "save.max_step_saves_to_keep": missing("files of adapters are all kept"),
+    "save.save_format": automatic("safetensors; fluxtrain adapter convert has the other layouts"),
+    "save.push_to_hub": missing("nothing is uploaded"),
+    **each("save.hf_repo_id save.hf_private", missing("nothing is uploaded")),
+}
+_TRAIN: Mapping[str, Option] = {
+    "train.steps": field("schedule.steps", Reading.positive, 1000),
+    "train.batch_size": fields(
+        ["schedule.global_batch_size", "parallel.micro_batch_size"],
+        values.batch,
+        1,
+        "times the gradient accumulation and --gpus",
+    ),
+    **each(
+        "train.gradient_accumulation_steps train.gradient_accumulation",
+        automatic("is part of schedule.global_batch_size"),
+    ),
+    "train.optimizer": fields(
+        ["optim.name", "optim.epsilon", "optim.beta2"], values.optimizer, "adamw"
+    ),
+    **{
+        name: fields(
+            ["optim.learning_rate"], values.of_optimizer("optim.learning_rate"), default, note
+        )
+        for name, default, note in (("train.lr", 1e-6, ""), ("train.unet_lr", None, "wins over lr"))
+    },
+    "train.optimizer_params.weight_decay": fields(
+        ["optim.weight_decay"], values.of_optimizer("optim.weight_decay"), 0.01
+    ),
+    "train.optimizer_params.eps": fields(["optim.epsilon"], values.of_optimizer("optim.epsilon")),
+    "train.optimizer_params.betas": fields(["optim.beta1", "optim.beta2"], values.betas),
+    "train.lr_scheduler": fields(["schedule.decay"], values.schedule, "constant"),
+    "train.lr_scheduler_params.num_warmup_steps": fields(
+        ["schedule.warmup_steps"], values.warmup, 0, "with constant_with_warmup"
+    ),
+    "train.max_grad_norm": fields(
+        ["optim.max_grad_norm"], common.no_clipping_at_zero, 1.0, "0: none"
+    ),
+    "train.gradient_checkpointing": fields(
+        ["parallel.activation_checkpointing"], common.recomputation, True
+    ),
+    "train.dtype": fields(["precision.compute"], common.compute_dtype, "fp32"),
+    "train.timestep_type": fields(["flow.timestep_sampling"], values.timesteps, "sigmoid"),
+    **each(
+        "train.linear_timesteps train.linear_timesteps2", missing("weights of timesteps by a bell")
+    ),
+    **each(
+        "train.min_denoising_steps train.max_denoising_steps",
+        missing("timesteps are drawn from 0 to 1", 0, 999, 1000),
+    ),
+    "train.noise_scheduler": automatic("rectified flow"),
+    "train.noise_offset": field("flow.noise_offset", Reading.number),
+    **each(
+        "train.min_snr_gamma train.snr_gamma", missing("weights by signal-to-noise have no meaning")
+    ),
+    "train.loss_type": missing("the loss is the squared error", "mse"),
+    "train.content_or_style": missing("flow.timestep_sampling has other draws", "balanced"),
+    "train.ema_config.use_ema": missing("no average of the weights is kept"),
+    "train.ema_config.ema_decay": missing("no average of the weights is kept"),
+    "train.train_unet": fields([], values.train_unet, note="must be true"),
+    "train.train_text_encoder": missing("text encoders are not trained here"),
+    "train.text_encoder_lr": missing("text encoders are not trained here"),
+    "train.bypass_guidance_embedding": missing("flow.guidance is the guidance while training"),
+    "train.prompt_dropout_prob": field("flow.prompt_dropout", Reading.number),
+    **each(
+        "train.unload_text_encoder train.cache_text_embeddings",
+        automatic("encoded samples need no text encoder"),
+    ),
+    **each("train.xformers train.sdp", automatic("parallel.attention: auto")),
+    **each(
+        "train.diff_output_preservation train.diff_output_preservation_multiplier "
+        "train.diff_output_preservation_class train.reg_weight train.inverted_mask_prior "
+        "train.inverted_mask_prior_multiplier train.do_prior_divergence",
+        missing("the loss is that of the samples alone", 1),
+    ),
+    **each(
+        "train.start_step train.skip_first_sample",
+        automatic("a run resumes exactly; no first sample"),
+    ),
+    "train.force_first_sample": missing("no images before the first step"),
+    "train.disable_sampling": automatic("then sampling.every_steps is 0"),
+}
+_DATA: Mapping[str, Option] = {
+    values.MORE_DATASETS: missing("a run has one data set: only the first was read"),
+    "datasets.folder_path": missing("a folder of images: encode it first (docs/data.md)"),
+    "datasets.dataset_path": missing("encode the images first (docs/data.md)"),
+    "datasets.caption_ext": automatic("captions are encoded with the images"),
+    "datasets.default_caption": missing(_PLAIN),
+    "datasets.caption_dropout_rate": field("flow.prompt_dropout", Reading.number, 0.0),
+    **each("datasets.shuffle_tokens datasets.token_dropout_rate", missing(_PLAIN, 0)),
+    "datasets.resolution": fields(["data.image_size", "data.latent_size"], values.resolution, 512),
+    **each(
+        "datasets.cache_latents datasets.cache_latents_to_disk",
+        automatic("task: preprocess writes encoded samples"),
+    ),
+    **each("datasets.buckets datasets.bucket_tolerance", missing("images are squares", 64)),
+    **each(
+        "datasets.random_scale datasets.random_crop datasets.flip_x datasets.flip_y datasets.scale "
+        "datasets.augments datasets.augmentations",
+        missing("images are not changed", 1, []),
+    ),
+    **each("datasets.mask_path datasets.alpha_mask datasets.mask_min_value", missing("no masks")),
+    "datasets.num_repeats": missing("every sample is used once in an epoch", 1),
+    **each("datasets.is_reg datasets.network_weight", missing("no regularisation images", 1)),
+    **each("datasets.control_path datasets.type", missing("images and captions only", "image")),
+}
+_SAMPLE: Mapping[str, Option] = {
+    "sample.sample_every": fields(["sampling.every_steps"], values.sample_steps, 100),
+    "sample.prompts": field("sampling.prompts", Reading.texts),
+    "sample.samples": missing("sampling.prompts is a list of texts"),
+    "sample.sample_steps": field("sampling.num_steps", Reading.positive, 20),
+    "sample.guidance_scale": field("sampling.guidance", Reading.number, 7.0),
+    "sample.sampler": automatic("FLUX.1 is sampled with Euler's method"),
+    "sample.neg": inert("FLUX.1 is sampled without a negative prompt there"),
+    **each("sample.width sample.height", missing("images are sampled at data.image_size")),
+    **each("sample.seed sample.walk_seed", missing("the noise follows from seed")),
+    "sample.sample_start_step": missing("from sampling.every_steps on", 0),
+    **each("sample.network_multiplier sample.format", missing("strength 1, PNG", 1)),
+}
+_LOGGING: Mapping[str, Option] = {
+    "logging.log_every": field("logging.every_steps", Reading.positive),
+    "logging.use_wandb": fields(["logging.wandb.project"], values.wandb),
+    **each("logging.project_name logging.run_name", automatic("is part of logging.wandb")),
+    "logging.verbose": automatic("one line a step"),
+}
+
+AI_TOOLKIT = Trainer(
+    "ai-toolkit",
+    {**_JOB, **_MODEL, **_NETWORK, **_SAVE, **_TRAIN, **_DATA, **_SAMPLE, **_LOGGING},
+    values.base,
+    values.take_apart,
+)

@@ -1,0 +1,193 @@
+"""Conversions of ai-toolkit's options that depend on others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers.option import Convert, Values
+from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
+
+MORE_PROCESSES, MORE_DATASETS = "process[1]", "datasets[1]"
+OPTIMIZERS = {"adamw": "adamw", "adamw8": "adamw", "adamw8bit": "adamw"}
+_SAMPLINGS = {"sigmoid": "sigmoid", "linear": "uniform", "flux_shift": "flux_shift"}
+_BATCH, _STEPS = "train.batch_size", "train.gradient_accumulation_steps"
+
+
+def take_apart(reading: Reading) -> dict[str, object]:
+    """Return the options of the first process, by names with dots.
+
+    Of several data sets, only the first is taken apart, too.
+    """
+    options = dict(reading.given)
+    processes = options.pop("config.process", None)
+    if not isinstance(processes, list) or not all(isinstance(it, dict) for it in processes):
+        raise reading.wrong("config.process", "must be a list with one process")
+    if len(processes) > 1:
+        options[MORE_PROCESSES] = f"{len(processes)} processes"
+    for name, value in flat(processes[0] if processes else {}).items():
+        options[name] = value
+    datasets = options.pop("datasets", None)
+    if isinstance(datasets, list) and all(isinstance(it, dict) for it in datasets) and datasets:
+        if len(datasets) > 1:
+            options[MORE_DATASETS] = f"{len(datasets)} data sets"
+        options |= flat(datasets[0], "datasets.")
+    elif datasets is not None:
+        options["datasets"] = datasets
+        reading.given = options
+        raise reading.wrong("datasets", "must be a list of mappings")
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def flat(values: Mapping[Any, object], above: str = "") -> dict[str, object]:
+    """Return nested mappings as one, by names with dots; empty ones and lists are values."""
+    found: dict[str, object] = {}
+    for key, value in values.items():
+        name = f"{above}{key}"
+        found |= flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
+    return found
+
+
+def base(reading: Reading) -> Values:
+    """Return the preset; ai-toolkit's adapters are those of diffusers' layers."""
+    name = "model.name_or_path"
+    model = reading.text(name) if reading.has(name) else ""
+    is_adapter = any(name.startswith("network.") for name in reading.given)
+    files: dict[str, object] = {}
+    if is_adapter:
+        files = {"adapter.split_qkv": True, "adapter_file.layout": "ai-toolkit"}
+    return {**common.preset(model, is_adapter), **files}
+
+
+def process(reading: Reading, name: str) -> Values:
+    """Return nothing for sd_trainer, the only kind of process that trains FLUX.1."""
+    if reading.word(name) not in ("sd_trainer", "ui_trainer", "diffusion_trainer"):
+        raise reading.wrong(name, "must be sd_trainer, ui_trainer or diffusion_trainer")
+    return {}
+
+
+def flux(reading: Reading, name: str) -> Values:
+    """Return nothing for the architecture flux; raise ConfigError for others."""
+    if reading.word(name) != "flux":
+        raise reading.wrong(name, "must be flux: other models are not trained here")
+    return {}
+
+
+def is_flux(reading: Reading, name: str) -> Values:
+    """Return nothing if the model is FLUX.1; raise ConfigError for others."""
+    if not reading.flag(name):
+        raise reading.wrong(name, "must be true: other models are not trained here")
+    return {}
+
+
+def network(reading: Reading, name: str) -> Values:
+    """Return the kind of adapter."""
+    if reading.word(name) != "lora":
+        raise NoCounterpartError("adapters here are lora's")
+    return {"adapter.kind": "lora"}
+
+
+def rank(reading: Reading, name: str) -> Values:
+    """Return the rank; alpha is the same for FLUX.1, whatever linear_alpha is."""
+    if name == "network.linear" and reading.has("network.rank"):
+        raise InertError("network.rank wins")
+    value = reading.positive(name)
+    reading.notes[name] = "alpha is the rank there, whatever linear_alpha is"
+    return {"adapter.rank": value, "adapter.alpha": float(value)}
+
+
+def batch(reading: Reading, name: str) -> Values:
+    """Return the batch sizes."""
+    steps = "train.gradient_accumulation" if reading.has("train.gradient_accumulation") else _STEPS
+    return common.batch(_BATCH, steps)(reading, name)
+
+
+def is_known(reading: Reading) -> bool:
+    """Return whether the optimizer has a counterpart."""
+    return reading.word("train.optimizer") in OPTIMIZERS
+
+
+def optimizer(reading: Reading, name: str) -> Values:
+    """Return the optimizer; ai-toolkit sets epsilon to 1e-6."""
+    why = "here adamw, with the preset's learning rate"
+    values: dict[str, object] = {"optim.name": reading.among(name, OPTIMIZERS, why)}
+    if reading.word(name) != "adamw":
+        reading.notes[name] = "the same update; its states are float32 here"
+    return {**values, "optim.epsilon": 1e-6, "optim.beta2": 0.999}
+
+
+def of_optimizer(path: str) -> Convert:
+    """Return the conversion of a number that is meant for the optimizer in use."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        if not is_known(reading):
+            raise NoCounterpartError(f"is meant for {reading.text('train.optimizer')}")
+        return {path: reading.number(name)}
+
+    return convert
+
+
+def schedule(reading: Reading, name: str) -> Values:
+    """Return the learning rate's schedule."""
+    known = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear"}
+    known |= {"cosine": "cosine"}
+    why = "ai-toolkit's constant, constant_with_warmup, cosine and linear have counterparts"
+    return {"schedule.decay": reading.among(name, known, why)}
+
+
+def warmup(reading: Reading, name: str) -> Values:
+    """Return the steps of the warm-up, which constant_with_warmup has."""
+    if reading.word("train.lr_scheduler") != "constant_with_warmup":
+        raise InertError("only constant_with_warmup uses it")
+    return {"schedule.warmup_steps": reading.whole(name)}
+
+
+def timesteps(reading: Reading, name: str) -> Values:
+    """Return the sampling of timesteps."""
+    why = "flow.timestep_sampling has sigmoid, uniform (linear there), shift and flux_shift"
+    return {"flow.timestep_sampling": reading.among(name, _SAMPLINGS, why)}
+
+
+def sample_steps(reading: Reading, name: str) -> Values:
+    """Return the interval of images, unless they are switched off."""
+    if reading.is_on("train.disable_sampling"):
+        raise InertError("train.disable_sampling is on")
+    return {"sampling.every_steps": reading.whole(name)}
+
+
+def resolution(reading: Reading, name: str) -> Values:
+    """Return the size of images: one number, or a list of one."""
+    value = reading.value(name)
+    if isinstance(value, list) and len(value) != 1:
+        raise NoCounterpartError("images have one size here: data.image_size")
+    return common.square(reading, name, value[0] if isinstance(value, list) else value)
+
+
+def wandb(reading: Reading, name: str) -> Values:
+    """Return the project of Weights & Biases."""
+    if not reading.flag(name):
+        reading.notes[name] = "metrics.jsonl has the same"
+        return {}
+    project = "logging.project_name"
+    values: dict[str, object] = {"logging.wandb.project": "ai-toolkit"}
+    if reading.has(project):
+        values["logging.wandb.project"] = reading.text(project)
+    if reading.has("logging.run_name"):
+        values["logging.wandb.name"] = reading.text("logging.run_name")
+    return values
+
+
+def betas(reading: Reading, name: str) -> Values:
+    """Return the optimizer's decay rates."""
+    if not is_known(reading):
+        raise NoCounterpartError(f"is meant for {reading.text('train.optimizer')}")
+    first, second = common.two_numbers(reading, name)
+    return {"optim.beta1": first, "optim.beta2": second}
+
+
+def train_unet(reading: Reading, name: str) -> Values:
+    """Return nothing if the transformer is trained."""
+    if not reading.flag(name):
+        raise reading.wrong(name, "must be true: the transformer is what is trained here")
+    return {}

@@ -1,0 +1,247 @@
+"""The options of SimpleTuner's config.json for FLUX.1, by their names without dashes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers import simpletuner_values as values
+from fluxtrain.other_trainers.imported import Trainer
+from fluxtrain.other_trainers.option import (
+    Option,
+    automatic,
+    each,
+    elsewhere,
+    field,
+    fields,
+    inert,
+    missing,
+)
+from fluxtrain.other_trainers.reading import Reading
+
+_MODEL: Mapping[str, Option] = {
+    "model_family": fields([], values.family, note="must be flux"),
+    "model_type": fields(["adapter.kind"], values.model_type, "lora", "full trains all weights"),
+    "model_flavour": automatic("the preset is schnell's if it says so"),
+    "pretrained_model_name_or_path": field(
+        "initial_weights",
+        Reading.text,
+        note="a file or folder below --models; nothing is downloaded",
+    ),
+    "pretrained_t5_model_name_or_path": field("encoders.t5", Reading.text),
+    "pretrained_vae_model_name_or_path": field("encoders.autoencoder", Reading.text),
+    "base_model_precision": missing("frozen weights are in precision.compute", "no_change", "bf16"),
+    **each(
+        "text_encoder_1_precision text_encoder_2_precision quantize_via quantize_activations",
+        automatic("encoders.precision"),
+    ),
+    "mixed_precision": fields(["precision.compute"], common.compute_dtype, "bf16"),
+    "gradient_checkpointing": fields(
+        ["parallel.activation_checkpointing"],
+        values.recomputation,
+        True,
+        "1, or 1 / gradient_checkpointing_interval",
+    ),
+    "gradient_checkpointing_interval": automatic("is part of gradient_checkpointing"),
+    "fuse_qkv_projections": missing("adapter.split_qkv: false"),
+    **each(
+        "enable_group_offload group_offload_type ramtorch ramtorch_target_modules musubi_blocks_to_swap "
+        "enable_model_cpu_offload ramtorch_text_encoder ramtorch_vae optimizer_offload_gradients",
+        missing("weights stay on the GPU; FSDP2 shards them over GPUs", 0),
+    ),
+    **each("fsdp_enable fsdp_version deepspeed_config", automatic("FSDP2: parallel.dp_replicate")),
+    "attention_mechanism": automatic("parallel.attention: auto"),
+    "tokenizer_max_length": field("data.text_length", Reading.positive),
+    "flux_attention_masked_training": missing("no attention mask, as in Black Forest Labs' code"),
+}
+_ADAPTER: Mapping[str, Option] = {
+    "lora_rank": fields(["adapter.rank", "adapter.alpha"], values.of_adapter(values.rank), 16),
+    "lora_alpha": fields(
+        ["adapter.alpha"],
+        values.of_adapter(lambda reading, name: {"adapter.alpha": reading.number(name)}),
+        note="the rank if it is not given",
+    ),
+    "lora_type": missing("adapters here are lora's", "standard"),
+    "lora_dropout": missing("adapters have no dropout here", 0),
+    "lora_init_type": missing("Kaiming-uniform and zeros", "default"),
+    "lora_format": fields(["adapter_file.layout"], values.of_adapter(values.layout)),
+    "flux_lora_target": fields(
+        values.TARGET_FIELDS,
+        values.of_adapter(values.target),
+        "all",
+        "all, all+ffs and ai-toolkit; 0 for kinds of layers without an adapter",
+    ),
+    "use_dora": missing("adapters here are lora's"),
+    **each("lycoris_config init_lokr_norm", missing("adapters here are lora's")),
+    "init_lora": missing("an adapter cannot be trained further from a file"),
+}
+_OPTIMIZER: Mapping[str, Option] = {
+    "optimizer": fields(["optim.name"], values.optimizer, "adamw_bf16"),
+    **{
+        name: fields([path], values.of_optimizer(path), default)
+        for name, path, default in (
+            ("learning_rate", "optim.learning_rate", 4e-7),
+            ("adam_beta1", "optim.beta1", 0.9),
+            ("adam_beta2", "optim.beta2", 0.999),
+            ("optimizer_beta1", "optim.beta1", None),
+            ("optimizer_beta2", "optim.beta2", None),
+            ("adam_weight_decay", "optim.weight_decay", 0.01),
+            ("adam_epsilon", "optim.epsilon", 1e-8),
+        )
+    },
+    "optimizer_config": missing("settings of other optimizers"),
+    "prodigy_steps": missing("only Prodigy has it"),
+    "max_grad_norm": fields(
+        ["optim.max_grad_norm"], values.clipping, 2.0, "with grad_clip_method=norm; 0: none"
+    ),
+    "grad_clip_method": fields([], values.clip_method, "value", "the norm is clipped here"),
+    "lr_scheduler": fields(
+        ["schedule.decay", "schedule.min_learning_rate"], values.schedule, "constant_with_warmup"
+    ),
+    "lr_warmup_steps": fields(["schedule.warmup_steps"], values.warmup, 0),
+    "lr_end": fields(["schedule.min_learning_rate"], values.lr_end, 4e-7, "with polynomial"),
+    **each("lr_scale lr_scale_sqrt", missing("learning_rate is used as it is")),
+    "gradient_precision": automatic("float32: precision.reduce"),
+    **each(
+        "use_ema ema_decay ema_device ema_update_interval ema_validation ema_cpu_only",
+        missing("no average of the weights is kept", "comparison"),
+    ),
+}
+_LENGTH: Mapping[str, Option] = {
+    "max_train_steps": fields(["schedule.steps"], values.steps),
+    "num_train_epochs": fields(
+        ["schedule.steps"], values.epochs, 1, "with --epoch-samples: images times repeats"
+    ),
+    "train_batch_size": fields(
+        ["schedule.global_batch_size", "parallel.micro_batch_size"],
+        common.batch(values.BATCH, values.ACCUMULATION),
+        4,
+        "times gradient_accumulation_steps and --gpus",
+    ),
+    "gradient_accumulation_steps": automatic("is part of schedule.global_batch_size"),
+    "seed": field("seed", Reading.whole),
+    "seed_for_each_device": automatic("draws do not depend on the number of GPUs"),
+    "resume_from_checkpoint": elsewhere("the same fluxtrain run with the same --output resumes"),
+    "ignore_final_epochs": automatic("schedule.steps ends the run"),
+}
+_FLOW: Mapping[str, Option] = {
+    "flow_schedule_shift": fields(
+        ["flow.timestep_sampling", "flow.shift", "flow.sigmoid_scale"], values.timesteps, 3.0
+    ),
+    "flow_sigmoid_scale": fields(
+        ["flow.sigmoid_scale"], values.of_timesteps, 1.0, "with flow_schedule_shift"
+    ),
+    **each(
+        "flow_schedule_auto_shift flow_use_uniform_schedule flow_use_beta_schedule flux_fast_schedule",
+        fields(["flow.timestep_sampling"], values.of_timesteps),
+    ),
+    **each("flow_beta_schedule_alpha flow_beta_schedule_beta", missing("no beta distribution")),
+    "flux_guidance_mode": fields([], values.of_guidance, "constant", "must be constant"),
+    "flux_guidance_value": fields(["flow.guidance"], values.guidance, 1.0),
+    **each("flux_guidance_min flux_guidance_max", missing("flow.guidance is one number")),
+    "caption_dropout_probability": field("flow.prompt_dropout", Reading.number, 0.1),
+    "loss_type": missing("the loss is the squared error", "l2"),
+    **each(
+        "offset_noise noise_offset noise_offset_probability snr_gamma snr_weight "
+        "rescale_betas_zero_snr huber_c huber_schedule soft_min_snr_sigma_data "
+        "timestep_bias_strategy timestep_bias_begin timestep_bias_end timestep_bias_multiplier "
+        "timestep_bias_portion training_scheduler_timestep_spacing",
+        inert("SimpleTuner leaves it out for models of flows"),
+    ),
+    **each("input_perturbation input_perturbation_steps", missing("inputs are not perturbed", 0)),
+    "masked_loss_probability": missing("the loss has no mask"),
+    "disable_segmented_timestep_sampling": automatic("every sample has its own draw"),
+}
+_FILES: Mapping[str, Option] = {
+    "output_dir": elsewhere("fluxtrain run FILE --output DIR"),
+    "checkpoint_step_interval": fields(
+        ["checkpoint.every_steps", "adapter_file.every_steps"], values.interval, 500
+    ),
+    "checkpoint_epoch_interval": missing("checkpoint.every_steps counts steps"),
+    "checkpoints_total_limit": fields(["checkpoint.keep"], values.keep, 5, "0: all"),
+    **each(
+        "checkpointing_rolling_steps checkpoints_rolling_total_limit",
+        automatic("snapshots in memory: checkpoint.memory_every_steps"),
+    ),
+    "report_to": fields(["logging.tensorboard", "logging.wandb.project"], values.tracker),
+    **each("tracker_project_name tracker_run_name", automatic("is part of logging.wandb")),
+    **each(
+        "push_to_hub push_checkpoints_to_hub hub_model_id publishing_config model_card_note "
+        "push_to_hub_background model_card_private webhook_config",
+        missing("nothing is uploaded"),
+    ),
+    "hub_token": elsewhere("HF_TOKEN is read by the Hub's client", is_secret=True),
+}
+_DATA: Mapping[str, Option] = {
+    "data_backend_config": missing("data.train is a folder of encoded samples (docs/data.md)"),
+    "resolution": fields(["data.image_size", "data.latent_size"], values.resolution),
+    "resolution_type": fields([], values.resolution_type, "pixel_area", "is part of resolution"),
+    **each(
+        "aspect_bucket_alignment minimum_image_size maximum_image_size target_downsample_size "
+        "aspect_bucket_rounding",
+        missing("images are squares of data.image_size", 0),
+    ),
+    **each(
+        "caption_strategy instance_prompt prepend_instance_prompt only_instance_prompt",
+        missing("captions are encoded with the images (docs/data.md)"),
+    ),
+    **each(
+        "vae_batch_size vae_cache_ondemand write_batch_size read_batch_size cache_dir "
+        "cache_dir_text cache_dir_vae preserve_data_backend_cache image_processing_batch_size "
+        "vae_enable_tiling vae_enable_slicing skip_file_discovery compress_disk_cache keep_vae_loaded "
+        "text_encoder_batch_size override_dataset_config vae_cache_scan_behaviour",
+        automatic("task: preprocess writes encoded samples"),
+    ),
+    "disable_bucket_pruning": automatic("no sample is left out"),
+    **each(
+        "dataloader_prefetch dataloader_prefetch_qlen max_workers", automatic("data.num_workers")
+    ),
+    "delete_unwanted_images": missing("no file of yours is deleted"),
+    "delete_problematic_images": missing("no file of yours is deleted"),
+}
+_SAMPLES: Mapping[str, Option] = {
+    "validation_step_interval": fields(["sampling.every_steps"], values.sample_steps),
+    "validation_epoch_interval": missing("sampling.every_steps counts steps"),
+    "validation_disable": automatic("then sampling.every_steps is 0"),
+    "validation_prompt": fields(["sampling.prompts"], values.prompt),
+    "validation_num_inference_steps": field("sampling.num_steps", Reading.positive),
+    "validation_guidance": field("sampling.guidance", Reading.number),
+    "validation_guidance_real": field("sampling.cfg_scale", Reading.number),
+    "validation_negative_prompt": inert("used with validation_guidance_real above 1 only"),
+    **each("validation_seed validation_randomize", missing("the noise follows from seed")),
+    "validation_resolution": missing("images are sampled at data.image_size"),
+    **each(
+        "validation_prompt_library user_prompt_library num_validation_images",
+        missing("sampling.prompts is a list of texts", 1),
+    ),
+    **each(
+        "validation_guidance_rescale validation_disable_unconditional validation_torch_compile "
+        "validation_noise_scheduler validation_no_cfg_until_timestep",
+        automatic("FLUX.1 is sampled with Euler's method"),
+    ),
+    "validation_on_startup": missing("no images before the first step"),
+    "disable_benchmark": automatic("no images before the first step"),
+    **each(
+        "eval_steps_interval eval_dataset_id num_eval_images evaluation_type eval_timesteps",
+        missing("evaluation.every_samples evaluates the loss on data.validation", "none"),
+    ),
+    "controlnet": missing("control nets are not trained here"),
+    "i_know_what_i_am_doing": automatic("limits are those of docs/config.md"),
+    "disable_tf32": automatic("precision.compute"),
+}
+
+SIMPLETUNER = Trainer(
+    "SimpleTuner",
+    {
+        **_MODEL,
+        **_ADAPTER,
+        **_OPTIMIZER,
+        **_LENGTH,
+        **_FLOW,
+        **_FILES,
+        **_DATA,
+        **_SAMPLES,
+    },
+    values.base,
+    values.take_apart,
+)

@@ -1,0 +1,308 @@
+"""Conversions of SimpleTuner's options that depend on others."""
+
+from __future__ import annotations
+
+from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers.option import Convert, Values
+from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
+
+BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
+OPTIMIZERS = dict.fromkeys(
+    ("adamw", "adamw_bf16", "optimi-adamw", "ao-adamw8bit", "bnb-adamw8bit", "adamw8bit"), "adamw"
+)
+_ALIASES = {
+    "checkpointing_steps": "checkpoint_step_interval",
+    "validation_steps": "validation_step_interval",
+}
+_ATTENTION: Values = {
+    "adapter.ranks.img_mlp": 0,
+    "adapter.ranks.txt_mlp": 0,
+    "adapter.ranks.img_mod": 0,
+    "adapter.ranks.txt_mod": 0,
+    "adapter.ranks.single_mod": 0,
+}
+_MODULATIONS = ("img_mod", "txt_mod", "single_mod")
+TARGET_FIELDS = tuple(_ATTENTION)
+"""The fields that flux_lora_target sets."""
+
+
+def take_apart(reading: Reading) -> dict[str, object]:
+    """Return the options without dashes, by their present names."""
+    options: dict[str, object] = {}
+    for given, value in reading.given.items():
+        name = given.removeprefix("--")
+        name = _ALIASES.get(name, name)
+        if name in options:
+            raise reading.wrong(given, f"is given twice, as {name} too")
+        if value is not None and value != "":
+            options[name] = value
+    return options
+
+
+def _is_adapter(reading: Reading) -> bool:
+    return reading.word("model_type") == "lora"
+
+
+def base(reading: Reading) -> Values:
+    """Return the preset; peft's adapters are those of diffusers' layers."""
+    flavour = reading.text("model_flavour") if reading.has("model_flavour") else ""
+    name = "pretrained_model_name_or_path"
+    path = reading.text(name) if reading.has(name) else ""
+    if not _is_adapter(reading):
+        return common.preset(flavour or path, False)
+    files = {"adapter.split_qkv": True, "adapter_file.layout": "diffusers"}
+    return {**common.preset(flavour or path, True), **files}
+
+
+def family(reading: Reading, name: str) -> Values:
+    """Return nothing for FLUX.1; raise ConfigError for other models."""
+    if reading.word(name) != "flux":
+        raise reading.wrong(name, "must be flux: other models are not trained here")
+    return {}
+
+
+def model_type(reading: Reading, name: str) -> Values:
+    """Return the kind of adapter, or nothing for full."""
+    if reading.word(name) not in ("lora", "full"):
+        raise reading.wrong(name, "must be lora or full")
+    return {"adapter.kind": "lora"} if _is_adapter(reading) else {}
+
+
+def of_adapter(convert: Convert) -> Convert:
+    """Return ``convert`` for an option that is used only with model_type=lora."""
+
+    def only(reading: Reading, name: str) -> Values:
+        if not _is_adapter(reading):
+            raise InertError("only model_type=lora uses it")
+        return convert(reading, name)
+
+    return only
+
+
+def rank(reading: Reading, name: str) -> Values:
+    """Return the rank, and alpha, which is the rank unless it is given."""
+    value = reading.positive(name)
+    return {"adapter.rank": value, "adapter.alpha": float(value)}
+
+
+def target(reading: Reading, name: str) -> Values:
+    """Return the layers that have adapters."""
+    word = reading.word(name)
+    if word == "ai-toolkit":
+        return {f"adapter.ranks.{kind}": None for kind in _MODULATIONS}
+    if word == "all+ffs":
+        return {f"adapter.ranks.{kind}": 0 for kind in _MODULATIONS}
+    if word == "all":
+        reading.notes[name] = "single blocks' linear1 and linear2 have adapters as a whole"
+        return _ATTENTION
+    raise NoCounterpartError("adapter.ranks, double_blocks and single_blocks select layers")
+
+
+def layout(reading: Reading, name: str) -> Values:
+    """Return the layout of the adapter's files."""
+    known = {"diffusers": "diffusers", "comfyui": "bfl"}
+    why = "layouts are kohya, diffusers, ai-toolkit and bfl"
+    return {"adapter_file.layout": reading.among(name, known, why)}
+
+
+def is_known(reading: Reading) -> bool:
+    """Return whether the optimizer has a counterpart."""
+    return reading.word("optimizer") in OPTIMIZERS
+
+
+def optimizer(reading: Reading, name: str) -> Values:
+    """Return the optimizer."""
+    why = "here adamw, with the preset's learning rate"
+    found = reading.among(name, OPTIMIZERS, why)
+    if reading.word(name) != "adamw":
+        reading.notes[name] = "its weights and states are float32 here"
+    return {"optim.name": found}
+
+
+def of_optimizer(path: str) -> Convert:
+    """Return the conversion of a number that is meant for the optimizer in use."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        if not is_known(reading):
+            raise NoCounterpartError(f"is meant for {reading.text('optimizer')}")
+        return {path: reading.number(name)}
+
+    return convert
+
+
+def clipping(reading: Reading, name: str) -> Values:
+    """Return the clipping by the norm; that of single values has no counterpart."""
+    if reading.word("grad_clip_method") != "norm":
+        raise NoCounterpartError("clips single values there; here the norm: grad_clip_method=norm")
+    return common.no_clipping_at_zero(reading, name)
+
+
+def clip_method(reading: Reading, name: str) -> Values:
+    """Return nothing: max_grad_norm is written with it."""
+    if reading.word(name) not in ("norm", "value"):
+        raise reading.wrong(name, "must be norm or value")
+    reading.notes[name] = "is part of max_grad_norm"
+    return {}
+
+
+def schedule(reading: Reading, name: str) -> Values:
+    """Return the learning rate's schedule; constant has a warm-up there only by its name."""
+    known = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear"}
+    known |= {"cosine": "cosine", "polynomial": "polynomial"}
+    why = "constant, constant_with_warmup, linear, cosine and polynomial have counterparts"
+    values: dict[str, object] = {"schedule.decay": reading.among(name, known, why)}
+    if values["schedule.decay"] == "polynomial":
+        values["schedule.min_learning_rate"] = reading.number("lr_end")
+    return values
+
+
+def warmup(reading: Reading, name: str) -> Values:
+    """Return the steps of the warm-up."""
+    if reading.word("lr_scheduler") == "constant":
+        reading.notes[name] = "constant has no warm-up there; constant_with_warmup has"
+        return {"schedule.warmup_steps": 0}
+    return {"schedule.warmup_steps": reading.whole(name)}
+
+
+def lr_end(reading: Reading, name: str) -> Values:
+    """Return nothing: polynomial writes it."""
+    reading.number(name)
+    if reading.word("lr_scheduler") != "polynomial":
+        raise InertError("only polynomial uses it")
+    reading.notes[name] = "written with lr_scheduler"
+    return {}
+
+
+def steps(reading: Reading, name: str) -> Values:
+    """Return the number of steps; 0 stands for num_train_epochs."""
+    if reading.whole(name) == 0:
+        reading.notes[name] = "0 stands for num_train_epochs"
+        return {}
+    return {"schedule.steps": reading.whole(name)}
+
+
+def epochs(reading: Reading, name: str) -> Values:
+    """Return the steps of the epochs, unless max_train_steps gives them."""
+    if reading.has("max_train_steps") and reading.whole("max_train_steps") > 0:
+        raise InertError("max_train_steps wins")
+    if reading.number(name) <= 0:
+        raise reading.wrong(name, "must be above 0, or max_train_steps must be")
+    found = common.steps_of(reading.number(name), reading, BATCH, ACCUMULATION)
+    if found is None:
+        raise NoCounterpartError(common.EPOCHS + "--schedule.steps")
+    return {"schedule.steps": found}
+
+
+def timesteps(reading: Reading, name: str) -> Values:
+    """Return the sampling of timesteps that the options flow_* describe."""
+    scale = reading.number("flow_sigmoid_scale")
+    shift = reading.number(name)
+    if reading.is_on("flow_use_beta_schedule") or reading.is_on("flux_fast_schedule"):
+        raise NoCounterpartError("flow.timestep_sampling has uniform, sigmoid, shift, flux_shift")
+    if reading.is_on("flow_schedule_auto_shift"):
+        return {"flow.timestep_sampling": "flux_shift", "flow.sigmoid_scale": scale}
+    if reading.is_on("flow_use_uniform_schedule"):
+        if shift not in (0, 1):
+            raise NoCounterpartError("a uniform draw is not shifted here: flow_schedule_shift=0")
+        return {"flow.timestep_sampling": "uniform"}
+    if shift in (0, 1):
+        return {"flow.timestep_sampling": "sigmoid", "flow.sigmoid_scale": scale}
+    return {
+        "flow.timestep_sampling": "shift",
+        "flow.sigmoid_scale": scale,
+        "flow.shift": shift,
+    }
+
+
+def of_timesteps(reading: Reading, name: str) -> Values:
+    """Return nothing: flow_schedule_shift writes it."""
+    reading.notes[name] = "written with flow_schedule_shift"
+    return {}
+
+
+def guidance(reading: Reading, name: str) -> Values:
+    """Return the guidance of the training, which is one number here."""
+    if reading.word("flux_guidance_mode") != "constant":
+        raise NoCounterpartError("flow.guidance is one number")
+    return {"flow.guidance": reading.number(name)}
+
+
+def recomputation(reading: Reading, name: str) -> Values:
+    """Return the fraction of blocks that recompute, one of gradient_checkpointing_interval."""
+    if not reading.flag(name):
+        return {"parallel.activation_checkpointing": 0.0}
+    interval = "gradient_checkpointing_interval"
+    every = reading.positive(interval) if reading.has(interval) else 1
+    return {"parallel.activation_checkpointing": 1 / every}
+
+
+def resolution(reading: Reading, name: str) -> Values:
+    """Return the size of images, in pixels or megapixels."""
+    if reading.word("resolution_type") == "area":
+        side = (
+            round(reading.number(name) ** 0.5 * 1024 / 16) * 16 if reading.number(name) > 0 else 0
+        )
+        reading.notes[name] = "the square of as many megapixels"
+        return common.square(reading, name, side)
+    return common.square(reading, name, reading.whole(name))
+
+
+def resolution_type(reading: Reading, name: str) -> Values:
+    """Return nothing: resolution is written with it."""
+    if reading.word(name) not in ("pixel", "pixel_area", "area"):
+        raise reading.wrong(name, "must be pixel, pixel_area or area")
+    reading.notes[name] = "is part of resolution; images are squares here"
+    return {}
+
+
+def keep(reading: Reading, name: str) -> Values:
+    """Return the number of checkpoints; 0 stands for all."""
+    return {"checkpoint.keep": reading.whole(name) or 10_000}
+
+
+def prompt(reading: Reading, name: str) -> Values:
+    """Return the prompt of images."""
+    return {"sampling.prompts": [reading.text(name)]}
+
+
+def tracker(reading: Reading, name: str) -> Values:
+    """Return the sinks of report_to."""
+    word = reading.word(name)
+    if word == "none":
+        reading.notes[name] = "metrics.jsonl has the same"
+        return {}
+    if word not in ("tensorboard", "wandb", "all"):
+        raise NoCounterpartError("logging has tensorboard and wandb")
+    values: dict[str, object] = {}
+    if word != "wandb":
+        values["logging.tensorboard"] = True
+    if word != "tensorboard":
+        has = reading.has("tracker_project_name")
+        values["logging.wandb.project"] = (
+            reading.text("tracker_project_name") if has else "simpletuner"
+        )
+        if reading.has("tracker_run_name"):
+            values["logging.wandb.name"] = reading.text("tracker_run_name")
+    return values
+
+
+def of_guidance(reading: Reading, name: str) -> Values:
+    """Return nothing: flux_guidance_value is written with it."""
+    if reading.word(name) not in ("constant", "random-range"):
+        raise reading.wrong(name, "must be constant or random-range")
+    reading.notes[name] = "is part of flux_guidance_value"
+    return {}
+
+
+def interval(reading: Reading, name: str) -> Values:
+    """Return the steps between checkpoints, and between an adapter's files."""
+    every = reading.whole(name)
+    files = {"adapter_file.every_steps": every} if _is_adapter(reading) else {}
+    return {"checkpoint.every_steps": every, **files}
+
+
+def sample_steps(reading: Reading, name: str) -> Values:
+    """Return the interval of images, unless they are switched off."""
+    if reading.is_on("validation_disable"):
+        raise InertError("validation_disable is on")
+    return {"sampling.every_steps": reading.whole(name)}
