@@ -104,7 +104,12 @@ def test_options_that_do_nothing_or_are_unknown_are_told_apart(tmp_path: Path) -
     inert = {line.option for line in lines[Fate.INERT]}
     assert inert >= {"noise_offset", "min_snr_gamma", "lr_scheduler_num_cycles"}
     missing = {line.option for line in lines[Fate.MISSING]}
-    assert missing >= {"fp8_base", "network_args.rank_dropout", "sample_prompts"}
+    assert missing >= {
+        "fp8_base",
+        "network_args.rank_dropout",
+        "sample_prompts",
+        "sample_every_n_steps",
+    }
     assert [line.option for line in lines[Fate.UNKNOWN]] == ["flux_magic"]
 
 

@@ -73,6 +73,12 @@ def test_every_option_is_named_once(tmp_path: Path, text: str) -> None:
     assert len(named) == len(given)
 
 
+def test_images_need_a_prompt(tmp_path: Path) -> None:
+    found = imported(tmp_path, '{"model_family": "flux", "validation_steps": 5}')
+    assert "validation_step_interval" in {line.option for line in found.lines[Fate.MISSING]}
+    assert found.config.sampling.every_steps == 0
+
+
 def test_clipping_by_value_has_no_counterpart(tmp_path: Path) -> None:
     found = imported(tmp_path, '{"model_family": "flux", "max_grad_norm": 0.5}')
     missing = {line.option: line.note for line in found.lines[Fate.MISSING]}

@@ -153,6 +153,8 @@ def sample_steps(reading: Reading, name: str) -> Values:
     """Return the interval of images, unless they are switched off."""
     if reading.is_on("train.disable_sampling"):
         raise InertError("train.disable_sampling is on")
+    if not reading.has("sample.prompts") or not reading.texts("sample.prompts"):
+        raise NoCounterpartError("images need sample.prompts")
     return {"sampling.every_steps": reading.whole(name)}
 
 

@@ -296,11 +296,9 @@ _DATA: Mapping[str, Option] = {
     ),
 }
 _SAMPLES: Mapping[str, Option] = {
-    "sample_every_n_steps": field("sampling.every_steps", Reading.whole),
-    "sample_every_n_epochs": fields(
-        ["sampling.every_steps"],
-        values.every_epochs("sampling.every_steps"),
-        note="with --epoch-samples",
+    **each(
+        "sample_every_n_steps sample_every_n_epochs",
+        missing("sampling.every_steps, beside sampling.prompts"),
     ),
     "sample_prompts": missing("sampling.prompts has the prompts themselves"),
     "sample_at_first": missing("no images before the first step"),

@@ -305,4 +305,6 @@ def sample_steps(reading: Reading, name: str) -> Values:
     """Return the interval of images, unless they are switched off."""
     if reading.is_on("validation_disable"):
         raise InertError("validation_disable is on")
+    if not reading.has("validation_prompt"):
+        raise NoCounterpartError("images need validation_prompt")
     return {"sampling.every_steps": reading.whole(name)}
