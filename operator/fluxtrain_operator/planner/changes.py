@@ -100,13 +100,14 @@ def _node_fault(situation: Situation, pod: Pod) -> Reason | None:
 def _removed_rendezvous(situation: Situation) -> Iterator[Delete]:
     """Yield the rendezvous pod if it is lost, has failed or was created for another spec.
 
-    On a lost node it is force deleted only if the pods on lost nodes cannot train on their own.
+    On a lost node it is force deleted if it has ended, or if the pods on lost nodes cannot train alone.
     """
     pod = situation.observed.rendezvous
     if pod is None:
         return
     lost = situation.unreachable(pod)
-    forced = lost and not _lost_pods_can_train(situation)
+    has_ended = pod.ended and situation.kubelet_unresponsive(pod) and not pod.forced
+    forced = has_ended or (lost and not _lost_pods_can_train(situation))
     reason = Reason.POD_ENDED if pod.ended else Reason.OUTDATED
     reason = Reason.NODE_LOST if lost else reason
     outdated = situation.is_outdated_rendezvous(pod) or misses_places(situation, pod)

@@ -254,7 +254,9 @@ def _requeue_after(situation: Situation, decision: Decision, status: Status) -> 
         times.append(situation.guard.recheck_time)
         times += [*recovery_times(situation), *lift_times(situation)]
         times += [now + GRACE_SECONDS] if has_stalled(situation) else []
-        times += [*(situation.deletion_timeout(p) for p in situation.observed.pods)]
+        rendezvous = situation.observed.rendezvous
+        pods = [*situation.observed.pods, *([rendezvous] if rendezvous else [])]
+        times += [*map(situation.deletion_timeout, pods)]
         start, limit = seconds(status.active_since), lifecycle.active_deadline_seconds
         times.append(start + limit if start is not None and limit is not None else None)
         times.append(pending_deadline(situation, start))

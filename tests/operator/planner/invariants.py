@@ -61,7 +61,9 @@ def _needs_all_pods(deletion: Deletion) -> bool:
     mixed = any(p.revision != deletion.result.status.revision for p in others)
     unknown = observed.heard.closed is not False
     lost = any(p.uid in observed.heard.silent or not observed.nodes[p.node].ready for p in others)
-    marked = any(observed.nodes[p.node].problem for p in others)
+    has_gpus = deletion.job.spec.gpus_per_node > 0
+    nodes = [observed.nodes[p.node] for p in others]
+    marked = any(node.problem or (has_gpus and node.unhealthy) for node in nodes)
     return bool(failed_before) or (
         bool(ended) and (len(ended) > 1 or mixed or unknown or lost or marked)
     )

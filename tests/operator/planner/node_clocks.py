@@ -20,8 +20,12 @@ class NodeClocks:
         self._transitions: dict[tuple[str, float], Transition] = {}
 
     def change_leader(self) -> None:
-        """Forget what was seen: another leader has another cache."""
+        """Forget what was seen: another leader has another cache, which lists all objects at once."""
         self._known, self._transitions = set(), {}
+
+    def watch(self, observed: Observed, now: float) -> None:
+        """Let the leader's cache see what has changed ``now``, whatever it plans from."""
+        self.seen(observed, now)
 
     def seen(self, observed: Observed, now: float) -> Observed:
         """Return ``observed``, which has true times, with those that the leader's cache has."""

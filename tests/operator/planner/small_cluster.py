@@ -220,6 +220,7 @@ class SmallCluster:
             distrust=self._distrust(),
             applied=self.applied,
         )
+        self.clocks.watch(observed, self.now)
         self.snapshots = [
             *self.snapshots[1 - _MAX_SNAPSHOTS :],
             Snapshot(
@@ -264,11 +265,9 @@ class SmallCluster:
         if self.saving is not None:
             phase, silent = SAVE, 1.0 if self.saving.progresses else self.now - self.saving.since
         step, generation = self.progress.step, self.generation[1]
-        pods = (*self.world, "", "")
         number = int(self.mute.trainers == "rank 0")
-        rank = RankProgress(
-            number, phase, step, silent, 1.0, pod=pods[number], generation=generation
-        )
+        pod = self.world[min(number, len(self.world) - 1)] if self.world else ""
+        rank = RankProgress(number, phase, step, silent, 1.0, pod=pod, generation=generation)
         ranks = () if self.old_trainers else (rank,)
         if self.mute.trainers == "none":
             return Progress(self.progress, phase=phase, num_nodes=len(self.world), ranks=ranks)
@@ -353,11 +352,6 @@ class SmallCluster:
         }
         self.happened.update(name for name, holds in anomalies.items() if holds)
         self.read = (job, pods)
-
-    def wait(self, duration: float) -> None:
-        """Let ``duration`` seconds pass, in which the watches report all that has happened before."""
-        self.clocks.seen(self.snapshots[-1].observed, self.now)
-        self.now += duration
 
     # --- the operator
 
@@ -505,7 +499,7 @@ class SmallCluster:
         self.num_uids += 1
         pod = replace(Pod.from_object(manifest), uid=str(self.num_uids), created=self.now)
         self.excluded[pod.uid] = _excluded(manifest)
-        pod = self.kueue.mutate(pod, manifest, self.pods.values())
+        pod = self.kueue.mutate(pod, manifest)
         if names.is_rendezvous("job", name):
             assert name not in {kept.name for kept in self.kept_stores}, "a name that is not free"
             self.store = self.store or pod

@@ -39,23 +39,18 @@ class SmallKueue:
         self._group_of: dict[str, str] = {}
         """Names of groups by the uid of their members."""
         self._totals: dict[str, int] = {}
+        """How many pods the group has, as each of its members tells, by uid."""
         self.num_excess = 0
         """Pods that were deleted as a group had more than its number."""
 
-    def mutate(self, pod: Pod, manifest: Manifest, others: Collection[Pod]) -> Pod:
-        """Return the new ``pod`` after the webhook: with a gate and a finalizer, if it is of a group.
-
-        ``others`` are the pods that exist; all of a group must tell the same number.
-        """
+    def mutate(self, pod: Pod, manifest: Manifest) -> Pod:
+        """Return the new ``pod`` after the webhook: with a gate and a finalizer, if it is of a group."""
         metadata = manifest["metadata"]
         group = metadata["labels"].get(names.KUEUE_GROUP)
         if group is None:
             return pod
         assert metadata["annotations"][names.KUEUE_RETRIABLE] == "false"
-        total = int(metadata["annotations"][names.KUEUE_COUNT])
-        if any(self.group_of(other) == group and other.finalizers for other in others):
-            assert self._totals[group] == total, "pods of a group tell two numbers"
-        self._totals[group] = total
+        self._totals[pod.uid] = int(metadata["annotations"][names.KUEUE_COUNT])
         self._group_of[pod.uid] = group
         gate, finalizer = (names.KUEUE_GATE,), (names.KUEUE_FINALIZER,)
         gated = replace(pod, gated=True, gates=gate, waiting="SchedulingGated")
@@ -88,7 +83,7 @@ class SmallKueue:
         self.groups = {}
 
     def _reconcile(self, name: str, pods: list[Pod]) -> None:
-        group, total = self.groups.get(name), self._totals[name]
+        group = self.groups.get(name)
         active = [pod for pod in pods if _is_active(pod)]
         inactive = [pod for pod in pods if not _is_active(pod)]
         if group is None and all(pod.ended for pod in pods):
@@ -96,13 +91,14 @@ class SmallKueue:
         if group is None:
             self._release(inactive)
             inactive = []
-            if len(active) < total:
-                return
-            group = self.groups[name] = Group(total)
+            totals = {self._totals[pod.uid] for pod in active}
+            if len(totals) != 1 or len(active) < max(totals):
+                return  # not whole, or its pods tell two numbers
+            group = self.groups[name] = Group(max(totals))
         if group.has_finished:
             return self._release(pods)
-        self._remove_excess(active, total)
-        num_replaced = len(inactive) + len(active) - total
+        self._remove_excess(active, group.total)
+        num_replaced = len(inactive) + len(active) - group.total
         inactive.sort(key=lambda pod: pod.finished or pod.deletion_deadline or pod.created)
         self._release(inactive[: max(0, num_replaced)])
         if all(pod.phase in ("Failed", "Succeeded") for pod in pods):
@@ -110,7 +106,7 @@ class SmallKueue:
         elif group.is_evicted:
             self._stop(group, active)
         else:
-            self._admit(group, active[:total])
+            self._admit(group, active[: group.total])
 
     def _remove_excess(self, active: list[Pod], total: int) -> None:
         active.sort(key=lambda pod: (not pod.finalizers, pod.gated, int(pod.uid)))

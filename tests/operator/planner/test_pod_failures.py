@@ -21,6 +21,7 @@ from tests.operator.planner.pods import (
     num_gang_restarts,
     plan_with,
     progress,
+    rendezvous,
     running,
     with_status,
 )
@@ -215,3 +216,23 @@ def test_a_pod_whose_phase_lags_behind_its_exit_code_keeps_its_log() -> None:
     assert deleted(plan_with(job, ended, rendezvous=None, now=NOW + 30)) == ["job-0"]
     final = plan_with(job, replace(ended, phase="Succeeded"), rendezvous=None, now=NOW + 60)
     assert (deleted(final), final.requeue_after) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "since_deadline", "grace_seconds"),
+    [
+        ({"phase": "Failed", "exit_code": 75, "finished": NOW - 200}, 60, [0]),
+        ({"phase": "Failed", "exit_code": 75, "finished": NOW - 200, "forced": True}, 60, []),
+        ({"phase": "Failed", "exit_code": 75, "finished": NOW - 200}, -10, []),
+    ],
+    ids=["kubelet does not delete it", "forced already", "kubelet has time"],
+)
+def test_an_ended_rendezvous_pod_that_no_kubelet_deletes_is_forced_out_of_the_way(
+    changes: dict[str, Any], since_deadline: float, grace_seconds: list[int]
+) -> None:
+    stuck = rendezvous(deleting=True, deletion_deadline=NOW - since_deadline, **changes)
+    result = plan_with(running(), *make_pods(), rendezvous=stuck)
+    assert [act.grace_seconds for act in result.delete if act.name == stuck.name] == grace_seconds
+    if since_deadline < 0:
+        assert result.requeue_after is not None
+        assert result.requeue_after <= 60
