@@ -55,6 +55,7 @@ def test_a_lora_has_the_values_of_its_file(tmp_path: Path) -> None:
     assert (config.adapter_file.name, config.adapter_file.dtype) == ("my-cat", "float16")
     assert config.adapter_file.every_steps == 50
     assert config.parallel.activation_checkpointing == 1.0
+    assert (config.sampling.every_steps, config.sampling.prompt_file) == (250, "prompts.txt")
     assert config.logging.wandb is not None
     assert config.logging.wandb.project == "cats"
 
@@ -107,8 +108,6 @@ def test_options_that_do_nothing_or_are_unknown_are_told_apart(tmp_path: Path) -
     assert missing >= {
         "fp8_base",
         "network_args.rank_dropout",
-        "sample_prompts",
-        "sample_every_n_steps",
     }
     assert [line.option for line in lines[Fate.UNKNOWN]] == ["flux_magic"]
 
@@ -201,3 +200,10 @@ def test_sigma_without_a_shift_is_the_draw_of_the_weighting_scheme(
 def test_sigma_with_a_shift_has_no_counterpart(tmp_path: Path) -> None:
     missing = imported(tmp_path, "max_train_steps = 5").lines[Fate.MISSING]
     assert ("timestep_sampling", "sigma") in {(line.option, str(line.value)) for line in missing}
+
+
+@pytest.mark.parametrize("prompts", ["", 'sample_prompts = "prompts.toml"\n'])
+def test_images_need_a_text_file_of_prompts(tmp_path: Path, prompts: str) -> None:
+    found = imported(tmp_path, f"{prompts}sample_every_n_steps = 5")
+    assert "sample_every_n_steps" in {line.option for line in found.lines[Fate.MISSING]}
+    assert found.config.sampling.every_steps == 0

@@ -25,6 +25,7 @@ def test_the_values_are_those_of_the_variables_and_of_the_script() -> None:
         "PARAMS_MAX_EPOCHS": "10",
         "PARAMS_SAVE_EVERY_N_STEPS": "7",
         "OUTPUT_NAME": "7318cd4a8c75-1740076123",
+        "SAMPLE_PROMPTS": "prompts.txt",
     }
     config = import_variables(environment, {}, epoch_samples=400).config
     assert config.adapter is not None
@@ -34,7 +35,7 @@ def test_the_values_are_those_of_the_variables_and_of_the_script() -> None:
     assert (config.schedule.decay, config.schedule.steps) == ("cosine", 4000)
     assert (config.flow.timestep_sampling, config.flow.guidance) == ("sigmoid", 1.0)
     assert (config.seed, config.parallel.activation_checkpointing) == (42, 1.0)
-    assert (config.adapter_file.every_steps, config.sampling.every_steps) == (7, 0)
+    assert (config.adapter_file.every_steps, config.sampling.every_steps) == (7, 200)
     assert (config.adapter_file.name, config.adapter_file.dtype) == (
         "7318cd4a8c75-1740076123",
         "bfloat16",

@@ -296,11 +296,19 @@ _DATA: Mapping[str, Option] = {
     ),
 }
 _SAMPLES: Mapping[str, Option] = {
-    **each(
-        "sample_every_n_steps sample_every_n_epochs",
-        missing("sampling.every_steps, beside sampling.prompts"),
+    "sample_every_n_steps": fields(
+        ["sampling.every_steps"],
+        values.with_prompts(lambda reading, name: {"sampling.every_steps": reading.whole(name)}),
+        note="beside sample_prompts",
     ),
-    "sample_prompts": missing("sampling.prompts has the prompts themselves"),
+    "sample_every_n_epochs": fields(
+        ["sampling.every_steps"],
+        values.with_prompts(values.every_epochs("sampling.every_steps")),
+        note="beside sample_prompts, with --epoch-samples",
+    ),
+    "sample_prompts": fields(
+        ["sampling.prompt_file"], values.prompt_file, note="a text file below --data"
+    ),
     "sample_at_first": missing("no images before the first step"),
     "sample_sampler": inert("FLUX.1 is sampled with Euler's method"),
 }

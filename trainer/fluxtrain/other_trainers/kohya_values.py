@@ -299,3 +299,23 @@ def prediction(reading: Reading, name: str) -> Values:
     if word in ("additive", "sigma_scaled"):
         raise NoCounterpartError("the loss is that of the velocity, which is raw there")
     raise reading.wrong(name, "must be raw, additive or sigma_scaled")
+
+
+def prompt_file(reading: Reading, name: str) -> Values:
+    """Return the file of prompts; sd-scripts' TOML and JSON have no counterpart."""
+    path = reading.text(name)
+    if not path.endswith(".txt"):
+        raise NoCounterpartError("sampling.prompt_file is a text file, one prompt a line")
+    return {"sampling.prompt_file": path}
+
+
+def with_prompts(convert: Convert) -> Convert:
+    """Return ``convert`` for the interval of images, which need a file of prompts."""
+
+    def only(reading: Reading, name: str) -> Values:
+        values = convert(reading, name)
+        if not reading.has("sample_prompts") or not prompt_file(reading, "sample_prompts"):
+            raise NoCounterpartError("images need sample_prompts")
+        return values
+
+    return only
