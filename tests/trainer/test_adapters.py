@@ -171,6 +171,51 @@ def test_a_run_that_crashed_ends_with_the_same_adapters(
     assert files_of(paths.output) == files_of(reference)
 
 
+def test_a_run_begins_with_the_adapters_of_another(
+    reference: Path, models: Path, tmp_path: Path
+) -> None:
+    (models / "before.safetensors").write_bytes(
+        (reference / "adapters/style.safetensors").read_bytes()
+    )
+    adapter = {**RUN["adapter"], "initial": "before.safetensors", "alpha": 2.0}
+    more = {"evaluation": {"at_start": True}, "schedule": {"steps": 2}, "adapter": adapter}
+    finish(RunPaths(tmp_path, tmp_path, models), 1, more)
+    before, after = losses(reference, "eval_loss")[STEPS], losses(tmp_path, "eval_loss")[0]
+    assert after == pytest.approx(before, rel=1e-5)
+
+
+OTHERS = {
+    "ema": {"optim": {"ema_decay": 0.6}},
+    "adafactor": {"optim": {"name": "adafactor"}},
+    "prodigy": {"optim": {"name": "prodigy", "learning_rate": 1.0, "prodigy": {"d0": 1e-3}}},
+    "schedule-free": {"optim": {"name": "schedule_free_adamw"}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_optimizers_with_a_state_of_their_own_continue_exactly_and_on_two_ranks(
+    models: Path, tmp_path: Path, name: str
+) -> None:
+    whole, resumed, several = (tmp_path / each for each in ("whole", "resumed", "several"))
+    volume = tmp_path / "memory"
+    volume.mkdir()
+    memory = {"checkpoint": {"every_steps": 0, "memory_every_steps": 1}}
+    finish(RunPaths(whole, whole, models), 1, OTHERS[name])
+    for crash in (3, 0):
+        paths = RunPaths(resumed, resumed, models, snapshots=volume)
+        finish(paths, 1, OTHERS[name], memory, crash=crash)
+    assert "from memory" in ranks.output_of(paths)
+    expected = saved(whole)
+    assert all(torch.equal(saved(resumed)[key], value) for key, value in expected.items())
+    assert files_of(resumed) == files_of(whole)
+    for crash, size in ((3, 1), (0, 2)):
+        finish(RunPaths(several, several, models), size, OTHERS[name], crash=crash)
+    for key in ("train_loss", "eval_loss"):
+        assert losses(several, key) == pytest.approx(losses(whole, key), rel=1e-4)
+    assert losses(whole, "eval_loss")[STEPS] < losses(whole, "eval_loss")[2]
+
+
 def test_the_files_hold_what_was_trained(reference: Path) -> None:
     files = sorted(path.name for path in (reference / "adapters").iterdir())
     assert files == ["style-000003.safetensors", "style.safetensors"]

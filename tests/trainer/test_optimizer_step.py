@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fluxtrain import optim
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.optim import OptimConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.batch import Batch
 from fluxtrain.data.loader import AnyBatch, training_batches
@@ -69,9 +70,23 @@ class Copies(TorchDispatchMode):
         return result
 
 
+OPTIMIZERS: list[dict[str, Any]] = [
+    {},
+    {"ema_decay": 0.9},
+    {"name": "adafactor"},
+    {"name": "lion"},
+    {"name": "prodigy", "learning_rate": 1.0, "prodigy": {"bias_correction": True}},
+    {"name": "schedule_free_adamw"},
+]
+
+
+@pytest.mark.parametrize("optimizer_fields", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
-def test_no_number_is_read_on_the_host(model: dict[str, Any]) -> None:
-    config = make_config(model)
+def test_no_number_is_read_on_the_host(
+    model: dict[str, Any], optimizer_fields: dict[str, Any]
+) -> None:
+    optimizer_config = OptimConfig(**optimizer_fields)
+    config = make_config(model).model_copy(update={"optim": optimizer_config})
     with FakeTensorMode():  # whose tensors have no values: to read one is an error
         model, times = Flux(config.model), StepTimes(CPU)
         flow_loss = FlowLoss(model, config, torch.float32)

@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from fluxtrain.checkpoint import training_state
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.distributed import World
+from fluxtrain.model.adapted_layers import adapted_layers
 from fluxtrain.model.flux import Flux
+from fluxtrain.model.lora import add_adapters
+from fluxtrain.optim import OPTIMIZERS, make_optimizer
 from fluxtrain.snapshot_size import image_bytes, snapshot_bytes
 from fluxtrain.snapshots.image import Shard, offsets, rows_of
 from fluxtrain.snapshots.partner import source_of
@@ -44,6 +48,23 @@ def test_an_image(preset: str, model: dict[str, Any], num_shards: int) -> None:
     config = config_of(preset, model=model)
     reserved = offsets(rows_of(state_of(config)), Shard(0, num_shards))[-1]
     assert image_bytes(config, num_shards) == reserved
+
+
+@pytest.mark.parametrize("adapter", [None, {"rank": 4, "split_qkv": True}])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_every_optimizer(name: Any, adapter: dict[str, Any] | None) -> None:
+    """Compare with the state that a run saves; and that of a shard with its rows."""
+    ema = 0.9 if name == "lion" else None
+    optimizer = {"name": name, "learning_rate": 0.1, "ema_decay": ema}
+    config = config_of("micro", optim=optimizer, adapter=adapter, initial_weights="flux")
+    with torch.device("meta"):
+        model = Flux(config.model)
+    if config.adapter is not None:
+        add_adapters(model, adapted_layers(config.model, config.adapter), torch.float32)
+    state = training_state(model, make_optimizer(model, config.optim))
+    for num_shards in (1, 2, 7):
+        reserved = offsets(rows_of(state), Shard(0, num_shards))[-1]
+        assert image_bytes(config, num_shards) == reserved
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4, "per-node"])

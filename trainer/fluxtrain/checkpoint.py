@@ -24,7 +24,7 @@ from fluxtrain.checksums import FileSums
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import DataError, StorageError
 from fluxtrain.files import folder_size, write_to_disk
-from fluxtrain.optim import AdamW
+from fluxtrain.optimizers.optimizer import Optimizer
 from fluxtrain.progress import Alive
 from fluxtrain.run_state import CONFIG_FILE, DONE, STATE_FILE, RunState, read_state
 from fluxtrain.staging import Staging, State
@@ -32,7 +32,7 @@ from fluxtrain.staging import Staging, State
 _POLL_SECONDS = 0.5
 
 
-def training_state(model: nn.Module, optimizer: AdamW) -> State:
+def training_state(model: nn.Module, optimizer: Optimizer) -> State:
     """Return all tensors that a run trains, by name, not copied: `load` writes into them."""
     state: State = {}
     trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
@@ -40,7 +40,7 @@ def training_state(model: nn.Module, optimizer: AdamW) -> State:
         state[f"model.{name}"] = optimizer.weights[parameter]
         for key, tensor in optimizer.state[parameter].items():
             state[f"optimizer.{key}.{name}"] = tensor
-    return state
+    return state | {f"optimizer.{key}": tensor for key, tensor in optimizer.shared.items()}
 
 
 def load(checkpoint: Path, state: State, alive: Alive = lambda: None) -> RunState:

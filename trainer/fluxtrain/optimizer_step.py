@@ -16,7 +16,7 @@ from fluxtrain.data.batch import Batch
 from fluxtrain.data.loader import AnyBatch
 from fluxtrain.learning_rate import learning_rate
 from fluxtrain.loss import FlowLoss
-from fluxtrain.optim import AdamW
+from fluxtrain.optimizers.optimizer import Optimizer
 from fluxtrain.parallelize import reduce_between_replicas
 from fluxtrain.step_times import StepTimes
 from fluxtrain.traffic import all_reduces_each
@@ -47,7 +47,7 @@ def add_gradients(
 
 
 def update(
-    optimizer: AdamW,
+    optimizer: Optimizer,
     config: RunConfig,
     step: int,
     bad_step: Tensor,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -45,17 +46,19 @@ def build_model(
     world: World,
     weights: Iterable[tuple[str, Tensor]] | None = None,
     alive: Alive = lambda: None,
+    adapters: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Flux:
     """Return the model with ``weights``, sharded over the ranks as in ``config.parallel``.
 
     ``weights`` yields every unsharded parameter by name, but for those of adapters; without them the values
-    are random. ``alive`` is called after each parameter.
+    are random, as are those of adapters that ``adapters`` does not have. ``alive`` is called after each
+    parameter.
     """
     model = empty_model(config, world)
     initial = initial_weights(model, config.drawn_seed, world.device)
     if weights is not None:
-        adapters = initial_weights(model, config.drawn_seed, world.device, is_adapter)
-        initial = chain(weights, adapters)
+        drawn = initial_weights(model, config.drawn_seed, world.device, is_adapter)
+        initial = chain(weights, ((name, adapters.get(name, value)) for name, value in drawn))
     load_weights(model, initial, world.device, alive)
     return model
 
@@ -132,6 +135,13 @@ def reduce_between_replicas(model: Flux, is_on: bool) -> None:
     for module in (*blocks(model), model):
         if isinstance(module, FSDPModule):
             module.set_requires_all_reduce(is_on, recurse=False)
+
+
+def free_gathered(model: Flux) -> None:
+    """Free gathered weights of ``model``, so that its next pass gathers those that it has by then."""
+    for module in (*blocks(model), model):
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def observe_waits(model: Flux, times: StepTimes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -20,6 +21,42 @@ def local_part(tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """Return all parts of ``tensor`` as one; every rank must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def first_column(matrix: Tensor) -> Tensor:
+    """Return a vector with a number for each row of ``matrix``, divided as its rows are."""
+    if not isinstance(matrix, DTensor):
+        return matrix[:, 0]
+    return DTensor.from_local(
+        matrix.to_local()[:, 0],
+        matrix.device_mesh,
+        matrix.placements,
+        run_check=False,
+        shape=matrix.shape[:1],
+        stride=(1,),
+    )
+
+
+def divided(values: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return this rank's rows of the vector ``values``, not copied, and a copy divided as ``like`` is.
+
+    Without a division both are ``values``.
+    """
+    if not isinstance(like, DTensor):
+        return values, values
+    (count,), (first,) = compute_local_shape_and_global_offset(
+        values.shape, like.device_mesh, like.placements
+    )
+    own = values[first : first + count]
+    copy = DTensor.from_local(
+        own.clone(),
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=values.shape,
+        stride=(1,),
+    )
+    return own, copy
 
 
 def sum_over_parts(value: Tensor, tensor: Tensor) -> Tensor:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.optim import OptimizerName
 from fluxtrain.contract.run.sharding import Sharding
-from fluxtrain.model.adapted_layers import count_adapter_parameters
-from fluxtrain.model.tensor_names import Entry, entries
+from fluxtrain.model.adapted_layers import adapted_layers
+from fluxtrain.model.tensor_names import Shape, entries
 
-_BYTES = 12
-"""Of a parameter: the weight and both moments of AdamW in float32."""
+_FLOAT32 = 4
+"""Bytes of each number of a parameter."""
+_SHARED_BYTES: Mapping[OptimizerName, tuple[int, int]] = {
+    "prodigy": (3, 8),
+    "schedule_free_adamw": (2, 8),
+}
+"""Numbers of the whole optimizer, and the bytes of each."""
 _SLOTS = 2
 """Images of each part: they are written in turn."""
 _BLOCKS = {"double_blocks": "depth", "single_blocks": "depth_single_blocks"}
@@ -40,19 +46,36 @@ def snapshot_bytes(config: RunConfig, rank_counts: Sequence[int], ranks_per_node
 
 def image_bytes(config: RunConfig, num_shards: int) -> int:
     """Return the bytes of the largest of ``num_shards`` parts of the training state."""
+    shapes = list(_trained_shapes(config))
+    values = 1 + config.optim.state_values
+    numbers = sum(values * _values_of(shape, num_shards) * count for shape, count in shapes)
+    if config.optim.name == "adafactor":
+        numbers += _values_of_moments(shapes, num_shards)
+    count, width = _SHARED_BYTES.get(config.optim.name, (0, 0))
+    return _FLOAT32 * numbers + -(-count // num_shards) * width
+
+
+def _trained_shapes(config: RunConfig) -> Iterator[tuple[Shape, int]]:
+    """Yield the shapes of the trained parameters, each with the number of parameters that it stands for."""
     model = config.model
     if config.adapter is not None:
-        return _BYTES * count_adapter_parameters(model, config.adapter, num_shards) // num_shards
+        for layer in adapted_layers(model, config.adapter):
+            yield from ((shape, 1) for shape in layer.shapes.values())
+        return
     one_of_each = model.model_copy(update={"depth": 1, "depth_single_blocks": 1})
-    numbers: dict[str, int] = {kind: getattr(model, field) for kind, field in _BLOCKS.items()}
-    values = (
-        numbers.get(entry.name.partition(".")[0], 1) * _values_of(entry, num_shards)
-        for entry in entries(one_of_each)
-    )
-    return _BYTES * sum(values)
+    depths: dict[str, int] = {kind: getattr(model, field) for kind, field in _BLOCKS.items()}
+    for entry in entries(one_of_each):
+        yield entry.shape, depths.get(entry.name.partition(".")[0], 1)
 
 
-def _values_of(entry: Entry, num_shards: int) -> int:
+def _values_of(shape: Shape, num_shards: int) -> int:
     """Return the values in the largest of ``num_shards`` blocks of rows."""
-    rows, *columns = entry.shape
+    rows, *columns = shape
     return -(-rows // num_shards) * prod(columns)
+
+
+def _values_of_moments(shapes: Sequence[tuple[Shape, int]], num_shards: int) -> int:
+    """Return the numbers of Adafactor's moments: of each row, and a part of all matrices' columns."""
+    rows = sum(_values_of(shape[:1], num_shards) * count for shape, count in shapes)
+    columns = sum(shape[1] * count for shape, count in shapes if len(shape) == 2)
+    return rows + _values_of((columns,), num_shards)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fluxtrain import checkpoint, optim, optimizer_step
+from fluxtrain.adapter.initial import initial_parameters
 from fluxtrain.adapter.training_files import AdapterFiles
 from fluxtrain.attention_backend import attention_backend, attention_on
 from fluxtrain.bad_samples import (
@@ -36,7 +39,8 @@ from fluxtrain.errors import DivergedError, StoppedError
 from fluxtrain.evaluate import evaluate
 from fluxtrain.learning_rate import learning_rate
 from fluxtrain.loss import FlowLoss
-from fluxtrain.parallelize import DTYPES, build_model, observe_waits
+from fluxtrain.model.adapted_layers import rate_of
+from fluxtrain.parallelize import DTYPES, build_model, free_gathered, observe_waits
 from fluxtrain.preflight.check import run_preflight
 from fluxtrain.report.observer import Observer
 from fluxtrain.report.run_logs import StepMetrics
@@ -92,12 +96,15 @@ class _Trainer:
         published = None
         if recovery.is_new or config.adapter is not None:  # adapters' checkpoints have no weights
             published = published_weights(config, paths.models, world, observer.alive)
-        self.model = build_model(config, world, published, observer.alive)
+        adapters = initial_parameters(config, paths.models) if recovery.is_new else {}
+        self.model = build_model(config, world, published, observer.alive, adapters)
         if world.size > 1:
             observe_waits(self.model, observer.step_times)
         compute = DTYPES[config.precision.compute]
         self.flow_loss = FlowLoss(self.model, config, compute)
-        self.optimizer = optim.make_optimizer(self.model, config.optim, compute)
+        self.optimizer = optim.make_optimizer(
+            *(self.model, config.optim, compute), partial(rate_of, adapter=config.adapter)
+        )
         self.adapter_files = AdapterFiles(config, paths.output, world, self.model, self.optimizer)
         # on the device: the first step with a gradient norm that is not finite
         self.bad_step = torch.tensor(optim.NEVER, device=world.device)
@@ -281,6 +288,7 @@ class _Trainer:
             observer.on_rule_broken(unread_samples(bad, num_used, last_fault), run)
         require_few_bad_samples(config, bad, num_used, last_fault)
         rate = learning_rate(run.step, config.optim, config.schedule)
+        rate *= self.optimizer.step_size.item()
         observer.log_step(StepMetrics(run.step, run.samples, loss, norm.item(), rate))
 
     def _evaluate(self) -> None:
@@ -290,7 +298,8 @@ class _Trainer:
         advance = self.observer.on_evaluate_begin(self.run)
         self.model.eval()
         batches = map(self.encode, self.validation)
-        result = evaluate(self.flow_loss, batches, world, advance)
+        with self._evaluated():
+            result = evaluate(self.flow_loss, batches, world, advance)
         self.model.train()
         self.observer.log_unreadable_validation(result)
         if result.faults:
@@ -305,11 +314,21 @@ class _Trainer:
 
     def _sample(self) -> None:
         self._require_finite()
-        with self.observer.sampling(self.run.step) as path:
+        with self.observer.sampling(self.run.step) as path, self._evaluated():
             alive = self.observer.alive
             is_written = self.sampler.write(self.flow_loss, path, self.run.step, alive)
         if is_written:
             self.observer.on_sampled(self.run.step, path)
+
+    @contextmanager
+    def _evaluated(self) -> Iterator[None]:
+        """Give the model the weights inside that the run is judged by."""
+        if self.optimizer.averages:
+            self.checkpoints.before_update()  # they are exchanged where they are
+        with self.optimizer.evaluated():
+            yield
+            if self.optimizer.averages:
+                free_gathered(self.model)
 
     def _write_adapter(self, is_last: bool) -> None:
         """Write the adapter for other tools if that is due."""

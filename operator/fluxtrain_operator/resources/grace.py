@@ -10,8 +10,8 @@ _MIN_SECONDS = 180
 _MAX_SECONDS = 3600
 _BYTES_PER_SECOND = 250e6
 """A node writes at least as fast: a quarter of what one disk or NFS client of a GPU node does."""
-_BYTES_PER_PARAMETER = 12
-"""Of a checkpoint: the weight and both moments of AdamW in float32."""
+_FLOAT32 = 4
+"""Bytes of each number of a checkpoint."""
 _EXIT_SECONDS = 60
 """Between the end of the trainers' time and that of the pod's."""
 
@@ -36,7 +36,8 @@ def checkpoint_bytes(job: Job) -> int:
     """Return the size of a checkpoint; 0 if the job saves none, or of adapters only."""
     if job.config.task != "train" or job.config.adapter is not None:
         return 0
-    return _BYTES_PER_PARAMETER * num_block_parameters(job.config.model)
+    values = 1 + job.config.optim.state_values
+    return _FLOAT32 * values * num_block_parameters(job.config.model)
 
 
 def num_block_parameters(model: ModelConfig) -> int:

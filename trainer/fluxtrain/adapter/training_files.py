@@ -15,7 +15,7 @@ from fluxtrain.contract.launch import ADAPTERS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World
 from fluxtrain.model.adapted_layers import adapted_layers
-from fluxtrain.optim import AdamW
+from fluxtrain.optimizers.optimizer import Optimizer
 from fluxtrain.sharded_tensor import whole
 
 
@@ -27,7 +27,7 @@ class AdapterFiles:
     output: Path
     world: World
     model: nn.Module
-    optimizer: AdamW
+    optimizer: Optimizer
 
     def is_due(self, step: int) -> bool:
         """Return whether a file is written after ``step``, which is not the last one."""
@@ -42,9 +42,10 @@ class AdapterFiles:
         config = self.config
         if config.adapter is None:
             return
-        weights = self.optimizer.weights
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        tensors = {name: whole(weights[parameter]) for name, parameter in named.items()}
+        tensors = {
+            name: whole(self.optimizer.judged(parameter)) for name, parameter in named.items()
+        }
         if not self.world.is_main:
             return
         layers = adapted_layers(config.model, config.adapter)

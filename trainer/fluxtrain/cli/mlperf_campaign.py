@@ -60,9 +60,7 @@ def action(arguments: argparse.Namespace) -> int:
     manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": jobs})
     print(kubectl(arguments.namespace, "apply", "--filename=-", stdin=manifest), end="")
     label = f"{LABEL}={file['metadata']['name']}"
-    namespace = arguments.namespace or file["metadata"].get("namespace")
-    option = f" --namespace {namespace}" if namespace else ""
-    print(f"fluxtrain mlperf campaign status --selector {label}{option}")
+    print(f"fluxtrain mlperf campaign status --selector {label}")
     return EXIT_OK
 
 

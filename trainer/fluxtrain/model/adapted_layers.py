@@ -57,6 +57,15 @@ def kind_of(name: str) -> str:
     return layer
 
 
+def rate_of(name: str, adapter: AdapterConfig | None) -> float:
+    """Return the factor of the learning rate of parameter ``name``, of an adapter if there are some."""
+    if adapter is None:
+        return 1.0
+    layer, _, matrix = name.rpartition(".")
+    factor: float = getattr(adapter.rates, kind_of(layer))
+    return factor * adapter.rates.up if matrix == "lora_B" else factor
+
+
 def linear_layers(model: ModelConfig) -> dict[str, tuple[int, tuple[tuple[str, int], ...]]]:
     """Return the blocks' linear layers by name: the width of their inputs, and diffusers' parts."""
     return {

@@ -7,7 +7,6 @@ from pydantic import BaseModel, ConfigDict
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.encode.sizes import encoder_bytes
-from fluxtrain.optim import STATE
 from fluxtrain.plan.batch import copied_bytes, samples_ahead
 from fluxtrain.plan.passes import Passes
 
@@ -39,7 +38,16 @@ class Memory(BaseModel):
 
 def state_bytes(config: RunConfig) -> int:
     """Return the bytes of one parameter in a checkpoint: weight and optimizer state in float32."""
-    return _FLOAT32 * (1 + len(STATE[config.optim.name]))
+    return _FLOAT32 * (1 + config.optim.state_values)
+
+
+def _optimizer_values(config: RunConfig, passes: Passes) -> int:
+    """Return the numbers of a parameter besides those that gradients are computed with and AdamW's weight.
+
+    A schedule-free optimizer has a weight of its own where others have the parameter itself.
+    """
+    averages = config.optim.name == "schedule_free_adamw" and not passes.is_rounded
+    return config.optim.state_values + averages
 
 
 def memory(
@@ -60,7 +68,7 @@ def memory(
     parts = {
         "weights": passes.weight_bytes,
         "gradients": peak.gradients,
-        "optimizer": len(STATE[config.optim.name]) * passes.shard_bytes,
+        "optimizer": _optimizer_values(config, passes) * passes.shard_bytes,
         "gathered": peak.gathered,
         "activations": peak.activations,
         "encoders": encoder_bytes(config),

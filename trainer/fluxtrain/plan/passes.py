@@ -90,13 +90,17 @@ class Passes:
         return self._shard(self._trained_padded.total)
 
     @property
+    def is_rounded(self) -> bool:
+        """Return whether trained weights exist in the compute dtype too: on a single rank."""
+        return not self._is_sharded and self._width != _FLOAT32
+
+    @property
     def weight_bytes(self) -> int:
         """Return the bytes of this rank's weights: trained ones in float32, frozen ones as computed with.
 
         A single rank keeps the trained ones in the compute dtype too.
         """
-        is_rounded = not self._is_sharded and self._width != _FLOAT32
-        rounded = self._width * self._trained.total if is_rounded else 0
+        rounded = self._width * self._trained.total if self.is_rounded else 0
         frozen = self._width * self._padded.total // self._shards if self._is_frozen else 0
         return self.shard_bytes + rounded + frozen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fluxtrain.data.order import BatchShares
 from fluxtrain.distributed import World
 from fluxtrain.encode.encoders import Encoders
 from fluxtrain.loss import FlowLoss
+from fluxtrain.model.adapted_layers import rate_of
 from fluxtrain.model.flux import Flux
 from fluxtrain.parallelize import DTYPES
 from fluxtrain.step_times import StepTimes
@@ -41,7 +43,9 @@ class Step:
         self._config, self._device = config, world.device
         self._shares = BatchShares.of(config, world.size)
         self.model, compute = model, DTYPES[config.precision.compute]
-        self.optimizer = optim.make_optimizer(model, config.optim, compute)
+        self.optimizer = optim.make_optimizer(
+            model, config.optim, compute, partial(rate_of, adapter=config.adapter)
+        )
         self.micro_batches = min(self._shares.accumulation_steps, MOST_MICRO_BATCHES)
         self.encoders = encoders and allocated(encoders, world.device)
         self.batch = self._batch(self._shares.micro_batch_size)

@@ -23,6 +23,10 @@ def require_adaptable(config: RunConfig, at: str) -> None:
     if config.task == "train" and config.initial_weights is None:
         text = "must name the weights that the adapters change"
         raise ConfigError(f"{at}.initial_weights", UNSET, text)
+    if config.optim.name == "prodigy" and not config.adapter.rates.is_one:
+        given = config.adapter.rates.model_dump(exclude_defaults=True)
+        text = "must be left out if optim.name is prodigy: it finds one step size for all"
+        raise ConfigError(f"{at}.adapter.rates", given, text)
     _require_layers(config.adapter, config.model, f"{at}.adapter")
 
 

@@ -43,6 +43,37 @@ class AdapterRanks(StrictModel):
     """Modulation of single blocks."""
 
 
+Ratio = Annotated[float, Field(ge=0.001, le=1000)]
+
+
+class AdapterRates(StrictModel):
+    """Factors of the learning rate for adapters of kinds of layers, as in ``adapter.ranks``."""
+
+    img_attn: Ratio = 1.0
+    """``qkv`` and ``proj`` of the image stream of double blocks."""
+    txt_attn: Ratio = 1.0
+    """``qkv`` and ``proj`` of the text stream of double blocks."""
+    img_mlp: Ratio = 1.0
+    """Both layers of the MLP of the image stream of double blocks."""
+    txt_mlp: Ratio = 1.0
+    """Both layers of the MLP of the text stream of double blocks."""
+    img_mod: Ratio = 1.0
+    """Modulation of the image stream of double blocks."""
+    txt_mod: Ratio = 1.0
+    """Modulation of the text stream of double blocks."""
+    single: Ratio = 1.0
+    """``linear1`` and ``linear2`` of single blocks."""
+    single_mod: Ratio = 1.0
+    """Modulation of single blocks."""
+    up: Ratio = 1.0
+    """The matrices B, from the rank up, of all layers: LoRA+ advises 16."""
+
+    @property
+    def is_one(self) -> bool:
+        """Return whether all adapters have the same learning rate."""
+        return all(factor == 1 for _, factor in self)
+
+
 class AdapterConfig(StrictModel):
     """Low-rank adapters of the blocks' linear layers: W becomes W + alpha / rank x B A. They are trained
     instead of the model's weights, which stay as they are, in ``precision.compute``."""
@@ -62,6 +93,12 @@ class AdapterConfig(StrictModel):
     split_qkv: bool = False
     """Give queries, keys, values, and the MLP of single blocks, an adapter each instead of one for their
     fused layer."""
+
+    rates: AdapterRates = AdapterRates()
+    """Factors of the learning rate."""
+    initial: Path | None = None
+    """Adapters to begin with, relative to the models root: a LoRA file of any layout, a run or a checkpoint;
+    null: without effect at first. Another alpha is compensated; smaller ranks are filled up."""
 
     def rank_of(self, kind: str) -> int:
         """Return the rank of layers of ``kind``, a field of ``ranks``; 0 if they have no adapter."""

@@ -44,7 +44,7 @@ FIXED_VALUES: Mapping[str, object] = {
     **{f"model.{name}": value for name, value in ModelConfig().model_dump().items()},
     **{
         f"optim.{name}": value
-        for name, value in OptimConfig().model_dump(exclude={"learning_rate"}).items()
+        for name, value in OptimConfig().model_dump(exclude={"learning_rate", "prodigy"}).items()
     },
     "flow.reference_rounding": True,
     "model.qk_norm_eps": FLOAT32_EPS,

@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from fluxtrain.contract.run.closed_division import FIXED_VALUES, FORBIDDEN_VALUES
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.optim import ProdigyConfig
 
 
 @dataclass(frozen=True)
@@ -144,10 +145,11 @@ FREE_FIELDS = (
     "schedule.steps",
 )
 """Fields that the rules leave to the submitter, so that no value of them is a deviation."""
-_IMPLIED_FIELDS = tuple(
-    f"schedule.{name}" for name in ("decay_fraction", "min_learning_rate", "cycles", "power")
+_IMPLIED_FIELDS = (
+    *(f"schedule.{name}" for name in ("decay_fraction", "min_learning_rate", "cycles", "power")),
+    *(f"optim.prodigy.{name}" for name in ProdigyConfig.model_fields),
 )
-"""Without effect while ``schedule.decay`` is constant, which is fixed."""
+"""Without effect while ``schedule.decay`` is constant and ``optim.name`` adamw, which are fixed."""
 DESIGN_FIELDS = ("precision.compute", "precision.reduce", "precision.fp8")
 """Fields that DESIGN looks at."""
 KNOWN_FIELDS = {*FIXED_VALUES, *FREE_FIELDS, *_IMPLIED_FIELDS, *DESIGN_FIELDS}

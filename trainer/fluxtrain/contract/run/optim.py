@@ -2,30 +2,99 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fluxtrain.contract.strict_model import IMMUTABLE, StrictModel
+from fluxtrain.contract.strict_model import IMMUTABLE, Rule, StrictModel
 
 LearningRate = Annotated[float, Field(gt=0, le=10)]
+OptimizerName = Literal["adamw", "adafactor", "lion", "prodigy", "schedule_free_adamw"]
+STATE_VALUES: Mapping[OptimizerName, int] = {
+    "adamw": 2,
+    "adafactor": 0,
+    "lion": 1,
+    "prodigy": 4,
+    "schedule_free_adamw": 2,
+}
+"""Numbers that the optimizer keeps of a parameter, in float32, in checkpoints too; ``adafactor`` has one of
+each row and column of a matrix."""
+_LEAST_FACTOR = 0.01
+"""Least learning rate of ``prodigy``: smaller ones are meant for other optimizers."""
+
+
+class ProdigyConfig(StrictModel):
+    """Prodigy's estimate d of the step size, a factor of the learning rate."""
+
+    d0: Annotated[float, Field(gt=0, le=1)] = 1e-6
+    """First estimate."""
+    d_coef: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Factor of every estimate; 0.5 to 2 are usual."""
+    growth_rate: Annotated[float, Field(ge=1, le=1000)] | None = None
+    """Most that the estimate grows in a step, such as 1.02; null: unlimited."""
+    bias_correction: bool = False
+    """Correct the bias of the moments, as Adam does; its author advises it for diffusion models."""
+    safeguard_warmup: bool = False
+    """Leave the learning rate out of the estimate's denominator; its author advises it with a warm-up."""
 
 
 class OptimConfig(StrictModel):
     """The optimizer of all parameters, with MLPerf's values."""
 
-    name: Annotated[Literal["adamw"], IMMUTABLE] = "adamw"
-    """The optimizer."""
+    rules: ClassVar = (
+        Rule(
+            "learning_rate",
+            f"must be at least {_LEAST_FACTOR} if name is prodigy: it is a factor of the step size that "
+            "prodigy finds; 1.0 is usual",
+            lambda optim: optim.name != "prodigy" or optim.learning_rate >= _LEAST_FACTOR,
+            f"self.name != 'prodigy' || self.learning_rate >= {_LEAST_FACTOR}",
+            others=("name",),
+        ),
+        Rule(
+            "prodigy",
+            "must be left out unless name is prodigy",
+            lambda optim: optim.name == "prodigy" or optim.prodigy == ProdigyConfig(),
+            "self.name == 'prodigy'",
+            others=("name",),
+        ),
+        Rule(
+            "ema_decay",
+            "must be null if name is schedule_free_adamw: it averages the weights by itself",
+            lambda optim: optim.ema_decay is None or optim.name != "schedule_free_adamw",
+            "self.name != 'schedule_free_adamw'",
+            others=("name",),
+        ),
+    )
+
+    name: Annotated[OptimizerName, IMMUTABLE] = "adamw"
+    """The optimizer. ``adafactor`` keeps a row and a column of each matrix instead of moments, as
+    transformers' without scale_parameter and relative_step; ``lion`` one moment; ``prodigy`` finds its step
+    size; ``schedule_free_adamw`` averages the weights instead of a decay of the learning rate."""
     learning_rate: LearningRate = 1e-4
     """Learning rate after the warm-up. The presets ``mlperf-*`` have that of MLCommons' reference runs for
-    the global batch sizes 512, 1024, 2048 and 4096."""
+    the global batch sizes 512, 1024, 2048 and 4096. ``lion`` needs a third to a tenth of AdamW's, ``prodigy``
+    1.0."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay rate of the first moment."""
+    """Decay rate of the first moment; of ``schedule_free_adamw`` the place between average and steps;
+    ``adafactor`` has none."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Decay rate of the second moment."""
+    """Decay rate of the second moment, and of ``lion``'s only one; that of ``adafactor`` follows from the
+    step."""
     epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    """Added to the denominator for numerical stability."""
+    """Added to the denominator for numerical stability; ``lion`` and ``adafactor`` do not use it."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
     """Decoupled weight decay of all parameters."""
     max_grad_norm: Annotated[float, Field(gt=0, le=1e12)] = 1.0
     """Maximum global L2 norm of the gradients; larger ones are clipped."""
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Keep an exponential moving average of the trained weights, such as 0.999 of it and the rest of the new
+    weights at each step; the first steps count more. Evaluations, sample images and adapter files are of the
+    average; checkpoints have both. null: none."""
+    prodigy: ProdigyConfig = ProdigyConfig()
+    """Options of ``prodigy``."""
+
+    @property
+    def state_values(self) -> int:
+        """Return the numbers that are kept of a parameter besides its weight."""
+        return STATE_VALUES[self.name] + (self.ema_decay is not None)

@@ -1,0 +1,75 @@
+"""The adapters that a run begins with: the updates of a file, as parameters of the run's own adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fluxtrain.adapter.opening import open_adapter
+from fluxtrain.adapter.update import Piece, Update
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.errors import DataError
+from fluxtrain.model.adapted_layers import AdaptedLayer, adapted_layers
+from fluxtrain.model.init import initial_value
+
+
+def initial_parameters(config: RunConfig, models_root: Path) -> dict[str, Tensor]:
+    """Return the parameters, by name, of the layers in ``adapter.initial`` of ``config``; none without it.
+
+    Their updates are those of the file. Raises DataError if it is missing, or does not fit.
+    """
+    if config.adapter is None or config.adapter.initial is None:
+        return {}
+    path = models_root / config.adapter.initial
+    found = open_adapter(path).adapter
+    layers = {layer.name: layer for layer in adapted_layers(config.model, config.adapter)}
+    others = [name for name in found if name not in layers]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise DataError(
+            f"{path}: it adapts {others[0]}{more}, to which spec.run.adapter gives no adapter"
+        )
+    parameters = dict[str, Tensor]()
+    for name, update in found.items():
+        down, up = _fitted(layers[name], update, path, config.drawn_seed)
+        parameters |= {f"{name}.lora_A": down, f"{name}.lora_B": up}
+    return parameters
+
+
+def _fitted(layer: AdaptedLayer, update: Update, path: Path, seed: int) -> tuple[Tensor, Tensor]:
+    """Return A and B of ``layer`` with ``update``."""
+    has, needs = (update.outputs, update.inputs), (layer.outputs, layer.inputs)
+    if has != needs:
+        raise DataError(f"{path}: {layer.name} has shape {has}, should have {needs}")
+    name = f"{layer.name}.lora_A"
+    fresh = initial_value(name, torch.Size(layer.shapes["lora_A"]), seed)
+    down, up = fresh.chunk(len(layer.splits)), torch.zeros(layer.shapes["lora_B"])
+    for own, rows, piece in zip(
+        down, torch.split(up, list(layer.splits)), _pieces(layer, update), strict=True
+    ):
+        if piece.rank > layer.rank:
+            raise DataError(
+                f"{path}: {layer.name} has rank {piece.rank}, more than the {layer.rank} of "
+                "spec.run.adapter; fluxtrain adapter resize writes it with another"
+            )
+        own[: piece.rank] = piece.down
+        rows[:, : piece.rank] = piece.up.float() * (piece.scale / layer.scale)
+    return fresh, up
+
+
+def _pieces(layer: AdaptedLayer, update: Update) -> Iterator[Piece]:
+    """Yield the piece of ``update`` for each of the layer's splits, without columns that are zero."""
+    first = 0
+    for rows in layer.splits:
+        end = first + rows
+        source = next((p for p in update.pieces if p.first <= first and end <= p.end), None)
+        piece = (source or update.whole()).rows(first, end)
+        used = piece.up.count_nonzero(dim=0) > 0
+        if piece.rank > layer.rank:
+            piece = replace(piece, down=piece.down[used], up=piece.up[:, used])
+        yield piece
+        first = end
