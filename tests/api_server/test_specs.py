@@ -166,6 +166,7 @@ def test_specs_that_are_bad_on_a_cluster_only_are_refused_there(
 
 
 CONTEXT_DEPENDENT = {
+    *(f"spec.run.data.buckets.{name}" for name in ("step", "min_side", "max_side")),
     "spec.run.model.hidden_size",
     "spec.run.model.num_heads",
     "spec.run.schedule.min_learning_rate",

@@ -202,6 +202,21 @@ DATA = [
     Bad("spec.run.data", {"source": "images", "image_size": 256, "latent_size": 16},
         "must be image_size / 8 if source is images", "spec.run.data.latent_size"),
     Bad("spec.run.data.path", "train", UNKNOWN),
+    Bad("spec.run.data.buckets", {"step": 40}, "multiple of 16", "spec.run.data.buckets.step"),
+    Bad("spec.run.data.buckets", {"resolutions": [1000]}, "multiple of 16",
+        "spec.run.data.buckets.resolutions[0]"),
+    Bad("spec.run.data.buckets", {"resolutions": [512, 48], "step": 64},
+        "resolutions must be at least step", "spec.run.data.buckets.resolutions"),
+    Bad("spec.run.data.buckets", {"resolutions": [512], "step": 128, "min_side": 320},
+        "min_side must be a multiple of step", "spec.run.data.buckets.min_side"),
+    Bad("spec.run.data.buckets", {"resolutions": [512], "step": 128, "max_side": 1088},
+        "max_side must be a multiple of step", "spec.run.data.buckets.max_side"),
+    Bad("spec.run.data.buckets", {"resolutions": [256, 512], "min_side": 512},
+        "min_side must be at most the smallest", "spec.run.data.buckets.min_side"),
+    Bad("spec.run.data.buckets", {"resolutions": [256, 512], "max_side": 256},
+        "max_side must be at least the largest", "spec.run.data.buckets.max_side"),
+    Bad("spec.run.data.buckets", {"upscale": "no"}, "must be of type boolean",
+        "spec.run.data.buckets.upscale"),
 ]  # fmt: skip
 ENCODERS = [
     Bad("spec.run.encoders.text", "bert", 'supported values: "t5-clip", "minilm"'),
@@ -553,6 +568,7 @@ ONLY_HERE: list[tuple[str, Any, str]] = [
     ("spec.run.model.axes_dim", [4, 6, 8], "the same"),
     ("spec.run.schedule.min_learning_rate", 1.0, "the same"),
     ("spec.run.task", "preprocess", "the same"),
+    ("spec.run.data.buckets", {}, "the same"),
 ]
 """What ``fluxtrain run`` and the operator refuse and the API server takes, each with the reason."""
 

@@ -15,6 +15,8 @@ from fluxtrain.model.flux import Flux
 
 BACKEND = "inductor"
 """Torch's compiler of graphs."""
+_MOST_GRAPHS = 64
+"""Graphs of a kind of block, of which torch allows 8: more end the run."""
 
 
 def blocks(model: Flux) -> list[nn.Module]:
@@ -22,15 +24,21 @@ def blocks(model: Flux) -> list[nn.Module]:
     return [*model.double_blocks, *model.single_blocks]
 
 
-def compile_blocks(model: Flux) -> None:
-    """Compile each block separately, for each shape: equal blocks share one compiled graph."""
+def compile_blocks(model: Flux, has_sizes: bool = False) -> None:
+    """Compile each block separately: equal blocks share one compiled graph.
+
+    It is of one shape; if batches have several sizes, of all: each would take a minute otherwise. Then there
+    may be a few more, as for a single sample, or as many image tokens as text tokens.
+    """
+    if has_sizes:
+        torch._dynamo.config.recompile_limit = _MOST_GRAPHS
     for block in blocks(model):
-        compile_module(block)
+        compile_module(block, has_sizes)
 
 
-def compile_module(module: nn.Module) -> None:
-    """Compile ``module`` when it is called, whole and for each shape."""
-    module.compile(fullgraph=True, dynamic=False, backend=BACKEND)
+def compile_module(module: nn.Module, has_sizes: bool = False) -> None:
+    """Compile ``module`` when it is called, whole; for each shape, or all if it ``has_sizes``."""
+    module.compile(fullgraph=True, dynamic=has_sizes, backend=BACKEND)
 
 
 def compiles(parallel: ParallelConfig, device: torch.device) -> bool:

@@ -28,7 +28,7 @@ def generator(seed: int, stream: int, major: int, minor: int = 0) -> np.random.G
     """Return the generator of ``(seed, stream, major, minor)``.
 
     For ``TRAIN`` major is the global batch counted from 0 and minor the position in it; for
-    ``EVALUATION`` major is the sample's index; for ``ORDER`` the epoch.
+    ``EVALUATION`` major is the sample's index; for ``ORDER`` the epoch, with minor 1 for that of its batches.
     """
     # Philox increments the lowest word of the counter; the others separate the draws
     return np.random.Generator(np.random.Philox(key=[seed, stream], counter=[0, minor, major, 0]))
@@ -73,6 +73,11 @@ def evaluation_draw(
 def epoch_order(seed: int, epoch: int, num_samples: int) -> Array:
     """Return the order of samples in epoch ``epoch``, a permutation of ``range(num_samples)``."""
     return generator(seed, ORDER, epoch).permutation(num_samples)
+
+
+def batch_order(seed: int, epoch: int, num_batches: int) -> Array:
+    """Return the order of the batches in epoch ``epoch`` of a set of several sizes, a permutation."""
+    return generator(seed, ORDER, epoch, 1).permutation(num_batches)
 
 
 def _timestep(

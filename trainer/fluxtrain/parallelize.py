@@ -74,7 +74,7 @@ def empty_model(config: RunConfig, world: World) -> Flux:
         use_fp8(model, config.precision.fp8, world.device)
     recompute_activations(model, config.parallel.activation_checkpointing)
     if compiles(config.parallel, world.device):
-        compile_blocks(model)
+        compile_blocks(model, has_sizes=config.data.buckets is not None)
     if uses_fsdp(config, world.size):
         mesh = world.mesh(Sharding.of(config, world.size, world.local_size).dp_replicate)
         shard(model, mesh, config.parallel, config.precision)

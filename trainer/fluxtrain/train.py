@@ -28,8 +28,14 @@ from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.closed_division import begins_closed, wrong_sets
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.presets import MLPERF_VALIDATION_SET
+from fluxtrain.data.bucket_order import BucketOrder
 from fluxtrain.data.device_batches import DeviceBatches, EvaluationData
-from fluxtrain.data.loader import evaluation_batch_size, evaluation_batches, training_batches
+from fluxtrain.data.loader import (
+    evaluation_batch_size,
+    evaluation_batches,
+    training_batches,
+    training_order,
+)
 from fluxtrain.data.order import PADDING, BatchShares
 from fluxtrain.data.sources import Sources
 from fluxtrain.distributed import StopRequest, World
@@ -191,7 +197,8 @@ class _Trainer:
         )
         self.validation = EvaluationData(validation, world.device)
         self.sampler = GridSampler(config, self.paths, world, sources)
-        self.observer.on_data_opened(sources)
+        self.order = training_order(config, sources.train)
+        self.observer.on_data_opened(sources, self.order)
         return sources
 
     def _warm_up(self) -> None:
@@ -209,14 +216,14 @@ class _Trainer:
         """Take one optimizer step; then log, evaluate, sample and save if due."""
         config, observer = self.config, self.observer
         step = self.run.step + 1
-        observer.on_step_begin(step)
+        observer.on_step_begin(self.run, self._image_tokens)
         last = step == config.schedule.steps
         evaluates = _is_due(step, config.evaluation_steps) or (last and config.evaluation.at_end)
         if evaluates:
             self.validation.begin()
         totals = self._accumulate(batches)
         norm = self._update(step)
-        samples = step * config.schedule.global_batch_size
+        samples = self.order.samples(step)
         self.run = replace(self.run, step=step, samples=samples)
         observer.on_step_end(step)
         with observer.waiting_for_data():
@@ -248,15 +255,17 @@ class _Trainer:
 
     def _accumulate(self, batches: DeviceBatches) -> Tensor:
         """Sum the gradients of this rank's micro batches; return (sum of losses, number of samples)."""
+        # of a whole batch, also if this one has fewer samples: each weighs equally
         per_rank = self.shares.global_batch_size / self.shares.num_ranks
         totals, used = torch.zeros(2, device=self.world.device), list[int]()
-        for number in range(1, self.shares.accumulation_steps + 1):
+        shares = self.shares.of_batch(self.order.count(self.run.step))
+        for number in range(1, shares.accumulation_steps + 1):
             with self.observer.waiting_for_data():
                 batch = next(batches)
             self.observer.log_unreadable(batch.faults)
             losses, weights = optimizer_step.add_gradients(
                 *(self.flow_loss, self.encode, batch, per_rank, self.observer.step_times),
-                is_last=number == self.shares.accumulation_steps,
+                is_last=number == shares.accumulation_steps,
             )
             totals[0] += losses.sum()
             totals[1] += weights.sum()
@@ -344,6 +353,14 @@ class _Trainer:
             self.checkpoints.save(self.run)
             if wait:
                 self.checkpoints.finish()
+
+    @property
+    def _image_tokens(self) -> int:
+        """Return the image tokens of each sample of the next step."""
+        if not isinstance(self.order, BucketOrder):
+            return self.config.image_tokens
+        height, width = self.order.latent_size(self.run.step)
+        return height * width // 4
 
     @property
     def _pin(self) -> bool:

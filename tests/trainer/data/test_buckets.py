@@ -76,9 +76,9 @@ def test_sides_are_limited_without_upscaling_too() -> None:
 
 
 def test_an_image_is_a_sample_in_each_resolution() -> None:
-    both = Buckets.of(BucketsConfig(resolutions=[512, 1024]), 256)
+    both = Buckets(BucketsConfig(), (512, 1024))
     assert [p.size for p in both.placements(1000, 1000)] == [(512, 512), (1024, 1024)]
-    small = Buckets.of(BucketsConfig(resolutions=[512, 1024], upscale=False), 256)
+    small = Buckets(BucketsConfig(upscale=False), (512, 1024))
     assert [p.size for p in small.placements(400, 500)] == [(384, 448)]
 
 
@@ -108,7 +108,7 @@ def test_wrong_fields_are_refused(values: dict[str, Any], message: str) -> None:
 
 
 def _buckets(resolution: int, **fields: Any) -> Buckets:
-    return Buckets.of(BucketsConfig(**fields), resolution)
+    return Buckets(BucketsConfig(**fields), (resolution,))
 
 
 def _images() -> list[Size]:

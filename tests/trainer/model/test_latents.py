@@ -6,7 +6,7 @@ from diffusers import FluxPipeline
 
 from fluxtrain.model.latents import image_ids, pack, text_ids, unpack
 
-SIZES = [(16, 4, 6), (4, 2, 2), (16, 32, 32)]
+SIZES = [(16, 4, 6), (4, 2, 2), (16, 32, 32), (16, 96, 160)]
 
 
 @pytest.mark.parametrize(("channels", "height", "width"), SIZES)
@@ -35,7 +35,7 @@ def test_packing_equals_diffusers(channels: int, height: int, width: int) -> Non
     assert torch.equal(unpack(img, height, width), theirs)
 
 
-@pytest.mark.parametrize(("height", "width"), [(4, 6), (2, 2), (32, 32)])
+@pytest.mark.parametrize(("height", "width"), [(4, 6), (2, 2), (32, 32), (96, 160)])
 def test_image_ids_equal_diffusers(height: int, width: int) -> None:
     theirs = FluxPipeline._prepare_latent_image_ids(
         1, height // 2, width // 2, torch.device("cpu"), torch.float32

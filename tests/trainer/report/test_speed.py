@@ -18,6 +18,7 @@ from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
 from fluxtrain.fence import claim
 from fluxtrain.gpus import find_peak
+from fluxtrain.model.adapter_flops import run_flops
 from fluxtrain.report.clock import Clock
 from fluxtrain.report.observer import Observer
 from fluxtrain.report.run_logs import StepMetrics
@@ -127,6 +128,29 @@ def test_mfu_and_flops_follow_from_the_throughput() -> None:
     speedometer.peak = find_peak("AMD Instinct MI325X", "bfloat16")
     speed = speedometer.measure(samples=2 * 4 * 330, seconds=20.0)
     assert speed.mfu == pytest.approx(33 * 20.4137 / 1307.4, rel=1e-5)
+
+
+def test_flops_are_those_of_the_sizes_that_were_trained_on() -> None:
+    config = make_config(preset="dev-lora", initial_weights="w", data={"buckets": {}})
+    largest, small = config.image_tokens, 40 * 96
+    assert (largest, run_flops(config, largest)) == (4096, run_flops(config))
+    speedometer = Speedometer(config, World.alone())
+    for samples, tokens in ((8, largest), (3, small), (8, small)):
+        speedometer.count(samples, tokens)
+    speed = speedometer.measure(samples=19, seconds=1.0)
+    expected = 8 * run_flops(config, largest) + 11 * run_flops(config, small)
+    assert speed.tflops_per_gpu == pytest.approx(expected / 1e12, rel=1e-9)
+    speedometer.count(8, small)
+    speed = speedometer.measure(samples=27, seconds=2.0)
+    assert speed.tflops_per_gpu == pytest.approx(8 * run_flops(config, small) / 1e12, rel=1e-9)
+
+
+def test_the_time_left_is_that_of_the_samples_left() -> None:
+    speedometer = Speedometer(make_config(preset="micro", schedule={"steps": 10}), World.alone())
+    speedometer.total_samples = 90  # of 160, if no batch had fewer
+    speed = speedometer.measure(samples=30, seconds=6.0)
+    assert speed.remaining_seconds == pytest.approx(12.0)
+    assert speed.step_seconds == pytest.approx(1.8)
 
 
 def test_a_record_names_the_peak_or_says_that_it_is_unknown(run: Run, tmp_path: Path) -> None:

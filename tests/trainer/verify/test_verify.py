@@ -99,6 +99,7 @@ def row_of(found: Comparison, name: str) -> Row:
         ("mlperf-schnell", 1, 8, {"model": FEW_BLOCKS, "precision": {"fp8": "tensorwise"}}),
         ("dev-finetune", 1, 8, {"model": FEW_BLOCKS}),
         ("dev-lora", 1, 1, {"model": FEW_BLOCKS}),
+        ("micro", 1, 2, {"data": {"buckets": {"step": 16, "resolutions": [48, 64]}}}),
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": SPLIT}),
     ],
 )

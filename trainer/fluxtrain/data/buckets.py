@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fluxtrain.contract.run.buckets import BucketsConfig, Size
+from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT, BucketsConfig, Size
+from fluxtrain.contract.run.data import DataConfig
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Placement:
     def latent_size(self) -> Size:
         """Return height and width of the latents, which have eight pixels each way."""
         width, height = self.size
-        return height // 8, width // 8
+        return height // PIXELS_PER_LATENT, width // PIXELS_PER_LATENT
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,10 @@ class Buckets:
     """Square roots of the number of pixels."""
 
     @staticmethod
-    def of(config: BucketsConfig, image_size: int) -> Buckets:
-        """Return the buckets of the resolutions of ``config``, or of ``image_size`` if it has none."""
-        return Buckets(config, tuple(config.resolutions) or (image_size,))
+    def of(data: DataConfig) -> Buckets:
+        """Return the buckets of ``data``, which has some."""
+        assert data.buckets is not None
+        return Buckets(data.buckets, data.resolutions)
 
     def placements(self, width: int, height: int) -> tuple[Placement, ...]:
         """Return how an image of ``width`` x ``height`` pixels is brought to each resolution.

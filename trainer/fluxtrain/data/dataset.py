@@ -1,4 +1,4 @@
-"""The interface of encoded data sets: samples of one shape, read by index into a batch's tensors.
+"""The interface of encoded data sets: samples, of one or several sizes, read by index into a batch's tensors.
 
 Axes: n samples, l text tokens, d text width, v pooled width, ch h w latent image.
 """
@@ -6,14 +6,16 @@ Axes: n samples, l text tokens, d text width, v pooled width, ch h w latent imag
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fluxtrain.contract.run.buckets import Size
 from fluxtrain.draws import Array
 
 
@@ -25,6 +27,10 @@ class SampleShape:
     vec: int
     latent: tuple[int, int, int]  # ch h w
     dtype: torch.dtype = torch.float32
+
+    def at(self, latent_size: Size) -> SampleShape:
+        """Return the shapes of a sample whose latents have this height and width."""
+        return replace(self, latent=(self.latent[0], *latent_size))
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,14 @@ class Dataset(Protocol):
     """Samples by index; may be used in several processes after it was opened in one."""
 
     shape: SampleShape
+    """The shape of the samples; of a set of several sizes, with one of them."""
     attribution: str
     """The attribution that the images' licence requires; empty if it requires none."""
+
+    @property
+    def latent_sizes(self) -> Array:
+        """Return height and width of the latents of every sample, "n 2"."""
+        ...
 
     @property
     def files(self) -> Sequence[Path]:
@@ -83,7 +95,8 @@ class Dataset(Protocol):
     def read(self, indices: Array, out: Encodings, skip_text: Array) -> list[str | None]:
         """Fill ``out`` with the samples at ``indices`` and return a fault message, or None, per sample.
 
-        The text encodings of samples with ``skip_text`` are not written: their prompts are dropped.
+        Their latents are of one size, that of ``out``. The text encodings of samples with ``skip_text`` are
+        not written: their prompts are dropped.
         """
         ...
 
@@ -102,6 +115,19 @@ class Dataset(Protocol):
     def empty_text(self) -> tuple[Float[Tensor, "l d"], Float[Tensor, " v"]] | None:
         """Return the empty prompt's encodings, None if they are in a file of their own."""
         ...
+
+
+def shape_at(dataset: Dataset, indices: Array) -> SampleShape:
+    """Return the shape of the samples at ``indices``, whose latents are of one size."""
+    if not len(indices):
+        return dataset.shape
+    height, width = dataset.latent_sizes[indices[0]].tolist()
+    return dataset.shape.at((height, width))
+
+
+def same_sizes(shape: SampleShape, count: int) -> Array:
+    """Return the height and width of ``shape`` for each of ``count`` samples, "n 2"; it takes no memory."""
+    return np.broadcast_to(np.array(shape.latent[1:]), (count, 2))
 
 
 def sample_shape(

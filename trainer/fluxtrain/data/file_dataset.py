@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fluxtrain.data.dataset import Encodings, SampleShape
+from fluxtrain.data.dataset import Encodings, SampleShape, same_sizes
 from fluxtrain.data.shard_writer import sample_views
 from fluxtrain.data.shards import FIELDS
 from fluxtrain.draws import NUM_TIMESTEPS, Array
@@ -60,6 +60,11 @@ class FileDataset(ABC):
                 indices.tolist(), faults, out.finite(skipped), strict=True
             )
         ]
+
+    @property
+    def latent_sizes(self) -> Array:
+        """Return height and width of the latents of every sample, "n 2"."""
+        return same_sizes(self.shape, len(self))
 
     @property
     def stored_timesteps(self) -> Array | None:

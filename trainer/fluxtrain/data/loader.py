@@ -1,6 +1,6 @@
 """Loads the batches of a run in worker processes; a batch is a pure function of its number.
 
-Item n of a rank is its n-th micro batch; a resume starts at another n and needs no state.
+A resume starts at another number and needs no state.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -20,8 +20,10 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from fluxtrain import draws
+from fluxtrain.contract.run.buckets import Size
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.batch import Batch, ImageBatch, drawn_fields
+from fluxtrain.data.bucket_order import BucketOrder
 from fluxtrain.data.dataset import Dataset, Encodings
 from fluxtrain.data.empty_text import EmptyText
 from fluxtrain.data.images.dataset import ImageDataset, build_image_batch
@@ -30,6 +32,7 @@ from fluxtrain.data.sources import Source, Sources
 from fluxtrain.draws import NUM_TIMESTEPS, Array, Draw
 
 AnyBatch = Batch | ImageBatch
+AnyOrder = Order | BucketOrder
 Build = Callable[[Array, list[Draw]], AnyBatch]
 """Returns the batch of the samples at the given indices with their draws."""
 
@@ -43,14 +46,20 @@ def training_batches(
     pin: bool = False,
 ) -> Iterator[AnyBatch]:
     """Yield this rank's micro batches from global batch ``first_batch`` (from 0) to the last one."""
-    is_sequential = config.data.order == "sequential"
-    order = Order(config.drawn_seed, len(sources.train), shares.global_batch_size, is_sequential)
-    batches = TrainingBatches(
-        config, _builder(sources.train, sources.empty_text), order, shares, rank
-    )
-    steps = shares.accumulation_steps
-    numbers = range(first_batch * steps, config.schedule.steps * steps)
+    order = training_order(config, sources.train)
+    build_batch = _builder(sources.train, sources.empty_text)
+    batches = TrainingBatches(config, build_batch, order, shares, rank)
+    numbers = _MicroBatches(batches, range(first_batch, config.schedule.steps))
     return iter(_loader(config, batches, numbers, pin))
+
+
+def training_order(config: RunConfig, source: Source) -> AnyOrder:
+    """Return the order of the training samples."""
+    seed, size = config.drawn_seed, config.schedule.global_batch_size
+    is_sequential = config.data.order == "sequential"
+    if config.data.buckets is None or isinstance(source, ImageDataset):
+        return Order(seed, len(source), size, is_sequential)
+    return BucketOrder(seed, np.ascontiguousarray(source.latent_sizes), size, is_sequential)
 
 
 def evaluation_batches(
@@ -62,7 +71,7 @@ def evaluation_batches(
     """
     size = evaluation_batch_size(config, len(source), world_size)
     batches = EvaluationBatches(config, source, _builder(source, None), size)
-    rounds = -(-len(source) // (size * world_size))
+    rounds = -(-batches.count // world_size)
     return _loader(config, batches, range(rank, rounds * world_size, world_size), pin)
 
 
@@ -78,7 +87,7 @@ def _builder(source: Source, empty: EmptyText | None) -> Build:
 
 
 def _loader(
-    config: RunConfig, batches: TorchDataset[AnyBatch], numbers: range, pin: bool
+    config: RunConfig, batches: TorchDataset[AnyBatch], numbers: Numbers, pin: bool
 ) -> DataLoader[AnyBatch]:
     workers = min(config.data.num_workers, len(numbers))
     return DataLoader(
@@ -116,22 +125,49 @@ class TrainingBatches(TorchDataset[AnyBatch]):
 
     config: RunConfig
     build: Build
-    order: Order
+    order: AnyOrder
     shares: BatchShares
     rank: int
 
     def __getitem__(self, number: int) -> AnyBatch:
-        """Return micro batch ``number``, counted from 0 over the whole run."""
+        """Return a micro batch: ``number`` is its global batch x ``accumulation_steps`` + its own in it."""
         batch, micro_step = divmod(number, self.shares.accumulation_steps)
-        positions = self.shares.positions(self.rank, micro_step)
+        positions = self.shares_of(batch).positions(self.rank, micro_step)
         shape, flow, seed = self.config.latent_shape, self.config.flow, self.config.drawn_seed
+        if isinstance(self.order, BucketOrder):
+            shape = shape[0], *self.order.latent_size(batch)
         drawn = [draws.training_draw(seed, batch, int(p), shape, flow) for p in positions]
         return self.build(self.order.indices(batch, positions), drawn)
+
+    def shares_of(self, batch: int) -> BatchShares:
+        """Return how global batch ``batch`` is divided."""
+        return self.shares.of_batch(self.order.count(batch))
+
+
+@dataclass(frozen=True)
+class _MicroBatches:
+    """The numbers of the micro batches of some global batches."""
+
+    of: TrainingBatches
+    batches: range
+
+    def __len__(self) -> int:
+        """Return the most numbers that there can be."""
+        return len(self.batches) * self.of.shares.accumulation_steps
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the numbers in order."""
+        for batch in self.batches:
+            first = batch * self.of.shares.accumulation_steps
+            yield from range(first, first + self.of.shares_of(batch).accumulation_steps)
+
+
+Numbers = range | _MicroBatches
 
 
 @dataclass
 class EvaluationBatches(TorchDataset[AnyBatch]):
-    """The validation set in order, batch by batch; the last batches are padded."""
+    """The validation set, size by size and in order, batch by batch; the last of a size is padded."""
 
     config: RunConfig
     source: Source
@@ -139,17 +175,35 @@ class EvaluationBatches(TorchDataset[AnyBatch]):
     size: int
 
     def __getitem__(self, number: int) -> AnyBatch:
-        """Return batch ``number``."""
-        indices = np.arange(number * self.size, (number + 1) * self.size)
-        indices[indices >= len(self.source)] = PADDING
-        read = np.maximum(indices, 0)
+        """Return batch ``number``, padding only if the set has fewer."""
+        indices, latent_size = self._indices(number)
+        read = np.where(indices == PADDING, 0, indices)
         times = self.source.timesteps(read) / NUM_TIMESTEPS
-        shape, seed = self.config.latent_shape, self.config.drawn_seed
+        shape, seed = (self.config.latent_channels, *latent_size), self.config.drawn_seed
         drawn = [
             draws.evaluation_draw(seed, int(i), float(t), shape)
             for i, t in zip(read, times, strict=True)
         ]
         return self.build(indices, drawn)
+
+    @property
+    def count(self) -> int:
+        """Return the batches of the whole set."""
+        return self._order.batches_per_epoch
+
+    def _indices(self, number: int) -> tuple[Array, Size]:
+        """Return the samples of batch ``number``, and the size of their latents."""
+        if number >= self.count:  # other ranks still have one
+            return np.full(self.size, PADDING), self._order.latent_size(0)
+        return self._order.indices(number, np.arange(self.size)), self._order.latent_size(number)
+
+    @cached_property
+    def _order(self) -> BucketOrder:
+        if isinstance(self.source, ImageDataset):
+            sizes = np.broadcast_to(self.config.latent_shape[1:], (len(self.source), 2))
+        else:
+            sizes = self.source.latent_sizes
+        return BucketOrder(self.config.drawn_seed, sizes, self.size, is_sequential=True)
 
 
 def build(
@@ -157,8 +211,9 @@ def build(
 ) -> Batch:
     """Return the batch of the samples at ``indices``, padding last, with their draws."""
     dropped = np.array([draw.dropped for draw in drawn])
-    encodings = Encodings.empty(len(indices), dataset.shape)
     real = int((indices != PADDING).sum())
+    latent = drawn[0].noise.shape
+    encodings = Encodings.empty(len(indices), dataset.shape.at((latent[1], latent[2])))
     faults = dataset.read(indices[:real], encodings.first(real), dropped[:real]) if real else []
     if empty is None:
         faults = _check_text(dataset, indices[:real], encodings.first(real), faults)

@@ -39,6 +39,14 @@ class Order:
         indices[inside] = self._samples(batch * self.global_batch_size + positions[inside])
         return indices
 
+    def count(self, batch: int) -> int:
+        """Return the samples of global batch ``batch``."""
+        return self.global_batch_size
+
+    def samples(self, batches: int) -> int:
+        """Return the samples of the first ``batches`` global batches."""
+        return batches * self.global_batch_size
+
     def _samples(self, ordinals: Array) -> Array:
         """Return the indices at ``ordinals`` of the concatenated permutations."""
         epochs, places = np.divmod(ordinals, self.num_samples)
@@ -89,6 +97,14 @@ class BatchShares:
     def accumulation_steps(self) -> int:
         """Return the micro batches of each rank in one optimizer step."""
         return -(-self.global_batch_size // (self.micro_batch_size * self.num_ranks))
+
+    def of_batch(self, count: int) -> BatchShares:
+        """Return the shares of a batch of ``count`` samples: fewer than usual if it has fewer."""
+        if count == self.global_batch_size:
+            return self
+        share = -(-count // self.num_ranks)
+        size = -(-share // -(-share // self.micro_batch_size))
+        return BatchShares(count, size, self.num_ranks)
 
     @property
     def padding(self) -> int:

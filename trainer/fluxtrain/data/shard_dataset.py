@@ -1,7 +1,8 @@
 """Encoded data sets: text encodings and latents' distributions in safetensors shards, read at random.
 
     folder/
-      shard_000000.safetensors   txt [n l d], vec [n v], mean and logvar [n ch h w], timestep [n]
+      shard_000000.safetensors   txt [n l d], vec [n v], mean and logvar [n ch h w], timestep [n];
+                                 h and w may differ from shard to shard
       shard_000000.json          keys, captions and CRC-32 of every record
       dataset.json               written last: lists the shards
 
@@ -12,16 +13,19 @@ Axes: n samples, l text tokens, d text width, v pooled width, ch h w latent imag
 from __future__ import annotations
 
 import zlib
+from functools import cached_property
 from pathlib import Path
+
+import numpy as np
 
 from fluxtrain.data.file_dataset import TEXT_FIELDS, FileDataset
 from fluxtrain.data.open_files import OpenFiles, read_into
 from fluxtrain.data.shards import (
     FIELDS,
     attribution,
-    common_shape,
     open_shards,
     read_listing,
+    shapes_of,
 )
 from fluxtrain.draws import Array
 
@@ -37,10 +41,19 @@ class ShardDataset(FileDataset):
         listing = read_listing(folder)
         self._shards = open_shards(folder, listing)
         super().__init__(folder, (shard.num_samples for shard in self._shards), verify)
-        self.shape = common_shape(self._shards)
+        self._shapes = shapes_of(self._shards)
+        self.shape = self._shapes[0]
         self.attribution = attribution(listing)
         self._files = OpenFiles([shard.path for shard in self._shards])
         self._sums: dict[int, Array] = {}
+
+    @cached_property
+    def latent_sizes(self) -> Array:
+        """Return height and width of the latents of every sample, "n 2"."""
+        if all(shape == self.shape for shape in self._shapes):
+            return super().latent_sizes
+        sizes = np.array([shape.latent[1:] for shape in self._shapes])
+        return np.repeat(sizes, [shard.num_samples for shard in self._shards], axis=0)
 
     @property
     def files(self) -> list[Path]:

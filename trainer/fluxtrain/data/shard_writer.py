@@ -31,6 +31,10 @@ class _Shard:
     captions: list[str] = field(default_factory=list)
     timesteps: list[int | None] = field(default_factory=list)
 
+    def takes(self, sample: Sample) -> bool:
+        """Return whether the latents of ``sample`` are of the size of those before."""
+        return self.tensors["mean"].shape[1:] == sample.mean.shape
+
     def append(self, sample: Sample) -> None:
         """Copy ``sample``."""
         for name, tensor in self.tensors.items():
@@ -49,7 +53,10 @@ class _Shard:
 
 
 class ShardWriter(SampleWriter):
-    """Writes an encoded data set; the encodings of an added sample are copied."""
+    """Writes an encoded data set; the encodings of an added sample are copied.
+
+    A shard ends where the size of the latents changes, so add samples of one size after one another.
+    """
 
     def __init__(
         self,
@@ -65,6 +72,8 @@ class ShardWriter(SampleWriter):
         self._shard: _Shard | None = None
 
     def _append(self, sample: Sample) -> None:
+        if self._shard is not None and not self._shard.takes(sample):
+            self._finish_file()
         if self._shard is None:
             self._shard = _Shard({name: self._empty(getattr(sample, name)) for name in FIELDS})
         self._shard.append(sample)

@@ -95,24 +95,28 @@ def attribution(listing: dict[str, Any]) -> str:
     return text[:_MAX_ATTRIBUTION] if isinstance(text, str) and text.isprintable() else ""
 
 
-def common_shape(shards: list[Shard]) -> SampleShape:
-    """Return the shape of every sample; DataError, naming the shard, if one differs."""
-    first = _shapes(shards[0])
-    for shard in shards:
-        if _shapes(shard) != first:
+def shapes_of(shards: list[Shard]) -> list[SampleShape]:
+    """Return the shape of the samples of each shard; only height and width of latents may differ.
+
+    Raises DataError, naming the shard, if anything else does.
+    """
+    shapes = [_shape(shard) for shard in shards]
+    for shard, shape in zip(shards, shapes, strict=True):
+        if shape.at((0, 0)) != shapes[0].at((0, 0)):
             raise DataError(
                 f"{shard.path}: its samples differ in shape from {shards[0].path.name}'s"
             )
-    shape = sample_shape(*zip(*first, strict=True))
+    return shapes
+
+
+def _shape(shard: Shard) -> SampleShape:
+    stored = [(shard.spans[field].shape[1:], shard.spans[field].dtype) for field in FIELDS]
+    shape = sample_shape(*zip(*stored, strict=True))
     if shape is None:
-        raise DataError(f"{shards[0].path}: its shapes are not those of encoded samples")
+        raise DataError(f"{shard.path}: its shapes are not those of encoded samples")
     if not shape.dtype.is_floating_point:
-        raise DataError(f"{shards[0].path}: its samples are of type {shape.dtype}")
+        raise DataError(f"{shard.path}: its samples are of type {shape.dtype}")
     return shape
-
-
-def _shapes(shard: Shard) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    return [(shard.spans[field].shape[1:], shard.spans[field].dtype) for field in FIELDS]
 
 
 def _open(listing: Path, entry: object) -> Shard:

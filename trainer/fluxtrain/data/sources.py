@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.data.dataset import Dataset, SampleShape
 from fluxtrain.data.empty_text import EmptyText, read_empty_text
 from fluxtrain.data.images.dataset import ImageDataset, open_images
 from fluxtrain.data.layouts.detect import open_encoded
 from fluxtrain.data.synthetic import SyntheticDataset
+from fluxtrain.draws import Array
 from fluxtrain.errors import ConfigError
 
 PARTS = ("train", "validation")
@@ -54,6 +58,7 @@ def _open_dataset(config: RunConfig, data_root: Path, part: str) -> Dataset:
     layout = None if config.data.layout == "auto" else config.data.layout
     dataset = open_encoded(folder, layout, config.data.verify_checksums)
     _check_fits(config, dataset.shape, folder)
+    require_sizes(config.data, dataset.latent_sizes, str(folder))
     return dataset
 
 
@@ -73,6 +78,21 @@ def open_empty_text(config: RunConfig, data_root: Path, dataset: Dataset) -> Emp
     return empty[0].to(dataset.shape.dtype), empty[1].to(dataset.shape.dtype)
 
 
+def require_sizes(data: DataConfig, latent_sizes: Array, name: str) -> None:
+    """Raise ConfigError if ``data`` has no such sizes of latents; ``name`` is that of the set."""
+    for height, width in np.unique(latent_sizes, axis=0).tolist():
+        if data.takes_latents(height, width):
+            continue
+        found = f"the data in {name} has latents of {height} x {width}"
+        if data.buckets is None:
+            path, given = "data.latent_size", str(data.latent_size)
+            found += "" if height == width else "; set data.buckets for other sizes than squares"
+        else:
+            path, given = "data.buckets", str(data.buckets)
+            found += f", {8 * width} x {8 * height} pixels, which are no bucket"
+        raise ConfigError(f"spec.run.{path}", given, found)
+
+
 def _check_fits(config: RunConfig, shape: SampleShape, folder: Path) -> None:
     model, data = config.model, config.data
     for path, configured, stored in (
@@ -80,8 +100,6 @@ def _check_fits(config: RunConfig, shape: SampleShape, folder: Path) -> None:
         ("model.context_in_dim", model.context_in_dim, shape.txt[1]),
         ("model.vec_in_dim", model.vec_in_dim, shape.vec),
         ("model.in_channels", model.in_channels, shape.latent[0] * 4),
-        ("data.latent_size", data.latent_size, shape.latent[1]),
-        ("data.latent_size", data.latent_size, shape.latent[2]),
     ):
         if configured != stored:
             raise ConfigError(f"spec.run.{path}", configured, f"the data in {folder} has {stored}")

@@ -1,4 +1,7 @@
-"""A data set without files: each class has one random latent and one random text encoding."""
+"""A data set without files: each class has one random latent and one random text encoding.
+
+With buckets the classes have one size after the other.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,20 @@ class SyntheticDataset:
         self.attribution = ""
         data, model = config.data, config.model
         self.num_samples, self.num_classes = num_samples, data.synthetic.classes
-        side = data.latent_size
+        self._sizes = np.array(data.latent_sizes)
         self.shape = SampleShape(
-            (data.text_length, model.context_in_dim),
-            model.vec_in_dim,
-            (config.latent_channels, side, side),
+            (data.text_length, model.context_in_dim), model.vec_in_dim, config.latent_shape
         )
         self._txt = _normal(config.drawn_seed, 0, (self.num_classes, *self.shape.txt))
         self._vec = _normal(config.drawn_seed, 1, (self.num_classes, self.shape.vec))
-        self._mean = _normal(config.drawn_seed, 2, (self.num_classes, *self.shape.latent))
+        channels, (height, width) = config.latent_channels, self._sizes.max(axis=0).tolist()
+        self._mean = _normal(config.drawn_seed, 2, (self.num_classes, channels, height, width))
+
+    @property
+    def latent_sizes(self) -> Array:
+        """Return height and width of the latents of every sample, "n 2"."""
+        classes = np.arange(len(self)) % self.num_classes
+        return self._sizes[classes % len(self._sizes)]
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -48,7 +56,8 @@ class SyntheticDataset:
         classes = torch.from_numpy(indices % self.num_classes)
         torch.index_select(self._txt, 0, classes, out=out.txt)
         torch.index_select(self._vec, 0, classes, out=out.vec)
-        torch.index_select(self._mean, 0, classes, out=out.mean)
+        height, width = out.mean.shape[2:]
+        torch.index_select(self._mean[:, :, :height, :width], 0, classes, out=out.mean)
         out.logvar.fill_(_LOGVAR)
         return [None] * len(indices)
 

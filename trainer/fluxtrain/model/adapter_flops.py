@@ -10,14 +10,18 @@ from fluxtrain.model.adapted_layers import BLOCKS, AdaptedLayer, adapted_layers
 from fluxtrain.model.flops import Linear, forward_flops, linears, rows_of, training_flops
 
 
-def run_flops(config: RunConfig) -> int:
-    """Return the FLOPs of forward and backward for one sample of ``config``, without recomputation."""
-    sizes = config.model, config.image_tokens, config.data.text_length
+def run_flops(config: RunConfig, image_tokens: int | None = None) -> int:
+    """Return the FLOPs of forward and backward for one sample of ``config``, without recomputation.
+
+    It has ``image_tokens``, or those of the largest image.
+    """
+    image_tokens = image_tokens or config.image_tokens
+    sizes = config.model, image_tokens, config.data.text_length
     if config.adapter is None:
         return training_flops(*sizes)
     layers = adapted_layers(config.model, config.adapter)
     first = min(_block_of(config, layer.name) for layer in layers)
-    tokens = config.image_tokens + config.data.text_length
+    tokens = image_tokens + config.data.text_length
     attention = 4 * tokens * tokens * config.model.hidden_size
     trained_blocks = config.model.depth + config.model.depth_single_blocks - first
     backward = sum(
@@ -25,13 +29,13 @@ def run_flops(config: RunConfig) -> int:
         for layer in linears(*sizes)
         if _passes_gradient(config, layer, first, {each.name for each in layers})
     )
-    adapters = sum(_adapter_flops(config, layer) for layer in layers)
+    adapters = sum(_adapter_flops(config, layer, image_tokens) for layer in layers)
     return forward_flops(*sizes) + backward + 2 * trained_blocks * attention + adapters
 
 
-def _adapter_flops(config: RunConfig, layer: AdaptedLayer) -> int:
+def _adapter_flops(config: RunConfig, layer: AdaptedLayer, image_tokens: int) -> int:
     """Return the FLOPs of both products of ``layer``'s adapter, and of their gradients."""
-    rows = rows_of(layer.name, config.image_tokens, config.data.text_length)
+    rows = rows_of(layer.name, image_tokens, config.data.text_length)
     (stacked, inputs), (outputs, rank) = layer.shapes.values()
     down, up = 2 * rows * stacked * inputs, 2 * rows * outputs * rank
     return (3 if rows > 1 else 2) * down + 3 * up  # a modulation's input needs no gradient

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.order import BatchShares
@@ -76,7 +78,13 @@ class Plan(BaseModel):
     trainable_parameters: int
     """Parameters that are trained."""
     flops_per_sample: int
-    """FLOPs of forward and backward, without recomputation."""
+    """FLOPs of forward and backward, without recomputation; of the largest image."""
+    image_width: int
+    """Width of the largest image in pixels: memory, FLOPs and time are those of its size."""
+    image_height: int
+    """Its height."""
+    num_image_sizes: int
+    """Sizes of buckets, 1 without; those that are cut smaller are not counted."""
     reshards_after_forward: bool
     """Whether gathered weights are freed after the forward pass."""
     memory_bytes_per_gpu: Memory
@@ -183,6 +191,9 @@ def make_plan(
         parameters=counts.total,
         trainable_parameters=trained,
         flops_per_sample=flops,
+        image_width=config.data.largest_latent[1] * PIXELS_PER_LATENT,
+        image_height=config.data.largest_latent[0] * PIXELS_PER_LATENT,
+        num_image_sizes=len(config.data.latent_sizes),
         reshards_after_forward=settled.parallel.reshards,
         memory_bytes_per_gpu=_memory(settled, sharding, micro_batch, device is not None),
         communication_bytes_per_step=sent_by_rank(settled, sharding, accumulation),
@@ -281,4 +292,4 @@ def _largest_micro_batch(config: RunConfig, sharding: Sharding, device: Gpu | No
 
 def _sample_bytes(config: RunConfig) -> int:
     text = config.data.text_length * config.model.context_in_dim + config.model.vec_in_dim
-    return 2 * (text + 2 * config.latent_channels * config.data.latent_size**2)
+    return 2 * (text + 2 * math.prod(config.latent_shape))

@@ -32,7 +32,17 @@ def _model(plan: Plan) -> list[Row]:
     return [
         ("parameters", f"{plan.parameters:,}", "all trained"),
         ("FLOPs per sample", decimal(plan.flops_per_sample, "FLOP"), "forward and backward"),
+        *_sizes(plan),
     ]
+
+
+def _sizes(plan: Plan) -> list[Row]:
+    if plan.num_image_sizes == 1:
+        return []
+    text = (
+        f"pixels: the largest of {plan.num_image_sizes} sizes; memory, FLOPs and time are its own"
+    )
+    return [("image", f"{plan.image_width} × {plan.image_height}", text)]
 
 
 def _step(plan: Plan) -> list[Row]:

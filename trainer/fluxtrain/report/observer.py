@@ -16,6 +16,7 @@ from fluxtrain.contract.launch import METRICS_FILE, SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.progress import COMPILE, EVALUATE, FINISH, SAMPLE, SAVE, STEP
 from fluxtrain.contract.run.closed_division import Violation
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.loader import AnyOrder
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import Sources
 from fluxtrain.distributed import World
@@ -64,6 +65,7 @@ class Observer:
         self._clock = clock or Clock(partial(_finish, world.device))
         self._speedometer = Speedometer(config, world)
         self._data_wait = 0.0
+        self._order: AnyOrder | None = None
         self._ledger: Ledger | None = None
         self._logs: RunLogs | None = None  # on rank 0
         self._convergence: Convergence | None = None  # on rank 0
@@ -128,8 +130,10 @@ class Observer:
             peak = self._speedometer.peak
             self._logs.print_summary(run, self.world, num_parameters, port, peak)
 
-    def on_data_opened(self, sources: Sources) -> None:
-        """Log what was opened."""
+    def on_data_opened(self, sources: Sources, order: AnyOrder) -> None:
+        """Log what was opened; ``order`` is that of the training samples."""
+        self._order = order
+        self._speedometer.total_samples = order.samples(self.config.schedule.steps)
         if self._logs is not None:
             self._logs.on_data_opened(sources)
 
@@ -152,12 +156,15 @@ class Observer:
             self._logs.on_train_begin()
         self.world.barrier()
 
-    def on_step_begin(self, step: int) -> None:
-        """Report that ``step`` begins."""
+    def on_step_begin(self, run: RunState, image_tokens: int) -> None:
+        """Report that the step after ``run`` begins, on samples with ``image_tokens``."""
+        step = run.step + 1
+        assert self._order is not None, "its samples are opened"
+        self._speedometer.count(self._order.count(run.step), image_tokens)
         is_logged = step % self.config.logging.every_steps == 0
         self.step_times.begin_step(is_logged or step == self.config.schedule.steps)
         if self._logs is not None:
-            self._logs.on_step_begin(step)
+            self._logs.on_step_begin(run.samples)
 
     def on_step_end(self, step: int) -> None:
         """Report that ``step`` was submitted to the device."""

@@ -106,9 +106,9 @@ class RunLogs:
         """Start MLPerf's clock."""
         self._mlperf.ready()
 
-    def on_step_begin(self, step: int) -> None:
-        """Open an MLPerf block if none is open."""
-        self._mlperf.block_start((step - 1) * self._config.schedule.global_batch_size)
+    def on_step_begin(self, samples: int) -> None:
+        """Open an MLPerf block after ``samples``, if none is open."""
+        self._mlperf.block_start(samples)
 
     def on_step_end(self, step: int) -> None:
         """Move the progress bar."""

@@ -57,10 +57,12 @@ class Speedometer:
 
     def __init__(self, config: RunConfig, world: World) -> None:
         """Measure a run of ``config`` on all ranks of ``world``."""
-        self._schedule, self._world = config.schedule, world
-        flops = run_flops(config)
-        self._tflops_per_sample = flops / _TERA
+        self._config, self._world = config, world
         self._last = (0, 0.0)
+        self._flops = dict[int, int]()  # of a sample, by its image tokens
+        self._counted = list[tuple[int, int]]()  # samples and image tokens of each step
+        self.total_samples = config.schedule.steps * config.schedule.global_batch_size
+        """Of the whole run."""
         self.peak: Peak | None = None
         """What MFU is a fraction of; None if it is unknown."""
         if world.device.type == "cuda":
@@ -72,6 +74,10 @@ class Speedometer:
         """Measure from ``run`` on."""
         self._last = (run.samples, run.train_seconds)
 
+    def count(self, samples: int, image_tokens: int) -> None:
+        """Count a step on ``samples`` of one size; of steps that are not counted, all have the largest."""
+        self._counted.append((samples, image_tokens))
+
     def measure(self, samples: int, seconds: float) -> Speed:
         """Return the speed since the last call; in all, ``samples`` took ``seconds`` of training.
 
@@ -80,9 +86,9 @@ class Speedometer:
         used, spent = samples - self._last[0], seconds - self._last[1]
         self._last = (samples, seconds)
         rate = used / spent if spent > 0 else 0.0
-        batch = self._schedule.global_batch_size
-        left = self._schedule.steps * batch - samples
-        tflops = rate * self._tflops_per_sample / self._world.size
+        batch = self.total_samples / self._config.schedule.steps
+        left = self.total_samples - samples
+        tflops = rate * self._mean_flops() / _TERA / self._world.size
         return Speed(
             samples_per_second=rate,
             step_seconds=spent * batch / max(used, 1),
@@ -91,3 +97,14 @@ class Speedometer:
             mfu=tflops * _TERA / self.peak.flops if self.peak else None,
             memory=Memory.of(self._world.device),
         )
+
+    def _mean_flops(self) -> float:
+        """Return the FLOPs of a sample, the mean of those counted since the last call."""
+        counted = self._counted or [(1, self._config.image_tokens)]
+        self._counted = []
+        return sum(n * self._flops_of(tokens) for n, tokens in counted) / sum(n for n, _ in counted)
+
+    def _flops_of(self, image_tokens: int) -> int:
+        if image_tokens not in self._flops:
+            self._flops[image_tokens] = run_flops(self._config, image_tokens)
+        return self._flops[image_tokens]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from PIL.Image import Image
+from torch import Tensor
 
 from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.dataset import Encodings
+from fluxtrain.data.dataset import Dataset, Encodings, shape_at
 from fluxtrain.data.empty_text import EmptyText
 from fluxtrain.data.images.dataset import ImageDataset
 from fluxtrain.data.sources import Source, Sources
@@ -42,7 +45,7 @@ class GridContents:
     texts: list[TextEncoding]
     negatives: list[TextEncoding]
     """Of each prompt: its negative prompt, or the empty one."""
-    originals: Latents
+    originals: list[Float[Tensor, "ch h w"]]
     """Latents of the validation images, whose prompts are the last ones."""
 
 
@@ -116,7 +119,8 @@ class GridSampler:
         indices = np.linspace(0, max(len(source) - 1, 0), count).round().astype(np.int64)
         originals, own, empty = self._read_samples(source, indices)
         captions = [source.caption(int(index)) for index in indices]
-        prompts = chosen + plain_prompts(config, captions, first=len(chosen))
+        plain = plain_prompts(config, captions, first=len(chosen))
+        prompts = chosen + [_sized(*each) for each in zip(plain, originals, strict=True)]
         wanted = [each.text for each in chosen] + [each.negative for each in chosen]
         encoded = self._encode([text for text in wanted if text])
         negatives = [encoded.get(each.negative, empty) for each in prompts]
@@ -126,7 +130,7 @@ class GridSampler:
 
     def _read_samples(
         self, source: Source, indices: Array
-    ) -> tuple[Latents, list[TextEncoding], TextEncoding]:
+    ) -> tuple[list[Tensor], list[TextEncoding], TextEncoding]:
         """Return latents and texts of the samples at ``indices``, and the encoding of the empty prompt."""
         if isinstance(source, ImageDataset):
             encoders = load_encoders(self.config, self.paths.models, self.world.device)
@@ -135,14 +139,13 @@ class GridSampler:
             assert self.sources.empty_text is not None
             empty = self.sources.empty_text
         if not len(indices):
-            return torch.empty(0, *self.config.latent_shape), [], _on_host(empty)
+            return [], [], _on_host(empty)
         if isinstance(source, ImageDataset):
-            rows = encoders.encode_at(source, indices)
+            parts = [encoders.encode_at(source, indices)]
         else:
-            rows = Encodings.empty(len(indices), source.shape)
-            source.read(indices, rows, np.zeros(len(indices), dtype=bool))
-        texts = [_on_host(text) for text in zip(rows.txt, rows.vec, strict=True)]
-        return rows.mean.float(), texts, _on_host(empty)
+            parts = [_read(source, index) for index in indices]
+        texts = [_on_host(text) for part in parts for text in zip(part.txt, part.vec, strict=True)]
+        return [mean.float() for part in parts for mean in part.mean], texts, _on_host(empty)
 
     def _encode(self, texts: list[str]) -> dict[str, TextEncoding]:
         """Return the encodings of ``texts``; an encoder that training does not need is freed again."""
@@ -187,6 +190,20 @@ class GridSampler:
         parts += ["validation prompts, the originals above the model's"] * bool(originals)
         title = f"step {step}: {'; then '.join(parts)}"
         save_grid(path, columns, title, self.sources.validation.attribution)
+
+
+def _read(dataset: Dataset, index: int) -> Encodings:
+    """Return the encodings of sample ``index``."""
+    indices = np.array([index])
+    rows = Encodings.empty(1, shape_at(dataset, indices))
+    dataset.read(indices, rows, np.zeros(1, dtype=bool))
+    return rows
+
+
+def _sized(prompt: Prompt, original: Float[Tensor, "ch h w"]) -> Prompt:
+    """Return ``prompt`` with the size of the image whose latents are ``original``."""
+    height, width = (PIXELS_PER_LATENT * side for side in original.shape[1:])
+    return replace(prompt, width=width, height=height)
 
 
 def _on_host(text: EmptyText) -> TextEncoding:

@@ -9,12 +9,14 @@ from pydantic import Field
 
 from fluxtrain.contract.strict_model import Rule, StrictModel
 
-PIXELS_PER_TOKEN = 16
-"""Side of the image that one token stands for: eight pixels per latent, two latents per token."""
+PIXELS_PER_LATENT = 8
+"""Side of the image that one latent stands for."""
+PIXELS_PER_TOKEN = 2 * PIXELS_PER_LATENT
+"""Side of the image that one token stands for."""
 
 Size = tuple[int, int]
 """Width and height of an image in pixels."""
-_Side = Annotated[int, Field(ge=16, le=32_768, multiple_of=PIXELS_PER_TOKEN)]
+Side = Annotated[int, Field(ge=16, le=32_768, multiple_of=PIXELS_PER_TOKEN)]
 
 
 class BucketsConfig(StrictModel):
@@ -59,14 +61,14 @@ class BucketsConfig(StrictModel):
         ),
     )
 
-    resolutions: Annotated[list[_Side], Field(max_length=8)] = []
+    resolutions: Annotated[list[Side], Field(max_length=8)] = []
     """Square roots of the number of pixels, such as 1024 for 1024 x 1024 pixels in any aspect ratio. With
     several, an image is a sample in each of them; empty: data.image_size."""
-    step: _Side = 64
+    step: Side = 64
     """Widths and heights are multiples of this."""
-    min_side: _Side | None = None
+    min_side: Side | None = None
     """Shortest side of a bucket; null: half the resolution."""
-    max_side: _Side | None = None
+    max_side: Side | None = None
     """Longest side of a bucket; null: twice the resolution."""
     upscale: bool = True
     """Enlarge images that are smaller than their bucket. If false, the bucket of a smaller image has its own
@@ -76,12 +78,15 @@ class BucketsConfig(StrictModel):
         """Return the shortest and the longest side of buckets of ``resolution``: multiples of the step."""
         shortest = -(-resolution // 2 // self.step) * self.step
         longest = 2 * resolution // self.step * self.step
+        if not self.upscale:
+            return self.step, self.max_side or longest
         return self.min_side or shortest, self.max_side or longest
 
     def sizes(self, resolution: int) -> Sequence[Size]:
-        """Return the sizes of at most ``resolution`` x ``resolution`` pixels, sorted.
+        """Return the largest sizes of at most ``resolution`` x ``resolution`` pixels, sorted.
 
-        The square, and for each width the greatest height, both also with their sides exchanged.
+        The square, and for each width the greatest height, both also with their sides exchanged. Buckets that
+        do not enlarge images may be smaller each way.
         """
         shortest, longest = self.sides(resolution)
         square = resolution // self.step * self.step
@@ -91,3 +96,12 @@ class BucketsConfig(StrictModel):
             if height >= shortest:
                 found |= {(width, height), (height, width)}
         return sorted(found)
+
+    def has(self, size: Size, resolution: int) -> bool:
+        """Return whether ``size`` is one of a bucket of ``resolution``."""
+        width, height = size
+        sizes = self.sizes(resolution)
+        if self.upscale:
+            return size in sizes
+        whole = width % self.step == height % self.step == 0
+        return whole and any(width <= w and height <= h for w, h in sizes)

@@ -33,6 +33,7 @@ FIXED_VALUES: Mapping[str, object] = {
     "initial_weights": None,
     "data.image_size": 256,
     "data.latent_size": 32,
+    "data.buckets": None,
     "data.text_length": 256,
     "data.order": "sequential",
     "data.max_bad_fraction": 0.0,

@@ -245,8 +245,9 @@ class RunConfig(StrictModel):
 
     @property
     def image_tokens(self) -> int:
-        """Return the number of image tokens (packed latents) of one sample."""
-        return (self.data.latent_size // 2) ** 2
+        """Return the number of image tokens (packed latents) of one sample, the largest."""
+        height, width = self.data.largest_latent
+        return height * width // 4
 
     @property
     def latent_channels(self) -> int:
@@ -255,6 +256,5 @@ class RunConfig(StrictModel):
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
-        """Return the shape "ch h w" of one sample's latents, before packing."""
-        side = self.data.latent_size
-        return self.latent_channels, side, side
+        """Return the shape "ch h w" of one sample's latents, the largest, before packing."""
+        return self.latent_channels, *self.data.largest_latent

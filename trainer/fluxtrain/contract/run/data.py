@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT, BucketsConfig, Size
 from fluxtrain.contract.strict_model import (
     IMMUTABLE,
     Fraction,
@@ -68,6 +69,9 @@ class DataConfig(StrictModel):
     """Side length of the square images in pixels."""
     latent_size: Annotated[int, Field(ge=2, le=4096, multiple_of=2), IMMUTABLE] = 32
     """Side length of the latents: image_size / 8 with FLUX's autoencoder."""
+    buckets: Annotated[BucketsConfig | None, IMMUTABLE] = None
+    """Train on images of several aspect ratios, such as {}, each in its size; null: on squares. Each global
+    batch has images of one size. Of what is left of a size in an epoch is a batch with fewer images."""
     text_length: Annotated[int, Field(ge=1, le=8192), IMMUTABLE] = 256
     """Text tokens per sample."""
     num_workers: Annotated[int, Field(ge=0, le=256)] = 4
@@ -80,3 +84,30 @@ class DataConfig(StrictModel):
     """Fail if more than this fraction of the samples read so far, or of a validation set, is unreadable."""
     synthetic: Annotated[SyntheticConfig, IMMUTABLE] = SyntheticConfig()
     """The synthetic data set."""
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        """Return the square roots of the number of pixels of the images."""
+        return tuple(self.buckets.resolutions if self.buckets else ()) or (self.image_size,)
+
+    @property
+    def latent_sizes(self) -> list[Size]:
+        """Return height and width of the latents of all buckets, of which smaller ones may be cut."""
+        if self.buckets is None:
+            return [(self.latent_size, self.latent_size)]
+        sizes = {size for resolution in self.resolutions for size in self.buckets.sizes(resolution)}
+        return sorted(
+            (height // PIXELS_PER_LATENT, width // PIXELS_PER_LATENT) for width, height in sizes
+        )
+
+    @property
+    def largest_latent(self) -> Size:
+        """Return height and width of the latents of the bucket with the most pixels."""
+        return max(self.latent_sizes, key=lambda size: (size[0] * size[1], -abs(size[0] - size[1])))
+
+    def takes_latents(self, height: int, width: int) -> bool:
+        """Return whether samples may have latents of this size."""
+        if self.buckets is None:
+            return height == width == self.latent_size
+        size = width * PIXELS_PER_LATENT, height * PIXELS_PER_LATENT
+        return any(self.buckets.has(size, resolution) for resolution in self.resolutions)

@@ -7,6 +7,7 @@ from typing import Any
 
 from fluxtrain.contract.run import closed_division
 from fluxtrain.contract.run.adapted_run import require_adaptable
+from fluxtrain.contract.run.bucket_run import require_buckets
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.contract.run.reference_schedule import require_schedule, schedule_values
@@ -26,6 +27,7 @@ def resolve(run: Mapping[str, Any], at: str = "spec.run") -> RunConfig:
     closed_division.require_allowed(config, at)
     require_schedule(run, config, at)
     require_adaptable(config, at)
+    require_buckets(config, at)
     return config
 
 

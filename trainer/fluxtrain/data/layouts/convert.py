@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fluxtrain.contract.run.data import Layout
-from fluxtrain.data.dataset import Encodings
+from fluxtrain.data.dataset import Encodings, shape_at
 from fluxtrain.data.file_dataset import FileDataset
 from fluxtrain.data.layouts.detect import detect, make_writer, open_encoded
 from fluxtrain.data.sample_writer import Sample
@@ -36,8 +36,8 @@ def convert(
 
     ``layout`` None detects the layout of ``source``. What was written is read back and compared, sample by
     sample, before ``target`` is renamed into place. Megabytes are in memory at once, or one shard.
-    Raises DataError for the first unreadable sample, ConfigError if ``target`` exists or ``source`` is not
-    bfloat16, StorageError if what was written differs.
+    Raises DataError for the first unreadable sample, ConfigError if ``target`` exists, ``source`` is not
+    bfloat16 or has several sizes, which only shards hold; StorageError if what was written differs.
     """
     layout = layout or detect(source)
     dataset = open_encoded(source, layout, verify=layout == "shards")
@@ -59,6 +59,8 @@ def _check(source: Path, target: Path, dataset: FileDataset, to: Layout) -> None
         raise ConfigError("TARGET", str(target), "exists already; name a new folder")
     if target.resolve().is_relative_to(source.resolve()):
         raise ConfigError("TARGET", str(target), "is inside the source")
+    if to != "shards" and len(np.unique(dataset.latent_sizes, axis=0)) > 1:
+        raise ConfigError("--to", to, "holds samples of one size only; use shards")
     if dataset.shape.dtype != torch.bfloat16:
         dtype = str(dataset.shape.dtype).removeprefix("torch.")
         raise ConfigError("SOURCE", str(source), f"holds {dtype}; these layouts hold bfloat16")
@@ -89,9 +91,13 @@ def _compare(written: FileDataset, hashes: list[bytes], target: Path, advance: A
 def samples(dataset: FileDataset) -> Iterator[Sample]:
     """Yield every sample of ``dataset`` in order; DataError, naming it, if one cannot be read."""
     stored, count = dataset.stored_timesteps, len(dataset)
-    for begin in range(0, count, _SAMPLES_PER_READ):
-        indices = np.arange(begin, min(begin + _SAMPLES_PER_READ, count))
-        batch = Encodings.empty(len(indices), dataset.shape)  # a new one: writers keep samples
+    changes = np.any(np.diff(dataset.latent_sizes, axis=0), axis=1)  # of size
+    ends = np.union1d(
+        np.arange(_SAMPLES_PER_READ, count, _SAMPLES_PER_READ), np.nonzero(changes)[0] + 1
+    )
+    for indices in np.split(np.arange(count), ends):
+        shape = shape_at(dataset, indices)
+        batch = Encodings.empty(len(indices), shape)  # a new one: writers keep samples
         faults = dataset.read(indices, batch, np.zeros(len(indices), dtype=bool))
         for row, (index, fault) in enumerate(zip(indices.tolist(), faults, strict=True)):
             if fault:
