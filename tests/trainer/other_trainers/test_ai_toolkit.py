@@ -35,6 +35,7 @@ def test_a_lora_has_the_values_of_its_file(tmp_path: Path) -> None:
     assert config.model.guidance_embed
     assert (config.optim.name, config.optim.learning_rate) == ("adamw", 2e-4)
     assert (config.optim.epsilon, config.optim.weight_decay) == (1e-6, 1e-3)
+    assert (config.optim.beta2, config.optim.ema_decay) == (0.999, 0.99)
     assert (config.schedule.steps, config.schedule.global_batch_size) == (1500, 16)
     assert (config.schedule.decay, config.schedule.warmup_steps) == ("constant", 40)
     assert (config.parallel.micro_batch_size, config.parallel.activation_checkpointing) == (2, 1.0)
@@ -85,3 +86,23 @@ def test_every_field_of_the_table_exists() -> None:
     for name, row in AI_TOOLKIT.options.items():
         assert row.note or row.fields, name
         assert set(row.fields) <= FIELDS, name
+
+
+@pytest.mark.parametrize(
+    ("train", "expected"),
+    [
+        ("optimizer: prodigy8bit, lr: 1e-4, optimizer_params: {d_coef: 2}",
+         {"name": "prodigy", "learning_rate": 1.0, "epsilon": 1e-6, "weight_decay": 0.0}),
+        ("optimizer: lion8bit, lr: 1e-5", {"name": "lion", "learning_rate": 1e-5, "beta2": 0.99}),
+        ("optimizer: adafactor, lr: 1e-5", {"name": "adafactor", "learning_rate": 1e-5}),
+        ("optimizer: adafactor, optimizer_params: {relative_step: true}", {"name": "adamw"}),
+    ],
+)  # fmt: skip
+def test_an_optimizer_has_ai_toolkit_s_settings(
+    tmp_path: Path, train: str, expected: dict[str, object]
+) -> None:
+    text = (
+        f"job: extension\nconfig: {{name: a, process: [{{type: sd_trainer, train: {{{train}}}}}]}}"
+    )
+    optim = imported(tmp_path, text).config.optim.model_dump()
+    assert {key: optim[key] for key in expected} == expected

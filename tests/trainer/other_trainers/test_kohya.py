@@ -207,3 +207,45 @@ def test_images_need_a_text_file_of_prompts(tmp_path: Path, prompts: str) -> Non
     found = imported(tmp_path, f"{prompts}sample_every_n_steps = 5")
     assert "sample_every_n_steps" in {line.option for line in found.lines[Fate.MISSING]}
     assert found.config.sampling.every_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ('optimizer_type = "Lion8bit"\nlearning_rate = 3e-5',
+         {"name": "lion", "beta2": 0.99, "weight_decay": 0.0, "learning_rate": 3e-5}),
+        ('optimizer_type = "prodigy"\nlearning_rate = 1\noptimizer_args = ["d_coef=2", "decouple=True"]',
+         {"name": "prodigy", "weight_decay": 0.0, "learning_rate": 1.0, "beta2": 0.999}),
+        ('optimizer_type = "AdaFactor"\noptimizer_args = ["relative_step=False", "scale_parameter=False"]',
+         {"name": "adafactor", "weight_decay": 0.0, "learning_rate": 2e-6}),
+        ('optimizer_type = "AdamWScheduleFree"\nlearning_rate = 1e-3',
+         {"name": "schedule_free_adamw", "weight_decay": 0.0, "beta1": 0.9}),
+    ],
+)  # fmt: skip
+def test_an_optimizer_has_the_settings_of_its_package(
+    tmp_path: Path, options: str, expected: dict[str, object]
+) -> None:
+    optim = imported(tmp_path, options).config.optim.model_dump()
+    assert {key: optim[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        'optimizer_type = "AdaFactor"',
+        'optimizer_type = "Prodigy"\nlearning_rate = 1\noptimizer_args = ["decouple=False"]',
+    ],
+)
+def test_an_optimizer_with_other_settings_has_no_counterpart(tmp_path: Path, options: str) -> None:
+    found = imported(tmp_path, options)
+    assert found.config.optim.name == "adamw"
+    notes = {line.option: line.note for line in found.lines[Fate.MISSING]}
+    assert "only with optimizer_args" in notes["optimizer_type"]
+    assert "learning_rate" in notes
+
+
+def test_an_adapter_begins_with_a_file_and_its_up_matrices_learn_faster(tmp_path: Path) -> None:
+    text = 'network_weights = "a.safetensors"\nnetwork_args = ["loraplus_lr_ratio=4"]\n'
+    config = imported(tmp_path, 'network_module = "networks.lora_flux"\n' + text).config
+    assert config.adapter is not None
+    assert (config.adapter.initial, config.adapter.rates.up) == ("a.safetensors", 4.0)

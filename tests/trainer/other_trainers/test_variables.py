@@ -42,27 +42,46 @@ def test_the_values_are_those_of_the_variables_and_of_the_script() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("PARAMS_NOISE_OFFSET", "0.1"),
-        ("PARAMS_NUM_CYCLES", "3"),
-        ("PARAMS_OPTIMIZER_ARGS", "eps=1e-6"),
-        ("PARAMS_RESUME_FROM", "/workspace/output/x.safetensors"),
-    ],
-)
-def test_what_does_nothing_in_sd_scripts_says_so(name: str, value: str) -> None:
-    lines = import_variables({name: value}, {}).lines[Fate.INERT]
+@pytest.mark.parametrize("name", ["PARAMS_NOISE_OFFSET", "PARAMS_NUM_CYCLES"])
+def test_what_does_nothing_in_sd_scripts_says_so(name: str) -> None:
+    lines = import_variables({name: "3"}, {}).lines[Fate.INERT]
     assert f"${name}" in {line.option for line in lines if line.is_given and line.note}
+
+
+def test_the_script_s_own_values_are_those_of_prodigy() -> None:
+    config = import_variables({}, {}, epoch_samples=400).config
+    assert config.adapter is not None
+    assert (config.optim.name, config.optim.learning_rate) == ("prodigy", 1.0)
+    assert (config.optim.prodigy.d_coef, config.optim.weight_decay) == (2.0, 0.1)
+    assert not config.optim.prodigy.bias_correction
+    assert not config.optim.prodigy.safeguard_warmup
+    assert (config.optim.beta2, config.optim.epsilon) == (0.999, 1e-8)
+    assert (config.schedule.decay, config.schedule.steps) == ("constant", 2000)
+    assert (config.adapter.rank, config.adapter.alpha) == (32, 4.0)
+
+
+def test_what_the_script_does_not_pass_on_is_used_here() -> None:
+    arguments = "use_bias_correction=True weight_decay=0.3 growth_rate=1.02"
+    environment = {"PARAMS_OPTIMIZER_ARGS": arguments, "PARAMS_RESUME_FROM": "style.safetensors"}
+    found = import_variables(environment, {})
+    assert found.config.adapter is not None
+    assert found.config.adapter.initial == "style.safetensors"
+    assert found.config.optim.prodigy.bias_correction
+    assert found.config.optim.prodigy.growth_rate == 1.02
+    assert found.config.optim.weight_decay == 0.3
+    environment["PARAMS_WEIGHT_DECAY"] = "0.2"
+    assert import_variables(environment, {}).config.optim.weight_decay == 0.2, "the variable wins"
 
 
 def test_every_variable_is_named_once_by_its_name() -> None:
     values = {"BASE_MODEL": "flux", "OUTPUT_NAME": "cat", **ADAMW}
     values |= {name: row.default for name, row in VARIABLES.items() if row.default} | values
+    values["PARAMS_OPTIMIZER_ARGS"] = "d0=1e-5"
     values |= {name: "1" for name in VARIABLES if name not in values and name != "OUTPUT_PATH"}
     lines = import_variables(values, {}).lines
     named = [line.option for those in lines.values() for line in those if line.is_given]
-    assert sorted(named) == sorted(f"${name}" for name in values)
+    expected = ["optimizer_args.d0", *(f"${name}" for name in values)]
+    assert sorted(named) == sorted(expected)
 
 
 def test_the_file_of_an_environment_is_printed(
@@ -87,6 +106,8 @@ def test_the_file_of_an_environment_is_printed(
         ("PARAMS_SPLIT_QKV", "yes", "$PARAMS_SPLIT_QKV: got 'yes'; must be true or false"),
         ("PARAMS_TIMESTEP_SAMPLING", "x", "$PARAMS_TIMESTEP_SAMPLING: got 'x'; must be sigma,"),
         ("BASE_MODEL", "sdxl", "$BASE_MODEL: got 'sdxl'; must be flux"),
+        ("PARAMS_OPTIMIZER_ARGS", "fast", "must be a list of NAME=VALUE, not 'fast'"),
+        ("PARAMS_LEARNING_RATE", "1e-4", "got '1e-4'; optim.learning_rate must be at least 0.01"),
         ("OUTPUT_NAME", "___", "$OUTPUT_NAME: got '___'; must have a letter or a digit"),
     ],
 )

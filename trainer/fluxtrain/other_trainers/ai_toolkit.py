@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fluxtrain.other_trainers import ai_toolkit_values as values
 from fluxtrain.other_trainers import common
 from fluxtrain.other_trainers.imported import Trainer
+from fluxtrain.other_trainers.optimizers import FIELDS, ema
 from fluxtrain.other_trainers.option import (
     Option,
     automatic,
@@ -87,6 +88,14 @@ _SAVE: Mapping[str, Option] = {
     "save.push_to_hub": missing("nothing is uploaded"),
     **each("save.hf_repo_id save.hf_private", missing("nothing is uploaded")),
 }
+_PRODIGY = ("prodigy",)
+_PARAMS: tuple[tuple[str, str, tuple[str, ...], Callable[[Reading, str], object]], ...] = (
+    ("weight_decay", "optim.weight_decay", (), Reading.number),
+    ("eps", "optim.epsilon", ("adamw", "prodigy"), Reading.number),
+    ("d_coef", "optim.prodigy.d_coef", _PRODIGY, Reading.number),
+    ("use_bias_correction", "optim.prodigy.bias_correction", _PRODIGY, Reading.flag),
+    ("safeguard_warmup", "optim.prodigy.safeguard_warmup", _PRODIGY, Reading.flag),
+)
 _TRAIN: Mapping[str, Option] = {
     "train.steps": field("schedule.steps", Reading.positive, 1000),
     "train.batch_size": fields(
@@ -100,19 +109,22 @@ _TRAIN: Mapping[str, Option] = {
         automatic("is part of schedule.global_batch_size"),
     ),
     "train.optimizer": fields(
-        ["optim.name", "optim.epsilon", "optim.beta2"], values.optimizer, "adamw"
+        FIELDS, values.OPTIMIZERS.convert, "adamw", "with its package's settings, epsilon 1e-6"
     ),
+    "train.lr": fields(["optim.learning_rate"], values.learning_rate, 1e-6),
+    "train.unet_lr": fields(["optim.learning_rate"], values.learning_rate, note="wins over lr"),
     **{
-        name: fields(
-            ["optim.learning_rate"], values.of_optimizer("optim.learning_rate"), default, note
+        f"train.optimizer_params.{name}": fields(
+            [path], values.OPTIMIZERS.setting(path, *only, read=read)
         )
-        for name, default, note in (("train.lr", 1e-6, ""), ("train.unet_lr", None, "wins over lr"))
+        for name, path, only, read in _PARAMS
     },
-    "train.optimizer_params.weight_decay": fields(
-        ["optim.weight_decay"], values.of_optimizer("optim.weight_decay"), 0.01
+    "train.optimizer_params.betas": fields(["optim.beta1", "optim.beta2"], values.OPTIMIZERS.betas),
+    **each(
+        "train.optimizer_params.relative_step train.optimizer_params.scale_parameter "
+        "train.optimizer_params.warmup_init",
+        automatic("is part of train.optimizer"),
     ),
-    "train.optimizer_params.eps": fields(["optim.epsilon"], values.of_optimizer("optim.epsilon")),
-    "train.optimizer_params.betas": fields(["optim.beta1", "optim.beta2"], values.betas),
     "train.lr_scheduler": fields(["schedule.decay"], values.schedule, "constant"),
     "train.lr_scheduler_params.num_warmup_steps": fields(
         ["schedule.warmup_steps"], values.warmup, 0, "with constant_with_warmup"
@@ -139,8 +151,10 @@ _TRAIN: Mapping[str, Option] = {
     ),
     "train.loss_type": missing("the loss is the squared error", "mse"),
     "train.content_or_style": missing("flow.timestep_sampling has other draws", "balanced"),
-    "train.ema_config.use_ema": missing("no average of the weights is kept"),
-    "train.ema_config.ema_decay": missing("no average of the weights is kept"),
+    "train.ema_config.use_ema": automatic("is part of train.ema_config.ema_decay"),
+    "train.ema_config.ema_decay": fields(
+        ["optim.ema_decay"], ema("train.ema_config.use_ema"), 0.999, "with use_ema"
+    ),
     "train.train_unet": fields([], values.train_unet, note="must be true"),
     "train.train_text_encoder": missing("text encoders are not trained here"),
     "train.text_encoder_lr": missing("text encoders are not trained here"),

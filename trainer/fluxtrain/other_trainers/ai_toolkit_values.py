@@ -6,13 +6,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from fluxtrain.other_trainers import common
-from fluxtrain.other_trainers.option import Convert, Values
+from fluxtrain.other_trainers.optimizers import Optimizers
+from fluxtrain.other_trainers.option import Values
 from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
 
 MORE_PROCESSES, MORE_DATASETS = "process[1]", "datasets[1]"
-OPTIMIZERS = {"adamw": "adamw", "adamw8": "adamw", "adamw8bit": "adamw"}
+_NAMES = dict.fromkeys(("adamw", "adamw8", "adamw8bit"), "adamw")
+_NAMES |= {"lion": "lion", "lion8bit": "lion", "adafactor": "adafactor"}
+_NAMES |= {"prodigy": "prodigy", "prodigy8bit": "prodigy"}
+_SMALLEST_FACTOR = 0.1
+"""Learning rate below which ai-toolkit gives Prodigy 1.0."""
 _SAMPLINGS = {"sigmoid": "sigmoid", "linear": "uniform", "flux_shift": "flux_shift"}
 _BATCH, _STEPS = "train.batch_size", "train.gradient_accumulation_steps"
+
+
+def _other_settings(reading: Reading, name: str) -> str:
+    """Return why the optimizer ``name`` of ours is not the same beside optimizer_params; empty: it is."""
+    if name == "adafactor":
+        for setting in ("relative_step", "scale_parameter"):
+            if reading.is_on(f"train.optimizer_params.{setting}"):
+                return f"only without {setting}"
+    return ""
+
+
+OPTIMIZERS = Optimizers("train.optimizer", _NAMES, {"optim.epsilon": 1e-6}, refuse=_other_settings)
 
 
 def take_apart(reading: Reading) -> dict[str, object]:
@@ -103,29 +120,13 @@ def batch(reading: Reading, name: str) -> Values:
     return common.batch(_BATCH, steps)(reading, name)
 
 
-def is_known(reading: Reading) -> bool:
-    """Return whether the optimizer has a counterpart."""
-    return reading.word("train.optimizer") in OPTIMIZERS
-
-
-def optimizer(reading: Reading, name: str) -> Values:
-    """Return the optimizer; ai-toolkit sets epsilon to 1e-6."""
-    why = "here adamw, with the preset's learning rate"
-    values: dict[str, object] = {"optim.name": reading.among(name, OPTIMIZERS, why)}
-    if reading.word(name) != "adamw":
-        reading.notes[name] = "the same update; its states are float32 here"
-    return {**values, "optim.epsilon": 1e-6, "optim.beta2": 0.999}
-
-
-def of_optimizer(path: str) -> Convert:
-    """Return the conversion of a number that is meant for the optimizer in use."""
-
-    def convert(reading: Reading, name: str) -> Values:
-        if not is_known(reading):
-            raise NoCounterpartError(f"is meant for {reading.text('train.optimizer')}")
-        return {path: reading.number(name)}
-
-    return convert
+def learning_rate(reading: Reading, name: str) -> Values:
+    """Return the learning rate; Prodigy's is 1 there if it is small."""
+    found = OPTIMIZERS.setting("optim.learning_rate")(reading, name)
+    if OPTIMIZERS.ours(reading) == "prodigy" and reading.number(name) < _SMALLEST_FACTOR:
+        reading.notes[name] = "ai-toolkit gives Prodigy 1.0 instead of less than 0.1"
+        return {"optim.learning_rate": 1.0}
+    return found
 
 
 def schedule(reading: Reading, name: str) -> Values:
@@ -178,14 +179,6 @@ def wandb(reading: Reading, name: str) -> Values:
     if reading.has("logging.run_name"):
         values["logging.wandb.name"] = reading.text("logging.run_name")
     return values
-
-
-def betas(reading: Reading, name: str) -> Values:
-    """Return the optimizer's decay rates."""
-    if not is_known(reading):
-        raise NoCounterpartError(f"is meant for {reading.text('train.optimizer')}")
-    first, second = common.two_numbers(reading, name)
-    return {"optim.beta1": first, "optim.beta2": second}
 
 
 def train_unet(reading: Reading, name: str) -> Values:

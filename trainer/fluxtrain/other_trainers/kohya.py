@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fluxtrain.other_trainers import common
 from fluxtrain.other_trainers import kohya_values as values
 from fluxtrain.other_trainers.imported import Trainer
+from fluxtrain.other_trainers.optimizers import FIELDS
 from fluxtrain.other_trainers.option import (
     Option,
     automatic,
@@ -24,6 +25,20 @@ _TOKENIZER = "the tokenizer is that folder of FLUX.1's repository, below --model
 _NO_EFFECT = "sd-scripts accepts it, and draws and weighs FLUX.1's noise without it"
 _OFFSET = f"{_NO_EFFECT}; flow.noise_offset has an effect"
 _EPOCHS = "files are counted in steps: adapter_file.every_steps"
+_SETTINGS = values.OPTIMIZERS
+
+
+def _setting(
+    path: str,
+    default: object = None,
+    note: str = "",
+    only: tuple[str, ...] = (),
+    read: Callable[[Reading, str], object] = Reading.number,
+) -> Option:
+    """Return the row of a setting of the optimizer in use, or of the optimizers ``only``."""
+    return fields([path], _SETTINGS.setting(path, *only, read=read), default, note)
+
+
 _MODEL: Mapping[str, Option] = {
     "pretrained_model_name_or_path": field("initial_weights", Reading.text, note=_PATH),
     "clip_l": fields(
@@ -59,8 +74,8 @@ _NETWORK: Mapping[str, Option] = {
         ["adapter.alpha"], values.of_network(values.alpha), 1.0, "0 is the rank"
     ),
     "network_dropout": missing("adapters have no dropout here", 0),
-    "network_weights": missing("an adapter cannot be trained further from a file"),
-    "dim_from_weights": missing("an adapter cannot be trained further from a file"),
+    "network_weights": field("adapter.initial", Reading.text, note=_PATH),
+    "dim_from_weights": missing("fluxtrain adapter info prints the rank of network_weights"),
     "base_weights": missing("fluxtrain adapter merge adds adapters to weights beforehand"),
     "base_weights_multiplier": missing("fluxtrain adapter merge has --strength"),
     "network_train_unet_only": fields(
@@ -88,37 +103,41 @@ _NETWORK: Mapping[str, Option] = {
         missing("adapters have no dropout here", 0, "0", "0.0"),
     ),
     **each(
-        "network_args.loraplus_lr_ratio network_args.loraplus_unet_lr_ratio "
-        "network_args.loraplus_text_encoder_lr_ratio network_args.network_reg_lrs",
-        missing("all parameters have one learning rate"),
+        "network_args.loraplus_lr_ratio network_args.loraplus_unet_lr_ratio",
+        field("adapter.rates.up", Reading.number),
     ),
+    "network_args.loraplus_text_encoder_lr_ratio": missing("text encoders are not trained here"),
+    "network_args.network_reg_lrs": missing("adapter.rates has factors for kinds of layers"),
     "network_args.network_reg_dims": missing("adapter.ranks has ranks for kinds of layers"),
     **each("network_args.ggpo_beta network_args.ggpo_sigma", missing("no perturbed gradients")),
 }
 _OPTIMIZER: Mapping[str, Option] = {
-    "optimizer_type": fields(["optim.name"], values.optimizer, "AdamW"),
-    "use_8bit_adam": missing("states are float32: optimizer_type=AdamW"),
-    "use_lion_optimizer": missing("here adamw"),
-    "learning_rate": fields(
-        ["optim.learning_rate"], values.of_optimizer("optim.learning_rate"), 2e-6
-    ),
-    "unet_lr": fields(
-        ["optim.learning_rate"],
-        values.of_optimizer("optim.learning_rate"),
-        note="wins over learning_rate",
-    ),
+    "optimizer_type": fields(FIELDS, _SETTINGS.convert, "AdamW", "with its package's settings"),
+    "use_8bit_adam": missing("optimizer_type=AdamW8bit"),
+    "use_lion_optimizer": missing("optimizer_type=Lion"),
+    "learning_rate": _setting("optim.learning_rate", default=2e-6),
+    "unet_lr": _setting("optim.learning_rate", note="wins over learning_rate"),
     "text_encoder_lr": missing("text encoders are not trained here", 0),
-    "optimizer_args.weight_decay": fields(
-        ["optim.weight_decay"], values.of_optimizer("optim.weight_decay"), 0.01
+    "optimizer_args.weight_decay": _setting("optim.weight_decay"),
+    "optimizer_args.betas": fields(["optim.beta1", "optim.beta2"], _SETTINGS.betas),
+    "optimizer_args.eps": _setting(
+        "optim.epsilon", only=("adamw", "prodigy", "schedule_free_adamw")
     ),
-    "optimizer_args.betas": fields(["optim.beta1", "optim.beta2"], values.betas, "0.9,0.999"),
-    "optimizer_args.eps": fields(["optim.epsilon"], values.of_optimizer("optim.epsilon"), 1e-8),
-    "optimizer_args.d_coef": missing("only Prodigy has it"),
+    "optimizer_args.d_coef": _setting("optim.prodigy.d_coef", only=("prodigy",)),
+    "optimizer_args.d0": _setting("optim.prodigy.d0", only=("prodigy",)),
+    "optimizer_args.growth_rate": _setting("optim.prodigy.growth_rate", only=("prodigy",)),
+    "optimizer_args.use_bias_correction": _setting(
+        "optim.prodigy.bias_correction", only=("prodigy",), read=Reading.flag
+    ),
+    "optimizer_args.safeguard_warmup": _setting(
+        "optim.prodigy.safeguard_warmup", only=("prodigy",), read=Reading.flag
+    ),
     **each(
-        "optimizer_args.decouple optimizer_args.use_bias_correction optimizer_args.d0 "
-        "optimizer_args.safeguard_warmup optimizer_args.relative_step "
-        "optimizer_args.scale_parameter optimizer_args.warmup_init",
-        missing("adamw has no such setting"),
+        "optimizer_args.decouple optimizer_args.relative_step optimizer_args.scale_parameter "
+        "optimizer_args.warmup_init",
+        automatic(
+            "is part of optimizer_type: only those of our optimizers' kind have a counterpart"
+        ),
     ),
     "lr_scheduler": fields(
         ["schedule.decay", "schedule.min_learning_rate"], values.schedule, "constant"

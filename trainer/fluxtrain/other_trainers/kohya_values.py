@@ -5,17 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers.optimizers import Optimizers
 from fluxtrain.other_trainers.option import Convert, Values
 from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
 
 BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
-OPTIMIZERS = {name: "adamw" for name in ("adamw", "adamw8bit", "pagedadamw", "pagedadamw8bit")}
-OPTIMIZERS["pagedadamw32bit"] = "adamw"
+_NAMES = dict.fromkeys(
+    ("adamw", "adamw8bit", "pagedadamw", "pagedadamw8bit", "pagedadamw32bit"), "adamw"
+)
+_NAMES |= dict.fromkeys(("lion", "lion8bit", "pagedlion8bit"), "lion")
+_NAMES |= {"prodigy": "prodigy", "adafactor": "adafactor"}
+_NAMES |= {"adamwschedulefree": "schedule_free_adamw"}
 SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant"}
 SCHEDULES |= {"cosine": "cosine", "cosine_with_min_lr": "cosine", "linear": "linear"}
 SCHEDULES |= {name: name for name in ("cosine_with_restarts", "polynomial")}
 _POLYNOMIAL_END = 1e-7
 """Last learning rate of transformers' polynomial schedule."""
+
+
+def _other_settings(reading: Reading, name: str) -> str:
+    """Return why the optimizer ``name`` of ours is not the same beside its optimizer_args; empty: it is."""
+    args = "optimizer_args."
+    if name == "adafactor":
+        settings = ("relative_step", "scale_parameter")
+        if any(not reading.has(args + it) or reading.flag(args + it) for it in settings):
+            return "only with optimizer_args relative_step=False and scale_parameter=False"
+    if name == "prodigy" and reading.has(f"{args}decouple") and not reading.flag(f"{args}decouple"):
+        return "only with optimizer_args decouple=True"
+    return ""
+
+
+OPTIMIZERS = Optimizers("optimizer_type", _NAMES, refuse=_other_settings)
 KINDS = ("img_attn", "txt_attn", "img_mlp", "txt_mlp", "img_mod", "txt_mod", "single", "single_mod")
 
 
@@ -72,38 +92,6 @@ def unet_only(reading: Reading, name: str) -> Values:
     raise NoCounterpartError("sd-scripts trains adapters of CLIP-L too, unless this is true")
 
 
-def _is_known_optimizer(reading: Reading) -> bool:
-    return reading.word("optimizer_type") in OPTIMIZERS
-
-
-def optimizer(reading: Reading, name: str) -> Values:
-    """Return the optimizer."""
-    why = "here adamw, with the preset's learning rate"
-    found = reading.among(name, OPTIMIZERS, why)
-    if reading.word(name) != "adamw":
-        reading.notes[name] = "the same update; its states are float32 here"
-    return {"optim.name": found}
-
-
-def of_optimizer(path: str, as_text: bool = False) -> Convert:
-    """Return the conversion of a number that is meant for the optimizer in use."""
-
-    def convert(reading: Reading, name: str) -> Values:
-        if not _is_known_optimizer(reading):
-            raise NoCounterpartError(f"is meant for {reading.text('optimizer_type')}")
-        return {path: reading.number(name)}
-
-    return convert
-
-
-def betas(reading: Reading, name: str) -> Values:
-    """Return the optimizer's decay rates, written as "0.9,0.999"."""
-    if not _is_known_optimizer(reading):
-        raise NoCounterpartError(f"is meant for {reading.text('optimizer_type')}")
-    first, second = common.two_numbers(reading, name)
-    return {"optim.beta1": first, "optim.beta2": second}
-
-
 def schedule(reading: Reading, name: str) -> Values:
     """Return the learning rate's schedule."""
     why = f"schedules here are {', '.join(sorted(set(SCHEDULES.values())))}"
@@ -140,7 +128,7 @@ def warmup(reading: Reading, name: str) -> Values:
 
 def least_rate(reading: Reading, name: str) -> Values:
     """Return the final learning rate of cosine_with_min_lr."""
-    if reading.word("lr_scheduler") != "cosine_with_min_lr" or not _is_known_optimizer(reading):
+    if reading.word("lr_scheduler") != "cosine_with_min_lr" or not OPTIMIZERS.ours(reading):
         raise InertError("only cosine_with_min_lr uses it")
     return {"schedule.min_learning_rate": reading.number(name) * reading.number("learning_rate")}
 

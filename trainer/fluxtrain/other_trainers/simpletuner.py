@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fluxtrain.other_trainers import common
 from fluxtrain.other_trainers import simpletuner_values as values
 from fluxtrain.other_trainers.imported import Trainer
+from fluxtrain.other_trainers.optimizers import ema
 from fluxtrain.other_trainers.option import (
     Option,
     automatic,
@@ -73,7 +74,7 @@ _ADAPTER: Mapping[str, Option] = {
     ),
     "use_dora": missing("adapters here are lora's"),
     **each("lycoris_config init_lokr_norm", missing("adapters here are lora's")),
-    "init_lora": missing("an adapter cannot be trained further from a file"),
+    "init_lora": field("adapter.initial", Reading.text, note="a relative path is below --models"),
 }
 _OPTIMIZER: Mapping[str, Option] = {
     "optimizer": fields(["optim.name"], values.optimizer, "adamw_bf16"),
@@ -102,10 +103,11 @@ _OPTIMIZER: Mapping[str, Option] = {
     "lr_end": fields(["schedule.min_learning_rate"], values.lr_end, 4e-7, "with polynomial"),
     **each("lr_scale lr_scale_sqrt", missing("learning_rate is used as it is")),
     "gradient_precision": automatic("float32: precision.reduce"),
-    **each(
-        "use_ema ema_decay ema_device ema_update_interval ema_validation ema_cpu_only",
-        missing("no average of the weights is kept", "comparison"),
-    ),
+    "use_ema": automatic("is part of ema_decay"),
+    "ema_decay": fields(["optim.ema_decay"], ema("use_ema"), 0.995, "with use_ema"),
+    "ema_update_interval": missing("at every step", 1),
+    **each("ema_device ema_cpu_only", automatic("on the GPU, sharded")),
+    "ema_validation": missing("images are of the average", "ema_only"),
 }
 _LENGTH: Mapping[str, Option] = {
     "max_train_steps": fields(["schedule.steps"], values.steps),

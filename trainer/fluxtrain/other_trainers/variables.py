@@ -16,7 +16,7 @@ from fluxtrain.contract.validation import join_errors
 from fluxtrain.errors import ConfigError, JoinedConfigError
 from fluxtrain.other_trainers.imported import Imported, Line, Trainer, import_options
 from fluxtrain.other_trainers.kohya import KOHYA
-from fluxtrain.other_trainers.option import Fate, Option, Values, fields, inert, missing
+from fluxtrain.other_trainers.option import Fate, Option, Values, automatic, field, fields, missing
 from fluxtrain.other_trainers.reading import Reading
 
 
@@ -66,14 +66,19 @@ VARIABLES: Mapping[str, Variable] = {
     "PARAMS_NUM_CYCLES": Variable("lr_scheduler_num_cycles"),
     "PARAMS_OPTIMIZER_ARGS": Variable(
         "optimizer_arguments",
-        row=inert("the guide's script does not pass it on; optim.beta1, optim.epsilon are fields"),
+        row=automatic(
+            "NAME=VALUE with blanks between, each a row optimizer_args.NAME below; the guide's script "
+            "does not pass it on"
+        ),
     ),
     "PARAMS_OPTIMIZER_TYPE": Variable("optimizer_type", "prodigy"),
     "PARAMS_RESUME_FROM": Variable(
         "resume_from",
-        row=inert(
-            "the guide's script does not pass it on; the same fluxtrain run with the same "
-            "--output resumes"
+        row=field(
+            "adapter.initial",
+            Reading.text,
+            note="the guide's script does not pass it on; fluxtrain run with the same --output resumes "
+            "a run exactly",
         ),
     ),
     "PARAMS_SAVE_EVERY_N_STEPS": Variable("save_every_n_steps", "100"),
@@ -128,9 +133,12 @@ def import_variables(
     """
     names = {v.option: name for name, v in VARIABLES.items()}
     names |= {v.option: name for name, v in VARIABLES.items() if environment.get(name)}
-    given = {v.option: environment[n] for n, v in VARIABLES.items() if environment.get(n)}
-    reading = Reading(given, {}, processes, epoch_samples)
+    given: dict[str, object] = {
+        v.option: environment[n] for n, v in VARIABLES.items() if environment.get(n)
+    }
     try:
+        given |= _arguments(given)
+        reading = Reading(given, {}, processes, epoch_samples)
         found = import_options(GUIDE, reading, overrides)
     except ConfigError as error:
         errors = error.errors if isinstance(error, JoinedConfigError) else [error]
@@ -140,6 +148,15 @@ def import_variables(
         for fate, lines in found.lines.items()
     }
     return replace(found, lines=lines)
+
+
+def _arguments(given: Mapping[str, object]) -> dict[str, str]:
+    """Return the settings in PARAMS_OPTIMIZER_ARGS that no variable of their own states."""
+    name = "optimizer_arguments"
+    listed: Mapping[str, object] = {name: str(given[name]).split()} if name in given else {}
+    pairs = Reading(listed, {}).pairs(name)
+    found = {f"optimizer_args.{key}": value for key, value in pairs.items()}
+    return {option: value for option, value in found.items() if option not in given}
 
 
 def _renamed(errors: list[ConfigError], names: Mapping[str, str]) -> Iterator[ConfigError]:
@@ -159,25 +176,25 @@ def refuse_different(environment: Mapping[str, str], config: RunConfig) -> None:
     given = {n: value for n, value in environment.items() if n in VARIABLES and value}
     if not any(name.startswith(_PREFIX) for name in given):
         return
-    lines = import_variables(given, {}).lines
+    found = import_variables(given, {})
     different = [
         ConfigError(line.option, line.value, f"is not read; {text}; unset it to go on")
         for fate in (Fate.WRITTEN, Fate.MISSING)
-        for line in lines[fate]
+        for line in found.lines[fate]
         if line.is_given and line.option.startswith(f"${_PREFIX}")
-        for text in _differences(line, config)
+        for text in _differences(line, found.run, config)
     ]
     if different:
         raise join_errors(different)
 
 
-def _differences(line: Line, config: RunConfig) -> Iterator[str]:
-    """Yield what to use instead of a variable, unless ``config`` has its value."""
+def _differences(line: Line, run: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
+    """Yield what to use instead of a variable, unless ``config`` has what it set in ``run``."""
     if not line.values:
         yield line.note
     values = config.model_dump()
-    for path, value in line.values.items():
-        present = value_at(values, path)
+    for path in line.values:
+        value, present = value_at(run, path), value_at(values, path)
         if present != value:
             yield f"here --{path}={value}, which is {present}"
             return
