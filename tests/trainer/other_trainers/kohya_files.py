@@ -54,7 +54,7 @@ log_tracker_name = "cats"
 wandb_api_key = "not-to-be-shown"
 sdpa = true
 flux_magic = 3
-""".replace("[training]", "[length]")
+"""
 FINE_TUNING = """
 pretrained_model_name_or_path = "flux1-schnell.safetensors"
 optimizer_type = "AdamW"

@@ -32,6 +32,7 @@ def read_options(path: Path) -> tuple[Trainer, dict[str, object]]:
     return _recognise(document, path)
 
 
+_TORCHTITAN_SECTIONS = {"job", "training", "parallelism", "checkpoint", "metrics"}
 _DEEPEST = 32
 _SIMPLETUNER_KEYS = ("model_family", "model_type", "data_backend_config")
 _GUI_KEYS = ("LoRA_type", "train_data_dir", "network_dim")
@@ -46,7 +47,7 @@ def _recognise(document: Mapping[str, Any], path: Path) -> tuple[Trainer, dict[s
             raise ConfigError(f"{path}: config", document["config"], "must be a mapping")
         return AI_TOOLKIT, _named(flat(document))
     names = {str(name).removeprefix("--") for name in document}
-    if any(isinstance(document.get(key), dict) for key in ("job", "training", "parallelism")):
+    if _is_torchtitan(document):
         raise _refused(path, "is torchtitan's; docs/coming-from.md has what replaces its keys")
     if "datasets" in names:
         text = "is kohya's data set config; import the training's options, then see docs/data.md"
@@ -61,6 +62,14 @@ def _recognise(document: Mapping[str, Any], path: Path) -> tuple[Trainer, dict[s
         )
         raise _refused(path, text)
     raise _refused(path, f"must be {_TRAINERS}")
+
+
+def _is_torchtitan(document: Mapping[str, Any]) -> bool:
+    """Return whether ``document`` has sections of torchtitan; kohya's may have any name, such as training."""
+    sections = {name: set(below) for name, below in document.items() if isinstance(below, dict)}
+    if not sections.keys() & _TORCHTITAN_SECTIONS:
+        return False
+    return not any(below & KOHYA.options.keys() - {"seed"} for below in sections.values())
 
 
 def _is_deep(document: object) -> bool:
