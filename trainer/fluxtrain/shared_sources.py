@@ -7,7 +7,9 @@ result to the others, which open a file when they read its first sample.
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +36,22 @@ def shared_sources(config: RunConfig, data_root: Path, world: World) -> Sources:
     if world.local_rank == 0 and not world.is_main:
         _require_same_files(sources)
     return sources
+
+
+def with_steps(config: RunConfig, data_root: Path, world: World) -> RunConfig:
+    """Return ``config`` with the steps of ``schedule.epochs``, if it is set; every rank must call this.
+
+    Raises as `shared_sources`.
+    """
+    schedule = config.schedule
+    if schedule.epochs is None:
+        return config
+    samples = len(shared_sources(config, data_root, world).train)
+    steps = math.ceil(schedule.epochs * samples / schedule.global_batch_size)
+    text = f"{schedule.epochs} epochs of {samples:,} samples are {steps:,} steps"
+    if world.is_main:
+        print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
+    return config.model_copy(update={"schedule": schedule.model_copy(update={"steps": steps})})
 
 
 def _scan(config: RunConfig, data_root: Path) -> Sources:

@@ -53,7 +53,7 @@ from fluxtrain.report.run_logs import StepMetrics
 from fluxtrain.run_state import RunState
 from fluxtrain.sample.grid import GridSampler
 from fluxtrain.sample.prompts import check_sampling
-from fluxtrain.shared_sources import shared_sources
+from fluxtrain.shared_sources import shared_sources, with_steps
 from fluxtrain.snapshots.recovery import Recovery
 from fluxtrain.warm_up import is_needed, prepare
 from fluxtrain.weights.reader import published_weights
@@ -66,7 +66,7 @@ def train(config: RunConfig, paths: RunPaths, world: World) -> RunState:
     stop request (a checkpoint is saved), DivergedError if the loss or the gradients are not finite.
     """
     with ExitStack() as stack:
-        trainer = _Trainer(config, paths, world, stack)
+        trainer = _Trainer(with_steps(config, paths.data, world), paths, world, stack)
         trainer.train()
         return trainer.run
 

@@ -211,10 +211,11 @@ def _launch(
 def finished_state(config: RunConfig, output: Path) -> RunState | None:
     """Return the state of the training in ``output`` if ``config`` asks for nothing beyond it, else None.
 
-    A damaged checkpoint finishes nothing. Raises ConfigError if ``config`` is of another run.
+    A damaged checkpoint finishes nothing; how many steps epochs have is only known by the ranks. Raises
+    ConfigError if ``config`` is of another run.
     """
     newest = latest(output / CHECKPOINTS_FOLDER)
-    if newest is None or config.task != "train":
+    if newest is None or config.task != "train" or config.schedule.epochs is not None:
         return None
     with suppress(DataError):
         state = read_state(newest)

@@ -117,8 +117,8 @@ class Plan(BaseModel):
     """What was measured, if the throughput is not assumed."""
     samples_per_second: float | None
     """Training throughput of all GPUs."""
-    steps: int
-    """Maximum number of optimizer steps."""
+    steps: int | None
+    """Maximum number of optimizer steps; None if epochs of data that are not read give it."""
     seconds: float | None
     """Time of these steps, without start-up, evaluation, sampling and waiting for checkpoints."""
 
@@ -163,6 +163,7 @@ def make_plan(
     counts = count_parameters(config.model)
     sharding = Sharding.of(config, num_ranks, ranks_per_node)
     batch = config.schedule.global_batch_size
+    steps = None if config.schedule.epochs is not None else config.schedule.steps
     computed = batch + shares.padding
     largest = _largest_micro_batch(config, sharding, device)
     flops = run_flops(config)
@@ -210,8 +211,8 @@ def make_plan(
         mfu_dtype="bfloat16" if config.precision.fp8 == "none" else "fp8",
         measured=found.source if found else None,
         samples_per_second=rate,
-        steps=config.schedule.steps,
-        seconds=config.schedule.steps * batch / rate if rate else None,
+        steps=steps,
+        seconds=steps * batch / rate if rate and steps else None,
     )
 
 

@@ -50,6 +50,7 @@ FIXED_VALUES: Mapping[str, object] = {
     "flow.reference_rounding": True,
     "model.qk_norm_eps": FLOAT32_EPS,
     "schedule.decay": "constant",
+    "schedule.epochs": None,
     "evaluation.every_samples": MLPERF_EVALUATION_SAMPLES,
     "evaluation.target_loss": MLPERF_TARGET_LOSS,
     "evaluation.at_start": False,

@@ -39,6 +39,9 @@ class ScheduleConfig(StrictModel):
 
     steps: Positive = 30_000
     """Maximum number of optimizer steps."""
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Passes over the training samples, which give the number of steps instead of ``steps``, rounded up, when
+    the data are opened; null: ``steps``."""
     global_batch_size: Annotated[Positive, IMMUTABLE] = 512
     """Samples per optimizer step, over all ranks and accumulation steps."""
     warmup_steps: Annotated[Count, IMMUTABLE] = 0

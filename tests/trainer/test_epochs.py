@@ -1,0 +1,41 @@
+"""The length of a training in passes over its samples."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from tests.trainer import in_process, ranks
+from tests.trainer.outputs import losses
+from tests.trainer.small_runs import ENCODED_RUN, NUM_SAMPLES, merge_all, write_encoded
+
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.launch.torchrun import finished_state
+from fluxtrain.plan.estimate import make_plan
+from fluxtrain.plan.table import render
+
+BATCH = 12
+
+
+def finish(output: Path, epochs: int) -> None:
+    config = resolve(merge_all(ENCODED_RUN, {"schedule": {"epochs": epochs}}))
+    paths = RunPaths(output, output, output)
+    assert in_process.finish(ranks.train_alone, config, paths) == [0], ranks.output_of(paths)
+    assert finished_state(config, output) is None  # the ranks decide
+
+
+def test_epochs_give_the_number_of_steps_also_when_more_are_asked_for(tmp_path: Path) -> None:
+    write_encoded(tmp_path)
+    for epochs in (3, 3, 5):  # the second run finds nothing to do, the third goes on
+        finish(tmp_path, epochs)
+        assert max(losses(tmp_path)) == math.ceil(epochs * NUM_SAMPLES / BATCH)
+    assert list(losses(tmp_path)) == list(range(1, 10))
+    told = ranks.output_of(RunPaths(tmp_path, tmp_path, tmp_path))
+    assert "5 epochs of 21 samples are 9 steps" in told
+
+
+def test_a_plan_of_epochs_has_no_time() -> None:
+    plan = make_plan(resolve({"preset": "dev-lora", "schedule": {"epochs": 3}}), 1, 8)
+    assert (plan.steps, plan.seconds) == (None, None)
+    assert "as many steps as the data give" in render(plan)
