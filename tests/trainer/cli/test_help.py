@@ -28,7 +28,7 @@ def test_help_fields_lists_every_field_with_description_values_and_default(
     for command in ("plan", "sample"):
         assert help_text(capsys, command, "--help-fields") == text
         assert "--help-fields" in help_text(capsys, command, "--help")
-    fields = list(iter_fields(RunConfig))
+    fields = [field for field in iter_fields(RunConfig) if "[]" not in field.path]
     assert len(fields) > 90
     for field in fields:
         _, listed, below = text.partition(f"--{field.path}=VALUE\n")

@@ -57,7 +57,8 @@ def field_help(prefix: str) -> str:
     fields = [
         field
         for field in iter_fields(RunConfig)
-        if f"{field.path}.".startswith(f"{prefix}." if prefix else "")
+        if "[]" not in field.path  # of entries of a list, which are given as a whole
+        and f"{field.path}.".startswith(f"{prefix}." if prefix else "")
     ]
     if not fields:
         hint = did_you_mean(prefix, RunConfig.model_fields)

@@ -221,7 +221,8 @@ class RunConfig(StrictModel):
     adapter_file: AdapterFileConfig = AdapterFileConfig()
     """Files of trained adapters."""
     added_adapters: Annotated[list[AddedAdapter], Field(max_length=16)] = []
-    """Adapters that are added to ``initial_weights``, in the tasks sample and evaluate."""
+    """Adapters that are added to ``initial_weights`` in the tasks sample and evaluate, such as
+    ``[{path: style.safetensors, strength: 0.8}]``; paths are relative to the models root."""
     sampling: SamplingConfig = SamplingConfig()
     """Image sampling."""
     logging: LoggingConfig = LoggingConfig()
