@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -15,6 +16,8 @@ from fluxtrain.report.gallery.progress_page import PAGE_HEADERS, progress_page
 from fluxtrain.report.node_progress import node_report
 from fluxtrain.serving.server import STATUS_BOUNDS, Handler, Server
 
+LOOPBACK = "127.0.0.1"
+
 
 def serve(
     registry: CollectorRegistry,
@@ -25,17 +28,30 @@ def serve(
 ) -> Callable[[], None] | None:
     """Serve /metrics, /progress and /healthz in a thread; return a function that stops it, None for port 0.
 
-    At / is what ``page`` returns, or a page with the progress.
+    At / is what ``page`` returns, or a page with the progress. A pod's port is on the loopback address too,
+    which ``kubectl port-forward`` connects to, unless somebody else has it.
 
     ``port`` None means METRICS_PORT, or a free port if that is in use. Sets "port" of ``progress``. Raises
     ConfigError if the requested port is in use.
     """
     if port == 0:
         return None
-    server = _bind(_handler(registry, progress, page), address, port)
-    progress.update(port=server.server_address[1])
-    server.start()
-    return server.stop
+    handler = _handler(registry, progress, page)
+    server = _bind(handler, address, port)
+    bound = server.server_address[1]
+    progress.update(port=bound)
+    servers = [server]
+    if address != LOOPBACK:
+        with suppress(OSError):  # on the network of the node, another pod may have it
+            servers.append(Server("metrics", (LOOPBACK, bound), handler, STATUS_BOUNDS))
+    for each in servers:
+        each.start()
+
+    def stop() -> None:
+        for each in servers:
+            each.stop()
+
+    return stop
 
 
 def _bind(handler: type[Handler], address: str, port: int | None) -> Server:

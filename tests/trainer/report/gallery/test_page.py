@@ -213,3 +213,36 @@ def test_other_processes_serve_their_progress(tmp_path: Path) -> None:
     finally:
         stop()
     assert json.dumps(progress.read())
+
+
+def test_a_port_of_a_pod_is_forwarded_too() -> None:
+    from prometheus_client import CollectorRegistry
+
+    progress = Progress()
+    stop = serve(CollectorRegistry(), progress, "127.0.0.2", None)
+    assert stop is not None
+    port = progress.read()["port"]
+    try:
+        assert get(f"http://127.0.0.1:{port}/") == get(f"http://127.0.0.2:{port}/")
+    finally:
+        stop()
+    for address in ("127.0.0.1", "127.0.0.2"):
+        with pytest.raises(OSError, match="refused"):
+            get(f"http://{address}:{port}/")
+
+
+def test_a_loopback_port_that_is_taken_is_left_alone() -> None:
+    from prometheus_client import CollectorRegistry
+
+    registry, first, second = CollectorRegistry(), Progress(), Progress()
+    stops = [serve(registry, first, "127.0.0.1", None)]
+    port = first.read()["port"]
+    stops.append(serve(registry, second, "127.0.0.2", port))
+    second.update(rank=7)
+    try:
+        assert "<dd>7</dd>" in get(f"http://127.0.0.2:{port}/")
+        assert "<dd>7</dd>" not in get(f"http://127.0.0.1:{port}/")
+    finally:
+        for stop in stops:
+            assert stop is not None
+            stop()
