@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import urllib.request
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from cluster.free_ports import free_port
 from PIL import Image
@@ -62,6 +64,11 @@ def finish(root: Path, output: Path, *changes: dict[str, Any]) -> int | None:
     return code
 
 
+def pixels_of(path: Path) -> Any:
+    with Image.open(path) as image:
+        return np.asarray(image, dtype=np.int64)
+
+
 def fields_of(path: Path) -> dict[str, str]:
     with Image.open(path) as image:
         return {key: str(value) for key, value in image.info.items()}
@@ -107,7 +114,8 @@ def test_equal_runs_make_equal_images_whatever_else_is_sampled(root: Path, tmp_p
     assert finish(root, tmp_path / "one", one) == 0
     assert finish(root, tmp_path / "all") == 0
     name = "samples/step_0000004/00.png"
-    assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "all" / name).read_bytes()
+    alone, beside = (pixels_of(tmp_path / run / name) for run in ("one", "all"))
+    assert np.abs(alone - beside).max() <= 1, "of 255: another batch, another order of sums"
 
 
 def test_images_that_cannot_be_written_end_no_training(root: Path, tmp_path: Path) -> None:
@@ -120,13 +128,22 @@ def test_images_that_cannot_be_written_end_no_training(root: Path, tmp_path: Pat
     assert list(tmp_path.glob("checkpoints/step_*4/DONE"))
 
 
+def page_at(address: str) -> str:
+    with urllib.request.urlopen(address) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
 def test_the_page_of_a_run_is_at_its_port(root: Path, tmp_path: Path) -> None:
     pages, write = list[str](), GridSampler.write
 
     def look(sampler: GridSampler, *arguments: Any) -> bool:
-        port = sampler.world.progress.read()["port"]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
-            pages.append(answer.read().decode())
+        address = f"http://127.0.0.1:{sampler.world.progress.read()['port']}/"
+        deadline = time.monotonic() + 30
+        pages.append(page_at(address))  # a thread makes it, at most once in two seconds
+        while len(pages) == 2 and pages[1].count("<img ") < 4 and time.monotonic() < deadline:
+            time.sleep(0.2)
+            pages[1] = page_at(address)
         return write(sampler, *arguments)
 
     with mock.patch.object(GridSampler, "write", look):
