@@ -102,3 +102,8 @@ def test_every_field_of_the_table_exists() -> None:
     for name, row in SIMPLETUNER.options.items():
         assert row.note or row.fields, name
         assert set(row.fields) <= FIELDS, name
+
+
+def test_dropout_of_adapters_that_is_on_by_default_is_named(tmp_path: Path) -> None:
+    missing = imported(tmp_path, '{"model_family": "flux"}').lines[Fate.MISSING]
+    assert ("lora_dropout", 0.1, False) in {(it.option, it.value, it.is_given) for it in missing}

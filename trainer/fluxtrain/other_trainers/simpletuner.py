@@ -63,7 +63,9 @@ _ADAPTER: Mapping[str, Option] = {
         note="the rank if it is not given",
     ),
     "lora_type": missing("adapters here are lora's", "standard"),
-    "lora_dropout": missing("adapters have no dropout here", 0),
+    "lora_dropout": fields(
+        [], values.of_adapter(values.dropout), 0.1, "adapters have no dropout here"
+    ),
     "lora_init_type": missing("Kaiming-uniform and zeros", "default"),
     "lora_format": fields(["adapter_file.layout"], values.of_adapter(values.layout)),
     "flux_lora_target": fields(

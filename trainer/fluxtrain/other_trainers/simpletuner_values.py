@@ -308,3 +308,10 @@ def sample_steps(reading: Reading, name: str) -> Values:
     if not reading.has("validation_prompt"):
         raise NoCounterpartError("images need validation_prompt")
     return {"sampling.every_steps": reading.whole(name)}
+
+
+def dropout(reading: Reading, name: str) -> Values:
+    """Return nothing for 0; adapters have no dropout here."""
+    if reading.number(name) != 0:
+        raise NoCounterpartError("adapters have no dropout here")
+    return {}
