@@ -57,10 +57,12 @@ def test_a_lora_of_schnell_has_the_values_of_its_file(tmp_path: Path) -> None:
     assert not config.model.guidance_embed
     assert config.data.text_length == 256
     assert (config.flow.timestep_sampling, config.sampling.every_steps) == ("uniform", 0)
+    assert config.data.buckets is not None
+    assert (config.data.buckets.resolutions, config.data.buckets.upscale) == ([512, 768], False)
     assert config.optim.learning_rate == 1e-4, "the preset's: its own is meant for automagic"
     assert (config.schedule.steps, config.schedule.global_batch_size) == (600, 1)
     missing = {line.option for line in found.lines[Fate.MISSING]}
-    assert missing >= {"train.optimizer", "train.lr", "datasets[1]", "datasets.resolution"}
+    assert missing >= {"train.optimizer", "train.lr", "datasets[1]"}
     assert [line.option for line in found.lines[Fate.UNKNOWN]] == ["train.made_up"]
 
 

@@ -45,6 +45,8 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("k.toml", 'resolution = "wide"', "resolution: got 'wide'; must be a number of pixels"),
     ("k.toml", "resolution = [1, 2, 3]", "must be a number of pixels, or width and height"),
     ("k.toml", "resolution = 64000", "resolution: got 64000; data.image_size must be a whole number"),
+    ("k.toml", "enable_bucket = true\nmin_bucket_reso = 100",
+     "enable_bucket: got True; data.buckets.min_side must be"),
     ("k.toml", 'output_name = "///"', "output_name: got '///'; must have a letter or a digit"),
     ("k.toml", "max_train_steps = 0", "max_train_steps: got 0; must be a whole number, 1 or more"),
     ("k.toml", 'log_with = "mlflow"', "log_with: got 'mlflow'; must be tensorboard, wandb or all"),

@@ -249,3 +249,15 @@ def test_an_adapter_begins_with_a_file_and_its_up_matrices_learn_faster(tmp_path
     config = imported(tmp_path, 'network_module = "networks.lora_flux"\n' + text).config
     assert config.adapter is not None
     assert (config.adapter.initial, config.adapter.rates.up) == ("a.safetensors", 4.0)
+
+
+def test_buckets_are_kohya_s(tmp_path: Path) -> None:
+    text = (
+        "resolution = 1024\nenable_bucket = true\nbucket_reso_steps = 128\nmax_bucket_reso = 2048\n"
+    )
+    buckets = imported(tmp_path, f"{text}bucket_no_upscale = true").config.data.buckets
+    assert buckets is not None
+    assert (buckets.step, buckets.min_side, buckets.max_side) == (128, 256, 2048)
+    assert not buckets.upscale
+    assert (1280, 768) in buckets.sizes(1024)
+    assert imported(tmp_path, "max_bucket_reso = 2048").config.data.buckets is None

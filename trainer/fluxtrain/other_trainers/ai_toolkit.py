@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from fluxtrain.other_trainers import ai_toolkit_values as values
-from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers import buckets, common
 from fluxtrain.other_trainers.imported import Trainer
 from fluxtrain.other_trainers.optimizers import FIELDS, ema
 from fluxtrain.other_trainers.option import (
@@ -186,12 +186,23 @@ _DATA: Mapping[str, Option] = {
     "datasets.default_caption": missing(_PLAIN),
     "datasets.caption_dropout_rate": field("flow.prompt_dropout", Reading.number, 0.0),
     **each("datasets.shuffle_tokens datasets.token_dropout_rate", missing(_PLAIN, 0)),
-    "datasets.resolution": fields(["data.image_size", "data.latent_size"], values.resolution, 512),
+    "datasets.resolution": fields(
+        [
+            "data.image_size",
+            "data.latent_size",
+            "data.buckets.step",
+            "data.buckets.upscale",
+            "data.buckets.resolutions",
+        ],
+        buckets.ai_toolkit,
+        512,
+    ),
     **each(
         "datasets.cache_latents datasets.cache_latents_to_disk",
         automatic("task: preprocess writes encoded samples"),
     ),
-    **each("datasets.buckets datasets.bucket_tolerance", missing("images are squares", 64)),
+    "datasets.buckets": automatic("is part of datasets.resolution"),
+    "datasets.bucket_tolerance": missing("data.buckets.step is 64", 64),
     **each(
         "datasets.random_scale datasets.random_crop datasets.flip_x datasets.flip_y datasets.scale "
         "datasets.augments datasets.augmentations",

@@ -159,14 +159,6 @@ def sample_steps(reading: Reading, name: str) -> Values:
     return {"sampling.every_steps": reading.whole(name)}
 
 
-def resolution(reading: Reading, name: str) -> Values:
-    """Return the size of images: one number, or a list of one."""
-    value = reading.value(name)
-    if isinstance(value, list) and len(value) != 1:
-        raise NoCounterpartError("images have one size here: data.image_size")
-    return common.square(reading, name, value[0] if isinstance(value, list) else value)
-
-
 def wandb(reading: Reading, name: str) -> Values:
     """Return the project of Weights & Biases."""
     if not reading.flag(name):

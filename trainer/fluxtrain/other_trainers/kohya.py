@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers import buckets, common
 from fluxtrain.other_trainers import kohya_values as values
 from fluxtrain.other_trainers.imported import Trainer
 from fluxtrain.other_trainers.kohya_training import TRAINING
@@ -145,11 +145,11 @@ _DATA: Mapping[str, Option] = {
     **each("in_json reg_data_dir dataset_class caption_extension", missing("see docs/data.md")),
     "dataset_repeats": missing("every sample is used once in an epoch", 1),
     "resolution": fields(["data.image_size", "data.latent_size"], values.resolution),
-    "enable_bucket": missing("images are squares of data.image_size"),
-    **each(
-        "min_bucket_reso max_bucket_reso bucket_reso_steps bucket_no_upscale",
-        missing("images are squares of data.image_size"),
-    ),
+    "enable_bucket": fields(buckets.FIELDS, buckets.kohya, note="false: squares"),
+    **{
+        name: fields([path], buckets.of_kohya(read), default, "with enable_bucket")
+        for name, path, read, default in buckets.SETTINGS
+    },
     "caption_dropout_rate": field("flow.prompt_dropout", Reading.number, 0.0),
     **each(
         "caption_dropout_every_n_epochs caption_tag_dropout_rate keep_tokens token_warmup_step "
