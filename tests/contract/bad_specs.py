@@ -188,6 +188,13 @@ MODEL = [
 DATA = [
     Bad("spec.run.data.source", "s3", 'supported values: "encoded"'),
     Bad("spec.run.data.layout", "zip", 'supported values: "auto"'),
+    Bad("spec.run.data.images", "", "at least 1 chars long"),
+    Bad("spec.run.data.images", ["a"], "must be of type string"),
+    Bad("spec.run.data.repeats", 0, "greater than or equal to 1"),
+    Bad("spec.run.data.repeats", 3, "must be 1 unless images is set"),
+    Bad("spec.run.data.caption_prefix", "ohwx", "must be empty unless images is set"),
+    Bad("spec.run.data", {"source": "images", "images": "pictures"}, "must be null unless source is encoded",
+        "spec.run.data.images"),
     Bad("spec.run.data.train", "", "at least 1 chars long"),
     Bad("spec.run.data.train", "a\nb", MATCH),
     Bad("spec.run.data.train", "p" * 1025, "may not be more than 1024"),

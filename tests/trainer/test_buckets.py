@@ -168,7 +168,7 @@ def test_a_killed_run_continues_on_other_ranks(data: Path, reference: Path, tmp_
 def test_sizes_that_are_no_bucket_are_refused(data: Path, buckets: Any, message: str) -> None:
     config = resolve(merge_all(RUN, {"data": {"buckets": None}}, {"data": {"buckets": buckets}}))
     with pytest.raises(ConfigError, match=message):
-        shared_sources(config, data, World.alone())
+        shared_sources(config, RunPaths(data, data, data), World.alone())
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_grid_has_images_of_all_sizes(
     (data / "prompts.txt").write_text("a red circle --w 64 --h 32")
     sampling = {"prompt_file": "prompts.txt", "num_prompts": 19, "num_steps": 2}
     config = resolve(merge_all(RUN, {"sampling": sampling, "encoders": {"precision": "float32"}}))
-    sources = shared_sources(config, data, World.alone())
+    sources = shared_sources(config, RunPaths(data, data, data), World.alone())
     sampler = GridSampler(config, RunPaths(tmp_path, data, tmp_path), World.alone(), sources)
     flow_loss = FlowLoss(initialised(config.model), config, torch.float32)
     grids = list[list[Column]]()
@@ -282,7 +282,7 @@ def test_one_compiled_graph_serves_all_sizes(monkeypatch: pytest.MonkeyPatch) ->
 def test_synthetic_classes_have_one_size_after_the_other(tmp_path: Path) -> None:
     changes = {"data": {"source": "synthetic", "synthetic": {"train_samples": 30, "classes": 7}}}
     config = resolve(merge_all(RUN, changes, {"evaluation": {"every_samples": 0, "at_end": False}}))
-    source = shared_sources(config, tmp_path, World.alone()).train
+    source = shared_sources(config, RunPaths(tmp_path, tmp_path, tmp_path), World.alone()).train
     sizes = list(map(tuple, source.latent_sizes.tolist()))  # type: ignore[union-attr]
     assert sizes[:7] == [(2, 6), (2, 8), (4, 4), (6, 2), (8, 2), (2, 6), (2, 8)]
     assert sizes[7:14] == sizes[:7]

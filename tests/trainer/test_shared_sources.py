@@ -80,7 +80,7 @@ def open_and_read(config: RunConfig, paths: RunPaths, world: World, *, port: int
         local = joined.rank % 2  # ranks 0 and 1 are one node, 2 another
         if joined.rank:  # no audit hook sees what Arrow opens
             module.open_sources = refuse  # type: ignore[assignment]
-        sources = shared_sources(config, paths.data, replace(joined, local_rank=local))
+        sources = shared_sources(config, paths, replace(joined, local_rank=local))
         validation_times = sources.validation.timesteps(np.arange(SAMPLES)).tolist()
         opened = dict(seen)
         out = Encodings.empty(1, sources.train.shape)  # type: ignore[union-attr]
@@ -140,4 +140,4 @@ def test_a_node_without_a_file_names_it(paths: RunPaths, monkeypatch: pytest.Mon
     with pytest.raises(
         DataError, match=r"shard_000004.safetensors and 1 more: missing on this node"
     ):
-        shared_sources(config, paths.data, World(8, 0, 16, ranks.CPU, 8, 2))
+        shared_sources(config, paths, World(8, 0, 16, ranks.CPU, 8, 2))

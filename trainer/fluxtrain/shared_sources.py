@@ -14,6 +14,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
+from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.closed_division import require_whole_sets
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.file_dataset import FileDataset
@@ -21,24 +22,27 @@ from fluxtrain.data.index_digest import index_digests, require_digests
 from fluxtrain.data.sources import Sources, open_sources
 from fluxtrain.distributed import World
 from fluxtrain.errors import DataError
+from fluxtrain.picture_cache import CachedPictures
 
 
-def shared_sources(config: RunConfig, data_root: Path, world: World) -> Sources:
-    """Return the data of the run; every rank must call this.
+def shared_sources(
+    config: RunConfig, paths: RunPaths, world: World, pictures: CachedPictures | None = None
+) -> Sources:
+    """Return the data of the run; every rank must call this. ``pictures`` are those of ``data.images``.
 
     Raises on every rank the DataError or ConfigError of `open_sources`, which rank 0 calls, and ConfigError
     if the closed division needs other sets; and DataError on a node that lacks a file that rank 0 has seen.
     Synthetic data has no files: each rank makes it.
     """
     if config.data.source == "synthetic":
-        return open_sources(config, data_root)
-    sources = world.from_main(lambda: _scan(config, data_root))
+        return open_sources(config, paths.data)
+    sources = world.from_main(lambda: _scan(config, paths, pictures))
     if world.local_rank == 0 and not world.is_main:
         _require_same_files(sources)
     return sources
 
 
-def with_steps(config: RunConfig, data_root: Path, world: World) -> RunConfig:
+def with_steps(config: RunConfig, paths: RunPaths, world: World) -> RunConfig:
     """Return ``config`` with the steps of ``schedule.epochs``, if it is set; every rank must call this.
 
     Raises as `shared_sources`.
@@ -46,7 +50,7 @@ def with_steps(config: RunConfig, data_root: Path, world: World) -> RunConfig:
     schedule = config.schedule
     if schedule.epochs is None:
         return config
-    samples = len(shared_sources(config, data_root, world).train)
+    samples = len(shared_sources(config, paths, world).train)
     steps = math.ceil(schedule.epochs * samples / schedule.global_batch_size)
     text = f"{schedule.epochs} epochs of {samples:,} samples are {steps:,} steps"
     if world.is_main:
@@ -54,10 +58,11 @@ def with_steps(config: RunConfig, data_root: Path, world: World) -> RunConfig:
     return config.model_copy(update={"schedule": schedule.model_copy(update={"steps": steps})})
 
 
-def _scan(config: RunConfig, data_root: Path) -> Sources:
+def _scan(config: RunConfig, paths: RunPaths, pictures: CachedPictures | None) -> Sources:
     """Return the opened data, with the timesteps of a validation set that is going to be used."""
-    sources = open_sources(config, data_root)
-    require_whole_sets(config, len(sources.train), len(sources.validation))
+    opened = None if pictures is None else pictures.open(config, paths.output)
+    sources = open_sources(config, paths.data, opened)
+    require_whole_sets(config, *sources.lengths)
     sources = replace(sources, digests=index_digests(sources))
     require_digests(config, sources.digests)
     if config.evaluation.is_on and isinstance(sources.validation, FileDataset):
@@ -69,7 +74,7 @@ def _require_same_files(sources: Sources) -> None:
     """Raise DataError if a file is missing in the folders of this node: one listing of each folder."""
     folders = defaultdict[Path, list[Path]](list)
     for source in (sources.train, sources.validation):
-        for path in source.files:
+        for path in source.files if source is not None else ():
             folders[path.parent].append(path)
     for folder, paths in folders.items():
         try:

@@ -47,6 +47,7 @@ from fluxtrain.learning_rate import learning_rate
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model.adapted_layers import rate_of
 from fluxtrain.parallelize import DTYPES, build_model, free_gathered, observe_waits
+from fluxtrain.picture_cache import cache_pictures
 from fluxtrain.preflight.check import run_preflight
 from fluxtrain.report.observer import Observer
 from fluxtrain.report.run_logs import StepMetrics
@@ -66,7 +67,7 @@ def train(config: RunConfig, paths: RunPaths, world: World) -> RunState:
     stop request (a checkpoint is saved), DivergedError if the loss or the gradients are not finite.
     """
     with ExitStack() as stack:
-        trainer = _Trainer(with_steps(config, paths.data, world), paths, world, stack)
+        trainer = _Trainer(with_steps(config, paths, world), paths, world, stack)
         trainer.train()
         return trainer.run
 
@@ -97,7 +98,7 @@ class _Trainer:
         if not begins_closed(
             config, paths.num_nodes
         ):  # else the clock starts before data are touched
-            self._sources = shared_sources(config, paths.data, world)
+            self._sources = self._open_sources()
         self.encode = batch_encoder(config, paths.models, world.device)
         published = None
         if recovery.is_new or config.adapter is not None:  # adapters' checkpoints have no weights
@@ -140,7 +141,7 @@ class _Trainer:
             recovery.saved_step,
             num_parameters,
             self.shares,
-            *(_lengths(self._sources) if self._sources else ()),
+            *(self._sources.lengths if self._sources else ()),
         )
         gc.collect()
         gc.freeze()  # these objects live as long as the process: later collections skip them
@@ -187,24 +188,32 @@ class _Trainer:
         """Return the data sets, which a run of the closed division opens here, on the clock; log them."""
         config, world = self.config, self.world
         if self._sources is None:
-            self._sources = shared_sources(config, self.paths.data, world)
+            self._sources = self._open_sources()
         sources = self._sources
         if config.logging.mlperf.division == "auto":
-            for violation in wrong_sets(*_lengths(sources)):
+            for violation in wrong_sets(*sources.lengths):
                 self.observer.on_rule_broken(violation, self.run)
-        validation = evaluation_batches(
-            config, sources.validation, world.rank, world.size, pin=self._pin
-        )
-        self.validation = EvaluationData(validation, world.device)
+        if sources.validation is not None:
+            validation = evaluation_batches(
+                config, sources.validation, world.rank, world.size, pin=self._pin
+            )
+            self.validation = EvaluationData(validation, world.device)
         self.sampler = GridSampler(config, self.paths, world, sources)
         self.order = training_order(config, sources.train)
         self.observer.on_data_opened(sources, self.order)
         return sources
 
+    def _open_sources(self) -> Sources:
+        """Return the data sets; encode pictures that are not encoded yet."""
+        config, paths, world, pictures = self.config, self.paths, self.world, None
+        if config.data.images is not None:
+            pictures = cache_pictures(config, paths, world, self.stop, self.observer.alive)
+        return shared_sources(config, paths, world, pictures)
+
     def _warm_up(self) -> None:
         """Compile, and let the device load its libraries, before MLPerf's clock starts."""
         world = self.world
-        count = len(self._sources.validation) if self._sources else MLPERF_VALIDATION_SET
+        count = self._sources.lengths[1] if self._sources else MLPERF_VALIDATION_SET
         evaluates = self.config.evaluation.is_on
         size = evaluation_batch_size(self.config, count, world.size) if evaluates else None
         sizes = self.shares.micro_batch_size, size
@@ -376,10 +385,6 @@ class _Trainer:
 
     def _require_finite(self, loss: float = 0.0, kind: str = "training") -> None:
         require_finite(self.bad_step, self.checkpoints, self.run.step, loss, kind)
-
-
-def _lengths(sources: Sources) -> tuple[int, int]:
-    return len(sources.train), len(sources.validation)
 
 
 def _is_due(step: int, period: int) -> bool:

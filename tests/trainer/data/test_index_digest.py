@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.trainer.small_runs import ENCODED_RUN, merge_all, write_encoded
 
+from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.index_digest import index_digests
@@ -65,12 +66,12 @@ def test_synthetic_data_have_one_by_their_number() -> None:
 
 def test_a_set_with_another_digest_than_the_configs_is_refused(tmp_path: Path) -> None:
     write_encoded(tmp_path)
-    found = digests(tmp_path)
+    paths, found = RunPaths(tmp_path, tmp_path, tmp_path), digests(tmp_path)
     config = make_config(train_digest=found["train"], validation_digest=found["validation"])
-    assert shared_sources(config, tmp_path, World.alone()).digests == found
+    assert shared_sources(config, paths, World.alone()).digests == found
     for part in found:
         config = make_config(**{f"{part}_digest": "0" * 64})
         with pytest.raises(
             ConfigError, match=f"{part}_digest: .*; the index in {part} is {found[part]}"
         ):
-            shared_sources(config, tmp_path, World.alone())
+            shared_sources(config, paths, World.alone())

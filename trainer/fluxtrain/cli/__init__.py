@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         adapter,
         agent,
         convert,
+        data_check,
         export,
         import_config,
         import_weights,
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     user = (
         run,
         prepare,
+        data_check,
         convert,
         plan,
         sample,

@@ -21,7 +21,8 @@ from fluxtrain.errors import ConfigError, DataError
 
 def index_digests(sources: Sources) -> dict[str, str]:
     """Return the SHA-256 digest of the index of the training and of the validation set, in hexadecimal."""
-    return {part: index_digest(getattr(sources, part)) for part in PARTS}
+    found = {part: getattr(sources, part) for part in PARTS}
+    return {part: index_digest(source) for part, source in found.items() if source is not None}
 
 
 def index_digest(source: Source) -> str:

@@ -27,16 +27,39 @@ class Sources:
     """Both data sets of a run, and the empty prompt's encodings."""
 
     train: Source
-    validation: Source
+    validation: Source | None
+    """None: there is no evaluation."""
     empty_text: EmptyText | None
     """None for images: the text encoder computes them."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Digests of the indices, by part, as far as they were computed."""
 
+    @property
+    def attribution(self) -> str:
+        """Return the attribution of the validation images, "" if they need none."""
+        return "" if self.validation is None else self.validation.attribution
 
-def open_sources(config: RunConfig, data_root: Path) -> Sources:
-    """Return the data of the run; DataError or ConfigError if a file is missing or does not fit."""
-    train, validation = (open_source(config, data_root, part) for part in PARTS)
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Return the numbers of training and of validation samples."""
+        return len(self.train), 0 if self.validation is None else len(self.validation)
+
+
+def open_sources(
+    config: RunConfig, data_root: Path, pictures: tuple[Dataset, EmptyText] | None = None
+) -> Sources:
+    """Return the data of the run; DataError or ConfigError if a file is missing or does not fit.
+
+    ``pictures`` are those of ``data.images``, encoded, with the encodings of the empty prompt.
+    """
+    validation = None
+    if config.data.validation is not None:
+        validation = open_source(config, data_root, "validation")
+    if pictures is not None:
+        _check_fits(config, pictures[0].shape, Path(str(config.data.images)))
+        require_sizes(config.data, pictures[0].latent_sizes, str(config.data.images))
+        return Sources(pictures[0], validation, pictures[1])
+    train = open_source(config, data_root, "train")
     empty = None if isinstance(train, ImageDataset) else open_empty_text(config, data_root, train)
     return Sources(train, validation, empty)
 

@@ -47,6 +47,7 @@ from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_erro
 from fluxtrain.launch.process_start import process_start
 from fluxtrain.launch.snapshot_volume import local_volume
 from fluxtrain.launch.trainer_progress import trainer_progress
+from fluxtrain.picture_cache import check_pictures
 from fluxtrain.progress import Progress
 from fluxtrain.random_seed import with_any_seed
 from fluxtrain.report.server import serve
@@ -164,6 +165,9 @@ def _check_training(config: RunConfig, paths: RunPaths, rank_counts: Sequence[in
     if begins_closed(config, paths.num_nodes):  # no data before MLPerf's clock
         if config.data.source == "images":
             check_files(config.encoders, paths.models)
+        return
+    if config.data.images is not None:
+        check_pictures(config, paths)
         return
     sources = open_sources(with_any_seed(config), paths.data)
     if isinstance(sources.train, ImageDataset):

@@ -8,7 +8,6 @@ folder/
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -25,14 +24,12 @@ from fluxtrain.data.shard_writer import shard_name
 from fluxtrain.data.shards import LISTING
 from fluxtrain.data.sources import PARTS
 from fluxtrain.encode.encoders import check_files
+from fluxtrain.encode.fingerprint import fingerprint, weights_fingerprint
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.files import sync
 from fluxtrain.safetensors_file import read_header
 
 SETTINGS = "preprocess.json"
-_SAMPLED_BYTES = (
-    1 << 20
-)  # of each weights file: contains its header, with the names and spans of all tensors
 
 
 @dataclass(frozen=True)
@@ -151,8 +148,8 @@ def _output(
 ) -> EncodedOutput:
     source = data_root / getattr(config.data, part)
     settings: dict[str, Any] = {
-        "source": _fingerprint(source, [*source.glob("*.tar"), *source.glob("*.arrow")], sampled=0),
-        "weights": _fingerprint_weights(config, models_root),
+        "source": fingerprint(source, [*source.glob("*.tar"), *source.glob("*.arrow")], sampled=0),
+        "weights": weights_fingerprint(config.encoders, models_root),
         "encoders": config.encoders.model_dump(
             mode="json", include={"text", "autoencoder_kind", "precision"}
         ),
@@ -165,29 +162,3 @@ def _output(
     field_path = f"spec.run.preprocess.{part}"
     size = config.preprocess.shard_size
     return EncodedOutput(part, field_path, data_root / name, dataset, size, settings)
-
-
-def _fingerprint_weights(config: RunConfig, models_root: Path) -> str:
-    encoders, paths = config.encoders, [models_root / config.encoders.autoencoder]
-    if encoders.text == "t5-clip":
-        for path in {
-            models_root / name for pair in encoders.text_encoder_paths() for name in pair if name
-        }:
-            paths += [
-                file
-                for file in (path, *path.glob("*"))
-                if file.suffix in (".safetensors", ".json", ".model", ".txt")
-            ]
-    return _fingerprint(models_root, [path for path in paths if path.is_file()], _SAMPLED_BYTES)
-
-
-def _fingerprint(root: Path, files: list[Path], sampled: int) -> str:
-    """Return a hash of the names and sizes of ``files`` and of the first ``sampled`` bytes of each."""
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        name = path.relative_to(root) if path.is_relative_to(root) else path
-        digest.update(f"{name} {path.stat().st_size}\n".encode())
-        if sampled:
-            with path.open("rb") as file:
-                digest.update(file.read(sampled))
-    return digest.hexdigest()

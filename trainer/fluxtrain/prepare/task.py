@@ -88,6 +88,7 @@ def _coco(config: RunConfig, paths: RunPaths) -> Prepare:
     for path in (images, captions):
         if not path.exists():
             raise ConfigError(f"{_SECTION}.input", str(folder), f"{path} is missing")
+    assert config.data.validation is not None, "needed_data requires it"
     output = paths.data / config.data.validation
     samples = coco_subset.NUM_SAMPLES if settings.samples is None else settings.samples
     return partial(prepare_coco, images, captions, output, samples, settings.workers)

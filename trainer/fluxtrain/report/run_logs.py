@@ -98,9 +98,9 @@ class RunLogs:
 
     def on_data_opened(self, sources: Sources) -> None:
         """Log the sizes and the digests of the data sets."""
-        self._num_validation = len(sources.validation)
-        self.page.attribution = sources.validation.attribution
-        self._mlperf.data_opened(len(sources.train), self._num_validation, sources.digests)
+        num_train, self._num_validation = sources.lengths
+        self.page.attribution = sources.attribution
+        self._mlperf.data_opened(num_train, self._num_validation, sources.digests)
 
     def on_train_begin(self) -> None:
         """Start MLPerf's clock."""

@@ -115,10 +115,11 @@ class GridSampler:
             return self._contents
         source, config = self.sources.validation, self.config
         chosen = chosen_prompts(config, self.paths.data)
-        count = min(config.sampling.num_validation_prompts, len(source))
-        indices = np.linspace(0, max(len(source) - 1, 0), count).round().astype(np.int64)
+        length = self.sources.lengths[1]
+        count = min(config.sampling.num_validation_prompts, length)
+        indices = np.linspace(0, max(length - 1, 0), count).round().astype(np.int64)
         originals, own, empty = self._read_samples(source, indices)
-        captions = [source.caption(int(index)) for index in indices]
+        captions = [source.caption(int(index)) for index in indices] if source is not None else []
         plain = plain_prompts(config, captions, first=len(chosen))
         prompts = chosen + [_sized(*each) for each in zip(plain, originals, strict=True)]
         wanted = [each.text for each in chosen] + [each.negative for each in chosen]
@@ -129,16 +130,15 @@ class GridSampler:
         return self._contents
 
     def _read_samples(
-        self, source: Source, indices: Array
+        self, source: Source | None, indices: Array
     ) -> tuple[list[Tensor], list[TextEncoding], TextEncoding]:
         """Return latents and texts of the samples at ``indices``, and the encoding of the empty prompt."""
-        if isinstance(source, ImageDataset):
+        if self.sources.empty_text is None:  # of images
             encoders = load_encoders(self.config, self.paths.models, self.world.device)
             empty = encoders.empty_text()
         else:
-            assert self.sources.empty_text is not None
             empty = self.sources.empty_text
-        if not len(indices):
+        if source is None or not len(indices):
             return [], [], _on_host(empty)
         if isinstance(source, ImageDataset):
             parts = [encoders.encode_at(source, indices)]
@@ -189,7 +189,7 @@ class GridSampler:
         parts = ["chosen prompts (sampling.prompts)"] * bool(num_chosen)
         parts += ["validation prompts, the originals above the model's"] * bool(originals)
         title = f"step {step}: {'; then '.join(parts)}"
-        save_grid(path, columns, title, self.sources.validation.attribution)
+        save_grid(path, columns, title, self.sources.attribution)
 
 
 def _read(dataset: Dataset, index: int) -> Encodings:

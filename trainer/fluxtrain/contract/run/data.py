@@ -32,6 +32,15 @@ class SyntheticConfig(StrictModel):
     """Number of distinct latents; sample i belongs to class i modulo this."""
 
 
+def _needs_images(field: str, default: object, cel: str) -> Rule:
+    return Rule(
+        field,
+        f"must be {default or 'empty'} unless images is set",
+        lambda data: data.images is not None or getattr(data, field) == default,
+        f"has(self.images) || self.{field} == {cel}",
+    )
+
+
 class DataConfig(StrictModel):
     """The training and validation samples. Relative paths are below the data root (``--data``)."""
 
@@ -43,6 +52,23 @@ class DataConfig(StrictModel):
             "self.source != 'images' || self.latent_size * 8 == self.image_size",
             others=("source", "image_size"),
         ),
+        Rule(
+            "latent_size",
+            "must be image_size / 8 if images is set",
+            lambda data: data.images is None or data.latent_size * 8 == data.image_size,
+            "!has(self.images) || self.latent_size * 8 == self.image_size",
+            others=("image_size",),
+        ),
+        Rule(
+            "images",
+            "must be null unless source is encoded",
+            lambda data: data.images is None or data.source == "encoded",
+            "!has(self.images) || self.source == 'encoded'",
+            others=("source",),
+        ),
+        _needs_images("repeats", 1, "1"),
+        _needs_images("caption_prefix", "", "''"),
+        _needs_images("class_tokens", "", "''"),
     )
 
     source: Annotated[Literal["encoded", "images", "synthetic"], IMMUTABLE] = "encoded"
@@ -51,10 +77,22 @@ class DataConfig(StrictModel):
     layout: Literal["auto", Layout] = "auto"
     """File format of encoded samples: ``shards`` is our own, MLCommons and its submitters use the others;
     ``auto`` detects it from the folder."""
+    images: Annotated[Path | None, IMMUTABLE] = None
+    """Folder of pictures with captions to train on, instead of ``train``: text files beside the pictures, or
+    metadata.jsonl, .csv or .parquet. Or kohya's data set config, .toml or .json, whose repeats, class tokens
+    and prefixes win over those below. They are encoded before the first step."""
+    repeats: Annotated[int, Field(ge=1, le=100_000), IMMUTABLE] = 1
+    """Times that each picture of ``images`` is used in an epoch."""
+    caption_prefix: Annotated[str, Field(max_length=1024), IMMUTABLE] = ""
+    """Words before each caption of ``images``, such as a trigger word."""
+    class_tokens: Annotated[str, Field(max_length=1024), IMMUTABLE] = ""
+    """Caption of the pictures of ``images`` that have none."""
+    cache: Path | None = None
+    """Folder for the encodings of ``images``, which runs may share; null: ``cache`` in the run's output."""
     train: Path = "train"
     """Folder of the training samples."""
-    validation: Path = "validation"
-    """Folder of the validation samples."""
+    validation: Path | None = "validation"
+    """Folder of the validation samples; null: there are none, and no evaluation."""
     empty_encodings: Path = "empty.safetensors"
     """Encodings of the empty prompt, which replace those of a dropped prompt: a .safetensors file, or a
     folder with MLCommons' t5_empty.npy and clip_empty.npy."""

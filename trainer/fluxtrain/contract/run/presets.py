@@ -24,7 +24,7 @@ _ENCODED: Values = {
 }
 _DEV: Values = {
     "model": {"guidance_embed": True},
-    "data": {"latent_size": 128, "image_size": 1024, "text_length": 512},
+    "data": {"latent_size": 128, "image_size": 1024, "text_length": 512, "validation": None},
     "schedule": {"steps": 2000, "global_batch_size": 8, "warmup_steps": 100},
     "evaluation": {"every_samples": 0},
     "sampling": {"num_steps": 28, "time_shift": "dev", "cfg_scale": 1.0},

@@ -9,6 +9,7 @@ from fluxtrain.contract.run import closed_division
 from fluxtrain.contract.run.adapted_run import require_adaptable
 from fluxtrain.contract.run.bucket_run import require_buckets
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.needed_data import require_data
 from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.contract.run.reference_schedule import require_schedule, schedule_values
 from fluxtrain.contract.validation import validate
@@ -28,6 +29,7 @@ def resolve(run: Mapping[str, Any], at: str = "spec.run") -> RunConfig:
     require_schedule(run, config, at)
     require_adaptable(config, at)
     require_buckets(config, at)
+    require_data(config, at)
     return config
 
 

@@ -64,6 +64,7 @@ def _from_raw(config: RunConfig) -> Iterator[str]:
     yield "CC12M=${CC12M:-hf://datasets/pixparse/cc12m-wds}"
     yield "FLUX=${FLUX:-hf://black-forest-labs/FLUX.1-schnell}"
     yield f'prepare cc12m --input "$CC12M" --output {_at("DATAROOT", config.data.train)}'
+    assert config.data.validation is not None, "a benchmark evaluates"
     yield f'prepare coco --archives "$COCO" --output {_at("DATAROOT", config.data.validation)}'
     yield 'prepare encoders --from "$FLUX" --output "$MODELROOT"'
 
@@ -71,8 +72,10 @@ def _from_raw(config: RunConfig) -> Iterator[str]:
 def _own(config: RunConfig) -> Iterator[str]:
     """Yield commands that look for data sets which only the submitter can give."""
     yield "missing=0"
-    fields = ["train", "validation"]
-    if config.data.source == "encoded":
+    fields = ["train" if config.data.images is None else "images"]
+    if config.data.validation is not None:
+        fields.append("validation")
+    if config.data.source == "encoded" and config.data.images is None:
         fields.append("empty_encodings")
     for field in fields:
         path = _at("DATAROOT", getattr(config.data, field))

@@ -1,0 +1,140 @@
+"""``fluxtrain data check``: what is used, changed and left out; its exit codes; its contact sheet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.trainer.picture_cache.folders import file_of, noise
+
+from fluxtrain.cli import main
+from fluxtrain.data.pictures.contact_sheet import MAX_PICTURES, save_contact_sheet
+from fluxtrain.data.pictures.folder import list_pictures
+from fluxtrain.data.pictures.inspection import THUMBNAIL, inspect
+
+SIZE = 64
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder of which everything can be said."""
+    folder = tmp_path / "my-pictures"
+    folder.mkdir()
+    flat = Image.new("RGB", (SIZE, SIZE), (200, 30, 40))
+    for name, image, kind in (
+        ("a.png", flat, "PNG"),
+        ("b.jpg", noise(300, 200), "JPEG"),
+        ("c.webp", noise(40, 40, seed=1), "WEBP"),
+        ("d.png", noise(900, 100, seed=2), "PNG"),
+        ("e.png", flat, "PNG"),
+        ("f.jpg", noise(80, 80, "CMYK"), "JPEG"),
+    ):
+        (folder / name).write_bytes(file_of(image, kind))
+        (folder / name).with_suffix(".txt").write_text(f"the picture {name}")
+    (folder / "c.txt").unlink()
+    (folder / "g.png").write_bytes((folder / "b.jpg").read_bytes()[:500])
+    (folder / "h.png").write_bytes(file_of(noise(4, 4), "PNG"))
+    (folder / "i.heic").write_bytes(b"")
+    return folder
+
+
+def check(folder: Path, *options: str) -> int:
+    sheet = str(folder.parent / "sheet.png")
+    size = ("--image-size", str(SIZE)) if "--image-size" not in options else ()
+    return main(["data", "check", str(folder), "--contact-sheet", sheet, *size, *options])
+
+
+def test_it_says_what_is_used_changed_and_left_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(folder) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        f"{folder}: 6 pictures can be used (3 png, 2 jpg, 1 webp)",
+        "sizes: 40 x 40 to 900 x 100 pixels; trained at 64 x 64",
+    ]
+    assert lines[2:-4] == [
+        "1 picture without a caption (data.class_tokens, else the empty prompt):",
+        "  c.webp",
+        "1 picture enlarged:",
+        "  c.webp: 40 x 40, 1.6 times",
+        "1 picture cropped to less than 60 %:",
+        "  d.png: 900 x 100, 11% is seen",
+        "1 group equal to the byte:",
+        "  a.png = e.png",
+        "3 files that cannot be used:",
+    ]
+    assert lines[-4].startswith("  g.png: corrupt or cut off (")
+    assert lines[-3:] == [
+        "  h.png: 4 x 4 pixels would be enlarged 16 times; at most 8 times is allowed",
+        "  i.heic: .heic is not read; convert it to PNG, JPEG or WebP",
+        f"contact sheet: {folder.parent / 'sheet.png'}",
+    ]
+
+
+def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("g.png", "h.png", "i.heic"):
+        (folder / name).unlink()
+    assert check(folder) == 0
+    for path in folder.glob("*.*"):
+        path.unlink()
+    (folder / "g.png").write_bytes(b"no picture")
+    assert check(folder) == 2
+    assert "0 pictures can be used\n1 file that cannot be used:\n" in capsys.readouterr().out
+    (folder / "g.png").unlink()
+    assert check(folder) == 2
+    assert "holds no pictures" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--image-size", "100"], 2, "--image-size: got 100; must be a multiple of 16"),
+        (["--contact-sheet", "/proc/sheet.png"], 74, "--contact-sheet /proc/sheet.png: cannot be written"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, message: str
+) -> None:
+    assert check(folder, *options) == code
+    assert message in capsys.readouterr().err
+
+
+def test_of_many_files_the_first_are_named_unless_all_are_asked_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(9):
+        (folder / f"x{number}.mp4").touch()
+    check(folder)
+    text = capsys.readouterr().out
+    assert "12 files that cannot be used:" in text
+    assert "  … and 7 more (--all names them)" in text
+    check(folder, "--all")
+    text = capsys.readouterr().out
+    assert "  x8.mp4: .mp4 is not read" in text
+
+
+def test_the_contact_sheet_shows_the_part_that_is_trained(folder: Path, tmp_path: Path) -> None:
+    found = inspect(list_pictures(folder), SIZE, threads=2)
+    assert save_contact_sheet(tmp_path / "sheet.png", found) == 8
+    with Image.open(tmp_path / "sheet.png") as image:
+        sheet = np.asarray(image)
+    assert sheet.shape[1] == 8 * (THUMBNAIL + 8) + 8
+    middle = 8 + THUMBNAIL // 2
+    assert sheet[middle, middle].tolist() == [200, 30, 40]  # a.png
+    fault = 8 + 6 * (THUMBNAIL + 8)  # g.png has a frame only
+    assert sheet[8, fault + 5].tolist() == [0xB0, 0, 0x20]
+    assert sheet[8 + 20, fault + 100].tolist() == [255, 255, 255]
+
+
+def test_a_large_folder_has_a_sheet_of_its_first_pictures(tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    content = file_of(Image.new("RGB", (16, 16)), "PNG")
+    for number in range(MAX_PICTURES + 3):
+        (folder / f"{number:04d}.png").write_bytes(content)
+    found = inspect(list_pictures(folder), 16, threads=2)
+    assert len(found.used) == MAX_PICTURES + 3
+    assert save_contact_sheet(tmp_path / "sheet.png", found) == MAX_PICTURES

@@ -1,0 +1,150 @@
+"""kohya's data set config: read as it means, or refused with the option and what to use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fluxtrain.contract.run.data import DataConfig
+from fluxtrain.data.pictures.subset import list_subsets, subsets, training_pictures
+from fluxtrain.errors import FluxtrainError
+
+TOML = """
+[general]
+caption_extension = ".txt"
+keep_tokens = 2
+shuffle_caption = false
+
+[[datasets]]
+resolution = 512
+batch_size = 4
+
+  [[datasets.subsets]]
+  image_dir = "toy"
+  num_repeats = 5
+  class_tokens = "a toy"
+  caption_prefix = "ohwx,"
+
+  [[datasets.subsets]]
+  image_dir = "/reg"
+  is_reg = true
+
+[[datasets]]
+resolution = [512, 512]
+caption_suffix = "in the wild"
+
+  [[datasets.subsets]]
+  image_dir = "other/below"
+"""
+
+
+def config(**fields: Any) -> DataConfig:
+    return DataConfig(image_size=512, latent_size=64, **fields)
+
+
+def test_toml_and_json_are_read_with_the_lower_levels_first(tmp_path: Path) -> None:
+    import tomllib
+
+    (tmp_path / "dataset.toml").write_text(TOML)
+    (tmp_path / "dataset.json").write_text(json.dumps(tomllib.loads(TOML)))
+    read = [subsets(config(images=f"dataset.{kind}"), tmp_path) for kind in ("toml", "json")]
+    assert read[0] == read[1]
+    first, reg, last = read[0]
+    assert (first.folder, first.repeats, first.is_reg) == (tmp_path / "toy", 5, False)
+    assert (first.class_tokens, first.caption_prefix) == ("a toy", "ohwx,")
+    assert (reg.folder, reg.repeats, reg.is_reg) == (Path("/reg"), 1, True)
+    assert (last.folder, last.caption_suffix) == (tmp_path / "other/below", "in the wild")
+
+
+@pytest.mark.parametrize(
+    ("trained", "regs", "expected"),
+    [(2, 3, [2, 2, 2]), (2, 4, [2, 2, 1, 1]), (1, 5, [1, 1, 1]), (3, 1, [9])],
+)
+def test_regularisation_images_are_as_many_as_the_others(
+    tmp_path: Path, trained: int, regs: int, expected: list[int]
+) -> None:
+    for folder, count in (("toy", trained), ("reg", regs)):
+        (tmp_path / folder).mkdir()
+        for number in range(count):
+            (tmp_path / folder / f"{number}.png").touch()
+    listed = [{"image_dir": "reg", "is_reg": True}, {"image_dir": "toy", "num_repeats": 3}]
+    (tmp_path / "d.json").write_text(json.dumps({"datasets": [{"subsets": listed}]}))
+    pictures = training_pictures(list_subsets(config(images="d.json"), tmp_path))
+    assert [picture.repeats for picture in pictures] == [3] * trained + expected
+    assert [picture.label for picture in pictures][-1] == f"reg/{len(expected) - 1}.png"
+
+
+AT = "datasets[0].subsets[0]"
+GOOD = {"image_dir": "toy"}
+BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"shuffle_caption": True}, f"{AT}.shuffle_caption: got True; captions are encoded once"),
+    ({"enable_wildcard": True}, f"{AT}.enable_wildcard: got True; captions are encoded once"),
+    ({"caption_dropout_rate": 0.1}, "got 0.1; set it to 0 and use spec.run.flow.prompt_dropout"),
+    ({"caption_dropout_every_n_epochs": 2}, "use spec.run.flow.prompt_dropout"),
+    ({"caption_tag_dropout_rate": 0.5}, f"{AT}.caption_tag_dropout_rate: got 0.5; captions"),
+    ({"token_warmup_step": 3}, f"{AT}.token_warmup_step: got 3; captions are encoded once"),
+    ({"flip_aug": True}, f"{AT}.flip_aug: got True; pictures are encoded once, before training;"),
+    ({"color_aug": True}, f"{AT}.color_aug: got True; pictures are encoded once"),
+    ({"random_crop": True}, f"{AT}.random_crop: got True; pictures are encoded once"),
+    ({"face_crop_aug_range": [1, 2]}, f"{AT}.face_crop_aug_range: got [1, 2]; pictures"),
+    ({"alpha_mask": True}, f"{AT}.alpha_mask: got True; transparent parts are white"),
+    ({"enable_bucket": True}, f"{AT}.enable_bucket: got True; set it to false, and spec.run"),
+    ({"validation_split": 0.1}, "set it to 0 and name a set in spec.run.data.validation"),
+    ({"metadata_file": "m.json"}, f"{AT}.metadata_file: got 'm.json'; put captions into metadata"),
+    ({"conditioning_data_dir": "c"}, "conditioning images are not trained with"),
+    ({"resolution": 768}, f"{AT}.resolution: got 768; must be 512, the spec.run.data.image_size"),
+    ({"resolution": [512, 768]}, f"{AT}.resolution: got [512, 768]; must be 512"),
+    ({"caption_extension": ".cap"}, f"{AT}.caption_extension: got '.cap'; must be one of .txt, .c"),
+    ({"image_dir": ""}, f"{AT}.image_dir: got ''; must name a folder of pictures"),
+    ({"image_dir": 3}, f"{AT}.image_dir: got 3; must be a text"),
+    ({"num_repeats": "5"}, f"{AT}.num_repeats: got '5'; must be a whole number"),
+    ({"num_repeats": 0}, f"{AT}.num_repeats: got 0; must be from 1 to 100000"),
+    ({"is_reg": 1}, f"{AT}.is_reg: got 1; must be true or false"),
+    ({"is_reg": True}, "datasets: got 'is_reg in all subsets'; one must be trained"),
+    ({"num_repeat": 5}, f"{AT}.num_repeat: got 5; no option that is read here"),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), BAD_OPTIONS, ids=[json.dumps(options) for options, _ in BAD_OPTIONS]
+)
+def test_an_option_that_is_not_done_is_refused_with_what_to_use(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "dataset.json"
+    path.write_text(json.dumps({"datasets": [{"subsets": [{**GOOD, **options}]}]}))
+    with pytest.raises(FluxtrainError) as caught:
+        subsets(config(images=path.name), tmp_path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+BAD_FILES = {
+    "no JSON": ("d.json", "{", "is not JSON ("),
+    "no TOML": ("d.toml", "[[datasets", "is not TOML ("),
+    "a list": ("d.json", "[]", "the file: got []; must be a table of options"),
+    "empty": ("d.toml", "", "datasets: got None; must be a list of at least one table"),
+    "no subsets": ("d.json", '{"datasets": [{}]}', "datasets[0].subsets: got None; must be a list"),
+    "a text": ("d.json", '{"datasets": ["a"]}', "datasets[0]: got 'a'; must be a table"),
+    "other": ("d.json", '{"dataset": []}', "dataset: got []; no option that is read here"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_file_that_is_no_config_is_refused(tmp_path: Path, name: str) -> None:
+    file, text, message = BAD_FILES[name]
+    (tmp_path / file).write_text(text)
+    with pytest.raises(FluxtrainError) as caught:
+        subsets(config(images=file), tmp_path)
+    assert message in str(caught.value)
+
+
+def test_a_missing_config_or_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FluxtrainError, match=r"d\.toml: cannot be read \(No such file"):
+        subsets(config(images="d.toml"), tmp_path)
+    (tmp_path / "d.json").write_text(json.dumps({"datasets": [{"subsets": [GOOD]}]}))
+    with pytest.raises(FluxtrainError, match="toy: missing; it should hold pictures"):
+        list_subsets(config(images="d.json"), tmp_path)

@@ -1,0 +1,350 @@
+"""Every kind of picture and caption that people have: used, turned, converted, or refused with its reason."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image, ImageCms
+
+from fluxtrain.contract.run.data import DataConfig
+from fluxtrain.data.pictures import picture
+from fluxtrain.data.pictures.folder import list_pictures
+from fluxtrain.data.pictures.picture import (
+    PictureError,
+    decode,
+    fit,
+    picture_size,
+    require_enough_pixels,
+)
+from fluxtrain.data.pictures.placement import placements
+from fluxtrain.errors import DataError
+
+RED, BLUE = (200, 30, 40), (20, 40, 210)
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def halves(width: int = 64, height: int = 32, mode: str = "RGB") -> Image.Image:
+    """Return an image whose left half is red and whose right half is blue."""
+    image = Image.new("RGB", (width, height), RED)
+    image.paste(BLUE, (width // 2, 0, width, height))
+    return image.convert(mode)
+
+
+def oriented(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encoded(halves(), "JPEG", quality=95, exif=exif.tobytes())
+
+
+def corners(image: Image.Image) -> tuple[str, str]:
+    """Return the colours in the middle of the first and of the last row or column, whichever differ."""
+    pixels = np.asarray(image).astype(int)
+    first, last = pixels[2, 2], pixels[-3, -3]
+    return tuple("red" if p[0] > p[2] else "blue" for p in (first, last))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        ("PNG", "RGB"), ("PNG", "L"), ("PNG", "P"), ("PNG", "RGBA"), ("PNG", "LA"), ("PNG", "1"),
+        ("JPEG", "RGB"), ("JPEG", "L"), ("JPEG", "CMYK"), ("WEBP", "RGB"), ("WEBP", "RGBA"),
+        ("GIF", "P"), ("BMP", "RGB"), ("TIFF", "RGB"), ("TIFF", "CMYK"),
+    ],
+)  # fmt: skip
+def test_a_picture_of_any_kind_is_read_in_rgb(kind: str, mode: str) -> None:
+    content = encoded(halves(mode=mode), kind)
+    assert picture_size(content) == (64, 32)
+    image = decode(content)
+    assert (image.mode, image.size) == ("RGB", (64, 32))
+    if mode not in ("L", "LA", "1"):
+        assert corners(image) == ("red", "blue")
+        assert np.abs(np.asarray(image)[16, 8].astype(int) - RED).max() < 40
+
+
+@pytest.mark.parametrize(
+    ("orientation", "size", "seen"),
+    [
+        (1, (64, 32), ("red", "blue")),
+        (3, (64, 32), ("blue", "red")),
+        (6, (32, 64), ("red", "blue")),
+        (8, (32, 64), ("blue", "red")),
+    ],
+)
+def test_a_picture_is_turned_as_its_camera_says(
+    orientation: int, size: tuple[int, int], seen: tuple[str, str]
+) -> None:
+    content = oriented(orientation)
+    assert picture_size(content) == size
+    image = decode(content, at_least=size)
+    assert (image.size, corners(image)) == (size, seen)
+
+
+def test_transparent_parts_are_white() -> None:
+    image = Image.new("RGBA", (8, 8), (*RED, 255))
+    image.paste((0, 0, 0, 0), (0, 0, 4, 8))
+    pixels = np.asarray(decode(encoded(image, "PNG")))
+    assert pixels[4, 1].tolist() == [255, 255, 255]
+    assert pixels[4, 6].tolist() == list(RED)
+
+
+def test_sixteen_bits_become_eight() -> None:
+    ramp = np.linspace(0, 65535, 64 * 4).reshape(4, 64).astype(np.uint16)
+    for kind in ("PNG", "TIFF"):
+        pixels = np.asarray(decode(encoded(Image.fromarray(ramp), kind)))
+        assert np.abs(pixels[..., 0].astype(int) - (ramp >> 8)).max() <= 1
+
+
+def test_a_colour_profile_is_converted_to_srgb() -> None:
+    lab = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    same = encoded(halves(), "PNG", icc_profile=lab)
+    assert np.abs(np.asarray(decode(same)).astype(int) - np.asarray(halves())).max() <= 1
+    nonsense = encoded(halves(), "PNG", icc_profile=b"no profile")
+    assert (np.asarray(decode(nonsense)) == np.asarray(halves())).all()
+
+
+def test_of_an_animation_the_first_frame_is_used() -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, BLUE)]
+    content = encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True)
+    assert np.asarray(decode(content))[4, 4].tolist() == list(RED)
+
+
+def test_a_large_jpeg_is_decoded_no_smaller_than_asked() -> None:
+    content = encoded(halves(1600, 800), "JPEG")
+    assert decode(content, at_least=(190, 95)).size == (200, 100)
+    assert decode(content, at_least=(1500, 750)).size == (1600, 800)
+
+
+def test_a_picture_is_resized_to_cover_and_its_middle_is_kept() -> None:
+    config = DataConfig(image_size=16, latent_size=2)
+    (placement,) = placements(64, 32, config)
+    assert (placement.size, placement.resized) == ((16, 16), (32, 16))
+    pixels = fit(halves(), placement)
+    assert pixels.shape == (3, 16, 16)
+    assert pixels[:, 8, 0].tolist() == list(RED)
+    assert pixels[:, 8, 15].tolist() == list(BLUE)
+
+
+def png_that_claims(width: int, height: int) -> bytes:
+    """Return a PNG whose header has this size, and which has no pixels."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = zlib.compress(b"\0" * 100)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", data), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+GOOD_PNG, GOOD_JPEG = encoded(halves(200, 200), "PNG"), encoded(halves(200, 200), "JPEG")
+BAD_PICTURES = {
+    "empty": (b"", "the file is empty"),
+    "text": (b"hello", "no picture in a format that is read"),
+    "html": (b"<html>404</html>", "no picture in a format that is read"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no picture in a format that is read"),
+    "heic": (b"\0\0\0\x18ftypheic\0\0\0\0heicmif1", "no picture in a format that is read"),
+    "half a png": (GOOD_PNG[: len(GOOD_PNG) // 2], "corrupt or cut off ("),
+    "half a jpeg": (GOOD_JPEG[: len(GOOD_JPEG) // 2], "corrupt or cut off ("),
+    "a header": (GOOD_PNG[:33], "no picture in a format that is read"),
+    "bits flipped": (GOOD_PNG[:60] + b"\xff" * 40 + GOOD_PNG[100:], "corrupt or cut off ("),
+    "a bomb": (
+        png_that_claims(50_000, 50_000),
+        "at most 134,217,728 pixels are decoded, and it has more",
+    ),
+    "too large": (png_that_claims(12_000, 12_000), "12000 x 12000 pixels; at most 134,217,728"),
+    "a claim": (png_that_claims(9000, 9000), "corrupt or cut off ("),
+    "no pixels": (png_that_claims(0, 10), "no picture in a format that is read"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PICTURES)
+def test_a_picture_that_cannot_be_used_has_a_reason(name: str) -> None:
+    content, reason = BAD_PICTURES[name]
+    with pytest.raises(PictureError) as caught:
+        decode(content)
+    assert str(caught.value).startswith(reason)
+    assert "\n" not in str(caught.value)
+
+
+def test_any_truncation_and_any_flipped_byte_is_answered() -> None:
+    chance = np.random.default_rng(0)
+    for content in (GOOD_PNG, GOOD_JPEG, encoded(halves(), "WEBP"), encoded(halves(), "TIFF")):
+        for _ in range(60):
+            changed = bytearray(content)
+            changed[chance.integers(len(changed))] ^= 1 << chance.integers(8)
+            for damaged in (bytes(changed), content[: chance.integers(len(content))]):
+                try:
+                    assert decode(damaged).mode == "RGB"
+                except PictureError:
+                    continue
+
+
+def test_a_tiny_picture_is_not_enlarged_more_than_eight_times() -> None:
+    config = DataConfig(image_size=1024, latent_size=128)
+    require_enough_pixels(128, 300, *placements(128, 300, config))
+    with pytest.raises(PictureError, match="20 x 300 pixels would be enlarged 51 times; at most 8"):
+        require_enough_pixels(20, 300, *placements(20, 300, config))
+
+
+def test_the_limit_is_that_of_the_pixels_not_of_a_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture, "MAX_PIXELS", 1000)
+    assert decode(encoded(halves(1000, 1), "PNG")).size == (1000, 1)
+    with pytest.raises(PictureError, match="1001 x 1 pixels; at most 1,000"):
+        decode(encoded(halves(1001, 1), "PNG"))
+
+
+def write(folder: Path, **files: bytes | str) -> Path:
+    """Write ``files``; of their names the last underscore is the dot."""
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        path = folder / ".".join(name.rsplit("_", 1))
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def captions(folder: Path) -> dict[str, str]:
+    return {picture.name: picture.caption for picture in list_pictures(folder).pictures}
+
+
+def test_captions_are_the_text_files_beside_the_pictures(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        a_png=b"",
+        a_txt="a cat,\r\n on  a mat\n",
+        b_JPG=b"",
+        b_caption="a dog",
+        c_webp=b"",
+    )
+    write(tmp_path / "below", d_png=b"", d_txt=b"\xef\xbb\xbfwith a mark", e_png=b"", e_txt=" \n")
+    write(tmp_path / ".hidden", f_png=b"")
+    write(tmp_path, _DS_Store=b"", notes_txt="n", f_png=b"", f_txt="f".encode("utf-16"))
+    assert captions(tmp_path) == {
+        "a.png": "a cat, on a mat",
+        "b.JPG": "a dog",
+        "c.webp": "",
+        "f.png": "f",
+        "below/d.png": "with a mark",
+        "below/e.png": "",
+    }
+    assert list_pictures(tmp_path).without_caption == ["c.webp", "below/e.png"]
+
+
+ROWS = [
+    {"file_name": "a.png", "text": "an a"},
+    {"file_name": "./below/b.jpg", "text": "two\nlines"},
+    {"file_name": "c.png", "text": ""},
+]
+
+
+def jsonl(rows: list[dict[str, str]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def write_metadata(folder: Path, kind: str) -> None:
+    if kind == "jsonl":
+        (folder / "metadata.jsonl").write_text(jsonl(ROWS))
+    elif kind == "csv":
+        with (folder / "metadata.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["file_name", "text"])
+            writer.writeheader()
+            writer.writerows(ROWS)
+    else:
+        pq.write_table(pa.Table.from_pylist(ROWS), folder / "metadata.parquet")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_captions_are_those_of_a_metadata_file(tmp_path: Path, kind: str) -> None:
+    write(tmp_path, a_png=b"", c_png=b"", c_txt="of the text file", d_png=b"")
+    write(tmp_path / "below", b_jpg=b"")
+    write_metadata(tmp_path, kind)
+    expected = {
+        "a.png": "an a",
+        "c.png": "of the text file",
+        "d.png": "",
+        "below/b.jpg": "two lines",
+    }
+    assert captions(tmp_path) == expected
+
+
+Change = Callable[[Path], object]
+
+
+def metadata(text: str, kind: str = "jsonl") -> Change:
+    return lambda folder: (folder / f"metadata.{kind}").write_text(text)
+
+
+BAD_FOLDERS: dict[str, tuple[Change, str]] = {
+    "two metadata files": (
+        lambda folder: write(folder, metadata_csv="", metadata_jsonl=""),
+        "has metadata.jsonl and metadata.csv; keep one of them",
+    ),
+    "not JSON": (metadata("{"), "metadata.jsonl: line 1 is not JSON ("),
+    "a list": (metadata("[]"), "metadata.jsonl: line 1 is not a JSON object"),
+    "no rows": (metadata("\n"), "metadata.jsonl: has no rows"),
+    "no file name": (metadata('{"text": "a"}'), "metadata.jsonl: row 1 has no file_name"),
+    "no caption": (metadata('{"file_name": "a.png"}'), "row 1 has none of the columns text, caption, prompt"),
+    "a number": (metadata('{"file_name": "a.png", "text": 3}'), "row 1: text is 3, not a text"),
+    "twice": (metadata(jsonl([ROWS[0], ROWS[0]])), "metadata.jsonl: row 2: 'a.png' comes twice"),
+    "outside": (metadata('{"file_name": "../a.png", "text": ""}'), "row 1: '../a.png' is outside"),
+    "absolute": (metadata('{"file_name": "/a.png", "text": ""}'), "row 1: '/a.png' is outside of the folder"),
+    "a quote": (metadata('file_name,text\na.png,"x', "csv"), "metadata.csv: is not CSV ("),
+    "other columns": (metadata("image,label\na.png,3\n", "csv"), "metadata.csv: row 1 has no file_name"),
+    "no parquet": (metadata("PAR1", "parquet"), "metadata.parquet: is not Parquet ("),
+    "latin-1": (lambda folder: write(folder, metadata_csv=b"file_name,text\na.png,\xe9\n"), "not UTF-8"),
+    "no pictures": (lambda folder: (folder / "a.png").unlink(), "holds no pictures (.png, .jpg,"),
+    "no folder": (lambda folder: shutil.rmtree(folder), "missing; it should hold"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_FOLDERS)
+def test_a_folder_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    change, message = BAD_FOLDERS[name]
+    folder = write(tmp_path / "set", a_png=b"")
+    change(folder)
+    with pytest.raises(DataError) as caught:
+        list_pictures(folder)
+    assert message in str(caught.value)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+SKIPPED: dict[str, tuple[Change, str, str]] = {
+    "heic": (lambda f: write(f, b_heic=b""), "b.heic", ".heic is not read; convert it"),
+    "film": (lambda f: write(f, b_mp4=b""), "b.mp4", ".mp4 is not read; convert it"),
+    "caption in latin-1": (lambda f: write(f, a_txt=b"caf\xe9"), "a.png", "its caption a.txt is not UTF-8"),
+    "binary caption": (lambda f: write(f, a_txt=b"a\0b"), "a.png", "its caption a.txt is not text"),
+    "long caption": (lambda f: write(f, a_txt="x" * 70_000), "a.png", "a.txt has more than 65536 bytes"),
+    "named but missing": (metadata('{"file_name": "gone.png", "text": ""}'), "gone.png", "the metadata"),
+    "a broken link": (lambda f: (f / "l.png").symlink_to("nothing"), "l.png", "No such file"),
+    "a pipe": (lambda f: os.mkfifo(f / "p.png"), "p.png", "is not a regular file"),
+    "a control character": (lambda f: (f / "a\nb.png").touch(), r"'a\nb.png'", "cannot be printed"),
+    "not UTF-8": (lambda f: (f / os.fsdecode(b"\xff.png")).touch(), r"'\udcff.png'", "cannot be printed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+def test_a_file_that_cannot_be_used_is_skipped_with_its_reason(tmp_path: Path, name: str) -> None:
+    change, file, reason = SKIPPED[name]
+    change(write(tmp_path, a_png=b"", z_png=b""))
+    listing = list_pictures(tmp_path)
+    assert reason in listing.skipped[file]
+    assert "z.png" in {picture.name for picture in listing.pictures}

@@ -1,0 +1,138 @@
+"""Captions of pictures: text files beside them, or a metadata file as Hugging Face's imagefolder has it."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fluxtrain.errors import DataError
+
+EXTENSIONS = (".txt", ".caption")
+METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+COLUMNS = ("text", "caption", "prompt")
+"""Columns of a metadata file that hold the caption: the first of them that there is."""
+_FILE = "file_name"
+_MAX_CAPTION_BYTES = 1 << 16
+_MAX_METADATA_BYTES = 1 << 30
+
+
+class CaptionError(ValueError):
+    """A caption cannot be used; the message says why."""
+
+
+def read_caption(path: Path) -> str:
+    """Return the caption in the text file ``path`` on one line; CaptionError if it is not text."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_CAPTION_BYTES + 1)
+    except OSError as error:
+        raise CaptionError(f"its caption {path.name} cannot be read ({error.strerror})") from None
+    if len(content) > _MAX_CAPTION_BYTES:
+        raise CaptionError(f"its caption {path.name} has more than {_MAX_CAPTION_BYTES} bytes")
+    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        text = content.decode("utf-16" if is_utf16 else "utf-8-sig")
+    except UnicodeDecodeError:
+        raise CaptionError(f"its caption {path.name} is not UTF-8") from None
+    if "\0" in text:
+        raise CaptionError(f"its caption {path.name} is not text")
+    return one_line(text)
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` with each run of white space as one space."""
+    return " ".join(text.split())
+
+
+def find_metadata(folder: Path) -> Path | None:
+    """Return the metadata file of ``folder``, None if it has none; DataError if it has several."""
+    found = [folder / name for name in METADATA if (folder / name).is_file()]
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise DataError(f"{folder}: has {names}; keep one of them")
+    return found[0] if found else None
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the captions in the metadata file ``path`` by file name, "" where a row has none.
+
+    Raises DataError, with the line, if a row is malformed, or names a file twice or outside of the folder.
+    """
+    captions = dict[str, str]()
+    for number, row in enumerate(_rows(path), 1):
+        name = row.get(_FILE)
+        if not isinstance(name, str) or not name:
+            raise DataError(f"{path}: row {number} has no {_FILE}")
+        key = Path(name).as_posix()
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise DataError(f"{path}: row {number}: {name!r:.100} is outside of the folder")
+        if key in captions:
+            raise DataError(f"{path}: row {number}: {name!r:.100} comes twice")
+        captions[key] = _caption(path, number, row)
+    if not captions:
+        raise DataError(f"{path}: has no rows")
+    return captions
+
+
+def _caption(path: Path, number: int, row: dict[str, Any]) -> str:
+    column = next((name for name in COLUMNS if name in row), None)
+    if column is None:
+        raise DataError(f"{path}: row {number} has none of the columns {', '.join(COLUMNS)}")
+    text = row[column]
+    if text is not None and not isinstance(text, str):
+        raise DataError(f"{path}: row {number}: {column} is {text!r:.40}, not a text")
+    if len(text or "") > _MAX_CAPTION_BYTES:
+        raise DataError(f"{path}: row {number}: {column} has more than {_MAX_CAPTION_BYTES} bytes")
+    return one_line(text or "")
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        if path.stat().st_size > _MAX_METADATA_BYTES:
+            raise DataError(f"{path}: has more than {_MAX_METADATA_BYTES} bytes")
+        if path.suffix == ".parquet":
+            yield from _parquet_rows(path)
+            return
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: is not UTF-8") from None
+    yield from _csv_rows(path, text) if path.suffix == ".csv" else _json_rows(path, text)
+
+
+def _json_rows(path: Path, text: str) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: line {number} is not JSON ({error})") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{path}: line {number} is not a JSON object")
+        yield row
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[dict[str, Any]]:
+    try:
+        yield from csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    except csv.Error as error:
+        raise DataError(f"{path}: is not CSV ({error})") from None
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa  # takes a while to import
+    import pyarrow.parquet as pq
+
+    try:
+        names = pq.read_schema(path).names
+        wanted = [name for name in (_FILE, *COLUMNS) if name in names]
+        yield from pq.read_table(path, columns=wanted).to_pylist()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path}: is not Parquet ({str(error)[:100]})") from None

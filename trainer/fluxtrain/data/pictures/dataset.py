@@ -1,0 +1,129 @@
+"""The encoded pictures of a cache as a data set: each picture is a part, its repeats are the records.
+
+Axes: l text tokens, d text width, v pooled width, ch h w latent image.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from fluxtrain.data.dataset import SampleShape, sample_shape
+from fluxtrain.data.file_dataset import FileDataset
+from fluxtrain.data.open_files import OpenFiles, read_into
+from fluxtrain.data.pictures.cache import CRC
+from fluxtrain.draws import Array
+from fluxtrain.errors import DataError
+from fluxtrain.safetensors_file import Span, read_header, read_tensor
+
+_TEXT, _LATENTS = ("txt", "vec"), ("mean", "logvar")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One picture at one size, with its caption."""
+
+    name: str
+    caption: str
+    repeats: int
+    latents: Path
+    text: Path
+    latent_size: tuple[int, int]
+    """Height and width."""
+
+
+class PictureDataset(FileDataset):
+    """The samples of ``entries``; sample numbers go through the pictures, each as often as it repeats."""
+
+    def __init__(self, folder: Path, entries: list[Entry], verify: bool = False) -> None:
+        """Open the first picture's files; with ``verify`` the CRC-32 of all that is read is compared.
+
+        Raises DataError if there are no entries, or the files are damaged.
+        """
+        super().__init__(folder, (entry.repeats for entry in entries), verify)
+        self.entries = entries
+        self.shape = _shape(entries[0])
+        self._latents = OpenFiles([entry.latents for entry in entries])
+        self._texts = OpenFiles([entry.text for entry in entries])
+        self._spans: dict[Path, dict[str, Span]] = {}
+
+    @cached_property
+    def latent_sizes(self) -> Array:
+        """Return height and width of the latents of every sample, "n 2"."""
+        sizes = np.array([entry.latent_size for entry in self.entries])
+        return np.repeat(sizes, np.diff(self.starts), axis=0)
+
+    @property
+    def files(self) -> list[Path]:
+        """Return the files of latents and texts, each once."""
+        latents, texts = (e.latents for e in self.entries), (e.text for e in self.entries)
+        return list(dict.fromkeys([*latents, *texts]))
+
+    def caption(self, index: int) -> str:
+        """Return the prompt of sample ``index``."""
+        return self.entries[self._place(index)[0]].caption
+
+    def key(self, index: int) -> str:
+        """Return the name of the picture of sample ``index``."""
+        return self.entries[self._place(index)[0]].name
+
+    def _read_timesteps(self, part: int) -> None:
+        return None
+
+    def _location(self, part: int, record: int) -> str:
+        return str(self.entries[part].latents)
+
+    def _read_one(
+        self, part: int, record: int, sample: tuple[memoryview, ...], skip_text: bool
+    ) -> str | None:
+        entry, (txt, vec, mean, logvar) = self.entries[part], sample
+        fault = self._read_file(self._latents, part, entry.latents, _LATENTS, [mean, logvar])
+        if fault is None and not skip_text:
+            fault = self._read_file(self._texts, part, entry.text, _TEXT, [txt, vec])
+        return fault
+
+    def _read_file(
+        self,
+        files: OpenFiles,
+        part: int,
+        path: Path,
+        names: tuple[str, ...],
+        views: list[memoryview],
+    ) -> str | None:
+        try:
+            if path not in self._spans:
+                self._spans[path] = read_header(path)
+            spans, file, crc = self._spans[path], files.get(part), 0
+            for name, view in zip(names, views, strict=True):
+                if name not in spans or spans[name].num_bytes != len(view):
+                    return "of another shape"
+                if not read_into(file, [view], spans[name].offset):
+                    return "cut off"
+                if self._verify:
+                    crc = zlib.crc32(view, crc)
+            return self._compare(crc, path, spans) if self._verify else None
+        except DataError as error:
+            return str(error)
+        except OSError as error:
+            return error.strerror or "not readable"
+
+    def _compare(self, crc: int, path: Path, spans: dict[str, Span]) -> str | None:
+        if CRC not in spans:
+            return "no CRC-32 is stored"
+        stored = int(read_tensor(path, spans[CRC])[0]) % (1 << 32)
+        return None if stored == crc else "CRC-32 differs"
+
+
+def _shape(entry: Entry) -> SampleShape:
+    spans = {**read_header(entry.latents), **read_header(entry.text)}
+    if missing := {*_TEXT, *_LATENTS} - set(spans):
+        raise DataError(f"{entry.latents}: lacks {', '.join(sorted(missing))}")
+    ordered = [spans[name] for name in (*_TEXT, *_LATENTS)]
+    shape = sample_shape([span.shape for span in ordered], [span.dtype for span in ordered])
+    if shape is None:
+        raise DataError(f"{entry.latents}: its shapes are not those of encoded samples")
+    return shape

@@ -1,0 +1,121 @@
+"""Finds the pictures of a folder and their captions; nothing is decoded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fluxtrain.data.pictures.captions import (
+    EXTENSIONS,
+    CaptionError,
+    find_metadata,
+    read_caption,
+    read_metadata,
+)
+from fluxtrain.errors import DataError
+
+SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp"),
+    *(".bmp", ".gif", ".tif", ".tiff", ".avif"),
+)
+_OTHER_SUFFIXES = (
+    *(".heic", ".heif", ".jxl", ".jp2", ".svg", ".psd", ".ico", ".tga", ".exr", ".hdr", ".eps"),
+    *(".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
+    *(".mp4", ".mov", ".avi", ".mkv", ".webm"),
+)
+"""Pictures and films that are not read: they are listed, other files are not looked at."""
+
+
+@dataclass(frozen=True)
+class PictureFile:
+    """One file of a folder that is a picture by its name."""
+
+    name: str
+    """Path below the folder, with slashes."""
+    size: int
+    """Bytes."""
+    modified: int
+    """Nanoseconds since 1970."""
+    caption: str
+    """"" if the picture has none."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The pictures of a folder in the order of their names, and the files that cannot be used."""
+
+    folder: Path
+    pictures: list[PictureFile]
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Names with the reason."""
+
+    @property
+    def without_caption(self) -> list[str]:
+        """Return the names of the pictures that have no caption."""
+        return [picture.name for picture in self.pictures if not picture.caption]
+
+
+def list_pictures(folder: Path, hint: str = "") -> Listing:
+    """Return the pictures in ``folder`` and the folders below it; names that begin with a dot are left out.
+
+    Raises DataError, which ends with ``hint``, if there are none, or if the metadata file is malformed.
+    """
+    if not folder.is_dir():
+        text = "is not a folder" if folder.exists() else "missing"
+        raise DataError(f"{folder}: {text}; it should hold pictures{hint}")
+    names, skipped = list(_walk(folder)), dict[str, str]()
+    metadata = find_metadata(folder)
+    captions = {} if metadata is None else read_metadata(metadata)
+    pictures = list[PictureFile]()
+    for name in names:
+        suffix = Path(name).suffix.lower()
+        if not name.isprintable():  # it could not be written down
+            skipped[ascii(name)] = "its name has characters that cannot be printed"
+        elif suffix in _OTHER_SUFFIXES:
+            skipped[name] = f"{suffix} is not read; convert it to PNG, JPEG or WebP"
+        elif suffix in SUFFIXES:
+            try:
+                pictures.append(_picture(folder, name, captions))
+            except CaptionError as error:
+                skipped[name] = str(error)
+            except OSError as error:
+                skipped[name] = error.strerror or "cannot be read"
+    known = {picture.name for picture in pictures} | skipped.keys()
+    skipped |= {
+        name: "the metadata file names it, but it is missing" for name in captions.keys() - known
+    }
+    if not pictures and not skipped:
+        raise DataError(f"{folder}: holds no pictures ({', '.join(SUFFIXES)}){hint}")
+    return Listing(folder, pictures, dict(sorted(skipped.items())))
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    """Yield the names of all files below ``folder`` in a fixed order."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror})")
+
+    for parent, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
+        below = Path(parent).relative_to(folder)
+        yield from ((below / name).as_posix() for name in sorted(files) if not name.startswith("."))
+
+
+def _picture(folder: Path, name: str, captions: dict[str, str]) -> PictureFile:
+    path = folder / name
+    status = path.stat()
+    if not path.is_file():
+        raise CaptionError("is not a regular file")
+    caption = captions.get(name) or _text_beside(path)
+    return PictureFile(name, status.st_size, status.st_mtime_ns, caption)
+
+
+def _text_beside(path: Path) -> str:
+    """Return the caption in the text file beside the picture ``path``, "" if there is none."""
+    for extension in EXTENSIONS:
+        beside = path.with_suffix(extension)
+        if beside.is_file() and (caption := read_caption(beside)):
+            return caption
+    return ""

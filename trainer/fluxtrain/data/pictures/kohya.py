@@ -1,0 +1,162 @@
+"""Reads kohya's data set config, TOML or JSON: general options, data sets, and their folders of pictures.
+
+An option of a folder wins over that of its data set, which wins over the general one. Options that would
+change what is computed, and have no counterpart here, are refused unless they are off.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fluxtrain.data.pictures.captions import EXTENSIONS
+from fluxtrain.data.pictures.subset_options import Subset
+from fluxtrain.errors import ConfigError, DataError
+
+SUFFIXES = (".toml", ".json")
+Options = Mapping[str, Any]
+_MAX_BYTES = 1 << 24
+_ONCE = "pictures are encoded once, before training; add changed copies of them to the folder"
+_CAPTIONS_ONCE = "captions are encoded once, before training; set it to false"
+_REFUSED: Mapping[str, tuple[object, str]] = {
+    "shuffle_caption": (False, _CAPTIONS_ONCE),
+    "enable_wildcard": (False, _CAPTIONS_ONCE),
+    "token_warmup_step": (0, "captions are encoded once, before training; set it to 0"),
+    "caption_tag_dropout_rate": (0, "captions are encoded once, before training; set it to 0"),
+    "caption_dropout_rate": (0, "set it to 0 and use spec.run.flow.prompt_dropout"),
+    "caption_dropout_every_n_epochs": (0, "set it to 0 and use spec.run.flow.prompt_dropout"),
+    "flip_aug": (False, _ONCE),
+    "color_aug": (False, _ONCE),
+    "random_crop": (False, _ONCE),
+    "face_crop_aug_range": (None, _ONCE),
+    "alpha_mask": (False, "transparent parts are white, and count in the loss; set it to false"),
+    "enable_bucket": (
+        False,
+        "set it to false, and spec.run.data.buckets for other sizes than squares",
+    ),
+    "validation_split": (0, "set it to 0 and name a set in spec.run.data.validation"),
+    "metadata_file": (None, "put captions into metadata.jsonl in the folder, or into text files"),
+    "conditioning_data_dir": (None, "conditioning images are not trained with"),
+}
+"""Options with their value that is off, and what to do instead."""
+_READ = {
+    *("image_dir", "num_repeats", "class_tokens", "caption_prefix", "caption_suffix"),
+    *("caption_extension", "is_reg", "resolution"),
+}
+_ELSEWHERE = {"batch_size": "spec.run.schedule.global_batch_size"}
+_WITHOUT_EFFECT = {
+    *("keep_tokens", "keep_tokens_separator", "caption_separator", "secondary_separator"),
+    *("token_warmup_min", "cache_info", "custom_attributes", "validation_seed"),
+    *("resize_interpolation", "skip_image_resolution", "network_multiplier"),
+    *("min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "bucket_no_upscale"),
+}
+"""Options that change nothing as long as those above are off."""
+
+
+def is_dataset_config(path: Path) -> bool:
+    """Return whether ``path`` is a data set config by its name."""
+    return path.suffix.lower() in SUFFIXES
+
+
+def read_dataset_config(path: Path, image_size: int, data_root: Path) -> list[Subset]:
+    """Return the folders of the config ``path``; relative ones are below ``data_root``.
+
+    Raises DataError if it cannot be read, ConfigError, naming the option, if it asks for what is not done.
+    """
+    content = _parse(path)
+    _require_known(path, "", content, {"general", "datasets"})
+    general = _table(path, "general", content.get("general", {}))
+    found = list[Subset]()
+    for number, entry in enumerate(_tables(path, "datasets", content.get("datasets"))):
+        at = f"datasets[{number}]"
+        shared = {**general, **{k: v for k, v in entry.items() if k != "subsets"}}
+        for index, own in enumerate(_tables(path, f"{at}.subsets", entry.get("subsets"))):
+            place = f"{at}.subsets[{index}]"
+            found.append(_subset(path, place, {**shared, **own}, image_size, data_root))
+    if all(subset.is_reg for subset in found):
+        raise ConfigError(f"{path}: datasets", "is_reg in all subsets", "one must be trained")
+    return found
+
+
+def _subset(path: Path, at: str, options: Options, image_size: int, data_root: Path) -> Subset:
+    known = _READ | _REFUSED.keys() | _ELSEWHERE.keys() | _WITHOUT_EFFECT
+    _require_known(path, at, options, known)
+    for name, (off, instead) in _REFUSED.items():
+        if options.get(name, off) not in (off, None):
+            raise ConfigError(f"{path}: {at}.{name}", options[name], instead)
+    _require_resolution(path, at, options.get("resolution"), image_size)
+    extension = _value(path, at, options, "caption_extension", EXTENSIONS[0])
+    if extension not in EXTENSIONS:
+        text = f"must be one of {', '.join(EXTENSIONS)}"
+        raise ConfigError(f"{path}: {at}.caption_extension", extension, text)
+    folder = _value(path, at, options, "image_dir", "")
+    if not folder:
+        raise ConfigError(f"{path}: {at}.image_dir", folder, "must name a folder of pictures")
+    repeats = _value(path, at, options, "num_repeats", 1)
+    if not 1 <= repeats <= 100_000:
+        raise ConfigError(f"{path}: {at}.num_repeats", repeats, "must be from 1 to 100000")
+    return Subset(
+        data_root / folder,
+        repeats,
+        _value(path, at, options, "caption_prefix", ""),
+        _value(path, at, options, "class_tokens", ""),
+        _value(path, at, options, "caption_suffix", ""),
+        label=f"{folder}/",
+        is_reg=_value(path, at, options, "is_reg", False),
+    )
+
+
+def _require_resolution(path: Path, at: str, given: object, image_size: int) -> None:
+    sides = given if isinstance(given, list) else [given, given]
+    if given is not None and sides != [image_size, image_size]:
+        text = f"must be {image_size}, the spec.run.data.image_size of the run"
+        raise ConfigError(f"{path}: {at}.resolution", given, text)
+
+
+def _value(path: Path, at: str, options: Options, name: str, default: Any) -> Any:
+    """Return the option ``name``, which must be of the type of ``default``."""
+    value = options.get(name)
+    if value is None:
+        return default
+    if type(value) is not type(default):
+        kinds = {str: "a text", int: "a whole number", bool: "true or false"}
+        raise ConfigError(f"{path}: {at}.{name}", value, f"must be {kinds[type(default)]}")
+    return value
+
+
+def _parse(path: Path) -> Options:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise DataError(f"{path}: has more than {_MAX_BYTES} bytes")
+        text = path.read_text(encoding="utf-8-sig")
+        content = tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        kind = path.suffix[1:].upper()
+        raise DataError(f"{path}: is not {kind} ({str(error)[:100]})") from None
+    return _table(path, "the file", content)
+
+
+def _table(path: Path, at: str, value: object) -> Options:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: {at}", value, "must be a table of options")
+    return value
+
+
+def _tables(path: Path, at: str, value: object) -> list[Options]:
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{path}: {at}", value, "must be a list of at least one table")
+    return [_table(path, f"{at}[{number}]", entry) for number, entry in enumerate(value)]
+
+
+def _require_known(path: Path, at: str, options: Options, known: set[str]) -> None:
+    for name in options:
+        if name not in known:
+            place = f"{at}.{name}" if at else name
+            raise ConfigError(f"{path}: {place}", options[name], "no option that is read here")

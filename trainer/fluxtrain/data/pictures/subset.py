@@ -1,0 +1,81 @@
+"""Folders of pictures with the settings of their samples: repeats and what is added to captions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fluxtrain.contract.run.data import DataConfig
+from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
+from fluxtrain.data.pictures.kohya import is_dataset_config, read_dataset_config
+from fluxtrain.data.pictures.subset_options import Subset
+
+
+@dataclass(frozen=True)
+class TrainingPicture:
+    """A picture as it is trained."""
+
+    folder: Path
+    file: PictureFile
+    caption: str
+    repeats: int
+    label: str
+    """Its name in reports."""
+
+    @property
+    def path(self) -> Path:
+        """Return its file."""
+        return self.folder / self.file.name
+
+
+def subsets(config: DataConfig, data_root: Path) -> list[Subset]:
+    """Return the folders of ``config.images``, which may be kohya's data set config."""
+    assert config.images is not None
+    folder = data_root / config.images
+    if is_dataset_config(folder) and not folder.is_dir():
+        return read_dataset_config(folder, config.image_size, data_root)
+    return [Subset(folder, config.repeats, config.caption_prefix, config.class_tokens)]
+
+
+def list_subsets(config: DataConfig, data_root: Path) -> list[tuple[Subset, Listing]]:
+    """Return the pictures of each folder of ``config.images``; DataError if one holds none."""
+    hint = "; spec.run.data.images names it"
+    return [(subset, list_pictures(subset.folder, hint)) for subset in subsets(config, data_root)]
+
+
+def training_pictures(listed: list[tuple[Subset, Listing]]) -> list[TrainingPicture]:
+    """Return the pictures of all folders, in their order; regularisation images come last.
+
+    Those are repeated until they are as many samples as the others, the first ones once more than the last.
+    """
+    trained = [
+        each for subset, listing in listed if not subset.is_reg for each in _all(subset, listing)
+    ]
+    others = [each for subset, listing in listed if subset.is_reg for each in _all(subset, listing)]
+    wanted = sum(picture.repeats for picture in trained)
+    return trained + _repeated(others, wanted)
+
+
+def _all(subset: Subset, listing: Listing) -> list[TrainingPicture]:
+    return [
+        TrainingPicture(
+            subset.folder, file, subset.caption(file), subset.repeats, subset.label + file.name
+        )
+        for file in listing.pictures
+    ]
+
+
+def _repeated(pictures: list[TrainingPicture], wanted: int) -> list[TrainingPicture]:
+    """Return as many of ``pictures`` as are ``wanted`` samples, with more repeats if they are too few."""
+    kept, count = list[TrainingPicture](), 0
+    for picture in pictures:
+        if count < wanted:
+            kept.append(picture)
+            count += picture.repeats
+    if not kept:
+        return []
+    more, rest = divmod(max(0, wanted - count), len(kept))
+    return [
+        replace(picture, repeats=picture.repeats + more + (number < rest))
+        for number, picture in enumerate(kept)
+    ]

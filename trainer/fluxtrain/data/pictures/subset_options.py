@@ -1,0 +1,30 @@
+"""The settings of one folder of pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fluxtrain.data.pictures.folder import PictureFile
+
+
+@dataclass(frozen=True)
+class Subset:
+    """One folder of pictures."""
+
+    folder: Path
+    repeats: int = 1
+    caption_prefix: str = ""
+    class_tokens: str = ""
+    """Caption of pictures that have none."""
+    caption_suffix: str = ""
+    label: str = ""
+    """Put before the names of its files in reports, if there are several folders."""
+    is_reg: bool = False
+    """Regularisation images: they are repeated until they are as many as the others."""
+
+    def caption(self, picture: PictureFile) -> str:
+        """Return the prompt that ``picture`` is trained with."""
+        own = picture.caption or self.class_tokens.strip()
+        words = self.caption_prefix.strip(), own, self.caption_suffix.strip()
+        return " ".join(word for word in words if word)

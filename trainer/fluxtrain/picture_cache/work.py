@@ -1,0 +1,156 @@
+"""What a run's cache of pictures lacks, and the data set that it is when it lacks nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.empty_text import EmptyText
+from fluxtrain.data.pictures.cache import PictureCache, Record
+from fluxtrain.data.pictures.dataset import Entry, PictureDataset
+from fluxtrain.data.pictures.picture import DECODER
+from fluxtrain.data.pictures.placement import placements
+from fluxtrain.data.pictures.subset import TrainingPicture, list_subsets, training_pictures
+from fluxtrain.encode.encoders import check_files
+from fluxtrain.encode.fingerprint import autoencoder_fingerprint, text_fingerprint
+from fluxtrain.errors import DataError
+from fluxtrain.files import atomic_write
+from fluxtrain.safetensors_file import read_header, read_tensor
+
+REPORT = "pictures.json"
+"""File of the run's output: which pictures are trained, and which are not and why."""
+_STALE_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class CachedPictures:
+    """The pictures of a run and their cache."""
+
+    cache: PictureCache
+    pictures: list[TrainingPicture]
+    skipped: dict[str, str]
+    """Files that are no pictures to train on, with the reason."""
+    missing_pictures: list[TrainingPicture]
+    missing_texts: list[str]
+
+    def open(self, config: RunConfig, output: Path) -> tuple[PictureDataset, EmptyText]:
+        """Return the data set and the encodings of the empty prompt; write the report to ``output``.
+
+        Raises DataError if no picture can be used.
+        """
+        records = [self._record(picture) for picture in self.pictures]
+        faults = {p.label: r.fault for p, r in zip(self.pictures, records, strict=True) if r.fault}
+        skipped = self.skipped | faults
+        self._write_report(output, skipped)
+        entries = [
+            Entry(
+                picture.label,
+                picture.caption,
+                picture.repeats,
+                self.cache.latents_path(latents.id),
+                self.cache.text_path(picture.caption),
+                (latents.height // PIXELS_PER_LATENT, latents.width // PIXELS_PER_LATENT),
+            )
+            for picture, record in zip(self.pictures, records, strict=True)
+            for latents in record.latents
+        ]
+        if not entries:
+            (name, reason), *more = skipped.items()
+            raise DataError(
+                f"none of the {len(skipped)} pictures can be used; {name}: {reason}"
+                + f"; {len(more)} more in {output / REPORT}" * bool(more)
+            )
+        dataset = PictureDataset(self.cache.folder, entries, config.data.verify_checksums)
+        return dataset, self._empty_text()
+
+    def _record(self, picture: TrainingPicture) -> Record:
+        record = self.cache.read_record(picture)
+        if record is None:
+            raise DataError(
+                f"{self.cache.record_path(picture)}: was removed or damaged while the run started"
+            )
+        return record
+
+    def _empty_text(self) -> EmptyText:
+        path = self.cache.text_path("")
+        spans = read_header(path)
+        return read_tensor(path, spans["txt"]), read_tensor(path, spans["vec"])
+
+    def _write_report(self, output: Path, skipped: dict[str, str]) -> None:
+        used = [picture for picture in self.pictures if picture.label not in skipped]
+        report = {
+            "used": len(used),
+            "samples": sum(picture.repeats for picture in used),
+            "without_caption": [p.label for p in used if not p.file.caption],
+            "skipped": skipped,
+        }
+        with atomic_write(output / REPORT) as partial:
+            partial.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+
+
+def check_pictures(config: RunConfig, paths: RunPaths) -> None:
+    """Raise DataError if the run's pictures or encoders are missing; nothing is decoded."""
+    list_subsets(config.data, paths.data)
+    check_files(config.encoders, paths.models)
+
+
+def find_work(config: RunConfig, paths: RunPaths) -> CachedPictures:
+    """Return the run's pictures, and what is not encoded yet; faults of earlier starts are looked at again.
+
+    Raises DataError if there are no pictures, or the encoders are missing.
+    """
+    listed = list_subsets(config.data, paths.data)
+    check_files(config.encoders, paths.models)
+    cache = _open_cache(config, paths)
+    cache.make_folders()
+    _remove_stale(cache.folder)
+    pictures = training_pictures(listed)
+    existing = cache.existing()
+    missing = [picture for picture in pictures if not _is_done(config, cache, picture, existing)]
+    for picture in missing:
+        cache.record_path(picture).unlink(missing_ok=True)
+    captions = dict.fromkeys([*(picture.caption for picture in pictures), ""])
+    texts = [text for text in captions if f"texts/{cache.text_path(text).name}" not in existing]
+    skipped = {
+        subset.label + name: reason
+        for subset, listing in listed
+        for name, reason in listing.skipped.items()
+    }
+    return CachedPictures(cache, pictures, skipped, missing, texts)
+
+
+def _is_done(
+    config: RunConfig, cache: PictureCache, picture: TrainingPicture, existing: set[str]
+) -> bool:
+    """Return whether the latents of ``picture`` exist at all sizes that ``config`` asks for."""
+    record = cache.read_record(picture)
+    if record is None or record.fault:
+        return False
+    wanted = placements(record.width, record.height, config.data)
+    ids = [cache.latents_id(record.sha256, placement) for placement in wanted]
+    names = (f"latents/{cache.latents_path(each).name}" for each in ids)
+    return ids == [latents.id for latents in record.latents] and existing.issuperset(names)
+
+
+def _open_cache(config: RunConfig, paths: RunPaths) -> PictureCache:
+    encoders, data = config.encoders, config.data
+    folder = paths.output / "cache" if data.cache is None else paths.data / data.cache
+    weights = autoencoder_fingerprint(encoders, paths.models)
+    images = [DECODER, encoders.autoencoder_kind, encoders.precision, weights]
+    weights = text_fingerprint(encoders, paths.models)
+    texts = [encoders.text, encoders.precision, data.text_length, weights]
+    return PictureCache(folder, json.dumps(images), json.dumps(texts))
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what killed processes began to write."""
+    for path in folder.glob("*/.*.partial"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()
