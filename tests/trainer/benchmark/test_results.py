@@ -83,6 +83,25 @@ def test_a_stopped_benchmark_knows_what_it_measured(tmp_path: Path) -> None:
     assert (again.num_trials, again.measured) == (2, [measured()])
 
 
+@pytest.mark.parametrize(
+    ("status", "memory", "is_known"),
+    [
+        (Status.DONE, 2.0, True),
+        (Status.OUT_OF_MEMORY, 1.0, True),
+        (Status.OUT_OF_MEMORY, 2.0, False),
+        (Status.FAILED, 1.0, False),
+    ],
+)
+def test_another_start_repeats_what_may_end_otherwise(
+    tmp_path: Path, status: Status, memory: float, is_known: bool
+) -> None:
+    tried = trial(9, is_measured=False)
+    first = Results(tmp_path, make_config(benchmark={"memory_gib": 1.0}))
+    first.add(Result(tried, status, "", None))
+    again = Results(tmp_path, make_config(benchmark={"memory_gib": memory}))
+    assert (again.get(tried) is not None) == is_known
+
+
 def test_results_of_another_config_are_refused(tmp_path: Path) -> None:
     Results(tmp_path, make_config()).add(measured())
     with pytest.raises(ConfigError, match="of another run; use another folder"):

@@ -71,6 +71,9 @@ def test_nothing_fits(tmp_path: Path) -> None:
     results = study(tmp_path, machine, make_config(scaling=["weak"]))
     assert [trial.micro_batch_size for trial in machine.trials] == [8, 4, 2, 1]
     assert results.measured == []
+    assert results.last is not None
+    assert results.last.trial.micro_batch_size == 1
+    assert results.last.ending == "out of memory: out of memory"
     assert "images/s" in write_report(make_config(), tmp_path, 1, results.measured)
 
 

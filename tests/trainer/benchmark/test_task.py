@@ -102,6 +102,7 @@ def test_a_benchmark_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
         (RuntimeError("HIP out of memory"), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True),
         (OSError(12, "Cannot allocate memory"), True),
+        (RuntimeError("can't start new thread"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (KeyError("memory"), False),
     ],

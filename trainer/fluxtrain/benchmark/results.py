@@ -20,6 +20,8 @@ from fluxtrain.setting import Setting
 JSON_FILE, CSV_FILE = "benchmark.json", "benchmark.csv"
 _FREE_SECTIONS = {"benchmark", "logging"}
 """Sections of the config that may change before a benchmark goes on."""
+_MEMORY = "memory_gib"
+"""What a trial that was out of memory had: with another value it is run again."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,19 @@ class Result:
         """Return whether the batch fits."""
         return self.status == Status.DONE
 
+    @property
+    def ending(self) -> str:
+        """Return how it ended, for people."""
+        if self.fits:
+            return "fits"
+        return f"{self.status.name.lower().replace('_', ' ')}: {self.reason}"
+
+    def may_end_otherwise(self, has_same_memory: bool) -> bool:
+        """Return whether another start should run the trial again: one that failed by something else."""
+        if self.status == Status.OUT_OF_MEMORY:
+            return not has_same_memory
+        return not self.fits
+
     def row(self) -> dict[str, Any]:
         """Return it as a row of the table of all measurements."""
         trial, measured = self.trial, self.measurement
@@ -114,7 +129,7 @@ class Results:
 
         Raises ConfigError if it is of another config, DataError if it is unreadable.
         """
-        self._folder = folder
+        self._folder, self._memory = folder, config.benchmark.memory_gib
         values = config.model_dump(mode="json")
         self._run = {key: value for key, value in values.items() if key not in _FREE_SECTIONS}
         self._results: dict[Trial, Result] = {}
@@ -128,9 +143,11 @@ class Results:
             if values["run"] != self._run:
                 text = "the results there are of another run; use another folder"
                 raise ConfigError("--output", str(path), text)
-            return [_decode(entry) for entry in values["trials"]]
+            found = [_decode(entry) for entry in values["trials"]]
+            has_same_memory = values.get(_MEMORY, self._memory) == self._memory
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: not the results of a benchmark ({error!r})") from None
+        return [result for result in found if not result.may_end_otherwise(has_same_memory)]
 
     def get(self, trial: Trial) -> Result | None:
         """Return how ``trial`` ended, None if it was not run yet."""
@@ -141,7 +158,8 @@ class Results:
         self._results[result.trial] = result
         entries = [_encode(each) for each in self._results.values()]
         with atomic_write(self._folder / JSON_FILE) as partial:
-            partial.write_text(json.dumps({"run": self._run, "trials": entries}, indent=1) + "\n")
+            content = {"run": self._run, _MEMORY: self._memory, "trials": entries}
+            partial.write_text(json.dumps(content, indent=1) + "\n")
         with (
             atomic_write(self._folder / CSV_FILE) as partial,
             partial.open("w", newline="") as file,
@@ -155,6 +173,11 @@ class Results:
     def measured(self) -> list[Result]:
         """Return the trials that measure, in the order in which they were run."""
         return [result for result in self._results.values() if result.trial.is_measured]
+
+    @property
+    def last(self) -> Result | None:
+        """Return the trial that was run last, None before the first."""
+        return next(reversed(self._results.values()), None)
 
     @property
     def num_trials(self) -> int:

@@ -102,9 +102,7 @@ def _rate(result: Result) -> float:
 def _text(result: Result) -> str:
     measured = result.measurement
     if measured is None:
-        if result.fits:
-            return "fits"
-        return f"{result.status.name.lower().replace('_', ' ')}: {result.reason}"
+        return result.ending
     rate, mfu = measured.images_per_second_per_gpu, measured.mfu
     return (
         f"{rate:.4g} images/s per rank ({measured.slowest:.4g} to {measured.fastest:.4g}), "

@@ -48,8 +48,15 @@ def benchmark(config: RunConfig, paths: RunPaths, world: World) -> None:
         endpoint.set_phase(FINISH)
         print(write_report(config, paths.output, world.size, results.measured), flush=True)
         if not any(result.measurement for result in results.measured):
-            raise FluxtrainError("nothing could be measured: see the reasons above")
+            raise FluxtrainError(_nothing(results))
         endpoint.progress.update(status="success")
+
+
+def _nothing(results: Results) -> str:
+    """Return why nothing was measured."""
+    last = results.last
+    why = f"; the last trial, {last.trial}, {last.ending}" if last else ""
+    return f"nothing could be measured{why}"
 
 
 def _stop(signum: int, frame: FrameType | None) -> NoReturn:

@@ -25,8 +25,11 @@ EXIT_OUT_OF_MEMORY = 12
 """Exit code of a process that had no memory left."""
 FACTS_FILE = "facts.json"
 """What rank 0 of a trial writes about its device."""
-_SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "std::bad_alloc")
-"""Parts of the messages of torch's allocators and of collectives."""
+_SIGNS = (
+    *("out of memory", "can't allocate memory", "cannot allocate memory", "std::bad_alloc"),
+    "can't start new thread",
+)
+"""Parts of the messages of torch's allocators, of collectives, and of Python without room for a stack."""
 
 
 def main() -> int:

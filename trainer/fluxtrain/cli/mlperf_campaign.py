@@ -60,7 +60,9 @@ def action(arguments: argparse.Namespace) -> int:
     manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": jobs})
     print(kubectl(arguments.namespace, "apply", "--filename=-", stdin=manifest), end="")
     label = f"{LABEL}={file['metadata']['name']}"
-    print(f"fluxtrain mlperf campaign status --selector {label}")
+    namespace = arguments.namespace or file["metadata"].get("namespace")
+    option = f" --namespace {namespace}" if namespace else ""
+    print(f"fluxtrain mlperf campaign status --selector {label}{option}")
     return EXIT_OK
 
 

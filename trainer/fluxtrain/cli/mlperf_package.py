@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluxtrain.cli.arguments import Commands, described, path
-from fluxtrain.errors import EXIT_ERROR, EXIT_OK, ConfigError
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, ConfigError, StorageError
 
 if TYPE_CHECKING:
     from fluxtrain.mlperf.tools import ToolResult
@@ -75,23 +75,25 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
 
     waivers = review.parse_waivers(arguments.waive)
     reasons = implementation.parse_reasons(arguments.reason)
-    runs = [review.read_finished_run(folder) for folder in folders]
+    all_runs = runs = [review.read_finished_run(folder) for folder in folders]
     if len(runs) > rcp.NUM_RUNS:
         runs = median_window(runs)
         print(
             f"the median of the windows of {rcp.NUM_RUNS} runs: {runs[0].name} to {runs[-1].name}"
         )
     result = review.Result("", runs, ruleset=arguments.ruleset)
-    submission.require_one_result(result, waivers)
+    submission.require_one_result(all_runs, result, waivers)
     differences = implementation.run_deviations(runs[0], reasons)
-    given = arguments.image or implementation.fetched_image(runs)
+    given = arguments.image
+    if given is None:
+        given = implementation.fetched_image(runs)
     image = implementation.find_image(given, implementation.ran_software(runs), runs[0].closed)
     known = submission.known_fields(runs)
     answers: dict[str, object] = {**system.parse_answers(arguments.answer)}
     if arguments.system.exists():
         answers = {**system.read_answers(arguments.system), **answers}
     elif not system.is_complete({**known, **answers}):
-        arguments.system.write_text(system.template(known))
+        _write(arguments.system, system.template(known))
         text = "created as a template: replace its nulls"
         raise ConfigError("--system", str(arguments.system), text)
     description = system.describe(known, answers)
@@ -118,6 +120,13 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
     print(f"deviations from the reference: {implementation.summary(differences)}")
     reviewed = _review(organisation / "results" / name / "flux1", checked, arguments.ruleset)
     return EXIT_OK if reviewed and all(tool.passed for tool in checked) else EXIT_ERROR
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def _review(result: Path, checked: Sequence[ToolResult], ruleset: str) -> bool:

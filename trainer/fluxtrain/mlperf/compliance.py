@@ -10,12 +10,11 @@ from pathlib import Path
 
 from fluxtrain.errors import ConfigError
 from fluxtrain.mlperf.explain import explain, path_finding, sanitize
-from fluxtrain.mlperf.lines import read_lines
+from fluxtrain.mlperf.lines import MAX_BYTES, read_lines
 from fluxtrain.mlperf.tools import TIMEOUT_SECONDS, run_tool
 
 RULESETS = ("5.1.0", "6.0.0", "6.1.0")
 """The rulesets with the benchmark ``flux1``; the newest last."""
-_MAX_BYTES = 256 * 2**20  # a run's log is below one MiB; a pod's log has other lines too
 _SEPARATOR = "\n" + "-" * 30 + "\n"
 _RECORDS = ("INFO - ", "ERROR - ", "WARNING - ", "Traceback")
 
@@ -77,8 +76,8 @@ def _require_readable(log: Path) -> None:
         raise ConfigError("LOG", str(log), f"cannot be read ({error.strerror})") from None
     if size == 0:
         raise ConfigError("LOG", str(log), "the file is empty")
-    if size > _MAX_BYTES:
-        raise ConfigError("LOG", str(log), f"{size} bytes; a log has at most {_MAX_BYTES}")
+    if size > MAX_BYTES:
+        raise ConfigError("LOG", str(log), f"{size} bytes; a log has at most {MAX_BYTES}")
     if b"\0" in start:
         raise ConfigError("LOG", str(log), "not a text file")
 

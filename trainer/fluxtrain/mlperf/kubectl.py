@@ -36,7 +36,9 @@ def kubectl(namespace: str | None, *arguments: str, stdin: str = "") -> str:
 
 
 def items(kind: str, selector: str, namespace: str | None) -> list[dict[str, Any]]:
-    """Return the objects of a kind with the labels ``selector``, by name."""
+    """Return the objects of a kind with the labels ``selector``, by name; ConfigError for an empty one."""
+    if not selector.strip():  # of all objects
+        raise ConfigError("--selector", selector, "must not be empty, such as campaign=NAME")
     text = kubectl(namespace, "get", kind, f"--selector={selector}", "--output=json")
     found: list[dict[str, Any]] = json.loads(text)["items"]
     return sorted(found, key=lambda item: str(item["metadata"]["name"]))

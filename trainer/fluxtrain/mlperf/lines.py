@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,11 @@ from typing import Any
 from fluxtrain.contract.launch import MLPERF_TOKEN
 
 TOKEN = MLPERF_TOKEN
+MAX_BYTES = 256 * 2**20
+"""Of a log: that of a run is below one MiB; a pod's log has other lines too."""
+_MAX_NUMBER = 2**53
+"""Greater counts and times are no numbers that a program has counted."""
+_MAX_FLOAT = sys.float_info.max
 _FIELDS = ("time_ms", "key", "value", "metadata")
 
 
@@ -43,7 +50,17 @@ class LogLine:
         """Return the event's samples_count, None if it has none."""
         metadata = self.fields.get("metadata")
         samples = metadata.get("samples_count") if isinstance(metadata, dict) else None
-        return samples if isinstance(samples, int) else None
+        return samples if is_number(samples) and isinstance(samples, int) else None
+
+    @property
+    def measured(self) -> float | None:
+        """Return the event's value as a float, infinite beyond its range; None if it is no number."""
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        if abs(value) > _MAX_FLOAT:
+            return math.inf if value > 0 else -math.inf
+        return float(value)
 
 
 def read_lines(path: Path) -> Iterator[LogLine]:
@@ -69,6 +86,13 @@ def parse(number: int, text: str) -> LogLine:
         return LogLine(number, text, fields, f"no {', '.join(missing)}")
     if not isinstance(fields["metadata"], dict):
         return LogLine(number, text, fields, "metadata is not an object")
-    if not isinstance(fields["time_ms"], int | float):
+    if not is_number(fields["time_ms"]):
         return LogLine(number, text, fields, "time_ms is not a number")
     return LogLine(number, text, fields)
+
+
+def is_number(value: object) -> bool:
+    """Return whether ``value`` is a finite number of a size that occurs."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= _MAX_NUMBER

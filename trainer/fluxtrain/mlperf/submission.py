@@ -11,28 +11,35 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, StorageError
 from fluxtrain.mlperf.implementation import Statements, write_implementation
 from fluxtrain.mlperf.review.evidence import Result, Run
-from fluxtrain.mlperf.review.runs import OF_ONE_RESULT, ten_runs
+from fluxtrain.mlperf.review.rule import Finding, Rule
+from fluxtrain.mlperf.review.runs import OF_ALL_RUNS, OF_ONE_RESULT, ten_runs
 from fluxtrain.mlperf.system import STATUSES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def require_one_result(result: Result, waivers: Mapping[str, str]) -> None:
-    """Raise ConfigError naming every reason, but for ``waivers``, why the runs of ``result`` are none."""
+def require_one_result(runs: Sequence[Run], result: Result, waivers: Mapping[str, str]) -> None:
+    """Raise ConfigError naming every reason, but for ``waivers``, why ``result``, of ``runs``, is none."""
+    found = [*_findings(OF_ONE_RESULT, result), *_findings(OF_ALL_RUNS, replace(result, runs=runs))]
     errors = [
         ConfigError(each.rule, UNSET, f"{each.text}. {each.fix}")
-        for rule in OF_ONE_RESULT
-        for each in rule.findings(result, "", result.closed)
-        if rule is ten_runs or each.rule not in waivers
+        for each in found
+        if each.rule == ten_runs.name or each.rule not in waivers
     ]
     if errors:
         raise errors[0] if len(errors) == 1 else JoinedConfigError(errors)
+
+
+def _findings(rules: Iterable[Rule[Result]], result: Result) -> Iterator[Finding]:
+    for rule in rules:
+        yield from rule.findings(result, "", result.closed)
 
 
 def known_fields(runs: Sequence[Run]) -> dict[str, str]:

@@ -39,7 +39,7 @@ def samples_to_target(
     spread = sum((x - mean_log) ** 2 for x in logs)
     slope = sum((x - mean_log) * loss for x, (_, loss) in zip(logs, points, strict=True)) / spread
     now = points[-1][0]
-    if slope >= 0 or (target - mean_loss) / slope + mean_log > math.log(_MOST * now):
+    if not -math.inf < slope < 0 or (target - mean_loss) / slope + mean_log > math.log(_MOST * now):
         return None
     reached_at = math.exp(mean_log + (target - mean_loss) / slope)
     return max(math.ceil(reached_at / every) * every, now + every)

@@ -15,6 +15,8 @@ LABEL = "campaign"
 """Label of the jobs of a campaign, with its name. Set by `fluxtrain mlperf campaign`, read by selectors."""
 MOST_RUNS = 100
 _MOST_NAME = 59  # with a number and in pods' names
+_OF_ALL = ("namespace", "annotations")
+"""Of the metadata: what else is there is of one object of a cluster."""
 _NO_RESUME = {"every_steps": 0, "memory_every_steps": 0}
 
 
@@ -49,6 +51,12 @@ def _require_campaign(file: Mapping[str, Any]) -> None:
     if spec.nodes.min != spec.nodes.max:
         text = f"must be equal to max, {spec.nodes.max}: a result's runs are of the same nodes"
         raise ConfigError("spec.nodes.min", spec.nodes.min, text)
+    labels = file["metadata"].get("labels")
+    if labels is not None and not isinstance(labels, Mapping):
+        raise ConfigError("metadata.labels", labels, "must be a mapping of names to strings")
+    if (seconds := spec.lifecycle.ttl_seconds_after_finished) is not None:
+        text = "must be left out: each run, a failed one too, stays in the record"
+        raise ConfigError("spec.lifecycle.ttlSecondsAfterFinished", seconds, text)
     if (seed := spec.run.get("seed", RANDOM_SEED)) != RANDOM_SEED:
         text = f"must be {RANDOM_SEED}, or left out: each run draws its own"
         raise ConfigError("spec.run.seed", seed, text)
@@ -73,8 +81,10 @@ def _job(file: Mapping[str, Any], number: int, parallel: int) -> dict[str, Any]:
         before = run_name(file, number - parallel)
         own["lifecycle"] = {"startAfter": [before], "startWhen": "Ended"}
     labels = {**(metadata.get("labels") or {}), LABEL: campaign}
+    kept = {key: metadata[key] for key in _OF_ALL if metadata.get(key) is not None}
     return {
-        **file,
-        "metadata": {**metadata, "name": name, "labels": labels},
+        "apiVersion": file["apiVersion"],
+        "kind": file["kind"],
+        "metadata": {"name": name, **kept, "labels": labels},
         "spec": merge(spec, own),
     }

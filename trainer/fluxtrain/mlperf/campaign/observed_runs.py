@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,7 @@ from fluxtrain.errors import ConfigError
 from fluxtrain.mlperf.campaign.forecast import Evaluation, samples_to_target
 from fluxtrain.mlperf.finished_jobs import log_of_pods
 from fluxtrain.mlperf.kubectl import items
-from fluxtrain.mlperf.review import Run, read_run
+from fluxtrain.mlperf.review import Run, is_file, read_run
 
 State = Literal["converged", "not converged", "training", "waiting", "failed"]
 
@@ -45,16 +44,21 @@ class ObservedRun:
     def evaluations(self) -> list[Evaluation]:
         """Return the training samples and the loss of each evaluation that has one."""
         lines = [] if self.log is None else self.log.all("eval_accuracy")
-        found = [(line.samples, _number(line.value)) for line in lines]
-        return [(count, loss) for count, loss in found if count is not None and loss is not None]
+        return [
+            (line.samples, line.measured)
+            for line in lines
+            if line.samples is not None and line.measured is not None
+        ]
 
     @property
     def forecast(self) -> int | None:
         """Return the samples at which the run reached its target, or will; None if it did not, or unknown."""
         if self.is_over or self.log is None:
             return None if self.log is None else self.log.samples
-        target, every = self.log.value("target_accuracy"), self.log.number("evaluation_frequency")
-        return samples_to_target(self.evaluations, _number(target), every or 0)
+        target, every = self.log.first("target_accuracy"), self.log.number("evaluation_frequency")
+        if target is None or target.measured is None:
+            return None
+        return samples_to_target(self.evaluations, target.measured, every or 0)
 
     @property
     def _has_started(self) -> bool:
@@ -68,7 +72,7 @@ def runs_in(paths: Sequence[Path]) -> list[ObservedRun]:
     """
     found = []
     for path in paths:
-        logs = [path] if path.is_file() else _logs(path)
+        logs = [path] if is_file(path) else _logs(path)
         if not logs:
             raise ConfigError("PATH", str(path), f"has no {MLPERF_FILE}, nor has a folder in it")
         found += [ObservedRun(log.parent.name, read_run(log)) for log in logs]
@@ -95,13 +99,14 @@ def runs_of_jobs(selector: str, namespace: str | None, folder: Path) -> list[Obs
     return found
 
 
-def _number(value: object) -> float | None:
-    """Return ``value`` as a float; None if it is no number, or too large for one."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return None if isinstance(value, int) and abs(value) > sys.float_info.max else float(value)
-
-
 def _logs(path: Path) -> list[Path]:
-    own = path / MLPERF_FILE
-    return [own] if own.is_file() else sorted(path.glob(f"*/{MLPERF_FILE}"))
+    """Return the log in the folder ``path``, or those in its folders; ConfigError if one cannot be read."""
+    if is_file(own := path / MLPERF_FILE):
+        return [own]
+    try:
+        folders = sorted(path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ConfigError("PATH", str(path), f"cannot be read ({error.strerror})") from None
+    return [log for folder in folders if is_file(log := folder / MLPERF_FILE)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from math import isfinite
+from math import inf, isfinite
 from statistics import pstdev
 
 from fluxtrain.mlperf import rcp
@@ -57,7 +57,7 @@ def _curve(runs: Sequence[ObservedRun]) -> Iterator[str]:
     for samples in shown:
         values = losses[samples]
         mean = sum(values) / len(values)
-        bar = "#" * round(_BAR * mean / most) if isfinite(mean) and most > 0 else ""
+        bar = "#" * round(_BAR * (mean / most)) if isfinite(mean) and 0 < most < inf else ""
         yield (
             f"{samples:>12,}  {mean:.4f}  {min(values):.4f} .. {max(values):.4f}  "
             f"{len(values):>3} {'run ' if len(values) == 1 else 'runs'}  {bar}"
@@ -79,7 +79,8 @@ def _verdict(runs: Sequence[ObservedRun], ruleset: str) -> Iterator[str]:
     )
     if any(run.log is not None and run.log.first("run_resumed") for run in runs):
         yield "* the run was interrupted and resumed: the rules leave open whether it counts"
-    logs = [run.log for run in runs if run.log is not None]
+    found = [run.log for run in runs if run.log is not None]
+    logs = [log for log in found if log.first("submission_division") is not None]
     if not logs or not logs[0].closed:
         yield "open division: no comparison with the reference" if logs else "no log yet"
         return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +17,7 @@ from fluxtrain.contract.launch import CONFIG_FILE, MLPERF_FILE
 from fluxtrain.errors import ConfigError
 from fluxtrain.mlperf.compliance import RULESETS
 from fluxtrain.mlperf.facts import SYSTEM_KEY
-from fluxtrain.mlperf.lines import LogLine, read_lines
+from fluxtrain.mlperf.lines import MAX_BYTES, LogLine, is_number, read_lines
 
 BENCHMARK = "flux1"
 """Name of the benchmark in logs and of its folder in a package."""
@@ -55,7 +57,7 @@ class Run:
     def number(self, key: str) -> int | None:
         """Return the value of the first event with the key if it is a whole number."""
         value = self.value(key)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return value if is_number(value) and isinstance(value, int) else None
 
     @property
     def closed(self) -> bool:
@@ -116,9 +118,9 @@ def read_results(paths: Sequence[Path], ruleset: str = RULESETS[-1]) -> list[Res
     results: list[Result] = []
     runs: list[Run] = []
     for path in paths:
-        if path.is_file():
+        if is_file(path):
             runs.append(_run(path, path.parent / CONFIG_FILE, str(path)))
-        elif (path / MLPERF_FILE).is_file():
+        elif is_file(path / MLPERF_FILE):
             runs.append(_run(path / MLPERF_FILE, path / CONFIG_FILE, str(path)))
         elif found := list(_results(path)):
             results += [replace(result, ruleset=ruleset) for result in found]
@@ -135,7 +137,7 @@ def read_finished_run(folder: Path) -> Run:
     """
     log, config = folder / MLPERF_FILE, folder / CONFIG_FILE
     for path in (log, config):
-        if not path.is_file():
+        if not is_file(path):
             text = f"has no {path.name}: give output folders of fluxtrain run"
             raise ConfigError("RUN", str(folder), text)
     run = _run(log, config, str(folder))
@@ -147,6 +149,17 @@ def read_finished_run(folder: Path) -> Run:
 def read_run(log: Path) -> Run:
     """Return the run whose log is ``log``, with the configuration beside it, if there is one."""
     return _run(log, log.parent / CONFIG_FILE)
+
+
+def is_file(path: Path) -> bool:
+    """Return whether there is such a file; raise ConfigError if its folder cannot be read."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError("PATH", str(path), f"cannot be read ({reason})") from None
 
 
 def num_ranks(system: Mapping[str, Any]) -> int | None:
@@ -173,16 +186,28 @@ def _results(path: Path) -> Iterator[Result]:
 
 def _result(folder: Path) -> Result:
     """Return the result whose logs are in ``folder``: ORGANISATION/results/SYSTEM/flux1."""
-    system, organisation = folder.parent.name, folder.parents[2]
-    implementations = organisation / "benchmarks" / BENCHMARK / "implementations"
-    found = sorted(implementations.glob(f"{system}*")) if implementations.is_dir() else []
-    implementation = found[0] if found else None
+    whole = folder.resolve()  # such as of "."
+    if len(whole.parents) < 3:
+        raise ConfigError("PATH", str(folder), "not in ORGANISATION/results/SYSTEM")
+    system, organisation = whole.parent.name, whole.parents[2]
+    implementation = _implementation(
+        organisation / f"benchmarks/{BENCHMARK}/implementations", system
+    )
     logs = sorted(folder.glob("result_*.txt"), key=lambda log: (len(log.name), log.name))
     runs = [_run(log, _config_of(log, implementation)) for log in logs]
     description = _json(organisation / "systems" / f"{system}.json")
     waivers = _json(implementation / WAIVERS_FILE) if implementation else None
     reasons = {rule: str(reason) for rule, reason in (waivers or {}).items()}
     return Result(str(folder), runs, description, implementation, reasons)
+
+
+def _implementation(folder: Path, system: str) -> Path | None:
+    """Return the code of ``system``: fluxtrain's, or one whose name begins with the system's."""
+    if (own := folder / f"{system}_fluxtrain").is_dir():
+        return own
+    found = sorted(path for path in folder.glob(f"{glob.escape(system)}*") if path.is_dir())
+    found.sort(key=lambda path: not path.name.startswith(f"{system}_"))
+    return found[0] if found else None
 
 
 def _config_of(log: Path, implementation: Path | None) -> Path | None:
@@ -193,6 +218,9 @@ def _config_of(log: Path, implementation: Path | None) -> Path | None:
 
 def _run(log: Path, config: Path | None, name: str = "") -> Run:
     try:
+        if (size := log.stat().st_size) > MAX_BYTES:
+            text = f"{size} bytes; a log has at most {MAX_BYTES}"
+            raise ConfigError("PATH", str(log), text)
         lines = list(read_lines(log))
     except OSError as error:
         raise ConfigError("PATH", str(log), f"cannot be read ({error.strerror})") from None

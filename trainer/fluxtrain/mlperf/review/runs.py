@@ -153,14 +153,10 @@ RULES: tuple[Rule[Result], ...] = (
     runs_are_different_runs,
     converges_as_the_reference,
 )
-OF_ONE_RESULT = (
-    ten_runs,
-    converged_runs,
-    same_submission,
-    seeds_are_random,
-    runs_are_different_runs,
-)
-"""Rules without which runs are no result, so that there is nothing to package."""
+OF_ALL_RUNS = (same_submission, seeds_are_random, runs_are_different_runs)
+"""Rules without which runs are no result, also for those of more than ten that do not count."""
+OF_ONE_RESULT = (ten_runs, converged_runs)
+"""The same, for the ten."""
 
 
 def _differences(what: str, values: Mapping[str, object]) -> Iterator[str]:

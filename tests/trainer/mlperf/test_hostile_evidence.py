@@ -1,0 +1,220 @@
+"""Logs, folders and files that an opponent gives: each is refused, or reviewed, in words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.paths import EXAMPLES
+from tests.trainer.mlperf.good_run import CONVERGED, Evidence, good_run, write_log
+
+from fluxtrain.cli import main
+from fluxtrain.contract.resource.document import load_job
+from fluxtrain.contract.run.resolve import merge
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
+from fluxtrain.mlperf.campaign.jobs import campaign_jobs
+from fluxtrain.mlperf.campaign.observed_runs import ObservedRun
+from fluxtrain.mlperf.campaign.report import report
+from fluxtrain.mlperf.kubectl import items
+from fluxtrain.mlperf.lines import MAX_BYTES
+from fluxtrain.mlperf.review import Result, Run, all_rule_findings, read_results, render
+
+BASE: dict[str, Any] = yaml.safe_load((EXAMPLES / "mlperf-submission.yaml").read_text())
+NUMBERS = (float("nan"), float("inf"), -float("inf"), 1e308, 10**400, -(10**400), True, -1, 0)
+HOSTILE = (*NUMBERS, None, "", "x", "\ud800", "\u0662", [], {}, [[]], {"nodes": [1]}, {"rules": {}})
+
+
+def _short(value: object) -> str:
+    return repr(value)[:20]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    return good_run(tmp_path_factory.mktemp("good"))
+
+
+def judged(run: Run, other: Run) -> str:
+    """Return all that is said of a run, alone and beside another one."""
+    found = list(all_rule_findings(Result("", [run, other])))
+    runs = [ObservedRun("a", run), ObservedRun("b", other)]
+    return render(found) + report(runs, "6.1.0")
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=_short)
+def test_any_value_time_or_count_of_any_event_is_judged(value: object, good: Evidence) -> None:
+    other = good.run("other")
+    for key in dict.fromkeys(event["key"] for event in good.events):
+        for part in ("value", "samples_count"):
+            broken = Evidence([*good.events], good.config)
+            for place, event in enumerate(good.events):
+                if event["key"] == key:
+                    counted = {**event["metadata"], part: value}
+                    changed = {"value": value} if part == "value" else {"metadata": counted}
+                    broken.events[place] = {**event, **changed}
+            assert "2 runs" in judged(broken.run(), other)
+    for part in ("time_ms", "metadata", "key"):
+        broken = Evidence([{**event, part: value} for event in good.events], good.config)
+        assert "1. " in judged(broken.run(), other)
+
+
+@pytest.mark.parametrize("value", NUMBERS[:6], ids=_short)
+def test_a_time_that_no_clock_has_is_no_event(value: object, good: Evidence) -> None:
+    broken = good.copy()
+    broken.one("run_stop")["time_ms"] = value
+    assert "time_ms is not a number" in judged(broken.run(), good.run("other"))
+
+
+def test_a_package_is_found_from_any_folder_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path / "org", "system")
+    for folder, path in (("flux1", "."), ("", "flux1"), ("", ".")):
+        monkeypatch.chdir(tmp_path / "org/results/system" / folder)
+        (result,) = read_results([Path(path)])
+        assert result.description == {"submitter": "x"}
+
+
+def package(organisation: Path, system: str) -> Path:
+    """Write a package of one log without its code; return the folder of implementations."""
+    logs = organisation / f"results/{system}/flux1"
+    logs.mkdir(parents=True)
+    write_log(logs / "result_0.txt", 7, 4)
+    (organisation / "systems").mkdir()
+    (organisation / f"systems/{system}.json").write_text('{"submitter": "x"}')
+    implementations = organisation / "benchmarks/flux1/implementations"
+    implementations.mkdir(parents=True)
+    return implementations
+
+
+@pytest.mark.parametrize("others", [("a-2_fluxtrain",), ("a-2_fluxtrain", "a-b"), ("a.fluxtrain",)])
+@pytest.mark.parametrize("own", ["a_fluxtrain", "a_pytorch"])
+def test_the_code_is_that_of_the_system_and_not_of_one_with_a_longer_name(
+    own: str, others: tuple[str, ...], tmp_path: Path
+) -> None:
+    implementations = package(tmp_path / "org", "a")
+    for name in (*others, own):
+        (implementations / name).mkdir()
+    (result,) = read_results([tmp_path / "org"])
+    assert result.implementation == implementations.resolve() / own
+
+
+def test_a_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    write_log(run / "mlperf.log", 7, 4)
+    stat = Path.stat
+
+    def refuse(path: Path, **options: Any) -> Any:
+        if path.parent.name == "run":
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    for command in (["review"], ["package"], ["campaign", "status"]):
+        assert main(["mlperf", *command, str(run)]) == EXIT_USAGE
+        assert "cannot be read (Permission denied)" in capsys.readouterr().err
+    assert main(["mlperf", "campaign", "status", str(tmp_path)]) == EXIT_USAGE, "nor left out"
+
+
+def test_a_log_of_any_size_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "mlperf.log"
+    log.touch()
+    with log.open("r+b") as file:
+        file.truncate(MAX_BYTES + 1)
+    for command in (["review"], ["campaign", "status"]):
+        assert main(["mlperf", *command, str(tmp_path)]) == EXIT_USAGE
+        assert f"a log has at most {MAX_BYTES}" in capsys.readouterr().err
+
+
+def test_the_first_run_may_not_have_said_its_division_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(2):
+        (tmp_path / f"run-{number}").mkdir()
+        write_log(tmp_path / f"run-{number}/mlperf.log", number, 4)
+    (tmp_path / "run-0/mlperf.log").write_text("")
+    assert main(["mlperf", "campaign", "status", str(tmp_path)]) == EXIT_OK
+    assert "the reference's runs at global batch size 512 need" in capsys.readouterr().out
+
+
+# More than ten runs
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "message"),
+    [
+        (10, ("", ""), "runs-are-different-runs"),
+        (0, ('"value": 512', '"value": 1024'), "global_batch_size is 512 in most runs, but 1024"),
+    ],
+)
+def test_also_the_runs_that_do_not_count_must_be_of_the_result(
+    number: int,
+    change: tuple[str, str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folders = []
+    for index, count in enumerate((*CONVERGED, 28)):
+        folder = tmp_path / f"run-{index}"
+        folder.mkdir()
+        config = write_log(folder / "mlperf.log", 100 + index, count)
+        (folder / "config.json").write_text(json.dumps(config))
+        folders.append(str(folder))
+    log = Path(folders[number], "mlperf.log")
+    if number == 10:
+        shutil.copy(Path(folders[0], "mlperf.log"), log)
+    log.write_text(log.read_text().replace(*change))
+    assert main(["mlperf", "package", *folders, "--output", str(tmp_path / "out")]) == EXIT_USAGE
+    assert message in capsys.readouterr().err
+
+
+# Campaigns
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metadata": {"labels": ["a"]}}, "metadata.labels: .*must be a mapping"),
+        ({"spec": {"lifecycle": {"ttlSecondsAfterFinished": 0}}}, "stays in the record"),
+    ],
+)
+def test_a_file_that_is_no_campaign_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        campaign_jobs(merge(BASE, change), 10, 1)
+
+
+def test_a_job_that_a_cluster_printed_becomes_a_campaign(tmp_path: Path) -> None:
+    printed = {
+        "metadata": {
+            "resourceVersion": "12",
+            "uid": "0",
+            "generation": 3,
+            "labels": None,
+            "namespace": "team",
+            "annotations": {"a": "b"},
+        },
+        "status": {"phase": "Complete"},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(merge(BASE, printed)))
+    load_job(tmp_path / "job.yaml")
+    (job,) = campaign_jobs(merge(BASE, printed), 1, 1)
+    name = "mlperf-submission"
+    assert job["metadata"] == {
+        "name": f"{name}-00",
+        "namespace": "team",
+        "annotations": {"a": "b"},
+        "labels": {"campaign": name},
+    }
+    assert list(job) == ["apiVersion", "kind", "metadata", "spec"]
+
+
+def test_an_empty_selector_is_not_all_jobs() -> None:
+    with pytest.raises(ConfigError, match="--selector: got ''; must not be empty"):
+        items("fluxtrainings", "", None)
