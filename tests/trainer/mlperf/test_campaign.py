@@ -22,10 +22,10 @@ from fluxtrain.mlperf import output_volumes
 from fluxtrain.mlperf.campaign.forecast import samples_to_target
 from fluxtrain.mlperf.campaign.jobs import campaign_jobs
 from fluxtrain.mlperf.campaign.observed_runs import ObservedRun
-from fluxtrain.mlperf.campaign.window import median_window
 from fluxtrain.mlperf.output_volumes import read_outputs
 from fluxtrain.mlperf.rcp import reference_point
 from fluxtrain.mlperf.review import read_run
+from fluxtrain.mlperf.review.window import median_window
 
 FILE = EXAMPLES / "mlperf-submission.yaml"
 BASE: dict[str, Any] = yaml.safe_load(FILE.read_text())

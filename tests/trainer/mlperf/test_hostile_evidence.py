@@ -11,16 +11,18 @@ import pytest
 import yaml
 from tests.paths import EXAMPLES
 from tests.trainer.mlperf.good_run import CONVERGED, Evidence, good_run, write_log
+from tests.trainer.mlperf.test_submission import answers
 
 from fluxtrain.cli import main
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.resolve import merge
-from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.mlperf.campaign.jobs import campaign_jobs
 from fluxtrain.mlperf.campaign.observed_runs import ObservedRun
 from fluxtrain.mlperf.campaign.report import report
+from fluxtrain.mlperf.implementation import ran_software
 from fluxtrain.mlperf.kubectl import items
-from fluxtrain.mlperf.lines import MAX_BYTES
+from fluxtrain.mlperf.lines import MAX_BYTES, TOKEN
 from fluxtrain.mlperf.review import Result, Run, all_rule_findings, read_results, render
 
 BASE: dict[str, Any] = yaml.safe_load((EXAMPLES / "mlperf-submission.yaml").read_text())
@@ -141,6 +143,64 @@ def test_the_first_run_may_not_have_said_its_division_yet(
     (tmp_path / "run-0/mlperf.log").write_text("")
     assert main(["mlperf", "campaign", "status", str(tmp_path)]) == EXIT_OK
     assert "the reference's runs at global batch size 512 need" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("part", [0.1, 1e-9, 0])
+def test_a_run_that_took_no_time_is_found(part: float, good: Evidence) -> None:
+    times = [{**event, "time_ms": event["time_ms"] * part} for event in good.events]
+    found = list(all_rule_findings(Result("", [Evidence(times, good.config).run()])))
+    texts = [each.text for each in found if each.rule == "clock-goes-forward"]
+    assert "which is no time in milliseconds since 1970" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("fluxtrain_packages", {"nodes": "0-1", "packages": {"--index-url x\nevil": "1"}}),
+        ("fluxtrain_packages", {"nodes": "0-1", "packages": {"evil": "1 ; touch /tmp/x"}}),
+        ("fluxtrain_software", {"nodes": "0-1", "python": "3\nRUN evil"}),
+        ("fluxtrain_software", {"nodes": "0-1", "revision": "a\nRUN evil"}),
+    ],
+)
+def test_names_that_would_run_something_are_refused(
+    key: str, value: dict[str, Any], good: Evidence
+) -> None:
+    broken = good.copy()
+    event = broken.one(key)
+    broken.events.insert(broken.events.index(event) + 1, {**event, "value": value})
+    with pytest.raises(ConfigError, match="is no name or version of a package"):
+        ran_software([broken.run()])
+
+
+def test_a_run_that_left_the_closed_division_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = []
+    auto = {"logging": {"mlperf": {"division": "auto"}}}
+    for number, count in enumerate(CONVERGED):
+        folder = tmp_path / f"run-{number}"
+        folder.mkdir()
+        config = write_log(folder / "mlperf.log", 100 + number, count, **auto)
+        (folder / "config.json").write_text(json.dumps(config))
+        folders.append(str(folder))
+    log = tmp_path / "run-3/mlperf.log"
+    lines = log.read_text().splitlines()
+    assert any('"submission_division", "value": "closed"' in line for line in lines)
+    event = json.loads(lines[-2].removeprefix(TOKEN))
+    value = {"division": "open", "rules": ["one sample is unreadable (training rules 6.6)"]}
+    event |= {"key": "fluxtrain_division", "value": value}
+    event["metadata"]["samples_count"] = 262_144
+    log.write_text("\n".join([*lines[:-5], TOKEN + json.dumps(event), *lines[-5:]]) + "\n")
+    told = "says closed, but the run left the closed division after 262,144 samples"
+    assert main(["mlperf", "review", folders[3]]) == EXIT_ERROR
+    assert told in capsys.readouterr().out
+    assert main(["mlperf", "campaign", "status", str(tmp_path)]) == EXIT_OK
+    assert "run-3 left the closed division" in capsys.readouterr().out
+    options = ["--system", str(answers(tmp_path)), "--output", str(tmp_path / "out")]
+    assert main(["mlperf", "package", *folders, *options]) == EXIT_ERROR
+    output = capsys.readouterr().out
+    assert "stays-closed (training rules 2.2): result_3.txt" in output
+    assert told in output
 
 
 # More than ten runs

@@ -71,7 +71,7 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
         system,
         tools,
     )
-    from fluxtrain.mlperf.campaign.window import median_window
+    from fluxtrain.mlperf.review.window import median_window
 
     waivers = review.parse_waivers(arguments.waive)
     reasons = implementation.parse_reasons(arguments.reason)
@@ -97,7 +97,8 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
         text = "created as a template: replace its nulls"
         raise ConfigError("--system", str(arguments.system), text)
     description = system.describe(known, answers)
-    statements = implementation.Statements(waivers, reasons, image)
+    others = [run for run in all_runs if all(run is not each for each in runs)]
+    statements = implementation.Statements(waivers, reasons, image, others)
     organisation, name = submission.write_package(runs, description, arguments.output, statements)
     print(f"package: {organisation}")
     closed = runs[0].closed

@@ -9,8 +9,9 @@ from statistics import pstdev
 
 from fluxtrain.mlperf import rcp
 from fluxtrain.mlperf.campaign.observed_runs import ObservedRun
-from fluxtrain.mlperf.campaign.window import median_window
 from fluxtrain.mlperf.explain import counted, sanitize
+from fluxtrain.mlperf.facts import DIVISION_KEY
+from fluxtrain.mlperf.review.window import median_window
 
 _MOST_ROWS = 12
 _BAR = 30
@@ -79,6 +80,9 @@ def _verdict(runs: Sequence[ObservedRun], ruleset: str) -> Iterator[str]:
     )
     if any(run.log is not None and run.log.first("run_resumed") for run in runs):
         yield "* the run was interrupted and resumed: the rules leave open whether it counts"
+    for run in runs:
+        if run.log is not None and run.log.closed and run.log.first(DIVISION_KEY) is not None:
+            yield f"{sanitize(run.name)} left the closed division: no result of it has this run"
     found = [run.log for run in runs if run.log is not None]
     logs = [log for log in found if log.first("submission_division") is not None]
     if not logs or not logs[0].closed:

@@ -9,6 +9,7 @@ SYSTEM_fluxtrain/
   fluxtrain/ requirements.txt      the sources and packages that ran
   nodes.json                       what each node of each run reported of itself
   deviations.md                    each difference from the reference, with its reason
+  other_runs/                      of more than ten runs, the logs of those that do not count
   waivers.json                     the review's findings that the submitter knows of
 """
 
@@ -34,7 +35,7 @@ from fluxtrain.mlperf.implementation.software import (
     records,
     require_sources,
 )
-from fluxtrain.mlperf.review.evidence import WAIVERS_FILE, Run
+from fluxtrain.mlperf.review.evidence import OTHERS_FOLDER, WAIVERS_FILE, Run
 from fluxtrain.mlperf.software import SOURCE, is_source
 
 NODES_FILE = "nodes.json"
@@ -52,6 +53,8 @@ class Statements:
     """By field of the configuration, or by section."""
     image: str | None = None
     """By its digest; None if the runs were in none."""
+    others: Sequence[Run] = ()
+    """Of more than ten runs, those that do not count."""
 
 
 def run_deviations(run: Run, reasons: Mapping[str, str]) -> list[Deviation]:
@@ -89,13 +92,18 @@ def write_implementation(
         for index, run in enumerate(runs)
     }
     _write_json(folder / NODES_FILE, reported)
+    for index, run in enumerate(statements.others):
+        (folder / OTHERS_FOLDER).mkdir(exist_ok=True)
+        shutil.copyfile(run.log, folder / OTHERS_FOLDER / f"run_{index:02}.txt")
     if statements.waivers:
         _write_json(folder / WAIVERS_FILE, dict(statements.waivers))
     found = run_deviations(runs[0], statements.reasons)
     (folder / DEVIATIONS_FILE).write_text(statement(found))
     about = implementation_json(runs[0], config, software, statements.image, folder.name)
     _write_json(folder / f"{folder.name}.json", about)
-    text = readme(runs, description, software, statements.image, statements.waivers)
+    text = readme(
+        runs, description, software, statements.image, statements.waivers, statements.others
+    )
     (folder / "README.md").write_text(text)
 
 

@@ -28,6 +28,7 @@ def readme(
     software: Software,
     image: str | None,
     waivers: Mapping[str, str],
+    others: Sequence[Run],
 ) -> str:
     """Return the text for ``runs`` on the system of ``description``."""
     rows = [f"- {rule}: {cell(reason)}" for rule, reason in waivers.items()]
@@ -39,7 +40,8 @@ def readme(
         commit=software.revision or "unknown",
         where=_where(software, image),
         steps=_WITHOUT_IMAGE if image is None else _IN_IMAGE,
-        results="\n".join(_row(index, run) for index, run in enumerate(runs)),
+        results="\n".join(_row(f"result_{index}.txt", run) for index, run in enumerate(runs)),
+        others=_others(others, len(runs)),
         waived=head + "\n".join(rows) if rows else "",
     )
 
@@ -52,6 +54,15 @@ def _where(software: Software, image: str | None) -> str:
     return "The runs were in no container; `Dockerfile` makes one with the same packages."
 
 
-def _row(index: int, run: Run) -> str:
+def _others(others: Sequence[Run], counted: int) -> str:
+    """Return the rows of the runs that do not count, and why they do not."""
+    if not others:
+        return ""
+    rows = [_row(f"other_runs/run_{index:02}.txt", run) for index, run in enumerate(others)]
+    text = f"The result is the consecutive {counted} with the median score, of {counted + len(others)} runs."
+    return "\n".join([*rows, "", text, ""])
+
+
+def _row(name: str, run: Run) -> str:
     time = f"{run.minutes:.2f}" if run.samples else ""
-    return f"| result_{index}.txt | {run.value('seed')} | {run.samples or 'did not converge'} | {time} |"
+    return f"| {name} | {run.value('seed')} | {run.samples or 'did not converge'} | {time} |"

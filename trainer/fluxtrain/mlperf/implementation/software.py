@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from fluxtrain.mlperf.review.evidence import Run
 from fluxtrain.mlperf.software import SOURCE, source_digest
 
 _MAX_SHOWN = 3
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,12 @@ class Software:
         others = [f"{name}=={version}" for name, version in self.packages.items()]
         return "".join(f"{line}\n" for line in others if not line.startswith("fluxtrain=="))
 
+    def no_name(self) -> str | None:
+        """Return what is no name or version, so that it must not get into files that are run."""
+        known = (self.python, self.fluxtrain, self.revision)
+        texts = [*self.packages, *self.packages.values(), *filter(None, known)]
+        return next((text for text in texts if not _NAME.fullmatch(text)), None)
+
 
 def records(run: Run) -> list[NodeRecord]:
     """Return what the nodes of ``run`` reported."""
@@ -48,6 +56,9 @@ def ran_software(runs: Sequence[Run]) -> Software:
             raise ConfigError(run.name, UNSET, text)
         for record in told:
             found[f"{run.name}, nodes {record.nodes}"] = _software(record)
+    for place, each in found.items():
+        if (name := each.no_name()) is not None:
+            raise ConfigError(place, name, "is no name or version of a package, as a log has them")
     (first_place, first), *others = found.items()
     for place, other in others:
         if other != first:

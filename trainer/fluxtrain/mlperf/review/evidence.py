@@ -24,6 +24,8 @@ BENCHMARK = "flux1"
 _COUNT = re.compile("[0-9]{1,9}")
 WAIVERS_FILE = "waivers.json"
 """Of a package, beside its code."""
+OTHERS_FOLDER = "other_runs"
+"""The same: the logs of those of more than ten runs that do not count."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ class Result:
     waivers: Mapping[str, str] = field(default_factory=dict)
     """Rules whose findings the submitter knows of, each with the reason; of a package."""
     ruleset: str = RULESETS[-1]
+    others: Sequence[Run] = ()
+    """Of more than ten runs, those that do not count."""
 
     @property
     def closed(self) -> bool:
@@ -198,7 +202,15 @@ def _result(folder: Path) -> Result:
     description = _json(organisation / "systems" / f"{system}.json")
     waivers = _json(implementation / WAIVERS_FILE) if implementation else None
     reasons = {rule: str(reason) for rule, reason in (waivers or {}).items()}
-    return Result(str(folder), runs, description, implementation, reasons)
+    result = Result(str(folder), runs, description, implementation, reasons)
+    return replace(result, others=_others(implementation))
+
+
+def _others(implementation: Path | None) -> list[Run]:
+    if implementation is None:
+        return []
+    folder = implementation / OTHERS_FOLDER
+    return [_run(log, None, f"{OTHERS_FOLDER}/{log.name}") for log in sorted(folder.glob("*.txt"))]
 
 
 def _implementation(folder: Path, system: str) -> Path | None:

@@ -18,6 +18,8 @@ _ORIGINAL = (
 )
 _TRAINING = ("block_start", "block_stop", "eval_start", "eval_stop", "eval_accuracy", "run_start")
 """Events of training; statistics may come after the end of a run."""
+_FIRST_MS = 1_000_000_000_000
+"""In 2001: no log is older."""
 _TOLERANCE_MS = 1000
 """Writers of one log may be this far apart: each node writes when it has flushed its caches."""
 
@@ -74,7 +76,12 @@ def nothing_after_the_end(run: Run) -> Iterator[str]:
     "clock-goes-forward", RUN_RESULTS, "Keep the nodes' clocks in step (NTP, slewing). " + _REPEAT
 )
 def clock_goes_forward(run: Run) -> Iterator[str]:
-    """No event is more than a second before the one above it."""
+    """Each event has a time, and none is more than a second before the one above it."""
+    for line in run.events:
+        if line.fields["time_ms"] < _FIRST_MS:
+            time = line.fields["time_ms"]
+            yield f"{line.place} is at {time:g}, which is no time in milliseconds since 1970"
+            return
     for earlier, later in pairwise(run.events):
         back = earlier.fields["time_ms"] - later.fields["time_ms"]
         if back > _TOLERANCE_MS:
@@ -173,15 +180,21 @@ def resumed_on_the_same_ranks(run: Run) -> Iterator[str]:
 @rule(
     "stays-closed",
     "2.2",
-    "Repeat the run, or submit it in the open division.",
+    "Repeat the run, with logging.mlperf.division: open if it is to be submitted there: the head of a log "
+    "is not changed.",
     closed_only=True,
 )
 def stays_closed(run: Run) -> Iterator[str]:
     """No rule of the closed division was broken after the start."""
+    head = run.first("submission_division")
     for line in run.all(DIVISION_KEY):
         rules = line.value.get("rules") if isinstance(line.value, dict) else None
         told = "; ".join(map(str, rules)) if isinstance(rules, list) else repr(rules)
-        yield f"{line.place}: {told}"
+        after = "" if line.samples is None else f" after {line.samples:,} samples"
+        yield (
+            f"{head.place if head else 'the log'} says closed, but the run left the closed division{after}, "
+            f"by {line.place}: {told}"
+        )
 
 
 RULES: tuple[Rule[Run], ...] = (

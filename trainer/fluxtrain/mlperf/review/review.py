@@ -26,6 +26,8 @@ WARNINGS = "package-checkers"
 _NAMES = [each.name for each in RUN_RULES] + [each.name for each in RESULT_RULES]
 RULES = frozenset({*_NAMES, COMPLIANCE, WARNINGS})
 """Names of all rules."""
+NEVER = frozenset({runs.ten_runs.name})
+"""Of these, rules that nobody can waive."""
 _MAX_TEXT = 1000
 _MAX_PLACES = 3
 
@@ -80,7 +82,8 @@ def split(
     findings: Iterable[Finding], results: Sequence[Result]
 ) -> tuple[list[Finding], list[Finding]]:
     """Return the findings that stand, and those that a package's submitter has waived."""
-    waived = {rule for result in results for rule in result.waivers}
+    given = [waiver for result in results for waiver in result.waivers.items()]
+    waived = {rule for rule, reason in given if reason.strip() and rule not in NEVER}
     found = list(findings)
     standing = [each for each in found if each.rule not in waived]
     return standing, [each for each in found if each.rule in waived]

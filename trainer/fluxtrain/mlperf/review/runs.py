@@ -12,6 +12,7 @@ from fluxtrain.mlperf.facts import DATA_KEY
 from fluxtrain.mlperf.rcp import NUM_RUNS, compare_with_reference, explain
 from fluxtrain.mlperf.review.evidence import Result, Run
 from fluxtrain.mlperf.review.rule import Rule, rule
+from fluxtrain.mlperf.review.window import median_window
 
 _SUBMISSION = (
     *("submission_org", "submission_platform", "submission_division", "submission_status"),
@@ -142,8 +143,25 @@ def converges_as_the_reference(result: Result) -> Iterator[str]:
         yield explain(compared, size, result.ruleset) + text
 
 
+@rule(
+    "median-of-the-windows",
+    "12",
+    "Package all runs with fluxtrain mlperf package, which takes the ten that count.",
+)
+def median_of_the_windows(result: Result) -> Iterator[str]:
+    """Of more than ten runs the result is the consecutive ten with the median score."""
+    if not result.others:
+        return
+    every = [*result.runs, *result.others]
+    window = median_window(every)
+    if {id(run) for run in window} != {id(run) for run in result.runs}:
+        first, last = window[0].name, window[-1].name
+        yield f"of {len(every)} runs, the ten from {first} to {last} have the median score, not these"
+
+
 RULES: tuple[Rule[Result], ...] = (
     ten_runs,
+    median_of_the_windows,
     converged_runs,
     same_submission,
     same_settings,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fluxtrain.errors import ConfigError
-from fluxtrain.mlperf.review.review import RULES
+from fluxtrain.mlperf.review.review import NEVER, RULES
 
 
 def parse(texts: Iterable[str]) -> dict[str, str]:
@@ -16,6 +16,8 @@ def parse(texts: Iterable[str]) -> dict[str, str]:
         if name not in RULES:
             allowed = f"no rule of that name; allowed: {', '.join(sorted(RULES))}"
             raise ConfigError("--waive", name, allowed)
+        if name in NEVER:
+            raise ConfigError("--waive", name, "cannot be waived: there would be no result")
         if not reason.strip():
             raise ConfigError("--waive", text, "must be RULE=REASON; the package shows the reason")
         waivers[name] = reason.strip()

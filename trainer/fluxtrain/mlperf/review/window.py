@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import inf
 
 from fluxtrain.mlperf.rcp import NUM_RUNS, score
-from fluxtrain.mlperf.review import Run
+from fluxtrain.mlperf.review.evidence import Run
 
 
 def median_window(runs: Sequence[Run]) -> list[Run]:
