@@ -339,7 +339,7 @@ def test_a_shard_cut_off_before_opening_is_refused(tmp_path: Path, part: float) 
 @pytest.mark.parametrize(
     ("replaced", "message"),
     [
-        ({"mean": torch.zeros(4, 4, 4), "logvar": torch.zeros(4, 4, 4)}, "differ in shape"),
+        ({"mean": torch.zeros(8, 2, 2), "logvar": torch.zeros(8, 2, 2)}, "differ in shape"),
         ({"txt": torch.zeros(4, 5)}, "differ in shape"),
     ],
 )

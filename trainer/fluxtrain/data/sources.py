@@ -108,12 +108,10 @@ def require_sizes(data: DataConfig, latent_sizes: Array, name: str) -> None:
             continue
         found = f"the data in {name} has latents of {height} x {width}"
         if data.buckets is None:
-            path, given = "data.latent_size", str(data.latent_size)
             found += "" if height == width else "; set data.buckets for other sizes than squares"
-        else:
-            path, given = "data.buckets", str(data.buckets)
-            found += f", {8 * width} x {8 * height} pixels, which are no bucket"
-        raise ConfigError(f"spec.run.{path}", given, found)
+            raise ConfigError("spec.run.data.latent_size", data.latent_size, found)
+        found += f", {8 * width} x {8 * height} pixels, which are no bucket"
+        raise ConfigError("spec.run.data.buckets", data.buckets.model_dump(), found)
 
 
 def _check_fits(config: RunConfig, shape: SampleShape, folder: Path) -> None:
