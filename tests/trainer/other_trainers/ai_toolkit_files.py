@@ -14,6 +14,8 @@ config:
       datasets:
         - folder_path: /data/watercolour
           caption_ext: txt
+          num_repeats: 3
+          default_caption: a picture
           caption_dropout_rate: 0.1
           shuffle_tokens: false
           cache_latents_to_disk: true

@@ -57,6 +57,10 @@ flux_magic = 3
 """
 FINE_TUNING = """
 pretrained_model_name_or_path = "flux1-schnell.safetensors"
+train_data_dir = "pictures"
+dataset_repeats = 5
+caption_prefix = "pin, "
+caption_extension = ".txt"
 optimizer_type = "AdamW"
 learning_rate = 5e-6
 lr_scheduler = "constant_with_warmup"

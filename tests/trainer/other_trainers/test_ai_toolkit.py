@@ -46,6 +46,8 @@ def test_a_lora_has_the_values_of_its_file(tmp_path: Path) -> None:
     assert (config.sampling.every_steps, config.sampling.num_steps) == (300, 24)
     assert config.sampling.prompts == ["a lighthouse", "a harbour, in fog"]
     assert config.sampling.guidance == 3.5
+    assert (config.data.images, config.data.repeats) == ("/data/watercolour", 3)
+    assert (config.data.caption_prefix, config.data.class_tokens) == ("wtrclr", "a picture")
     assert config.initial_weights == "black-forest-labs/FLUX.1-dev"
 
 

@@ -63,6 +63,8 @@ def test_a_lora_has_the_values_of_its_file(tmp_path: Path) -> None:
 def test_a_fine_tuning_has_the_values_of_its_file(tmp_path: Path) -> None:
     config = imported(tmp_path, kohya_files.FINE_TUNING).config
     assert config.adapter is None
+    assert (config.data.images, config.data.repeats) == ("pictures", 5)
+    assert config.data.caption_prefix == "pin, "
     assert not config.model.guidance_embed
     assert config.data.text_length == 256
     assert (config.schedule.steps, config.schedule.warmup_steps) == (3000, 50)
@@ -261,3 +263,8 @@ def test_buckets_are_kohya_s(tmp_path: Path) -> None:
     assert not buckets.upscale
     assert (1280, 768) in buckets.sizes(1024)
     assert imported(tmp_path, "max_bucket_reso = 2048").config.data.buckets is None
+
+
+def test_repeats_of_no_images_have_no_counterpart(tmp_path: Path) -> None:
+    missing = imported(tmp_path, "dataset_repeats = 3").lines[Fate.MISSING]
+    assert "dataset_repeats" in {line.option for line in missing}

@@ -28,7 +28,11 @@ _JOB: Mapping[str, Option] = {
     values.MORE_PROCESSES: missing("a file has one training; import the others by themselves"),
     "training_folder": elsewhere("fluxtrain run FILE --output DIR"),
     "device": automatic("all GPUs that torch sees; --processes for fewer"),
-    "trigger_word": missing("captions are used as they are: write it into them"),
+    "trigger_word": fields(
+        ["data.caption_prefix"],
+        common.of_images("datasets.folder_path", "data.caption_prefix", Reading.text),
+        note="stands before every caption, also before those that have it",
+    ),
     "performance_log_every": automatic("metrics.jsonl has the speed of every logged step"),
     **each("meta.name meta.version meta.trigger_word", missing("metadata has no text of yours")),
     "sqlite_db_path": automatic("metrics.jsonl"),
@@ -180,10 +184,15 @@ _TRAIN: Mapping[str, Option] = {
 }
 _DATA: Mapping[str, Option] = {
     values.MORE_DATASETS: missing("a run has one data set: only the first was read"),
-    "datasets.folder_path": missing("a folder of images: encode it first (docs/data.md)"),
+    "datasets.folder_path": field(
+        "data.images", Reading.text, note="a folder below --data; encoded before the first step"
+    ),
     "datasets.dataset_path": missing("encode the images first (docs/data.md)"),
-    "datasets.caption_ext": automatic("captions are encoded with the images"),
-    "datasets.default_caption": missing(_PLAIN),
+    "datasets.caption_ext": automatic("text files beside the images: docs/data.md"),
+    "datasets.default_caption": fields(
+        ["data.class_tokens"],
+        common.of_images("datasets.folder_path", "data.class_tokens", Reading.text),
+    ),
     "datasets.caption_dropout_rate": field("flow.prompt_dropout", Reading.number, 0.0),
     **each("datasets.shuffle_tokens datasets.token_dropout_rate", missing(_PLAIN, 0)),
     "datasets.resolution": fields(
@@ -199,7 +208,7 @@ _DATA: Mapping[str, Option] = {
     ),
     **each(
         "datasets.cache_latents datasets.cache_latents_to_disk",
-        automatic("task: preprocess writes encoded samples"),
+        automatic("data.images is encoded before the first step"),
     ),
     "datasets.buckets": automatic("is part of datasets.resolution"),
     "datasets.bucket_tolerance": missing("data.buckets.step is 64", 64),
@@ -209,7 +218,10 @@ _DATA: Mapping[str, Option] = {
         missing("images are not changed", 1, []),
     ),
     **each("datasets.mask_path datasets.alpha_mask datasets.mask_min_value", missing("no masks")),
-    "datasets.num_repeats": missing("every sample is used once in an epoch", 1),
+    "datasets.num_repeats": fields(
+        ["data.repeats"],
+        common.of_images("datasets.folder_path", "data.repeats", Reading.positive),
+    ),
     **each("datasets.is_reg datasets.network_weight", missing("no regularisation images", 1)),
     **each("datasets.control_path datasets.type", missing("images and captions only", "image")),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 from fluxtrain.other_trainers.option import Convert, Values
 from fluxtrain.other_trainers.reading import NoCounterpartError, Reading
@@ -126,3 +127,15 @@ def two_numbers(reading: Reading, name: str) -> tuple[float, float]:
     if len(numbers) != 2:
         raise reading.wrong(name, "must be two numbers, such as 0.9,0.999")
     return numbers[0], numbers[1]
+
+
+def of_images(folder: str, path: str, read: Callable[[Reading, str], object]) -> Convert:
+    """Return the conversion of an option of the images in the option ``folder``."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        value = read(reading, name)
+        if not reading.has(folder):
+            raise NoCounterpartError(f"{path} needs data.images")
+        return {path: value}
+
+    return convert

@@ -140,10 +140,17 @@ _FILES: Mapping[str, Option] = {
     ),
 }
 _DATA: Mapping[str, Option] = {
-    "train_data_dir": missing("a folder of images: encode it first (docs/data.md)"),
+    "train_data_dir": field(
+        "data.images",
+        Reading.text,
+        note="a folder below --data; numbers of repeats in names of folders are not read",
+    ),
     "dataset_config": missing("its batch size and resolution are fields of schedule and data"),
-    **each("in_json reg_data_dir dataset_class caption_extension", missing("see docs/data.md")),
-    "dataset_repeats": missing("every sample is used once in an epoch", 1),
+    "caption_extension": automatic("text files beside the images: docs/data.md"),
+    **each("in_json reg_data_dir dataset_class", missing("see docs/data.md")),
+    "dataset_repeats": fields(
+        ["data.repeats"], common.of_images("train_data_dir", "data.repeats", Reading.positive)
+    ),
     "resolution": fields(["data.image_size", "data.latent_size"], values.resolution),
     "enable_bucket": fields(buckets.FIELDS, buckets.kohya, note="false: squares"),
     **{
@@ -157,9 +164,13 @@ _DATA: Mapping[str, Option] = {
         missing("a caption is used as it is", 0, 1),
     ),
     **each(
-        "shuffle_caption caption_prefix caption_suffix keep_tokens_separator secondary_separator "
+        "shuffle_caption caption_suffix keep_tokens_separator secondary_separator "
         "enable_wildcard weighted_captions",
         missing("a caption is used as it is"),
+    ),
+    "caption_prefix": fields(
+        ["data.caption_prefix"],
+        common.of_images("train_data_dir", "data.caption_prefix", Reading.text),
     ),
     "caption_separator": automatic("captions are not taken apart"),
     **each("flip_aug color_aug random_crop face_crop_aug_range", missing("images are not changed")),
@@ -167,7 +178,7 @@ _DATA: Mapping[str, Option] = {
     **each(
         "cache_latents cache_latents_to_disk cache_text_encoder_outputs skip_cache_check "
         "cache_text_encoder_outputs_to_disk vae_batch_size text_encoder_batch_size",
-        automatic("task: preprocess writes encoded samples"),
+        automatic("data.images is encoded before the first step"),
     ),
     "max_data_loader_n_workers": field("data.num_workers", Reading.whole, 8),
     "persistent_data_loader_workers": automatic("data loader processes live on"),

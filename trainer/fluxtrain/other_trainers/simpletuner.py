@@ -177,7 +177,9 @@ _FILES: Mapping[str, Option] = {
     "hub_token": elsewhere("HF_TOKEN is read by the Hub's client", is_secret=True),
 }
 _DATA: Mapping[str, Option] = {
-    "data_backend_config": missing("data.train is a folder of encoded samples (docs/data.md)"),
+    "data_backend_config": missing(
+        "data.images is a folder, data.repeats its repeats (docs/data.md)"
+    ),
     "resolution": fields(["data.image_size", "data.latent_size"], values.resolution),
     "resolution_type": fields([], values.resolution_type, "pixel_area", "is part of resolution"),
     **each(
@@ -194,7 +196,7 @@ _DATA: Mapping[str, Option] = {
         "cache_dir_text cache_dir_vae preserve_data_backend_cache image_processing_batch_size "
         "vae_enable_tiling vae_enable_slicing skip_file_discovery compress_disk_cache keep_vae_loaded "
         "text_encoder_batch_size override_dataset_config vae_cache_scan_behaviour",
-        automatic("task: preprocess writes encoded samples"),
+        automatic("data.images is encoded before the first step"),
     ),
     "disable_bucket_pruning": automatic("no sample is left out"),
     **each(
