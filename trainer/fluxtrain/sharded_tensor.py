@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -44,10 +43,9 @@ def divided(values: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     """
     if not isinstance(like, DTensor):
         return values, values
-    (count,), (first,) = compute_local_shape_and_global_offset(
-        values.shape, like.device_mesh, like.placements
-    )
-    own = values[first : first + count]
+    mesh = like.device_mesh  # torch's own arithmetic reads tensors, which fake ones do not allow
+    block = -(-len(values) // mesh.get_group("dp_shard").size())
+    own = values[block * mesh.get_local_rank("dp_shard") :][:block]
     copy = DTensor.from_local(
         own.clone(),
         like.device_mesh,

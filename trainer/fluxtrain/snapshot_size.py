@@ -46,7 +46,7 @@ def snapshot_bytes(config: RunConfig, rank_counts: Sequence[int], ranks_per_node
 
 def image_bytes(config: RunConfig, num_shards: int) -> int:
     """Return the bytes of the largest of ``num_shards`` parts of the training state."""
-    shapes = list(_trained_shapes(config))
+    shapes = list(trained_shapes(config))
     values = 1 + config.optim.state_values
     numbers = sum(values * _values_of(shape, num_shards) * count for shape, count in shapes)
     if config.optim.name == "adafactor":
@@ -55,7 +55,7 @@ def image_bytes(config: RunConfig, num_shards: int) -> int:
     return _FLOAT32 * numbers + -(-count // num_shards) * width
 
 
-def _trained_shapes(config: RunConfig) -> Iterator[tuple[Shape, int]]:
+def trained_shapes(config: RunConfig) -> Iterator[tuple[Shape, int]]:
     """Yield the shapes of the trained parameters, each with the number of parameters that it stands for."""
     model = config.model
     if config.adapter is not None:

@@ -9,11 +9,12 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.model.activations import BYTES
 from fluxtrain.model.parameters import count_parameters, count_trained
+from fluxtrain.snapshot_size import trained_shapes
 
 Axis = Literal["dp_replicate", "dp_shard"]
 Operation = Literal["all_gather", "all_reduce", "reduce_scatter"]
 AXES: tuple[Axis, ...] = ("dp_replicate", "dp_shard")
-_FLOAT32 = 4
+_FLOAT32, _FLOAT64 = 4, 8
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
 
     The blocks are all-gathered for forward, and again for backward if they were resharded, the rest once;
     gradients are reduce-scattered, each rank's shard is all-reduced between replicas (`all_reduces_each`),
-    and the squared norm of all gradients over the shards. Padding of the shards is sent too.
+    and the squared norm of all gradients over the shards, and what the optimizer sums. Padding of the shards
+    is sent too.
     """
     counts = count_parameters(config.model, sharding.dp_shard)
     compute, reduce = BYTES[config.precision.compute], BYTES[config.precision.reduce]
@@ -55,12 +57,27 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
         found.append(Collective("dp_replicate", "all_reduce", times * groups, shards))
     if sharding.dp_shard > 1:
         calls = gathers * blocks + 1
+        sums, sum_bytes = _optimizer_sums(config)
         found += [
             Collective("dp_shard", "all_gather", accumulation * calls, accumulation * gathered),
-            Collective("dp_shard", "all_reduce", 1, _FLOAT32),
+            Collective("dp_shard", "all_reduce", 1 + sums, _FLOAT32 + sum_bytes),
             Collective("dp_shard", "reduce_scatter", accumulation * groups, accumulation * reduced),
         ]
     return found
+
+
+def _optimizer_sums(config: RunConfig) -> tuple[int, int]:
+    """Return the all-reduces of the optimizer in a step, and their bytes.
+
+    Prodigy sums two numbers in float64; Adafactor the columns of all matrices, and a number of each tensor.
+    """
+    if config.optim.name == "prodigy":
+        return 1, 2 * _FLOAT64
+    if config.optim.name != "adafactor":
+        return 0, 0
+    shapes = list(trained_shapes(config))
+    columns = sum(shape[1] * count for shape, count in shapes if len(shape) == 2)
+    return 2, _FLOAT32 * (columns + sum(count for _, count in shapes))
 
 
 def all_reduces_each(config: RunConfig) -> bool:

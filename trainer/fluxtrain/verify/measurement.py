@@ -23,7 +23,9 @@ from torch.distributed.tensor import DTensor
 from fluxtrain.attention_backend import attention_backend
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.model.flux import Flux
+from fluxtrain.optimizers.schedule_free import ScheduleFreeAdamW
 from fluxtrain.parallelize import empty_model
+from fluxtrain.sharded_tensor import local_part
 from fluxtrain.traffic import AXES, Axis, Collective
 from fluxtrain.verify.encoders import empty_encoders, encodes, modules_of
 from fluxtrain.verify.fake_world import fake_world
@@ -116,13 +118,20 @@ def _tracker(step: Step) -> MemTracker:
     if isinstance(step.model, FSDPModule):
         tracker = FSDPMemTracker(step.model, step.optimizer)
         _leave_frozen(tracker, step.model)
-        tracker.track_inputs(inputs)
+        tracker.track_inputs((*inputs, *_beside_parameters(step)))
         return tracker
     plain = MemTracker()
     _leave_frozen(plain, step.model)
     weights = nn.ParameterList(step.optimizer.weights.values())
     plain.track_external(weights, step.model, step.optimizer, *inputs)
     return plain
+
+
+def _beside_parameters(step: Step) -> list[Tensor]:
+    """Return this rank's parts of weights that are not the sharded parameters themselves."""
+    if not isinstance(step.optimizer, ScheduleFreeAdamW):
+        return []
+    return [local_part(weight) for weight in step.optimizer.weights.values()]
 
 
 class _NoHook:
