@@ -273,7 +273,7 @@ OBJECTIVE = [
         "must be at least 0.01 if name is prodigy", "spec.run.optim.learning_rate"),
     Bad("spec.run.optim", {"name": "lion", "prodigy": {"d_coef": 2.0}},
         "must be left out unless name is prodigy", "spec.run.optim.prodigy"),
-    Bad("spec.run.adapter.rates.up", 0, "greater than or equal to 0.001"),
+    Bad("spec.run.adapter.rates.up", 0, "greater than 0"),
     Bad("spec.run.adapter.rates.down", 2.0, UNKNOWN),
     Bad("spec.run.adapter.initial", "", "at least 1 chars long"),
     Bad("spec.run.optim.ema_decay", 1.0, "less than 1"),

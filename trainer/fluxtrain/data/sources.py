@@ -52,15 +52,19 @@ def open_sources(
 
     ``pictures`` are those of ``data.images``, encoded, with the encodings of the empty prompt.
     """
+    train: Source
+    empty: EmptyText | None = None
+    if pictures is not None:
+        train, empty = pictures
+        _check_fits(config, train.shape, Path(str(config.data.images)))
+        require_sizes(config.data, train.latent_sizes, str(config.data.images))
+    else:
+        train = open_source(config, data_root, "train")
     validation = None
     if config.data.validation is not None:
         validation = open_source(config, data_root, "validation")
-    if pictures is not None:
-        _check_fits(config, pictures[0].shape, Path(str(config.data.images)))
-        require_sizes(config.data, pictures[0].latent_sizes, str(config.data.images))
-        return Sources(pictures[0], validation, pictures[1])
-    train = open_source(config, data_root, "train")
-    empty = None if isinstance(train, ImageDataset) else open_empty_text(config, data_root, train)
+    if pictures is None and not isinstance(train, ImageDataset):
+        empty = open_empty_text(config, data_root, train)
     return Sources(train, validation, empty)
 
 

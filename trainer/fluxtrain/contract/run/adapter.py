@@ -43,7 +43,7 @@ class AdapterRanks(StrictModel):
     """Modulation of single blocks."""
 
 
-Ratio = Annotated[float, Field(ge=0.001, le=1000)]
+Ratio = Annotated[float, Field(gt=0, le=1000)]
 
 
 class AdapterRates(StrictModel):
