@@ -38,7 +38,7 @@ from fluxtrain.plan import make_plan, render
 from fluxtrain.sample import grid, image_grid
 from fluxtrain.sample.grid import GridSampler
 from fluxtrain.sample.image_grid import Column
-from fluxtrain.shared_sources import shared_sources
+from fluxtrain.shared_sources import shared_sources, with_steps
 
 COUNTS = Counter({(4, 4): 9, (2, 6): 5, (6, 2): 4, (2, 8): 1})
 """Samples of each height and width of latents."""
@@ -154,6 +154,12 @@ def test_a_killed_run_continues_on_other_ranks(data: Path, reference: Path, tmp_
     assert ranks.finish(partial(crash, step=12), config, paths) == [ranks.CRASHED]
     assert run(data, tmp_path, size=2) == [0, 0]
     assert_equal(tmp_path, reference, SUMS)
+
+
+def test_epochs_of_buckets_have_all_their_short_batches(data: Path) -> None:
+    config = resolve(merge_all(RUN, {"schedule": {"epochs": 3}}))
+    steps = with_steps(config, RunPaths(data, data, data), World.alone()).schedule.steps
+    assert steps == 3 * PER_EPOCH
 
 
 @pytest.mark.parametrize(

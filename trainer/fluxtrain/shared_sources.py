@@ -7,7 +7,6 @@ result to the others, which open a file when they read its first sample.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections import defaultdict
@@ -19,6 +18,7 @@ from fluxtrain.contract.run.closed_division import require_whole_sets
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.file_dataset import FileDataset
 from fluxtrain.data.index_digest import index_digests, require_digests
+from fluxtrain.data.loader import training_order
 from fluxtrain.data.sources import Sources, open_sources
 from fluxtrain.distributed import World
 from fluxtrain.errors import DataError
@@ -50,9 +50,9 @@ def with_steps(config: RunConfig, paths: RunPaths, world: World) -> RunConfig:
     schedule = config.schedule
     if schedule.epochs is None:
         return config
-    samples = len(shared_sources(config, paths, world).train)
-    steps = math.ceil(schedule.epochs * samples / schedule.global_batch_size)
-    text = f"{schedule.epochs} epochs of {samples:,} samples are {steps:,} steps"
+    train = shared_sources(config, paths, world).train
+    steps = training_order(config, train).batches(schedule.epochs)
+    text = f"{schedule.epochs} epochs of {len(train):,} samples are {steps:,} steps"
     if world.is_main:
         print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
     return config.model_copy(update={"schedule": schedule.model_copy(update={"steps": steps})})

@@ -50,6 +50,10 @@ class BucketOrder:
         """Return the global batches that use every sample once."""
         return len(self._starts)
 
+    def batches(self, epochs: int) -> int:
+        """Return the global batches of ``epochs``."""
+        return epochs * self.batches_per_epoch
+
     def indices(self, batch: int, positions: Array) -> Array:
         """Return the data set's indices at ``positions`` of global batch ``batch``, both from 0.
 

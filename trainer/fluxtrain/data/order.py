@@ -7,6 +7,7 @@ Every sample is used exactly once per epoch, for any number of ranks and from an
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,6 +47,10 @@ class Order:
     def samples(self, batches: int) -> int:
         """Return the samples of the first ``batches`` global batches."""
         return batches * self.global_batch_size
+
+    def batches(self, epochs: int) -> int:
+        """Return the global batches with which ``epochs`` end; the last one may go beyond."""
+        return math.ceil(epochs * self.num_samples / self.global_batch_size)
 
     def _samples(self, ordinals: Array) -> Array:
         """Return the indices at ``ordinals`` of the concatenated permutations."""
