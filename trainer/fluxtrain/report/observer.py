@@ -122,7 +122,7 @@ class Observer:
                 flushed=flushed,
                 nodes=nodes,
             )
-            self._logs = RunLogs(facts, self.paths, run, self._closing)
+            self._logs = RunLogs(facts, self.paths, run, self._closing, fence)
             self._endpoint.show(self._logs.page.live)
             records = read_records(self.paths.output / METRICS_FILE)
             self._convergence = Convergence(self.config, records, self.metrics, self.progress)

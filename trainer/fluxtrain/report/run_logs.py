@@ -17,6 +17,7 @@ from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import Sources
 from fluxtrain.distributed import World
 from fluxtrain.evaluate import Evaluation
+from fluxtrain.fence import Fence
 from fluxtrain.gpus import Peak
 from fluxtrain.mlperf import MLPerfLog, RunFacts
 from fluxtrain.report.console import Console, duration
@@ -43,7 +44,9 @@ class StepMetrics:
 class RunLogs:
     """The logs of one run on rank 0, continued after a resume."""
 
-    def __init__(self, facts: RunFacts, paths: RunPaths, run: RunState, closing: ExitStack) -> None:
+    def __init__(
+        self, facts: RunFacts, paths: RunPaths, run: RunState, closing: ExitStack, fence: Fence
+    ) -> None:
         """Open all logs until ``closing`` is closed: lines after ``run.step`` are dropped."""
         self._config, self._shares, self._paths = facts.config, facts.shares, paths
         self._num_validation = facts.eval_samples or 0
@@ -61,7 +64,7 @@ class RunLogs:
         self._console = Console(facts.config.schedule.steps, run.step)
         closing.callback(self._console.close)
         report = self._console.print_line
-        self.page = RunPage(facts.config, paths.output)
+        self.page = RunPage(facts.config, paths.output, fence)
         self._sinks = open_sinks(facts.config, paths.output, run, report, self.page)
         for sink in self._sinks:
             closing.callback(sink.close)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fluxtrain.contract.launch import GALLERY_FILE, SAMPLES_FOLDER
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.errors import FencedError
+from fluxtrain.fence import Fence
 from fluxtrain.files import atomic_write_by_several
 from fluxtrain.report.console import duration
 from fluxtrain.report.gallery.losses import Losses
@@ -31,10 +34,14 @@ class RunPage:
     """It begins anew, with the history."""
 
     def __init__(
-        self, config: RunConfig, output: Path, now: Callable[[], float] = time.monotonic
+        self,
+        config: RunConfig,
+        output: Path,
+        fence: Fence | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with an empty page for the run in ``output``."""
-        self._config, self._output, self._now = config, output, now
+        """Begin with an empty page for the run in ``output``, whose file is written while ``fence`` holds."""
+        self._config, self._output, self._fence, self._now = config, output, fence, now
         self._values = config.model_dump(mode="json")
         self._lock = threading.Lock()
         self._losses, self._pictures = Losses(), Pictures(output / SAMPLES_FOLDER)
@@ -74,8 +81,13 @@ class RunPage:
     def _save(self) -> None:
         with self._lock:
             page = render(self._contents("", is_live=False))
-        with atomic_write_by_several(self._output / GALLERY_FILE) as partial:
+        with (
+            suppress(FencedError),  # a newer start writes its own
+            atomic_write_by_several(self._output / GALLERY_FILE) as partial,
+        ):
             partial.write_text(page, encoding="utf-8")
+            if self._fence is not None:
+                self._fence.check()
 
     def _contents(self, phase: str, is_live: bool) -> Contents:
         config, pictures = self._config, self._pictures
