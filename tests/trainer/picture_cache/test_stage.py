@@ -55,12 +55,9 @@ def paths(tmp_path: Path, pictures: Path, models: Path) -> RunPaths:
 
 def encodings(paths: RunPaths) -> dict[str, bytes]:
     """Return the files of latents and texts by name."""
-    found = ranks.contents(paths.output / "cache")
-    return {
-        name: content
-        for name, content in found.items()
-        if name.startswith(("latents/", "texts/")) and not name.endswith(".partial")
-    }
+    cache = paths.output / "cache"
+    files = [file for part in ("latents", "texts") for file in (cache / part).glob("[!.]*")]
+    return {str(file.relative_to(cache)): file.read_bytes() for file in files}
 
 
 def opened(paths: RunPaths, **changes: object) -> PictureDataset:

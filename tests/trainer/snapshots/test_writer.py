@@ -304,7 +304,7 @@ def test_a_dropped_slot_has_no_memory_though_it_is_mapped() -> None:
         before = shared_bytes()
         slot = Slot(Path(folder) / "rank_00000_0", size)
         slot.bytes.fill_(1)
-        assert shared_bytes() - before >= size
+        assert shared_bytes() - before >= size - size // 8  # others may free a few pages
         slot.drop()
         assert shared_bytes() - before < size // 8
         slot.bytes[: size // 2].fill_(2)  # a thread that still writes
