@@ -129,6 +129,25 @@ def test_the_moving_average_is_diffusers(decay: float) -> None:
     assert all(torch.equal(one, two) for one, two in zip(model, before, strict=True))
 
 
+@pytest.mark.parametrize("changes", [{"ema_decay": 0.5}, {"name": "schedule_free_adamw"}], ids=str)
+def test_an_error_in_an_evaluation_leaves_the_weights_as_they_were(changes: dict[str, Any]) -> None:
+    model = weights(torch.float32)
+    optimizer = optim.make_optimizer(model, OptimConfig(learning_rate=0.01, **changes))
+    for step in range(3):
+        set_gradients(model, step)
+        optimizer.step(torch.ones(()), torch.zeros(()))
+    before = [each.detach().clone() for each in model]
+
+    def fail() -> None:
+        with optimizer.evaluated():
+            assert not all(map(torch.equal, before, model))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert all(map(torch.equal, before, model))
+
+
 def test_an_average_does_not_move_without_a_step() -> None:
     model = weights(torch.float32)
     optimizer = optim.make_optimizer(model, OptimConfig(learning_rate=0.01, ema_decay=0.5))

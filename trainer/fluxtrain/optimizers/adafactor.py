@@ -6,13 +6,11 @@ reductions over the ranks, of all columns and of one number of each parameter, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
 
-from fluxtrain.contract.run.optim import OptimConfig
 from fluxtrain.optimizers.optimizer import Optimizer
 from fluxtrain.optimizers.row_vector import RowVector
 from fluxtrain.sharded_tensor import first_column, local_part, sum_over_parts
@@ -29,15 +27,8 @@ ROWS, WHOLE, COLUMNS = "exp_avg_sq_row", "exp_avg_sq", "exp_avg_sq_col"
 class Adafactor(Optimizer):
     """Adafactor with decoupled weight decay, times the learning rate."""
 
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        config: OptimConfig,
-        compute: torch.dtype,
-        factors: Sequence[float] = (),
-    ) -> None:
-        """Allocate the second moments of ``parameters``, of one or two dimensions."""
-        super().__init__(parameters, config, compute, factors)
+    def _allocate(self) -> None:
+        parameters = self._parameters
         matrices = [each for each in parameters if each.ndim == 2]
         ends = list(accumulate((each.shape[1] for each in matrices), initial=0))
         self._places = {

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fluxtrain.contract.run.optim import OptimConfig
 from fluxtrain.optimizers.optimizer import Optimizer
 
 
@@ -16,15 +13,7 @@ class AdamW(Optimizer):
 
     names = ("exp_avg", "exp_avg_sq")
 
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        config: OptimConfig,
-        compute: torch.dtype,
-        factors: Sequence[float] = (),
-    ) -> None:
-        """Allocate the moments of ``parameters``."""
-        super().__init__(parameters, config, compute, factors)
+    def _allocate(self) -> None:
         self._rates = [
             (factor, [index for index, each in enumerate(self._factors) if each == factor])
             for factor in sorted(set(self._factors))

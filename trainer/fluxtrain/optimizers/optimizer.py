@@ -59,6 +59,10 @@ class Optimizer(torch.optim.Optimizer):
         self._factors = [of_each[parameter] for parameter in self._owned]
         self._weights = [local_part(self.weights[parameter]) for parameter in self._owned]
         self._rounded = [each.detach() for each in parameters if each.dtype != torch.float32]
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """Allocate what is not the state of one parameter."""
 
     def _new_weight(self, parameter: nn.Parameter, compute: torch.dtype) -> Tensor:
         """Round ``parameter`` to ``compute`` unless it is sharded; return its value in float32.
@@ -116,8 +120,10 @@ class Optimizer(torch.optim.Optimizer):
             yield
             return
         self._exchange()
-        yield
-        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
 
     @torch.no_grad()
     def _exchange(self) -> None:

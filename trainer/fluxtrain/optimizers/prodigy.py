@@ -6,12 +6,10 @@ One reduction of two numbers over the ranks serves all parameters, and no number
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fluxtrain.contract.run.optim import OptimConfig
 from fluxtrain.optimizers.optimizer import Optimizer, decay_of
 from fluxtrain.optimizers.row_vector import RowVector
 from fluxtrain.sharded_tensor import sum_over_parts
@@ -25,19 +23,11 @@ class Prodigy(Optimizer):
 
     names = ("exp_avg", "exp_avg_sq", "s", "p0")
 
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        config: OptimConfig,
-        compute: torch.dtype,
-        factors: Sequence[float] = (),
-    ) -> None:
-        """Allocate the state of ``parameters``, whose values are where the run begins."""
-        super().__init__(parameters, config, compute, factors)
+    def _allocate(self) -> None:
         assert all(factor == 1 for factor in self._factors), "refused before"
-        self._beta3 = math.sqrt(config.beta2)
-        self._numbers = RowVector(3, self.weights[parameters[0]], torch.float64)
-        self._numbers.values[_ESTIMATE:_NUMERATOR] = config.prodigy.d0
+        self._beta3 = math.sqrt(self._config.beta2)
+        self._numbers = RowVector(3, self.weights[self._parameters[0]], torch.float64)
+        self._numbers.values[_ESTIMATE:_NUMERATOR] = self._config.prodigy.d0
         self._numbers.save()
         self.shared["prodigy"] = self._numbers.rows
 

@@ -7,13 +7,12 @@ is about.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from fluxtrain.contract.run.optim import OptimConfig
 from fluxtrain.optimizers.optimizer import Optimizer, decay_of
 from fluxtrain.optimizers.row_vector import RowVector
 from fluxtrain.sharded_tensor import local_part
@@ -27,17 +26,9 @@ class ScheduleFreeAdamW(Optimizer):
 
     names = ("z", "exp_avg_sq")
 
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        config: OptimConfig,
-        compute: torch.dtype,
-        factors: Sequence[float] = (),
-    ) -> None:
-        """Allocate x, z and the second moment of ``parameters``."""
-        super().__init__(parameters, config, compute, factors)
+    def _allocate(self) -> None:
         self._points = [local_part(parameter.detach()) for parameter in self._owned]
-        self._numbers = RowVector(2, self.weights[parameters[0]], torch.float64)
+        self._numbers = RowVector(2, self.weights[self._parameters[0]], torch.float64)
         self.shared["schedule_free"] = self._numbers.rows
 
     def _new_weight(self, parameter: nn.Parameter, compute: torch.dtype) -> Tensor:
@@ -62,8 +53,10 @@ class ScheduleFreeAdamW(Optimizer):
         """Give the parameters the weights x inside, to evaluate them."""
         if self._points:
             torch._foreach_copy_(self._points, self._weights)
-        yield
-        self._round()
+        try:
+            yield
+        finally:
+            self._round()
 
     def _change(self, grad_scale: Tensor, found_inf: Tensor) -> None:
         config, taken = self._config, 1 - found_inf
