@@ -157,9 +157,9 @@ def test_a_killed_run_continues_on_other_ranks(data: Path, reference: Path, tmp_
 
 
 def test_epochs_of_buckets_have_all_their_short_batches(data: Path) -> None:
-    config = resolve(merge_all(RUN, {"schedule": {"epochs": 3}}))
-    steps = with_steps(config, RunPaths(data, data, data), World.alone()).schedule.steps
-    assert steps == 3 * PER_EPOCH
+    config, world = resolve(RUN), World.alone()
+    train = shared_sources(config, RunPaths(data, data, data), world).train
+    assert with_steps(config, 3, train, world).schedule.steps == 3 * PER_EPOCH
 
 
 @pytest.mark.parametrize(

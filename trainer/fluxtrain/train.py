@@ -66,8 +66,12 @@ def train(config: RunConfig, paths: RunPaths, world: World) -> RunState:
     Resumes from the newest snapshot in memory or checkpoint in ``paths.output``. Raises StoppedError after a
     stop request (a checkpoint is saved), DivergedError if the loss or the gradients are not finite.
     """
+    sources, epochs = None, config.schedule.epochs
+    if epochs is not None:
+        sources = shared_sources(config, paths, world)
+        config = with_steps(config, epochs, sources.train, world)
     with ExitStack() as stack:
-        trainer = _Trainer(with_steps(config, paths, world), paths, world, stack)
+        trainer = _Trainer(config, paths, world, stack, sources)
         trainer.train()
         return trainer.run
 
@@ -81,8 +85,15 @@ def take_steps(config: RunConfig, paths: RunPaths, world: World, count: int) -> 
 class _Trainer:
     """The parts of one training, and ``run``, its state after the last step."""
 
-    def __init__(self, config: RunConfig, paths: RunPaths, world: World, stack: ExitStack) -> None:
-        """Load or resume everything; ``stack`` closes it."""
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        world: World,
+        stack: ExitStack,
+        sources: Sources | None = None,
+    ) -> None:
+        """Load or resume everything; ``stack`` closes it. ``sources`` are given if they are open already."""
         self.config, self.paths, self.world = config, paths, world
         self.stop = StopRequest(world)
         self.stop.install()
@@ -94,10 +105,9 @@ class _Trainer:
         run_preflight(config.preflight, world, paths.output, observer.alive)
         recovery = Recovery(config, paths, world, observer.alive)
         self.shares = BatchShares.of(config, world.size)
-        self._sources: Sources | None = None
-        if not begins_closed(
-            config, paths.num_nodes
-        ):  # else the clock starts before data are touched
+        self._sources = sources
+        # in the closed division the clock starts before data are touched
+        if sources is None and not begins_closed(config, paths.num_nodes):
             self._sources = self._open_sources()
         self.encode = batch_encoder(config, paths.models, world.device)
         published = None
@@ -344,9 +354,11 @@ class _Trainer:
         if self.optimizer.averages:
             self.checkpoints.before_update()  # they are exchanged where they are
         with self.optimizer.evaluated():
-            yield
-            if self.optimizer.averages:
-                free_gathered(self.model)
+            try:
+                yield
+            finally:
+                if self.optimizer.averages:
+                    free_gathered(self.model)
 
     def _write_adapter(self, is_last: bool) -> None:
         """Write the adapter for other tools if that is due."""
