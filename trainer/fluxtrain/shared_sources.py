@@ -19,7 +19,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.file_dataset import FileDataset
 from fluxtrain.data.index_digest import index_digests, require_digests
 from fluxtrain.data.loader import training_order
-from fluxtrain.data.sources import Source, Sources, open_sources
+from fluxtrain.data.sources import Sources, open_sources
 from fluxtrain.distributed import World
 from fluxtrain.errors import DataError
 from fluxtrain.picture_cache import CachedPictures
@@ -42,14 +42,23 @@ def shared_sources(
     return sources
 
 
-def with_steps(config: RunConfig, epochs: int, train: Source, world: World) -> RunConfig:
-    """Return ``config`` with the steps of as many ``epochs`` of the data set ``train``; rank 0 tells them."""
-    steps = training_order(config, train).batches(epochs)
-    text = f"{epochs} epochs of {len(train):,} samples are {steps:,} steps"
+def with_steps(
+    config: RunConfig, paths: RunPaths, world: World
+) -> tuple[RunConfig, Sources | None]:
+    """Return ``config`` with the steps of ``schedule.epochs``, and the data that were opened to count them.
+
+    Every rank must call this. Raises as `shared_sources`.
+    """
+    schedule = config.schedule
+    if schedule.epochs is None:
+        return config, None
+    sources = shared_sources(config, paths, world)
+    steps = training_order(config, sources.train).batches(schedule.epochs)
+    text = f"{schedule.epochs} epochs of {len(sources.train):,} samples are {steps:,} steps"
     if world.is_main:
         print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
-    schedule = config.schedule.model_copy(update={"steps": steps})
-    return config.model_copy(update={"schedule": schedule})
+    schedule = schedule.model_copy(update={"steps": steps})
+    return config.model_copy(update={"schedule": schedule}), sources
 
 
 def _scan(config: RunConfig, paths: RunPaths, pictures: CachedPictures | None) -> Sources:

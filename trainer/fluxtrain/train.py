@@ -66,10 +66,7 @@ def train(config: RunConfig, paths: RunPaths, world: World) -> RunState:
     Resumes from the newest snapshot in memory or checkpoint in ``paths.output``. Raises StoppedError after a
     stop request (a checkpoint is saved), DivergedError if the loss or the gradients are not finite.
     """
-    sources, epochs = None, config.schedule.epochs
-    if epochs is not None:
-        sources = shared_sources(config, paths, world)
-        config = with_steps(config, epochs, sources.train, world)
+    config, sources = with_steps(config, paths, world)
     with ExitStack() as stack:
         trainer = _Trainer(config, paths, world, stack, sources)
         trainer.train()
@@ -354,11 +351,9 @@ class _Trainer:
         if self.optimizer.averages:
             self.checkpoints.before_update()  # they are exchanged where they are
         with self.optimizer.evaluated():
-            try:
-                yield
-            finally:
-                if self.optimizer.averages:
-                    free_gathered(self.model)
+            yield
+            if self.optimizer.averages:
+                free_gathered(self.model)
 
     def _write_adapter(self, is_last: bool) -> None:
         """Write the adapter for other tools if that is due."""
