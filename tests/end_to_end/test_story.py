@@ -97,7 +97,7 @@ def test_a_job_completes_although_each_of_its_pods_is_deleted(
     assert plugin.said("logs", "story", "--mlperf") == whole, "although pod 0 was replaced"
     monkeypatch.setenv("KUBECONFIG", str(kubectl.kubeconfig))
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
-    (folder,) = collect("submission=story", NAMESPACE, tmp_path)
+    (folder,) = collect("submission=story", NAMESPACE, tmp_path).folders
     run = read_finished_run(folder)
     assert run.samples == STEPS * 16, "the log of the last rank 0 is complete"
     assert run.first("init_start") is not None

@@ -253,7 +253,11 @@ def test_a_job_that_was_fetched_is_packaged_with_its_own_spec(tmp_path: Path) ->
         "image": "trainer:0.1.0",
         "network": {"mode": "host"},
         "storage": storage,
-        "lifecycle": {"startAfter": ["the-one-before"], "cleanPods": "None"},
+        "lifecycle": {
+            "startAfter": ["the-one-before"],
+            "startWhen": "Ended",
+            "cleanPods": "None",
+        },
         "run": {"preset": "mlperf-schnell"},
     }
     told = {"apiVersion": "fluxtrain.dev/v1alpha1", "kind": "FluxTraining", "spec": spec}

@@ -12,6 +12,7 @@ from fluxtrain.cli.arguments import Commands, described, path
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, ConfigError, StorageError
 
 if TYPE_CHECKING:
+    from fluxtrain.mlperf.review import FailedRun
     from fluxtrain.mlperf.tools import ToolResult
 
 
@@ -20,7 +21,9 @@ def add(subcommands: Commands) -> None:
     text = "create and check a submission from ten runs"
     package = subcommands.add_parser("package", help=text, description=described(__doc__))
     package.add_argument("runs", type=path, nargs="*", metavar="RUN", help="output folder of a run")
-    text = "use the Complete FluxTrainings with these labels instead (needs kubectl), such as app=x"
+    text = "a run that failed before its end, and why; its log stays in the record"
+    package.add_argument("--failed", action="append", default=[], metavar="RUN=REASON", help=text)
+    text = "use the FluxTrainings with these labels instead (needs kubectl), such as app=x"
     package.add_argument("--selector", help=text)
     package.add_argument("--namespace", help="namespace of the FluxTrainings (default: kubectl's)")
     text = "system description (default: system.yaml); created as a template if missing"
@@ -54,15 +57,21 @@ def action(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "RUN ...", len(arguments.runs), "give either output folders or --selector"
         )
+    from fluxtrain.mlperf.review.failed_runs import parse_failed
+
+    failed = parse_failed(arguments.failed)
     if arguments.selector is None:
-        return _package(arguments, arguments.runs)
+        return _package(arguments, arguments.runs, failed)
     from fluxtrain.mlperf.finished_jobs import collect
 
     with tempfile.TemporaryDirectory() as folder:
-        return _package(arguments, collect(arguments.selector, arguments.namespace, Path(folder)))
+        found = collect(arguments.selector, arguments.namespace, Path(folder))
+        return _package(arguments, found.folders, [*found.failed, *failed])
 
 
-def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
+def _package(
+    arguments: argparse.Namespace, folders: Sequence[Path], failed: Sequence[FailedRun]
+) -> int:
     from fluxtrain.mlperf import (
         implementation,
         rcp,
@@ -71,6 +80,7 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
         system,
         tools,
     )
+    from fluxtrain.mlperf.explain import sanitize
     from fluxtrain.mlperf.review.window import median_window
 
     waivers = review.parse_waivers(arguments.waive)
@@ -81,7 +91,9 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
         print(
             f"the median of the windows of {rcp.NUM_RUNS} runs: {runs[0].name} to {runs[-1].name}"
         )
-    result = review.Result("", runs, ruleset=arguments.ruleset)
+    for lost in failed:
+        print(f"failed, which stays in the record: {sanitize(f'{lost.name}: {lost.reason}')}")
+    result = review.Result("", runs, ruleset=arguments.ruleset, failed=failed)
     submission.require_one_result(all_runs, result, waivers)
     differences = implementation.run_deviations(runs[0], reasons)
     given = arguments.image
@@ -98,7 +110,7 @@ def _package(arguments: argparse.Namespace, folders: Sequence[Path]) -> int:
         raise ConfigError("--system", str(arguments.system), text)
     description = system.describe(known, answers)
     others = [run for run in all_runs if all(run is not each for each in runs)]
-    statements = implementation.Statements(waivers, reasons, image, others)
+    statements = implementation.Statements(waivers, reasons, image, others, failed)
     organisation, name = submission.write_package(runs, description, arguments.output, statements)
     print(f"package: {organisation}")
     closed = runs[0].closed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +19,42 @@ from fluxtrain.mlperf.kubectl import items, kubectl
 from fluxtrain.mlperf.lines import TOKEN
 from fluxtrain.mlperf.output_volumes import read_outputs
 from fluxtrain.mlperf.ran_job import RAN_JOB_FILE, ran_job
+from fluxtrain.mlperf.review import FailedRun, read_run
 
 _END = '"run_stop"'
 
 
-def collect(selector: str, namespace: str | None, folder: Path) -> list[Path]:
-    """Write log, config and spec of each Complete job with the labels ``selector`` and return their folders.
+@dataclass(frozen=True)
+class Collected:
+    """The runs of some jobs."""
 
-    Raises ConfigError if kubectl is missing or fails, if a job is not Complete, or if neither its volume nor
-    a pod has its log.
+    folders: list[Path]
+    """Output folders of those that ended."""
+    failed: list[FailedRun]
+
+
+def collect(selector: str, namespace: str | None, folder: Path) -> Collected:
+    """Write log, config and spec of the jobs with the labels ``selector`` into folders below ``folder``.
+
+    A Failed job whose log has an end is a run like those that are Complete. Raises ConfigError if kubectl is
+    missing or fails, if a job is not over, or if neither the volume nor a pod of a Complete one has its log.
     """
     jobs = items("fluxtrainings", selector, namespace)
     if not jobs:
         raise ConfigError("--selector", selector, "no FluxTraining has these labels")
     for job in jobs:
         phase = job.get("status", {}).get("phase")
-        if phase != "Complete":
-            raise ConfigError(
-                str(job["metadata"]["name"]), phase or "no phase yet", "must be Complete"
-            )
+        if phase not in ("Complete", "Failed"):
+            text = "must be Complete or Failed: all runs are in the record"
+            raise ConfigError(str(job["metadata"]["name"]), phase or "no phase yet", text)
     volumes = read_outputs(jobs, namespace)
-    return [_fetch(job, namespace, volumes, folder) for job in jobs]
+    collected = Collected([], [])
+    for job in jobs:
+        if (failed := _failed(job, namespace, volumes, folder)) is not None:
+            collected.failed.append(failed)
+        else:
+            collected.folders.append(_fetch(job, namespace, volumes, folder))
+    return collected
 
 
 def log_of_pods(name: str, namespace: str | None) -> str:
@@ -54,6 +70,29 @@ def log_of_pods(name: str, namespace: str | None) -> str:
             return "\n".join(lines) + "\n"
         logs.append("".join(f"{line}\n" for line in lines))
     return max(logs, key=len, default="")
+
+
+def _failed(
+    job: dict[str, Any],
+    namespace: str | None,
+    volumes: Mapping[str, Mapping[str, str]],
+    folder: Path,
+) -> FailedRun | None:
+    """Return the run of ``job`` if it failed before its end, with what there is of its log."""
+    name, status = str(job["metadata"]["name"]), job["status"]
+    if status["phase"] != "Failed":
+        return None
+    log = volumes.get(name, {}).get(MLPERF_FILE) or log_of_pods(name, namespace)
+    if _END in log:
+        return None
+    told = [each for each in status.get("conditions", ()) if each["type"] == "Failed"]
+    reason = ": ".join(str(each[key]) for each in told for key in ("reason", "message"))
+    run = None
+    if log:
+        path = folder / f"{name}.log"
+        path.write_text(log)
+        run = read_run(path)
+    return FailedRun(name, reason, status.get("exitCode"), run)
 
 
 def _fetch(

@@ -80,6 +80,8 @@ def _verdict(runs: Sequence[ObservedRun], ruleset: str) -> Iterator[str]:
     )
     if any(run.log is not None and run.log.first("run_resumed") for run in runs):
         yield "* the run was interrupted and resumed: the rules leave open whether it counts"
+    if failed := [sanitize(run.name) for run in runs if run.state == "failed"]:
+        yield f"{', '.join(failed)} failed: no run of a result, but in its record; --runs adds runs"
     for run in runs:
         if run.log is not None and run.log.closed and run.log.first(DIVISION_KEY) is not None:
             yield f"{sanitize(run.name)} left the closed division: no result of it has this run"
@@ -105,11 +107,11 @@ def _comparison(runs: Sequence[ObservedRun], size: int, ruleset: str) -> Iterato
             if run.forecast is not None and run.forecast < low:
                 name = sanitize(run.name)
                 yield f"{name} is faster than the reference's runs: look for a difference from it"
-    logs = [run.log for run in runs if run.log is not None]
+    logs = [run.log for run in runs if run.log is not None and run.state != "failed"]
     if all(run.is_over for run in runs) and len(logs) >= rcp.NUM_RUNS:
         yield _judged([log.samples for log in median_window(logs)], size, ruleset)
         return
-    counts = [run.forecast for run in runs[: rcp.NUM_RUNS]]
+    counts = [run.forecast for run in runs if run.state != "failed"][: rcp.NUM_RUNS]
     if len(counts) < rcp.NUM_RUNS:
         yield f"a result needs {rcp.NUM_RUNS} runs"
     elif sum(count is None for count in counts) <= 1:

@@ -9,7 +9,8 @@ SYSTEM_fluxtrain/
   fluxtrain/ requirements.txt      the sources and packages that ran
   nodes.json                       what each node of each run reported of itself
   deviations.md                    each difference from the reference, with its reason
-  other_runs/                      of more than ten runs, the logs of those that do not count
+  other_runs/                      the logs of runs that do not count: of more than ten, and failed ones
+  failed_runs.json                 why the failed ones failed
   waivers.json                     the review's findings that the submitter knows of
 """
 
@@ -35,7 +36,8 @@ from fluxtrain.mlperf.implementation.software import (
     records,
     require_sources,
 )
-from fluxtrain.mlperf.review.evidence import OTHERS_FOLDER, WAIVERS_FILE, Run
+from fluxtrain.mlperf.review.evidence import OTHERS_FOLDER, WAIVERS_FILE, FailedRun, Run
+from fluxtrain.mlperf.review.failed_runs import write_failed
 from fluxtrain.mlperf.software import SOURCE, is_source
 
 NODES_FILE = "nodes.json"
@@ -55,6 +57,8 @@ class Statements:
     """By its digest; None if the runs were in none."""
     others: Sequence[Run] = ()
     """Of more than ten runs, those that do not count."""
+    failed: Sequence[FailedRun] = ()
+    """Runs that failed before their end."""
 
 
 def run_deviations(run: Run, reasons: Mapping[str, str]) -> list[Deviation]:
@@ -95,15 +99,15 @@ def write_implementation(
     for index, run in enumerate(statements.others):
         (folder / OTHERS_FOLDER).mkdir(exist_ok=True)
         shutil.copyfile(run.log, folder / OTHERS_FOLDER / f"run_{index:02}.txt")
+    write_failed(statements.failed, folder)
     if statements.waivers:
         _write_json(folder / WAIVERS_FILE, dict(statements.waivers))
     found = run_deviations(runs[0], statements.reasons)
     (folder / DEVIATIONS_FILE).write_text(statement(found))
     about = implementation_json(runs[0], config, software, statements.image, folder.name)
     _write_json(folder / f"{folder.name}.json", about)
-    text = readme(
-        runs, description, software, statements.image, statements.waivers, statements.others
-    )
+    facts = (software, statements.image, statements.waivers, statements.others, statements.failed)
+    text = readme(runs, description, *facts)
     (folder / "README.md").write_text(text)
 
 

@@ -41,7 +41,9 @@ def job_text(run: Run, name: str, image: str | None) -> str:
 def _alone(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``spec`` as that of a job that waits for no other."""
     lifecycle = {
-        name: value for name, value in (spec.get("lifecycle") or {}).items() if name != "startAfter"
+        name: value
+        for name, value in (spec.get("lifecycle") or {}).items()
+        if name not in ("startAfter", "startWhen")
     }
     return {**spec, "lifecycle": lifecycle}
 

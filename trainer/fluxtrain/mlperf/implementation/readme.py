@@ -7,7 +7,8 @@ from pathlib import Path
 
 from fluxtrain.mlperf.implementation.deviations import cell
 from fluxtrain.mlperf.implementation.software import Software
-from fluxtrain.mlperf.review.evidence import Run
+from fluxtrain.mlperf.review.evidence import FailedRun, Run
+from fluxtrain.mlperf.review.failed_runs import file_name
 
 _TEMPLATE = Path(__file__).parent / "templates/README.md"
 _WITHOUT_IMAGE = """\
@@ -29,6 +30,7 @@ def readme(
     image: str | None,
     waivers: Mapping[str, str],
     others: Sequence[Run],
+    failed: Sequence[FailedRun],
 ) -> str:
     """Return the text for ``runs`` on the system of ``description``."""
     rows = [f"- {rule}: {cell(reason)}" for rule, reason in waivers.items()]
@@ -41,7 +43,7 @@ def readme(
         where=_where(software, image),
         steps=_WITHOUT_IMAGE if image is None else _IN_IMAGE,
         results="\n".join(_row(f"result_{index}.txt", run) for index, run in enumerate(runs)),
-        others=_others(others, len(runs)),
+        others=_others(others, len(runs)) + _failed(failed),
         waived=head + "\n".join(rows) if rows else "",
     )
 
@@ -61,6 +63,21 @@ def _others(others: Sequence[Run], counted: int) -> str:
     rows = [_row(f"other_runs/run_{index:02}.txt", run) for index, run in enumerate(others)]
     text = f"The result is the consecutive {counted} with the median score, of {counted + len(others)} runs."
     return "\n".join([*rows, "", text, ""])
+
+
+def _failed(failed: Sequence[FailedRun]) -> str:
+    """Return what is known of the runs that failed, a line for each."""
+    if not failed:
+        return ""
+    lines = [f"- {_told(number, run)}" for number, run in enumerate(failed)]
+    text = "Runs that failed before their end, and so are no runs of a result:"
+    return "\n".join(["", text, "", *lines, ""])
+
+
+def _told(number: int, run: FailedRun) -> str:
+    log = "no log" if run.log is None else f"`{file_name(number)}`, seed {run.log.value('seed')}"
+    code = "" if run.exit_code is None else f" (exit code {run.exit_code})"
+    return f"{run.name}, {log}: {cell(run.reason)}{code}"
 
 
 def _row(name: str, run: Run) -> str:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, prod
 from pathlib import Path
 from typing import Any
 
 from fluxtrain.contract.launch import CONFIG_FILE, MLPERF_FILE
-from fluxtrain.errors import ConfigError
+from fluxtrain.errors import EXIT_DIVERGED, UNSET, ConfigError
 from fluxtrain.mlperf.compliance import RULESETS
 from fluxtrain.mlperf.facts import SYSTEM_KEY
 from fluxtrain.mlperf.lines import MAX_BYTES, LogLine, is_number, read_lines
@@ -25,7 +24,9 @@ _COUNT = re.compile("[0-9]{1,9}")
 WAIVERS_FILE = "waivers.json"
 """Of a package, beside its code."""
 OTHERS_FOLDER = "other_runs"
-"""The same: the logs of those of more than ten runs that do not count."""
+"""The same: the logs of runs that do not count, of more than ten or failed ones."""
+FAILED_FILE = "failed_runs.json"
+"""The same: the runs that failed, each with its reason."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,24 @@ class Run:
 
 
 @dataclass(frozen=True)
+class FailedRun:
+    """A run that failed before its end, so that it is no run of a result; it stays in the record."""
+
+    name: str
+    reason: str
+    """In words: why it failed."""
+    exit_code: int | None = None
+    """Of its program, None if unknown."""
+    log: Run | None = None
+    """None if it failed before it had one."""
+
+    @property
+    def diverged(self) -> bool:
+        """Return whether its loss was not finite: it did not converge."""
+        return self.exit_code == EXIT_DIVERGED
+
+
+@dataclass(frozen=True)
 class Result:
     """The runs of one result, with the description of their system where there is one."""
 
@@ -107,31 +126,13 @@ class Result:
     ruleset: str = RULESETS[-1]
     others: Sequence[Run] = ()
     """Of more than ten runs, those that do not count."""
+    failed: Sequence[FailedRun] = ()
+    """Runs that failed before their end."""
 
     @property
     def closed(self) -> bool:
         """Return whether its first log is of the closed division."""
         return bool(self.runs) and self.runs[0].closed
-
-
-def read_results(paths: Sequence[Path], ruleset: str = RULESETS[-1]) -> list[Result]:
-    """Return what ``paths`` hold: logs and output folders are the runs of one result, packages have several.
-
-    Raises ConfigError for a path that is none of them.
-    """
-    results: list[Result] = []
-    runs: list[Run] = []
-    for path in paths:
-        if is_file(path):
-            runs.append(_run(path, path.parent / CONFIG_FILE, str(path)))
-        elif is_file(path / MLPERF_FILE):
-            runs.append(_run(path / MLPERF_FILE, path / CONFIG_FILE, str(path)))
-        elif found := list(_results(path)):
-            results += [replace(result, ruleset=ruleset) for result in found]
-        else:
-            text = "no log, no output folder of fluxtrain run, and no package or result of flux1"
-            raise ConfigError("PATH", str(path), text)
-    return [Result("", runs, ruleset=ruleset), *results] if runs else results
 
 
 def read_finished_run(folder: Path) -> Run:
@@ -144,7 +145,7 @@ def read_finished_run(folder: Path) -> Run:
         if not is_file(path):
             text = f"has no {path.name}: give output folders of fluxtrain run"
             raise ConfigError("RUN", str(folder), text)
-    run = _run(log, config, str(folder))
+    run = run_of(log, config, str(folder))
     if run.first("run_stop") is None:
         raise ConfigError("RUN", str(folder), "the run is not over: its log has no run_stop")
     return run
@@ -152,7 +153,7 @@ def read_finished_run(folder: Path) -> Run:
 
 def read_run(log: Path) -> Run:
     """Return the run whose log is ``log``, with the configuration beside it, if there is one."""
-    return _run(log, log.parent / CONFIG_FILE)
+    return run_of(log, log.parent / CONFIG_FILE)
 
 
 def is_file(path: Path) -> bool:
@@ -178,57 +179,11 @@ def count_of(system: Mapping[str, Any], field: str) -> int | None:
     return int(text) if _COUNT.fullmatch(text) else None
 
 
-def _results(path: Path) -> Iterator[Result]:
-    """Yield the results in an organisation's folder, a system's or a benchmark's."""
-    if next(path.glob("result_*.txt"), None):
-        folders: Iterable[Path] = [path]
-    else:
-        folders = [*path.glob(f"results/*/{BENCHMARK}"), *path.glob(BENCHMARK)]
-    for folder in sorted(folders):
-        yield _result(folder)
+def run_of(log: Path, config: Path | None, name: str = "") -> Run:
+    """Return the run of ``log`` and the file ``config``, if there is one.
 
-
-def _result(folder: Path) -> Result:
-    """Return the result whose logs are in ``folder``: ORGANISATION/results/SYSTEM/flux1."""
-    whole = folder.resolve()  # such as of "."
-    if len(whole.parents) < 3:
-        raise ConfigError("PATH", str(folder), "not in ORGANISATION/results/SYSTEM")
-    system, organisation = whole.parent.name, whole.parents[2]
-    implementation = _implementation(
-        organisation / f"benchmarks/{BENCHMARK}/implementations", system
-    )
-    logs = sorted(folder.glob("result_*.txt"), key=lambda log: (len(log.name), log.name))
-    runs = [_run(log, _config_of(log, implementation)) for log in logs]
-    description = _json(organisation / "systems" / f"{system}.json")
-    waivers = _json(implementation / WAIVERS_FILE) if implementation else None
-    reasons = {rule: str(reason) for rule, reason in (waivers or {}).items()}
-    result = Result(str(folder), runs, description, implementation, reasons)
-    return replace(result, others=_others(implementation))
-
-
-def _others(implementation: Path | None) -> list[Run]:
-    if implementation is None:
-        return []
-    folder = implementation / OTHERS_FOLDER
-    return [_run(log, None, f"{OTHERS_FOLDER}/{log.name}") for log in sorted(folder.glob("*.txt"))]
-
-
-def _implementation(folder: Path, system: str) -> Path | None:
-    """Return the code of ``system``: fluxtrain's, or one whose name begins with the system's."""
-    if (own := folder / f"{system}_fluxtrain").is_dir():
-        return own
-    found = sorted(path for path in folder.glob(f"{glob.escape(system)}*") if path.is_dir())
-    found.sort(key=lambda path: not path.name.startswith(f"{system}_"))
-    return found[0] if found else None
-
-
-def _config_of(log: Path, implementation: Path | None) -> Path | None:
-    """Return where `fluxtrain mlperf package` puts the configuration of result_N.txt."""
-    number = log.stem.removeprefix("result_")
-    return None if implementation is None else implementation / f"config_{number}.json"
-
-
-def _run(log: Path, config: Path | None, name: str = "") -> Run:
+    Raises ConfigError if one cannot be read.
+    """
     try:
         if (size := log.stat().st_size) > MAX_BYTES:
             text = f"{size} bytes; a log has at most {MAX_BYTES}"
@@ -236,19 +191,19 @@ def _run(log: Path, config: Path | None, name: str = "") -> Run:
         lines = list(read_lines(log))
     except OSError as error:
         raise ConfigError("PATH", str(log), f"cannot be read ({error.strerror})") from None
-    return Run(name or log.name, log, lines, None if config is None else _json(config))
+    return Run(name or log.name, log, lines, None if config is None else read_object(config))
 
 
-def _json(path: Path) -> Mapping[str, Any] | None:
+def read_object(path: Path) -> Mapping[str, Any] | None:
     """Return the object in the file, None if there is no such file; raise ConfigError for other content."""
     try:
         values = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ConfigError("PATH", str(path), f"cannot be read ({error.strerror})") from None
+        raise ConfigError(str(path), UNSET, f"cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError("PATH", str(path), f"is not JSON ({error})") from None
+        raise ConfigError(str(path), UNSET, f"is not JSON ({error})") from None
     if not isinstance(values, dict):
-        raise ConfigError("PATH", str(path), "is not a JSON object")
+        raise ConfigError(str(path), UNSET, "is not a JSON object")
     return values

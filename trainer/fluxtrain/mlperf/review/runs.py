@@ -10,7 +10,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.reference_schedule import REFERENCE_SCHEDULES
 from fluxtrain.mlperf.facts import DATA_KEY
 from fluxtrain.mlperf.rcp import NUM_RUNS, compare_with_reference, explain
-from fluxtrain.mlperf.review.evidence import Result, Run
+from fluxtrain.mlperf.review.evidence import FailedRun, Result, Run
 from fluxtrain.mlperf.review.rule import Rule, rule
 from fluxtrain.mlperf.review.window import median_window
 
@@ -37,7 +37,12 @@ _OWN = ("seed", "output")
 _SAME = "Give runs of one result: the same system, software and settings, and a seed for each."
 
 
-@rule("ten-runs", "12", f"Give {NUM_RUNS} runs: a result is the mean of {NUM_RUNS - 2} of them.")
+@rule(
+    "ten-runs",
+    "12",
+    f"Give {NUM_RUNS} runs: a result is the mean of {NUM_RUNS - 2} of them. A campaign gets more with "
+    "fluxtrain mlperf campaign FILE --runs N --apply.",
+)
 def ten_runs(result: Result) -> Iterator[str]:
     """A result has ten runs."""
     if len(result.runs) != NUM_RUNS:
@@ -46,8 +51,9 @@ def ten_runs(result: Result) -> Iterator[str]:
 
 @rule("converged-runs", "12", "Repeat; a second run without convergence makes the result invalid.")
 def converged_runs(result: Result) -> Iterator[str]:
-    """One run at most did not reach the target."""
+    """One run at most did not reach the target, also of failed ones: if they diverged, or took longest."""
     lost = [run.name for run in result.runs if not run.succeeded]
+    lost += [run.name for run in result.failed if _did_not_converge(run, result)]
     if len(lost) > 1:
         yield f"{len(lost)} runs did not reach the target: {_names(lost)}"
 
@@ -175,6 +181,15 @@ OF_ALL_RUNS = (same_submission, seeds_are_random, runs_are_different_runs)
 """Rules without which runs are no result, also for those of more than ten that do not count."""
 OF_ONE_RESULT = (ten_runs, converged_runs)
 """The same, for the ten."""
+
+
+def _did_not_converge(failed: FailedRun, result: Result) -> bool:
+    """Return whether a failed run diverged, or was evaluated beyond the samples of the slowest run."""
+    if failed.diverged or failed.log is None:
+        return failed.diverged
+    evaluated = [line.samples or 0 for line in failed.log.all("eval_accuracy")]
+    converged = [run.samples for run in result.runs if run.samples is not None]
+    return bool(converged) and max(evaluated, default=0) > max(converged)
 
 
 def _differences(what: str, values: Mapping[str, object]) -> Iterator[str]:
