@@ -158,9 +158,9 @@ def test_a_killed_run_continues_on_other_ranks(data: Path, reference: Path, tmp_
 
 def test_epochs_of_buckets_have_all_their_short_batches(data: Path) -> None:
     config = resolve(merge_all(RUN, {"schedule": {"epochs": 3}}))
-    changed, sources = with_steps(config, RunPaths(data, data, data), World.alone())
+    sources = shared_sources(config, RunPaths(data, data, data), World.alone())
+    changed = with_steps(config, sources, World.alone())
     assert changed.schedule.steps == 3 * PER_EPOCH
-    assert sources is not None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import json
 import math
 import re
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,10 @@ class RunState:
         target = config.evaluation.target_loss
         reached = target is not None and self.eval_loss is not None and self.eval_loss <= target
         return self.status != "running" and (reached or self.step >= config.schedule.steps)
+
+    def continued(self, config: RunConfig) -> RunState:
+        """Return this state; running if ``config`` asks for more."""
+        return self if self.is_over(config) else replace(self, status="running")
 
 
 def folder_of(folder: Path, step: int) -> Path:

@@ -20,9 +20,10 @@ from fluxtrain.data.file_dataset import FileDataset
 from fluxtrain.data.index_digest import index_digests, require_digests
 from fluxtrain.data.loader import training_order
 from fluxtrain.data.sources import Sources, open_sources
-from fluxtrain.distributed import World
+from fluxtrain.distributed import StopRequest, World
 from fluxtrain.errors import DataError
-from fluxtrain.picture_cache import CachedPictures
+from fluxtrain.picture_cache import CachedPictures, cache_pictures
+from fluxtrain.progress import Alive
 
 
 def shared_sources(
@@ -42,23 +43,36 @@ def shared_sources(
     return sources
 
 
-def with_steps(
-    config: RunConfig, paths: RunPaths, world: World
-) -> tuple[RunConfig, Sources | None]:
-    """Return ``config`` with the steps of ``schedule.epochs``, and the data that were opened to count them.
+def run_sources(
+    config: RunConfig,
+    paths: RunPaths,
+    world: World,
+    stop: StopRequest,
+    alive: Alive,
+    is_new: bool,
+) -> Sources:
+    """Return the data of the run, whose pictures are encoded first; every rank must call this.
 
-    Every rank must call this. Raises as `shared_sources`.
+    A run that is not ``is_new`` has the pictures that it began with. Raises as `shared_sources` and
+    `cache_pictures`.
     """
+    if config.data.images is None:
+        return shared_sources(config, paths, world)
+    pictures = cache_pictures(config, paths, world, stop, alive, is_new)
+    return shared_sources(config, paths, world, pictures)
+
+
+def with_steps(config: RunConfig, sources: Sources, world: World) -> RunConfig:
+    """Return ``config`` with the steps that ``schedule.epochs`` of ``sources`` are; rank 0 prints them."""
     schedule = config.schedule
     if schedule.epochs is None:
-        return config, None
-    sources = shared_sources(config, paths, world)
+        return config
     steps = training_order(config, sources.train).batches(schedule.epochs)
     text = f"{schedule.epochs} epochs of {len(sources.train):,} samples are {steps:,} steps"
     if world.is_main:
         print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
     schedule = schedule.model_copy(update={"steps": steps})
-    return config.model_copy(update={"schedule": schedule}), sources
+    return config.model_copy(update={"schedule": schedule})
 
 
 def _scan(config: RunConfig, paths: RunPaths, pictures: CachedPictures | None) -> Sources:

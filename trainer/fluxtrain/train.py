@@ -47,14 +47,13 @@ from fluxtrain.learning_rate import learning_rate
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model.adapted_layers import rate_of
 from fluxtrain.parallelize import DTYPES, build_model, free_gathered, observe_waits
-from fluxtrain.picture_cache import cache_pictures
 from fluxtrain.preflight.check import run_preflight
 from fluxtrain.report.observer import Observer
 from fluxtrain.report.run_logs import StepMetrics
 from fluxtrain.run_state import RunState
 from fluxtrain.sample.grid import GridSampler
 from fluxtrain.sample.prompts import check_sampling
-from fluxtrain.shared_sources import shared_sources, with_steps
+from fluxtrain.shared_sources import run_sources, with_steps
 from fluxtrain.snapshots.recovery import Recovery
 from fluxtrain.warm_up import is_needed, prepare
 from fluxtrain.weights.reader import published_weights
@@ -66,9 +65,8 @@ def train(config: RunConfig, paths: RunPaths, world: World) -> RunState:
     Resumes from the newest snapshot in memory or checkpoint in ``paths.output``. Raises StoppedError after a
     stop request (a checkpoint is saved), DivergedError if the loss or the gradients are not finite.
     """
-    config, sources = with_steps(config, paths, world)
     with ExitStack() as stack:
-        trainer = _Trainer(config, paths, world, stack, sources)
+        trainer = _Trainer(config, paths, world, stack)
         trainer.train()
         return trainer.run
 
@@ -82,16 +80,9 @@ def take_steps(config: RunConfig, paths: RunPaths, world: World, count: int) -> 
 class _Trainer:
     """The parts of one training, and ``run``, its state after the last step."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        paths: RunPaths,
-        world: World,
-        stack: ExitStack,
-        sources: Sources | None = None,
-    ) -> None:
-        """Load or resume everything; ``stack`` closes it. ``sources`` are given if they are open already."""
-        self.config, self.paths, self.world = config, paths, world
+    def __init__(self, config: RunConfig, paths: RunPaths, world: World, stack: ExitStack) -> None:
+        """Load or resume everything; ``stack`` closes it."""
+        self.paths, self.world = paths, world
         self.stop = StopRequest(world)
         self.stop.install()
         stack.callback(self.stop.finish)
@@ -102,10 +93,16 @@ class _Trainer:
         run_preflight(config.preflight, world, paths.output, observer.alive)
         recovery = Recovery(config, paths, world, observer.alive)
         self.shares = BatchShares.of(config, world.size)
-        self._sources = sources
+        self._open_sources = partial(
+            run_sources, config, paths, world, self.stop, observer.alive, recovery.is_new
+        )
+        self._sources: Sources | None = None
         # in the closed division the clock starts before data are touched
-        if sources is None and not begins_closed(config, paths.num_nodes):
+        if not begins_closed(config, paths.num_nodes):
             self._sources = self._open_sources()
+            config = with_steps(config, self._sources, world)
+            observer.use(config)
+        self.config = config
         self.encode = batch_encoder(config, paths.models, world.device)
         published = None
         if recovery.is_new or config.adapter is not None:  # adapters' checkpoints have no weights
@@ -123,7 +120,7 @@ class _Trainer:
         # on the device: the first step with a gradient norm that is not finite
         self.bad_step = torch.tensor(optim.NEVER, device=world.device)
         state = checkpoint.training_state(self.model, self.optimizer)
-        self.run = recovery.load(state, observer.alive)
+        self.run = recovery.load(state, observer.alive).continued(config)
         self.optimizer.resume(self.run.step)
         self.samples_at_start = self.run.samples
         self.checkpoints = Checkpoints(
@@ -209,13 +206,6 @@ class _Trainer:
         self.order = training_order(config, sources.train)
         self.observer.on_data_opened(sources, self.order)
         return sources
-
-    def _open_sources(self) -> Sources:
-        """Return the data sets; encode pictures that are not encoded yet."""
-        config, paths, world, pictures = self.config, self.paths, self.world, None
-        if config.data.images is not None:
-            pictures = cache_pictures(config, paths, world, self.stop, self.observer.alive)
-        return shared_sources(config, paths, world, pictures)
 
     def _warm_up(self) -> None:
         """Compile, and let the device load its libraries, before MLPerf's clock starts."""

@@ -100,7 +100,6 @@ def test_a_folder_in_which_nothing_can_be_used_is_refused(tmp_path: Path, roots:
         ({"data": {"image_size": 64}}, "spec.run.data.latent_size: got 4; must be image_size / 8"),
         ({"evaluation": {"at_end": True}}, "spec.run.data.validation: must name a folder, or set"),
         ({"sampling": {"at_end": True}}, "spec.run.sampling.prompts: must hold a prompt"),
-        ({"schedule": {"epochs": 2}}, "schedule.epochs: got 2; must be null with data.images"),
         ({"task": "benchmark"}, "spec.run.data.images: got 'pictures'; must be null unless task is train"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from fluxtrain.data.order import Order
 from fluxtrain.errors import ConfigError
 from fluxtrain.progress import Progress
 from fluxtrain.report.clock import Clock
@@ -165,6 +166,16 @@ def test_step_lines_are_aligned() -> None:
     assert one.split()[:4] == ["step", "10/1500", "loss", "1.41234"]
     assert one.endswith("1:02:05 left")
     assert duration(-1) == "0:00:00"
+
+
+def test_a_step_line_has_the_epoch_of_a_run_on_pictures() -> None:
+    stream = io.StringIO()
+    console = Console(30, 0, stream)
+    console.epochs = Order(0, 10, 4).epochs
+    for step in (1, 3, 4, 30):
+        console.step_line(step, 1.0, 1e-3, 0.5, Speed(20.0, 0.1, 60.0, 0.01, None, Memory(0, None)))
+    lines = [line.split()[2:4] for line in stream.getvalue().splitlines()]
+    assert lines == [["epoch", text] for text in ("1/12", "1/12", "2/12", "12/12")]
 
 
 def test_a_step_line_without_a_known_peak_has_no_mfu() -> None:

@@ -54,6 +54,10 @@ class BucketOrder:
         """Return the global batches of ``epochs``."""
         return epochs * self.batches_per_epoch
 
+    def epochs(self, batches: int) -> int:
+        """Return the number, from 1, of the epoch of the last of ``batches`` global batches."""
+        return max(0, batches - 1) // self.batches_per_epoch + 1
+
     def indices(self, batch: int, positions: Array) -> Array:
         """Return the data set's indices at ``positions`` of global batch ``batch``, both from 0.
 

@@ -52,6 +52,10 @@ class Order:
         """Return the global batches with which ``epochs`` end; the last one may go beyond."""
         return math.ceil(epochs * self.num_samples / self.global_batch_size)
 
+    def epochs(self, batches: int) -> int:
+        """Return the number, from 1, of the epoch in which the last of ``batches`` global batches begins."""
+        return max(0, batches - 1) * self.global_batch_size // self.num_samples + 1
+
     def _samples(self, ordinals: Array) -> Array:
         """Return the indices at ``ordinals`` of the concatenated permutations."""
         epochs, places = np.divmod(ordinals, self.num_samples)

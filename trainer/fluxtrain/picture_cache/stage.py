@@ -54,15 +54,21 @@ class _Decoded:
 
 
 def cache_pictures(
-    config: RunConfig, paths: RunPaths, world: World, stop: StopRequest, alive: Alive
+    config: RunConfig,
+    paths: RunPaths,
+    world: World,
+    stop: StopRequest,
+    alive: Alive,
+    is_new: bool = True,
 ) -> CachedPictures:
     """Encode all of the run's pictures and captions that are not in its cache; every rank must call this.
 
-    Encoders are loaded only on ranks that have something to encode, one after the other, and freed.
+    Encoders are loaded only on ranks that have something to encode, one after the other, and freed. A run
+    that is not ``is_new`` has the pictures that it began with.
     Raises DataError if there are no pictures, ConfigError if the encodings do not fit the model, StoppedError
     after a stop request: what is encoded is kept.
     """
-    work = world.from_main(lambda: find_work(config, paths))
+    work = world.from_main(lambda: find_work(config, paths, is_new))
     with CachingConsole(world.is_main, work) as console:
         stage = _Stage(config, paths, world, stop, alive, work, console)
         stage.encode_pictures(work.missing_pictures[world.rank :: world.size])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,12 @@ from fluxtrain.data.pictures.dataset import Entry, PictureDataset
 from fluxtrain.data.pictures.picture import DECODER
 from fluxtrain.data.pictures.placement import placements
 from fluxtrain.data.pictures.subset import TrainingPicture, list_subsets, training_pictures
+from fluxtrain.data.pictures.training_set import (
+    FILE,
+    TrainingSample,
+    TrainingSet,
+    read_training_set,
+)
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.fingerprint import autoencoder_fingerprint, text_fingerprint
 from fluxtrain.errors import DataError
@@ -38,36 +46,62 @@ class CachedPictures:
     """Files that are no pictures to train on, with the reason."""
     missing_pictures: list[TrainingPicture]
     missing_texts: list[str]
+    stored: TrainingSet | None = None
+    """The samples that the run began with; None if it begins."""
 
     def open(self, config: RunConfig, output: Path) -> tuple[PictureDataset, EmptyText]:
-        """Return the data set and the encodings of the empty prompt; write the report to ``output``.
+        """Return the data set and the encodings of the empty prompt.
 
-        Raises DataError if no picture can be used.
+        A run that begins keeps its samples in ``output``, with a report. Raises DataError if no picture can
+        be used, or if one that the run began with is neither in the cache nor in its folder.
         """
+        found = self.stored or self._begin(output)
+        entries = [self._entry(sample) for sample in found.samples]
+        dataset = PictureDataset(self.cache.folder, entries, config.data.verify_checksums)
+        return dataset, self._empty_text()
+
+    def _begin(self, output: Path) -> TrainingSet:
         records = [self._record(picture) for picture in self.pictures]
         faults = {p.label: r.fault for p, r in zip(self.pictures, records, strict=True) if r.fault}
         skipped = self.skipped | faults
         self._write_report(output, skipped)
-        entries = [
-            Entry(
+        samples = tuple(
+            TrainingSample(
                 picture.label,
-                picture.caption,
+                (picture.caption,),
                 picture.repeats,
-                self.cache.latents_path(latents.id),
-                self.cache.text_path(picture.caption),
-                (latents.height // PIXELS_PER_LATENT, latents.width // PIXELS_PER_LATENT),
+                (latents.id,),
+                latents.width,
+                latents.height,
             )
             for picture, record in zip(self.pictures, records, strict=True)
             for latents in record.latents
-        ]
-        if not entries:
+        )
+        if not samples:
             (name, reason), *more = skipped.items()
             raise DataError(
                 f"none of the {len(skipped)} pictures can be used; {name}: {reason}"
                 + f"; {len(more)} more in {output / REPORT}" * bool(more)
             )
-        dataset = PictureDataset(self.cache.folder, entries, config.data.verify_checksums)
-        return dataset, self._empty_text()
+        found = TrainingSet(samples, tuple(skipped))
+        found.write(output)
+        return found
+
+    def _entry(self, sample: TrainingSample) -> Entry:
+        path = self.cache.latents_path(sample.latents[0])
+        if self.stored is not None and not path.exists():
+            raise DataError(
+                f"{sample.name}: changed since the run began, and its encodings of then are not in "
+                f"{self.cache.folder}; restore the picture, or begin anew with another --output"
+            )
+        return Entry(
+            sample.name,
+            sample.captions[0],
+            sample.repeats,
+            path,
+            self.cache.text_path(sample.captions[0]),
+            (sample.height // PIXELS_PER_LATENT, sample.width // PIXELS_PER_LATENT),
+        )
 
     def _record(self, picture: TrainingPicture) -> Record:
         record = self.cache.read_record(picture)
@@ -100,11 +134,13 @@ def check_pictures(config: RunConfig, paths: RunPaths) -> None:
     check_files(config.encoders, paths.models)
 
 
-def find_work(config: RunConfig, paths: RunPaths) -> CachedPictures:
-    """Return the run's pictures, and what is not encoded yet; faults of earlier starts are looked at again.
+def find_work(config: RunConfig, paths: RunPaths, is_new: bool = True) -> CachedPictures:
+    """Return the run's pictures, and what is not encoded yet.
 
-    Raises DataError if there are no pictures, or the encoders are missing.
+    Faults of earlier starts are looked at again. A run that is not ``is_new`` has the samples that it began
+    with. Raises DataError if there are no pictures, or the encoders are missing.
     """
+    stored = None if is_new else read_training_set(paths.output)
     listed = list_subsets(config.data, paths.data)
     check_files(config.encoders, paths.models)
     cache = _open_cache(config, paths)
@@ -112,17 +148,56 @@ def find_work(config: RunConfig, paths: RunPaths) -> CachedPictures:
     _remove_stale(cache.folder)
     pictures = training_pictures(listed)
     existing = cache.existing()
+    if stored is not None:
+        return _continued(stored, pictures, cache, existing)
     missing = [picture for picture in pictures if not _is_done(config, cache, picture, existing)]
     for picture in missing:
         cache.record_path(picture).unlink(missing_ok=True)
     captions = dict.fromkeys([*(picture.caption for picture in pictures), ""])
-    texts = [text for text in captions if f"texts/{cache.text_path(text).name}" not in existing]
     skipped = {
         subset.label + name: reason
         for subset, listing in listed
         for name, reason in listing.skipped.items()
     }
+    texts = _missing_texts(captions, cache, existing)
     return CachedPictures(cache, pictures, skipped, missing, texts)
+
+
+def _continued(
+    stored: TrainingSet, pictures: list[TrainingPicture], cache: PictureCache, existing: set[str]
+) -> CachedPictures:
+    """Return what a run that goes on lacks of its ``stored`` samples; tell what changed in the folder."""
+    if changes := stored.changes(pictures):
+        print(
+            f"fluxtrain: pictures: {changes} since the run began, which goes on with its own "
+            f"{len(stored.samples)} ({FILE}); use another --output to train on the new ones",
+            file=sys.stderr,
+            flush=True,
+        )
+    lacking = {
+        sample.name
+        for sample in stored.samples
+        if any(
+            f"latents/{cache.latents_path(each).name}" not in existing for each in sample.latents
+        )
+    }
+    missing = [picture for picture in pictures if picture.label in lacking]
+    if lost := sorted(lacking - {picture.label for picture in missing}):
+        raise DataError(
+            f"{lost[0]}: missing, and so are its encodings in {cache.folder}; the run began with it: "
+            "restore it, or begin anew with another --output"
+        )
+    for picture in missing:
+        cache.record_path(picture).unlink(missing_ok=True)
+    captions = dict.fromkeys([*(text for each in stored.samples for text in each.captions), ""])
+    texts = _missing_texts(captions, cache, existing)
+    names = {sample.name for sample in stored.samples}
+    used = [picture for picture in pictures if picture.label in names]
+    return CachedPictures(cache, used, {}, missing, texts, stored)
+
+
+def _missing_texts(captions: Iterable[str], cache: PictureCache, existing: set[str]) -> list[str]:
+    return [text for text in captions if f"texts/{cache.text_path(text).name}" not in existing]
 
 
 def _is_done(

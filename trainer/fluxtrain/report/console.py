@@ -20,6 +20,8 @@ class Console:
         """Show a bar from ``step`` to ``steps`` if ``stream`` is a terminal."""
         self._stream, self._steps, self._step = stream, steps, step
         self._bar: tqdm | None = None
+        self.epochs: Callable[[int], int] | None = None
+        """Returns the number of the epoch of a step; None: epochs are not shown."""
         if stream.isatty():
             self._bar = tqdm(
                 total=steps,
@@ -41,12 +43,21 @@ class Console:
         rate, left = speed.samples_per_second, duration(speed.remaining_seconds)
         if self._bar is not None:
             mfu = "" if speed.mfu is None else f" · MFU {speed.mfu:.1%}"
-            self._bar.set_postfix_str(f"loss {loss:.4f} · {rate:.1f} samples/s{mfu} · {left} left")
+            self._bar.set_postfix_str(
+                f"{self._epoch(step)}loss {loss:.4f} · {rate:.1f} samples/s{mfu} · {left} left"
+            )
             return
         self.print_line(
-            f"step {step:>7}/{self._steps}  loss {loss:<8.5f}  grad {norm:<8.4f}  lr {lr:.2e}  "
+            f"step {step:>7}/{self._steps}  {self._epoch(step)}"
+            f"loss {loss:<8.5f}  grad {norm:<8.4f}  lr {lr:.2e}  "
             f"{rate:>8.1f} samples/s  {_efficiency(speed)}  {left} left"
         )
+
+    def _epoch(self, step: int) -> str:
+        if self.epochs is None:
+            return ""
+        last = self.epochs(self._steps)
+        return f"epoch {self.epochs(step):>{len(str(last))}}/{last}  "
 
     def print_line(self, text: str) -> None:
         """Print ``text``, above the bar."""

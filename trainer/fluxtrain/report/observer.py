@@ -74,6 +74,11 @@ class Observer:
         factor = config.logging.straggler_factor
         self._rank_times = RankTimesReport(world, self.metrics, self.progress, factor)
 
+    def use(self, config: RunConfig) -> None:
+        """Report on ``config``, whose number of steps the data have given; no log is open yet."""
+        self.config = config
+        self._speedometer = Speedometer(config, self.world)
+
     def open_logs(
         self,
         fence: Fence,
@@ -133,9 +138,10 @@ class Observer:
     def on_data_opened(self, sources: Sources, order: AnyOrder) -> None:
         """Log what was opened; ``order`` is that of the training samples."""
         self._order = order
+        self.progress.update(epochs=order.epochs(self.config.schedule.steps))
         self._speedometer.total_samples = order.samples(self.config.schedule.steps)
         if self._logs is not None:
-            self._logs.on_data_opened(sources)
+            self._logs.on_data_opened(sources, order)
 
     def on_rule_broken(self, violation: Violation, run: RunState) -> None:
         """Log that ``run`` breaks a rule of MLPerf's closed division, unless it is open already."""
@@ -169,7 +175,9 @@ class Observer:
     def on_step_end(self, step: int) -> None:
         """Report that ``step`` was submitted to the device."""
         self.metrics.step.set(step)
-        self._endpoint.step_done(step=step, trainSeconds=self._clock.seconds)
+        assert self._order is not None, "its samples are opened"
+        epoch = self._order.epochs(step)
+        self._endpoint.step_done(step=step, epoch=epoch, trainSeconds=self._clock.seconds)
         if self._logs is not None:
             self._logs.on_step_end(step)
 

@@ -13,6 +13,7 @@ from fluxtrain.contract.launch import LOSS_FILE, METRICS_FILE, MLPERF_FILE, RunP
 from fluxtrain.contract.run.closed_division import Violation
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
+from fluxtrain.data.loader import AnyOrder
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import Sources
 from fluxtrain.distributed import World
@@ -99,10 +100,12 @@ class RunLogs:
         if self._mlperf.rule_broken(violation, run.samples):
             self._console.print_line(f"no longer of MLPerf's closed division: {violation}")
 
-    def on_data_opened(self, sources: Sources) -> None:
-        """Log the sizes and the digests of the data sets."""
+    def on_data_opened(self, sources: Sources, order: AnyOrder) -> None:
+        """Log the sizes and the digests of the data sets; ``order`` is that of the training samples."""
         num_train, self._num_validation = sources.lengths
-        self.page.attribution = sources.attribution
+        self.page.attribution, self.page.order = sources.attribution, order
+        if self._config.schedule.epochs is not None or self._config.data.images is not None:
+            self._console.epochs = order.epochs
         self._mlperf.data_opened(num_train, self._num_validation, sources.digests)
 
     def on_train_begin(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from fluxtrain import checkpoint, run_state
@@ -107,8 +106,7 @@ class Recovery:
             return self._load_snapshot(self._snapshot, state, alive)
         if self._checkpoint is None:
             return RunState(step=0, samples=0)
-        run = checkpoint.load(self._checkpoint, state, alive)
-        return run if run.is_over(self._config) else replace(run, status="running")
+        return checkpoint.load(self._checkpoint, state, alive)
 
     def _load_snapshot(self, found: restore.Found, state: State, alive: Alive) -> RunState:
         try:

@@ -12,9 +12,6 @@ def require_data(config: RunConfig, at: str) -> None:
     if data.images is not None and config.task not in ("train", "evaluate"):
         text = "must be null unless task is train, which encodes the pictures"
         raise ConfigError(f"{at}.data.images", data.images, text)
-    if data.images is not None and config.schedule.epochs is not None:
-        text = "must be null with data.images, whose samples are known later; set schedule.steps"
-        raise ConfigError(f"{at}.schedule.epochs", config.schedule.epochs, text)
     if data.validation is None:
         _require_no_validation(config, at)
 

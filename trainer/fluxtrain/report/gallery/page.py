@@ -62,9 +62,11 @@ def render(contents: Contents) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def record_figures(record: Mapping[str, Any], steps: int) -> Iterable[Figure]:
-    """Yield the figures of the newest logged step of a training of ``steps``."""
+def record_figures(record: Mapping[str, Any], steps: int, epoch: str) -> Iterable[Figure]:
+    """Yield the figures of the newest logged step of a training of ``steps``, in ``epoch`` if it is known."""
     yield "step", f"{record['step']:,} of {steps:,}"
+    if epoch:
+        yield "epoch", epoch
     yield "loss", f"{record['train_loss']:.4f}"
     yield "samples/s", f"{record['samples_per_second']:,.3g}"
     if record.get("mfu") is not None:

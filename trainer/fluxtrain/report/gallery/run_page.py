@@ -11,6 +11,7 @@ from typing import Any
 
 from fluxtrain.contract.launch import GALLERY_FILE, SAMPLES_FOLDER
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.loader import AnyOrder
 from fluxtrain.errors import FencedError
 from fluxtrain.fence import Fence
 from fluxtrain.files import atomic_write_by_several
@@ -49,6 +50,8 @@ class RunPage:
         self._evaluated: float | None = None
         self._live = "", -_FRESH_SECONDS
         self.hardware, self.attribution, self.status = "", "", ""
+        self.order: AnyOrder | None = None
+        """That of the training samples, once they are opened."""
 
     def write(self, record: Record) -> None:
         """Take a record of metrics.jsonl."""
@@ -93,7 +96,7 @@ class RunPage:
         config, pictures = self._config, self._pictures
         figures = [("status", self.status or phase)] if self.status or phase else []
         if self._newest:
-            figures += record_figures(self._newest, config.schedule.steps)
+            figures += record_figures(self._newest, config.schedule.steps, self._epoch())
             if not self.status and (left := self._seconds_left()) is not None:
                 figures.append(("time left", duration(left)))
         if self._evaluated is not None:
@@ -118,10 +121,23 @@ class RunPage:
             is_live=is_live and not self.status,
         )
 
+    def _epoch(self) -> str:
+        """Return the present epoch and their number, "" if it is unknown."""
+        if self.order is None:
+            return ""
+        begun, last = self._newest["step"], self._config.schedule.steps
+        return f"{self.order.epochs(begun):,} of {self.order.epochs(last):,}"
+
     def _seconds_left(self) -> float | None:
         rate, schedule = self._newest["samples_per_second"], self._config.schedule
-        left = schedule.steps * schedule.global_batch_size - self._newest["samples"]
-        return left / rate if rate else None
+        total = schedule.steps * schedule.global_batch_size
+        if self.order is not None:
+            total = self.order.samples(schedule.steps)  # some batches may be short
+        return (total - self._newest["samples"]) / rate if rate else None
+
+    def _data(self) -> str:
+        data = self._config.data
+        return data.source if data.source == "synthetic" else data.images or data.train
 
     def _settings(self) -> list[Figure]:
         config, schedule, optim = self._config, self._config.schedule, self._config.optim
@@ -131,10 +147,7 @@ class RunPage:
         settings = [
             ("preset", config.preset),
             ("weights", config.initial_weights or "random"),
-            (
-                "data",
-                config.data.source if config.data.source == "synthetic" else config.data.train,
-            ),
+            ("data", self._data()),
             ("image size", f"{side} × {side}"),
             ("batch", f"{schedule.global_batch_size} samples a step"),
             ("learning rate", f"{rate}, {schedule.decay}"),

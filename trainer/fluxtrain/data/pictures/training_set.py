@@ -1,0 +1,86 @@
+"""The samples that a run on pictures began with, kept in its output: they stay the same for all its starts.
+
+Which samples a global batch has depends on their number. A picture that is added, or repaired, while a run is
+stopped would change all batches that follow; so a run that goes on reads this file, not the folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fluxtrain.data.pictures.subset import TrainingPicture
+from fluxtrain.errors import DataError
+from fluxtrain.files import atomic_write
+
+FILE = "training_set.json"
+"""Its name in the run's output."""
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TrainingSample:
+    """One picture at one size, as it is trained."""
+
+    name: str
+    captions: tuple[str, ...]
+    repeats: int
+    latents: tuple[str, ...]
+    """IDs in the cache."""
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """The samples of a run in their order, and the pictures that could not be used."""
+
+    samples: tuple[TrainingSample, ...]
+    skipped: tuple[str, ...]
+
+    def write(self, output: Path) -> None:
+        """Write the file in the run's ``output``."""
+        values = {"format": _FORMAT, **asdict(self)}
+        with atomic_write(output / FILE) as partial:
+            partial.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+
+    def changes(self, pictures: Sequence[TrainingPicture]) -> str:
+        """Return how ``pictures`` differ from those that the run began with, "" if they do not."""
+        names = {picture.label for picture in pictures}
+        own = {sample.name: (sample.captions[0], sample.repeats) for sample in self.samples}
+        known = [picture for picture in pictures if picture.label in own]
+        captions = sum(own[picture.label][0] != picture.caption for picture in known)
+        counts = {
+            "added": len(names - own.keys() - set(self.skipped)),
+            "removed": len(own.keys() - names),
+            "with another caption": captions,
+            "with other repeats": sum(own[each.label][1] != each.repeats for each in known),
+        }
+        return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+
+
+def read_training_set(output: Path) -> TrainingSet | None:
+    """Return the set that is stored in the run's ``output``, None if there is none.
+
+    Raises DataError if it is malformed.
+    """
+    path = output / FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values.pop("format") != _FORMAT:
+            raise DataError(f"{path}: is of another version")
+        samples = tuple(_sample(**each) for each in values["samples"])
+        return TrainingSet(samples, tuple(values["skipped"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        text = f"{path}: cannot be read ({error}); without it the order of the samples is unknown"
+        raise DataError(text) from None
+
+
+def _sample(
+    captions: Collection[str], latents: Collection[str], **values: object
+) -> TrainingSample:
+    return TrainingSample(captions=tuple(captions), latents=tuple(latents), **values)  # type: ignore[arg-type]
