@@ -73,6 +73,7 @@ def make_batch(size: int, latent: int, text: int, seed: int = 0) -> Batch:
         noise=normal(16, latent, latent),
         timesteps=torch.linspace(0.1, 0.9, size),
         weights=torch.ones(size),
+        keys=torch.zeros(size, dtype=torch.int64),
         dropped=torch.zeros(size, dtype=torch.bool),
         indices=torch.arange(size),
     )

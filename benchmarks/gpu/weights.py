@@ -43,6 +43,7 @@ def random_batch(setting: Setting) -> Batch:
         noise=normal("noise", channels, side, side),
         timesteps=torch.linspace(0.1, 0.9, size, device=device()),
         weights=torch.ones(size, device=device()),
+        keys=torch.zeros(size, dtype=torch.int64, device=device()),
         dropped=torch.zeros(size, dtype=torch.bool, device=device()),
         indices=torch.arange(size, device=device()),
     )

@@ -42,6 +42,7 @@ def make_batch() -> Batch:
         noise=torch.randn(4, 4, 4, 4),
         timesteps=timesteps,
         weights=torch.ones(4),
+        keys=torch.zeros(4, dtype=torch.int64),
         dropped=torch.zeros(4, dtype=torch.bool),
         indices=torch.arange(4),
     )

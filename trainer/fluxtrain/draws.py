@@ -44,6 +44,7 @@ class Draw:
         Array  # ch h w, float32: samples the latent from the autoencoder's mean and logvar
     )
     noise: Array  # ch h w, float32: the flow at t = 1
+    key: int  # below 2**32: what adapters drop
 
 
 def training_draw(
@@ -58,7 +59,7 @@ def training_draw(
     if flow.noise_offset:
         channels = latent_shape[0], 1, 1
         noise += flow.noise_offset * rng.standard_normal(channels, dtype=np.float32)
-    return Draw(timestep, dropped, latent_noise, noise)
+    return Draw(timestep, dropped, latent_noise, noise, int(rng.integers(2**32)))
 
 
 def evaluation_draw(
@@ -67,7 +68,8 @@ def evaluation_draw(
     """Return the draw of validation sample ``index``: the same at every evaluation, without dropout."""
     rng = generator(seed, EVALUATION, index)
     latent_noise = rng.standard_normal(latent_shape, dtype=np.float32)
-    return Draw(timestep, False, latent_noise, rng.standard_normal(latent_shape, dtype=np.float32))
+    noise = rng.standard_normal(latent_shape, dtype=np.float32)
+    return Draw(timestep, False, latent_noise, noise, key=0)
 
 
 def epoch_order(seed: int, epoch: int, num_samples: int) -> Array:

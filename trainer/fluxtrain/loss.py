@@ -13,6 +13,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.batch import Batch
 from fluxtrain.model import latents
 from fluxtrain.model.flux import Flux
+from fluxtrain.model.lora import set_keys
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class FlowLoss:
 
     def training(self, batch: Batch) -> Float[Tensor, " b"]:
         """Return each sample's loss times its weights: that of its timestep, and 0 for padding."""
+        if self.config.adapter is not None and self.config.adapter.has_dropout:
+            set_keys(self.model, batch.keys)
         weighting = self.config.flow.loss_weighting
         if weighting == "none":
             return self(batch) * batch.weights

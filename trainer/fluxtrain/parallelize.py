@@ -22,6 +22,7 @@ from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.distributed import World
 from fluxtrain.fp8 import use_fp8
 from fluxtrain.model.adapted_layers import adapted_layers
+from fluxtrain.model.adapter_dropout import AdapterDropout
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import initial_value
 from fluxtrain.model.lora import add_adapters, is_adapter
@@ -69,7 +70,8 @@ def empty_model(config: RunConfig, world: World) -> Flux:
         model = Flux(config.model)
         if config.adapter is not None:
             layers = adapted_layers(config.model, config.adapter)
-            add_adapters(model, layers, DTYPES[config.precision.compute])
+            dropout = AdapterDropout.of(config.adapter)
+            add_adapters(model, layers, DTYPES[config.precision.compute], dropout)
     if config.precision.fp8 != "none":
         use_fp8(model, config.precision.fp8, world.device)
     recompute_activations(model, config.parallel.activation_checkpointing)
@@ -102,7 +104,7 @@ def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``forward`` with activation checkpointing, as a function that torch.compile can trace."""
 
     def recompute(*inputs: Tensor) -> Any:
-        # blocks use no random numbers
+        # blocks use no random numbers but those that follow from their samples' keys
         return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False)
 
     return recompute

@@ -89,6 +89,7 @@ def synthetic_batch(config: RunConfig, size: int, device: torch.device) -> Batch
         noise=latents,
         timesteps=per_sample,
         weights=per_sample,
+        keys=per_sample.long(),
         dropped=per_sample.bool(),
         indices=per_sample.long(),
     )

@@ -12,6 +12,7 @@ network_dim = 16
 network_alpha = 8
 network_train_unet_only = true
 network_args = ["train_double_block_indices=0-9", "img_mod_dim=0", "split_qkv=True", "rank_dropout=0.1"]
+network_dropout = 0.2
 
 [optimizer]
 optimizer_type = "AdamW8bit"

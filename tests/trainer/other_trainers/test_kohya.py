@@ -41,6 +41,7 @@ def test_a_lora_has_the_values_of_its_file(tmp_path: Path) -> None:
     assert (config.adapter.rank, config.adapter.alpha) == (16, 8.0)
     assert (config.adapter.double_blocks, config.adapter.ranks.img_mod) == ("0-9", 0)
     assert config.adapter.split_qkv
+    assert (config.adapter.dropout, config.adapter.rank_dropout) == (0.2, 0.1)
     assert (config.optim.name, config.optim.learning_rate) == ("adamw", 4e-4)
     assert (config.optim.weight_decay, config.optim.beta2) == (0.05, 0.99)
     assert config.optim.max_grad_norm == 1e12, "0 clips nothing"
@@ -107,10 +108,7 @@ def test_options_that_do_nothing_or_are_unknown_are_told_apart(tmp_path: Path) -
     inert = {line.option for line in lines[Fate.INERT]}
     assert inert >= {"noise_offset", "min_snr_gamma", "lr_scheduler_num_cycles"}
     missing = {line.option for line in lines[Fate.MISSING]}
-    assert missing >= {
-        "fp8_base",
-        "network_args.rank_dropout",
-    }
+    assert missing >= {"fp8_base"}
     assert [line.option for line in lines[Fate.UNKNOWN]] == ["flux_magic"]
 
 

@@ -29,7 +29,7 @@ FEW_BLOCKS = {"depth": 1, "depth_single_blocks": 2}
 ACCUMULATING_REPLICAS = {"parallel": {"dp_replicate": "per-node", "micro_batch_size": 2}}
 
 
-SPLIT = {"rank": 64, "split_qkv": True, "ranks": {"single": 8}}
+SPLIT = {"rank": 64, "split_qkv": True, "ranks": {"single": 8}, "dropout": 0.1, "rank_dropout": 0.1}
 
 
 def make_config(preset: str, **changes: Any) -> RunConfig:

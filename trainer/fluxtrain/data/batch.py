@@ -28,6 +28,7 @@ class DrawnBatch:
     noise: Float[Tensor, "b ch h w"]
     timesteps: Float[Tensor, b]
     weights: Float[Tensor, b]  # 1; 0 for an unreadable sample and for padding
+    keys: Int[Tensor, b]  # below 2**32: what adapters drop
     dropped: Bool[Tensor, b]
     indices: Int[Tensor, b]  # into the data set; -1 for padding
     faults: tuple[str, ...] = ()  # one message per unreadable sample, with its name
@@ -64,6 +65,7 @@ def drawn_fields(indices: Array, drawn: Sequence[Draw]) -> dict[str, Any]:
         "latent_noise": torch.from_numpy(np.stack([draw.latent_noise for draw in drawn])),
         "noise": torch.from_numpy(np.stack([draw.noise for draw in drawn])),
         "timesteps": torch.tensor([draw.timestep for draw in drawn], dtype=torch.float32),
+        "keys": torch.tensor([draw.key for draw in drawn], dtype=torch.int64),
         "dropped": torch.tensor([draw.dropped for draw in drawn]),
         "indices": torch.from_numpy(indices),
     }

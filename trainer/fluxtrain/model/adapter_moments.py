@@ -17,7 +17,8 @@ from fluxtrain.model.flops import rows_of
 def with_adapters(moments: BlockMoments, config: RunConfig, index: int) -> BlockMoments:
     """Return ``moments`` of block ``index``, double blocks first, with its adapters.
 
-    They save A x. Blocks before the first one that has an adapter save nothing.
+    They save A x, and with dropout its factors too. Blocks before the first one that has an adapter save
+    nothing.
     """
     if config.adapter is None:
         return moments
@@ -25,8 +26,9 @@ def with_adapters(moments: BlockMoments, config: RunConfig, index: int) -> Block
     if not any(counts[: index + 1]):
         return BlockMoments(0, 0, Moment(moments.forward.activations + moments.saved, 0), ())
     lengths = config.image_tokens, config.data.text_length
-    saved = _saved_of_blocks(config.model, config.adapter, *lengths)[index]
-    return replace(moments, saved=moments.saved + saved * BYTES[config.precision.compute])
+    elements = _saved_of_blocks(config.model, config.adapter, *lengths)[index]
+    elements *= 2 if config.adapter.has_dropout else 1
+    return replace(moments, saved=moments.saved + elements * BYTES[config.precision.compute])
 
 
 @lru_cache(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
 from fluxtrain.model.adapted_layers import AdaptedLayer
+from fluxtrain.model.adapter_dropout import AdapterDropout, adapter_keys
 from fluxtrain.model.flux import Flux
 
 PARAMETERS = ("lora_A", "lora_B")
@@ -17,16 +18,23 @@ PARAMETERS = ("lora_A", "lora_B")
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer plus its adapter: W x + b + scale B A x, with an A for each of ``splits``."""
+    """A linear layer plus its adapter: W x + b + scale B A x, with an A for each of ``splits``.
+
+    In training ``dropout`` sets parts of A x to zero, by the ``keys`` of the samples.
+    """
 
     lora_A: nn.Parameter  # noqa: N815  (as in LoRA's paper)
     lora_B: nn.Parameter  # noqa: N815
     scale: float
     splits: tuple[int, ...]
+    dropout: AdapterDropout | None
+    keys: Int[Tensor, " b"] | None
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Return the layer's output with the update."""
         y, low = F.linear(x, self.weight, self.bias), F.linear(x, self.lora_A)
+        if self.training and self.dropout is not None and self.keys is not None:
+            low = self.dropout.apply(low, self.keys)
         if len(self.splits) == 1:
             update = F.linear(low, self.lora_B)
         else:
@@ -36,7 +44,12 @@ class LoraLinear(nn.Linear):
         return torch.add(y, update, alpha=self.scale)
 
 
-def add_adapters(model: Flux, layers: Iterable[AdaptedLayer], dtype: torch.dtype) -> None:
+def add_adapters(
+    model: Flux,
+    layers: Iterable[AdaptedLayer],
+    dtype: torch.dtype,
+    dropout: AdapterDropout | None = None,
+) -> None:
     """Freeze ``model`` in ``dtype`` and make ``layers`` `LoraLinear`, with parameters in float32.
 
     Names of the model's parameters stay; the new ones have no values yet.
@@ -52,6 +65,19 @@ def add_adapters(model: Flux, layers: Iterable[AdaptedLayer], dtype: torch.dtype
             module.register_parameter(name, nn.Parameter(empty))
         assert isinstance(module, LoraLinear)
         module.scale, module.splits = layer.scale, layer.splits
+        module.dropout, module.keys = dropout, None
+
+
+def set_keys(model: Flux, keys: Int[Tensor, " b"]) -> None:
+    """Let the adapters of ``model`` choose what they drop by ``keys`` of the next samples, below 2**32."""
+    dropping = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, LoraLinear) and module.dropout is not None
+    }
+    if dropping:
+        for module, own in zip(dropping.values(), adapter_keys(keys, list(dropping)), strict=True):
+            module.keys = own
 
 
 def is_adapter(name: str) -> bool:

@@ -76,7 +76,7 @@ _NETWORK: Mapping[str, Option] = {
         "network.linear_alpha network.alpha", inert("alpha is the rank for FLUX.1; adapter.alpha")
     ),
     **each("network.conv network.conv_alpha", inert("FLUX.1's blocks have no convolutions")),
-    "network.dropout": missing("adapters have no dropout here", 0),
+    "network.dropout": field("adapter.dropout", Reading.number),
     "network.transformer_only": automatic("the blocks' linear layers"),
     **each("network.lokr_full_rank network.lokr_factor", missing("adapters here are lora's", -1)),
     **each(

@@ -57,7 +57,10 @@ _NETWORK: Mapping[str, Option] = {
     "network_alpha": fields(
         ["adapter.alpha"], values.of_network(values.alpha), 1.0, "0 is the rank"
     ),
-    "network_dropout": missing("adapters have no dropout here", 0),
+    "network_dropout": fields(
+        ["adapter.dropout"],
+        values.of_network(lambda reading, name: {"adapter.dropout": reading.number(name)}),
+    ),
     "network_weights": field("adapter.initial", Reading.text, note=_PATH),
     "dim_from_weights": missing("fluxtrain adapter info prints the rank of network_weights"),
     "base_weights": missing("fluxtrain adapter merge adds adapters to weights beforehand"),
@@ -82,10 +85,9 @@ _NETWORK: Mapping[str, Option] = {
     "network_args.verbose": automatic("fluxtrain plan prints the layers' sizes"),
     "network_args.in_dims": missing("only the blocks' linear layers have adapters"),
     "network_args.train_t5xxl": missing("text encoders are not trained here"),
-    **each(
-        "network_args.rank_dropout network_args.module_dropout network_args.dropout",
-        missing("adapters have no dropout here", 0, "0", "0.0"),
-    ),
+    "network_args.rank_dropout": field("adapter.rank_dropout", Reading.number),
+    "network_args.module_dropout": field("adapter.module_dropout", Reading.number),
+    "network_args.dropout": inert("network_dropout is read"),
     **each(
         "network_args.loraplus_lr_ratio network_args.loraplus_unet_lr_ratio",
         field("adapter.rates.up", Reading.number),

@@ -64,7 +64,7 @@ _ADAPTER: Mapping[str, Option] = {
     ),
     "lora_type": missing("adapters here are lora's", "standard"),
     "lora_dropout": fields(
-        [], values.of_adapter(values.dropout), 0.1, "adapters have no dropout here"
+        [], values.of_adapter(values.dropout), 0.1, "adapter.dropout is of A x, not of x"
     ),
     "lora_init_type": missing("Kaiming-uniform and zeros", "default"),
     "lora_format": fields(["adapter_file.layout"], values.of_adapter(values.layout)),

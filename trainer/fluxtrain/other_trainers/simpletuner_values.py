@@ -311,7 +311,9 @@ def sample_steps(reading: Reading, name: str) -> Values:
 
 
 def dropout(reading: Reading, name: str) -> Values:
-    """Return nothing for 0; adapters have no dropout here."""
+    """Return nothing for 0; peft drops inputs of A, and not its outputs as kohya and this trainer."""
     if reading.number(name) != 0:
-        raise NoCounterpartError("adapters have no dropout here")
+        raise NoCounterpartError(
+            "the dropout is of A x here, not of x; adapter.dropout comes close"
+        )
     return {}

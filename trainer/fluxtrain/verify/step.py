@@ -85,6 +85,7 @@ class Step:
             "noise": make(*config.latent_shape),
             "timesteps": make(),
             "weights": make(),
+            "keys": make(dtype=torch.int64),
             "dropped": make(dtype=torch.bool),
             "indices": make(dtype=torch.int64),
         }

@@ -9,6 +9,7 @@ from pydantic import Field
 from fluxtrain.contract.strict_model import Path, Rule, StrictModel
 
 Rank = Annotated[int, Field(ge=1, le=1024)]
+Dropout = Annotated[float, Field(ge=0, lt=1)]
 KindRank = Annotated[int, Field(ge=0, le=1024)] | None
 AdapterLayout = Literal["kohya", "diffusers", "ai-toolkit", "bfl"]
 AdapterDtype = Literal["bfloat16", "float16", "float32"]
@@ -94,11 +95,26 @@ class AdapterConfig(StrictModel):
     """Give queries, keys, values, and the MLP of single blocks, an adapter each instead of one for their
     fused layer."""
 
+    dropout: Dropout = 0.0
+    """Probability with which each value of A x is 0 while training; the others are scaled up by
+    1 / (1 - dropout)."""
+    rank_dropout: Dropout = 0.0
+    """Probability with which a sample's A x is 0 in one of its ranks, for all tokens; the others are scaled
+    up in the same way."""
+    module_dropout: Dropout = 0.0
+    """Probability with which a sample has no adapter in one layer; nothing is scaled. The draws of all three
+    depend on ``seed``, step and sample only, so they are the same for any number of ranks; evaluations and
+    sample images drop nothing."""
     rates: AdapterRates = AdapterRates()
     """Factors of the learning rate."""
     initial: Path | None = None
     """Adapters to begin with, relative to the models root: a LoRA file of any layout, a run or a checkpoint;
     null: without effect at first. Another alpha is compensated; smaller ranks are filled up."""
+
+    @property
+    def has_dropout(self) -> bool:
+        """Return whether some of the adapters' effect is dropped while training."""
+        return any((self.dropout, self.rank_dropout, self.module_dropout))
 
     def rank_of(self, kind: str) -> int:
         """Return the rank of layers of ``kind``, a field of ``ranks``; 0 if they have no adapter."""
