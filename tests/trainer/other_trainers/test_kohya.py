@@ -137,10 +137,11 @@ def test_fields_of_the_command_line_win(tmp_path: Path, capsys: pytest.CaptureFi
     assert (run["schedule"]["steps"], run["adapter"]["rank"]) == (9, 2)
 
 
-def test_epochs_need_the_number_of_samples(tmp_path: Path) -> None:
-    lines = imported(tmp_path, kohya_files.LORA).lines[Fate.MISSING]
-    notes = {line.option: line.note for line in lines}
-    for name in ("max_train_epochs", "save_every_n_epochs", "lr_warmup_steps"):
+def test_intervals_in_epochs_need_the_number_of_samples(tmp_path: Path) -> None:
+    found = imported(tmp_path, kohya_files.LORA)
+    assert found.config.schedule.epochs == 20
+    notes = {line.option: line.note for line in found.lines[Fate.MISSING]}
+    for name in ("save_every_n_epochs", "lr_warmup_steps"):
         assert "--epoch-samples" in notes[name]
 
 
@@ -261,6 +262,11 @@ def test_buckets_are_kohya_s(tmp_path: Path) -> None:
     assert not buckets.upscale
     assert (1280, 768) in buckets.sizes(1024)
     assert imported(tmp_path, "max_bucket_reso = 2048").config.data.buckets is None
+
+
+def test_a_data_set_config_is_a_name_of_images(tmp_path: Path) -> None:
+    found = imported(tmp_path, 'dataset_config = "dataset.toml"\nmax_train_epochs = 3')
+    assert (found.config.data.images, found.config.schedule.epochs) == ("dataset.toml", 3)
 
 
 def test_repeats_of_no_images_have_no_counterpart(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_the_file_of_an_environment_is_printed(
     assert resolve(run).optim.learning_rate == 3e-4
     assert "$PARAMS_LEARNING_RATE=3e-4: optim.learning_rate=0.0003" in report
     assert "$PARAMS_NETWORK_DIM=32 (not given): adapter.rank=32" in report
-    assert "$PARAMS_MAX_EPOCHS=5 (not given): epochs are counted in steps here: give" in report
+    assert "$PARAMS_MAX_EPOCHS=5 (not given): schedule.epochs=5" in report
 
 
 @pytest.mark.parametrize(

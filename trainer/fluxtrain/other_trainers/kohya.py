@@ -147,7 +147,12 @@ _DATA: Mapping[str, Option] = {
         Reading.text,
         note="a folder below --data; numbers of repeats in names of folders are not read",
     ),
-    "dataset_config": missing("its batch size and resolution are fields of schedule and data"),
+    "dataset_config": field(
+        "data.images",
+        Reading.text,
+        note="below --data; its batch_size is schedule.global_batch_size, and fluxtrain run names the "
+        "fields of data that must be as in it",
+    ),
     "caption_extension": automatic("text files beside the images: docs/data.md"),
     **each("in_json reg_data_dir dataset_class", missing("see docs/data.md")),
     "dataset_repeats": fields(

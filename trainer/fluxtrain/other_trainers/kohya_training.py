@@ -103,7 +103,9 @@ _LENGTH: Mapping[str, Option] = {
     "gradient_accumulation_steps": automatic("is part of schedule.global_batch_size"),
     "max_train_steps": fields(["schedule.steps"], values.steps, 1600),
     "max_train_epochs": fields(
-        ["schedule.steps"], values.epochs, note="with --epoch-samples: images times repeats"
+        ["schedule.epochs", "schedule.steps"],
+        values.epochs,
+        note="with --epoch-samples, images times repeats: steps",
     ),
     "seed": fields(["seed"], values.seed, "random"),
     **each(

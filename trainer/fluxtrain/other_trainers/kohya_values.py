@@ -142,10 +142,10 @@ def steps(reading: Reading, name: str) -> Values:
 
 
 def epochs(reading: Reading, name: str) -> Values:
-    """Return the steps of max_train_epochs."""
+    """Return the epochs, or their steps if the samples of an epoch are known."""
     found = common.steps_of(reading.positive(name), reading, BATCH, ACCUMULATION)
     if found is None:
-        raise NoCounterpartError(common.EPOCHS + "--schedule.steps")
+        return {"schedule.epochs": reading.positive(name)}
     return {"schedule.steps": found}
 
 

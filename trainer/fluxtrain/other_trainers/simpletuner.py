@@ -114,7 +114,10 @@ _OPTIMIZER: Mapping[str, Option] = {
 _LENGTH: Mapping[str, Option] = {
     "max_train_steps": fields(["schedule.steps"], values.steps),
     "num_train_epochs": fields(
-        ["schedule.steps"], values.epochs, 1, "with --epoch-samples: images times repeats"
+        ["schedule.epochs", "schedule.steps"],
+        values.epochs,
+        1,
+        "with --epoch-samples, images times repeats: steps",
     ),
     "train_batch_size": fields(
         ["schedule.global_batch_size", "parallel.micro_batch_size"],
@@ -126,7 +129,7 @@ _LENGTH: Mapping[str, Option] = {
     "seed": field("seed", Reading.whole),
     "seed_for_each_device": automatic("draws do not depend on the number of GPUs"),
     "resume_from_checkpoint": elsewhere("the same fluxtrain run with the same --output resumes"),
-    "ignore_final_epochs": automatic("schedule.steps ends the run"),
+    "ignore_final_epochs": automatic("schedule.epochs or steps end the run"),
 }
 _FLOW: Mapping[str, Option] = {
     "flow_schedule_shift": fields(

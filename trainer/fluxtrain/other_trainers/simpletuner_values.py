@@ -182,15 +182,17 @@ def steps(reading: Reading, name: str) -> Values:
 
 
 def epochs(reading: Reading, name: str) -> Values:
-    """Return the steps of the epochs, unless max_train_steps gives them."""
+    """Return the epochs, or their steps if the samples of one are known; max_train_steps wins."""
     if reading.has("max_train_steps") and reading.whole("max_train_steps") > 0:
         raise InertError("max_train_steps wins")
     if reading.number(name) <= 0:
         raise reading.wrong(name, "must be above 0, or max_train_steps must be")
     found = common.steps_of(reading.number(name), reading, BATCH, ACCUMULATION)
-    if found is None:
+    if found is not None:
+        return {"schedule.steps": found}
+    if not reading.number(name).is_integer():
         raise NoCounterpartError(common.EPOCHS + "--schedule.steps")
-    return {"schedule.steps": found}
+    return {"schedule.epochs": int(reading.number(name))}
 
 
 def timesteps(reading: Reading, name: str) -> Values:

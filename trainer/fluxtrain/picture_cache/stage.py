@@ -156,7 +156,7 @@ class _Stage:
         try:
             content = read_bytes(picture.path)
             width, height = picture_size(content)
-            places = placements(width, height, data)
+            places = placements(width, height, data, picture.resolution)
             for placement in places:
                 require_enough_pixels(width, height, placement)
             sha256 = hashlib.sha256(content).hexdigest()

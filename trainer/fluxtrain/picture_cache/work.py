@@ -207,7 +207,7 @@ def _is_done(
     record = cache.read_record(picture)
     if record is None or record.fault:
         return False
-    wanted = placements(record.width, record.height, config.data)
+    wanted = placements(record.width, record.height, config.data, picture.resolution)
     ids = [cache.latents_id(record.sha256, placement) for placement in wanted]
     names = (f"latents/{cache.latents_path(each).name}" for each in ids)
     return ids == [latents.id for latents in record.latents] and existing.issuperset(names)

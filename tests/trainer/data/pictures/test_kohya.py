@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from fluxtrain.contract.run.buckets import BucketsConfig
 from fluxtrain.contract.run.data import DataConfig
+from fluxtrain.data.pictures.placement import placements
 from fluxtrain.data.pictures.subset import list_subsets, subsets, training_pictures
 from fluxtrain.errors import FluxtrainError
 
@@ -91,7 +93,10 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"random_crop": True}, f"{AT}.random_crop: got True; pictures are encoded once"),
     ({"face_crop_aug_range": [1, 2]}, f"{AT}.face_crop_aug_range: got [1, 2]; pictures"),
     ({"alpha_mask": True}, f"{AT}.alpha_mask: got True; transparent parts are white"),
-    ({"enable_bucket": True}, f"{AT}.enable_bucket: got True; set it to false, and spec.run"),
+    (
+        {"enable_bucket": True},
+        f"{AT}.enable_bucket: got True; set spec.run.data.buckets to {{step: 64, ",
+    ),
     ({"validation_split": 0.1}, "set it to 0 and name a set in spec.run.data.validation"),
     ({"metadata_file": "m.json"}, f"{AT}.metadata_file: got 'm.json'; put captions into metadata"),
     ({"conditioning_data_dir": "c"}, "conditioning images are not trained with"),
@@ -120,6 +125,46 @@ def test_an_option_that_is_not_done_is_refused_with_what_to_use(
         subsets(config(images=path.name), tmp_path)
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+BUCKETS: dict[str, Any] = {"step": 64, "max_side": 1024, "resolutions": [512, 768]}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"enable_bucket": False}, "enable_bucket: got False; must be true, as spec.run.data"),
+        ({"bucket_reso_steps": 32}, "bucket_reso_steps: got 32; must be 64, by the spec.run.data"),
+        (
+            {"max_bucket_reso": 2048},
+            "got 2048; must be 1024, by the spec.run.data.buckets.max_side",
+        ),
+        ({"min_bucket_reso": 128}, "must be 384, by the spec.run.data.buckets.min_side of the run"),
+        ({"bucket_no_upscale": True}, "must be false, by the spec.run.data.buckets.upscale of the"),
+        ({"resolution": 640}, "got 640; must be 512 or 768, the spec.run.data.buckets.resolutions"),
+        ({"resolution": [512, 768]}, f"{AT}.resolution: got [512, 768]; must be 512 or 768"),
+    ],
+)
+def test_buckets_that_are_not_those_of_the_run_are_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    given = {"image_dir": "toy", "enable_bucket": True, **options}
+    (tmp_path / "d.json").write_text(json.dumps({"datasets": [{"subsets": [given]}]}))
+    with pytest.raises(FluxtrainError) as caught:
+        subsets(config(images="d.json", buckets=BUCKETS), tmp_path)
+    assert message in str(caught.value)
+
+
+def test_a_data_set_of_one_resolution_is_trained_at_this_one(tmp_path: Path) -> None:
+    sets = [{"resolution": side, "subsets": [{"image_dir": "toy"}]} for side in (512, 768)]
+    general = {"enable_bucket": True, "bucket_reso_steps": 64, "max_bucket_reso": 1024}
+    (tmp_path / "d.json").write_text(json.dumps({"general": general, "datasets": sets}))
+    data = config(images="d.json", buckets=BUCKETS)
+    small, large = subsets(data, tmp_path)
+    assert (small.label, large.label) == ("toy/", "toy#2/")
+    (found,) = placements(1500, 1000, data, large.resolution)
+    assert found.size in BucketsConfig(**BUCKETS).sizes(768)
+    assert len(placements(1500, 1000, data)) == 2
 
 
 BAD_FILES = {

@@ -67,7 +67,9 @@ class PictureCache:
     def record_path(self, picture: TrainingPicture) -> Path:
         """Return the file of what became of ``picture``."""
         file = picture.file
-        known = [str(picture.path), file.size, file.modified]
+        known: list[object] = [str(picture.path), file.size, file.modified]
+        if picture.resolution is not None:
+            known.append(picture.resolution)
         return self.folder / "pictures" / f"{_digest(self.images, *known)}.json"
 
     def latents_id(self, sha256: str, placement: Placement) -> str:

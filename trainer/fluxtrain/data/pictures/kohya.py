@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.data.pictures.captions import EXTENSIONS
+from fluxtrain.data.pictures.kohya_sizes import BUCKET_OPTIONS, resolution_of
 from fluxtrain.data.pictures.subset_options import Subset
 from fluxtrain.errors import ConfigError, DataError
 
@@ -33,10 +37,6 @@ _REFUSED: Mapping[str, tuple[object, str]] = {
     "random_crop": (False, _ONCE),
     "face_crop_aug_range": (None, _ONCE),
     "alpha_mask": (False, "transparent parts are white, and count in the loss; set it to false"),
-    "enable_bucket": (
-        False,
-        "set it to false, and spec.run.data.buckets for other sizes than squares",
-    ),
     "validation_split": (0, "set it to 0 and name a set in spec.run.data.validation"),
     "metadata_file": (None, "put captions into metadata.jsonl in the folder, or into text files"),
     "conditioning_data_dir": (None, "conditioning images are not trained with"),
@@ -44,14 +44,13 @@ _REFUSED: Mapping[str, tuple[object, str]] = {
 """Options with their value that is off, and what to do instead."""
 _READ = {
     *("image_dir", "num_repeats", "class_tokens", "caption_prefix", "caption_suffix"),
-    *("caption_extension", "is_reg", "resolution"),
+    *("caption_extension", "is_reg", "resolution", *BUCKET_OPTIONS),
 }
 _ELSEWHERE = {"batch_size": "spec.run.schedule.global_batch_size"}
 _WITHOUT_EFFECT = {
     *("keep_tokens", "keep_tokens_separator", "caption_separator", "secondary_separator"),
     *("token_warmup_min", "cache_info", "custom_attributes", "validation_seed"),
     *("resize_interpolation", "skip_image_resolution", "network_multiplier"),
-    *("min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "bucket_no_upscale"),
 }
 """Options that change nothing as long as those above are off."""
 
@@ -61,8 +60,8 @@ def is_dataset_config(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def read_dataset_config(path: Path, image_size: int, data_root: Path) -> list[Subset]:
-    """Return the folders of the config ``path``; relative ones are below ``data_root``.
+def read_dataset_config(path: Path, data: DataConfig, data_root: Path) -> list[Subset]:
+    """Return the folders of the config ``path`` of ``data``; relative ones are below ``data_root``.
 
     Raises DataError if it cannot be read, ConfigError, naming the option, if it asks for what is not done.
     """
@@ -75,19 +74,30 @@ def read_dataset_config(path: Path, image_size: int, data_root: Path) -> list[Su
         shared = {**general, **{k: v for k, v in entry.items() if k != "subsets"}}
         for index, own in enumerate(_tables(path, f"{at}.subsets", entry.get("subsets"))):
             place = f"{at}.subsets[{index}]"
-            found.append(_subset(path, place, {**shared, **own}, image_size, data_root))
+            found.append(_subset(path, place, {**shared, **own}, data, data_root))
     if all(subset.is_reg for subset in found):
         raise ConfigError(f"{path}: datasets", "is_reg in all subsets", "one must be trained")
-    return found
+    return _with_different_labels(found)
 
 
-def _subset(path: Path, at: str, options: Options, image_size: int, data_root: Path) -> Subset:
+def _with_different_labels(subsets: list[Subset]) -> list[Subset]:
+    """Return ``subsets``; of those that have the same folder, the second has a label with #2, and so on."""
+    seen, labelled = Counter[str](), list[Subset]()
+    for subset in subsets:
+        seen[subset.label] += 1
+        number = seen[subset.label]
+        label = subset.label if number == 1 else f"{subset.label[:-1]}#{number}/"
+        labelled.append(replace(subset, label=label))
+    return labelled
+
+
+def _subset(path: Path, at: str, options: Options, data: DataConfig, data_root: Path) -> Subset:
     known = _READ | _REFUSED.keys() | _ELSEWHERE.keys() | _WITHOUT_EFFECT
     _require_known(path, at, options, known)
     for name, (off, instead) in _REFUSED.items():
         if options.get(name, off) not in (off, None):
             raise ConfigError(f"{path}: {at}.{name}", options[name], instead)
-    _require_resolution(path, at, options.get("resolution"), image_size)
+    resolution = resolution_of(path, at, options, data)
     extension = _value(path, at, options, "caption_extension", EXTENSIONS[0])
     if extension not in EXTENSIONS:
         text = f"must be one of {', '.join(EXTENSIONS)}"
@@ -106,14 +116,8 @@ def _subset(path: Path, at: str, options: Options, image_size: int, data_root: P
         _value(path, at, options, "caption_suffix", ""),
         label=f"{folder}/",
         is_reg=_value(path, at, options, "is_reg", False),
+        resolution=resolution,
     )
-
-
-def _require_resolution(path: Path, at: str, given: object, image_size: int) -> None:
-    sides = given if isinstance(given, list) else [given, given]
-    if given is not None and sides != [image_size, image_size]:
-        text = f"must be {image_size}, the spec.run.data.image_size of the run"
-        raise ConfigError(f"{path}: {at}.resolution", given, text)
 
 
 def _value(path: Path, at: str, options: Options, name: str, default: Any) -> Any:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.data.buckets import Buckets, Placement
 from fluxtrain.data.pictures.picture import PictureError
 
 
-def placements(width: int, height: int, config: DataConfig) -> tuple[Placement, ...]:
+def placements(
+    width: int, height: int, config: DataConfig, resolution: int | None = None
+) -> tuple[Placement, ...]:
     """Return how a picture of ``width`` x ``height`` pixels is resized and cropped: to a bucket or a square.
 
-    Raises PictureError if it is too small for any bucket.
+    With a ``resolution`` only to that one of the buckets. Raises PictureError if it is too small for any.
     """
     if config.buckets is not None:
         try:
-            return Buckets.of(config).placements(width, height)
+            found = Buckets.of(config)
+            if resolution is not None:
+                found = replace(found, resolutions=(resolution,))
+            return found.placements(width, height)
         except ValueError as error:
             raise PictureError(str(error)) from None
     side = config.image_size

@@ -21,6 +21,8 @@ class TrainingPicture:
     repeats: int
     label: str
     """Its name in reports."""
+    resolution: int | None = None
+    """Square root of the number of pixels; None: those of the run."""
 
     @property
     def path(self) -> Path:
@@ -33,7 +35,7 @@ def subsets(config: DataConfig, data_root: Path) -> list[Subset]:
     assert config.images is not None
     folder = data_root / config.images
     if is_dataset_config(folder) and not folder.is_dir():
-        return read_dataset_config(folder, config.image_size, data_root)
+        return read_dataset_config(folder, config, data_root)
     return [Subset(folder, config.repeats, config.caption_prefix, config.class_tokens)]
 
 
@@ -59,7 +61,12 @@ def training_pictures(listed: list[tuple[Subset, Listing]]) -> list[TrainingPict
 def _all(subset: Subset, listing: Listing) -> list[TrainingPicture]:
     return [
         TrainingPicture(
-            subset.folder, file, subset.caption(file), subset.repeats, subset.label + file.name
+            subset.folder,
+            file,
+            subset.caption(file),
+            subset.repeats,
+            subset.label + file.name,
+            subset.resolution,
         )
         for file in listing.pictures
     ]

@@ -23,6 +23,9 @@ class Subset:
     is_reg: bool = False
     """Regularisation images: they are repeated until they are as many as the others."""
 
+    resolution: int | None = None
+    """Square root of the number of pixels; None: those of the run."""
+
     def caption(self, picture: PictureFile) -> str:
         """Return the prompt that ``picture`` is trained with."""
         own = picture.caption or self.class_tokens.strip()
