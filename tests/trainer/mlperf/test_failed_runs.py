@@ -35,7 +35,12 @@ def job(name: str, phase: str, **status: Any) -> dict[str, Any]:
         "apiVersion": "fluxtrain.dev/v1alpha1",
         "kind": "FluxTraining",
         "metadata": {"name": name},
-        "spec": {"storage": {"output": claim, "outputFolder": f"july/{name}"}, "run": {}},
+        "spec": {
+            "nodes": {"min": 2, "max": 2},
+            "gpusPerNode": 8,
+            "storage": {"output": claim, "outputFolder": f"july/{name}"},
+            "run": {},
+        },
         "status": {"phase": phase, "revision": f"{name}-1", **status},
     }
 

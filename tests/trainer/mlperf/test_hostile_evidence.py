@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.paths import EXAMPLES
-from tests.trainer.mlperf.finished_runs import answers
+from tests.trainer.mlperf.finished_runs import answers, ten_runs
 from tests.trainer.mlperf.good_run import CONVERGED, Evidence, good_run, write_log
 
 from fluxtrain.cli import main
@@ -278,3 +278,26 @@ def test_a_job_that_a_cluster_printed_becomes_a_campaign(tmp_path: Path) -> None
 def test_an_empty_selector_is_not_all_jobs() -> None:
     with pytest.raises(ConfigError, match="--selector: got ''; must not be empty"):
         items("fluxtrainings", "", None)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"preset": "none"}', "preset"),
+        ('{"optim": {"beta1": "high"}}', "optim.beta1"),
+        ("[]", "is not a JSON object"),
+        ("{", "is not JSON"),
+    ],
+)
+def test_a_configuration_that_is_none_is_named_with_its_path(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = ten_runs(tmp_path / ("a folder with a name of some length " * 3))
+    for run in runs:
+        Path(run, "config.json").write_text(content)
+    options = ["--system", str(answers(tmp_path)), "--output", str(tmp_path / "out")]
+    assert main(["mlperf", "package", *runs, *options]) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert f"{runs[0]}/config.json: " in error
+    assert message in error
+    assert not (tmp_path / "out").exists()

@@ -57,7 +57,7 @@ def action(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "RUN ...", len(arguments.runs), "give either output folders or --selector"
         )
-    from fluxtrain.mlperf.review.failed_runs import parse_failed
+    from fluxtrain.mlperf.failed_runs import parse_failed
 
     failed = parse_failed(arguments.failed)
     if arguments.selector is None:

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, StorageError
+from fluxtrain.mlperf.evidence import Result, Run
 from fluxtrain.mlperf.implementation import Statements, write_implementation
-from fluxtrain.mlperf.review.evidence import Result, Run
 from fluxtrain.mlperf.review.rule import Finding, Rule
 from fluxtrain.mlperf.review.runs import OF_ALL_RUNS, OF_ONE_RESULT
 from fluxtrain.mlperf.system import STATUSES

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.presets import MLPERF_TRAINING_SET, MLPERF_VALIDATION_SET
-from fluxtrain.mlperf.review.evidence import Run
+from fluxtrain.mlperf.evidence import Run
 
 _HEAD = """\
 #!/usr/bin/env bash

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.mlperf.evidence import BENCHMARK, Run
 from fluxtrain.mlperf.facts import DATA_KEY
 from fluxtrain.mlperf.implementation.software import Software
-from fluxtrain.mlperf.review.evidence import BENCHMARK, Run
 
 _LOGGED = (
     *("submission_org", "submission_division", "global_batch_size", "micro_batch_size"),

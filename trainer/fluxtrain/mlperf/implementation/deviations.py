@@ -36,8 +36,7 @@ def require_used(config: RunConfig, reasons: Mapping[str, str]) -> None:
 
 def statement(found: Sequence[Deviation]) -> str:
     """Return the statement in Markdown: one row for each difference."""
-    texts = [(each.topic, each.reference, each.run, each.reason or _NO_REASON) for each in found]
-    rows = [f"| {' | '.join(map(cell, row))} |" for row in texts]
+    rows = [f"{row_of(each, each.reason or _NO_REASON)} |" for each in found]
     return "\n".join(
         [
             "# Differences from the reference",
@@ -50,6 +49,11 @@ def statement(found: Sequence[Deviation]) -> str:
             "",
         ]
     )
+
+
+def row_of(found: Deviation, reason: str) -> str:
+    """Return the row of a difference in the statement, up to its end."""
+    return f"| {' | '.join(map(cell, (found.topic, found.reference, found.run, reason)))}"
 
 
 def summary(found: Sequence[Deviation]) -> str:

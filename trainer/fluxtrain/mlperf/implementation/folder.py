@@ -19,11 +19,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fluxtrain.contract.run.deviations import ACCUMULATION, Deviation, deviations
-from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.mlperf.evidence import OTHERS_FOLDER, WAIVERS_FILE, FailedRun, Run
+from fluxtrain.mlperf.failed_runs import write_failed
 from fluxtrain.mlperf.implementation.datasets import init_datasets
 from fluxtrain.mlperf.implementation.description import implementation_json
 from fluxtrain.mlperf.implementation.deviations import DEVIATIONS_FILE, require_used, statement
@@ -31,16 +32,14 @@ from fluxtrain.mlperf.implementation.image import dockerfile
 from fluxtrain.mlperf.implementation.job import job_text
 from fluxtrain.mlperf.implementation.readme import readme
 from fluxtrain.mlperf.implementation.software import (
+    NODES_FILE,
     Software,
     ran_software,
-    records,
+    reported_nodes,
     require_sources,
 )
-from fluxtrain.mlperf.review.evidence import OTHERS_FOLDER, WAIVERS_FILE, FailedRun, Run
-from fluxtrain.mlperf.review.failed_runs import write_failed
 from fluxtrain.mlperf.software import SOURCE, is_source
 
-NODES_FILE = "nodes.json"
 _TEMPLATES = Path(__file__).parent / "templates"
 _EXECUTABLE = 0o755
 
@@ -63,7 +62,7 @@ class Statements:
 
 def run_deviations(run: Run, reasons: Mapping[str, str]) -> list[Deviation]:
     """Return how ``run`` differs from the reference; raise ConfigError for a reason without a difference."""
-    config = resolve(run.config or {})
+    config = run.resolved
     require_used(config, reasons)
     found = list(deviations(config, reasons))
     steps = run.number("gradient_accumulation_steps") or 1
@@ -80,7 +79,7 @@ def write_implementation(
 
     Raises ConfigError if they ran different software, or other sources than this program's.
     """
-    software, config = ran_software(runs), resolve(runs[0].config or {})
+    software, config = ran_software(runs), runs[0].resolved
     _copy_sources(software, folder / "fluxtrain")
     for index, run in enumerate(runs):
         _write_json(folder / f"config_{index}.json", dict(run.config or {}))
@@ -91,11 +90,7 @@ def write_implementation(
     _write_script(folder / "init_datasets.sh", init_datasets(runs[0], config))
     for script in sorted(_TEMPLATES.glob("*.sh")):
         _write_script(folder / script.name, script.read_text())
-    reported = {
-        f"result_{index}": [asdict(record) for record in records(run)]
-        for index, run in enumerate(runs)
-    }
-    _write_json(folder / NODES_FILE, reported)
+    _write_json(folder / NODES_FILE, reported_nodes(runs))
     for index, run in enumerate(statements.others):
         (folder / OTHERS_FOLDER).mkdir(exist_ok=True)
         shutil.copyfile(run.log, folder / OTHERS_FOLDER / f"run_{index:02}.txt")

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from fluxtrain.errors import UNSET, ConfigError
+from fluxtrain.mlperf.evidence import Run
 from fluxtrain.mlperf.implementation.software import Software
 from fluxtrain.mlperf.ran_job import read_ran_job
-from fluxtrain.mlperf.review.evidence import Run
 
 _DIGEST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 _OPTION = "--image"

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from fluxtrain.mlperf.evidence import Run, count_of
 from fluxtrain.mlperf.ran_job import read_ran_job
-from fluxtrain.mlperf.review.evidence import Run, count_of
 
 _STORAGE = {
     "data": {"persistentVolumeClaim": {"claimName": "data"}},

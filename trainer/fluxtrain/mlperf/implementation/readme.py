@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fluxtrain.mlperf.evidence import FailedRun, Run
+from fluxtrain.mlperf.failed_runs import file_name
 from fluxtrain.mlperf.implementation.deviations import cell
 from fluxtrain.mlperf.implementation.software import Software
-from fluxtrain.mlperf.review.evidence import FailedRun, Run
-from fluxtrain.mlperf.review.failed_runs import file_name
 
 _TEMPLATE = Path(__file__).parent / "templates/README.md"
 _WITHOUT_IMAGE = """\

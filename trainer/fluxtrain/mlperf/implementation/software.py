@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from fluxtrain.errors import UNSET, ConfigError
+from fluxtrain.mlperf.evidence import Run
 from fluxtrain.mlperf.node_records import NodeRecord, read
-from fluxtrain.mlperf.review.evidence import Run
 from fluxtrain.mlperf.software import SOURCE, source_digest
 
+NODES_FILE = "nodes.json"
+"""Of a package, beside its code."""
 _MAX_SHOWN = 3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
 
@@ -44,6 +47,14 @@ class Software:
 def records(run: Run) -> list[NodeRecord]:
     """Return what the nodes of ``run`` reported."""
     return read([(line.key, line.value) for line in run.events])
+
+
+def reported_nodes(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
+    """Return the records of the nodes of each run, as NODES_FILE has them."""
+    return {
+        f"result_{index}": [asdict(record) for record in records(run)]
+        for index, run in enumerate(runs)
+    }
 
 
 def ran_software(runs: Sequence[Run]) -> Software:

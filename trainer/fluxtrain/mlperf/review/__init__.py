@@ -1,6 +1,6 @@
 """Review of MLPerf runs, results and packages by the rules that MLCommons' tools do not check."""
 
-from fluxtrain.mlperf.review.evidence import (
+from fluxtrain.mlperf.evidence import (
     FAILED_FILE,
     WAIVERS_FILE,
     FailedRun,

@@ -12,8 +12,8 @@ from fluxtrain.contract.run.presets import (
     MLPERF_TARGET_LOSS,
     MLPERF_VALIDATION_SET,
 )
+from fluxtrain.mlperf.evidence import Run
 from fluxtrain.mlperf.lines import LogLine
-from fluxtrain.mlperf.review.evidence import Run
 from fluxtrain.mlperf.review.rule import Rule, rule
 
 QUALITY = "9.4"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from fluxtrain.contract.run.presets import MLPERF_TARGET_LOSS
+from fluxtrain.mlperf.evidence import Run, num_ranks
 from fluxtrain.mlperf.facts import DIVISION_KEY
 from fluxtrain.mlperf.lines import LogLine
-from fluxtrain.mlperf.review.evidence import Run, num_ranks
 from fluxtrain.mlperf.review.rule import Rule, rule
 
 RUN_RESULTS = "11"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from fluxtrain.contract.launch import CONFIG_FILE
-from fluxtrain.mlperf.review.evidence import Result
+from fluxtrain.mlperf.evidence import Result
 from fluxtrain.mlperf.review.rule import Rule, rule
 from fluxtrain.mlperf.review.settings import batch_faults
 from fluxtrain.mlperf.system import STATUSES
@@ -18,6 +18,18 @@ _OF_NODES = (
     *("host_processors_per_node", "framework", "operating_system"),
 )
 """Fields that the nodes report in the words in which they are described."""
+
+
+@rule(
+    "description-is-enclosed",
+    _SUBMISSION_RULES,
+    "Describe the system in systems/SYSTEM.json; fluxtrain mlperf package writes it.",
+)
+def description_is_enclosed(result: Result) -> Iterator[str]:
+    """A package has a description of its system."""
+    if result.folder is not None and result.description is None:
+        system = result.folder.resolve().parent.name
+        yield f"the package has no systems/{system}.json"
 
 
 @rule("description-is-of-the-logs", _SUBMISSION_RULES, _DESCRIPTION)
@@ -80,7 +92,7 @@ def configuration_is_enclosed(result: Result) -> Iterator[str]:
 @rule("code-is-enclosed", _SUBMISSION_RULES, "Package the runs with fluxtrain mlperf package.")
 def code_is_enclosed(result: Result) -> Iterator[str]:
     """The package has a README beside the code."""
-    if result.description is None:
+    if result.description is None and result.folder is None:
         return
     if result.implementation is None:
         yield "the package has no code for this system below benchmarks/flux1/implementations"
@@ -89,6 +101,7 @@ def code_is_enclosed(result: Result) -> Iterator[str]:
 
 
 RULES: tuple[Rule[Result], ...] = (
+    description_is_enclosed,
     description_is_of_the_logs,
     description_is_of_the_nodes,
     accelerators_make_the_batch,

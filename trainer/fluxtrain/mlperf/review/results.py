@@ -10,7 +10,7 @@ from pathlib import Path
 from fluxtrain.contract.launch import CONFIG_FILE, MLPERF_FILE
 from fluxtrain.errors import ConfigError
 from fluxtrain.mlperf.compliance import RULESETS
-from fluxtrain.mlperf.review.evidence import (
+from fluxtrain.mlperf.evidence import (
     BENCHMARK,
     OTHERS_FOLDER,
     WAIVERS_FILE,
@@ -20,7 +20,7 @@ from fluxtrain.mlperf.review.evidence import (
     read_object,
     run_of,
 )
-from fluxtrain.mlperf.review.failed_runs import read_failed
+from fluxtrain.mlperf.failed_runs import read_failed
 
 
 def read_results(paths: Sequence[Path], ruleset: str = RULESETS[-1]) -> list[Result]:
@@ -67,7 +67,9 @@ def _result(folder: Path) -> Result:
     description = read_object(organisation / "systems" / f"{system}.json")
     waivers = read_object(implementation / WAIVERS_FILE) if implementation else None
     reasons = {rule: str(reason) for rule, reason in (waivers or {}).items()}
-    result = Result(str(folder), runs, description, implementation, reasons)
+    inside = whole.name == BENCHMARK and whole.parents[1].name == "results"
+    place = folder if inside else None
+    result = Result(str(folder), runs, description, implementation, reasons, place)
     if implementation is None:
         return result
     return replace(result, others=_others(implementation), failed=read_failed(implementation))

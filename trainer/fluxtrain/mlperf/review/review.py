@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from fluxtrain.mlperf.compliance import check
+from fluxtrain.mlperf.evidence import Result, Run
 from fluxtrain.mlperf.explain import sanitize
-from fluxtrain.mlperf.review import evaluations, order, package, runs, samples, settings
-from fluxtrain.mlperf.review.evidence import Result, Run
+from fluxtrain.mlperf.review import enclosed, evaluations, order, package, runs, samples, settings
 from fluxtrain.mlperf.review.rule import Finding, Rule
 from fluxtrain.mlperf.tools import ToolResult
 
@@ -18,7 +18,7 @@ RUN_RULES: tuple[Rule[Run], ...] = (
     *samples.RULES,
     *settings.RULES,
 )
-RESULT_RULES: tuple[Rule[Result], ...] = (*runs.RULES, *package.RULES)
+RESULT_RULES: tuple[Rule[Result], ...] = (*runs.RULES, *package.RULES, *enclosed.RULES)
 COMPLIANCE = "compliance-checker"
 """The rule that MLCommons' compliance checker reports nothing, warnings included."""
 WARNINGS = "package-checkers"
@@ -68,7 +68,7 @@ def all_rule_findings(result: Result) -> Iterator[Finding]:
     """Yield what the rules find without the checker; a single run outside a package is no result."""
     for run in result.runs:
         yield from rule_findings(run)
-    if result.description is not None or len(result.runs) > 1:
+    if result.folder is not None or result.description is not None or len(result.runs) > 1:
         yield from result_findings(result)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.reference_schedule import REFERENCE_SCHEDULES
+from fluxtrain.mlperf.evidence import FailedRun, Result, Run
 from fluxtrain.mlperf.facts import DATA_KEY
 from fluxtrain.mlperf.rcp import NUM_RUNS, compare_with_reference, explain
-from fluxtrain.mlperf.review.evidence import FailedRun, Result, Run
 from fluxtrain.mlperf.review.rule import Rule, rule
 from fluxtrain.mlperf.review.window import median_window
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from fluxtrain.contract.run.presets import MLPERF_TRAINING_SET
+from fluxtrain.mlperf.evidence import Run
 from fluxtrain.mlperf.lines import LogLine
 from fluxtrain.mlperf.review.evaluations import cadence
-from fluxtrain.mlperf.review.evidence import Run
 from fluxtrain.mlperf.review.rule import Rule, rule
 
 _COUNTED = ("block_start", "block_stop", "eval_start", "eval_accuracy", "eval_stop", "run_stop")

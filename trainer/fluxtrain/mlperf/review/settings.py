@@ -7,8 +7,9 @@ from typing import Any
 
 from fluxtrain.contract.run.closed_division import FIXED_VALUES, PREFIX
 from fluxtrain.contract.run.config import RANDOM_SEED
+from fluxtrain.errors import ConfigError
+from fluxtrain.mlperf.evidence import Run, num_ranks
 from fluxtrain.mlperf.facts import PRECISION_NAMES
-from fluxtrain.mlperf.review.evidence import Run, num_ranks
 from fluxtrain.mlperf.review.rule import Rule, rule
 
 _FIELDS = {
@@ -46,6 +47,16 @@ def log_is_of_its_configuration(run: Run) -> Iterator[str]:
             continue
         if logged != configured:
             yield f"{key} is {logged!r} in the log, {field} is {configured!r} in config.json"
+
+
+@rule("configuration-is-valid", "9.1", "Give the config.json that the run wrote.")
+def configuration_is_valid(run: Run) -> Iterator[str]:
+    """config.json is a configuration."""
+    if run.config or run.config_file is not None:
+        try:
+            _ = run.resolved
+        except ConfigError as error:
+            yield str(error)
 
 
 @rule("precision-is-stated", "5.2", _PAIR)
@@ -112,6 +123,7 @@ def batch_is_of_its_parts(run: Run) -> Iterator[str]:
 
 RULES: tuple[Rule[Run], ...] = (
     log_is_of_its_configuration,
+    configuration_is_valid,
     precision_is_stated,
     benchmark_configuration,
     benchmark_data,

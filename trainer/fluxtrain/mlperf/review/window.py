@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from fluxtrain.mlperf.evidence import Run
 from fluxtrain.mlperf.rcp import NUM_RUNS, score
-from fluxtrain.mlperf.review.evidence import Run
 
 
 def median_window(runs: Sequence[Run]) -> list[Run]:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fluxtrain.contract.launch import CONFIG_FILE, MLPERF_FILE
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_DIVERGED, UNSET, ConfigError
 from fluxtrain.mlperf.compliance import RULESETS
 from fluxtrain.mlperf.facts import SYSTEM_KEY
@@ -38,6 +40,8 @@ class Run:
     lines: Sequence[LogLine]
     """All lines with MLCommons' token, broken ones too."""
     config: Mapping[str, Any] | None = None
+    config_file: Path | None = None
+    """Where the configuration was read."""
 
     @cached_property
     def events(self) -> Sequence[LogLine]:
@@ -61,6 +65,15 @@ class Run:
         """Return the value of the first event with the key if it is a whole number."""
         value = self.value(key)
         return value if is_number(value) and isinstance(value, int) else None
+
+    @property
+    def resolved(self) -> RunConfig:
+        """Return the configuration; raise ConfigError, with its file, for one that is no configuration."""
+        try:
+            return resolve(self.config or {})
+        except ConfigError as error:
+            place = self.name if self.config_file is None else str(self.config_file)
+            raise ConfigError(place, UNSET, str(error)) from None
 
     @property
     def closed(self) -> bool:
@@ -123,6 +136,8 @@ class Result:
     """Folder of the package with the code that ran, None outside a package."""
     waivers: Mapping[str, str] = field(default_factory=dict)
     """Rules whose findings the submitter knows of, each with the reason; of a package."""
+    folder: Path | None = None
+    """Folder of the package with the logs, None outside a package."""
     ruleset: str = RULESETS[-1]
     others: Sequence[Run] = ()
     """Of more than ten runs, those that do not count."""
@@ -191,7 +206,8 @@ def run_of(log: Path, config: Path | None, name: str = "") -> Run:
         lines = list(read_lines(log))
     except OSError as error:
         raise ConfigError("PATH", str(log), f"cannot be read ({error.strerror})") from None
-    return Run(name or log.name, log, lines, None if config is None else read_object(config))
+    values = None if config is None else read_object(config)
+    return Run(name or log.name, log, lines, values, None if values is None else config)
 
 
 def read_object(path: Path) -> Mapping[str, Any] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fluxtrain.contract.launch import MLPERF_FILE
 from fluxtrain.errors import UNSET, ConfigError
-from fluxtrain.mlperf.review.evidence import (
+from fluxtrain.mlperf.evidence import (
     FAILED_FILE,
     OTHERS_FOLDER,
     FailedRun,
