@@ -2,6 +2,7 @@
 
 * ConfigError (fluxtrain.errors)
   * TemplateError   a part of spec.podTemplate has the wrong structure
+  * NotPermittedError the administrator's policy does not permit a value
   * UnreadableError reading a job failed with an unexpected error
 * ApiError          the API server refused a request or could not be reached
 """
@@ -13,6 +14,10 @@ from fluxtrain.errors import ConfigError
 
 class TemplateError(ConfigError):
     """A part of ``spec.podTemplate`` has the wrong structure, such as a string instead of a list."""
+
+
+class NotPermittedError(ConfigError):
+    """The administrator's policy for jobs does not permit a value."""
 
 
 class UnreadableError(ConfigError):

@@ -100,6 +100,7 @@ class _Replica:
             self._informers.has_groups,
             options.rendezvous_image,
             options.pod_defaults,
+            options.job_policy,
             FaultBudget(options.disruption_percent),
         )
 

@@ -8,6 +8,7 @@ import socket
 from dataclasses import dataclass
 
 from fluxtrain.errors import ConfigError
+from fluxtrain_operator.job_policy import DEFAULT_POLICY, JobPolicy, parse_job_policy
 from fluxtrain_operator.log_format import LOG_FORMATS, LogFormat
 from fluxtrain_operator.node_health import NO_ADDITIONS, NodeHealth, parse_node_health
 from fluxtrain_operator.planner.disruption import DISRUPTION_PERCENT
@@ -31,6 +32,7 @@ class Options:
     rendezvous_image: str = ""
     """Image of the rendezvous pods; empty: that of the job."""
     pod_defaults: PodDefaults = NO_DEFAULTS
+    job_policy: JobPolicy = DEFAULT_POLICY
     disruption_percent: int = DISRUPTION_PERCENT
     node_health: NodeHealth = NO_ADDITIONS
     """Marks of unhealthy nodes in addition to the known ones."""
@@ -68,6 +70,12 @@ def parse(arguments: list[str] | None) -> Options:
         default=get("FLUXTRAIN_POD_DEFAULTS", ""),
         metavar="JSON",
         help="what all jobs' pods get if the jobs do not set it; the chart's value podDefaults",
+    )
+    parser.add_argument(
+        "--job-policy",
+        default=get("FLUXTRAIN_JOB_POLICY", ""),
+        metavar="JSON",
+        help="what jobs may ask for; the chart's value jobs (default: that of the chart)",
     )
     parser.add_argument(
         "--node-health",
@@ -108,12 +116,17 @@ def parse(arguments: list[str] | None) -> Options:
     except ConfigError as error:
         parser.error(f"--pod-defaults or FLUXTRAIN_POD_DEFAULTS: {error}")
     try:
+        policy = parse_job_policy(values.pop("job_policy"))
+    except ConfigError as error:
+        parser.error(f"--job-policy or FLUXTRAIN_JOB_POLICY: {error}")
+    try:
         health = parse_node_health(values.pop("node_health"))
     except ConfigError as error:
         parser.error(f"--node-health or FLUXTRAIN_NODE_HEALTH: {error}")
     return Options(
         namespaces=namespaces,
         pod_defaults=defaults,
+        job_policy=policy,
         node_health=health,
         disruption_percent=int(percent),
         **values,

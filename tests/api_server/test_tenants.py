@@ -90,7 +90,8 @@ class Tenants:
 def tenants(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
     kubectl("create", "namespace", NAMESPACE)
     kubectl("create", "serviceaccount", "default", IN)
-    operator = Operator(kubectl, NAMESPACE, tmp_path_factory.mktemp("tenants"))
+    folder, lenient = tmp_path_factory.mktemp("tenants"), ['--job-policy={"podTemplate":"any"}']
+    operator = Operator(kubectl, NAMESPACE, folder, options=lenient)
     operator.start()
     try:
         yield Tenants(kubectl, operator)

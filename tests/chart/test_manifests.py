@@ -22,6 +22,8 @@ def comparable(manifest: Manifest) -> Manifest:
             metadata[part] = others
     if manifest["kind"] == "CustomResourceDefinition":
         metadata.pop("labels", None)  # only kustomize labels it
+    if manifest["kind"].startswith("ValidatingAdmissionPolicy"):
+        metadata.pop("namespace", None)  # set by kustomize, dropped by the API server: it has none
     return {**manifest, "metadata": metadata}
 
 

@@ -25,6 +25,8 @@ NEVER = tuple(
     for kind in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")
 )
 
+FILES = ("CustomResourceDefinition", "PrometheusRule", "ValidatingAdmissionPolicy")
+"""Kinds of the objects that hold a generated or tested file."""
 VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "namespaces": (
@@ -66,7 +68,7 @@ def key(manifest: Manifest) -> tuple[str, str, str]:
 def is_file(manifest: Manifest) -> bool:
     """Return whether ``manifest`` contains a file of the chart, which has its own tests."""
     dashboard = manifest["metadata"]["name"].startswith("fluxtrain-dashboard-")
-    return dashboard or manifest["kind"] in ("CustomResourceDefinition", "PrometheusRule")
+    return dashboard or manifest["kind"] in FILES
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -101,12 +101,13 @@ class Operator:
         kubeconfig: Path | None = None,
         others: Sequence[str] = (),
         code: Path = ROOT,
+        options: Sequence[str] = (),
     ) -> None:
         """Watch ``namespace`` and ``others``, with the packages of the project at ``code``.
 
         Several operators of one namespace need different ``identity`` and ``folder``.
         """
-        self._code = code
+        self._code, self._options = code, options
         self.kubectl, self.namespace = kubectl, namespace
         self._folder, self._count, self._identity = folder, 0, identity
         self._kubeconfig = kubeconfig or kubectl.kubeconfig
@@ -129,6 +130,7 @@ class Operator:
                     *(f"--namespace={name}" for name in self._namespaces),
                     f"--lease-namespace={self.namespace}",
                     *(f"--identity={self.identity}", "--address=127.0.0.1", f"--port={self.port}"),
+                    *self._options,
                 ],
                 env={
                     **os.environ,

@@ -27,6 +27,7 @@ from fluxtrain_operator.controller.progress_poller import ProgressPoller
 from fluxtrain_operator.distrust import Distrust
 from fluxtrain_operator.errors import ApiError, UnreadableError
 from fluxtrain_operator.job import Job
+from fluxtrain_operator.job_policy import DEFAULT_POLICY, JobPolicy
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.planner.create_failures import name_conflict
@@ -62,6 +63,7 @@ class Reconciler:
     """Returns whether the pod groups of an API version are cached."""
     rendezvous_image: str = ""
     pod_defaults: PodDefaults = NO_DEFAULTS
+    job_policy: JobPolicy = DEFAULT_POLICY
     fault_budget: FaultBudget = field(default_factory=FaultBudget)
     """Shared by all jobs."""
     jobs_known_from: float = field(default_factory=lambda: time.monotonic() + _LISTING_SECONDS)
@@ -130,7 +132,8 @@ class Reconciler:
         known = self._jobs.get(key)
         if known is not None and known[0] == identity:
             return known[1].with_status(manifest)
-        job = load(manifest, self.default_image, self.rendezvous_image, self.pod_defaults)
+        settings = self.default_image, self.rendezvous_image, self.pod_defaults, self.job_policy
+        job = load(manifest, *settings)
         self._jobs[key] = identity, job
         return job
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from fluxtrain_operator.generate.admission_policy import admission_policy, chart_file
 from fluxtrain_operator.generate.coming_from import coming_from_page
 from fluxtrain_operator.generate.crd import custom_resource_definition
 from fluxtrain_operator.generate.docs import config_page, crd_page
@@ -22,10 +24,16 @@ def generated() -> dict[str, str]:
     )
     return {
         "manifests/crd.yaml": _HEADER + crd,
+        "manifests/admission-policy.yaml": _HEADER + _yaml(*admission_policy()),
+        "charts/fluxtrain-operator/files/job-limits.yaml": _HEADER + _yaml(chart_file()),
         "docs/crd.md": crd_page(),
         "docs/config.md": config_page(),
         "docs/coming-from.md": coming_from_page(),
     }
+
+
+def _yaml(*manifests: dict[str, Any]) -> str:
+    return yaml.safe_dump_all(manifests, sort_keys=False, width=110, allow_unicode=True)
 
 
 def main(arguments: list[str]) -> int:

@@ -23,6 +23,9 @@ _REMEDIES = {
     ),
     # the job itself
     "InvalidSpec": "Correct the field; a job that has failed must be deleted and created again.",
+    "NotPermitted": (
+        "Leave the field out, and create the job again; the administrator sets the chart's value jobs."
+    ),
     "WaitingForJobs": "It starts when those jobs are complete.",
     "CyclicDependency": "Take one of these jobs out of the spec.lifecycle.startAfter of the one before it.",
     "SchedulingGated": "Whoever set the gate must remove it; the operator never does.",

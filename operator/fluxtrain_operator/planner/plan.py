@@ -13,6 +13,7 @@ from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain_operator.distrust import Fault
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.job_policy import JobPolicy
 from fluxtrain_operator.planner.attribution import new_faults, next_faults
 from fluxtrain_operator.planner.backoff import next_retries, recovery_times, replacement_time
 from fluxtrain_operator.planner.changed_labels import LABELS_CHANGED
@@ -48,6 +49,7 @@ from fluxtrain_operator.planner.watchdog import (
     progress_deadline,
 )
 from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
+from fluxtrain_operator.pod_limits import require_permitted
 from fluxtrain_operator.resources import pod_templates, revision_of
 from fluxtrain_operator.resources.template import require_merge_keys
 from fluxtrain_operator.timestamps import earliest, seconds
@@ -109,11 +111,12 @@ def load(
     default_image: str,
     rendezvous_image: str = "",
     pod_defaults: PodDefaults = NO_DEFAULTS,
+    policy: JobPolicy | None = None,
 ) -> Job:
     """Return the job in ``manifest`` with these settings of the operator, and its pods.
 
-    Raises ConfigError for a spec of which no pod can be made, and UnreadableError for any other error: no
-    job can stop the operator.
+    Raises ConfigError for a spec of which no pod can be made, NotPermittedError for one that ``policy`` does
+    not permit, and UnreadableError for any other error: no job can stop the operator.
     """
     try:
         job = replace(
@@ -121,6 +124,8 @@ def load(
             rendezvous_image=rendezvous_image,
             pod_defaults=pod_defaults,
         )
+        if policy is not None:
+            require_permitted(manifest, policy)
         require_merge_keys(job.spec.pod_template.written)
         templates = pod_templates(job)
         job = replace(job, pod_templates=templates, spec_revision=revision_of(job, templates))

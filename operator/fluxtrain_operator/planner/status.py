@@ -16,7 +16,7 @@ from fluxtrain.contract.resource.status import (
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
 from fluxtrain_operator.durations import duration
-from fluxtrain_operator.errors import UnreadableError
+from fluxtrain_operator.errors import NotPermittedError, UnreadableError
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner.backoff import repeated_failure, replacement_time
 from fluxtrain_operator.planner.changed_labels import label_problem, unwatched_pods
@@ -138,7 +138,8 @@ def invalid_spec_status(before: Status, generation: int, error: ConfigError, now
     """
     fails = before.attempt == 0 and not isinstance(error, UnreadableError)
     kind: Kind = "Failed" if fails else "Healthy"
-    update = ConditionUpdate(kind, fails, "InvalidSpec", str(error)[:_MAX_MESSAGE])
+    reason = "NotPermitted" if isinstance(error, NotPermittedError) else "InvalidSpec"
+    update = ConditionUpdate(kind, fails, reason, str(error)[:_MAX_MESSAGE])
     changes: dict[str, Any] = {
         "conditions": conditions(before.conditions, [update], generation, now),
         "observed_generation": generation,
