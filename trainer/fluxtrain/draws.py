@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from fluxtrain.contract.run.flow import FlowConfig
 
-TRAIN, EVALUATION, ORDER, SAMPLING, SYNTHETIC, WEIGHTS = range(6)
-"""Streams: training samples, validation samples, order of epochs, sample images, synthetic data, weights."""
+TRAIN, EVALUATION, ORDER, SAMPLING, SYNTHETIC, WEIGHTS, CROPS, CAPTIONS = range(8)
+"""Streams: training samples, validation samples, order of epochs, sample images, synthetic data, weights,
+crops of pictures, variants of captions."""
 
 NUM_TIMESTEPS = 8
 """Evaluation timesteps: 0/8 ... 7/8."""
@@ -45,6 +46,7 @@ class Draw:
     )
     noise: Array  # ch h w, float32: the flow at t = 1
     key: int  # below 2**32: what adapters drop
+    variant: float = 0.0  # in [0, 1): which of its encoded pictures and captions a sample has
 
 
 def training_draw(
@@ -59,7 +61,8 @@ def training_draw(
     if flow.noise_offset:
         channels = latent_shape[0], 1, 1
         noise += flow.noise_offset * rng.standard_normal(channels, dtype=np.float32)
-    return Draw(timestep, dropped, latent_noise, noise, int(rng.integers(2**32)))
+    key, variant = int(rng.integers(2**32)), float(rng.random())
+    return Draw(timestep, dropped, latent_noise, noise, key, variant)
 
 
 def evaluation_draw(

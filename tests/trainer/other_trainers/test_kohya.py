@@ -14,6 +14,7 @@ from fluxtrain.contract.describe import iter_fields
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.contract.run.variants import VariantsConfig
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 from fluxtrain.other_trainers.files import import_file
 from fluxtrain.other_trainers.imported import Imported
@@ -267,6 +268,27 @@ def test_buckets_are_kohya_s(tmp_path: Path) -> None:
 def test_a_data_set_config_is_a_name_of_images(tmp_path: Path) -> None:
     found = imported(tmp_path, 'dataset_config = "dataset.toml"\nmax_train_epochs = 3')
     assert (found.config.data.images, found.config.schedule.epochs) == ("dataset.toml", 3)
+
+
+def test_options_that_change_images_and_captions_ask_for_copies(tmp_path: Path) -> None:
+    text = (
+        "flip_aug = true\nrandom_crop = true\nshuffle_caption = true\nkeep_tokens = 1\n"
+        "caption_tag_dropout_rate = 0.1\ncaption_separator = ';'\n"
+    )
+    data = imported(tmp_path, f"train_data_dir = 'toy'\n{text}").config.data
+    assert data.variants == VariantsConfig(
+        flip=True,
+        crops=4,
+        captions=8,
+        shuffle_caption=True,
+        keep_tokens=1,
+        tag_dropout=0.1,
+        separator=";",
+    )
+    missing = imported(tmp_path, text).lines[Fate.MISSING]
+    assert {"flip_aug", "random_crop", "shuffle_caption"} <= {line.option for line in missing}
+    off = "train_data_dir = 'toy'\nflip_aug = false\nkeep_tokens = 0\n"
+    assert imported(tmp_path, off).config.data.variants is None
 
 
 def test_repeats_of_no_images_have_no_counterpart(tmp_path: Path) -> None:

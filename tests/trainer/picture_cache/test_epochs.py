@@ -78,11 +78,11 @@ def test_pictures_whose_encodings_are_lost_are_encoded_again_or_asked_for(paths:
 
     begun = start(is_new=True)
     for entry in begun.entries:
-        entry.latents.unlink()
+        entry.latents[0].unlink()
     (folder / "000.txt").write_text("something else")
     assert start().entries == begun.entries
 
-    begun.entries[1].latents.unlink()
+    begun.entries[1].latents[0].unlink()
     (folder / "001.jpg").write_bytes(file_of(noise(SIDE, SIDE), "JPEG"))
     with pytest.raises(DataError, match=r"001.jpg: changed since the run began, and its encodings"):
         start()

@@ -13,17 +13,21 @@ from fluxtrain.contract.run.data import DataConfig
 
 @dataclass(frozen=True)
 class Placement:
-    """How an image is brought to the size of its bucket: it is resized, then its middle is cropped."""
+    """How an image is brought to the size of its bucket: it is resized, cropped, and may be mirrored."""
 
     size: Size
     """Width and height of the bucket, in pixels."""
     resized: Size
     """Width and height of the whole image before the crop; neither is below that of the bucket."""
+    corner: tuple[int, int] | None = None
+    """Left and top of the crop in the resized image; None: its middle is kept."""
+    is_flipped: bool = False
+    """Whether left and right are exchanged after the crop."""
 
     @property
     def box(self) -> tuple[int, int, int, int]:
         """Return left, top, right and bottom of the crop in the resized image."""
-        left, top = (
+        left, top = self.corner or (
             (whole - kept) // 2 for whole, kept in zip(self.resized, self.size, strict=True)
         )
         return left, top, left + self.size[0], top + self.size[1]

@@ -28,6 +28,7 @@ from fluxtrain.data.dataset import Dataset, Encodings
 from fluxtrain.data.empty_text import EmptyText
 from fluxtrain.data.images.dataset import ImageDataset, build_image_batch
 from fluxtrain.data.order import PADDING, BatchShares, Order
+from fluxtrain.data.pictures.dataset import PictureDataset
 from fluxtrain.data.sources import Source, Sources
 from fluxtrain.draws import NUM_TIMESTEPS, Array, Draw
 
@@ -214,7 +215,8 @@ def build(
     real = int((indices != PADDING).sum())
     latent = drawn[0].noise.shape
     encodings = Encodings.empty(len(indices), dataset.shape.at((latent[1], latent[2])))
-    faults = dataset.read(indices[:real], encodings.first(real), dropped[:real]) if real else []
+    read = _with_variants(dataset, indices[:real], drawn)
+    faults = dataset.read(read, encodings.first(real), dropped[:real]) if real else []
     if empty is None:
         faults = _check_text(dataset, indices[:real], encodings.first(real), faults)
     bad = np.ones(len(indices), dtype=bool)  # padding is not read
@@ -231,6 +233,15 @@ def build(
         weights=torch.from_numpy((~bad).astype(np.float32)),
         faults=tuple(fault for fault in faults if fault),
         **drawn_fields(indices, drawn),
+    )
+
+
+def _with_variants(dataset: Dataset, indices: Array, drawn: list[Draw]) -> Array:
+    """Return the indices of the variants of samples ``indices`` that their draws choose."""
+    if not isinstance(dataset, PictureDataset):
+        return indices
+    return dataset.with_variants(
+        indices, np.array([each.variant for each in drawn[: len(indices)]])
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fluxtrain.other_trainers import buckets, common
+from fluxtrain.other_trainers import buckets, common, copies
 from fluxtrain.other_trainers import kohya_values as values
 from fluxtrain.other_trainers.imported import Trainer
 from fluxtrain.other_trainers.kohya_training import TRAINING
@@ -166,21 +166,33 @@ _DATA: Mapping[str, Option] = {
     },
     "caption_dropout_rate": field("flow.prompt_dropout", Reading.number, 0.0),
     **each(
-        "caption_dropout_every_n_epochs caption_tag_dropout_rate keep_tokens token_warmup_step "
-        "token_warmup_min",
+        "caption_dropout_every_n_epochs token_warmup_step token_warmup_min",
         missing("a caption is used as it is", 0, 1),
     ),
     **each(
-        "shuffle_caption caption_suffix keep_tokens_separator secondary_separator "
-        "enable_wildcard weighted_captions",
+        "caption_suffix keep_tokens_separator secondary_separator enable_wildcard "
+        "weighted_captions",
         missing("a caption is used as it is"),
     ),
     "caption_prefix": fields(
         ["data.caption_prefix"],
         common.of_images("train_data_dir", "data.caption_prefix", Reading.text),
     ),
-    "caption_separator": automatic("captions are not taken apart"),
-    **each("flip_aug color_aug random_crop face_crop_aug_range", missing("images are not changed")),
+    "shuffle_caption": fields(copies.SHUFFLED, copies.shuffle, note=copies.NOTE),
+    "caption_tag_dropout_rate": fields(copies.DROPPED, copies.dropout, note=copies.NOTE),
+    "keep_tokens": fields(
+        ["data.variants.keep_tokens"],
+        copies.setting("data.variants.keep_tokens", Reading.whole),
+        note="0: none",
+    ),
+    "caption_separator": fields(
+        ["data.variants.separator"],
+        copies.setting("data.variants.separator", Reading.text),
+        note="for shuffle_caption and caption_tag_dropout_rate",
+    ),
+    "flip_aug": fields(["data.variants.flip"], copies.flip, note=copies.NOTE),
+    "random_crop": fields(["data.variants.crops"], copies.crops, note=copies.NOTE),
+    **each("color_aug face_crop_aug_range", missing("colours are not changed, nor faces found")),
     "cache_info": automatic("indices are kept in the folders of samples"),
     **each(
         "cache_latents cache_latents_to_disk cache_text_encoder_outputs skip_cache_check "

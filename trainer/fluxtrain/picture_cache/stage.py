@@ -18,7 +18,7 @@ from torch import Tensor
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.buckets import Placement
-from fluxtrain.data.pictures.cache import Latents, PictureCache, Record, write_encodings
+from fluxtrain.data.pictures.cache import Latents, Record, write_encodings
 from fluxtrain.data.pictures.picture import (
     PictureError,
     decode,
@@ -27,14 +27,13 @@ from fluxtrain.data.pictures.picture import (
     read_bytes,
     require_enough_pixels,
 )
-from fluxtrain.data.pictures.placement import placements
 from fluxtrain.data.pictures.subset import TrainingPicture
 from fluxtrain.distributed import StopRequest, World
 from fluxtrain.encode.codec import Codec, load_codec
 from fluxtrain.encode.text import load_text_encoder
 from fluxtrain.errors import ConfigError, StoppedError
 from fluxtrain.picture_cache.console import CachingConsole
-from fluxtrain.picture_cache.work import CachedPictures, find_work
+from fluxtrain.picture_cache.work import CachedPictures, find_work, wanted_latents
 from fluxtrain.progress import Alive
 
 _POLL_SECONDS = 0.2
@@ -152,20 +151,16 @@ class _Stage:
 
     def _read(self, picture: TrainingPicture) -> _Decoded:
         """Return ``picture`` decoded at the sizes that are not in the cache."""
-        name, data, cache = picture.label, self.config.data, self.work.cache
+        name, cache = picture.label, self.work.cache
         try:
             content = read_bytes(picture.path)
             width, height = picture_size(content)
-            places = placements(width, height, data, picture.resolution)
-            for placement in places:
-                require_enough_pixels(width, height, placement)
             sha256 = hashlib.sha256(content).hexdigest()
-            latents = [_latents(cache, sha256, placement) for placement in places]
-            missing = [
-                (each, placement)
-                for each, placement in zip(latents, places, strict=True)
-                if not cache.latents_path(each.id).exists()
-            ]
+            wanted = wanted_latents(self.config, cache, picture, width, height, sha256)
+            for _, placement in wanted:
+                require_enough_pixels(width, height, placement)
+            latents = [each for each, _ in wanted]
+            missing = [pair for pair in wanted if not cache.latents_path(pair[0].id).exists()]
             crops = tuple((each, _pixels(content, placement)) for each, placement in missing)
         except (PictureError, *_FAULTS_OF_FILES) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -203,10 +198,6 @@ def count_done(work: CachedPictures) -> int:
     names = [f"pictures/{cache.record_path(picture).name}" for picture in work.missing_pictures]
     names += [f"texts/{cache.text_path(caption).name}" for caption in work.missing_texts]
     return sum(name in existing for name in names)
-
-
-def _latents(cache: PictureCache, sha256: str, placement: Placement) -> Latents:
-    return Latents(cache.latents_id(sha256, placement), *placement.size)
 
 
 def _pixels(content: bytes, placement: Placement) -> UInt8[Tensor, "3 H W"]:

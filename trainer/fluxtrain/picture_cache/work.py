@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.buckets import Placement
 from fluxtrain.data.empty_text import EmptyText
-from fluxtrain.data.pictures.cache import PictureCache, Record
+from fluxtrain.data.pictures.cache import Latents, PictureCache, Record
 from fluxtrain.data.pictures.dataset import Entry, PictureDataset
 from fluxtrain.data.pictures.picture import DECODER
 from fluxtrain.data.pictures.placement import placements
@@ -25,6 +27,7 @@ from fluxtrain.data.pictures.training_set import (
     TrainingSet,
     read_training_set,
 )
+from fluxtrain.data.pictures.variants import variant_captions, variant_placements
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.fingerprint import autoencoder_fingerprint, text_fingerprint
 from fluxtrain.errors import DataError
@@ -55,27 +58,20 @@ class CachedPictures:
         A run that begins keeps its samples in ``output``, with a report. Raises DataError if no picture can
         be used, or if one that the run began with is neither in the cache nor in its folder.
         """
-        found = self.stored or self._begin(output)
+        found = self.stored or self._begin(output, config.drawn_seed)
         entries = [self._entry(sample) for sample in found.samples]
         dataset = PictureDataset(self.cache.folder, entries, config.data.verify_checksums)
         return dataset, self._empty_text()
 
-    def _begin(self, output: Path) -> TrainingSet:
+    def _begin(self, output: Path, seed: int) -> TrainingSet:
         records = [self._record(picture) for picture in self.pictures]
         faults = {p.label: r.fault for p, r in zip(self.pictures, records, strict=True) if r.fault}
         skipped = self.skipped | faults
         self._write_report(output, skipped)
         samples = tuple(
-            TrainingSample(
-                picture.label,
-                (picture.caption,),
-                picture.repeats,
-                (latents.id,),
-                latents.width,
-                latents.height,
-            )
+            sample
             for picture, record in zip(self.pictures, records, strict=True)
-            for latents in record.latents
+            for sample in _samples(picture, record, seed)
         )
         if not samples:
             (name, reason), *more = skipped.items()
@@ -88,18 +84,18 @@ class CachedPictures:
         return found
 
     def _entry(self, sample: TrainingSample) -> Entry:
-        path = self.cache.latents_path(sample.latents[0])
-        if self.stored is not None and not path.exists():
+        paths = tuple(map(self.cache.latents_path, sample.latents))
+        if self.stored is not None and not all(path.exists() for path in paths):
             raise DataError(
                 f"{sample.name}: changed since the run began, and its encodings of then are not in "
                 f"{self.cache.folder}; restore the picture, or begin anew with another --output"
             )
         return Entry(
             sample.name,
-            sample.captions[0],
+            sample.captions,
             sample.repeats,
-            path,
-            self.cache.text_path(sample.captions[0]),
+            paths,
+            tuple(map(self.cache.text_path, sample.captions)),
             (sample.height // PIXELS_PER_LATENT, sample.width // PIXELS_PER_LATENT),
         )
 
@@ -153,7 +149,9 @@ def find_work(config: RunConfig, paths: RunPaths, is_new: bool = True) -> Cached
     missing = [picture for picture in pictures if not _is_done(config, cache, picture, existing)]
     for picture in missing:
         cache.record_path(picture).unlink(missing_ok=True)
-    captions = dict.fromkeys([*(picture.caption for picture in pictures), ""])
+    seed = config.drawn_seed
+    every = (variant_captions(p.caption, p.variants, seed) for p in pictures)
+    captions = dict.fromkeys([*(text for texts in every for text in texts), ""])
     skipped = {
         subset.label + name: reason
         for subset, listing in listed
@@ -207,10 +205,40 @@ def _is_done(
     record = cache.read_record(picture)
     if record is None or record.fault:
         return False
-    wanted = placements(record.width, record.height, config.data, picture.resolution)
-    ids = [cache.latents_id(record.sha256, placement) for placement in wanted]
-    names = (f"latents/{cache.latents_path(each).name}" for each in ids)
-    return ids == [latents.id for latents in record.latents] and existing.issuperset(names)
+    size = record.width, record.height
+    wanted = [each for each, _ in wanted_latents(config, cache, picture, *size, record.sha256)]
+    names = (f"latents/{cache.latents_path(each.id).name}" for each in wanted)
+    return wanted == list(record.latents) and existing.issuperset(names)
+
+
+def wanted_latents(
+    config: RunConfig,
+    cache: PictureCache,
+    picture: TrainingPicture,
+    width: int,
+    height: int,
+    sha256: str,
+) -> list[tuple[Latents, Placement]]:
+    """Return all latents of ``picture``, of ``width`` x ``height`` pixels, with how it is placed for them.
+
+    Raises PictureError if it is too small for any bucket.
+    """
+    seed, places = config.drawn_seed, placements(width, height, config.data, picture.resolution)
+    return [
+        (Latents(cache.latents_id(sha256, each), *each.size, number), each)
+        for number, placement in enumerate(places)
+        for each in variant_placements(placement, picture.variants, seed, sha256)
+    ]
+
+
+def _samples(picture: TrainingPicture, record: Record, seed: int) -> Iterator[TrainingSample]:
+    """Yield the samples of ``picture``, one for each size, whose variants are trained in turn."""
+    captions = variant_captions(picture.caption, picture.variants, seed)
+    for _, group in groupby(record.latents, lambda latents: latents.sample):
+        first, *others = group
+        ids = tuple(latents.id for latents in (first, *others))
+        size = first.width, first.height
+        yield TrainingSample(picture.label, captions, picture.repeats, ids, *size, picture.caption)
 
 
 def _open_cache(config: RunConfig, paths: RunPaths) -> PictureCache:
@@ -220,7 +248,10 @@ def _open_cache(config: RunConfig, paths: RunPaths) -> PictureCache:
     images = [DECODER, encoders.autoencoder_kind, encoders.precision, weights]
     weights = text_fingerprint(encoders, paths.models)
     texts = [encoders.text, encoders.precision, data.text_length, weights]
-    return PictureCache(folder, json.dumps(images), json.dumps(texts))
+    buckets = None if data.buckets is None else data.buckets.model_dump()
+    has_crops = data.variants is not None and data.variants.crops > 1
+    sizes = [data.image_size, buckets, config.drawn_seed if has_crops else None]
+    return PictureCache(folder, json.dumps(images), json.dumps(texts), json.dumps(sizes))
 
 
 def _remove_stale(folder: Path) -> None:

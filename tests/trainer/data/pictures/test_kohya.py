@@ -10,6 +10,7 @@ import pytest
 
 from fluxtrain.contract.run.buckets import BucketsConfig
 from fluxtrain.contract.run.data import DataConfig
+from fluxtrain.contract.run.variants import VariantsConfig
 from fluxtrain.data.pictures.placement import placements
 from fluxtrain.data.pictures.subset import list_subsets, subsets, training_pictures
 from fluxtrain.errors import FluxtrainError
@@ -82,15 +83,22 @@ def test_regularisation_images_are_as_many_as_the_others(
 AT = "datasets[0].subsets[0]"
 GOOD = {"image_dir": "toy"}
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"shuffle_caption": True}, f"{AT}.shuffle_caption: got True; captions are encoded once"),
+    ({"shuffle_caption": True}, f"{AT}.shuffle_caption: got True; copies are encoded before training: set "
+     "spec.run.data.variants.captions to how many, such as 8"),
+    ({"shuffle_caption": 1}, f"{AT}.shuffle_caption: got 1; "),
+    ({"keep_tokens": -1}, f"{AT}.keep_tokens: got -1; must be a whole number from 0 to 1000"),
+    ({"keep_tokens_separator": "|"}, f"{AT}.keep_tokens_separator: got '|'; set keep_tokens to"),
     ({"enable_wildcard": True}, f"{AT}.enable_wildcard: got True; captions are encoded once"),
     ({"caption_dropout_rate": 0.1}, "got 0.1; set it to 0 and use spec.run.flow.prompt_dropout"),
     ({"caption_dropout_every_n_epochs": 2}, "use spec.run.flow.prompt_dropout"),
-    ({"caption_tag_dropout_rate": 0.5}, f"{AT}.caption_tag_dropout_rate: got 0.5; captions"),
+    ({"caption_tag_dropout_rate": 0.5}, f"{AT}.caption_tag_dropout_rate: got 0.5; copies are"),
+    ({"caption_tag_dropout_rate": 5}, f"{AT}.caption_tag_dropout_rate: got 5; "),
     ({"token_warmup_step": 3}, f"{AT}.token_warmup_step: got 3; captions are encoded once"),
-    ({"flip_aug": True}, f"{AT}.flip_aug: got True; pictures are encoded once, before training;"),
+    ({"flip_aug": "yes"}, f"{AT}.flip_aug: got 'yes'; must be true or false"),
     ({"color_aug": True}, f"{AT}.color_aug: got True; pictures are encoded once"),
-    ({"random_crop": True}, f"{AT}.random_crop: got True; pictures are encoded once"),
+    ({"random_crop": True}, f"{AT}.random_crop: got True; copies are encoded before training: set "
+     "spec.run.data.variants.crops to how many, such as 4"),
+    ({"random_crop": 3}, f"{AT}.random_crop: got 3; must be true or false"),
     ({"face_crop_aug_range": [1, 2]}, f"{AT}.face_crop_aug_range: got [1, 2]; pictures"),
     ({"alpha_mask": True}, f"{AT}.alpha_mask: got True; transparent parts are white"),
     (
@@ -110,7 +118,25 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"is_reg": 1}, f"{AT}.is_reg: got 1; must be true or false"),
     ({"is_reg": True}, "datasets: got 'is_reg in all subsets'; one must be trained"),
     ({"num_repeat": 5}, f"{AT}.num_repeat: got 5; no option that is read here"),
-]
+]  # fmt: skip
+
+
+def test_options_that_change_copies_are_those_of_the_folder_and_then_of_the_run(
+    tmp_path: Path,
+) -> None:
+    given = [
+        {"image_dir": "a", "flip_aug": True, "shuffle_caption": True, "keep_tokens": 2},
+        {"image_dir": "b", "random_crop": True, "caption_tag_dropout_rate": 0.25},
+        {"image_dir": "c", "random_crop": False, "caption_separator": ";"},
+    ]
+    (tmp_path / "d.json").write_text(json.dumps({"datasets": [{"subsets": given}]}))
+    run = VariantsConfig(crops=3, captions=5)
+    found = [each.variants for each in subsets(config(images="d.json", variants=run), tmp_path)]
+    assert found == [
+        VariantsConfig(flip=True, crops=3, captions=5, shuffle_caption=True, keep_tokens=2),
+        VariantsConfig(crops=3, captions=5, tag_dropout=0.25),
+        VariantsConfig(crops=1, captions=5, separator=";"),
+    ]
 
 
 @pytest.mark.parametrize(

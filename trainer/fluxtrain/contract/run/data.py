@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT, BucketsConfig, Size
+from fluxtrain.contract.run.variants import VariantsConfig
 from fluxtrain.contract.strict_model import (
     IMMUTABLE,
     Fraction,
@@ -69,6 +70,12 @@ class DataConfig(StrictModel):
         _needs_images("repeats", 1, "1"),
         _needs_images("caption_prefix", "", "''"),
         _needs_images("class_tokens", "", "''"),
+        Rule(
+            "variants",
+            "must be null unless images is set",
+            lambda data: data.images is not None or data.variants is None,
+            "has(self.images) || !has(self.variants)",
+        ),
     )
 
     source: Annotated[Literal["encoded", "images", "synthetic"], IMMUTABLE] = "encoded"
@@ -87,6 +94,9 @@ class DataConfig(StrictModel):
     """Words before each caption of ``images``, such as a trigger word."""
     class_tokens: Annotated[str, Field(max_length=1024), IMMUTABLE] = ""
     """Caption of the pictures of ``images`` that have none."""
+    variants: Annotated[VariantsConfig | None, IMMUTABLE] = None
+    """Encode changed copies of the pictures and captions of ``images`` too, such as {flip: true}; null: each
+    once, as it is."""
     cache: Path | None = None
     """Folder for the encodings of ``images``, which runs may share; null: ``cache`` in the run's output."""
     train: Path = "train"

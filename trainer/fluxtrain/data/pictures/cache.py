@@ -37,11 +37,13 @@ _ID_DIGITS = 32
 
 @dataclass(frozen=True)
 class Latents:
-    """The latents of a picture at one size in pixels."""
+    """The latents of a picture at one size in pixels, cropped and mirrored in one way."""
 
     id: str
     width: int
     height: int
+    sample: int = 0
+    """Number of the size: latents of the same one are variants of one sample."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +60,33 @@ class Record:
 
 @dataclass(frozen=True)
 class PictureCache:
-    """A cache folder; ``images`` and ``texts`` say what encodes, and are part of the IDs."""
+    """A cache folder; ``images`` and ``texts`` say what encodes, and are part of the IDs.
+
+    ``sizes`` says what else the latents of a picture depend on: those of its record.
+    """
 
     folder: Path
     images: str
     texts: str
+    sizes: str = ""
 
     def record_path(self, picture: TrainingPicture) -> Path:
         """Return the file of what became of ``picture``."""
         file = picture.file
-        known: list[object] = [str(picture.path), file.size, file.modified]
-        if picture.resolution is not None:
-            known.append(picture.resolution)
-        return self.folder / "pictures" / f"{_digest(self.images, *known)}.json"
+        known = [str(picture.path), file.size, file.modified]
+        own = [self.sizes, picture.resolution, picture.variants.flip, picture.variants.crops]
+        return self.folder / "pictures" / f"{_digest(self.images, *known, *own)}.json"
 
     def latents_id(self, sha256: str, placement: Placement) -> str:
         """Return the ID of the latents, at ``placement``, of the picture whose bytes have ``sha256``."""
-        return _digest(self.images, sha256, placement.size, placement.resized)
+        changed = [placement.corner, placement.is_flipped]
+        return _digest(
+            self.images,
+            sha256,
+            placement.size,
+            placement.resized,
+            *(changed if any(changed) else ()),
+        )
 
     def latents_path(self, latents_id: str) -> Path:
         """Return the file of latents."""

@@ -1,11 +1,16 @@
 """The encoded pictures of a cache as a data set: each picture is a part, its repeats are the records.
 
+A picture may have several latents, crops or mirror images, and several captions: its variants, each of which
+is one of the latents with one of the captions. An index beyond the length n of the set, i + k n, is variant k
+of sample i.
+
 Axes: l text tokens, d text width, v pooled width, ch h w latent image.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,15 +30,21 @@ _TEXT, _LATENTS = ("txt", "vec"), ("mean", "logvar")
 
 @dataclass(frozen=True)
 class Entry:
-    """One picture at one size, with its caption."""
+    """One picture at one size, with its captions."""
 
     name: str
-    caption: str
+    captions: tuple[str, ...]
     repeats: int
-    latents: Path
-    text: Path
+    latents: tuple[Path, ...]
+    texts: tuple[Path, ...]
+    """Of the captions."""
     latent_size: tuple[int, int]
     """Height and width."""
+
+    @property
+    def num_variants(self) -> int:
+        """Return the number of latents times that of captions."""
+        return len(self.latents) * len(self.captions)
 
 
 class PictureDataset(FileDataset):
@@ -47,9 +58,18 @@ class PictureDataset(FileDataset):
         super().__init__(folder, (entry.repeats for entry in entries), verify)
         self.entries = entries
         self.shape = _shape(entries[0])
-        self._latents = OpenFiles([entry.latents for entry in entries])
-        self._texts = OpenFiles([entry.text for entry in entries])
+        self._latents = OpenFiles([path for entry in entries for path in entry.latents])
+        self._texts = OpenFiles([path for entry in entries for path in entry.texts])
+        self._first_latents = np.cumsum([0, *(len(entry.latents) for entry in entries)])
+        self._first_texts = np.cumsum([0, *(len(entry.texts) for entry in entries)])
+        self._num_variants = np.array([entry.num_variants for entry in entries])
         self._spans: dict[Path, dict[str, Span]] = {}
+
+    def with_variants(self, indices: Array, drawn: Array) -> Array:
+        """Return the indices of the variants of samples ``indices`` that ``drawn``, in [0, 1), chooses."""
+        variants = (drawn * self._num_variants[self._parts(indices)]).astype(np.int64)
+        chosen: Array = indices + variants * len(self)
+        return chosen
 
     @cached_property
     def latent_sizes(self) -> Array:
@@ -60,12 +80,14 @@ class PictureDataset(FileDataset):
     @property
     def files(self) -> list[Path]:
         """Return the files of latents and texts, each once."""
-        latents, texts = (e.latents for e in self.entries), (e.text for e in self.entries)
+        latents = (path for entry in self.entries for path in entry.latents)
+        texts = (path for entry in self.entries for path in entry.texts)
         return list(dict.fromkeys([*latents, *texts]))
 
     def caption(self, index: int) -> str:
         """Return the prompt of sample ``index``."""
-        return self.entries[self._place(index)[0]].caption
+        part, record = self._place(index)
+        return self.entries[part].captions[self._variant(part, record)[1]]
 
     def key(self, index: int) -> str:
         """Return the name of the picture of sample ``index``."""
@@ -75,21 +97,36 @@ class PictureDataset(FileDataset):
         return None
 
     def _location(self, part: int, record: int) -> str:
-        return str(self.entries[part].latents)
+        return str(self.entries[part].latents[self._variant(part, record)[0]])
+
+    def _places(self, indices: Array) -> Iterator[tuple[int, int]]:
+        """Yield the part and the record of each of ``indices``; a record counts on in its variants."""
+        variants, samples = np.divmod(indices, len(self))
+        repeats = np.diff(self.starts)
+        for (part, record), variant in zip(super()._places(samples), variants, strict=True):
+            yield part, record + int(variant * repeats[part])
+
+    def _variant(self, part: int, record: int) -> tuple[int, int]:
+        """Return the numbers of the latents and of the caption of ``record``."""
+        entry = self.entries[part]
+        return divmod(record // entry.repeats, len(entry.captions))
 
     def _read_one(
         self, part: int, record: int, sample: tuple[memoryview, ...], skip_text: bool
     ) -> str | None:
         entry, (txt, vec, mean, logvar) = self.entries[part], sample
-        fault = self._read_file(self._latents, part, entry.latents, _LATENTS, [mean, logvar])
+        latents, text = self._variant(part, record)
+        number, path = self._first_latents[part] + latents, entry.latents[latents]
+        fault = self._read_file(self._latents, int(number), path, _LATENTS, [mean, logvar])
         if fault is None and not skip_text:
-            fault = self._read_file(self._texts, part, entry.text, _TEXT, [txt, vec])
+            number, path = self._first_texts[part] + text, entry.texts[text]
+            fault = self._read_file(self._texts, int(number), path, _TEXT, [txt, vec])
         return fault
 
     def _read_file(
         self,
         files: OpenFiles,
-        part: int,
+        number: int,
         path: Path,
         names: tuple[str, ...],
         views: list[memoryview],
@@ -97,7 +134,7 @@ class PictureDataset(FileDataset):
         try:
             if path not in self._spans:
                 self._spans[path] = read_header(path)
-            spans, file, crc = self._spans[path], files.get(part), 0
+            spans, file, crc = self._spans[path], files.get(number), 0
             for name, view in zip(names, views, strict=True):
                 if name not in spans or spans[name].num_bytes != len(view):
                     return "of another shape"
@@ -119,11 +156,11 @@ class PictureDataset(FileDataset):
 
 
 def _shape(entry: Entry) -> SampleShape:
-    spans = {**read_header(entry.latents), **read_header(entry.text)}
+    spans = {**read_header(entry.latents[0]), **read_header(entry.texts[0])}
     if missing := {*_TEXT, *_LATENTS} - set(spans):
-        raise DataError(f"{entry.latents}: lacks {', '.join(sorted(missing))}")
+        raise DataError(f"{entry.latents[0]}: lacks {', '.join(sorted(missing))}")
     ordered = [spans[name] for name in (*_TEXT, *_LATENTS)]
     shape = sample_shape([span.shape for span in ordered], [span.dtype for span in ordered])
     if shape is None:
-        raise DataError(f"{entry.latents}: its shapes are not those of encoded samples")
+        raise DataError(f"{entry.latents[0]}: its shapes are not those of encoded samples")
     return shape

@@ -17,6 +17,7 @@ from typing import Any
 from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.data.pictures.captions import EXTENSIONS
 from fluxtrain.data.pictures.kohya_sizes import BUCKET_OPTIONS, resolution_of
+from fluxtrain.data.pictures.kohya_variants import VARIANT_OPTIONS, variants_of
 from fluxtrain.data.pictures.subset_options import Subset
 from fluxtrain.errors import ConfigError, DataError
 
@@ -26,15 +27,13 @@ _MAX_BYTES = 1 << 24
 _ONCE = "pictures are encoded once, before training; add changed copies of them to the folder"
 _CAPTIONS_ONCE = "captions are encoded once, before training; set it to false"
 _REFUSED: Mapping[str, tuple[object, str]] = {
-    "shuffle_caption": (False, _CAPTIONS_ONCE),
     "enable_wildcard": (False, _CAPTIONS_ONCE),
+    "keep_tokens_separator": ("", "set keep_tokens to a number of tags"),
+    "secondary_separator": ("", "tags have one separator here, caption_separator"),
     "token_warmup_step": (0, "captions are encoded once, before training; set it to 0"),
-    "caption_tag_dropout_rate": (0, "captions are encoded once, before training; set it to 0"),
     "caption_dropout_rate": (0, "set it to 0 and use spec.run.flow.prompt_dropout"),
     "caption_dropout_every_n_epochs": (0, "set it to 0 and use spec.run.flow.prompt_dropout"),
-    "flip_aug": (False, _ONCE),
     "color_aug": (False, _ONCE),
-    "random_crop": (False, _ONCE),
     "face_crop_aug_range": (None, _ONCE),
     "alpha_mask": (False, "transparent parts are white, and count in the loss; set it to false"),
     "validation_split": (0, "set it to 0 and name a set in spec.run.data.validation"),
@@ -45,10 +44,10 @@ _REFUSED: Mapping[str, tuple[object, str]] = {
 _READ = {
     *("image_dir", "num_repeats", "class_tokens", "caption_prefix", "caption_suffix"),
     *("caption_extension", "is_reg", "resolution", *BUCKET_OPTIONS),
+    *VARIANT_OPTIONS,
 }
 _ELSEWHERE = {"batch_size": "spec.run.schedule.global_batch_size"}
 _WITHOUT_EFFECT = {
-    *("keep_tokens", "keep_tokens_separator", "caption_separator", "secondary_separator"),
     *("token_warmup_min", "cache_info", "custom_attributes", "validation_seed"),
     *("resize_interpolation", "skip_image_resolution", "network_multiplier"),
 }
@@ -117,6 +116,7 @@ def _subset(path: Path, at: str, options: Options, data: DataConfig, data_root: 
         label=f"{folder}/",
         is_reg=_value(path, at, options, "is_reg", False),
         resolution=resolution,
+        variants=variants_of(path, at, options, data),
     )
 
 

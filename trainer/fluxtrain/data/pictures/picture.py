@@ -71,10 +71,13 @@ def decode(content: bytes, at_least: tuple[int, int] | None = None) -> Image.Ima
 
 
 def fit(image: Image.Image, placement: Placement) -> UInt8[Tensor, "3 H W"]:
-    """Return ``image``, resized and cropped to ``placement``."""
+    """Return ``image``, resized, cropped and mirrored by ``placement``."""
     if image.size != placement.resized:
         image = image.resize(placement.resized, Image.Resampling.LANCZOS)
-    return torch.from_numpy(np.array(image.crop(placement.box))).permute(2, 0, 1).contiguous()
+    pixels = np.array(image.crop(placement.box))
+    if placement.is_flipped:
+        pixels = np.ascontiguousarray(pixels[:, ::-1])
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
 def require_enough_pixels(width: int, height: int, placement: Placement) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fluxtrain.contract.run.data import DataConfig
+from fluxtrain.contract.run.variants import AS_THEY_ARE, VariantsConfig
 from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
 from fluxtrain.data.pictures.kohya import is_dataset_config, read_dataset_config
 from fluxtrain.data.pictures.subset_options import Subset
@@ -23,6 +24,8 @@ class TrainingPicture:
     """Its name in reports."""
     resolution: int | None = None
     """Square root of the number of pixels; None: those of the run."""
+    variants: VariantsConfig = AS_THEY_ARE
+    """What is made of it and of its caption."""
 
     @property
     def path(self) -> Path:
@@ -36,7 +39,9 @@ def subsets(config: DataConfig, data_root: Path) -> list[Subset]:
     folder = data_root / config.images
     if is_dataset_config(folder) and not folder.is_dir():
         return read_dataset_config(folder, config, data_root)
-    return [Subset(folder, config.repeats, config.caption_prefix, config.class_tokens)]
+    variants = config.variants or AS_THEY_ARE
+    added = (config.caption_prefix, config.class_tokens)
+    return [Subset(folder, config.repeats, *added, variants=variants)]
 
 
 def list_subsets(config: DataConfig, data_root: Path) -> list[tuple[Subset, Listing]]:
@@ -67,6 +72,7 @@ def _all(subset: Subset, listing: Listing) -> list[TrainingPicture]:
             subset.repeats,
             subset.label + file.name,
             subset.resolution,
+            subset.variants,
         )
         for file in listing.pictures
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fluxtrain.contract.run.variants import AS_THEY_ARE, VariantsConfig
 from fluxtrain.data.pictures.folder import PictureFile
 
 
@@ -25,6 +26,9 @@ class Subset:
 
     resolution: int | None = None
     """Square root of the number of pixels; None: those of the run."""
+
+    variants: VariantsConfig = AS_THEY_ARE
+    """What is made of its pictures and captions."""
 
     def caption(self, picture: PictureFile) -> str:
         """Return the prompt that ``picture`` is trained with."""

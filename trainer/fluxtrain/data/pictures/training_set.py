@@ -31,6 +31,8 @@ class TrainingSample:
     """IDs in the cache."""
     width: int
     height: int
+    caption: str
+    """That of the picture, of which ``captions`` are variants."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class TrainingSet:
     def changes(self, pictures: Sequence[TrainingPicture]) -> str:
         """Return how ``pictures`` differ from those that the run began with, "" if they do not."""
         names = {picture.label for picture in pictures}
-        own = {sample.name: (sample.captions[0], sample.repeats) for sample in self.samples}
+        own = {sample.name: (sample.caption, sample.repeats) for sample in self.samples}
         known = [picture for picture in pictures if picture.label in own]
         captions = sum(own[picture.label][0] != picture.caption for picture in known)
         counts = {
