@@ -177,6 +177,7 @@ CONTEXT_DEPENDENT = {
 
 OTHERS = {
     "spec.run.adapter": ("spec.run.initial_weights", "weights"),
+    "spec.run.adapter.lokr": ("spec.run.adapter.kind", "lokr"),
     "spec.run.data.images": ("spec.run.data.source", "encoded"),
     "spec.run.optim.prodigy": ("spec.run.optim.name", "prodigy"),
     "spec.run.schedule.cycles": ("spec.run.schedule.decay", "cosine_with_restarts"),

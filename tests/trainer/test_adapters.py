@@ -188,7 +188,10 @@ def test_a_run_begins_with_the_adapters_of_another(
 
 
 OTHERS = {
-    "ema": {"optim": {"ema_decay": 0.6}},
+    "ema": {
+        "optim": {"ema_decay": 0.6, "learning_rate": 1e-3},
+        "adapter": {"kind": "lokr", "split_qkv": False, "dropout": 0.0, "rank_dropout": 0.0},
+    },
     "adafactor": {"optim": {"name": "adafactor"}},
     "prodigy": {"optim": {"name": "prodigy", "learning_rate": 1.0, "prodigy": {"d0": 1e-3}}},
     "schedule-free": {"optim": {"name": "schedule_free_adamw"}},

@@ -11,7 +11,7 @@ import torch
 from fluxtrain.adapter.file import write_adapter
 from fluxtrain.adapter.initial import initial_parameters
 from fluxtrain.adapter.trained import trained_adapter
-from fluxtrain.adapter.update import Adapter
+from fluxtrain.adapter.updates import Adapter
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import DataError

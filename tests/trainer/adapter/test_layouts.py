@@ -13,20 +13,15 @@ from benchmarks.reference_model import linears
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written
 from torch import Tensor
 
 from fluxtrain.adapter.file import DTYPES, read_adapter, write_adapter
 from fluxtrain.adapter.layouts import LAYOUTS, Layout
-from fluxtrain.adapter.trained import trained_adapter
-from fluxtrain.adapter.update import Adapter
 from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import DataError
-from fluxtrain.model.adapted_layers import adapted_layers
 
-MODEL = ModelConfig(
-    hidden_size=64, num_heads=2, axes_dim=(8, 12, 12), depth=2, depth_single_blocks=3
-)
 TRUE_WIDTH = ModelConfig(depth=1, depth_single_blocks=1)
 RANKS = AdapterRanks(img_attn=3, txt_mlp=2, single=5, img_mod=1)
 FEW_LAYERS = AdapterRanks(img_mlp=0, txt_attn=0, txt_mlp=0, img_mod=0, txt_mod=0, single=5)
@@ -36,27 +31,6 @@ CONFIGS = {
     "split": FUSED.model_copy(update={"split_qkv": True}),
     "some": AdapterConfig(rank=2, alpha=8.0, double_blocks="1", ranks=AdapterRanks(single_mod=0)),
 }
-
-
-def adapter_of(config: AdapterConfig, model: ModelConfig = MODEL) -> Adapter:
-    """Return a random adapter."""
-    layers, generator = adapted_layers(model, config), torch.Generator().manual_seed(0)
-    tensors = {
-        f"{layer.name}.{name}": 0.1 * torch.randn(shape, generator=generator)
-        for layer in layers
-        for name, shape in layer.shapes.items()
-    }
-    return trained_adapter(layers, tensors)
-
-
-def written(folder: Path, adapter: Adapter, layout: Layout, dtype: torch.dtype) -> Path:
-    path = folder / "style.safetensors"
-    write_adapter(path, adapter, layout, dtype, is_dev=True)
-    return path
-
-
-def largest_difference(ours: Tensor, theirs: Tensor) -> float:
-    return (ours - theirs).abs().max().item()
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

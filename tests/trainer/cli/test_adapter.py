@@ -13,7 +13,7 @@ from tests.trainer.tiny_model import SMALL, save_flux
 
 from fluxtrain.adapter.file import read_adapter, write_adapter
 from fluxtrain.adapter.trained import trained_adapter
-from fluxtrain.adapter.update import Adapter
+from fluxtrain.adapter.updates import Adapter
 from fluxtrain.cli import main
 from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE

@@ -294,3 +294,26 @@ def test_options_that_change_images_and_captions_ask_for_copies(tmp_path: Path) 
 def test_repeats_of_no_images_have_no_counterpart(tmp_path: Path) -> None:
     missing = imported(tmp_path, "dataset_repeats = 3").lines[Fate.MISSING]
     assert "dataset_repeats" in {line.option for line in missing}
+
+
+def test_lokr_of_lycoris_has_its_options(tmp_path: Path) -> None:
+    arguments = '["algo=lokr", "factor=8", "full_matrix=False", "decompose_both=True"]'
+    text = f'network_module = "lycoris.kohya"\nnetwork_dim = 8\nnetwork_args = {arguments}\n'
+    config = imported(tmp_path, text).config
+    assert config.adapter is not None
+    assert (config.adapter.kind, config.adapter.rank, config.adapter.alpha) == ("lokr", 8, 1.0)
+    assert config.adapter.lokr.model_dump() == {
+        "factor": 8,
+        "decompose_both": True,
+        "full_matrix": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    ['network_module = "lycoris.kohya"\nnetwork_args = ["algo=loha"]',
+     'network_module = "networks.lora_flux"\nnetwork_args = ["factor=8"]'],
+)  # fmt: skip
+def test_other_algorithms_of_lycoris_have_no_counterpart(tmp_path: Path, options: str) -> None:
+    missing = {line.option for line in imported(tmp_path, options).lines[Fate.MISSING]}
+    assert missing & {"network_module", "network_args.factor"}

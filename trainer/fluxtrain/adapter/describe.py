@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fluxtrain.adapter.file import AdapterFile
-from fluxtrain.adapter.update import num_parameters
+from fluxtrain.adapter.product import Product
+from fluxtrain.adapter.update import Piece
+from fluxtrain.adapter.updates import low_rank, num_parameters
 
 _SHOWN = (
     "modelspec.title",
@@ -21,14 +23,19 @@ _SHOWN = (
 
 def describe(file: AdapterFile) -> Iterator[tuple[str, str]]:
     """Yield names and values: layers, ranks, scales, parameters, the largest update, metadata."""
-    pieces = [piece for update in file.adapter.values() for piece in update.pieces]
+    updates = low_rank(file.adapter).values()
+    pieces = [piece for update in updates for piece in update.pieces]
+    products = [each for each in file.adapter.values() if isinstance(each, Product)]
     blocks = Counter(layer.partition(".")[0] for layer in file.adapter)
     yield "layers", ", ".join(f"{count} of {name}" for name, count in sorted(blocks.items()))
-    split = sum(len(update.pieces) > 1 for update in file.adapter.values())
+    if products:
+        yield "products", f"{len(products)} layers have a Kronecker product (LoKr)"
+    split = sum(len(update.pieces) > 1 for update in updates)
     if split:
         yield "split", f"{split} layers have an adapter for each of their parts"
-    yield "rank", _counted(Counter(str(piece.rank) for piece in pieces))
-    yield "alpha / rank", _counted(Counter(f"{piece.scale:g}" for piece in pieces))
+    matrices: list[Piece | Product] = [*pieces, *products]
+    yield "rank", _counted(Counter(str(each.rank or "full") for each in matrices))
+    yield "alpha / rank", _counted(Counter(f"{each.scale:g}" for each in matrices))
     yield "data type", str(file.dtype).removeprefix("torch.")
     yield "parameters", f"{num_parameters(file.adapter.values()):,}"
     norms = {layer: update.norm() for layer, update in file.adapter.items()}

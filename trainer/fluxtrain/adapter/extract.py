@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fluxtrain.adapter.update import Adapter, Piece, Update
+from fluxtrain.adapter.update import Piece, Update
+from fluxtrain.adapter.updates import Adapter
 from fluxtrain.errors import DataError
 from fluxtrain.model.adapted_layers import linear_layers
 from fluxtrain.weights.reader import Weights, require_complete

@@ -18,7 +18,7 @@ from fluxtrain.adapter.metadata import (
     serialised,
     with_hashes,
 )
-from fluxtrain.adapter.update import Adapter
+from fluxtrain.adapter.updates import Adapter
 from fluxtrain.errors import DataError, StorageError
 from fluxtrain.files import atomic_write
 from fluxtrain.safetensors_file import open_safetensors, read_header, read_tensor
@@ -69,7 +69,10 @@ def write_adapter(
     ``metadata`` is added to the file's own. Raises DataError if a value is not finite or too large for
     ``dtype``, StorageError if it cannot be written.
     """
-    tensors = to_tensors(adapter, layout, dtype)
+    try:
+        tensors = to_tensors(adapter, layout, dtype)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
     _require_finite(path, tensors)
     own = metadata_of(adapter, layout, path.stem, metadata or {}, is_dev)
     content = serialised(tensors, with_hashes(tensors, own))

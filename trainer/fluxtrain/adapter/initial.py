@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from fluxtrain.adapter.opening import open_adapter
+from fluxtrain.adapter.product import Product
 from fluxtrain.adapter.update import Piece, Update
+from fluxtrain.adapter.updates import AnyUpdate
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import DataError
 from fluxtrain.model.adapted_layers import AdaptedLayer, adapted_layers
@@ -35,9 +37,28 @@ def initial_parameters(config: RunConfig, models_root: Path) -> dict[str, Tensor
         )
     parameters = dict[str, Tensor]()
     for name, update in found.items():
+        if layers[name].kronecker is not None or isinstance(update, Product):
+            parameters |= _same_product(layers[name], update, path)
+            continue
         down, up = _fitted(layers[name], update, path, config.drawn_seed)
         parameters |= {f"{name}.lora_A": down, f"{name}.lora_B": up}
     return parameters
+
+
+def _same_product(layer: AdaptedLayer, update: AnyUpdate, path: Path) -> dict[str, Tensor]:
+    """Return the parameters of ``layer`` with ``update``: a product of the same factors."""
+    has = "a low-rank update"
+    if isinstance(update, Product):
+        shapes = {name: tuple(tensor.shape) for name, tensor in update.tensors.items()}
+        if shapes == layer.shapes:
+            tensors = {name: tensor.float().clone() for name, tensor in update.tensors.items()}
+            tensors["lokr_w2" if "lokr_w2" in tensors else "lokr_w2_b"] *= (
+                update.scale / layer.scale
+            )
+            return {f"{layer.name}.{name}": tensor for name, tensor in tensors.items()}
+        has = f"a Kronecker product of {shapes}"
+    needs = "a low-rank update" if layer.kronecker is None else f"{layer.shapes}"
+    raise DataError(f"{path}: {layer.name} is {has}; spec.run.adapter has {needs} there")
 
 
 def _fitted(layer: AdaptedLayer, update: Update, path: Path, seed: int) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,9 @@
 | ai-toolkit | the same                                                                       | the rank  |
 | bfl        | diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight, .lora_B.weight     | the rank  |
 
+A Kronecker product (LoKr) has .lokr_w1 or .lokr_w1_a and .lokr_w1_b, the same of w2, and .alpha in the first
+and the last of them; the others name parts of fused layers, to which it cannot be cut.
+
 Where alpha is the rank, the scale is in lora_B: tools disagree on files in which it is not. A fused layer's
 pieces are stacked in kohya's and bfl's layouts; kohya's alpha then belongs to the sum of the ranks, so that
 alpha / rank stays that of the training.
@@ -32,26 +35,35 @@ from fluxtrain.adapter.names import (
     part_names,
     part_rows,
 )
-from fluxtrain.adapter.update import Adapter, Piece, Update
+from fluxtrain.adapter.product import FACTORS, Product, product_of
+from fluxtrain.adapter.update import Piece, Update
+from fluxtrain.adapter.updates import Adapter, AnyUpdate
 from fluxtrain.contract.run.adapter import AdapterLayout
 
 Layout = AdapterLayout
 LAYOUTS: tuple[Layout, ...] = get_args(AdapterLayout)
 
+PRODUCT_LAYOUTS: tuple[Layout, ...] = ("kohya", "bfl")
+"""Layouts that have Kronecker products."""
+
 _PREFIX = re.compile(
     rf"^(base_model\.model\.)?({KOHYA}|{ONETRAINER}|{re.escape(BFL)}|{re.escape(DIFFUSERS)})?"
 )
 _KEY = re.compile(
-    r"^(?P<module>.+?)\.(?P<kind>lora_down|lora_up|lora_A|lora_B|alpha)(\.default)?(\.weight)?$"
+    r"^(?P<module>.+?)\.(?P<kind>lora_down|lora_up|lora_A|lora_B|alpha|lokr_w[12](_[ab])?)(\.default)?(\.weight)?$"
 )
 _KINDS = {"lora_A": "down", "lora_down": "down", "lora_B": "up", "lora_up": "up", "alpha": "alpha"}
+_KINDS |= {name: name for name in FACTORS}
 _MLP_RATIO = 4
 DIFFUSERS_METADATA = "lora_adapter_metadata"
 """Key of peft's config in the metadata of files that diffusers writes."""
 
 
 def to_tensors(adapter: Adapter, layout: Layout, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of ``adapter`` by their names in ``layout``, in ``dtype``; alpha in float32."""
+    """Return the tensors of ``adapter`` by their names in ``layout``, in ``dtype``; alpha in float32.
+
+    Raises ValueError if the layout has no place for an update.
+    """
     tensors = {}
     for layer, update in adapter.items():
         for name, tensor in _named(layer, update, layout):
@@ -60,8 +72,10 @@ def to_tensors(adapter: Adapter, layout: Layout, dtype: torch.dtype) -> dict[str
     return tensors
 
 
-def _named(layer: str, update: Update, layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    if layout == "kohya":
+def _named(layer: str, update: AnyUpdate, layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(update, Product):
+        yield from _of_product(layer, update, layout)
+    elif layout == "kohya":
         piece, name = update.whole(), KOHYA + layer.replace(".", "_")
         yield f"{name}.lora_down.weight", piece.down
         yield f"{name}.lora_up.weight", piece.up
@@ -71,6 +85,18 @@ def _named(layer: str, update: Update, layout: Layout) -> Iterator[tuple[str, Te
     else:
         for name, piece in parts_of(layer, update):
             yield from _in_peft(DIFFUSERS + name, piece)
+
+
+def _of_product(layer: str, update: Product, layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    if layout not in PRODUCT_LAYOUTS:
+        raise ValueError(
+            f"layout {layout} has no place for Kronecker products (LoKr): {', '.join(PRODUCT_LAYOUTS)} do; "
+            "fluxtrain adapter resize makes a LoRA of them"
+        )
+    name = KOHYA + layer.replace(".", "_") if layout == "kohya" else BFL + layer
+    for factor, tensor in update.tensors.items():
+        yield f"{name}.{factor}", tensor
+    yield f"{name}.alpha", torch.tensor(update.alpha, dtype=torch.float32)
 
 
 def _in_peft(name: str, piece: Piece) -> Iterator[tuple[str, Tensor]]:
@@ -121,15 +147,33 @@ def from_tensors(
     if unknown:
         raise UnknownKeysError(", ".join(unknown[:3]))
     found: dict[str, list[tuple[Place, Piece]]] = defaultdict(list)
+    adapter = Adapter()
     for module, parts in modules.items():
         place = places[module]
         assert place is not None
-        alpha = alphas.get(_PREFIX.sub("", module))
-        found[place.layer].append((place, _piece(module, parts, alpha)))
+        alpha = _alpha(module, parts, alphas.get(_PREFIX.sub("", module)))
+        if parts.keys() & set(FACTORS):
+            if place.part is not None or place.layer in adapter:
+                raise ValueError(f"{module} is a Kronecker product of a part of {place.layer}")
+            factors = {name: parts[name] for name in parts if name != "alpha"}
+            adapter[place.layer] = product_of(module, factors, alpha)
+        else:
+            found[place.layer].append((place, _piece(module, parts, alpha)))
+    both = next((layer for layer in found if layer in adapter), None)
+    if both is not None:
+        raise ValueError(f"{both} has several updates of the same rows")
     ratio = _mlp_ratio(found)
-    return {
-        layer: _update(layer, pieces, ratio) for layer, pieces in sorted(found.items(), key=_order)
-    }, ignored
+    adapter |= {layer: _update(layer, pieces, ratio) for layer, pieces in found.items()}
+    return dict(sorted(adapter.items(), key=_order)), ignored
+
+
+def _alpha(module: str, parts: Mapping[str, Tensor], given: float | None) -> float | None:
+    """Return alpha of ``module``; ``given`` is that in the file's metadata."""
+    if "alpha" not in parts:
+        return given
+    if parts["alpha"].numel() != 1:
+        raise ValueError(f"{module}.alpha is not a number")
+    return float(parts["alpha"].item())
 
 
 def _order(item: tuple[str, object]) -> tuple[str, int, str]:
@@ -144,10 +188,6 @@ def _piece(module: str, parts: Mapping[str, Tensor], alpha: float | None) -> Pie
     if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1] or not len(down):
         shapes = f"{list(down.shape)} and {list(up.shape)}"
         raise ValueError(f"{module} has matrices of shapes {shapes}, which are no low-rank update")
-    if "alpha" in parts:
-        if parts["alpha"].numel() != 1:
-            raise ValueError(f"{module}.alpha is not a number")
-        alpha = float(parts["alpha"].item())
     return Piece(0, down, up, 1.0 if alpha is None else alpha / len(down))
 
 

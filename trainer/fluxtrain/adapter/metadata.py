@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fluxtrain import __version__
 from fluxtrain.adapter.layouts import DIFFUSERS_METADATA, Layout, parts_of
-from fluxtrain.adapter.update import Adapter
+from fluxtrain.adapter.product import Product
+from fluxtrain.adapter.updates import Adapter, low_rank, ranks_and_alphas
 from fluxtrain.safetensors_writer import write
 
 Metadata = dict[str, str]
@@ -24,9 +25,9 @@ def metadata_of(
     adapter: Adapter, layout: Layout, title: str, given: Mapping[str, str], is_dev: bool | None
 ) -> Metadata:
     """Return the metadata of a file; ``given`` is added, ``is_dev`` None if the model is unknown."""
-    pieces = [update.whole() for update in adapter.values()]
-    rank = Counter(piece.rank for piece in pieces).most_common(1)[0][0]
-    alpha = Counter(piece.scale * piece.rank for piece in pieces).most_common(1)[0][0]
+    ranks, alphas = zip(*map(ranks_and_alphas, adapter.values()), strict=True)
+    rank, alpha = (Counter(each).most_common(1)[0][0] for each in (ranks, alphas))
+    is_product = any(isinstance(update, Product) for update in adapter.values())
     found = {
         "format": "pt",
         "software": json.dumps({"name": "fluxtrain", "version": __version__}),
@@ -36,10 +37,10 @@ def metadata_of(
         "ss_base_model_version": "flux1",
         "ss_v2": "False",
         "ss_output_name": title,
-        "ss_network_module": "networks.lora_flux",
+        "ss_network_module": "lycoris.kohya" if is_product else "networks.lora_flux",
         "ss_network_dim": str(rank),
         "ss_network_alpha": str(alpha),
-        "ss_network_args": json.dumps({}),
+        "ss_network_args": json.dumps({"algo": "lokr"} if is_product else {}),
     }
     if is_dev is not None:
         found |= architecture(is_dev)
@@ -83,7 +84,7 @@ def _peft_config(adapter: Adapter) -> dict[str, object]:
     """Return the settings of peft's LoraConfig as diffusers writes them; alpha is the rank everywhere."""
     ranks = {
         name: piece.rank
-        for layer, update in adapter.items()
+        for layer, update in low_rank(adapter).items()
         for name, piece in parts_of(layer, update)
     }
     rank = Counter(ranks.values()).most_common(1)[0][0]

@@ -8,7 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fluxtrain.adapter.update import Adapter, Piece, Update
+from fluxtrain.adapter.product import Product
+from fluxtrain.adapter.update import Piece, Update
+from fluxtrain.adapter.updates import Adapter, AnyUpdate
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.validation import validate
@@ -24,7 +26,10 @@ def trained_adapter(layers: Sequence[AdaptedLayer], tensors: Mapping[str, Tensor
     return {layer.name: _update(layer, tensors) for layer in layers}
 
 
-def _update(layer: AdaptedLayer, tensors: Mapping[str, Tensor]) -> Update:
+def _update(layer: AdaptedLayer, tensors: Mapping[str, Tensor]) -> AnyUpdate:
+    if layer.kronecker is not None:
+        own = {name: tensors[f"{layer.name}.{name}"] for name in layer.shapes}
+        return Product(own, layer.scale)
     down, up = (tensors[f"{layer.name}.{name}"] for name in layer.shapes)
     pieces, first = [], 0
     for rows, each in zip(layer.splits, down.chunk(len(layer.splits)), strict=True):

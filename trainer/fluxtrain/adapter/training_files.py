@@ -71,6 +71,8 @@ def run_metadata(config: RunConfig, step: int) -> Metadata:
         "train_single_block_indices": adapter.single_blocks,
         **{f"{kind}_dim": rank for kind, rank in adapter.ranks if rank is not None},
     }
+    if adapter.kind == "lokr":
+        arguments |= {"algo": "lokr", **adapter.lokr.model_dump()}
     return {
         **architecture(config.model.guidance_embed),
         "modelspec.title": config.adapter_file.name,

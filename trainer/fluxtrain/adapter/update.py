@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -109,13 +108,3 @@ class Update:
         up = up_basis @ (left[:, :kept] * root)
         down = (right[:kept] * root[:, None]) @ down_basis.T
         return Update(self.outputs, (Piece(0, down, up, 1.0),))
-
-
-Adapter = dict[str, Update]
-"""The updates by the layers' names in BFL's layout: ``double_blocks.0.img_attn.qkv``."""
-
-
-def num_parameters(updates: Iterable[Update]) -> int:
-    """Return the number of values in the pieces of ``updates``."""
-    pieces = (piece for update in updates for piece in update.pieces)
-    return sum(piece.down.numel() + piece.up.numel() for piece in pieces)

@@ -12,7 +12,7 @@ from fluxtrain.errors import EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
     from fluxtrain.adapter.file import AdapterFile
-    from fluxtrain.adapter.update import Adapter
+    from fluxtrain.adapter.updates import Adapter
 
 _SOURCE = "LoRA file of any layout, or a run or checkpoint with adapters"
 
@@ -71,7 +71,8 @@ def _resize(arguments: argparse.Namespace) -> int:
     _check_target(arguments)
     file = _open(arguments.source)
     _print_ignored(file)
-    adapter, squares, rest = {}, 0.0, 0.0
+    adapter: Adapter = {}
+    squares = rest = 0.0
     for layer, update in file.adapter.items():
         adapter[layer] = update.resized(arguments.rank)
         before = update.delta()

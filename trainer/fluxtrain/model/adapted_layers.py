@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fluxtrain.contract.run.adapter import AdapterConfig, selected_blocks
+from fluxtrain.contract.run.adapter import AdapterConfig, LokrConfig, selected_blocks
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.model.kronecker import Kronecker
 from fluxtrain.model.tensor_names import Shape, entries
 
 BLOCKS = ("double_blocks", "single_blocks")
@@ -26,6 +27,15 @@ class AdaptedLayer:
     alpha: float
     is_split: bool = False
     """Whether each part has an A of its own."""
+    lokr: LokrConfig | None = None
+    """Division into the factors of a Kronecker product; None: a low-rank update."""
+
+    @property
+    def kronecker(self) -> Kronecker | None:
+        """Return the factors of the update; None of a low-rank one."""
+        if self.lokr is None:
+            return None
+        return Kronecker.of(self.outputs, self.inputs, self.rank, self.lokr)
 
     @property
     def outputs(self) -> int:
@@ -35,7 +45,8 @@ class AdaptedLayer:
     @property
     def scale(self) -> float:
         """Return the factor of the update."""
-        return self.alpha / self.rank
+        factors = self.kronecker
+        return self.alpha / self.rank if factors is None else factors.scale(self.alpha)
 
     @property
     def splits(self) -> tuple[int, ...]:
@@ -45,6 +56,8 @@ class AdaptedLayer:
     @property
     def shapes(self) -> dict[str, Shape]:
         """Return the shapes of the adapter's parameters; those of several A are stacked."""
+        if (factors := self.kronecker) is not None:
+            return factors.shapes
         stacked = self.rank * len(self.splits)
         return {"lora_A": (stacked, self.inputs), "lora_B": (self.outputs, self.rank)}
 
@@ -90,7 +103,8 @@ def adapted_layers(model: ModelConfig, adapter: AdapterConfig) -> list[AdaptedLa
         rank = adapter.rank_of(kind_of(name))
         if rank and int(number) in selected[blocks]:
             is_split = adapter.split_qkv and len(parts) > 1
-            layers.append(AdaptedLayer(name, inputs, parts, rank, adapter.alpha, is_split))
+            lokr = adapter.lokr if adapter.kind == "lokr" else None
+            layers.append(AdaptedLayer(name, inputs, parts, rank, adapter.alpha, is_split, lokr))
     return layers
 
 

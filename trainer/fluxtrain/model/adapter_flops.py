@@ -34,10 +34,13 @@ def run_flops(config: RunConfig, image_tokens: int | None = None) -> int:
 
 
 def _adapter_flops(config: RunConfig, layer: AdaptedLayer, image_tokens: int) -> int:
-    """Return the FLOPs of both products of ``layer``'s adapter, and of their gradients."""
+    """Return the FLOPs of the products of ``layer``'s adapter, and of their gradients."""
     rows = rows_of(layer.name, image_tokens, config.data.text_length)
-    (stacked, inputs), (outputs, rank) = layer.shapes.values()
-    down, up = 2 * rows * stacked * inputs, 2 * rows * outputs * rank
+    if (factors := layer.kronecker) is not None:
+        down, up = (rows * flops for flops in factors.flops)
+    else:
+        (stacked, inputs), (outputs, rank) = layer.shapes.values()
+        down, up = 2 * rows * stacked * inputs, 2 * rows * outputs * rank
     return (3 if rows > 1 else 2) * down + 3 * up  # a modulation's input needs no gradient
 
 

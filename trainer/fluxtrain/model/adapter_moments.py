@@ -17,7 +17,7 @@ from fluxtrain.model.flops import rows_of
 def with_adapters(moments: BlockMoments, config: RunConfig, index: int) -> BlockMoments:
     """Return ``moments`` of block ``index``, double blocks first, with its adapters.
 
-    They save A x, and with dropout its factors too. Blocks before the first one that has an adapter save
+    They save A x, and with ``dropout`` its factors too. Blocks before the first one that has an adapter save
     nothing.
     """
     if config.adapter is None:
@@ -27,7 +27,7 @@ def with_adapters(moments: BlockMoments, config: RunConfig, index: int) -> Block
         return BlockMoments(0, 0, Moment(moments.forward.activations + moments.saved, 0), ())
     lengths = config.image_tokens, config.data.text_length
     elements = _saved_of_blocks(config.model, config.adapter, *lengths)[index]
-    elements *= 2 if config.adapter.has_dropout else 1
+    elements *= 2 if config.adapter.dropout else 1
     return replace(moments, saved=moments.saved + elements * BYTES[config.precision.compute])
 
 
@@ -41,5 +41,7 @@ def _saved_of_blocks(
     counts = [0] * (model.depth + model.depth_single_blocks)
     for layer in adapted_layers(model, adapter):
         rows = rows_of(layer.name, image_tokens, text_length)
-        counts[block_index(layer, model)] += rows * layer.shapes["lora_A"][0]
+        factors = layer.kronecker
+        saved = layer.shapes["lora_A"][0] if factors is None else factors.saved
+        counts[block_index(layer, model)] += rows * saved
     return tuple(counts)

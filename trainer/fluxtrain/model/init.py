@@ -9,6 +9,8 @@
 | img_in, txt_in, qkv, proj, mlp, linear1, linear2      | Xavier uniform on the fused matrix     |
 | lora_A of an adapter                                  | uniform up to 1 / sqrt(inputs), as peft's |
 | lora_B of an adapter                                  | zero: an adapter starts without effect |
+| lokr_w1, lokr_w1_a, lokr_w1_b, lokr_w2_a              | uniform up to 1 / sqrt(columns), as LyCORIS' |
+| lokr_w2, lokr_w2_b                                    | zero                                   |
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import torch
 from torch import Tensor
 
 _ZERO = ("img_mod", "txt_mod", "modulation", "final_layer")
+_DOWN = ("lora_A", "lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2_a")
+_UP = ("lora_B", "lokr_w2", "lokr_w2_b")
 _NORMAL = ("time_in", "vector_in", "guidance_in")
 
 
@@ -30,8 +34,8 @@ def initial_value(
     parts = name.split(".")
     if parts[-1] == "scale":
         return torch.ones(shape, device=device)
-    is_down = parts[-1] == "lora_A"
-    is_zero = parts[-1] in ("bias", "lora_B") or any(part in _ZERO for part in parts)
+    is_down = parts[-1] in _DOWN
+    is_zero = parts[-1] in ("bias", *_UP) or any(part in _ZERO for part in parts)
     if is_zero and not is_down:
         return torch.zeros(shape, device=device)
     generator = torch.Generator(device or "cpu").manual_seed(_key(seed, name))

@@ -12,9 +12,11 @@ from torch.nn import functional as F  # noqa: N812  (the usual name)
 from fluxtrain.model.adapted_layers import AdaptedLayer
 from fluxtrain.model.adapter_dropout import AdapterDropout, adapter_keys
 from fluxtrain.model.flux import Flux
+from fluxtrain.model.lokr import LokrLinear
 
-PARAMETERS = ("lora_A", "lora_B")
-"""Names of an adapter's parameters in its layer: down to the rank, and up again."""
+_LOKR = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
+PARAMETERS = ("lora_A", "lora_B", *_LOKR)
+"""Names of an adapter's parameters in its layer: down to the rank and up again, or a product's factors."""
 
 
 class LoraLinear(nn.Linear):
@@ -50,7 +52,7 @@ def add_adapters(
     dtype: torch.dtype,
     dropout: AdapterDropout | None = None,
 ) -> None:
-    """Freeze ``model`` in ``dtype`` and make ``layers`` `LoraLinear`, with parameters in float32.
+    """Freeze ``model`` in ``dtype`` and give ``layers`` their adapters, with parameters in float32.
 
     Names of the model's parameters stay; the new ones have no values yet.
     """
@@ -59,13 +61,16 @@ def add_adapters(
         module = model.get_submodule(layer.name)
         assert isinstance(module, nn.Linear)
         device = module.weight.device
-        module.__class__ = LoraLinear
+        module.__class__ = LoraLinear if layer.kronecker is None else LokrLinear
         for name, shape in layer.shapes.items():
             empty = torch.empty(shape, dtype=torch.float32, device=device)
             module.register_parameter(name, nn.Parameter(empty))
-        assert isinstance(module, LoraLinear)
-        module.scale, module.splits = layer.scale, layer.splits
-        module.dropout, module.keys = dropout, None
+        assert isinstance(module, LoraLinear | LokrLinear)
+        module.scale, module.dropout, module.keys = layer.scale, dropout, None
+        if isinstance(module, LoraLinear):
+            module.splits = layer.splits
+        elif (factors := layer.kronecker) is not None:
+            module.factors = factors
 
 
 def set_keys(model: Flux, keys: Int[Tensor, " b"]) -> None:
@@ -73,7 +78,7 @@ def set_keys(model: Flux, keys: Int[Tensor, " b"]) -> None:
     dropping = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, LoraLinear) and module.dropout is not None
+        if isinstance(module, LoraLinear | LokrLinear) and module.dropout is not None
     }
     if dropping:
         for module, own in zip(dropping.values(), adapter_keys(keys, list(dropping)), strict=True):

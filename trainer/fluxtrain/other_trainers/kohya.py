@@ -48,7 +48,7 @@ _MODEL: Mapping[str, Option] = {
     **each("v2 v_parameterization sdxl clip_skip max_token_length", inert("is not for FLUX.1")),
 }
 _NETWORK: Mapping[str, Option] = {
-    "network_module": fields(["adapter.kind"], values.require_flux),
+    "network_module": fields(["adapter.kind"], values.network_kind),
     "network_dim": fields(
         ["adapter.rank"],
         values.of_network(lambda reading, name: {"adapter.rank": reading.positive(name)}),
@@ -82,6 +82,17 @@ _NETWORK: Mapping[str, Option] = {
     "network_args.split_qkv": field(
         "adapter.split_qkv", Reading.flag, note="sd-scripts since September 2025 fails with it"
     ),
+    "network_args.algo": automatic("is part of network_module"),
+    "network_args.factor": fields(
+        ["adapter.lokr.factor"],
+        values.of_lokr("adapter.lokr.factor", lambda reading, name: int(reading.number(name))),
+    ),
+    **{
+        f"network_args.{name}": fields(
+            [f"adapter.lokr.{name}"], values.of_lokr(f"adapter.lokr.{name}", Reading.flag)
+        )
+        for name in ("full_matrix", "decompose_both")
+    },
     "network_args.verbose": automatic("fluxtrain plan prints the layers' sizes"),
     "network_args.in_dims": missing("only the blocks' linear layers have adapters"),
     "network_args.train_t5xxl": missing("text encoders are not trained here"),

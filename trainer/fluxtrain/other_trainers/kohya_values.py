@@ -56,12 +56,31 @@ def base(reading: Reading) -> Values:
     return common.preset(model, reading.has("network_module"))
 
 
-def require_flux(reading: Reading, name: str) -> Values:
-    """Return nothing for networks.lora_flux; other networks have no counterpart."""
+def network_kind(reading: Reading, name: str) -> Values:
+    """Return the kind of adapter: of networks.lora_flux, or LyCORIS' lokr; others have no counterpart."""
     if reading.text(name) == "networks.lora_flux":
         reading.notes[name] = "adapter.kind is lora"
         return {"adapter.kind": "lora"}
-    raise NoCounterpartError("the only kind of adapter here is networks.lora_flux's")
+    if _is_lokr(reading):
+        return {"adapter.kind": "lokr"}
+    raise NoCounterpartError("adapters here are networks.lora_flux's, and lokr of lycoris.kohya")
+
+
+def of_lokr(path: str, read: Callable[[Reading, str], object]) -> Convert:
+    """Return the conversion of an option of LyCORIS' lokr to the field ``path``."""
+
+    def only(reading: Reading, name: str) -> Values:
+        if not _is_lokr(reading):
+            raise NoCounterpartError("is of lycoris.kohya with algo=lokr")
+        return {path: read(reading, name)}
+
+    return only
+
+
+def _is_lokr(reading: Reading) -> bool:
+    algorithm = "network_args.algo"
+    is_lycoris = reading.has("network_module") and reading.word("network_module") == "lycoris.kohya"
+    return is_lycoris and reading.has(algorithm) and reading.word(algorithm) == "lokr"
 
 
 def alpha(reading: Reading, name: str) -> Values:

@@ -23,11 +23,23 @@ def require_adaptable(config: RunConfig, at: str) -> None:
     if config.task == "train" and config.initial_weights is None:
         text = "must name the weights that the adapters change"
         raise ConfigError(f"{at}.initial_weights", UNSET, text)
+    if config.adapter.kind == "lokr":
+        _require_for_products(config, config.adapter, at)
     if config.optim.name == "prodigy" and not config.adapter.rates.is_one:
         given = config.adapter.rates.model_dump(exclude_defaults=True)
         text = "must be left out if optim.name is prodigy: it finds one step size for all"
         raise ConfigError(f"{at}.adapter.rates", given, text)
     _require_layers(config.adapter, config.model, f"{at}.adapter")
+
+
+def _require_for_products(config: RunConfig, adapter: AdapterConfig, at: str) -> None:
+    layout = config.adapter_file.layout
+    if layout not in ("kohya", "bfl"):
+        text = "must be kohya or bfl if adapter.kind is lokr: the others have no place for products"
+        raise ConfigError(f"{at}.adapter_file.layout", layout, text)
+    if adapter.rates.up != 1:
+        text = "must be 1 if adapter.kind is lokr: it has no matrices B"
+        raise ConfigError(f"{at}.adapter.rates.up", adapter.rates.up, text)
 
 
 def _require_layers(adapter: AdapterConfig, model: ModelConfig, at: str) -> None:

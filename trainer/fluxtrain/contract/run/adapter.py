@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from fluxtrain.contract.strict_model import Path, Rule, StrictModel
 Rank = Annotated[int, Field(ge=1, le=1024)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 KindRank = Annotated[int, Field(ge=0, le=1024)] | None
+AdapterKind = Literal["lora", "lokr"]
 AdapterLayout = Literal["kohya", "diffusers", "ai-toolkit", "bfl"]
 AdapterDtype = Literal["bfloat16", "float16", "float32"]
 Blocks = Annotated[
@@ -75,12 +76,64 @@ class AdapterRates(StrictModel):
         return all(factor == 1 for _, factor in self)
 
 
-class AdapterConfig(StrictModel):
-    """Low-rank adapters of the blocks' linear layers: W becomes W + alpha / rank x B A. They are trained
-    instead of the model's weights, which stay as they are, in ``precision.compute``."""
+class LokrConfig(StrictModel):
+    """How ``kind: lokr`` divides a weight into the factors w1 and w2 of a Kronecker product, as LyCORIS."""
 
-    kind: Literal["lora"] = "lora"
-    """Kind of adapter."""
+    factor: Annotated[int, Field(ge=-1, le=65_536)] = -1
+    """Most rows and columns of w1, the smaller factor; -1: as many as w2 has, as far as they divide."""
+    decompose_both: bool = False
+    """Make w1 a product of ``rank`` too, where that is smaller; w2 always is."""
+    full_matrix: bool = False
+    """Make neither a product of ``rank``; alpha then has no effect."""
+
+
+def _is_lora(adapter: AdapterConfig) -> bool:
+    return adapter.kind == "lora"
+
+
+class AdapterConfig(StrictModel):
+    """Adapters of the blocks' linear layers: W becomes W + alpha / rank x B A, or another small update. They
+    are trained instead of the model's weights, which stay as they are, in ``precision.compute``."""
+
+    rules: ClassVar = (
+        Rule(
+            "lokr",
+            "must be left out unless kind is lokr",
+            lambda adapter: adapter.kind == "lokr" or adapter.lokr == LokrConfig(),
+            "self.kind == 'lokr'",
+            others=("kind",),
+        ),
+        Rule(
+            "lokr.factor",
+            "must be -1, or 1 and more",
+            lambda adapter: adapter.lokr.factor != 0,
+            "self.lokr.factor != 0",
+        ),
+        Rule(
+            "split_qkv",
+            "must be false if kind is lokr: a product updates the whole layer",
+            lambda adapter: _is_lora(adapter) or not adapter.split_qkv,
+            "self.kind == 'lora' || !self.split_qkv",
+            others=("kind",),
+        ),
+        Rule(
+            "dropout",
+            "must be 0 if kind is lokr: it is of A x",
+            lambda adapter: _is_lora(adapter) or not adapter.dropout,
+            "self.kind == 'lora' || double(self.dropout) == 0.0",
+            others=("kind",),
+        ),
+        Rule(
+            "rank_dropout",
+            "must be 0 if kind is lokr: it is of A x",
+            lambda adapter: _is_lora(adapter) or not adapter.rank_dropout,
+            "self.kind == 'lora' || double(self.rank_dropout) == 0.0",
+            others=("kind",),
+        ),
+    )
+
+    kind: AdapterKind = "lora"
+    """``lora``: low-rank matrices B A; ``lokr``: the Kronecker product of two small matrices, LyCORIS'."""
     rank: Rank = 16
     """Rank of the update."""
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 16.0
@@ -105,6 +158,8 @@ class AdapterConfig(StrictModel):
     """Probability with which a sample has no adapter in one layer; nothing is scaled. The draws of all three
     depend on ``seed``, step and sample only, so they are the same for any number of ranks; evaluations and
     sample images drop nothing."""
+    lokr: LokrConfig = LokrConfig()
+    """Options of ``lokr``."""
     rates: AdapterRates = AdapterRates()
     """Factors of the learning rate."""
     initial: Path | None = None

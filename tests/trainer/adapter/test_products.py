@@ -1,0 +1,147 @@
+"""Files of Kronecker products (LoKr): LyCORIS' names, which ComfyUI reads, and what is done with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.reference_model import random_model
+from safetensors.torch import load_file, save_file
+from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written
+from tests.trainer.tiny_model import save_flux
+from torch import Tensor
+
+from fluxtrain.adapter.describe import describe
+from fluxtrain.adapter.file import read_adapter
+from fluxtrain.adapter.initial import initial_parameters
+from fluxtrain.adapter.layouts import Layout
+from fluxtrain.adapter.merge import MergedWeights
+from fluxtrain.adapter.product import Product
+from fluxtrain.contract.run.adapter import AdapterConfig, LokrConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.errors import DataError
+from fluxtrain.weights.reader import open_weights
+
+CONFIGS = {
+    "low rank": AdapterConfig(kind="lokr", rank=2, alpha=6.0),
+    "both": AdapterConfig(kind="lokr", rank=2, alpha=1.0, lokr=LokrConfig(decompose_both=True)),
+    "full": AdapterConfig(kind="lokr", rank=2, alpha=6.0, lokr=LokrConfig(full_matrix=True)),
+}
+NAMES = {
+    "kohya": "lora_unet_single_blocks_2_linear1",
+    "bfl": "diffusion_model.single_blocks.2.linear1",
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("layout", NAMES)
+def test_a_file_is_read_back_with_its_names(tmp_path: Path, layout: Layout, kind: str) -> None:
+    adapter = adapter_of(CONFIGS[kind])
+    path = written(tmp_path, adapter, layout, torch.float32)
+    found = read_adapter(path)
+    assert found.adapter.keys() == adapter.keys()
+    for layer, update in adapter.items():
+        other = found.adapter[layer]
+        assert (other.outputs, other.inputs) == (update.outputs, update.inputs)
+        assert largest_difference(update.delta(), other.delta()) < 1e-6, layer
+        assert other.norm() == pytest.approx(update.delta().norm().item(), rel=1e-5)
+    names = {name.removeprefix(f"{NAMES[layout]}.") for name in load_file(path)}
+    factors = {"low rank": {"lokr_w1", "lokr_w2_a", "lokr_w2_b"}, "full": {"lokr_w1", "lokr_w2"}}
+    assert factors.get(kind, {"lokr_w1_a", "lokr_w1_b", "lokr_w2_a", "lokr_w2_b"}) < names
+    assert dict(describe(found))["products"].startswith("29 layers")
+
+
+def in_comfy(tensors: dict[str, Tensor], module: str) -> Tensor:
+    """Return the update of ``module`` as ComfyUI computes it: alpha counts where a factor has a rank."""
+    own = {
+        name.rpartition(".")[2]: tensors[name] for name in tensors if name.startswith(f"{module}.")
+    }
+    alpha, rank, factors = own.pop("alpha").item(), None, []
+    for name in ("lokr_w1", "lokr_w2"):
+        if f"{name}_a" in own:
+            low = own.pop(f"{name}_b")
+            rank = len(low)
+            factors.append(own.pop(f"{name}_a") @ low)
+        else:
+            factors.append(own.pop(name))
+    assert not own, "every tensor is used"
+    return torch.kron(*factors) * (1.0 if rank is None else alpha / rank)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_comfyui_computes_our_update(tmp_path: Path, kind: str) -> None:
+    adapter = adapter_of(CONFIGS[kind])
+    tensors = load_file(written(tmp_path, adapter, "kohya", torch.float32))
+    for layer, update in adapter.items():
+        theirs = in_comfy(tensors, f"lora_unet_{layer.replace('.', '_')}")
+        assert largest_difference(update.delta(), theirs) < 1e-6, layer
+
+
+@pytest.mark.parametrize("layout", ["diffusers", "ai-toolkit"])
+def test_layouts_of_parts_have_no_place_for_it(tmp_path: Path, layout: Layout) -> None:
+    with pytest.raises(
+        DataError, match=r"has no place for Kronecker products \(LoKr\): kohya, bfl"
+    ):
+        written(tmp_path, adapter_of(CONFIGS["full"]), layout, torch.float32)
+
+
+@pytest.mark.parametrize("rank", [3, 1000])
+def test_the_closest_lora_is_that_of_the_singular_values(rank: int) -> None:
+    for layer, update in adapter_of(CONFIGS["low rank"]).items():
+        values = torch.linalg.svdvals(update.delta())
+        rest = (update.delta() - update.resized(rank).delta()).norm()
+        assert rest.item() == pytest.approx(values[rank:].norm().item(), rel=1e-3, abs=1e-4), layer
+
+
+def test_it_is_merged_into_weights(tmp_path: Path) -> None:
+    model = random_model(MODEL)
+    save_flux(model, tmp_path)
+    file = read_adapter(written(tmp_path, adapter_of(CONFIGS["both"]), "kohya", torch.float32))
+    merged = MergedWeights(open_weights(tmp_path / "weights.safetensors"), [(file, 0.5)])
+    name = "double_blocks.1.img_attn.qkv"
+    ((_, found),) = merged.read([f"{name}.weight"])
+    before = model.get_parameter(f"{name}.weight")
+    assert torch.allclose(found, before + 0.5 * file.adapter[name].delta(), atol=1e-6)
+
+
+def test_a_run_begins_with_a_product_of_the_same_factors_only(tmp_path: Path) -> None:
+    adapter = adapter_of(CONFIGS["low rank"])
+    path = written(tmp_path, adapter, "kohya", torch.float32)
+    begin = {"kind": "lokr", "rank": 2, "alpha": 3.0, "initial": path.name}
+    run = {"preset": "micro", "initial_weights": "w", "model": MODEL.model_dump()}
+    config = resolve(run | {"adapter": begin})
+    parameters = initial_parameters(config, tmp_path)
+    for layer, update in adapter.items():
+        own = {n.rpartition(".")[2]: t for n, t in parameters.items() if n.startswith(f"{layer}.")}
+        assert largest_difference(Product(own, 3.0 / 2).delta(), update.delta()) < 1e-5
+    for other, has in (
+        (begin | {"rank": 3}, "has {'lokr_w1': "),
+        (begin | {"kind": "lora"}, "a low-rank"),
+    ):
+        with pytest.raises(DataError, match=has):
+            initial_parameters(resolve(run | {"adapter": other}), tmp_path)
+
+
+GOOD = "lora_unet_single_blocks_0_linear2"
+W1, W2 = {f"{GOOD}.lokr_w1": torch.ones(2, 2)}, {f"{GOOD}.lokr_w2": torch.ones(2, 4)}
+PART = "transformer.single_transformer_blocks.0.attn.to_q"
+BAD: list[tuple[dict[str, Tensor], str]] = [
+    (W1, f"{GOOD} has no lokr_w2, or two"),
+    (W1 | W2 | {f"{GOOD}.lokr_w1_a": torch.ones(2, 2)}, f"{GOOD} has no lokr_w1, or two"),
+    (W1 | {f"{GOOD}.lokr_w2_a": torch.ones(2, 2), f"{GOOD}.lokr_w2_b": torch.ones(3, 2)},
+     r"\[2, 2\] and \[3, 2\], which have no product"),
+    (W1 | {f"{GOOD}.lokr_w2": torch.ones(2)}, "has a factor that is no matrix"),
+    (W1 | W2 | {f"{GOOD}.lokr_t2": torch.ones(2, 2)}, f"it has {GOOD}.lokr_t2"),
+    ({name.replace(GOOD, PART): t for name, t in (W1 | W2).items()}, "a Kronecker product of a part of"),
+    (W1 | W2 | {f"{GOOD.replace('lora_unet', 'lora_transformer')}.lora_down.weight": torch.ones(2, 8),
+                f"{GOOD.replace('lora_unet', 'lora_transformer')}.lora_up.weight": torch.ones(4, 2)},
+     "has several updates of the same rows"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tensors", "says"), BAD)
+def test_a_bad_file_is_refused(tmp_path: Path, tensors: dict[str, Tensor], says: str) -> None:
+    save_file(tensors, tmp_path / "bad.safetensors")
+    with pytest.raises(DataError, match=says):
+        read_adapter(tmp_path / "bad.safetensors")
