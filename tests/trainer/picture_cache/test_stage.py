@@ -191,11 +191,11 @@ def test_a_cache_can_be_shared_and_other_settings_do_not_mix(paths: RunPaths) ->
 
 def test_damaged_encodings_are_named_when_they_are_read(paths: RunPaths) -> None:
     dataset = opened(paths, data={"verify_checksums": True})
-    path = dataset.entries[2].latents
+    path = dataset.entries[2].latents[0]
     content = bytearray(path.read_bytes())
     content[-100] ^= 1
     path.write_bytes(content)
-    dataset.entries[3].latents.write_bytes(b"")
+    dataset.entries[3].latents[0].write_bytes(b"")
     out = Encodings.empty(3, dataset.shape)
     faults = dataset.read(np.array([1, 2, 3]), out, np.zeros(3, dtype=bool))
     assert faults[0] is None
