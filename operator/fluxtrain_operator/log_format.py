@@ -7,6 +7,8 @@ import logging
 from datetime import UTC, datetime
 from typing import Literal, get_args
 
+from fluxtrain.contract.redaction import redacted
+
 LogFormat = Literal["json", "text"]
 LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
@@ -27,12 +29,20 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             values["exception"] = self.formatException(record.exc_info)
-        return json.dumps(values, default=str)
+        return redacted(json.dumps(values, default=str))
+
+
+class TextFormatter(logging.Formatter):
+    """Formats a record as text, for people."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of ``record``. Credentials are left out."""
+        return redacted(super().format(record))
 
 
 def configure_logging(log_format: LogFormat) -> None:
     """Write records from level INFO on to stderr in ``log_format``; of kopf, warnings only."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_TEXT))
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(_TEXT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("kopf").setLevel(logging.WARNING)

@@ -524,7 +524,23 @@ NETWORK = [
     Bad("spec.network.env", _variable() * 2, "must not contain a name twice"),
     Bad("spec.network.env", [{"name": f"A{n}", "value": ""} for n in range(65)], "at most 64 items"),
     Bad("spec.network.env", _variable(valueFrom={}), UNKNOWN, "spec.network.env[0].valueFrom"),
+    *(
+        Bad("spec.network.env", [{"name": name, "value": value}], "must not be a credential: put it into",
+            "spec.network.env[0].value")
+        for name, value in (
+            ("HF_TOKEN", "x"), ("AWS_SECRET_ACCESS_KEY", "x"), ("wandb_api_key", "x"), ("DB_PASSWORD", "x"),
+            ("A", "hf_" + "a" * 34), ("A", "AKIA" + "A" * 16), ("A", "github_pat_" + "1" * 20),
+        )
+    ),
     Bad("spec.network.hca", "bnxt_re0", UNKNOWN),
+    Bad("spec.credentials", "hub", "must be of type array"),
+    Bad("spec.credentials", ["A"], MATCH, "spec.credentials[0]"),
+    Bad("spec.credentials", ["a"] * 17, "at most 16 items"),
+    *(
+        Bad("spec.run.prepare.input", url, "must have no user name, password, token or signature")
+        for url in ("https://me:secret@example.com/a.uri", "https://example.com/a.uri?X-Amz-Signature=0a",
+                    "https://example.com/a.uri?v=1&ACCESS_TOKEN=0a")
+    ),
 ]  # fmt: skip
 POD_TEMPLATE = [
     Bad(_TEMPLATE, [], "must be of type object"),
@@ -577,6 +593,13 @@ POD_TEMPLATE = [
     Bad(_CONTAINERS, _container(env="A=b"), "must be of type array", f"{_CONTAINERS}[0].env"),
     Bad(_CONTAINERS, _container(env=_variable(name="PET_NNODES")), "must not begin with PET_",
         f"{_CONTAINERS}[0].env[0].name"),
+    Bad(_CONTAINERS, _container(env=[{"name": "HF_TOKEN", "value": "x"}]), "must not be a credential",
+        f"{_CONTAINERS}[0].env[0].value"),
+    Bad(_CONTAINERS, [{"name": "logs", "image": "a", "env": [{"name": "A_KEY", "value": "x"}]}],
+        "must not be a credential", f"{_CONTAINERS}[0].env[0].value"),
+    Bad(f"{_TEMPLATE}.spec.initContainers",
+        [{"name": "a", "image": "a", "env": [{"name": "A_SECRET", "value": "x"}]}],
+        "must not be a credential", f"{_TEMPLATE}.spec.initContainers[0].env[0].value"),
     Bad(_CONTAINERS, [{"name": f"c{n}", "image": "x"} for n in range(17)], "at most 16 items"),
 ]  # fmt: skip
 

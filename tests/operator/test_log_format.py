@@ -7,11 +7,11 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 
 import pytest
 
-from fluxtrain_operator.log_format import JsonFormatter, configure_logging
+from fluxtrain_operator.log_format import JsonFormatter, LogFormat, configure_logging
 
 
 @contextmanager
@@ -76,3 +76,18 @@ def test_json_is_written_to_stderr_without_kopfs_notes(monkeypatch: pytest.Monke
         logging.getLogger("kopf").info("not shown")
     (line,) = stream.getvalue().splitlines()
     assert json.loads(line)["message"] == "leading as a"
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_no_credentials_are_logged(log_format: LogFormat) -> None:
+    stream = io.StringIO()
+    with no_handlers() as logger, redirect_stderr(stream):
+        configure_logging(log_format)
+        logger.info(
+            "failed: %s",
+            "https://me:secret@example.com/?sig=secret",
+            extra={"fields": {"detail": "hf_" + "a1" * 17}},
+        )
+    assert "failed: https://***@example.com/?***" in stream.getvalue()
+    assert "secret" not in stream.getvalue()
+    assert "a1a1" not in stream.getvalue()

@@ -14,6 +14,7 @@ from kubernetes.aio.client.exceptions import ApiException
 
 from fluxtrain.contract.members import MEMBERS_PATH
 from fluxtrain.contract.progress import PROGRESS_PATH
+from fluxtrain.contract.redaction import redacted
 from fluxtrain.contract.resource.api_model import GROUP
 from fluxtrain.contract.resource.fluxtraining import KIND, PLURAL, VERSION
 from fluxtrain_operator import names
@@ -161,7 +162,7 @@ class KubernetesApi:
             "action": event.reason,
             "reason": event.reason,
             "type": event.type,
-            "note": event.message[:_MAX_NOTE_LENGTH],
+            "note": redacted(event.message)[:_MAX_NOTE_LENGTH],
             "regarding": dict(regarding),
         }
         await self._request("POST", collection("events.k8s.io/v1", namespace, "Event"), body)

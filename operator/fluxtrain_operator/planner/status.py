@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from fluxtrain.contract.redaction import redacted
 from fluxtrain.contract.resource.status import (
     Condition,
     NodeFault,
@@ -126,7 +127,7 @@ def next_status(
         trainSecondsBefore=train_seconds_before(situation),
         exitCode=decision.exit_code if phase in ("Complete", "Failed") else None,
         completedPredecessors=completed_predecessors(situation),
-        lastError=decision.error_line[:_MAX_MESSAGE] or before.last_error,
+        lastError=redacted(decision.error_line)[:_MAX_MESSAGE] or before.last_error,
     )
     return with_times(situation, decision, status)
 
@@ -167,14 +168,15 @@ def conditions(
     result = {condition.type: condition for condition in before}
     for update in updates:
         value, old = _VALUES[update.value], result.get(update.type)
-        facts = value, update.reason, update.message[:_MAX_MESSAGE], generation
+        message = redacted(update.message)[:_MAX_MESSAGE]
+        facts = value, update.reason, message, generation
         if old and (old.status, old.reason, old.message, old.observed_generation) == facts:
             continue  # comparing and validating all of them anew is a third of a plan's time
         result[update.type] = Condition(
             type=update.type,
             status=value,
             reason=update.reason,
-            message=update.message[:_MAX_MESSAGE],
+            message=message,
             lastTransitionTime=old.last_transition_time
             if old and old.status == value
             else stamp(now),

@@ -115,12 +115,23 @@ def _trainer(job: Job) -> Manifest:
         "image": job.image,
         "command": ["fluxtrain", "agent"],
         "env": environment(job),
+        **_credentials(job),
         "ports": [{"name": "metrics", "containerPort": job.metrics_port, "protocol": "TCP"}],
         "resources": resources_of(job),
         "volumeMounts": [*mounts(job), *flushed_mount(job)],
         "securityContext": _CONTAINER_SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+
+
+def _credentials(job: Job) -> Manifest:
+    """Return the sources of variables with credentials, which only the training container gets."""
+    names_of_secrets = job.spec.credentials
+    return (
+        {"envFrom": [{"secretRef": {"name": name}} for name in names_of_secrets]}
+        if names_of_secrets
+        else {}
+    )
 
 
 def _rendezvous(job: Job) -> Manifest:

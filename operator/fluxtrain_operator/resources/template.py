@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fluxtrain_operator import names
@@ -22,7 +22,7 @@ _MERGE_KEYS = {  # as in a strategic merge patch; other lists are replaced
 _KINDS: dict[type, str] = {dict: "a mapping", list: "a list", str: "text", int: "a whole number"}
 _UNIONS = ("env", "volumes")
 """Lists whose items have one of several sources: another source replaces the item."""
-_APPENDED = ("tolerations", "schedulingGates", "topologySpreadConstraints")
+_APPENDED = ("envFrom", "tolerations", "schedulingGates", "topologySpreadConstraints")
 _RENDEZVOUS_SPEC = (  # also for the rendezvous pod; not what sizes or places training pods
     "volumes", "imagePullSecrets", "securityContext", "serviceAccountName", "runtimeClassName",
     "tolerations", "dnsConfig", "dnsPolicy", "hostAliases",
@@ -32,6 +32,10 @@ _TRAINER_VOLUMES = ("shm", "snapshots", "tmp")
 _RENDEZVOUS_CONTAINER = ("env", "envFrom", "volumeMounts", "imagePullPolicy", "securityContext")
 _OF_THE_IMAGE = ("volumes", "env", "envFrom", "volumeMounts", "imagePullPolicy")
 """What is not merged into a rendezvous pod that runs another image than the job's."""
+
+
+_SECRET_SOURCES = ("secret", "secretRef", "secretKeyRef", "csi", "serviceAccountToken")
+"""Fields of variables and volumes whose content is secret; CSI volumes are of stores of secrets."""
 
 
 def require_merge_keys(template: Any, path: str = _AT, key: str = "") -> None:
@@ -71,9 +75,34 @@ def merge_into_rendezvous(
     trainer = next(trainers, Manifest())
     keys = (key for key in _RENDEZVOUS_CONTAINER if key in trainer and key not in left_out)
     container = {key: trainer[key] for key in keys}
+    _remove_secrets(shared, container)
     shared["containers"] = [{"name": names.RENDEZVOUS, **container}]
     metadata = {key: value for key, value in template.items() if key == "metadata"}
     return _without_empty(_merge(pod, {**metadata, "spec": shared}, _AT))
+
+
+def _remove_secrets(spec: Manifest, container: Manifest) -> None:
+    """Remove the sources of Secrets from ``spec`` and ``container``, and the mounts of removed volumes."""
+    secret = {v["name"] for v in spec.get("volumes", []) if _has_secret(v)}
+    removed: dict[str, Callable[[Any], bool]] = {
+        "env": lambda variable: _has_secret(variable.get("valueFrom", {})),
+        "envFrom": _has_secret,
+        "volumeMounts": lambda mount: mount.get("name") in secret,
+    }
+    for key, is_removed in removed.items():
+        if key in container:
+            container[key] = [item for item in container[key] if not is_removed(item)]
+    if secret:
+        spec["volumes"] = [v for v in spec["volumes"] if v["name"] not in secret]
+
+
+def _has_secret(source: Any) -> bool:
+    """Return whether ``source``, of a variable or a volume, gives a pod a Secret or a token."""
+    if not isinstance(source, Mapping):
+        return False
+    projected = source.get("projected")
+    sources = projected.get("sources") if isinstance(projected, Mapping) else None
+    return any(key in source for key in _SECRET_SOURCES) or any(map(_has_secret, sources or ()))
 
 
 def _merge(base: Any, over: Any, path: str, key: str = "") -> Any:

@@ -271,3 +271,9 @@ def test_the_eta_is_that_of_a_job_that_trains(remaining: float | None, eta: str 
     training = pods.plan_with(job, *pods.make_pods(2, job), progress=answer, now=NOW + 10).status
     assert (training.phase, training.eta) == ("Running", eta)
     assert pods.plan_with(pods.with_status(job, training)).status.eta is None
+
+
+def test_conditions_have_no_credentials() -> None:
+    message = "cannot read https://me:secret@example.com/a?sig=secret"
+    (condition,) = conditions([], [ConditionUpdate("Failed", True, "Error", message)], 1, 0.0)
+    assert condition.message == "cannot read https://***@example.com/a?***"

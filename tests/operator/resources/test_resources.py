@@ -25,7 +25,7 @@ from fluxtrain.errors import ConfigError
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.pod_defaults import parse_pod_defaults
-from fluxtrain_operator.resources import Slot, desired, training_pod
+from fluxtrain_operator.resources import Slot, desired, key_secret, rendezvous_pod, training_pod
 
 GOLDEN = Path(__file__).parent / "golden"
 COMPLETE = (BASE, "mlperf-schnell")
@@ -244,3 +244,15 @@ def test_a_template_with_wrong_types_or_directives_is_rejected_with_the_path(
     with pytest.raises(ConfigError) as caught:
         make_job(podTemplate={"spec": template})
     assert caught.value.path == f"spec.podTemplate.spec.{path}"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_rendezvous_pod_has_no_secret_but_its_key(name: str) -> None:
+    job = load_job(VARIANTS[name])
+    pod = rendezvous_pod(job)
+    pod["spec"].pop("imagePullSecrets", None)  # of the kubelet, not in the pod
+    (key,) = (volume for volume in pod["spec"]["volumes"] if volume["name"] == "rendezvous-key")
+    assert key["secret"]["secretName"] == key_secret(job)["metadata"]["name"]
+    others = [volume for volume in pod["spec"]["volumes"] if volume is not key]
+    text = json.dumps([others, trainer(pod).get("env"), trainer(pod).get("envFrom")])
+    assert "secret" not in text.lower()

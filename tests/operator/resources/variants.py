@@ -310,6 +310,17 @@ VARIANTS: dict[str, Variant] = {
             envFrom=[{"configMapRef": {"name": "site"}}],
         )
     ),
+    "template-secret-volume": _pod(
+        **_trainer(**_PLACE), volumes=[{"name": "site", "secret": {"secretName": "site"}}]
+    ),
+    "credentials": Variant({"credentials": ["hugging-face", "s3"]}),
+    "credentials-and-template": Variant(
+        {
+            "credentials": ["hugging-face"],
+            "podTemplate": {"spec": _trainer(envFrom=[{"configMapRef": {"name": "site"}}])},
+        },
+        like="credentials",
+    ),
     "template-volume": _pod(
         **_trainer(**_PLACE),
         volumes=[{"name": "site", "persistentVolumeClaim": {"claimName": "site"}}],

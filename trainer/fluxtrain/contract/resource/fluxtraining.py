@@ -21,6 +21,7 @@ from fluxtrain.contract.resource.api_model import (
     Seconds,
     Subdomain,
 )
+from fluxtrain.contract.resource.credentials import NO_LITERAL_CREDENTIAL
 from fluxtrain.contract.resource.pod_template import (
     RESERVED_NAMES,
     UNIQUE_VARIABLES,
@@ -176,7 +177,7 @@ class Scheduling(ApiModel):
 class EnvironmentVariable(ApiModel):
     """An environment variable of the trainer."""
 
-    rules: ClassVar = (RESERVED_NAMES,)
+    rules: ClassVar = (RESERVED_NAMES, NO_LITERAL_CREDENTIAL)
 
     name: VariableName
     """Name; PET_* and FLUXTRAIN_* are reserved for the operator."""
@@ -292,6 +293,8 @@ class Spec(ApiModel):
     """Extended resource of the GPUs or of their partitions, such as amd.com/cpx_nps4."""
     run: dict[str, Any]
     """Configuration of the training: a preset and the fields that differ from it."""
+    credentials: Annotated[list[Subdomain], Field(max_length=16)] = []
+    """Names of Secrets whose keys the training container gets as environment variables, such as HF_TOKEN."""
     storage: Annotated[Storage, IMMUTABLE] = Storage()
     """Volumes for data, models and output."""
     restart: Restart = Restart()

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field
 
 from fluxtrain.contract.resource.api_model import GROUP, ApiModel, Image, LabelKey, LabelValue, Name
+from fluxtrain.contract.resource.credentials import NO_LITERAL_CREDENTIAL
 from fluxtrain.contract.strict_model import Rule
 
 TRAINER = "trainer"
@@ -26,6 +27,7 @@ VariableName = Annotated[
     ),
 ]
 AnnotationValue = Annotated[str, Field(max_length=16_384)]
+VariableValue = Annotated[str, Field(max_length=16_384)]
 Text = Annotated[str, Field(max_length=4096)]
 Objects = Annotated[list[dict[str, Any]], Field(max_length=64)]
 """Kubernetes objects that are passed on unchecked; the bound is above what any pod has."""
@@ -97,10 +99,23 @@ class TemplateMetadata(ApiModel):
 class TemplateVariable(OpenModel):
     """An environment variable of a container, with value or valueFrom."""
 
-    rules: ClassVar = (RESERVED_NAMES,)
+    rules: ClassVar = (RESERVED_NAMES, NO_LITERAL_CREDENTIAL)
 
     name: VariableName
     """Name; PET_* and FLUXTRAIN_* are reserved for the operator."""
+    value: VariableValue | None = None
+    """Value; credentials belong in a Secret."""
+
+
+class TemplateInitVariable(OpenModel):
+    """An environment variable of an init container, with value or valueFrom."""
+
+    rules: ClassVar = (NO_LITERAL_CREDENTIAL,)
+
+    name: Annotated[str, Field(max_length=256)]
+    """Name."""
+    value: VariableValue | None = None
+    """Value; credentials belong in a Secret."""
 
 
 class TemplateContainer(OpenModel):
@@ -147,7 +162,7 @@ class TemplateInitContainer(OpenModel):
     """Command of the container."""
     args: Annotated[list[Text], Field(max_length=256)] | None = None
     """Arguments of the container."""
-    env: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    env: Annotated[list[TemplateInitVariable], Field(max_length=128)] | None = None
     """Environment variables."""
     env_from: Objects | None = None
     """Sources of additional environment variables."""

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from fluxtrain.contract.strict_model import IMMUTABLE, Count, Path, Rule, StrictModel
 
+_SECRET_IN_URL = r"(?i)^[a-z+.-]+://[^/?#]*@|[?&][^=&]*(sig|token|key|credential|password)[^=&]*="
+"""A user name, or a query with a signature or a token."""
+_NO_SECRET_IN_URL = Rule(
+    "input",
+    "must have no user name, password, token or signature: whoever may view the job can read it",
+    lambda prepare: re.search(_SECRET_IN_URL, prepare.input) is None,
+    f"!self.input.matches('{_SECRET_IN_URL}')",
+)
+
 
 class PrepareConfig(StrictModel):
     """The prepare task: converts MLPerf's raw data to the images and captions that ``data`` names."""
 
     rules: ClassVar = (
+        _NO_SECRET_IN_URL,
         Rule(
             "samples",
             "must be 1 or more if dataset is coco",
