@@ -15,7 +15,7 @@ from tests.trainer.tiny_encoders import write_encoders
 
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.errors import ConfigError
+from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.launch.torchrun import check_before_starting
 
 
@@ -129,3 +129,11 @@ def test_the_command_looks_at_the_folder_before_it_starts_trainers(
         message = "ae.safetensors: missing; the encoders need it"
     with pytest.raises(Exception, match=message):
         check_before_starting(run, paths, [1])
+
+
+def test_the_model_of_a_fine_tuning_is_looked_for_before_pictures_are_encoded(
+    roots: RunPaths, tmp_path: Path
+) -> None:
+    run = config(initial_weights="nowhere", adapter={"rank": 2})
+    with pytest.raises(DataError, match="nowhere: missing"):
+        check_before_starting(run, RunPaths(tmp_path, roots.data, roots.models), [1])

@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher import api
 from torch.distributed.run import config_from_args, get_args_parser
 
+from fluxtrain.adapter.initial import initial_parameters
 from fluxtrain.compilation import compiles
 from fluxtrain.contract.launch import (
     CHECKPOINTS_FOLDER,
@@ -62,6 +63,7 @@ from fluxtrain.run_state import (
 )
 from fluxtrain.sample.prompts import check_sampling
 from fluxtrain.snapshot_size import takes_snapshots
+from fluxtrain.weights.reader import initial_weights
 
 MALLOC_SETTINGS = {
     "MALLOC_MMAP_MAX_": "0",
@@ -162,6 +164,7 @@ def _check_training(config: RunConfig, paths: RunPaths, rank_counts: Sequence[in
     compiles(config.parallel, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     check_continued_run(config, paths.output / CHECKPOINTS_FOLDER)
     check_sampling(with_any_seed(config), paths.data, paths.models)
+    _check_model(config, paths)
     if begins_closed(config, paths.num_nodes):  # no data before MLPerf's clock
         if config.data.source == "images":
             check_files(config.encoders, paths.models)
@@ -175,6 +178,14 @@ def _check_training(config: RunConfig, paths: RunPaths, rank_counts: Sequence[in
     if isinstance(sources.train, SlowRandomAccess):
         folder = paths.data / config.data.train
         print(f"fluxtrain: {folder}: {sources.train.advice}", file=sys.stderr)
+
+
+def _check_model(config: RunConfig, paths: RunPaths) -> None:
+    """Open the weights and adapters that the run begins with; a checkpoint of all weights needs none."""
+    if config.adapter is None and latest(paths.output / CHECKPOINTS_FOLDER) is not None:
+        return
+    initial_weights(config, paths.models)
+    initial_parameters(with_any_seed(config), paths.models)
 
 
 def launch(torchrun_arguments: list[str], paths: RunPaths, peers: Peers = ALONE) -> tuple[int, str]:
