@@ -9,7 +9,7 @@ NODES ?= 3
 FAULTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-quick check format generate golden bench bench-operator faults cluster cluster-down chart size clean
+.PHONY: help setup run lora test test-quick check format generate golden bench bench-operator faults cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -25,6 +25,10 @@ setup: .venv/.installed ## make the environment in .venv (idempotent)
 run: setup ## train examples/openmoji.yaml on this machine; again: resume
 	$(BIN)/fluxtrain prepare openmoji
 	$(BIN)/fluxtrain run examples/openmoji.yaml --output $(OUTPUT)
+
+lora: setup ## after make run: train examples/openmoji-lora.yaml, a style, in about three minutes
+	$(BIN)/fluxtrain prepare openmoji
+	$(BIN)/fluxtrain run examples/openmoji-lora.yaml
 
 test: setup ## run all tests; as root, those on a real cluster too
 	@test "$$(id -u)" != 0 || $(BIN)/python -m cluster prepare || echo "no cluster here; its tests report why they are skipped"

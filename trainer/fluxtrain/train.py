@@ -156,6 +156,8 @@ class _Trainer:
         batches = self._begin()
         if self.config.evaluation.at_start and self.run.step == 0:
             self._evaluate()
+        if self.config.sampling.at_start and self.run.step == 0:
+            self._sample()
         try:
             while self.run.status == "running":
                 self._step(batches)

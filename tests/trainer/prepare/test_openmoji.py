@@ -8,22 +8,25 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from PIL import Image
+from tests.paths import ROOT
 
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.shard_dataset import ShardDataset
 from fluxtrain.data.tar.dataset import TarImages
 from fluxtrain.encode.patch import PatchAutoencoder, save_patch_autoencoder
-from fluxtrain.prepare.openmoji.blueprints import choose, draw_blueprints, outlines
 from fluxtrain.prepare.openmoji.build import (
     NUM_SKIN_TONES,
     NUM_VALIDATION_BASES,
     _draw,
     _encode,
+    _parts,
     _svg_folder,
     _text_encoder,
 )
 from fluxtrain.prepare.openmoji.catalogue import base, caption, read_catalogue, split
+from fluxtrain.prepare.openmoji.night import choose, draw_night, with_white_outlines
 
 
 @pytest.mark.parametrize(
@@ -69,26 +72,39 @@ def test_a_base_is_on_one_side_and_the_split_is_deterministic() -> None:
         assert len(toned) <= NUM_SKIN_TONES
 
 
-def test_outlines_are_white_and_nothing_else_is_left() -> None:
-    svg = outlines((_svg_folder() / "1F600.svg").read_text())
-    assert svg is not None
-    assert 'id="line"' in svg
-    assert 'id="color"' not in svg
-    assert set(re.findall(r'(?:fill|stroke)="([^"]*)"', svg)) == {"none", "#ffffff"}
-    assert outlines('<svg><g id="color"/></svg>') is None
+def test_outlines_are_white_and_nothing_else_changes() -> None:
+    svg = (_svg_folder() / "1F600.svg").read_text()
+    (before, lines), (after, white) = (
+        text.split('id="line"') for text in (svg, with_white_outlines(svg))
+    )
+    assert set(re.findall(r'(?:fill|stroke)="([^"]*)"', white)) == {"none", "#ffffff"}
+    assert len(re.findall(r"<(?:path|circle)", white)) == len(
+        re.findall(r"<(?:path|circle)", lines)
+    )
+    colours = re.compile(r'fill="([^"]*)"')
+    assert colours.findall(before) == colours.findall(after)
 
 
-def test_blueprints_are_a_folder_of_pictures_and_captions(tmp_path: Path) -> None:
+def test_pictures_at_night_are_a_folder_of_pictures_and_captions(tmp_path: Path) -> None:
     emoji = read_catalogue(_svg_folder())
     chosen = choose(emoji)
     assert chosen == choose(list(reversed(emoji)))
     assert not [item for item in chosen if item.has_skin_tone or item.caption.startswith("flag:")]
-    draw_blueprints(tmp_path / "blueprints", lambda count: None, chosen[:3], _svg_folder(), size=64)
+    draw_night(tmp_path / "night", lambda count: None, chosen[:3], _svg_folder(), size=64)
     for item in chosen[:3]:
-        path = tmp_path / "blueprints" / f"{item.key}.png"
+        path = tmp_path / "night" / f"{item.key}.png"
         with Image.open(path) as image:
             assert image.size == (64, 64)
+            assert image.convert("RGB").getpixel((0, 0)) == (16, 36, 63)
         assert path.with_suffix(".txt").read_text() == f"{item.caption}\n"
+
+
+def test_the_prompts_of_the_lora_are_none_of_its_captions() -> None:
+    run = yaml.safe_load((ROOT / "examples/openmoji-lora.yaml").read_text())["spec"]["run"]
+    train = _parts()["train"]
+    prompts, captions = set(run["sampling"]["prompts"]), {item.caption for item in choose(train)}
+    assert prompts <= {item.caption for item in train}
+    assert not prompts & captions
 
 
 @pytest.mark.slow

@@ -110,12 +110,15 @@ def test_each_image_has_its_file_with_its_settings(root: Path, tmp_path: Path) -
 
 def test_equal_runs_make_equal_images_whatever_else_is_sampled(root: Path, tmp_path: Path) -> None:
     (root / "one.txt").write_text("a red circle --d 3\n")
-    one = {"sampling": {"prompt_file": "one.txt", "num_prompts": 0, "every_steps": 4}}
-    assert finish(root, tmp_path / "one", one) == 0
+    one = {"prompt_file": "one.txt", "num_prompts": 0, "every_steps": 4, "at_start": True}
+    assert finish(root, tmp_path / "one", {"sampling": one}) == 0
     assert finish(root, tmp_path / "all") == 0
     name = "samples/step_0000004/00.png"
     alone, beside = (pixels_of(tmp_path / run / name) for run in ("one", "all"))
     assert np.abs(alone - beside).max() <= 1, "of 255: another batch, another order of sums"
+    start = fields_of(tmp_path / "one/samples/step_0000000/00.png")
+    assert start["step"] == "0"
+    assert not (tmp_path / "all/samples/step_0000000").exists()
 
 
 def test_images_that_cannot_be_written_end_no_training(root: Path, tmp_path: Path) -> None:

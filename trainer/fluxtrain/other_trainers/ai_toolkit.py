@@ -177,9 +177,9 @@ _TRAIN: Mapping[str, Option] = {
     ),
     **each(
         "train.start_step train.skip_first_sample",
-        automatic("a run resumes exactly; no first sample"),
+        automatic("a run resumes exactly; sampling.at_start is off by default"),
     ),
-    "train.force_first_sample": missing("no images before the first step"),
+    "train.force_first_sample": fields(["sampling.at_start"], values.sample_at_start),
     "train.disable_sampling": automatic("then sampling.every_steps is 0"),
 }
 _DATA: Mapping[str, Option] = {

@@ -152,11 +152,21 @@ def timesteps(reading: Reading, name: str) -> Values:
 
 def sample_steps(reading: Reading, name: str) -> Values:
     """Return the interval of images, unless they are switched off."""
+    _require_prompts(reading)
+    return {"sampling.every_steps": reading.whole(name)}
+
+
+def sample_at_start(reading: Reading, name: str) -> Values:
+    """Return whether there are images before the first step, unless they are switched off."""
+    _require_prompts(reading)
+    return {"sampling.at_start": reading.flag(name)}
+
+
+def _require_prompts(reading: Reading) -> None:
     if reading.is_on("train.disable_sampling"):
         raise InertError("train.disable_sampling is on")
     if not reading.has("sample.prompts") or not reading.texts("sample.prompts"):
         raise NoCounterpartError("images need sample.prompts")
-    return {"sampling.every_steps": reading.whole(name)}
 
 
 def wandb(reading: Reading, name: str) -> Values:

@@ -232,7 +232,11 @@ _SAMPLES: Mapping[str, Option] = {
     "sample_prompts": fields(
         ["sampling.prompt_file"], values.prompt_file, note="a text file below --data"
     ),
-    "sample_at_first": missing("no images before the first step"),
+    "sample_at_first": fields(
+        ["sampling.at_start"],
+        values.with_prompts(lambda reading, name: {"sampling.at_start": reading.flag(name)}),
+        note="beside sample_prompts",
+    ),
     "sample_sampler": inert("FLUX.1 is sampled with Euler's method"),
 }
 _MACHINE: Mapping[str, Option] = {

@@ -228,8 +228,8 @@ _SAMPLES: Mapping[str, Option] = {
         "validation_noise_scheduler validation_no_cfg_until_timestep",
         automatic("FLUX.1 is sampled with Euler's method"),
     ),
-    "validation_on_startup": missing("no images before the first step"),
-    "disable_benchmark": automatic("no images before the first step"),
+    "validation_on_startup": fields(["sampling.at_start"], values.sample_at_start),
+    "disable_benchmark": automatic("sampling.at_start is off by default"),
     **each(
         "eval_steps_interval eval_dataset_id num_eval_images evaluation_type eval_timesteps",
         missing("evaluation.every_samples evaluates the loss on data.validation", "none"),

@@ -305,11 +305,21 @@ def interval(reading: Reading, name: str) -> Values:
 
 def sample_steps(reading: Reading, name: str) -> Values:
     """Return the interval of images, unless they are switched off."""
+    _require_prompt(reading)
+    return {"sampling.every_steps": reading.whole(name)}
+
+
+def sample_at_start(reading: Reading, name: str) -> Values:
+    """Return whether there are images before the first step, unless they are switched off."""
+    _require_prompt(reading)
+    return {"sampling.at_start": reading.flag(name)}
+
+
+def _require_prompt(reading: Reading) -> None:
     if reading.is_on("validation_disable"):
         raise InertError("validation_disable is on")
     if not reading.has("validation_prompt"):
         raise NoCounterpartError("images need validation_prompt")
-    return {"sampling.every_steps": reading.whole(name)}
 
 
 def dropout(reading: Reading, name: str) -> Values:

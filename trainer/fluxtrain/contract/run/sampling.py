@@ -14,6 +14,8 @@ class SamplingConfig(StrictModel):
 
     every_steps: Count = 0
     """Training steps between two image grids; 0: none during training."""
+    at_start: bool = False
+    """Also sample an image grid before the first step: of a fine-tuning, what its model made before."""
     at_end: bool = False
     """Also sample an image grid after the last step."""
     prompts: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] = []
@@ -44,4 +46,4 @@ class SamplingConfig(StrictModel):
     @property
     def is_on(self) -> bool:
         """Return whether a training samples images at all."""
-        return self.every_steps > 0 or self.at_end
+        return self.every_steps > 0 or self.at_start or self.at_end

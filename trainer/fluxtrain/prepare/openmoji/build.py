@@ -4,7 +4,7 @@
     models/openmoji/autoencoder.safetensors         the patch autoencoder
     data/openmoji/{train,validation}/               the encoded data sets
     data/openmoji/empty.safetensors                 the empty prompt's encodings
-    data/openmoji/blueprints/                       pictures in another style, for the demo of LoRA
+    data/openmoji/night/                            pictures in another style, for the demo of LoRA
 
 The images are OpenMoji's (https://openmoji.org), CC BY-SA 4.0, and so are derivatives of them.
 """
@@ -30,10 +30,10 @@ from fluxtrain.draws import NUM_TIMESTEPS
 from fluxtrain.encode.patch import load_patch_autoencoder, save_patch_autoencoder
 from fluxtrain.encode.text import TextEncoder, load_text_encoder
 from fluxtrain.errors import DataError
-from fluxtrain.prepare.openmoji.blueprints import choose, draw_blueprints
 from fluxtrain.prepare.openmoji.cached_build import Settings, build_cached
 from fluxtrain.prepare.openmoji.catalogue import Emoji, read_catalogue, split
 from fluxtrain.prepare.openmoji.fit_autoencoder import FitSettings, fit_patch_autoencoder, to_images
+from fluxtrain.prepare.openmoji.night import choose, draw_night
 from fluxtrain.prepare.progress import Advance
 
 NUM_VALIDATION_BASES = 192
@@ -87,9 +87,9 @@ def prepare_openmoji(data_root: Path, models_root: Path, force: bool = False) ->
         build_cached(f"encode {name}", folder / name, encoding_settings, len(emoji), encode, force)
     empty = data_root / config.data.empty_encodings
     chosen = choose(parts["train"])
-    outlines = partial(_draw_blueprints, emoji=chosen, size=config.data.image_size)
-    name = f"draw {len(chosen)} blueprints"
-    build_cached(name, folder / "blueprints", image_settings, len(chosen), outlines, force)
+    draw_chosen = partial(_draw_night, emoji=chosen, size=config.data.image_size)
+    name = f"draw {len(chosen)} pictures at night"
+    build_cached(name, folder / "night", image_settings, len(chosen), draw_chosen, force)
     build_cached(
         "encode the empty prompt", empty, encoding_settings, 1, partial(_encode_empty, text), force
     )
@@ -126,8 +126,8 @@ def _draw(output: Path, advance: Advance, parts: dict[str, list[Emoji]], size: i
     (output / ATTRIBUTION_FILE).write_text(f"{ATTRIBUTION}\n")
 
 
-def _draw_blueprints(output: Path, advance: Advance, emoji: Sequence[Emoji], size: int) -> None:
-    draw_blueprints(output, advance, emoji, _svg_folder(), size)
+def _draw_night(output: Path, advance: Advance, emoji: Sequence[Emoji], size: int) -> None:
+    draw_night(output, advance, emoji, _svg_folder(), size)
     (output / ATTRIBUTION_FILE).write_text(f"{ATTRIBUTION}\n")
 
 
