@@ -100,11 +100,15 @@ def read_shapes(file: Any) -> dict[str, list[int]]:
 def _spans(header: object, start: int, size: int) -> dict[str, Span]:
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
-    return {
+    spans = {
         name: _span(name, entry, start, size)
         for name, entry in header.items()
         if name != "__metadata__"
     }
+    total = sum(span.num_bytes for span in spans.values())
+    if total > size - start:  # they would need more memory than the file has bytes
+        raise ValueError(f"its tensors have {total} bytes, its data {size - start}: they overlap")
+    return spans
 
 
 def _span(name: str, entry: object, start: int, size: int) -> Span:
@@ -112,6 +116,8 @@ def _span(name: str, entry: object, start: int, size: int) -> Span:
         raise ValueError(f"tensor {name!r} is not of a type {'|'.join(DTYPES)}")
     dtype = DTYPES[str(entry["dtype"])]
     shape, offsets = _naturals(entry.get("shape")), _naturals(entry.get("data_offsets"))
+    if math.prod(length or 1 for length in shape) >= 1 << 62:
+        raise ValueError(f"tensor {name!r} has shape {list(shape)}")
     if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"tensor {name!r} has offsets {list(offsets)} for shape {list(shape)}")
     if start + offsets[1] > size:

@@ -24,6 +24,8 @@ from fluxtrain.files import atomic_write
 from fluxtrain.safetensors_file import open_safetensors, read_header, read_tensor
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+MAX_BYTES = 1 << 33
+"""Of a LoRA: one of rank 512 of all layers has some 5 GB."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ class AdapterFile:
 def read_adapter(path: Path) -> AdapterFile:
     """Return the contents of ``path``, in any layout; DataError if it is no LoRA of FLUX's blocks."""
     spans = read_header(path)
+    total = sum(span.num_bytes for span in spans.values())
+    if total > MAX_BYTES:
+        raise DataError(f"{path}: {total} bytes, at most {MAX_BYTES} are read of a LoRA")
     with open_safetensors(path, "a LoRA") as file:
         metadata = dict(file.metadata() or {})
     tensors = {name: read_tensor(path, span, max_bytes=None) for name, span in spans.items()}

@@ -46,11 +46,11 @@ def action(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "arguments", str(arguments.file), "give one FILE, or the word status first"
         )
-    from fluxtrain.contract.resource.document import load_job, parse_yaml
+    from fluxtrain.contract.resource.document import load_job, parse_yaml, read_text
     from fluxtrain.mlperf.campaign.jobs import LABEL, campaign_jobs
 
     load_job(arguments.file)
-    file = parse_yaml(arguments.file.read_text(), str(arguments.file))
+    file = parse_yaml(read_text(arguments.file), str(arguments.file))
     jobs = campaign_jobs(file, arguments.runs, arguments.parallel)
     if not arguments.apply:
         yaml.safe_dump_all(jobs, sys.stdout, sort_keys=False)

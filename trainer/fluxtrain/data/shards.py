@@ -19,7 +19,8 @@ from fluxtrain.safetensors_file import Span, read_header, read_tensor
 FIELDS = ("txt", "vec", "mean", "logvar")
 FORMAT = 1
 LISTING = "dataset.json"
-_MAX_JSON_BYTES = 1 << 28
+_MAX_JSON_BYTES = 1 << 26
+"""Of a listing, or of the texts of one shard; parsed, JSON takes at most some 30 times its size."""
 _MAX_ATTRIBUTION = 400
 
 
@@ -130,6 +131,8 @@ def _open(listing: Path, entry: object) -> Shard:
     for field in FIELDS:
         if field not in spans or type(count) is not int or spans[field].shape[:1] != (count,):
             raise DataError(f"{path}: tensor {field!r} does not hold {count} samples")
+        if 0 in spans[field].shape[1:]:  # any number of them would need no bytes
+            raise DataError(f"{path}: the samples of tensor {field!r} are empty")
     steps = spans.get("timestep")
     if steps is not None and (steps.shape, steps.dtype) != ((count,), torch.int32):
         raise DataError(f"{path}: tensor 'timestep' does not hold {count} integers")

@@ -22,6 +22,9 @@ from fluxtrain.encode.any_attention import any_attention
 from fluxtrain.encode.text_file import load_clip_file, load_t5_file
 from fluxtrain.errors import DataError
 
+MAX_SMALL_BYTES = 1 << 24
+"""Of a config or a tokenizer; T5's, the larger one, has 2.4 MB."""
+_SMALL_SUFFIXES = (".json", ".txt", ".model", ".jinja")
 CLIP_LENGTH = 77
 """Tokens that CLIP's text model was trained on."""
 
@@ -135,10 +138,18 @@ def load_tokenizer(folder: Path) -> Any:
 
     if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
         raise DataError(f"{folder}: no text encoder (config.json is missing) and no tokenizer")
+    require_small_files(folder)
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise DataError(f"{folder}: not a tokenizer that can be loaded ({error})") from error
+
+
+def require_small_files(folder: Path) -> None:
+    """Raise DataError if a file of ``folder`` beside its weights is too large for a config or a tokenizer."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _SMALL_SUFFIXES and (size := path.stat().st_size) > MAX_SMALL_BYTES:
+            raise DataError(f"{path}: {size} bytes, at most {MAX_SMALL_BYTES} are read")
 
 
 def _folder_loader(model: Any) -> _Loader:
@@ -147,10 +158,12 @@ def _folder_loader(model: Any) -> _Loader:
     def load(folder: Path, _: Any, dtype: torch.dtype) -> Any:
         if not (folder / "config.json").is_file():
             raise DataError(f"{folder}: no text encoder (config.json is missing)")
+        require_small_files(folder)
         try:
             encoder, report = model.from_pretrained(
                 folder,
                 local_files_only=True,
+                trust_remote_code=False,
                 use_safetensors=True,
                 dtype=dtype,
                 output_loading_info=True,

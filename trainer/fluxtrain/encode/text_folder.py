@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from fluxtrain.encode.text import load_tokenizer
+from fluxtrain.encode.text import load_tokenizer, require_small_files
 from fluxtrain.errors import DataError
 from fluxtrain.safetensors_file import open_safetensors, read_shapes
 
@@ -24,8 +24,12 @@ def check_text_folder(folder: Path, kind: Kind) -> str:
     Raises DataError if a tensor is missing or has another shape than the config says, or if the tokenizer
     is missing or another model's.
     """
+    require_small_files(folder)
     config, model = _config(folder, kind)
     found = _shapes(folder)
+    if config.num_hidden_layers > len(found):  # the model is made before its tensors are compared
+        text = f"its config says {config.num_hidden_layers} layers, there are {len(found)} tensors"
+        raise DataError(f"{folder}: not a whole {kind} text encoder; {text}")
     expected = _expected(model, config)
     for name, shape in expected.items():
         if name not in found:
@@ -53,7 +57,9 @@ def _config(folder: Path, kind: Kind) -> tuple[Any, Any]:
         kind
     ]
     try:
-        return of_config.from_pretrained(folder, local_files_only=True), model
+        return of_config.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        ), model
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder}: not the config of a {kind} text encoder ({error})") from None
 

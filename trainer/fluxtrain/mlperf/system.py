@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import yaml
-
+from fluxtrain.contract.resource.document import parse_yaml, read_text
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError
 
 FIELDS: dict[str, str] = {
@@ -89,12 +88,7 @@ def describe(known: Mapping[str, str], answers: Mapping[str, object]) -> dict[st
 
 def read_answers(path: Path) -> dict[str, object]:
     """Return the fields in the YAML or JSON file at ``path``; null is a missing value."""
-    try:
-        answers = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError("--system", str(path), f"cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
-        raise ConfigError("--system", str(path), "must be a YAML mapping of fields") from None
+    answers = parse_yaml(read_text(path), f"--system {path}")
     if not isinstance(answers, dict):
         raise ConfigError("--system", str(path), "must be a YAML mapping of fields")
     return {str(name): value for name, value in answers.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from fluxtrain.other_trainers.imported import Imported, Trainer, import_options
 from fluxtrain.other_trainers.kohya import KOHYA
 from fluxtrain.other_trainers.reading import Reading
 from fluxtrain.other_trainers.simpletuner import SIMPLETUNER
+from fluxtrain.toml_text import parse_toml
 
 
 def read_options(path: Path) -> tuple[Trainer, dict[str, object]]:
@@ -110,8 +110,8 @@ def _parse(path: Path) -> object:
 
 def _toml(text: str, source: str) -> object:
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError
+        return parse_toml(text)
+    except ValueError as error:  # TOMLDecodeError is one
         raise ConfigError(source, UNSET, f"invalid TOML: {_reason(error)}") from None
 
 

@@ -15,6 +15,7 @@ from fluxtrain.setting import Setting
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
+_MAX_BYTES = 1 << 24
 
 
 class _Trial(BaseModel):
@@ -63,7 +64,11 @@ class MeasuredSpeeds:
         """Read ``path``; raises DataError if it is not the result of a benchmark."""
         self._path = path
         try:
-            self._content = _File.model_validate_json(path.read_bytes())
+            with path.open("rb") as file:
+                content = file.read(_MAX_BYTES + 1)
+            if len(content) > _MAX_BYTES:
+                raise DataError(f"{path}: has more than {_MAX_BYTES} bytes")
+            self._content = _File.model_validate_json(content)
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from None
         except ValidationError as error:

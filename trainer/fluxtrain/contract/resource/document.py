@@ -14,6 +14,10 @@ from fluxtrain.contract.validation import validate
 from fluxtrain.errors import UNSET, ConfigError
 
 _MAX_BYTES = 1 << 20
+_MAX_NODES = 100_000
+"""Values of a document: PyYAML takes a kilobyte and 30 microseconds for each."""
+_FAULTS = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError)
+"""What PyYAML raises for explicit tags whose values are malformed, such as !!int ''."""
 _FLOAT = re.compile(
     r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)|[-+]?\d[\d_]*\.\d*|[-+]?\.\d+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
@@ -23,7 +27,14 @@ _INTEGER = re.compile(r"[-+]?(0b[01_]+|0[0-7_]+|0x[\da-fA-F_]+|0|[1-9][\d_]*)")
 class _Loader(yaml.SafeLoader):
     """YAML as Kubernetes reads it: 1e-4 is a number, 1:30 is text. Duplicate keys and aliases are refused."""
 
+    num_nodes = 0
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.num_nodes += 1
+        if self.num_nodes > _MAX_NODES:
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            text = f"more than {_MAX_NODES} values"
+            raise yaml.composer.ComposerError(None, None, text, mark)
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, "aliases are not read", event.start_mark)
@@ -32,10 +43,10 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
             if not isinstance(key_node, yaml.ScalarNode):
                 message = "a key must be a string or a number"
                 raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
                 message = f"duplicate key {key!r}"
                 raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
@@ -76,7 +87,9 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = error.problem_mark or error.context_mark
         at = f"{source} line {mark.line + 1}, column {mark.column + 1}" if mark else source
         raise ConfigError(at, UNSET, f"invalid YAML: {_problem(error)}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ConfigError(source, UNSET, "invalid YAML: nested too deeply") from None
+    except _FAULTS as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(source, UNSET, f"invalid YAML: {reason}") from None
 

@@ -17,9 +17,11 @@ from fluxtrain.data.images.files import ImageFiles
 from fluxtrain.data.layouts.arrow import (
     OFFSETS,
     cell_spans,
+    check_small_columns,
     read_batches,
     stream_files,
     string_column,
+    validate_columns,
 )
 from fluxtrain.data.layouts.mlcommons import KEY
 from fluxtrain.draws import Array
@@ -51,8 +53,7 @@ def _read_file(path: Path) -> tuple[Array, list[str]]:
 def _read_batch(batch: Any, mapped: Any) -> tuple[Array, list[str]]:
     """Return offset and size of image and caption, and the keys."""
     image, caption = batch[_image_column(batch.schema)], batch[_CAPTION]
-    for column in (image, caption, *([batch[KEY]] if KEY in batch.schema.names else [])):
-        column.validate(full=True)  # Arrow itself follows offsets out of the stream
+    validate_columns(batch, (str(_image_column(batch.schema)), _CAPTION, KEY))
     if pa.types.is_struct(image.type):
         image = image.flatten()[image.type.get_field_index("bytes")]
     spans = np.concatenate([cell_spans(image, mapped), cell_spans(caption, mapped)], axis=1)
@@ -76,3 +77,4 @@ def _check(path: Path, schema: Any) -> None:
         raise DataError(
             f"{path}: column {name!r} is {schema.field(name).type}, not an image's bytes"
         )
+    check_small_columns(path, schema)

@@ -14,7 +14,10 @@ from jaxtyping import UInt8
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from fluxtrain.data.images.resize import resize_crop
+
 MAX_PIXELS = 1 << 26
+_BAND_PIXELS = 1 << 22
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _PILLOW_LIMIT = 89_478_485
 """Pixels above which Pillow only warns of a decompression bomb; we refuse them."""
@@ -47,9 +50,9 @@ def resize_and_crop(pixels: UInt8[Tensor, "3 H W"], side: int) -> UInt8[Tensor, 
     short = min(height, width)
     size = side * width // short, side * height // short
     image = Image.fromarray(rearrange(pixels, "c h w -> h w c").numpy())
-    resized = image.resize(size, Image.Resampling.BICUBIC)
     left, top = round((size[0] - side) / 2), round((size[1] - side) / 2)
-    middle = resized.crop((left, top, left + side, top + side))
+    box = (left, top, left + side, top + side)
+    middle = resize_crop(image, size, box, Image.Resampling.BICUBIC)
     return rearrange(torch.from_numpy(np.array(middle)), "h w c -> c h w").contiguous()
 
 
@@ -64,8 +67,13 @@ def _on_white(image: Image.Image) -> Image.Image:
         return Image.fromarray((np.array(image) >> 8).astype(np.uint8)).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")
-    white = Image.new("RGBA", image.size, "white")
-    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    whole = Image.new("RGB", image.size)
+    rows = max(1, _BAND_PIXELS // image.width)
+    for top in range(0, image.height, rows):  # what is between takes little memory
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        white = Image.new("RGBA", band.size, "white")
+        whole.paste(Image.alpha_composite(white, band.convert("RGBA")).convert("RGB"), (0, top))
+    return whole
 
 
 def _reason(error: Exception) -> str:

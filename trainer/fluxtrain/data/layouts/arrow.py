@@ -12,13 +12,14 @@ Axes: n samples, f fields.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from fluxtrain.data.layouts.arrow_messages import require_uncompressed
 from fluxtrain.data.layouts.mlcommons import (
     COLUMNS,
     KEY,
@@ -80,6 +81,7 @@ def read_batches(
     try:
         with pa.memory_map(str(path)) as file:
             mapped = file.read_buffer()
+            require_uncompressed(mapped)
             stream = pa.ipc.open_stream(mapped)
             check(path, stream.schema)
             return [read(batch, mapped) for batch in stream]
@@ -103,12 +105,19 @@ def _cells(path: Path) -> CellTable:
 def _read_batch(batch: Any, mapped: Any) -> tuple[Array, list[str], list[Any]]:
     """Return offset and size of each cell, the keys and the timesteps."""
     names = batch.schema.names
-    for name in (KEY, TIMESTEP, *COLUMNS.values()):
-        if name in names:
-            batch[name].validate(full=True)  # Arrow itself follows offsets out of the stream
+    validate_columns(batch, (KEY, TIMESTEP, *COLUMNS.values()))
     steps = batch[TIMESTEP].to_pylist() if TIMESTEP in names else [None] * len(batch)
     cells = np.stack([cell_spans(batch[name], mapped) for name in COLUMNS.values()], axis=1)
     return cells, string_column(batch, KEY), steps
+
+
+def validate_columns(batch: Any, names: Iterable[str]) -> None:
+    """Raise ValueError or Arrow's error if a column in ``names``, which ``batch`` may lack, is malformed."""
+    for name in names:
+        if name in batch.schema.names:
+            batch[name].validate(full=True)  # Arrow itself follows offsets out of the stream
+            if len(batch[name]) != batch.num_rows:
+                raise ValueError(f"column {name!r} has {len(batch[name])} of {batch.num_rows} rows")
 
 
 def cell_spans(column: Any, mapped: Any) -> Array:
@@ -147,6 +156,18 @@ def check_columns(path: Path, schema: Any) -> None:
             raise DataError(f"{path}: column {name!r} is missing; it has {existing}")
         if schema.field(name).type not in OFFSETS:
             raise DataError(f"{path}: column {name!r} is {schema.field(name).type}, not binary")
+    check_small_columns(path, schema)
+
+
+def check_small_columns(path: Path, schema: Any) -> None:
+    """Raise DataError if keys or timesteps are of a type whose values could be long and shared by rows."""
+    for name in (KEY, TIMESTEP):
+        if name not in schema.names:
+            continue
+        kind = schema.field(name).type
+        allowed = pa.types.is_integer(kind) or pa.types.is_null(kind)
+        if not allowed and not (name == KEY and kind in OFFSETS):
+            raise DataError(f"{path}: column {name!r} is {str(kind)[:80]}")
 
 
 SCHEMA = pa.schema([(KEY, pa.string()), *((name, pa.binary()) for name in COLUMNS.values())])

@@ -104,7 +104,10 @@ class NpyDataset(FileDataset):
                 content = bytearray(min(size, _HEADER_BYTES))
                 try:
                     read_into(self._files.get(number), [memoryview(content)], offset)
-                    return read_header(bytes(content))
+                    header = read_header(bytes(content))
+                    if header.file_bytes != size:  # a batch has as many bytes as it claims
+                        raise ValueError(f"{size} bytes, its header gives {header.file_bytes}")
+                    return header
                 except (OSError, ValueError) as error:
                     column = COLUMNS[FIELDS[field]]
                     raise DataError(f"{table.path} record {record}: {column}: {error}") from None

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from fluxtrain.data.file_dataset import TEXT_FIELDS, FileDataset
 from fluxtrain.data.layouts.arrow import (
+    OFFSETS,
     check_columns,
     schema_with,
     short_message,
-    string_column,
     to_batch,
 )
 from fluxtrain.data.layouts.mlcommons import (
@@ -31,6 +31,7 @@ from fluxtrain.data.layouts.mlcommons import (
     validate_timesteps,
 )
 from fluxtrain.data.layouts.npy import MAX_CELL_BYTES, NpyHeader, read_header
+from fluxtrain.data.layouts.parquet_pages import CONTAINER_LIMIT, check_pages
 from fluxtrain.data.sample_writer import Sample, StreamWriter
 from fluxtrain.data.shards import FIELDS
 from fluxtrain.draws import Array
@@ -39,6 +40,8 @@ from fluxtrain.errors import DataError
 _DAMAGED = (pa.ArrowException, OSError, ValueError, StopIteration)
 """What reading a damaged file raises: Arrow's errors, UnicodeDecodeError, fewer rows than declared."""
 _ROWS_AT_ONCE = 16
+_BATCH_BYTES = 1 << 28
+"""Of the rows that are decoded at once, where a dictionary has larger entries than usual."""
 
 
 class ParquetDataset(FileDataset):
@@ -52,6 +55,7 @@ class ParquetDataset(FileDataset):
     def __init__(self, folder: Path) -> None:
         """Open ``folder``; DataError, naming the file, if one is cut off or has other columns."""
         paths = sorted(folder.glob("*.parquet"))
+        rows_at_once = min(map(_rows_at_once, paths), default=_ROWS_AT_ONCE)
         self._groups = [group for path in paths for group in _groups(path)]
         super().__init__(folder, (rows for _, _, rows in self._groups))
         small = [_small_columns(path) for path in paths]
@@ -61,13 +65,13 @@ class ParquetDataset(FileDataset):
             path: (first, steps)
             for path, first, (_, steps) in zip(paths, firsts, small, strict=False)
         }
-        self._cursor = _Cursor()
+        self._cursor = _Cursor(rows_at_once)
         self._headers = self._first_headers()
         self.shape = shape_of(self.name(0), self._headers)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the open file, for another process."""
-        return {**self.__dict__, "_cursor": _Cursor()}
+        return {**self.__dict__, "_cursor": self._cursor.anew()}
 
     @property
     def files(self) -> list[Path]:
@@ -102,7 +106,7 @@ class ParquetDataset(FileDataset):
         try:
             cells = self._cursor.cells(*self._groups[part][:2], record)
         except _DAMAGED as error:
-            self._cursor = _Cursor()
+            self._cursor = self._cursor.anew()
             return f"not readable ({short_message(error)})"
         for field, cell, view, expected in zip(FIELDS, cells, sample, self._headers, strict=True):
             if skip_text and field in TEXT_FIELDS:
@@ -115,22 +119,30 @@ class ParquetDataset(FileDataset):
 class _Cursor:
     """A position in one row group; reading on is cheap, going back decodes the group again."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows_at_once: int) -> None:
+        self._rows_at_once = rows_at_once
         self._at: tuple[Path, int] | None = None
         self._batches: Iterator[Any] = iter(())
         self._batch: Any = None
         self._first = 0  # the first row of the batch within its group
+
+    def anew(self) -> _Cursor:
+        """Return a cursor without a position."""
+        return _Cursor(self._rows_at_once)
 
     def cells(self, path: Path, group: int, row: int) -> list[bytes | None]:
         """Return the cells of ``row`` in the order of FIELDS; None if one is null."""
         if self._at != (path, group) or row < self._first:
             self._at, self._first, self._batch = (path, group), 0, None
             # Decoded on demand: a row group may be larger than the memory.
-            file = pq.ParquetFile(
+            file = _opened(
                 path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
             )
             self._batches = file.iter_batches(
-                _ROWS_AT_ONCE, row_groups=[group], columns=list(COLUMNS.values()), use_threads=False
+                self._rows_at_once,
+                row_groups=[group],
+                columns=list(COLUMNS.values()),
+                use_threads=False,
             )
         while self._batch is None or row >= self._first + len(self._batch):
             self._first += len(self._batch) if self._batch is not None else 0
@@ -139,10 +151,26 @@ class _Cursor:
         return [value.as_py() if value.is_valid else None for value in values]
 
 
+def _opened(path: Path, **options: Any) -> Any:
+    return pq.ParquetFile(path, thrift_container_size_limit=CONTAINER_LIMIT, **options)
+
+
+def _rows_at_once(path: Path) -> int:
+    """Return how many rows of ``path`` are decoded at once: each may be a copy of a dictionary's entry.
+
+    Raises DataError if its pages are too large.
+    """
+    try:
+        sizes = check_pages(path, {KEY, TIMESTEP, *COLUMNS.values()})
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not a whole parquet file ({short_message(error)})") from None
+    return min(_ROWS_AT_ONCE, max(1, _BATCH_BYTES // max(1, sizes.dictionaries)))
+
+
 def _groups(path: Path) -> list[tuple[Path, int, int]]:
     """Return file, number and rows of each row group of ``path``; DataError if it is not whole."""
     try:
-        file = pq.ParquetFile(path)
+        file = _opened(path)
     except _DAMAGED as error:
         raise DataError(f"{path}: not a whole parquet file ({short_message(error)})") from None
     check_columns(path, file.schema_arrow)
@@ -156,17 +184,32 @@ def _groups(path: Path) -> list[tuple[Path, int, int]]:
 
 def _small_columns(path: Path) -> tuple[list[str], Array | None]:
     """Return the keys and timesteps of ``path``."""
-    file = pq.ParquetFile(path)
-    names = [name for name in (KEY, TIMESTEP) if name in file.schema_arrow.names]
+    schema = pq.read_schema(path)
+    names = [name for name in (KEY, TIMESTEP) if name in schema.names]
+    has_texts = KEY in names and schema.field(KEY).type in OFFSETS
+    file = _opened(path, read_dictionary=[KEY] if has_texts else [])
     count = file.metadata.num_rows
     try:
         table = file.read(columns=names, use_threads=False)
         table.validate(full=True)
-        keys = string_column(table, KEY) if KEY in names else [""] * count
+        keys = shared_values(table[KEY]) if KEY in names else [""] * count
         steps = table[TIMESTEP].to_pylist() if TIMESTEP in names else [None] * count
     except _DAMAGED as error:
         raise DataError(f"{path}: not readable ({short_message(error)})") from None
-    return keys, validate_timesteps(path, steps)
+    return [str(key or "") for key in keys], validate_timesteps(path, steps)
+
+
+def shared_values(column: Any) -> list[Any]:
+    """Return the values of ``column``, which may be encoded as a dictionary; equal ones are one object."""
+    values = list[Any]()
+    for chunk in column.chunks:
+        if not pa.types.is_dictionary(chunk.type):
+            values += chunk.to_pylist()
+            continue
+        entries = chunk.dictionary.to_pylist()
+        indices = chunk.indices.to_pylist()
+        values += [None if index is None else entries[index] for index in indices]
+    return values
 
 
 class ParquetWriter(StreamWriter):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import codecs
 import csv
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from fluxtrain.data.tar.members import open_regular
 from fluxtrain.errors import DataError
 
 EXTENSIONS = (".txt", ".caption")
@@ -18,7 +18,10 @@ COLUMNS = ("text", "caption", "prompt")
 """Columns of a metadata file that hold the caption: the first of them that there is."""
 _FILE = "file_name"
 _MAX_CAPTION_BYTES = 1 << 16
-_MAX_METADATA_BYTES = 1 << 30
+_MAX_METADATA_BYTES = 1 << 28
+"""Of a metadata file: a million captions of 250 letters."""
+_MAX_ROW = 1 << 20
+"""Characters of a row."""
 
 
 class CaptionError(ValueError):
@@ -98,16 +101,39 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         if path.suffix == ".parquet":
             yield from _parquet_rows(path)
             return
-        text = path.read_bytes().decode("utf-8-sig")
+        is_csv = path.suffix == ".csv"
+        with (
+            open_regular(path) as file,
+            open(file, encoding="utf-8-sig", newline="" if is_csv else "\n", closefd=False) as text,
+        ):
+            lines = _Lines(path, text)
+            yield from _csv_rows(path, lines) if is_csv else _json_rows(path, lines)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise DataError(f"{path}: is not UTF-8") from None
-    yield from _csv_rows(path, text) if path.suffix == ".csv" else _json_rows(path, text)
 
 
-def _json_rows(path: Path, text: str) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(text.split("\n"), 1):
+class _Lines:
+    """The lines of a metadata file, of which those of one row are bounded together."""
+
+    def __init__(self, path: Path, text: TextIO) -> None:
+        self._path, self._text = path, text
+        self.number, self.left = 0, _MAX_ROW
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._text.readline(self.left + 1):
+            self.number += 1
+            self.left -= len(line)
+            if self.left < 0:
+                text = f"line {self.number}: a row has more than {_MAX_ROW} characters"
+                raise DataError(f"{self._path}: {text}")
+            yield line
+
+
+def _json_rows(path: Path, lines: _Lines) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, 1):
+        lines.left = _MAX_ROW
         if not line.strip():
             continue
         try:
@@ -119,20 +145,18 @@ def _json_rows(path: Path, text: str) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[dict[str, Any]]:
+def _csv_rows(path: Path, lines: _Lines) -> Iterator[dict[str, Any]]:
     try:
-        yield from csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        for row in csv.DictReader(lines, strict=True):
+            lines.left = _MAX_ROW
+            yield row
     except csv.Error as error:
         raise DataError(f"{path}: is not CSV ({error})") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    import pyarrow as pa  # takes a while to import
-    import pyarrow.parquet as pq
+    from fluxtrain.data.pictures.parquet_captions import (
+        read_rows,  # pyarrow takes a while to import
+    )
 
-    try:
-        names = pq.read_schema(path).names
-        wanted = [name for name in (_FILE, *COLUMNS) if name in names]
-        yield from pq.read_table(path, columns=wanted).to_pylist()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path}: is not Parquet ({str(error)[:100]})") from None
+    yield from read_rows(path, (_FILE, *COLUMNS))

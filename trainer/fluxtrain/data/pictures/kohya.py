@@ -7,7 +7,6 @@ change what is computed, and have no counterpart here, are refused unless they a
 from __future__ import annotations
 
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,10 +19,11 @@ from fluxtrain.data.pictures.kohya_sizes import BUCKET_OPTIONS, resolution_of
 from fluxtrain.data.pictures.kohya_variants import VARIANT_OPTIONS, variants_of
 from fluxtrain.data.pictures.subset_options import Subset
 from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.toml_text import parse_toml
 
 SUFFIXES = (".toml", ".json")
 Options = Mapping[str, Any]
-_MAX_BYTES = 1 << 24
+_MAX_BYTES = 1 << 20
 _ONCE = "pictures are encoded once, before training; add changed copies of them to the folder"
 _CAPTIONS_ONCE = "captions are encoded once, before training; set it to false"
 _REFUSED: Mapping[str, tuple[object, str]] = {
@@ -136,7 +136,7 @@ def _parse(path: Path) -> Options:
         if path.stat().st_size > _MAX_BYTES:
             raise DataError(f"{path}: has more than {_MAX_BYTES} bytes")
         text = path.read_text(encoding="utf-8-sig")
-        content = tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text)
+        content = parse_toml(text) if path.suffix.lower() == ".toml" else json.loads(text)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from fluxtrain.data.buckets import Placement
+from fluxtrain.data.images.resize import resize_crop
 
 DECODER = 1
 """Version of this module's output; it is part of the names in a cache."""
@@ -27,6 +29,10 @@ MAX_PIXELS = 1 << 27
 """Largest picture that is decoded: 134 megapixels, 400 MB of RGB."""
 MAX_ENLARGEMENT = 8
 """A picture that would be enlarged by more than this factor is no training data."""
+_LARGE_PIXELS = 1 << 25
+_LARGE_ONES = Lock()
+"""Held while a large picture is decoded: of those that threads decode at once, one may be large."""
+_BAND_PIXELS = 1 << 22
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
 _ORIENTATION, _QUARTER_TURNS = 0x0112, (5, 6, 7, 8)
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I", "F")
@@ -66,15 +72,17 @@ def decode(content: bytes, at_least: tuple[int, int] | None = None) -> Image.Ima
         if at_least is not None and image.format in ("JPEG", "MPO"):
             turned = image.getexif().get(_ORIENTATION) in _QUARTER_TURNS
             image.draft(None, at_least[::-1] if turned else at_least)
-        image.load()
-        return _rgb(ImageOps.exif_transpose(image))
+        is_large = image.width * image.height > _LARGE_PIXELS
+        with _LARGE_ONES if is_large else nullcontext():
+            image.load()
+            ImageOps.exif_transpose(image, in_place=True)
+            return _rgb_in_bands(image)
 
 
 def fit(image: Image.Image, placement: Placement) -> UInt8[Tensor, "3 H W"]:
     """Return ``image``, resized, cropped and mirrored by ``placement``."""
-    if image.size != placement.resized:
-        image = image.resize(placement.resized, Image.Resampling.LANCZOS)
-    pixels = np.array(image.crop(placement.box))
+    part = resize_crop(image, placement.resized, placement.box, Image.Resampling.LANCZOS)
+    pixels = np.array(part)
     if placement.is_flipped:
         pixels = np.ascontiguousarray(pixels[:, ::-1])
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
@@ -129,9 +137,23 @@ def _seen_size(image: Image.Image) -> tuple[int, int]:
     return (height, width) if turned else (width, height)
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _rgb_in_bands(image: Image.Image) -> Image.Image:
+    """Return ``image`` in RGB; converted in bands, so that what is between takes little memory."""
+    is_unit = image.mode == "F" and float(image.getextrema()[1]) <= 1  # type: ignore[arg-type]
+    rows = max(1, _BAND_PIXELS // image.width)
+    if rows >= image.height or (image.mode == "RGB" and not image.info):
+        return _rgb(image, is_unit)
+    whole = Image.new("RGB", image.size)
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        whole.paste(_rgb(band, is_unit), (0, top))
+    return whole
+
+
+def _rgb(image: Image.Image, is_unit: bool) -> Image.Image:
+    """Return ``image`` in RGB; floats are from 0 to 1 if ``is_unit``."""
     if image.mode in _SIXTEEN_BITS:
-        return _eight_bits(image).convert("RGB")
+        return _eight_bits(image, is_unit).convert("RGB")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -139,10 +161,10 @@ def _rgb(image: Image.Image) -> Image.Image:
     return _srgb(image, _profile(image)).convert("RGB")
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
+def _eight_bits(image: Image.Image, is_unit: bool) -> Image.Image:
     """Return a picture of 16-bit or float greys, which Pillow would clip, in 8 bits."""
     values = np.asarray(image).astype(np.float64)
-    if image.mode == "F" and values.max(initial=0) <= 1:
+    if is_unit:
         values = values * 65535
     return Image.fromarray(np.clip(values / 256, 0, 255).astype(np.uint8))
 

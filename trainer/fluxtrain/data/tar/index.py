@@ -40,7 +40,8 @@ MAX_METADATA_BYTES = 1 << 20
 MAX_SKIPPED = 100
 """Maximum number of stored messages about skipped members; the others are only counted."""
 _FORMAT = 2
-_MAX_JSON_BYTES = 1 << 26
+_MAX_JSON_BYTES = 1 << 24
+"""Of a sidecar, some 200,000 samples; parsed, JSON takes at most some 30 times its size."""
 _MAX_MESSAGE = 500
 CacheKey = dict[str, int | str]
 """What must be equal for a sidecar to be used."""
