@@ -67,6 +67,15 @@ def test_the_read_ahead_is_bounded(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) < 12
 
 
+def test_no_more_workers_are_started_than_there_are_tasks() -> None:
+    before = set(multiprocessing.active_children())
+    with closing(map_in_order(sleeping, [0, 0.1], 10_000)) as results:
+        next(results)
+        assert len(set(multiprocessing.active_children()) - before) <= 2
+        assert len(list(results)) == 1
+    assert list(map_in_order(sleeping, [], 3)) == []
+
+
 def test_an_error_is_raised_as_the_worker_raised_it() -> None:
     results = map_in_order(failing, range(9), 2)
     assert [next(results) for _ in range(3)] == [0, 1, 2]

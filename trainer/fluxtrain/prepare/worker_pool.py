@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
+from itertools import chain, islice
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
@@ -39,7 +40,10 @@ def map_in_order(
     Closing the generator kills the workers. Raises a FluxtrainError that ``function`` raised as it is, and
     FluxtrainError, naming the task, if a worker died.
     """
-    remaining = iter(enumerate(tasks))
+    rest = iter(tasks)
+    first = list(islice(rest, num_workers))
+    num_workers = len(first)  # more would have nothing to do
+    remaining = enumerate(chain(first, rest))
     outcomes, num_started, num_yielded = dict[int, Outcome](), 0, 0
     workers = list[_Worker[Task, Result]]()
     try:

@@ -95,6 +95,16 @@ DESIGN: tuple[_Design, ...] = (
     ),
     _Design(
         Deviation(
+            "tokenizers",
+            "transformers' slow ones",
+            "transformers' fast ones",
+            "the slow ones are not in transformers 5; ids differ for runs of one letter (T5), control "
+            "characters (both), Chinese, Indic and Arabic characters and joined emoji (CLIP, without ftfy)",
+        ),
+        lambda config: config.data.source == "images" and config.encoders.text == "t5-clip",
+    ),
+    _Design(
+        Deviation(
             "compilation",
             "torch.compile of the whole model as an option, off by default",
             "torch.compile of each block, where the node has the compiler",

@@ -95,7 +95,7 @@ def prepare_cc12m(
                 closing(map_in_order(clean, names, num_workers or available_cores())) as tars,
             ):
                 selections = list(_select(tars, num_samples, problematic, advance))
-            _require_enough(selections, num_samples)
+            _require_enough(staging, selections, num_samples)
             report = {"settings": settings, **_assemble(staging, selections, problematic)}
             staging.finish(report)
     print(f"{output}: {summarize(report)}", file=stream, flush=True)
@@ -157,7 +157,9 @@ def _select_from(
     return TarSelection(tar.tar, first, kept[missing - 1] + 1, listed, missing)
 
 
-def _require_enough(selections: list[TarSelection], num_samples: int | None) -> None:
+def _require_enough(
+    staging: StagingDir, selections: list[TarSelection], num_samples: int | None
+) -> None:
     num_kept = sum(selection.num_kept for selection in selections)
     if num_samples is not None and num_kept < num_samples:
         num_read = selections[-1].first + selections[-1].end
@@ -166,7 +168,10 @@ def _require_enough(selections: list[TarSelection], num_samples: int | None) -> 
             "missing, or use --samples all; the cleaned tars are kept"
         )
     if not num_kept:
-        raise DataError("none of the samples is usable")
+        rows = [_require_cleaned(staging, selection.tar).dropped for selection in selections]
+        reasons = Counter(row.reason for of_tar in rows for row in of_tar)
+        told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
+        raise DataError(f"none of the samples is usable: {told or 'the tars are empty'}")
 
 
 def _assemble(

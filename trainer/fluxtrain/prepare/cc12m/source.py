@@ -118,7 +118,7 @@ def open_source(given: str, client: HttpClient | None = None) -> Source:
     """
     if given.startswith(PREFIX):
         name, _, revision = given.removeprefix(PREFIX).partition("@")
-        dataset = open_hub(name, revision or "main")
+        dataset = open_hub(name, revision or "main", _FLAG)
         return HubSource(dataset, _by_name(given, {path: path for path in dataset.files("*.tar")}))
     if is_url(given):
         client = client or HttpClient()

@@ -58,13 +58,13 @@ class HubDataset:
             )
 
 
-def open_hub(name: str, revision: str = "main") -> HubDataset:
-    """Return the data set ``ORG/NAME`` at the current commit of ``revision``.
+def open_hub(name: str, revision: str = "main", flag: str = "--hub") -> HubDataset:
+    """Return the data set ``ORG/NAME``, the value of ``flag``, at the current commit of ``revision``.
 
     Raises DownloadError if the Hub cannot be reached, DataError if it has no such data set.
     """
     if name.count("/") != 1 or not all(name.split("/")):
-        raise ConfigError("--hub", name, "allowed: ORG/NAME of a data set")
+        raise ConfigError(flag, name, "allowed: ORG/NAME of a data set")
     with hub_errors(name):
         from huggingface_hub import HfApi
 
