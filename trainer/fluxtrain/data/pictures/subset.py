@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fluxtrain.contract.run.data import DataConfig
+from fluxtrain.contract.run.data import ALPHA, DataConfig
 from fluxtrain.contract.run.variants import AS_THEY_ARE, VariantsConfig
 from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
 from fluxtrain.data.pictures.kohya import is_dataset_config, read_dataset_config
+from fluxtrain.data.pictures.masks import with_masks
 from fluxtrain.data.pictures.subset_options import Subset
 
 
@@ -26,11 +27,24 @@ class TrainingPicture:
     """Square root of the number of pixels; None: those of the run."""
     variants: VariantsConfig = AS_THEY_ARE
     """What is made of it and of its caption."""
+    mask: PictureFile | None = None
+    masks: Path | None = None
+    """Folder of the mask."""
+    has_alpha_mask: bool = False
+    weight: float = 1.0
+    """Of its loss."""
 
     @property
     def path(self) -> Path:
         """Return its file."""
         return self.folder / self.file.name
+
+    @property
+    def mask_path(self) -> Path | None:
+        """Return the file of which its mask is made, None if it has no mask."""
+        if self.has_alpha_mask:
+            return self.path
+        return self.masks / self.mask.name if self.masks and self.mask else None
 
 
 def subsets(config: DataConfig, data_root: Path) -> list[Subset]:
@@ -39,15 +53,26 @@ def subsets(config: DataConfig, data_root: Path) -> list[Subset]:
     folder = data_root / config.images
     if is_dataset_config(folder) and not folder.is_dir():
         return read_dataset_config(folder, config, data_root)
-    variants = config.variants or AS_THEY_ARE
-    added = (config.caption_prefix, config.class_tokens)
-    return [Subset(folder, config.repeats, *added, variants=variants)]
+    return [
+        Subset(
+            folder,
+            config.repeats,
+            config.caption_prefix,
+            config.class_tokens,
+            variants=config.variants or AS_THEY_ARE,
+            masks=None if config.masks in (None, ALPHA) else data_root / str(config.masks),
+            has_alpha_masks=config.masks == ALPHA,
+        )
+    ]
 
 
 def list_subsets(config: DataConfig, data_root: Path) -> list[tuple[Subset, Listing]]:
     """Return the pictures of each folder of ``config.images``; DataError if one holds none."""
     hint = "; spec.run.data.images names it"
-    return [(subset, list_pictures(subset.folder, hint)) for subset in subsets(config, data_root)]
+    return [
+        (subset, with_masks(list_pictures(subset.folder, hint), subset.masks))
+        for subset in subsets(config, data_root)
+    ]
 
 
 def training_pictures(listed: list[tuple[Subset, Listing]]) -> list[TrainingPicture]:
@@ -73,6 +98,10 @@ def _all(subset: Subset, listing: Listing) -> list[TrainingPicture]:
             subset.label + file.name,
             subset.resolution,
             subset.variants,
+            listing.masks.get(file.name),
+            subset.masks,
+            subset.has_alpha_masks,
+            subset.weight,
         )
         for file in listing.pictures
     ]
