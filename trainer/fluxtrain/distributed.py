@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ T = TypeVar("T")
 START_TIMEOUT = timedelta(minutes=10)
 """Timeout of collectives: ranks compile and load at different speeds."""
 _NO_TIMEOUT = timedelta(days=3650)
+_POLL_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1
 _MESSAGE_BYTES = 1 << 26
 """Most bytes that one message of `Channel.shift` has."""
@@ -129,12 +131,13 @@ class World:
 class Channel:
     """Messages between all ranks beside training's collectives, such as those of a thread; on the host."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, has_timeout: bool = True) -> None:
         """Open it; every rank must do so at the same time."""
         self._rank, self._size = world.rank, world.size
         self._group: dist.ProcessGroup | None = None
         if world.size > 1:
-            self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+            timeout = None if has_timeout else _NO_TIMEOUT
+            self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
 
     def maximum(self, values: list[float]) -> list[float]:
         """Return the maximum of each value over all ranks; every rank must call it."""
@@ -146,6 +149,17 @@ class Channel:
     def barrier(self) -> None:
         """Wait until every rank calls this."""
         self.maximum([0.0])
+
+    def wait_for_all(self, meanwhile: Callable[[], object]) -> None:
+        """Wait until every rank calls this; ``meanwhile`` is called all the time, and may raise."""
+        if self._group is None:
+            return
+        work = dist.all_reduce(torch.zeros(1), group=self._group, async_op=True)
+        assert work is not None
+        while not work.is_completed():
+            meanwhile()
+            time.sleep(_POLL_SECONDS)
+        work.wait()
 
     def send(self, content: Tensor, target: int) -> None:
         """Send ``content`` to rank ``target``, which must call `receive`; returns when it has arrived."""

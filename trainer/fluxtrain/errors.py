@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fluxtrain.redaction import redacted
+
 EXIT_OK = 0
 """The run reached its target or its last step. Written by the trainer, read by the operator."""
 EXIT_ERROR = 1
@@ -127,5 +129,5 @@ class NodesError(FluxtrainError):
 
 
 def _brief(value: object) -> str:
-    text = repr(value)
+    text = redacted(repr(value))
     return text if len(text) <= 80 else f"{text[:77]}..."

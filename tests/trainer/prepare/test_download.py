@@ -42,7 +42,6 @@ from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.prepare.cc12m.build import prepare_cc12m
 from fluxtrain.prepare.cc12m.source import open_source
 from fluxtrain.prepare.download.download import download
-from fluxtrain.prepare.download.http import DownloadError, HttpClient
 from fluxtrain.prepare.download.hub import open_hub
 from fluxtrain.prepare.download.manifest import (
     _require_no_downgrade,
@@ -50,6 +49,7 @@ from fluxtrain.prepare.download.manifest import (
     path_fault,
     read_manifest,
 )
+from fluxtrain.remote.http import DownloadError, HttpClient
 
 FILES = {f"part/file-{i}.bin": random.Random(i).randbytes(200_000 + i) for i in range(3)}
 FILES["empty.bin"] = b""

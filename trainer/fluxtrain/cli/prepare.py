@@ -179,8 +179,8 @@ def _raw_coco(arguments: argparse.Namespace, output: Path) -> tuple[Path, Path]:
 
 def _download(arguments: argparse.Namespace) -> int:
     from fluxtrain.prepare.download.download import download
-    from fluxtrain.prepare.download.http import HttpClient
     from fluxtrain.prepare.download.hub import open_hub
+    from fluxtrain.remote.http import HttpClient
 
     if arguments.hub:
         dataset = open_hub(arguments.hub, arguments.revision)

@@ -12,15 +12,13 @@ from itertools import islice
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.data import ALPHA
 from fluxtrain.data.buckets import Placement
 from fluxtrain.data.pictures.cache import Latents, Record, write_encodings
-from fluxtrain.data.pictures.masks import mask_of
 from fluxtrain.data.pictures.picture import (
     PictureError,
     decode,
@@ -35,6 +33,7 @@ from fluxtrain.encode.codec import Codec, load_codec
 from fluxtrain.encode.text import load_text_encoder
 from fluxtrain.errors import ConfigError, StoppedError
 from fluxtrain.picture_cache.console import CachingConsole
+from fluxtrain.picture_cache.fetching import fetched_pictures
 from fluxtrain.picture_cache.work import CachedPictures, find_work, wanted_latents
 from fluxtrain.progress import Alive
 
@@ -47,13 +46,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class _Decoded:
-    """A picture that is read: at each size its pixels and its mask; or a fault."""
+    """A picture that is read: at each size its pixels; or a fault."""
 
     picture: TrainingPicture
     record: Record
     crops: tuple[tuple[Latents, UInt8[Tensor, "3 H W"]], ...] = ()
-    masks: tuple[tuple[str, Float[Tensor, "h w"]], ...] = ()
-    """By ID."""
 
 
 def cache_pictures(
@@ -71,12 +68,13 @@ def cache_pictures(
     Raises DataError if there are no pictures, ConfigError if the encodings do not fit the model, StoppedError
     after a stop request: what is encoded is kept.
     """
-    work = world.from_main(lambda: find_work(config, paths, is_new))
-    with CachingConsole(world.is_main, work) as console:
-        stage = _Stage(config, paths, world, stop, alive, work, console)
-        stage.encode_pictures(work.missing_pictures[world.rank :: world.size])
-        stage.encode_texts(work.missing_texts[world.rank :: world.size])
-        stage.wait_for_others()
+    with fetched_pictures(config.data, paths, world, stop, alive) as places:
+        work = world.from_main(lambda: find_work(config, paths, is_new, places))
+        with CachingConsole(world.is_main, work) as console:
+            stage = _Stage(config, paths, world, stop, alive, work, console)
+            stage.encode_pictures(work.missing_pictures[world.rank :: world.size])
+            stage.encode_texts(work.missing_texts[world.rank :: world.size])
+            stage.wait_for_others()
     return work
 
 
@@ -100,8 +98,6 @@ class _Stage:
             for latents, pixels in decoded.crops:
                 codec = codec or self._load_codec()
                 self._encode_picture(codec, latents, pixels)
-            for mask_id, mask in decoded.masks:
-                write_encodings(self.work.cache.mask_path(mask_id), {"mask": mask})
             self.work.cache.write_record(decoded.picture, decoded.record)
             self._report(decoded.record)
         del codec
@@ -162,27 +158,16 @@ class _Stage:
             content = read_bytes(picture.path)
             width, height = picture_size(content)
             sha256 = hashlib.sha256(content).hexdigest()
-            path = picture.mask_path
-            mask = None if path is None else read_bytes(path)
-            mask_sha256 = "" if mask is None else hashlib.sha256(mask).hexdigest()
-            hashes = sha256, mask_sha256
-            wanted = wanted_latents(self.config, cache, picture, width, height, *hashes)
+            wanted = wanted_latents(self.config, cache, picture, width, height, sha256)
             for _, placement in wanted:
                 require_enough_pixels(width, height, placement)
             latents = [each for each, _ in wanted]
             missing = [pair for pair in wanted if not cache.latents_path(pair[0].id).exists()]
             crops = tuple((each, _pixels(content, placement)) for each, placement in missing)
-            kind = ALPHA if picture.has_alpha_mask else ""
-            masks = tuple(
-                (each.mask, mask_of(mask, kind, (width, height), placement))
-                for each, placement in wanted
-                if mask is not None and not cache.mask_path(each.mask).exists()
-            )
         except (PictureError, *_FAULTS_OF_FILES) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             return _Decoded(picture, Record(name, fault=reason or type(error).__name__))
-        record = Record(name, sha256, width, height, tuple(latents), mask_sha256=mask_sha256)
-        return _Decoded(picture, record, crops, masks)
+        return _Decoded(picture, Record(name, sha256, width, height, tuple(latents)), crops)
 
     def _require(self, field: str, expected: int, actual: int) -> None:
         if expected != actual:

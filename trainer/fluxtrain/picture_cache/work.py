@@ -14,14 +14,18 @@ from pathlib import Path
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.data import ALPHA
 from fluxtrain.data.buckets import Placement
 from fluxtrain.data.empty_text import EmptyText
 from fluxtrain.data.pictures.cache import Latents, PictureCache, Record
 from fluxtrain.data.pictures.dataset import Entry, PictureDataset
 from fluxtrain.data.pictures.picture import DECODER
 from fluxtrain.data.pictures.placement import placements
-from fluxtrain.data.pictures.subset import TrainingPicture, list_subsets, training_pictures
+from fluxtrain.data.pictures.subset import (
+    Places,
+    TrainingPicture,
+    list_subsets,
+    training_pictures,
+)
 from fluxtrain.data.pictures.training_set import (
     FILE,
     TrainingSample,
@@ -33,6 +37,7 @@ from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.fingerprint import autoencoder_fingerprint, text_fingerprint
 from fluxtrain.errors import DataError
 from fluxtrain.files import atomic_write
+from fluxtrain.picture_cache.fetching import pinned_sources
 from fluxtrain.safetensors_file import read_header, read_tensor
 
 REPORT = "pictures.json"
@@ -86,8 +91,7 @@ class CachedPictures:
 
     def _entry(self, sample: TrainingSample) -> Entry:
         paths = tuple(map(self.cache.latents_path, sample.latents))
-        masks = tuple(map(self.cache.mask_path, sample.masks))
-        if self.stored is not None and not all(path.exists() for path in (*paths, *masks)):
+        if self.stored is not None and not all(path.exists() for path in paths):
             raise DataError(
                 f"{sample.name}: changed since the run began, and its encodings of then are not in "
                 f"{self.cache.folder}; restore the picture, or begin anew with another --output"
@@ -99,8 +103,6 @@ class CachedPictures:
             paths,
             tuple(map(self.cache.text_path, sample.captions)),
             (sample.height // PIXELS_PER_LATENT, sample.width // PIXELS_PER_LATENT),
-            masks,
-            sample.weight,
         )
 
     def _record(self, picture: TrainingPicture) -> Record:
@@ -129,19 +131,22 @@ class CachedPictures:
 
 
 def check_pictures(config: RunConfig, paths: RunPaths) -> None:
-    """Raise DataError if the run's pictures or encoders are missing; nothing is decoded."""
+    """Raise an error if the run's pictures or encoders are missing; nothing is fetched or decoded."""
     list_subsets(config.data, paths.data)
+    pinned_sources(config.data, paths)
     check_files(config.encoders, paths.models)
 
 
-def find_work(config: RunConfig, paths: RunPaths, is_new: bool = True) -> CachedPictures:
-    """Return the run's pictures, and what is not encoded yet.
+def find_work(
+    config: RunConfig, paths: RunPaths, is_new: bool = True, places: Places | None = None
+) -> CachedPictures:
+    """Return the run's pictures, and what is not encoded yet; ``places`` has the folders of URLs.
 
     Faults of earlier starts are looked at again. A run that is not ``is_new`` has the samples that it began
     with. Raises DataError if there are no pictures, or the encoders are missing.
     """
     stored = None if is_new else read_training_set(paths.output)
-    listed = list_subsets(config.data, paths.data)
+    listed = list_subsets(config.data, paths.data, places or {})
     check_files(config.encoders, paths.models)
     cache = _open_cache(config, paths)
     cache.make_folders()
@@ -182,7 +187,6 @@ def _continued(
         if any(
             f"latents/{cache.latents_path(each).name}" not in existing for each in sample.latents
         )
-        or any(f"masks/{cache.mask_path(each).name}" not in existing for each in sample.masks)
     }
     missing = [picture for picture in pictures if picture.label in lacking]
     if lost := sorted(lacking - {picture.label for picture in missing}):
@@ -210,10 +214,9 @@ def _is_done(
     record = cache.read_record(picture)
     if record is None or record.fault:
         return False
-    seen = record.width, record.height, record.sha256, record.mask_sha256
-    wanted = [each for each, _ in wanted_latents(config, cache, picture, *seen)]
-    names = [f"latents/{cache.latents_path(each.id).name}" for each in wanted]
-    names += [f"masks/{cache.mask_path(each.mask).name}" for each in wanted if each.mask]
+    size = record.width, record.height
+    wanted = [each for each, _ in wanted_latents(config, cache, picture, *size, record.sha256)]
+    names = (f"latents/{cache.latents_path(each.id).name}" for each in wanted)
     return wanted == list(record.latents) and existing.issuperset(names)
 
 
@@ -224,22 +227,14 @@ def wanted_latents(
     width: int,
     height: int,
     sha256: str,
-    mask_sha256: str,
 ) -> list[tuple[Latents, Placement]]:
     """Return all latents of ``picture``, of ``width`` x ``height`` pixels, with how it is placed for them.
 
-    ``mask_sha256`` is that of the file of which its mask is made, "" if it has none. Raises PictureError if
-    the picture is too small for any bucket.
+    Raises PictureError if it is too small for any bucket.
     """
     seed, places = config.drawn_seed, placements(width, height, config.data, picture.resolution)
-    kind = ALPHA if picture.has_alpha_mask else ""
-
-    def latents(placement: Placement, number: int) -> Latents:
-        mask = cache.mask_id(kind, mask_sha256, placement) if mask_sha256 else ""
-        return Latents(cache.latents_id(sha256, placement), *placement.size, number, mask)
-
     return [
-        (latents(each, number), each)
+        (Latents(cache.latents_id(sha256, each), *each.size, number), each)
         for number, placement in enumerate(places)
         for each in variant_placements(placement, picture.variants, seed, sha256)
     ]
@@ -251,18 +246,8 @@ def _samples(picture: TrainingPicture, record: Record, seed: int) -> Iterator[Tr
     for _, group in groupby(record.latents, lambda latents: latents.sample):
         first, *others = group
         ids = tuple(latents.id for latents in (first, *others))
-        masks = tuple(latents.mask for latents in (first, *others) if latents.mask)
         size = first.width, first.height
-        yield TrainingSample(
-            picture.label,
-            captions,
-            picture.repeats,
-            ids,
-            *size,
-            picture.caption,
-            masks,
-            picture.weight,
-        )
+        yield TrainingSample(picture.label, captions, picture.repeats, ids, *size, picture.caption)
 
 
 def _open_cache(config: RunConfig, paths: RunPaths) -> PictureCache:

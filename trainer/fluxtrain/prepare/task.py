@@ -22,8 +22,8 @@ from fluxtrain.prepare.cc12m.build import prepare_cc12m, read_problematic
 from fluxtrain.prepare.cc12m.source import open_source
 from fluxtrain.prepare.coco import subset as coco_subset
 from fluxtrain.prepare.coco.build import prepare_coco
-from fluxtrain.prepare.download.http import is_url
 from fluxtrain.prepare.download.hub import PREFIX
+from fluxtrain.remote.http import is_url
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.signals import handled
 

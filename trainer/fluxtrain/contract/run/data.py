@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT, BucketsConfig, Size
+from fluxtrain.contract.run.download import DownloadConfig, url_rules
 from fluxtrain.contract.run.variants import VariantsConfig
 from fluxtrain.contract.strict_model import (
     IMMUTABLE,
@@ -18,8 +19,6 @@ from fluxtrain.contract.strict_model import (
     StrictModel,
 )
 
-ALPHA: Final = "alpha"
-"""The value of ``data.masks`` with which pictures are masked by their own transparency."""
 Layout = Literal["shards", "arrow", "parquet", "webdataset"]
 """File formats of encoded samples: ``shards`` is our own; MLCommons and its submitters use the others."""
 
@@ -69,6 +68,7 @@ class DataConfig(StrictModel):
             "!has(self.images) || self.source == 'encoded'",
             others=("source",),
         ),
+        *url_rules("images"),
         _needs_images("repeats", 1, "1"),
         _needs_images("caption_prefix", "", "''"),
         _needs_images("class_tokens", "", "''"),
@@ -78,13 +78,6 @@ class DataConfig(StrictModel):
             lambda data: data.images is not None or data.variants is None,
             "has(self.images) || !has(self.variants)",
         ),
-        Rule(
-            "masks",
-            "must be null unless images is set",
-            lambda data: data.images is not None or data.masks is None,
-            "has(self.images) || !has(self.masks)",
-        ),
-        _needs_images("prior_loss_weight", 1.0, "1.0"),
     )
 
     source: Annotated[Literal["encoded", "images", "synthetic"], IMMUTABLE] = "encoded"
@@ -96,7 +89,8 @@ class DataConfig(StrictModel):
     images: Annotated[Path | None, IMMUTABLE] = None
     """Folder of pictures with captions to train on, instead of ``train``: text files beside the pictures, or
     metadata.jsonl, .csv or .parquet. Or kohya's data set config, .toml or .json, whose repeats, class tokens
-    and prefixes win over those below. They are encoded before the first step."""
+    and prefixes win over those below. They are encoded before the first step. A URL, ``https://``, ``s3://``
+    or ``hf://datasets/``, is fetched to each node before that."""
     repeats: Annotated[int, Field(ge=1, le=100_000), IMMUTABLE] = 1
     """Times that each picture of ``images`` is used in an epoch."""
     caption_prefix: Annotated[str, Field(max_length=1024), IMMUTABLE] = ""
@@ -106,11 +100,8 @@ class DataConfig(StrictModel):
     variants: Annotated[VariantsConfig | None, IMMUTABLE] = None
     """Encode changed copies of the pictures and captions of ``images`` too, such as {flip: true}; null: each
     once, as it is."""
-    masks: Annotated[Path | None, IMMUTABLE] = None
-    """Folder of masks of ``images``, each with the name of its picture: its red, or grey, weighs the loss of
-    that place, and black counts nothing. ``alpha``: the pictures' own opacity. null: all counts."""
-    prior_loss_weight: Annotated[float, Field(ge=0, le=1000), IMMUTABLE] = 1.0
-    """Weight of the loss of regularisation images, ``is_reg`` in kohya's data set config."""
+    download: DownloadConfig = DownloadConfig()
+    """How ``images`` with a URL are fetched."""
     cache: Path | None = None
     """Folder for the encodings of ``images``, which runs may share; null: ``cache`` in the run's output."""
     train: Path = "train"

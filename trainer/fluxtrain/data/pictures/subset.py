@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fluxtrain.contract.run.data import ALPHA, DataConfig
+from fluxtrain.contract.run.data import DataConfig
+from fluxtrain.contract.run.download import is_url
 from fluxtrain.contract.run.variants import AS_THEY_ARE, VariantsConfig
 from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
 from fluxtrain.data.pictures.kohya import is_dataset_config, read_dataset_config
-from fluxtrain.data.pictures.masks import with_masks
+from fluxtrain.data.pictures.shards import read_faults
 from fluxtrain.data.pictures.subset_options import Subset
+from fluxtrain.redaction import redacted
+
+Places = Mapping[str, Path]
+"""Folders of this node with what was fetched, by URL."""
 
 
 @dataclass(frozen=True)
@@ -27,52 +33,50 @@ class TrainingPicture:
     """Square root of the number of pixels; None: those of the run."""
     variants: VariantsConfig = AS_THEY_ARE
     """What is made of it and of its caption."""
-    mask: PictureFile | None = None
-    masks: Path | None = None
-    """Folder of the mask."""
-    has_alpha_mask: bool = False
-    weight: float = 1.0
-    """Of its loss."""
 
     @property
     def path(self) -> Path:
         """Return its file."""
         return self.folder / self.file.name
 
-    @property
-    def mask_path(self) -> Path | None:
-        """Return the file of which its mask is made, None if it has no mask."""
-        if self.has_alpha_mask:
-            return self.path
-        return self.masks / self.mask.name if self.masks and self.mask else None
-
 
 def subsets(config: DataConfig, data_root: Path) -> list[Subset]:
     """Return the folders of ``config.images``, which may be kohya's data set config."""
     assert config.images is not None
     folder = data_root / config.images
+    options = config.repeats, config.caption_prefix, config.class_tokens
+    variants = config.variants or AS_THEY_ARE
+    if is_url(config.images):
+        return [Subset(folder, *options, url=config.images, variants=variants)]
     if is_dataset_config(folder) and not folder.is_dir():
         return read_dataset_config(folder, config, data_root)
-    return [
-        Subset(
-            folder,
-            config.repeats,
-            config.caption_prefix,
-            config.class_tokens,
-            variants=config.variants or AS_THEY_ARE,
-            masks=None if config.masks in (None, ALPHA) else data_root / str(config.masks),
-            has_alpha_masks=config.masks == ALPHA,
-        )
-    ]
+    return [Subset(folder, *options, variants=variants)]
 
 
-def list_subsets(config: DataConfig, data_root: Path) -> list[tuple[Subset, Listing]]:
-    """Return the pictures of each folder of ``config.images``; DataError if one holds none."""
+def remote_sources(config: DataConfig, data_root: Path) -> list[tuple[str, str]]:
+    """Return the URLs of ``config.images``, each once, with the field that names it."""
+    found = {subset.url: subset.field for subset in subsets(config, data_root) if subset.url}
+    return [(field, url) for url, field in found.items()]
+
+
+def list_subsets(
+    config: DataConfig, data_root: Path, places: Places | None = None
+) -> list[tuple[Subset, Listing]]:
+    """Return the pictures of each folder of ``config.images``; DataError if one holds none.
+
+    ``places`` has the folders of URLs; without it those are left out.
+    """
     hint = "; spec.run.data.images names it"
-    return [
-        (subset, with_masks(list_pictures(subset.folder, hint), subset.masks))
-        for subset in subsets(config, data_root)
-    ]
+    listed = list[tuple[Subset, Listing]]()
+    for subset in subsets(config, data_root):
+        if not subset.url:
+            listed.append((subset, list_pictures(subset.folder, hint)))
+        elif places is not None:
+            local = replace(subset, folder=places[subset.url])
+            listing = list_pictures(local.folder, f"; {redacted(subset.url)}")
+            listing.skipped.update(read_faults(local.folder))
+            listed.append((local, listing))
+    return listed
 
 
 def training_pictures(listed: list[tuple[Subset, Listing]]) -> list[TrainingPicture]:
@@ -98,10 +102,6 @@ def _all(subset: Subset, listing: Listing) -> list[TrainingPicture]:
             subset.label + file.name,
             subset.resolution,
             subset.variants,
-            listing.masks.get(file.name),
-            subset.masks,
-            subset.has_alpha_masks,
-            subset.weight,
         )
         for file in listing.pictures
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,10 @@ class Subset:
     caption_suffix: str = ""
     label: str = ""
     """Put before the names of its files in reports, if there are several folders."""
+    url: str = ""
+    """Where the folder is fetched from; "" if it is given as a path."""
+    field: str = dataclasses.field(default="spec.run.data.images", compare=False)
+    """What names it, for messages."""
     is_reg: bool = False
     """Regularisation images: they are repeated until they are as many as the others."""
 
@@ -29,12 +34,6 @@ class Subset:
 
     variants: VariantsConfig = AS_THEY_ARE
     """What is made of its pictures and captions."""
-    masks: Path | None = None
-    """Folder of masks of the loss."""
-    has_alpha_masks: bool = False
-    """Whether the pictures' opacity is their mask."""
-    weight: float = 1.0
-    """Of the loss."""
 
     def caption(self, picture: PictureFile) -> str:
         """Return the prompt that ``picture`` is trained with."""

@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.prepare.download.file import fetch
-from fluxtrain.prepare.download.http import HttpClient, is_url
 from fluxtrain.prepare.download.hub import PREFIX, HubDataset, open_hub
 from fluxtrain.prepare.download.manifest import Entry, read_manifest
+from fluxtrain.remote.http import HttpClient, is_url
 
 Value = TypeVar("Value")
 _FLAG = "--input"

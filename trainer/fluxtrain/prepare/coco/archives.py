@@ -19,9 +19,9 @@ from pathlib import Path
 from fluxtrain.errors import DataError
 from fluxtrain.prepare.coco.subset import read_annotations, subset
 from fluxtrain.prepare.download.file import fetch
-from fluxtrain.prepare.download.http import HttpClient
 from fluxtrain.prepare.download.manifest import Entry
 from fluxtrain.prepare.staging_dir import storage_errors
+from fluxtrain.remote.http import HttpClient
 
 IMAGES, ANNOTATIONS = "val2014.zip", "annotations_trainval2014.zip"
 SHA1: Mapping[str, str] = {

@@ -19,10 +19,10 @@ from tqdm import tqdm
 
 from fluxtrain.files import exclusive_lock
 from fluxtrain.prepare.download.file import fetch
-from fluxtrain.prepare.download.http import DownloadError, HttpClient
 from fluxtrain.prepare.download.manifest import VERIFIED, Entry, read_manifest
 from fluxtrain.prepare.progress import Advance
 from fluxtrain.prepare.staging_dir import storage_errors
+from fluxtrain.remote.http import DownloadError, HttpClient
 
 _MAX_FAILURES_SHOWN = 10
 

@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from fluxtrain.prepare.download.http import (
+from fluxtrain.prepare.download.manifest import PARTIAL, Entry
+from fluxtrain.prepare.progress import Advance
+from fluxtrain.remote.http import (
     CannotResumeError,
     DownloadError,
     HttpClient,
     RetryableError,
 )
-from fluxtrain.prepare.download.manifest import PARTIAL, Entry
-from fluxtrain.prepare.progress import Advance
 
 MAX_FILE_BYTES = 1 << 42
 _MIN_GAIN_BYTES = 1 << 20

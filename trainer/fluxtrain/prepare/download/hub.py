@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.prepare.download.http import DownloadError
+from fluxtrain.remote.http import DownloadError
 
 PREFIX = "hf://datasets/"
 

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from fluxtrain.data.tar.members import quoted
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.prepare.download.http import MAX_SMALL_BYTES, HttpClient, is_url
+from fluxtrain.remote.http import MAX_SMALL_BYTES, HttpClient, is_url
 
 MAX_ENTRIES = 1_000_000
 PARTIAL, VERIFIED = ".partial", ".verified"

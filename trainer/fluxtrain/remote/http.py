@@ -20,6 +20,7 @@ from typing import IO, Any, Protocol
 from urllib.parse import urlsplit
 
 from fluxtrain.errors import FluxtrainError
+from fluxtrain.redaction import redacted
 
 MAX_SMALL_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 20
@@ -56,6 +57,8 @@ class ByteStream:
     source: SupportsRead1
     start: int
     total: int | None
+    version: str = ""
+    """ETag, or time of modification, of the file; "" if the server tells neither."""
 
     def blocks(self, timeout: float, min_rate: float) -> Iterator[bytes]:
         """Yield blocks; RetryableError if fewer than ``min_rate`` bytes/s arrive over ``timeout`` seconds.
@@ -108,11 +111,13 @@ class HttpClient:
                 message = str(error)
             if attempt < self.attempts:
                 self.wait_before_retry(attempt)
-        raise DownloadError(f"{url}: {message}; tried {self.attempts} times")
+        raise DownloadError(f"{redacted(url)}: {message}; tried {self.attempts} times")
 
     @contextmanager
-    def open(self, url: str, offset: int) -> Iterator[ByteStream]:
+    def open(self, url: str, offset: int, version: str = "") -> Iterator[ByteStream]:
         """Yield the bytes of ``url`` from ``offset`` on, or from 0 if the server ignores the range.
+
+        If the file is not of ``version`` any more, the server sends it from 0 on.
 
         Raises DownloadError if a retry cannot help, RetryableError if it can.
         """
@@ -121,7 +126,7 @@ class HttpClient:
                 size = os.fstat(file.fileno()).st_size
                 yield ByteStream(file, file.seek(offset if offset <= size else 0), size)
             return
-        with _request(url, offset, self.timeout) as response:
+        with _request(url, offset, self.timeout, version) as response:
             yield _byte_stream(response, offset)
 
     def _read_all(self, stream: ByteStream) -> bytes:
@@ -156,15 +161,17 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
         if not is_url(newurl) or (req.type == "https" and not newurl.startswith("https:")):
             fp.close()
             raise DownloadError(
-                f"{req.full_url}: redirects to {newurl[:200]!r}, which is not followed"
+                redacted(f"{req.full_url}: redirects to {newurl[:200]!r}, which is not followed")
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _request(url: str, offset: int, timeout: float) -> http.client.HTTPResponse:
+def _request(url: str, offset: int, timeout: float, version: str = "") -> http.client.HTTPResponse:
     headers = {"Accept-Encoding": "identity", "User-Agent": "fluxtrain"}
     if offset:
         headers["Range"] = f"bytes={offset}-"
+    if offset and version and not version.startswith("W/"):  # a weak one cannot be asked for
+        headers["If-Range"] = version
     opener = urllib.request.build_opener(_RedirectHandler)
     try:
         response = opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
@@ -181,28 +188,29 @@ def _status_error(url: str, code: int, reason: str) -> Exception:
     if code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return CannotResumeError("the file is shorter than the partial download")
     if code in _PERMANENT and code not in _RETRYABLE:
-        return DownloadError(f"{url}: {code} {reason[:100]}")
+        return DownloadError(f"{redacted(url)}: {code} {reason[:100]}")
     return RetryableError(f"{code} {reason[:100]}")
 
 
 def _message(error: Exception) -> str:
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    text = str(cause)[:200]
+    text = redacted(str(cause))[:200]
     return text if text and text.isprintable() else type(cause).__name__
 
 
 def _byte_stream(response: http.client.HTTPResponse, offset: int) -> ByteStream:
     length = response.headers.get("Content-Length", "")
     size = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else None
+    version = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
     if response.status == http.HTTPStatus.OK:
-        return ByteStream(response, 0, size)
+        return ByteStream(response, 0, size, version)
     if response.status != http.HTTPStatus.PARTIAL_CONTENT:
         raise RetryableError(f"unexpected status {response.status}")
     content_range = response.headers.get("Content-Range")
     match = _CONTENT_RANGE.fullmatch((content_range or "")[:100])
     if not match or int(match[1]) != offset:
         raise CannotResumeError(f"requested byte {offset} on, got {content_range!r}")
-    return ByteStream(response, offset, int(match[2]) + 1)
+    return ByteStream(response, offset, int(match[2]) + 1, version)
 
 
 def _open_file(path: str) -> Any:

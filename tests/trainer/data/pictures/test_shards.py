@@ -1,0 +1,114 @@
+"""WebDataset tars as folders of pictures: what the library writes is read, what is hostile is left out."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import webdataset
+from tests.trainer.data.tar.tar_files import image
+
+from fluxtrain.data.pictures.folder import list_pictures
+from fluxtrain.data.pictures.shards import read_faults, unpack
+from fluxtrain.errors import DataError
+
+
+def write(path: Path, *members: tuple[str, bytes], **fields: Any) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            for field, value in fields.items():
+                setattr(info, field, value)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def unpacked(tar: Path, folder: Path) -> dict[str, str]:
+    unpack(tar, folder / "shard")
+    return {picture.name: picture.caption for picture in list_pictures(folder).pictures}
+
+
+def test_what_webdataset_writes_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "s-0.tar"
+    with webdataset.TarWriter(str(path)) as tar:
+        tar.write({"__key__": "a", "png": image(1), "txt": "a text"})
+        tar.write({"__key__": "below/b", "jpg": image(2, "jpg"), "json": {"caption": "in JSON"}})
+        tar.write({"__key__": "c.d", "webp": image(3, "webp")})
+        tar.write({"__key__": "e", "jpeg": image(4, "jpeg"), "json": ["no object"], "cls": 3})
+    assert unpacked(path, tmp_path / "out") == {
+        "shard/a.png": "a text",
+        "shard/e.jpeg": "",
+        "shard/below/b.jpg": "in JSON",
+    }
+    assert (tmp_path / "out/shard/a.png").read_bytes() == image(1)
+    assert (tmp_path / "out/shard/a.png").stat().st_mtime_ns == 0
+
+
+def test_members_of_a_sample_need_not_follow_each_other(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.tar", ("./a.txt", b"an a"), ("b.png", image()), ("./a.png", image()))
+    assert unpacked(path, tmp_path / "out") == {"shard/a.png": "an a", "shard/b.png": ""}
+
+
+HOSTILE: dict[str, tuple[tuple[str, bytes], str]] = {
+    "absolute": (("/tmp/evil.png", b"x"), "its name leads out of the tar"),
+    "upwards": (("a/../../evil.png", b"x"), "its name leads out of the tar"),
+    "a control character": (("evil\n.png", b"x"), "its name has control characters"),
+    "a long part": (("e" * 300 + ".png", b"x"), "a part of its name has more than 200 bytes"),
+    "a long text": (("good.txt", b"x" * (1 << 21)), "it has 2097152 bytes, at most"),
+    "twice": (("good.png", b"x"), "there are several of this name"),
+    "only a suffix": (("below/.png", b"x"), "it has no name before its suffix"),
+    "two pictures": (("good.jpg", b"x"), "the sample has a picture .png already"),
+    "below a file": (("good.png/a.png", b"x"), "its name is that of a folder too"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_member_is_left_out_and_named(tmp_path: Path, name: str) -> None:
+    member, reason = HOSTILE[name]
+    path = write(tmp_path / "s.tar", ("good.png", image(1)), member)
+    assert list(unpacked(path, tmp_path / "out")) == ["shard/good.png"]
+    assert (tmp_path / "out/shard/good.png").read_bytes() == image(1)
+    ((_, said),) = read_faults(tmp_path / "out").items()
+    assert reason in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "s.tar"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_links_and_pipes_are_left_out(tmp_path: Path, kind: bytes) -> None:
+    path = write(tmp_path / "s.tar", ("link.png", b""), type=kind, linkname="/etc/passwd")
+    with pytest.raises(DataError, match=r"s\.tar: holds no pictures; 'link\.png': it is a "):
+        unpack(path, tmp_path / "out")
+
+
+def test_a_tar_that_is_not_whole_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    whole = write(tmp_path / "s.tar", ("a.png", image(1)), ("b.png", image(2))).read_bytes()
+    for content in (whole[:900], whole[:1200], b"", b"<html>", b"\x1f\x8b" + bytes(600)):
+        path = tmp_path / "cut.tar"
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"cut\.tar: not a whole tar \("):
+            unpack(path, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_stop_leaves_nothing_and_the_next_call_finishes(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.tar", ("a.png", image(1)), ("b.png", image(2)))
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        unpack(path, tmp_path / "out/shard", stop)
+    assert not (tmp_path / "out/shard").exists()
+    assert list(unpacked(path, tmp_path / "out")) == ["shard/a.png", "shard/b.png"]
+
+
+def test_a_caption_that_is_no_text_is_no_caption(tmp_path: Path) -> None:
+    members = [("a.png", image()), ("a.json", json.dumps({"text": 3}).encode())]
+    members += [("b.png", image()), ("b.json", b"{"), ("c.png", image()), ("c.json", b"[" * 9999)]
+    path = write(tmp_path / "s.tar", *members)
+    assert set(unpacked(path, tmp_path / "out").values()) == {""}

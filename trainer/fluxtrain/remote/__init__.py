@@ -1,0 +1,1 @@
+"""Files of servers, buckets and the Hugging Face Hub, fetched into a bounded folder of the node."""

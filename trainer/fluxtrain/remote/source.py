@@ -1,0 +1,168 @@
+"""What is at a URL, at one version: listed on one rank, fetched by every node."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event, Lock
+
+from fluxtrain.contract.run.download import DownloadConfig
+from fluxtrain.errors import ConfigError
+from fluxtrain.redaction import redacted
+from fluxtrain.remote.bucket_store import open_bucket
+from fluxtrain.remote.fetch import ExhaustedError, Patience, fetch
+from fluxtrain.remote.http import DownloadError, HttpClient
+from fluxtrain.remote.http_store import HttpStore
+from fluxtrain.remote.hub_store import open_hub
+from fluxtrain.remote.store import ChangedError, RefusedError, RemoteFile, Store, name_fault
+
+MAX_FILES = 1_000_000
+_POLL_SECONDS = 0.2
+_KEY_DIGITS = 32
+Advance = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a URL."""
+
+    field: str
+    """Path of the field that names it, such as spec.run.data.images."""
+    url: str
+    """As it was given."""
+    pinned: str
+    """With the commit, on the Hub."""
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def key(self) -> str:
+        """Return a name of the files at these versions."""
+        content = [self.url, *((file.name, file.size, file.version) for file in self.files)]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:_KEY_DIGITS]
+
+    def __str__(self) -> str:
+        """Return the URL without credentials."""
+        return redacted(self.url)
+
+
+def list_source(
+    field: str, url: str, wanted: Callable[[str], bool], patience: Patience, pinned: str = ""
+) -> Source:
+    """Return the files of ``url`` whose names are ``wanted``; ``pinned`` is the URL at the commit to use.
+
+    Raises ConfigError if there are none, or access is denied, DownloadError if the store cannot be reached.
+    """
+
+    def files() -> tuple[str, list[RemoteFile]]:
+        store, opened = open_store(pinned or url)
+        return opened, store.files()
+
+    try:
+        opened, listed = patience.tried(files)
+    except RefusedError as error:
+        raise ConfigError(field, url, str(error)) from None
+    except ExhaustedError as error:
+        raise DownloadError(f"{field}: {redacted(url)}: {error}") from None
+    kept = [file for file in listed if wanted(file.name)]
+    if len(kept) > MAX_FILES:
+        raise ConfigError(field, url, f"holds more than {MAX_FILES:,} files")
+    for file in kept:
+        if fault := name_fault(file.name):
+            raise ConfigError(field, url, f"a file {file.name[:100]!r}: {fault}")
+    if not listed:
+        raise ConfigError(field, url, "there is nothing of this name, or it is empty")
+    if not kept:
+        text = f"holds nothing that is read, only {len(listed)} other files"
+        raise ConfigError(field, url, text)
+    return Source(field, url, opened, tuple(kept))
+
+
+def open_store(url: str) -> tuple[Store, str]:
+    """Return the store of ``url``, and the URL at the version that it has now."""
+    scheme, _, path = url.partition("://")
+    if scheme == "s3":
+        return open_bucket(path), url
+    if scheme == "hf":
+        hub = open_hub(path)
+        return hub, f"hf://{hub.root}"
+    return HttpStore((url,), HttpClient()), url
+
+
+def fetch_source(
+    source: Source, folder: Path, connections: int, patience: Patience, advance: Advance
+) -> None:
+    """Fetch all files of ``source`` into ``folder``, several at the same time.
+
+    Raises ConfigError, naming the file, if one is refused or has changed, DownloadError if one cannot be
+    fetched, and what ``patience.check`` raises.
+    """
+    try:
+        store, _ = patience.tried(lambda: open_store(source.pinned))
+        _fetch_all(store, source, folder, connections, patience, advance)
+    except (ChangedError, RefusedError) as error:
+        raise ConfigError(source.field, source.url, str(error)) from None
+    except ExhaustedError as error:
+        raise DownloadError(
+            f"{source.field}: {source}: {error}; the same command resumes"
+        ) from None
+
+
+class _StoppedError(Exception):
+    """Ends a thread; another has failed."""
+
+
+def _fetch_all(
+    store: Store,
+    source: Source,
+    folder: Path,
+    connections: int,
+    patience: Patience,
+    advance: Advance,
+) -> None:
+    stop, lock, remaining = Event(), Lock(), iter(source.files)
+
+    def check() -> None:
+        if stop.is_set():
+            raise _StoppedError
+
+    def work() -> None:
+        while not stop.is_set():
+            with lock:
+                file = next(remaining, None)
+            if file is None:
+                return
+            _fetch_one(store, file, folder, replace(patience, check=check), advance)
+
+    with ThreadPoolExecutor(connections, thread_name_prefix="fetch") as pool:
+        pending = {pool.submit(work) for _ in range(min(connections, len(source.files)))}
+        try:
+            while pending:
+                done, pending = wait(pending, _POLL_SECONDS, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                patience.check()
+        finally:
+            stop.set()
+
+
+def _fetch_one(
+    store: Store, file: RemoteFile, folder: Path, patience: Patience, advance: Advance
+) -> None:
+    try:
+        fetch(store, file, folder, patience, advance)
+    except (ChangedError, RefusedError) as error:
+        raise type(error)(f"{file.name}: {error}") from None
+
+
+def patience_of(config: DownloadConfig, check: Callable[[], object] = lambda: None) -> Patience:
+    """Return the patience that ``config`` asks for."""
+    return Patience(attempts=config.attempts, check=check)
