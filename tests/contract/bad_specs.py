@@ -278,7 +278,7 @@ OBJECTIVE = [
     Bad("spec.run.optim.beta2", 1.0, "less than 1"),
     Bad("spec.run.optim.weight_decay", -0.1, "greater than or equal to 0"),
     Bad("spec.run.optim.lr", 1e-4, UNKNOWN),
-    Bad("spec.run.optim.name", "adam8bit", 'supported values: "adamw", "adafactor"'),
+    Bad("spec.run.optim.name", "adam8bit", 'supported values: "adamw", "adamw_8bit"'),
     Bad("spec.run.optim", {"name": "prodigy", "learning_rate": 1e-4},
         "must be at least 0.01 if name is prodigy", "spec.run.optim.learning_rate"),
     Bad("spec.run.optim", {"name": "lion", "prodigy": {"d_coef": 2.0}},

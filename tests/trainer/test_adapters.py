@@ -46,14 +46,17 @@ RUN: dict[str, Any] = {
     "logging": {"every_steps": 1, "metrics_port": 0},
 }
 HALF = {"precision": {"compute": "bfloat16"}}
+WIDE: dict[str, Any] = {"model": {"mlp_ratio": 8.0}}
 RECOMPUTED = {"parallel": {"activation_checkpointing": 1.0}}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a models root with the weights of a random model."""
+    """Return a models root with the weights of a random model, and of one with wide matrices."""
     folder = tmp_path_factory.mktemp("models")
-    save_flux(random_model(resolve({"preset": "micro"}).model), folder)
+    (folder / "wide").mkdir()
+    for changes, path in (({}, folder), (WIDE, folder / "wide")):
+        save_flux(random_model(resolve({"preset": "micro", **changes}).model), path)
     return folder
 
 
@@ -193,6 +196,11 @@ OTHERS = {
         "adapter": {"kind": "lokr", "split_qkv": False, "dropout": 0.0, "rank_dropout": 0.0},
     },
     "adafactor": {"optim": {"name": "adafactor"}},
+    "adamw-8bit": {
+        **WIDE,
+        "initial_weights": "wide/weights.safetensors",
+        "optim": {"name": "adamw_8bit"},
+    },
     "prodigy": {"optim": {"name": "prodigy", "learning_rate": 1.0, "prodigy": {"d0": 1e-3}}},
     "schedule-free": {"optim": {"name": "schedule_free_adamw"}},
 }

@@ -19,6 +19,7 @@ from transformers.optimization import Adafactor
 
 from fluxtrain import optim
 from fluxtrain.contract.run.optim import OptimConfig
+from fluxtrain.optimizers.dynamic_quantization import DynamicCode, code_book
 
 STEPS = 50
 SHAPES = ((7, 3), (4, 16), (5,), (3, 6))
@@ -190,3 +191,66 @@ def torch_adamw(parameters: Any) -> torch.optim.Optimizer:
 def require_equal(ours: Any, theirs: Any) -> None:
     for one, two in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.detach(), two.detach(), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_codes_stand_for_the_nearest_numbers(is_signed: bool) -> None:
+    book = code_book(is_signed)
+    assert len(book.unique()) == 256
+    assert book.max() == 1
+    assert book[-2].item() == pytest.approx(1 - 0.9 / (128 if is_signed else 256), abs=1e-6)
+    assert book.min().item() == pytest.approx(-book[-2].item() if is_signed else 0.0)
+    assert book[book > 0].min().item() == pytest.approx(5.5e-7 if is_signed else 3.25e-7)
+    values = torch.randn(5, 600) * torch.logspace(-9, 3, 5)[:, None]
+    values[0, :300] = 0
+    values = values if is_signed else values.square()
+    code = DynamicCode(is_signed, torch.device("cpu"))
+    codes, scales = code.quantized(values)
+    assert (codes.dtype, codes.shape, scales.shape) == (torch.uint8, (5, 600), (5, 3))
+    found = code.dequantized(codes, scales)
+    for row, column in ((0, 0), (0, 299), (1, 255), (2, 256), (4, 599)):
+        scale = values[row, column // 256 * 256 :][:256].abs().max()
+        nearest = (book * scale - values[row, column]).abs().min()
+        error = (found[row, column] - values[row, column]).abs()
+        assert error.item() == pytest.approx(nearest.item(), rel=1e-3, abs=1e-12)
+
+
+def test_moments_in_8_bits_are_those_of_adamw_but_for_their_rounding() -> None:
+    shapes = (8, 512), (4, 300), (300,), (300, 4)
+    torch.manual_seed(0)
+    ours, theirs = (
+        nn.ParameterList(
+            0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in shapes
+        )
+        for _ in range(2)
+    )
+    config = OptimConfig(name="adamw_8bit", learning_rate=1e-2)
+    one = optim.make_optimizer(ours, config)
+    two = torch.optim.AdamW(theirs.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    before = [each.detach().clone() for each in ours]
+    for step in range(STEPS):
+        for model in (ours, theirs):
+            set_gradients(model, step)
+        one.step(torch.tensor(1.0), torch.tensor(0.0))
+        two.step()
+        if step == 0:
+            require_equal(ours, theirs)
+    require_equal(ours[2:], theirs[2:])
+    for index in (0, 1):
+        moved = (theirs[index] - before[index]).norm()
+        assert (ours[index] - theirs[index]).norm() < 0.02 * moved
+        assert not torch.allclose(ours[index], theirs[index], rtol=1e-5)
+    state = one.state[ours[0]]
+    bytes_of = {name: tensor.nbytes / ours[0].numel() for name, tensor in state.items()}
+    assert sum(bytes_of.values()) == 2 * (1 + 4 / 256) == config.state_bytes
+
+
+def test_a_step_with_bad_gradients_leaves_moments_in_8_bits_as_they_are() -> None:
+    model = nn.ParameterList([torch.randn(4, 512)])
+    optimizer = optim.make_optimizer(model, OptimConfig(name="adamw_8bit"))
+    set_gradients(model, 0)
+    optimizer.step(torch.tensor(1.0), torch.tensor(0.0))
+    state = {name: tensor.clone() for name, tensor in optimizer.state[model[0]].items()}
+    model[0].grad = torch.full((4, 512), torch.nan)
+    optimizer.step(torch.tensor(1.0), torch.tensor(1.0))
+    assert all(torch.equal(optimizer.state[model[0]][name], value) for name, value in state.items())

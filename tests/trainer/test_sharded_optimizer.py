@@ -24,13 +24,15 @@ from fluxtrain.optimizers.optimizer import Optimizer
 from fluxtrain.parallelize import fully_shard
 from fluxtrain.sharded_tensor import local_part
 
-SHAPES = ((7, 3), (1,), (4, 2), (2, 5), (6,))
-"""On 3 ranks none is divided evenly but the last, and three leave the third rank without a part."""
+SHAPES = ((7, 3), (1,), (4, 2), (2, 5), (6,), (5, 300))
+"""The last is wide enough for moments in 8 bits. On 3 ranks none is divided evenly but the fourth, and three
+leave the third rank without a part."""
 MAX_NORMS = (0.5, 1e3, 0.5, 1e3)
 """Limits of the gradient norm, of steps that clip and steps that do not."""
 CONFIG = OptimConfig(learning_rate=0.05)
 OTHERS = (
     OptimConfig(name="adamw", learning_rate=0.05, ema_decay=0.7),
+    OptimConfig(name="adamw_8bit", learning_rate=0.05),
     OptimConfig(name="adafactor", learning_rate=0.05),
     OptimConfig(name="lion", learning_rate=0.05),
     OptimConfig(name="prodigy", learning_rate=1.0, prodigy=ProdigyConfig(d0=1e-3)),
@@ -44,7 +46,10 @@ class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.weights = nn.ParameterList([torch.randn(shape) for shape in SHAPES])
+        *narrow, wide = (torch.randn(shape) for shape in SHAPES)
+        self.weights = nn.ParameterList(
+            [*narrow, 0.1 * wide]
+        )  # its gradient does not outweigh others'
 
     def forward(self, scale: Tensor) -> Tensor:
         return torch.stack([(weight * scale).square().sum() for weight in self.weights]).sum()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fluxtrain.contract.run.optim import OptimConfig, OptimizerName
 from fluxtrain.optimizers.adafactor import Adafactor
 from fluxtrain.optimizers.adamw import AdamW
+from fluxtrain.optimizers.adamw_8bit import AdamW8bit
 from fluxtrain.optimizers.lion import Lion
 from fluxtrain.optimizers.optimizer import Optimizer
 from fluxtrain.optimizers.prodigy import Prodigy
@@ -17,6 +18,7 @@ from fluxtrain.optimizers.schedule_free import ScheduleFreeAdamW
 
 OPTIMIZERS: Mapping[OptimizerName, type[Optimizer]] = {
     "adamw": AdamW,
+    "adamw_8bit": AdamW8bit,
     "adafactor": Adafactor,
     "lion": Lion,
     "prodigy": Prodigy,

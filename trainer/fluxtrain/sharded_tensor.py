@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -33,6 +34,21 @@ def first_column(matrix: Tensor) -> Tensor:
         run_check=False,
         shape=matrix.shape[:1],
         stride=(1,),
+    )
+
+
+def rows_like(matrix: Tensor, columns: int) -> Tensor:
+    """Return float32 zeros in ``columns`` columns, divided by rows as ``matrix`` is."""
+    local = torch.zeros(len(local_part(matrix)), columns, device=local_part(matrix).device)
+    if not isinstance(matrix, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        matrix.device_mesh,
+        matrix.placements,
+        run_check=False,
+        shape=torch.Size((matrix.shape[0], columns)),
+        stride=(columns, 1),
     )
 
 

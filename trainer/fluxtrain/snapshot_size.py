@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 
+from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.optim import OptimizerName
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.optim import QUANTIZED_BLOCK, OptimizerName, is_quantized
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.model.adapted_layers import adapted_layers
 from fluxtrain.model.tensor_names import Shape, entries
@@ -51,15 +54,40 @@ def image_bytes(config: RunConfig, num_shards: int) -> int:
     numbers = sum(values * _values_of(shape, num_shards) * count for shape, count in shapes)
     if config.optim.name == "adafactor":
         numbers += _values_of_moments(shapes, num_shards)
+    quantized = moments_bytes(config, num_shards) if config.optim.name == "adamw_8bit" else 0
     count, width = _SHARED_BYTES.get(config.optim.name, (0, 0))
-    return _FLOAT32 * numbers + -(-count // num_shards) * width
+    return _FLOAT32 * numbers + quantized + -(-count // num_shards) * width
+
+
+def moments_bytes(config: RunConfig, num_shards: int) -> int:
+    """Return the bytes of adamw_8bit's moments in the largest of ``num_shards`` parts."""
+    return _moments_bytes(config.model, config.adapter, num_shards)
+
+
+@lru_cache(maxsize=16)  # a plan asks for them at each micro batch that it tries
+def _moments_bytes(model: ModelConfig, adapter: AdapterConfig | None, num_shards: int) -> int:
+    total = 0
+    for shape, count in _trained_shapes(model, adapter):
+        values = _values_of(shape, num_shards)
+        if is_quantized(shape):
+            blocks = -(-shape[1] // QUANTIZED_BLOCK)
+            values += _FLOAT32 * _values_of((shape[0], blocks), num_shards)
+        else:
+            values *= _FLOAT32
+        total += 2 * values * count
+    return total
 
 
 def trained_shapes(config: RunConfig) -> Iterator[tuple[Shape, int]]:
     """Yield the shapes of the trained parameters, each with the number of parameters that it stands for."""
-    model = config.model
-    if config.adapter is not None:
-        for layer in adapted_layers(model, config.adapter):
+    return _trained_shapes(config.model, config.adapter)
+
+
+def _trained_shapes(
+    model: ModelConfig, adapter: AdapterConfig | None
+) -> Iterator[tuple[Shape, int]]:
+    if adapter is not None:
+        for layer in adapted_layers(model, adapter):
             yield from ((shape, 1) for shape in layer.shapes.values())
         return
     one_of_each = model.model_copy(update={"depth": 1, "depth_single_blocks": 1})

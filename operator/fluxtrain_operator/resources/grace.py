@@ -36,8 +36,8 @@ def checkpoint_bytes(job: Job) -> int:
     """Return the size of a checkpoint; 0 if the job saves none, or of adapters only."""
     if job.config.task != "train" or job.config.adapter is not None:
         return 0
-    values = 1 + job.config.optim.state_values
-    return _FLOAT32 * values * num_block_parameters(job.config.model)
+    num_bytes = _FLOAT32 + job.config.optim.state_bytes
+    return round(num_bytes * num_block_parameters(job.config.model))
 
 
 def num_block_parameters(model: ModelConfig) -> int:

@@ -33,7 +33,7 @@ def test_a_lora_has_the_values_of_its_file(tmp_path: Path) -> None:
     assert (config.adapter.rank, config.adapter.alpha) == (32, 32.0), "alpha is the rank there"
     assert config.adapter.split_qkv
     assert config.model.guidance_embed
-    assert (config.optim.name, config.optim.learning_rate) == ("adamw", 2e-4)
+    assert (config.optim.name, config.optim.learning_rate) == ("adamw_8bit", 2e-4)
     assert (config.optim.epsilon, config.optim.weight_decay) == (1e-6, 1e-3)
     assert (config.optim.beta2, config.optim.ema_decay) == (0.999, 0.99)
     assert (config.schedule.steps, config.schedule.global_batch_size) == (1500, 16)

@@ -43,7 +43,7 @@ def test_a_lora_has_the_values_of_its_file(tmp_path: Path) -> None:
     assert (config.adapter.double_blocks, config.adapter.ranks.img_mod) == ("0-9", 0)
     assert config.adapter.split_qkv
     assert (config.adapter.dropout, config.adapter.rank_dropout) == (0.2, 0.1)
-    assert (config.optim.name, config.optim.learning_rate) == ("adamw", 4e-4)
+    assert (config.optim.name, config.optim.learning_rate) == ("adamw_8bit", 4e-4)
     assert (config.optim.weight_decay, config.optim.beta2) == (0.05, 0.99)
     assert config.optim.max_grad_norm == 1e12, "0 clips nothing"
     assert config.schedule.global_batch_size == 16, "4 images, 2 batches, 2 processes"

@@ -107,6 +107,7 @@ def row_of(found: Comparison, name: str) -> Row:
         ("openmoji", 1, 1, {"optim": {"name": "schedule_free_adamw"}}),
         ("openmoji", 1, 8, {"optim": {"name": "adafactor", "ema_decay": 0.999}}),
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "optim": {"name": "adafactor"}}),
+        ("dev-finetune", 1, 8, {"model": FEW_BLOCKS, "optim": {"name": "adamw_8bit"}}),
     ],
 )
 def test_a_step_uses_what_is_planned(

@@ -11,7 +11,7 @@ from fluxtrain.other_trainers.option import Values
 from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
 
 MORE_PROCESSES, MORE_DATASETS = "process[1]", "datasets[1]"
-_NAMES = dict.fromkeys(("adamw", "adamw8", "adamw8bit"), "adamw")
+_NAMES = {"adamw": "adamw", "adamw8": "adamw_8bit", "adamw8bit": "adamw_8bit"}
 _NAMES |= {"lion": "lion", "lion8bit": "lion", "adafactor": "adafactor"}
 _NAMES |= {"prodigy": "prodigy", "prodigy8bit": "prodigy"}
 _SMALLEST_FACTOR = 0.1

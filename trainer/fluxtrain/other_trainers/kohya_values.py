@@ -10,9 +10,8 @@ from fluxtrain.other_trainers.option import Convert, Values
 from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
 
 BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
-_NAMES = dict.fromkeys(
-    ("adamw", "adamw8bit", "pagedadamw", "pagedadamw8bit", "pagedadamw32bit"), "adamw"
-)
+_NAMES = dict.fromkeys(("adamw", "pagedadamw", "pagedadamw32bit"), "adamw")
+_NAMES |= dict.fromkeys(("adamw8bit", "pagedadamw8bit"), "adamw_8bit")
 _NAMES |= dict.fromkeys(("lion", "lion8bit", "pagedlion8bit"), "lion")
 _NAMES |= {"prodigy": "prodigy", "adafactor": "adafactor"}
 _NAMES |= {"adamwschedulefree": "schedule_free_adamw"}

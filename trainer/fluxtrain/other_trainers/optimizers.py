@@ -19,6 +19,7 @@ _LION: Values = {"optim.weight_decay": 0.0, "optim.beta1": 0.9, "optim.beta2": 0
 _UNDECAYED: Values = {**_ADAMW, "optim.weight_decay": 0.0}
 DEFAULTS: Mapping[str, Values] = {
     "adamw": _ADAMW,
+    "adamw_8bit": _ADAMW,
     "lion": _LION,
     "prodigy": _UNDECAYED,
     "adafactor": {"optim.weight_decay": 0.0},
@@ -55,7 +56,8 @@ class Optimizers:
         if name is None or why:
             raise NoCounterpartError(f"{why}; here adamw, with the preset's learning rate")
         if word.replace("_", "") != name.replace("_", ""):
-            reading.notes[option] = "the same update; its states are float32 here"
+            states = "of 8 bits" if name == "adamw_8bit" else "float32"
+            reading.notes[option] = f"the same update; its states are {states} here"
         defaults = DEFAULTS[name]
         over = {path: value for path, value in self.over.items() if path in defaults}
         return {"optim.name": name, **defaults, **over}
@@ -80,7 +82,7 @@ class Optimizers:
     def _require(self, reading: Reading, option: str, only: tuple[str, ...]) -> None:
         """Raise NoCounterpartError unless the optimizer in use is here, and one of ``only`` if any."""
         name = self.ours(reading)
-        if name is None or (only and name not in only):
+        if name is None or (only and name.removesuffix("_8bit") not in only):
             raise NoCounterpartError(f"is a setting of {reading.text(self.option)}")
 
 

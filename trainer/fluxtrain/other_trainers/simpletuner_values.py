@@ -7,9 +7,8 @@ from fluxtrain.other_trainers.option import Convert, Values
 from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
 
 BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
-OPTIMIZERS = dict.fromkeys(
-    ("adamw", "adamw_bf16", "optimi-adamw", "ao-adamw8bit", "bnb-adamw8bit", "adamw8bit"), "adamw"
-)
+OPTIMIZERS = dict.fromkeys(("adamw", "adamw_bf16", "optimi-adamw"), "adamw")
+OPTIMIZERS |= dict.fromkeys(("ao-adamw8bit", "bnb-adamw8bit", "adamw8bit"), "adamw_8bit")
 _ALIASES = {
     "checkpointing_steps": "checkpoint_step_interval",
     "validation_steps": "validation_step_interval",

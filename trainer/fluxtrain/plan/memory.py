@@ -9,6 +9,7 @@ from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.encode.sizes import encoder_bytes
 from fluxtrain.plan.batch import copied_bytes, samples_ahead
 from fluxtrain.plan.passes import Passes
+from fluxtrain.snapshot_size import moments_bytes
 
 _FLOAT32 = 4
 
@@ -23,7 +24,7 @@ class Memory(BaseModel):
     gradients: int
     """This rank's shard of the gradients that are reduced already, float32."""
     optimizer: int
-    """This rank's shard of the optimizer's state, float32."""
+    """This rank's shard of the optimizer's state, float32 or, of ``adamw_8bit``, mostly of 8 bits."""
     gathered: int
     """Weights of gathered blocks, in the compute dtype, and gradients that are being reduced."""
     activations: int
@@ -37,8 +38,8 @@ class Memory(BaseModel):
 
 
 def state_bytes(config: RunConfig) -> int:
-    """Return the bytes of one parameter in a checkpoint: weight and optimizer state in float32."""
-    return _FLOAT32 * (1 + config.optim.state_values)
+    """Return the bytes of one parameter in a checkpoint: its weight in float32, and the optimizer's state."""
+    return round(_FLOAT32 + config.optim.state_bytes)
 
 
 def _optimizer_values(config: RunConfig, passes: Passes) -> int:
@@ -68,7 +69,8 @@ def memory(
     parts = {
         "weights": passes.weight_bytes,
         "gradients": peak.gradients,
-        "optimizer": _optimizer_values(config, passes) * passes.shard_bytes,
+        "optimizer": _optimizer_values(config, passes) * passes.shard_bytes
+        + (moments_bytes(config, sharding.dp_shard) if config.optim.name == "adamw_8bit" else 0),
         "gathered": peak.gathered,
         "activations": peak.activations,
         "encoders": encoder_bytes(config),

@@ -10,16 +10,22 @@ from pydantic import Field
 from fluxtrain.contract.strict_model import IMMUTABLE, Rule, StrictModel
 
 LearningRate = Annotated[float, Field(gt=0, le=10)]
-OptimizerName = Literal["adamw", "adafactor", "lion", "prodigy", "schedule_free_adamw"]
+OptimizerName = Literal[
+    "adamw", "adamw_8bit", "adafactor", "lion", "prodigy", "schedule_free_adamw"
+]
 STATE_VALUES: Mapping[OptimizerName, int] = {
     "adamw": 2,
+    "adamw_8bit": 0,
     "adafactor": 0,
     "lion": 1,
     "prodigy": 4,
     "schedule_free_adamw": 2,
 }
 """Numbers that the optimizer keeps of a parameter, in float32, in checkpoints too; ``adafactor`` has one of
-each row and column of a matrix."""
+each row and column of a matrix, ``adamw_8bit`` two numbers in 8 bits and the scales of their blocks."""
+QUANTIZED_BLOCK = 256
+"""Most neighbours in a row of a matrix that share a scale in ``adamw_8bit``; shorter rows are in float32."""
+_FLOAT32 = 4
 _LEAST_FACTOR = 0.01
 """Least learning rate of ``prodigy``: smaller ones are meant for other optimizers."""
 
@@ -68,9 +74,11 @@ class OptimConfig(StrictModel):
     )
 
     name: Annotated[OptimizerName, IMMUTABLE] = "adamw"
-    """The optimizer. ``adafactor`` keeps a row and a column of each matrix instead of moments, as
-    transformers' without scale_parameter and relative_step; ``lion`` one moment; ``prodigy`` finds its step
-    size; ``schedule_free_adamw`` averages the weights instead of a decay of the learning rate."""
+    """The optimizer. ``adamw_8bit`` keeps its moments in 8 bits, with a scale for each 256 numbers of a row,
+    as torchao's; those of shorter rows are in float32. ``adafactor`` keeps a row and a column of each matrix
+    instead of moments, as transformers' without scale_parameter and relative_step; ``lion`` one moment;
+    ``prodigy`` finds its step size; ``schedule_free_adamw`` averages the weights instead of a decay of the
+    learning rate."""
     learning_rate: LearningRate = 1e-4
     """Learning rate after the warm-up. The presets ``mlperf-*`` have that of MLCommons' reference runs for
     the global batch sizes 512, 1024, 2048 and 4096. ``lion`` needs a third to a tenth of AdamW's, ``prodigy``
@@ -95,6 +103,17 @@ class OptimConfig(StrictModel):
     """Options of ``prodigy``."""
 
     @property
+    def state_bytes(self) -> float:
+        """Return the bytes that are kept of a parameter of a wide matrix besides its weight."""
+        quantized = 2 * (1 + _FLOAT32 / QUANTIZED_BLOCK) if self.name == "adamw_8bit" else 0
+        return _FLOAT32 * self.state_values + quantized
+
+    @property
     def state_values(self) -> int:
         """Return the numbers that are kept of a parameter besides its weight."""
         return STATE_VALUES[self.name] + (self.ema_decay is not None)
+
+
+def is_quantized(shape: tuple[int, ...]) -> bool:
+    """Return whether ``adamw_8bit`` keeps the moments of a parameter of ``shape`` in 8 bits."""
+    return len(shape) == 2 and shape[1] >= QUANTIZED_BLOCK
