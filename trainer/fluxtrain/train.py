@@ -46,6 +46,7 @@ from fluxtrain.evaluate import evaluate
 from fluxtrain.learning_rate import learning_rate
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model.adapted_layers import rate_of
+from fluxtrain.model.parameters import described_parameters
 from fluxtrain.parallelize import DTYPES, build_model, free_gathered, observe_waits
 from fluxtrain.preflight.check import run_preflight
 from fluxtrain.report.observer import Observer
@@ -138,12 +139,11 @@ class _Trainer:
         )
         if self.snapshots is not None:
             stack.enter_context(self.snapshots.watching_memory())
-        num_parameters = sum(p.numel() for p in self.model.parameters())
         observer.open_logs(
             recovery.fence,
             self.run,
             recovery.saved_step,
-            num_parameters,
+            described_parameters(self.model),
             self.shares,
             *(self._sources.lengths if self._sources else ()),
         )

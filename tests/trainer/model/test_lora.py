@@ -24,6 +24,7 @@ from fluxtrain.model.adapted_layers import (
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import initial_value
 from fluxtrain.model.lora import add_adapters, is_adapter
+from fluxtrain.model.parameters import count_parameters, described_parameters
 
 MODEL = tiny_model(depth=2, depth_single_blocks=2, guidance_embed=True)
 SPLIT = AdapterConfig(rank=4, alpha=6.0, split_qkv=True)
@@ -163,3 +164,10 @@ def test_new_adapters_have_no_effect() -> None:
     assert torch.count_nonzero(up) == 0
     bound = layer.inputs**-0.5
     assert 0.9 * bound < down.abs().max() <= bound
+
+
+def test_trained_parameters_are_told_from_those_of_the_model() -> None:
+    model, _ = adapted(MODEL, SPLIT)
+    trained, total = count_adapter_parameters(MODEL, SPLIT), count_parameters(MODEL).total
+    assert described_parameters(random_model(MODEL)) == f"{total:,} parameters"
+    assert described_parameters(model) == f"{trained:,} of {total + trained:,} parameters"

@@ -85,7 +85,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     with ExitStack() as stack, world.exit_stack:
         observer = Observer(config, paths, world, stack, device.clock())
         shares = BatchShares.of(config, 1)
-        observer.open_logs(claim(tmp_path / "checkpoints"), RunState(0, 0), None, 1, shares, 9, 9)
+        observer.open_logs(claim(tmp_path / "checkpoints"), RunState(0, 0), None, "", shares, 9, 9)
         observer.on_train_begin()
         yield Run(observer, device)
 

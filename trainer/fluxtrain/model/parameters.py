@@ -1,10 +1,12 @@
-"""Parameter counts of the transformer, without creating it."""
+"""Parameter counts of the transformer, also without creating it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
+
+from torch import nn
 
 from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.model import ModelConfig
@@ -77,3 +79,10 @@ def count_parameters(config: ModelConfig, num_shards: int = 1) -> ParameterCount
     double, single = counts.pop("double_blocks"), counts.pop("single_blocks")
     depths = config.depth, config.depth_single_blocks
     return ParameterCounts(double, single, counts.total(), *depths, counts["final_layer"])
+
+
+def described_parameters(model: nn.Module) -> str:
+    """Return how many parameters ``model`` has and, of adapters, how many of them are trained."""
+    total = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return f"{total:,} parameters" if trained == total else f"{trained:,} of {total:,} parameters"

@@ -84,7 +84,7 @@ class Observer:
         fence: Fence,
         run: RunState,
         saved_step: int | None,
-        num_parameters: int,
+        parameters: str,
         shares: BatchShares,
         num_train: int | None = None,
         num_validation: int | None = None,
@@ -93,8 +93,8 @@ class Observer:
 
         They are None if the data are opened after MLPerf's clock has started.
 
-        ``saved_step`` is the step of the newest checkpoint. Raises FencedError if there is a newer
-        start, whose logs would be replaced.
+        ``parameters`` says how many there are; ``saved_step`` is the step of the newest checkpoint. Raises
+        FencedError if there is a newer start, whose logs would be replaced.
         """
         self._clock.start(run.train_seconds)
         self._speedometer.start(run)
@@ -133,7 +133,7 @@ class Observer:
             self._convergence = Convergence(self.config, records, self.metrics, self.progress)
             port = self.progress.read().get("port")
             peak = self._speedometer.peak
-            self._logs.print_summary(run, self.world, num_parameters, port, peak)
+            self._logs.print_summary(run, self.world, parameters, port, peak)
 
     def on_data_opened(self, sources: Sources, order: AnyOrder) -> None:
         """Log what was opened; ``order`` is that of the training samples."""

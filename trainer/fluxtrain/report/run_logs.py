@@ -74,7 +74,7 @@ class RunLogs:
         self,
         run: RunState,
         world: World,
-        num_parameters: int,
+        parameters: str,
         port: int | None,
         peak: Peak | None,
     ) -> None:
@@ -82,7 +82,7 @@ class RunLogs:
         self._peak = peak
         self.page.hardware = f"{world.size} × {world.device.type}"
         self._console.print_line(
-            f"{num_parameters:,} parameters · {self._shares.global_batch_size} samples a step on "
+            f"{parameters} · {self._shares.global_batch_size} samples a step on "
             f"{world.size} × {world.device.type}"
             + _division(self._config, self._shares, world)
             + f" · attention: {attention_on(world.device, self._config)}"

@@ -129,8 +129,10 @@ def _cell(picture: Picture | None, links: bool) -> str:
 def _curve(contents: Contents) -> Iterable[str]:
     if contents.curve:
         yield f'<h2>Loss over training samples</h2><div class="curve">{contents.curve}</div>'
-        keys = [("raw", "each logged step"), ("smooth", "smoothed"), ("evaluation", "evaluation")]
-        keys += [("target", "target")] * ('class="target"' in contents.curve)
+        keys = [("raw", "each logged step"), ("smooth", "smoothed")]
+        keys += [
+            (kind, kind) for kind in ("evaluation", "target") if f'="{kind}"' in contents.curve
+        ]
         items = "".join(f'<li class="{kind}">{text}</li>' for kind, text in keys)
         yield f'<ul class="legend">{items}</ul>'
 
