@@ -220,6 +220,9 @@ def read_termination_message(message: object) -> TerminationMessage:
 def _status(answer: Mapping[str, Any]) -> ProgressStatus:
     return ProgressStatus(
         step=_count(answer.get("step"), _MAX_COUNT),
+        steps=_count(answer.get("steps"), _MAX_COUNT) or None,
+        epoch=_count(answer.get("epoch"), _MAX_COUNT) or None,
+        epochs=_count(answer.get("epochs"), _MAX_COUNT) or None,
         samples=_count(answer.get("samples"), _MAX_SAMPLES),
         trainLoss=_number(answer.get("trainLoss")),
         evalLoss=_number(answer.get("evalLoss")),

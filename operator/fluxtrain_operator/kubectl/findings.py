@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fluxtrain.contract.progress import COMPUTE, DATA, STRAGGLER_TEXTS
 from fluxtrain_operator import names
@@ -276,7 +277,9 @@ def _steps(facts: Facts) -> str:
     """Return step, losses and goodput, as far as the status has them."""
     if not facts.progress:
         return ""
-    parts = [f" at step {facts.progress.get('step', 0)}"]
+    parts = [f" at step {_of(facts.progress, 'step', 'steps')}"]
+    if facts.progress.get("epoch") and facts.progress.get("epochs", 1) != 1:
+        parts.append(f"epoch {_of(facts.progress, 'epoch', 'epochs')}")
     for key, text in (("trainLoss", "training loss"), ("evalLoss", "evaluation loss")):
         if (value := facts.progress.get(key)) is not None:
             parts.append(f"{text} {value:.4g}")
@@ -287,6 +290,11 @@ def _steps(facts: Facts) -> str:
     if isinstance(goodput := facts.status.get("goodput"), int | float):
         parts.append(f"goodput {goodput:.1%}")
     return ", ".join(parts)
+
+
+def _of(progress: Mapping[str, Any], name: str, total: str) -> str:
+    known = f" of {progress[total]}" if progress.get(total) else ""
+    return f"{progress.get(name, 0)}{known}"
 
 
 def _logs(facts: Facts) -> str:

@@ -326,6 +326,10 @@ STATES: dict[str, tuple[JobObjects, tuple[str, ...]]] = {
             "last step was 5s ago, and 2h10m are left.",
         ),
     ),
+    "running_for_epochs": (
+        state_of(*RUNNING, progress=trains(steps=30, epoch=2, epochs=5)),
+        ("trains on 2 nodes at step 7 of 30, epoch 2 of 5, training loss 0.5123",),
+    ),
     "running_with_a_slow_rank": (
         state_of(*RUNNING, progress=replace(trains(), straggler=SLOW)),
         (

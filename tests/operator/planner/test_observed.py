@@ -186,7 +186,8 @@ def test_what_else_is_read_of_a_node(node: dict[str, Any], changes: dict[str, An
 def test_progress_is_parsed() -> None:
     progress = Progress.from_json(
         {
-            "phase": "running", "step": 7, "samples": 56, "trainLoss": 0.123456789, "mfu": None,
+            "phase": "running", "step": 7, "steps": 30, "epoch": 2, "epochs": 5, "samples": 56,
+            "trainLoss": 0.123456789, "mfu": None,
             "samplesPerSecond": 8.5, "targetSamples": 7_077_888,
             "lastStepTime": 1_767_225_610.9, "checkpointStep": 5,
             "checkpointTime": 1_767_225_600.0, "processRestarts": 2, "port": 9464,
@@ -194,6 +195,8 @@ def test_progress_is_parsed() -> None:
     )  # fmt: skip
     assert progress is not None
     assert (progress.status.step, progress.status.samples) == (7, 56)
+    found = (progress.status.steps, progress.status.epoch, progress.status.epochs)
+    assert found == (30, 2, 5)
     assert (progress.status.train_loss, progress.status.mfu) == (0.123457, None)
     assert progress.status.target_samples == 7_077_888
     assert progress.status.last_step_time == "2026-01-01T00:00:10Z"

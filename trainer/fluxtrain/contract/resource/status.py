@@ -143,6 +143,12 @@ class ProgressStatus(StatusModel):
 
     step: Count = 0
     """Optimizer steps done."""
+    steps: Count | None = None
+    """Steps of the whole training, which the trainer finds if ``schedule.epochs`` gives them."""
+    epoch: Count | None = None
+    """Number of the epoch of the last step, from 1."""
+    epochs: Count | None = None
+    """Number of the epoch of the training's last step."""
     samples: Annotated[int, Field(ge=0, le=2**53)] = 0
     """Training samples used."""
     train_loss: float | None = None

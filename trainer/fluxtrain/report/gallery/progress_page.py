@@ -17,6 +17,7 @@ PAGE_HEADERS = (
 
 def progress_page(title: str, progress: Mapping[str, Any]) -> str:
     """Return a page with the phase and the steps in ``progress``, the values of /progress."""
-    names = {"phase": "phase", "step": "step", "steps": "of", "status": "status", "rank": "rank"}
+    names = {"phase": "phase", "step": "step", "steps": "of", "epoch": "epoch"}
+    names |= {"status": "status", "rank": "rank"}
     figures = [(name, str(progress[key])) for key, name in names.items() if key in progress]
     return render(Contents(title, figures, is_live="status" not in progress))
