@@ -2,10 +2,10 @@
 
     python -m tests.run [--repeat] [pytest's own options]
 
-The second has all that needs an API server at most, and the tests of the trainer's agents, which makes them
-about equally long. Ends with the ten slowest tests and files, all counts, and the errors of all tests that
-failed. With ``--repeat`` a failed test runs once more; if it then passes it is reported as FLAKY, with both
-logs.
+The second has all that needs an API server at most, and those folders of the trainer's tests that make them
+about equally long. Ends with the ten slowest tests, files and folders, all counts, and the errors of all
+tests that failed. With ``--repeat`` a failed test runs once more; if it then passes it is reported as FLAKY,
+with both logs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ LANES = {
     "trainer": ["trainer"],
     "operator": [
         *("api_server", "architecture", "contract", "operator", "chart", "benchmarks", "faults"),
-        "trainer/launch",
+        *("trainer/adapter", "trainer/benchmark", "trainer/bombs", "trainer/cli", "trainer/launch"),
+        *("trainer/mlperf", "trainer/model", "trainer/other_trainers", "trainer/plan"),
+        *("trainer/prepare", "trainer/serving"),
     ],
     "cluster": ["cluster", "end_to_end"],
 }
@@ -148,13 +150,15 @@ def main(arguments: list[str]) -> int:
             failed = "failed" in result.outcomes.values()
             if "--repeat" in arguments and failed:
                 flaky += repeat(lane, result, options, Path(name))
-    by_test, by_file = defaultdict[str, float](float), defaultdict[str, float](float)
+    by_test, by_file, by_folder = (defaultdict[str, float](float) for _ in range(3))
     for result in results.values():
         for name, took in result.seconds.items():
             by_test[name] += took
             by_file[name.partition("::")[0]] += took
+            by_folder[".".join(name.split(".")[:3]).partition("::")[0]] += took
     print_slowest("tests", by_test)
     print_slowest("files", by_file)
+    print_slowest("folders", by_folder)
     for lane, result in results.items():
         counts = ", ".join(
             f"{count} {kind}" for kind, count in sorted(Counter(result.outcomes.values()).items())
