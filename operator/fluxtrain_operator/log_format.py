@@ -35,9 +35,10 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     """Formats a record as text, for people."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the text of ``record``. Credentials are left out."""
-        return redacted(super().format(record))
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the base class's name
+        """Return the message of ``record`` on one line: what a job is called must not look like a record."""
+        record.message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in record.message)
+        return redacted(super().formatMessage(record))
 
 
 def configure_logging(log_format: LogFormat) -> None:

@@ -33,8 +33,8 @@ from fluxtrain_operator.options import Options, parse
 from fluxtrain_operator.planner.plan import Event
 
 LOG = logging.getLogger("fluxtrain_operator")
-NUM_WORKERS = 8
-"""Jobs reconciled concurrently; each waits for the API server most of the time."""
+NUM_WORKERS = 10
+"""Jobs reconciled concurrently, at most 8 of one namespace; each mostly waits for the API server."""
 MIN_INTERVAL_SECONDS = 0.5
 """Minimum interval of a job's reconciles: one status then reports several pods that start."""
 NUM_CONNECTIONS = 32
@@ -89,7 +89,13 @@ class _Replica:
         self._client = client = KubernetesApi(api, http, metrics.count_request)
         self._unreadable = UnreadableObjects(metrics)
         self._informers = Informers(
-            api, self._cache, metrics, self._unreadable, self._enqueue, options.namespaces
+            api,
+            self._cache,
+            metrics,
+            self._unreadable,
+            self._enqueue,
+            options.namespaces,
+            options.watch_nodes,
         )
         self._reconciler = Reconciler(
             self._cache,

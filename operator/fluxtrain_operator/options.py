@@ -15,6 +15,7 @@ from fluxtrain_operator.planner.disruption import DISRUPTION_PERCENT
 from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults, parse_pod_defaults
 
 _MAX_PERCENT = 100
+_SWITCH = ("true", "false")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Options:
     pod_defaults: PodDefaults = NO_DEFAULTS
     job_policy: JobPolicy = DEFAULT_POLICY
     disruption_percent: int = DISRUPTION_PERCENT
+    watch_nodes: bool = True
+    """Whether nodes are watched, which needs a right on the whole cluster."""
     node_health: NodeHealth = NO_ADDITIONS
     """Marks of unhealthy nodes in addition to the known ones."""
 
@@ -78,6 +81,12 @@ def parse(arguments: list[str] | None) -> Options:
         help="what jobs may ask for; the chart's value jobs (default: that of the chart)",
     )
     parser.add_argument(
+        "--watch-nodes",
+        choices=_SWITCH,
+        default=get("FLUXTRAIN_WATCH_NODES", "true"),
+        help="false: run without the right to read nodes; lost ones are noticed by the silence of agents",
+    )
+    parser.add_argument(
         "--node-health",
         default=get("FLUXTRAIN_NODE_HEALTH", ""),
         metavar="JSON",
@@ -104,6 +113,9 @@ def parse(arguments: list[str] | None) -> Options:
         parser.error(
             f"FLUXTRAIN_LOG_FORMAT: got {values['log_format']!r}; must be {' or '.join(LOG_FORMATS)}"
         )
+    watch_nodes = values.pop("watch_nodes")
+    if watch_nodes not in _SWITCH:
+        parser.error(f"FLUXTRAIN_WATCH_NODES: got {watch_nodes!r}; must be {' or '.join(_SWITCH)}")
     percent = values.pop("disruption_percent")
     if not (percent.isascii() and percent.isdecimal() and 1 <= int(percent) <= _MAX_PERCENT):
         parser.error(
@@ -125,6 +137,7 @@ def parse(arguments: list[str] | None) -> Options:
         parser.error(f"--node-health or FLUXTRAIN_NODE_HEALTH: {error}")
     return Options(
         namespaces=namespaces,
+        watch_nodes=watch_nodes == "true",
         pod_defaults=defaults,
         job_policy=policy,
         node_health=health,

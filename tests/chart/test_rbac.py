@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
-from tests.chart.objects import Manifest, Template, one
+from tests.chart.objects import CHART, Manifest, Template, one
 from tests.operator.jobs import KEY, OWNER, make_training
 from tests.paths import ROOT
 
@@ -261,6 +263,17 @@ def test_watched_namespaces_have_a_role_each_and_the_cluster_none(template: Temp
         ("RoleBinding", "b"),
     ]
     assert granted(rendered) == granted(template())
+
+
+def test_the_profile_namespaced_creates_no_object_of_the_cluster(template: Template) -> None:
+    values = yaml.safe_load((CHART / "profiles" / "namespaced.yaml").read_text())
+    settings = [f"{name}={json.dumps(value)}" for name, value in values.items()]
+    rendered = template(*settings, 'watchNamespaces=["a"]', apis=("monitoring.coreos.com/v1",))
+    assert [m["metadata"]["name"] for m in rendered if "namespace" not in m["metadata"]] == []
+    missing = granted(template()) - granted(rendered)
+    assert missing == {("nodes", "list", "cluster"), ("nodes", "watch", "cluster")}
+    (container,) = one(rendered, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert {"name": "FLUXTRAIN_WATCH_NODES", "value": "false"} in container["env"]
 
 
 @pytest.mark.parametrize(

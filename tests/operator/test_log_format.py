@@ -91,3 +91,12 @@ def test_no_credentials_are_logged(log_format: LogFormat) -> None:
     assert "failed: https://***@example.com/?***" in stream.getvalue()
     assert "secret" not in stream.getvalue()
     assert "a1a1" not in stream.getvalue()
+
+
+def test_a_text_with_line_ends_is_one_line() -> None:
+    stream = io.StringIO()
+    with no_handlers() as logger, redirect_stderr(stream):
+        configure_logging("text")
+        logger.warning("job %s", "a\n2026-01-01 00:00:00 INFO forged\x1b[2J\r")
+    assert stream.getvalue().count("\n") == 1
+    assert "a\\n2026-01-01 00:00:00 INFO forged\\x1b[2J\\r" in stream.getvalue()

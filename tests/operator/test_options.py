@@ -120,3 +120,12 @@ def test_an_invalid_percentage_is_refused(
         parse([IMAGE])
     assert error.value.code == 2
     assert "is not a whole number from 1 to 100" in capsys.readouterr().err
+
+
+def test_nodes_are_watched_unless_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse([IMAGE]).watch_nodes
+    monkeypatch.setenv("FLUXTRAIN_WATCH_NODES", "false")
+    assert not parse([IMAGE]).watch_nodes
+    monkeypatch.setenv("FLUXTRAIN_WATCH_NODES", "no")
+    with pytest.raises(SystemExit):
+        parse([IMAGE])

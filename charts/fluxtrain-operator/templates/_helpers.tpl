@@ -79,14 +79,17 @@ such as $(POD_NAME) in the operator's pod already.
   resources: [pods]
   verbs: [create, delete, list, watch]
 - apiGroups: [""]
-  resources: [configmaps, services]
+  resources: [configmaps]
   verbs: [create, delete, list, patch, watch]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [create, list, patch, watch]
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [create, delete, list, patch, watch]
+  verbs: [create, list, patch, watch]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [create, delete, list, patch, watch]
@@ -96,12 +99,12 @@ such as $(POD_NAME) in the operator's pod already.
 {{- if .Values.gangs.coscheduling }}
 - apiGroups: [scheduling.x-k8s.io]
   resources: [podgroups]
-  verbs: [create, delete, list, patch, watch]
+  verbs: [create, list, patch, watch]
 {{- end }}
 {{- if .Values.gangs.volcano }}
 - apiGroups: [scheduling.volcano.sh]
   resources: [podgroups]
-  verbs: [create, delete, list, patch, watch]
+  verbs: [create, list, patch, watch]
 {{- end }}
 {{- if .Values.gangs.native }}
 - apiGroups: [scheduling.k8s.io]

@@ -122,8 +122,11 @@ class Informers:
         unreadable: UnreadableObjects,
         enqueue: Callable[[Key], None],
         namespaces: Sequence[str] = (),
+        watch_nodes: bool = True,
     ) -> None:
-        """Watch ``namespaces``, or all; call ``enqueue`` with jobs whose pods, nodes or objects changed.
+        """Watch ``namespaces``, or all, and nodes if ``watch_nodes``.
+
+        Call ``enqueue`` with jobs whose pods, nodes or objects changed.
 
         ``unreadable`` are told objects that cannot be read.
         """
@@ -132,14 +135,15 @@ class Informers:
         self._pods = [
             _PodHandler(("v1", "Pod"), *self._shared, namespace=n) for n in self._namespaces
         ]
-        self._nodes = _NodeHandler(("v1", "Node"), *self._shared)
+        nodes = _NodeHandler(("v1", "Node"), *self._shared)
+        self._nodes = [nodes] if watch_nodes else []
         self._objects: dict[Kind, list[_ObjectHandler]] = {}
         self._tasks = asyncio.TaskGroup()
 
     async def wait_for_sync(self) -> None:
         """Wait until the cache has every object that existed at the start; ``run`` must have begun."""
         objects = chain.from_iterable(self._objects.values())
-        handlers: list[_Handler] = [*self._pods, self._nodes, *objects]
+        handlers: list[_Handler] = [*self._pods, *self._nodes, *objects]
         await asyncio.gather(*(handler.synced.wait() for handler in handlers))
 
     def has_groups(self, version: str, kinds: Iterable[str]) -> bool:
@@ -150,8 +154,8 @@ class Informers:
     async def run(self) -> None:
         """List and watch until cancelled."""
         async with asyncio.TaskGroup() as self._tasks:
-            nodes = ListWatch(self._api, "/api/v1/nodes", fields=NodeFields)
-            self._start(nodes, self._nodes)
+            for nodes in self._nodes:
+                self._start(ListWatch(self._api, "/api/v1/nodes", fields=NodeFields), nodes)
             for pods in self._pods:
                 path = collection("v1", pods.namespace, "Pod")
                 self._start(ListWatch(self._api, path, SELECTOR, PodFields), pods)

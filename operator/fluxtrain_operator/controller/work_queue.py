@@ -1,15 +1,22 @@
-"""A work queue of job keys, in the manner of client-go: deduplicated, with delayed requeue and backoff."""
+"""A work queue of job keys, in the manner of client-go: deduplicated, with delayed requeue and backoff.
+
+Namespaces are served in turn, and a part of the workers is left to the others: one tenant's jobs never delay
+another's for long.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from fluxtrain_operator.controller.fair_queue import FairQueue
 from fluxtrain_operator.names import Key
 
 Work = Callable[[Key], Awaitable[float | None]]
 """Processes a key; returns the seconds after which to requeue it, or None."""
 
+_LEFT_TO_OTHERS = 5
+"""One in so many workers serves the jobs of other namespaces than the busiest."""
 _FIRST_BACKOFF_SECONDS = 1.0
 _MAX_BACKOFF_SECONDS = 60.0
 
@@ -26,7 +33,7 @@ class WorkQueue:
         time are handled together.
         """
         self._on_error, self._min_interval_seconds = on_error, min_interval_seconds
-        self._queue: asyncio.Queue[Key] = asyncio.Queue()
+        self._queue = FairQueue()
         self._queued: set[Key] = set()
         self._processing: set[Key] = set()
         self._dirty: set[Key] = set()  # added while being processed
@@ -43,10 +50,11 @@ class WorkQueue:
             self._dirty.add(key)
         elif key not in self._queued:
             self._queued.add(key)
-            self._queue.put_nowait(key)
+            self._queue.put(key)
 
     async def run(self, work: Work, num_workers: int) -> None:
         """Process keys with ``num_workers`` workers until cancelled."""
+        self._queue.max_per_namespace = num_workers - num_workers // _LEFT_TO_OTHERS
         async with asyncio.TaskGroup() as group:
             for _ in range(num_workers):
                 group.create_task(self._worker(work))
@@ -64,6 +72,7 @@ class WorkQueue:
                 delay = self._backoff(key)
                 self._on_error(key, error)
             finally:
+                self._queue.release(key)
                 loop.call_later(self._min_interval_seconds, self._done, key)
             self._add_after(key, delay)
             await asyncio.sleep(0)  # otherwise all keys that need no request are processed at once

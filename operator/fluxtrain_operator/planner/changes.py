@@ -122,11 +122,12 @@ def _lost_pods_can_train(situation: Situation) -> bool:
 
 
 def _undesired(situation: Situation) -> Iterator[Delete]:
-    """Yield the supporting objects that neither the spec asks for nor a pod mounts."""
+    """Yield the supporting objects that neither the spec asks for nor a pod mounts, of removable kinds."""
     desired = {object_key(manifest) for manifest in situation.supporting_objects}
     desired |= {("ConfigMap", name) for name in _kept_config_maps(situation)}
     for kind, name in sorted(set(situation.observed.applied) - desired):
-        yield Delete(kind, name)
+        if kind in situation.removable_kinds:
+            yield Delete(kind, name)
 
 
 def _kept_config_maps(situation: Situation) -> Iterator[str]:

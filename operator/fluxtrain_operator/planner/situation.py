@@ -27,6 +27,7 @@ from fluxtrain_operator.revision import Revision
 from fluxtrain_operator.timestamps import seconds
 
 _UNRESPONSIVE_SECONDS = 30.0
+_REMOVABLE_KINDS = frozenset(("ConfigMap", DISRUPTION_BUDGET))
 """If a pod still exists this long after its grace period, its kubelet is unresponsive."""
 
 
@@ -115,6 +116,11 @@ class Situation:
     def gang(self) -> Gang:
         """Return the gang scheduling of the job, none if the cluster does not serve its API."""
         return gang_of(self.job, self.observed.missing_apis)
+
+    @property
+    def removable_kinds(self) -> frozenset[str]:
+        """Return the kinds of supporting objects of which a job can have superfluous ones."""
+        return _REMOVABLE_KINDS | set(self.gang.kinds if self.gang.renames else ())
 
     @cached_property
     def current(self) -> tuple[Pod, ...]:

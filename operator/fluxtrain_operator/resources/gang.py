@@ -20,6 +20,8 @@ class Gang:
     """API version that the cluster must serve."""
     kinds: tuple[str, ...] = ()
     """Kinds of the supporting objects."""
+    renames = False
+    """Whether the names of the objects depend on the number of nodes, so that a change replaces them."""
     admission = ("Admitted", "")
     """Reason and message of the condition Admitted."""
 
@@ -79,6 +81,7 @@ class Native(Coscheduling):
 
     api_version = "scheduling.k8s.io/v1alpha2"
     kinds = ("Workload", "PodGroup")
+    renames = True
 
     def objects(self, job: Job) -> list[Manifest]:
         """Return the workload and the pod group."""

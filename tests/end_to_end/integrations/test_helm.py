@@ -34,7 +34,7 @@ VALUES = (
     f"--set=image.repository={OPERATOR}",
     f"--set=trainerImage.repository={TRAINER},trainerImage.tag={TAG}",
     f"--set=watchNamespaces={{{NAMESPACE}}}",
-    "--set=crds.install=false",  # the CRD exists and is used by other operators
+    f"--values={CHART / 'profiles' / 'namespaced.yaml'}",  # the CRD is used by other operators too
 )
 UPGRADED = (f"--set=image.tag={NEXT_TAG}", "--set=resources.requests.cpu=50m")
 """The name of another image and another value, as in a release."""

@@ -62,7 +62,13 @@ class Synced:
 Scenario = Callable[[Synced], Awaitable[None]]
 
 
-def run(folder: Path, namespaces: tuple[str, ...], objects: Objects, scenario: Scenario) -> None:
+def run(
+    folder: Path,
+    namespaces: tuple[str, ...],
+    objects: Objects,
+    scenario: Scenario,
+    watch_nodes: bool = True,
+) -> None:
     """Run ``scenario`` with a cache of ``objects`` while the informers run."""
     server = FakeApiServer()
     for plural, manifest in objects:
@@ -76,7 +82,13 @@ def run(folder: Path, namespaces: tuple[str, ...], objects: Objects, scenario: S
             ApiClient(Configuration(host=host_of(kubeconfig))) as api,
         ):
             informers = Informers(
-                api, synced.cache, metrics, unreadable, synced.enqueued.append, namespaces
+                api,
+                synced.cache,
+                metrics,
+                unreadable,
+                synced.enqueued.append,
+                namespaces,
+                watch_nodes,
             )
             async with asyncio.timeout(60), cancelled_at_end(informers.run()):
                 await asyncio.sleep(0)  # until it has begun
@@ -110,6 +122,13 @@ def test_the_sync_waits_for_all_pages(tmp_path: Path, count: int) -> None:
 
     objects = [*pods(*(f"job-{index}" for index in range(count))), *nodes("n1", ready=False)]
     run(tmp_path, (), objects, scenario)
+
+
+def test_without_nodes_the_sync_needs_no_right_to_read_them(tmp_path: Path) -> None:
+    async def scenario(s: Synced) -> None:
+        assert (s.names(), s.cache.nodes) == ({"job-0"}, {})
+
+    run(tmp_path, ("ns",), [*pods("job-0"), *nodes("n1")], scenario, watch_nodes=False)
 
 
 @synced(

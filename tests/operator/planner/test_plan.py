@@ -282,6 +282,15 @@ def test_only_objects_that_differ_are_applied_and_undesired_ones_deleted() -> No
     assert result.create == ()
 
 
+def test_an_object_of_a_kind_that_no_job_outlives_is_not_deleted() -> None:
+    """Whoever gives a Service the job as its controller makes the operator no stronger than it is."""
+    job = running()
+    foreign = {("Service", "more"): "", ("NetworkPolicy", "more"): "", ("ConfigMap", "more"): ""}
+    applied = {**observe(job).applied, **foreign}
+    result = plan_with(job, *make_pods(), progress=progress(), applied=applied)
+    assert [(d.kind, d.name) for d in result.delete] == [("ConfigMap", "more")]
+
+
 def test_pods_of_a_gang_are_scheduled_one_by_one_if_its_api_is_missing() -> None:
     job = make_job(scheduling={"gang": "volcano"})
     result = plan(job, Observed(missing_apis=frozenset({"scheduling.volcano.sh/v1beta1"})), NOW)
