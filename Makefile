@@ -7,9 +7,10 @@ PYTEST_OPTIONS ?=
 QUICK := $(addprefix tests/,architecture contract operator chart trainer benchmarks faults)
 NODES ?= 3
 FAULTS ?=
+SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lora test test-quick check format generate golden bench bench-operator faults cluster cluster-down chart size clean
+.PHONY: help setup run lora test test-quick check format generate golden fuzz bench bench-operator faults cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -54,6 +55,9 @@ generate: setup ## write manifests/crd.yaml, docs/crd.md, docs/config.md from th
 
 golden: setup ## write the golden files anew; review the diff like code
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/contract tests/operator tests/trainer/model tests/trainer/encode
+
+fuzz: setup ## give changed files and messages to all readers, for SECONDS= each; exit 1 if one does what it may not
+	$(BIN)/python -m tests.trainer.fuzz $(SECONDS)
 
 bench: setup ## measure against the peers (makes their environments; about an hour)
 	$(BIN)/python -m benchmarks

@@ -4,6 +4,7 @@
   * ConfigError      a field, a flag or a file of the job is wrong
     * JoinedConfigError   several of them
   * DataError        the data set, or a weights file, is missing or unusable
+    * JoinedDataError     several files of it
   * StorageError     the output cannot be written or read
   * FencedError      a newer start of the run writes to the output
   * DivergedError    the loss or its gradient is no longer finite
@@ -36,6 +37,8 @@ EXIT_STOPPED = 75
 """Asked to stop (SIGTERM, SIGINT), checkpoint saved (EX_TEMPFAIL): the same command resumes."""
 
 
+_MLPERF_TOKEN = ":::MLLOG"
+"""As `fluxtrain.contract.launch.MLPERF_TOKEN`: what stands before it in a line does not count."""
 UNSET = object()
 """Given value of a ConfigError whose text names the values itself."""
 
@@ -68,7 +71,7 @@ class ConfigError(FluxtrainError):
         """
         self.path, self.given, self.allowed = path, given, allowed
         got = "" if given is UNSET else f"got {_brief(given)}; "
-        super().__init__(f"{path}: {got}{allowed}")
+        super().__init__(one_line(f"{path}: {got}{allowed}"))
 
 
 class JoinedConfigError(ConfigError):
@@ -88,6 +91,19 @@ class DataError(FluxtrainError):
     """The data set or a weights file is missing or unusable."""
 
     exit_code = EXIT_USAGE
+
+    def __init__(self, message: str) -> None:
+        """Take the message, in which names of files and samples may be anything."""
+        super().__init__(one_line(message))
+
+
+class JoinedDataError(DataError):
+    """Several files are unusable; one line for each."""
+
+    def __init__(self, lines: list[str]) -> None:
+        """Join ``lines``."""
+        super().__init__(lines[0])
+        self.args = ("\n".join(map(one_line, lines)),)
 
 
 class StorageError(FluxtrainError):
@@ -126,6 +142,16 @@ class RefusedError(FluxtrainError):
 
 class NodesError(FluxtrainError):
     """The rendezvous was not reached in time, or too few nodes have come; the same command resumes."""
+
+
+def one_line(text: str) -> str:
+    """Return ``text`` without line breaks, control characters and the token of MLPerf's log lines.
+
+    Names of files, samples and columns are strangers' words: none may begin a line, or move a cursor.
+    """
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return text.replace(_MLPERF_TOKEN, _MLPERF_TOKEN.strip(":"))
 
 
 def _brief(value: object) -> str:

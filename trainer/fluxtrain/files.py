@@ -19,8 +19,14 @@ _UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP)
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; it replaces ``path`` unless the body raises."""
+    """Yield a temporary path beside ``path``; it replaces ``path`` unless the body raises.
+
+    The file is new: a link that somebody left at its name is removed, not followed.
+    """
     partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):  # the writer will report that there is no such folder
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     yield partial
     partial.replace(path)
 

@@ -31,7 +31,7 @@ from fluxtrain.data.pictures.subset import TrainingPicture
 from fluxtrain.distributed import StopRequest, World
 from fluxtrain.encode.codec import Codec, load_codec
 from fluxtrain.encode.text import load_text_encoder
-from fluxtrain.errors import ConfigError, StoppedError
+from fluxtrain.errors import ConfigError, StoppedError, one_line
 from fluxtrain.picture_cache.console import CachingConsole
 from fluxtrain.picture_cache.fetching import fetched_pictures
 from fluxtrain.picture_cache.work import CachedPictures, find_work, wanted_latents
@@ -181,7 +181,8 @@ class _Stage:
     def _report(self, record: Record | None = None, count: int | None = None) -> None:
         self.alive()
         if record is not None and record.fault:
-            print(f"skipped {record.name}: {record.fault}", file=sys.stderr, flush=True)
+            text = one_line(f"skipped {record.name}: {record.fault}")
+            print(text, file=sys.stderr, flush=True)
         if self.console.is_due:
             self.console.advance(self._count() if count is None else count)
 

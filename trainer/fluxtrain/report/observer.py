@@ -20,6 +20,7 @@ from fluxtrain.data.loader import AnyOrder
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import Sources
 from fluxtrain.distributed import World
+from fluxtrain.errors import one_line
 from fluxtrain.evaluate import Evaluation
 from fluxtrain.fence import Fence
 from fluxtrain.mlperf import RunFacts, node_records
@@ -198,7 +199,9 @@ class Observer:
             self.num_unreadable, self.last_fault = self.num_unreadable + 1, fault
             self.metrics.bad_samples.inc()
             if self.num_unreadable <= _MAX_UNREADABLE_LOGGED:
-                print(f"skipped an unreadable sample: {fault}", file=sys.stderr, flush=True)
+                print(
+                    f"skipped an unreadable sample: {one_line(fault)}", file=sys.stderr, flush=True
+                )
 
     def log_used(self, step: int, indices: list[int]) -> None:
         """Write the indices of the samples that this rank used in ``step`` to the ledger."""
@@ -264,7 +267,9 @@ class Observer:
             known = fault in self._logged_faults
             if not known and len(self._logged_faults) < _MAX_UNREADABLE_LOGGED:
                 self._logged_faults.add(fault)
-                print(f"skipped an unreadable validation sample: {fault}", file=sys.stderr)
+                print(
+                    f"skipped an unreadable validation sample: {one_line(fault)}", file=sys.stderr
+                )
 
     def on_evaluate_end(self, run: RunState, result: Evaluation) -> None:
         """Log the evaluation loss and resume the training clock."""

@@ -24,7 +24,7 @@ from PIL import Image
 
 from fluxtrain.data.tar.index import open_index
 from fluxtrain.data.tar.writer import TarWriter
-from fluxtrain.errors import DataError
+from fluxtrain.errors import JoinedDataError
 from fluxtrain.files import atomic_write
 from fluxtrain.prepare.coco.subset import NUM_SAMPLES, Row, read_annotations, subset, tsv
 from fluxtrain.prepare.image import SETTINGS, SIZE, encode, error_summary
@@ -159,4 +159,4 @@ def _raise_for(faults: list[str], total: int) -> None:
     lines += faults[:_MAX_FAULTS_SHOWN]
     if len(faults) > _MAX_FAULTS_SHOWN:
         lines.append(f"... and {len(faults) - _MAX_FAULTS_SHOWN:,} more")
-    raise DataError("\n".join(lines))
+    raise JoinedDataError(lines)

@@ -1,0 +1,207 @@
+"""What is fuzzed: each reader of files and messages from outside, with small valid inputs to begin from."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+from safetensors.torch import save
+from tests.trainer.bombs import tables, texts
+
+from fluxtrain.contract.resource.document import load_job
+from fluxtrain.contract.stacks import read_ranks
+from fluxtrain.data.images import decode as tar_images
+from fluxtrain.data.layouts import npy
+from fluxtrain.data.pictures import picture
+from fluxtrain.data.pictures.captions import read_caption
+from fluxtrain.mlperf.lines import read_lines
+from fluxtrain.rendezvous.messages import Heartbeat, Reply
+from fluxtrain.safetensors_file import read_header
+from fluxtrain_operator.members import Heard
+from fluxtrain_operator.progress import Progress, read_termination_message
+
+Read = Callable[[Path], object]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One reader."""
+
+    file: str
+    """The name of the file that is damaged."""
+    read: Read
+    seeds: Callable[[], list[bytes]]
+    """Makes valid contents."""
+    raises_value_errors: bool = False
+    """Whether its callers turn a ValueError, whose text they show, into an error with the file's name."""
+
+
+def _images() -> list[bytes]:
+    found = []
+    for mode, kind in (
+        *(("RGB", "PNG"), ("P", "PNG"), ("RGBA", "WEBP"), ("RGB", "JPEG"), ("CMYK", "JPEG")),
+        *(("P", "GIF"), ("RGB", "BMP"), ("RGB", "TIFF"), ("I;16", "PNG"), ("LA", "PNG")),
+    ):
+        file = io.BytesIO()
+        Image.new(mode, (9, 7)).save(file, kind)
+        found.append(file.getvalue())
+    return found
+
+
+def _tars() -> list[bytes]:
+    found = []
+    for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        file = io.BytesIO()
+        with tarfile.TarFile(fileobj=file, mode="w", format=form) as tar:
+            for name in ("a.png", "a.txt", "a.json", "é" * 40 + ".txt"):
+                member = tarfile.TarInfo(name)
+                member.size = 5
+                tar.addfile(member, io.BytesIO(b"12345"))
+        found.append(file.getvalue())
+    return found
+
+
+def _made(*makes: Callable[[Path], Path]) -> Callable[[], list[bytes]]:
+    def seeds() -> list[bytes]:
+        with tempfile.TemporaryDirectory() as folder:
+            return [make(Path(folder)).read_bytes() for make in makes]
+
+    return seeds
+
+
+def _parquet(folder: Path) -> Path:
+    pq.write_table(pa.table(tables.columns()), folder / "a.parquet", write_page_checksum=False)
+    return folder / "a.parquet"
+
+
+def _images_stream(folder: Path) -> Path:
+    table = pa.table({"png": pa.array([b"1", b"2"]), "txt": ["a", "b"], "__key__": ["a", "b"]})
+    with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema) as file:
+        file.write_table(table)
+    return folder / "a.arrow"
+
+
+def _tensors() -> list[bytes]:
+    pair = {
+        "transformer.single_transformer_blocks.0.attn.to_q.lora_A.weight": torch.ones(1, 8),
+        "transformer.single_transformer_blocks.0.attn.to_q.lora_B.weight": torch.ones(8, 1),
+    }
+    return [save(pair, {"lora_alpha": "1"}), save({"txt": torch.ones(2, 3)})]
+
+
+def _cells() -> list[bytes]:
+    return [tables.cell(2, 3), npy.to_bytes(torch.ones(4)), npy.to_bytes(torch.ones(2, 2).half())]
+
+
+def _texts(*given: str) -> Callable[[], list[bytes]]:
+    return lambda: [text.encode() for text in given]
+
+
+_JOB = """apiVersion: fluxtrain.dev/v1alpha1
+kind: FluxTraining
+metadata: {name: micro, labels: {a: b}}
+spec:
+  nodes: {min: 1, max: 2}
+  run: {preset: dev-lora, seed: 1, optim: {learning_rate: 1e-4}, data: {image_size: 512}}
+  podTemplate: {spec: {containers: [{name: trainer, env: [{name: A, value: !!str 1}]}]}}
+"""
+_PROGRESS = {
+    **{"rank": 0, "phase": "train", "step": 3, "samples": 12, "trainLoss": 0.5, "mfu": 0.4},
+    "lastStepTime": "2026-01-02T03:04:05Z",
+    "secondsSinceStep": 1.5,
+    "phaseSeconds": {"train": 3.0},
+    "ranks": [{"rank": 0, "phase": "train", "step": 3, "secondsSinceProgress": 0.1}],
+}
+_BEAT = {"sequence": 1, "attempt": 1, "agent": "a", "node": "n", "world": ["a", "b"], "step": 2}
+_KOHYA = 'pretrained_model_name_or_path = "flux"\n[network]\nnetwork_dim = 4\na.b.c = [1, 2]\n'
+_SETS = '[general]\nresolution = 512\n[[datasets]]\n[[datasets.subsets]]\nimage_dir = "a"\n'
+_LOG = ':::MLLOG {"time_ms": 1, "key": "eval_accuracy", "value": 0.5, "metadata": {"a": 1}}\n'
+_LISTING = '{"format": 1, "shards": [{"file": "a.safetensors", "samples": 2}], "provenance": {}}'
+
+
+def _json_of(parse: Callable[[object], object]) -> Read:
+    """Return what decodes JSON as the operator does, and gives it to ``parse``."""
+
+    def read(path: Path) -> object:
+        try:
+            values = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            return None
+        return parse(values)
+
+    return read
+
+
+def _log(path: Path) -> object:
+    return [(line.key, line.samples, line.measured, line.fault) for line in read_lines(path)]
+
+
+def _decode(path: Path) -> object:
+    return tar_images.decode(path.read_bytes())
+
+
+def _decode_picture(path: Path) -> object:
+    content = path.read_bytes()
+    return picture.picture_size(content), picture.decode(content, at_least=(2, 2))
+
+
+def _message(model: type[Heartbeat] | type[Reply]) -> Read:
+    return lambda path: model.model_validate_json(path.read_bytes())
+
+
+@cache
+def targets() -> dict[str, Target]:
+    """Return all targets by name."""
+    yaml, toml = _texts(_JOB), _texts(_KOHYA)
+    return {
+        "image": Target("a.png", _decode, _images, True),
+        "picture": Target("a.png", _decode_picture, _images, True),
+        "tar": Target("a.tar", texts.tar, _tars),
+        "arrow": Target("a.arrow", tables.open_set, _made(tables.stream())),
+        "arrow-images": Target("a.arrow", tables.open_images, _made(_images_stream)),
+        "state": Target("state.json", texts.saved, _texts('{"_data_files": [{"filename": "a"}]}')),
+        "parquet": Target("a.parquet", tables.open_set, _made(_parquet)),
+        "parquet-captions": Target(
+            "metadata.parquet",
+            tables.captions,
+            _made(tables.metadata_parquet(lambda: pa.array(["a b", "c"]))),
+        ),
+        "jsonl": Target(
+            "metadata.jsonl", tables.captions, _texts('{"file_name": "a.png", "text": "b"}\n')
+        ),
+        "csv": Target("metadata.csv", tables.captions, _texts('file_name,text\na.png,"b, c"\n')),
+        "caption": Target("a.txt", read_caption, _texts("a cat", "\ufeffa"), True),
+        "npy": Target("a.npy", lambda path: npy.to_tensor(path.read_bytes()), _cells, True),
+        "safetensors": Target("a.safetensors", read_header, _tensors),
+        "lora": Target("a.safetensors", tables.adapter, _tensors),
+        "listing": Target("dataset.json", texts.listed, _texts(_LISTING)),
+        "yaml": Target("a.yaml", load_job, yaml),
+        "options-yaml": Target("a.yaml", texts.options, yaml),
+        "options-toml": Target("a.toml", texts.options, toml),
+        "dataset-config": Target("a.toml", texts.dataset_config, _texts(_SETS)),
+        "prompts": Target("a.txt", texts.prompts, _texts("# a\na cat --w 512 --d 1 --n no\n")),
+        "mlperf-log": Target("a.log", _log, _texts(_LOG)),
+        "heartbeat": Target("a", _message(Heartbeat), _texts(json.dumps(_BEAT)), True),
+        "reply": Target("a", _message(Reply), _texts('{"boot": "a", "world": ["b"]}'), True),
+        "progress": Target("a", _json_of(Progress.from_json), _texts(json.dumps(_PROGRESS))),
+        "agents": Target("a", _json_of(Progress.from_agents), _texts(json.dumps(_PROGRESS))),
+        "members": Target("a", _json_of(Heard.from_json), _texts('{"agents": {"a": {}}}')),
+        "termination": Target(
+            "a",
+            lambda path: read_termination_message(path.read_text(errors="replace")),
+            _texts(json.dumps(_PROGRESS)),
+        ),
+        "stacks": Target(
+            "a", lambda path: read_ranks(path.read_text(errors="replace")), _texts('{"rank": 1}')
+        ),
+    }
