@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from tests.trainer.tiny_encoders import config, write_encoders
 
 from fluxtrain.cli import main
 from fluxtrain.encode.encoders import load_encoders
-from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STORAGE, EXIT_USAGE
 
 COMMIT, NAME, TOKEN = "c" * 40, "example-org/flux", "hf_secret"
 Capture = pytest.CaptureFixture[str]
@@ -229,6 +231,40 @@ def test_files_that_change_after_they_were_recorded_are_found(
     del record["autoencoder"]
     (models / "encoders.json").write_text(json.dumps(record))
     assert prepare(models, "--autoencoder", str(copy), "--force") == EXIT_OK
+
+
+def test_an_empty_folder_is_filled_and_a_half_one_needs_force(
+    published: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    models = tmp_path / "models"
+    (models / "t5").mkdir(parents=True)
+    (models / "clip").mkdir()
+    (models / "clip/config.json").write_text("{}")
+    assert prepare(models, "--from", str(published)) == EXIT_USAGE
+    assert "--force collects it anew" in capsys.readouterr().err
+    assert (models / "t5/model.safetensors").is_file()
+    assert prepare(models, "--from", str(published), "--force") == EXIT_OK
+
+
+def test_weights_without_a_tokenizer_are_told_what_is_missing(
+    published: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert prepare(tmp_path, "--t5", str(published / "text_encoder_2")) == EXIT_USAGE
+    assert "has no tokenizer, which is one of tokenizer.json, " in capsys.readouterr().err
+    own = ("--t5-tokenizer", str(published / "tokenizer_2"))
+    assert prepare(tmp_path, "--t5", str(published / "text_encoder_2"), *own) == EXIT_OK
+
+
+def test_a_full_disk_is_an_error_of_the_target(
+    published: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copyfile(source: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
+
+    monkeypatch.setattr(shutil, "copyfile", copyfile)
+    assert prepare(tmp_path, "--autoencoder", str(published)) == EXIT_STORAGE
+    error = capsys.readouterr().err
+    assert f"{tmp_path}/.autoencoder.partial/ae.safetensors: No space left on device" in error
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ _SMALL_SUFFIXES = (".json", ".txt", ".model", ".jinja")
 CLIP_LENGTH = 77
 """Tokens that CLIP's text model was trained on."""
 
+_VOCABULARIES = ("tokenizer.json", "spiece.model", "vocab.json", "vocab.txt", "tokenizer.model")
+
 TokenStates = Float[Tensor, "b l d"]
 PooledStates = Float[Tensor, "b v"]
 
@@ -139,6 +141,10 @@ def load_tokenizer(folder: Path) -> Any:
     if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
         raise DataError(f"{folder}: no text encoder (config.json is missing) and no tokenizer")
     require_small_files(folder)
+    if not any(
+        (folder / name).is_file() for name in _VOCABULARIES
+    ):  # transformers makes an empty one
+        raise DataError(f"{folder}: has no tokenizer, which is one of {', '.join(_VOCABULARIES)}")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, RuntimeError) as error:

@@ -78,7 +78,8 @@ def storage_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{error.filename or folder}: {error.strerror or error}") from None
+        written = error.filename2 or error.filename or folder  # of a copy the target is the second
+        raise StorageError(f"{written}: {error.strerror or error}") from None
 
 
 def read_json(path: Path) -> Any:

@@ -53,10 +53,10 @@ def prepare_encoders(
     with exclusive_lock(models), storage_errors(models):
         for name, places in wanted.items():
             folder = models / name
-            if force or not folder.is_dir():
+            if force or not folder.is_dir() or not any(folder.iterdir()):
                 text = _collect(name, places, models)
             else:
-                text = _verify(name, folder, models)
+                text = _verify(name, folder, models, "; --force collects it anew")
             print(f"{folder}: {text}", file=sys.stderr, flush=True)
         for downloaded in models.glob(".*.download"):
             shutil.rmtree(downloaded)
@@ -75,9 +75,15 @@ def _collect(name: str, places: Sequence[Place], models: Path) -> str:
     return text
 
 
-def _verify(name: str, folder: Path, models: Path) -> str:
-    """Return what is in ``folder``; raise DataError unless it is whole, and as recorded if it was."""
-    text = _describe(name, folder)
+def _verify(name: str, folder: Path, models: Path, hint: str = "") -> str:
+    """Return what is in ``folder``; raise DataError unless it is whole, and as recorded if it was.
+
+    ``hint`` follows an error about what is not whole.
+    """
+    try:
+        text = _describe(name, folder)
+    except DataError as error:
+        raise DataError(f"{error}{hint}") from None
     known = compare_or_record(models, name, sums_of(folder))
     return f"{text}; checksums {'as recorded before' if known else 'recorded'}"
 
