@@ -6,9 +6,13 @@ import re
 import shlex
 
 import pytest
-from tests.paths import ROOT
+import yaml
+from tests.kubernetes_schemas import require_valid
+from tests.paths import EXAMPLES, ROOT
 
 from fluxtrain.cli import _parser
+from fluxtrain.contract.resource.document import load_job
+from fluxtrain.contract.run.resolve import resolve
 
 PAGES = ("submission.md", "data.md")
 _BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
@@ -32,8 +36,31 @@ def test_a_command_of_a_page_is_accepted(words: list[str]) -> None:
 
 def test_the_submissions_page_goes_from_the_data_to_the_review_in_order() -> None:
     steps = [" ".join(words[:2]) for words in commands("submission.md")]
-    wanted = ["prepare download", "plan examples/mlperf-submission.yaml", "mlperf campaign"]
+    wanted = ["plan examples/mlperf-submission.yaml", "mlperf campaign"]
     wanted += ["mlperf package", "mlperf review"]
     places = [steps.index(step) for step in wanted]
     assert places == sorted(places)
     assert len(commands("data.md")) > 5
+
+
+def test_the_volumes_and_the_downloads_of_the_submissions_page_are_valid() -> None:
+    """They are what the example's jobs mount, at the paths of its preset."""
+    (block,) = re.findall(
+        r"```yaml\n(.*?)```", (ROOT / "docs/submission.md").read_text(), re.DOTALL
+    )
+    objects = list(yaml.safe_load_all(block))
+    for each in objects:
+        require_valid(each, "1.34.0")
+    job = load_job(EXAMPLES / "mlperf-submission.yaml")
+    claims = [each["metadata"]["name"] for each in objects[:2]]
+    storage = job.spec.storage
+    mounted = [
+        volume.persistent_volume_claim for volume in (storage.data, storage.output) if volume
+    ]
+    assert claims == [claim.claim_name for claim in mounted if claim]
+    (container,) = objects[2]["spec"]["template"]["spec"]["containers"]
+    lines = [shlex.split(line) for line in container["args"][0].splitlines()]
+    assert not any(_parser().parse_known_args(words[1:])[1] for words in lines)
+    data = resolve(job.spec.run).data
+    wanted = [f"/data/{name}" for name in (data.train, data.validation, data.empty_encodings)]
+    assert [words[-1] for words in lines] == wanted

@@ -233,6 +233,20 @@ BROKEN: list[tuple[str, Break, str]] = [
         "scaling-is-of-the-logs",
     ),
     ("no factor", gone(f"{RESULTS}/scaling.json"), "scaling-is-of-the-logs"),
+    (
+        "one node of another kind",
+        text(
+            f"{RESULTS}/result_3.txt",
+            '"nodes": "0-1", "accelerators_per_node": "8"',
+            '"nodes": "0-1", "accelerators_per_node": "4"',
+        ),
+        "description-is-of-each-node",
+    ),
+    (
+        "a node more",
+        text(f"{RESULTS}/result_3.txt", '"nodes": "0-1"', '"nodes": "0-1,5"'),
+        "description-is-of-each-node",
+    ),
     ("no description", gone("systems/8xMI300X.json"), "description-is-enclosed"),
     ("no code", gone(CODE), "code-is-enclosed"),
 ]

@@ -12,6 +12,7 @@ So lines are written whole to a pipe that others write to as well.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from fluxtrain.mlperf.software import software_facts
 
 NODES_KEY, SOFTWARE_KEY = "fluxtrain_nodes", "fluxtrain_software"
 PACKAGES_KEY = "fluxtrain_packages"
+_POSITIONS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 _MAX_CHARACTERS = 3000
 """Of the packages of one event: a pipe takes 4096 bytes at once."""
 
@@ -78,6 +80,16 @@ def read(values: Sequence[tuple[str, Any]]) -> list[NodeRecord]:
         )
         for nodes, kinds in found.items()
     ]
+
+
+def num_nodes(record: NodeRecord) -> int:
+    """Return the number of nodes of ``record``, 0 if its positions are none."""
+    count = 0
+    for part in record.nodes.split(","):
+        if not (match := _POSITIONS.fullmatch(part)):
+            return 0
+        count += int(match[2] or match[1]) - int(match[1]) + 1
+    return count
 
 
 def _parts(installed: Mapping[str, str]) -> Iterator[dict[str, str]]:

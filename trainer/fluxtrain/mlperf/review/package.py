@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from fluxtrain.contract.launch import CONFIG_FILE
-from fluxtrain.mlperf.evidence import Result
+from fluxtrain.mlperf.evidence import Result, count_of
+from fluxtrain.mlperf.implementation.software import records
+from fluxtrain.mlperf.node_records import num_nodes
 from fluxtrain.mlperf.review.rule import Rule, rule
 from fluxtrain.mlperf.review.settings import batch_faults
 from fluxtrain.mlperf.system import STATUSES
@@ -62,6 +64,25 @@ def description_is_of_the_nodes(result: Result) -> Iterator[str]:
             yield f"{field} is {description.get(field)!r} in the description, the nodes reported {value!r}"
 
 
+@rule("description-is-of-each-node", "2.2", _DESCRIPTION)
+def description_is_of_each_node(result: Result) -> Iterator[str]:
+    """Every node of every run reported what the description says of a node, and all of them did."""
+    description = result.description
+    if description is None:
+        return
+    for run in result.runs:
+        found = records(run)
+        for record in found:
+            for field in _OF_NODES:
+                told, value = description.get(field), record.hardware.get(field)
+                if value is not None and told != value:
+                    nodes = f"nodes {record.nodes} of {run.name}"
+                    yield f"{field} is {told!r} in the description, {nodes} reported {value!r}"
+        count = sum(map(num_nodes, found))
+        if found and (stated := count_of(description, "number_of_nodes")) not in (None, count):
+            yield f"the description has {stated} nodes, {count} reported in {run.name}"
+
+
 @rule("accelerators-make-the-batch", "9.1", _DESCRIPTION)
 def accelerators_make_the_batch(result: Result) -> Iterator[str]:
     """The accelerators of the description can hold the logged micro batches."""
@@ -104,6 +125,7 @@ RULES: tuple[Rule[Result], ...] = (
     description_is_enclosed,
     description_is_of_the_logs,
     description_is_of_the_nodes,
+    description_is_of_each_node,
     accelerators_make_the_batch,
     configuration_is_enclosed,
     code_is_enclosed,
