@@ -62,6 +62,14 @@ def loss_weights(timesteps: PerSample, weighting: LossWeighting) -> PerSample:
     return torch.ones_like(timesteps)
 
 
-def sample_losses(prediction: Latents, target: Latents) -> PerSample:
-    """Return each sample's mean squared error over all its elements, in float32."""
-    return (prediction.float() - target.float()).square().mean(dim=(1, 2, 3))
+def sample_losses(
+    prediction: Latents, target: Latents, mask: Float[Tensor, "b h w"] | None = None
+) -> PerSample:
+    """Return each sample's mean squared error over all its elements, in float32.
+
+    ``mask`` weighs the elements; the mean is over all of them, also those of weight 0, as kohya's is.
+    """
+    errors = (prediction.float() - target.float()).square()
+    if mask is not None:
+        errors = errors * rearrange(mask.float(), "b h w -> b 1 h w")
+    return errors.mean(dim=(1, 2, 3))

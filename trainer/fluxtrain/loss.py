@@ -48,7 +48,7 @@ class FlowLoss:
         noisy = flow.interpolate(clean, noise, timesteps)
         guidance = self.config.training_guidance
         prediction = self.predict(noisy, batch.txt, batch.vec, timesteps.float(), guidance)
-        return flow.sample_losses(prediction, flow.velocity(clean, noise))
+        return flow.sample_losses(prediction, flow.velocity(clean, noise), batch.mask)
 
     def training(self, batch: Batch) -> Float[Tensor, " b"]:
         """Return each sample's loss times its weights: that of its timestep, and 0 for padding."""

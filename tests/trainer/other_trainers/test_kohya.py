@@ -287,6 +287,9 @@ def test_options_that_change_images_and_captions_ask_for_copies(tmp_path: Path) 
     )
     missing = imported(tmp_path, text).lines[Fate.MISSING]
     assert {"flip_aug", "random_crop", "shuffle_caption"} <= {line.option for line in missing}
+    masks = "alpha_mask = true\nprior_loss_weight = 0.5\n"
+    data = imported(tmp_path, f"dataset_config = 'd.toml'\n{masks}").config.data
+    assert (data.masks, data.prior_loss_weight) == ("alpha", 0.5)
     off = "train_data_dir = 'toy'\nflip_aug = false\nkeep_tokens = 0\n"
     assert imported(tmp_path, off).config.data.variants is None
 

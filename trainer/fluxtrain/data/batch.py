@@ -79,6 +79,7 @@ class Batch(DrawnBatch):
     logvar: Float[Tensor, "b ch h w"]
     txt: Float[Tensor, "b l d"]
     vec: Float[Tensor, "b v"]
+    mask: Float[Tensor, "b h w"] | None = None  # weights of latents in the loss; None: all are 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from fluxtrain.data.order import PADDING, BatchShares, Order
 from fluxtrain.data.pictures.dataset import PictureDataset
 from fluxtrain.data.sources import Source, Sources
 from fluxtrain.draws import NUM_TIMESTEPS, Array, Draw
+from fluxtrain.errors import DataError
 
 AnyBatch = Batch | ImageBatch
 AnyOrder = Order | BucketOrder
@@ -217,6 +218,9 @@ def build(
     encodings = Encodings.empty(len(indices), dataset.shape.at((latent[1], latent[2])))
     read = _with_variants(dataset, indices[:real], drawn)
     faults = dataset.read(read, encodings.first(real), dropped[:real]) if real else []
+    mask = None
+    if isinstance(dataset, PictureDataset) and dataset.has_masks:
+        mask = _read_masks(dataset, read, len(indices), latent[1:], faults)
     if empty is None:
         faults = _check_text(dataset, indices[:real], encodings.first(real), faults)
     bad = np.ones(len(indices), dtype=bool)  # padding is not read
@@ -230,10 +234,31 @@ def build(
         logvar=encodings.logvar.float(),
         txt=encodings.txt,
         vec=encodings.vec,
+        mask=mask,
         weights=torch.from_numpy((~bad).astype(np.float32)),
         faults=tuple(fault for fault in faults if fault),
         **drawn_fields(indices, drawn),
     )
+
+
+def _read_masks(
+    dataset: PictureDataset,
+    indices: Array,
+    count: int,
+    latent_size: tuple[int, int],
+    faults: list[str | None],
+) -> Tensor:
+    """Return the weights of the latents of ``count`` samples in the loss; those past ``indices`` are padding.
+
+    An entry is set in ``faults`` for each that cannot be read.
+    """
+    masks = torch.ones(count, *latent_size)
+    for row, index in enumerate(indices.tolist()):
+        try:
+            masks[row] = dataset.loss_mask(index)
+        except DataError as error:
+            faults[row] = faults[row] or str(error)
+    return masks
 
 
 def _with_variants(dataset: Dataset, indices: Array, drawn: list[Draw]) -> Array:

@@ -29,6 +29,20 @@ def crops(reading: Reading, name: str) -> Values:
     return _if_on(reading, name, {"data.variants.crops": CROPS})
 
 
+def alpha_masks(reading: Reading, name: str) -> Values:
+    """Return masks of the loss that are made of the pictures' opacity."""
+    return _if_on(reading, name, {"data.masks": "alpha"})
+
+
+def prior_weight(reading: Reading, name: str) -> Values:
+    """Return the weight of regularisation images."""
+    value = reading.number(name)
+    if value == 1:
+        return {}
+    _require_images(reading)
+    return {"data.prior_loss_weight": value}
+
+
 def shuffle(reading: Reading, name: str) -> Values:
     """Return several captions with shuffled tags."""
     return _if_on(reading, name, dict(zip(SHUFFLED, (True, CAPTIONS), strict=True)))
@@ -44,7 +58,7 @@ def dropout(reading: Reading, name: str) -> Values:
 
 
 def setting(path: str, read: Callable[[Reading, str], object]) -> Convert:
-    """Return the conversion of a setting of shuffled captions to the field at ``path``."""
+    """Return the conversion of a setting of images to the field at ``path``, unless it asks for nothing."""
 
     def convert(reading: Reading, name: str) -> Values:
         value = read(reading, name)

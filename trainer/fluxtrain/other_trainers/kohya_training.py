@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers import common, copies
 from fluxtrain.other_trainers import kohya_values as values
 from fluxtrain.other_trainers.optimizers import FIELDS
 from fluxtrain.other_trainers.option import (
@@ -154,8 +154,11 @@ _FLOW: Mapping[str, Option] = {
         inert(_NO_EFFECT),
     ),
     "ip_noise_gamma": missing("the model's input is not perturbed", 0),
-    "prior_loss_weight": missing("there are no regularisation images", 1),
-    **each("masked_loss alpha_mask", missing("the loss has no mask")),
+    "prior_loss_weight": fields(
+        ["data.prior_loss_weight"], copies.prior_weight, note="of is_reg in dataset_config"
+    ),
+    "masked_loss": automatic("data.masks; conditioning_data_dir of dataset_config is read"),
+    "alpha_mask": fields(["data.masks"], copies.alpha_masks, note="the pictures' opacity"),
 }
 
 TRAINING: Mapping[str, Option] = {**_OPTIMIZER, **_LENGTH, **_FLOW}

@@ -12,13 +12,15 @@ from itertools import islice
 from typing import TypeVar
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.data import ALPHA
 from fluxtrain.data.buckets import Placement
 from fluxtrain.data.pictures.cache import Latents, Record, write_encodings
+from fluxtrain.data.pictures.masks import mask_of
 from fluxtrain.data.pictures.picture import (
     PictureError,
     decode,
@@ -46,11 +48,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class _Decoded:
-    """A picture that is read: at each size its pixels; or a fault."""
+    """A picture that is read: at each size its pixels and its mask; or a fault."""
 
     picture: TrainingPicture
     record: Record
     crops: tuple[tuple[Latents, UInt8[Tensor, "3 H W"]], ...] = ()
+    masks: tuple[tuple[str, Float[Tensor, "h w"]], ...] = ()
+    """By ID."""
 
 
 def cache_pictures(
@@ -98,6 +102,8 @@ class _Stage:
             for latents, pixels in decoded.crops:
                 codec = codec or self._load_codec()
                 self._encode_picture(codec, latents, pixels)
+            for mask_id, mask in decoded.masks:
+                write_encodings(self.work.cache.mask_path(mask_id), {"mask": mask})
             self.work.cache.write_record(decoded.picture, decoded.record)
             self._report(decoded.record)
         del codec
@@ -158,16 +164,27 @@ class _Stage:
             content = read_bytes(picture.path)
             width, height = picture_size(content)
             sha256 = hashlib.sha256(content).hexdigest()
-            wanted = wanted_latents(self.config, cache, picture, width, height, sha256)
+            path = picture.mask_path
+            mask = None if path is None else read_bytes(path)
+            mask_sha256 = "" if mask is None else hashlib.sha256(mask).hexdigest()
+            hashes = sha256, mask_sha256
+            wanted = wanted_latents(self.config, cache, picture, width, height, *hashes)
             for _, placement in wanted:
                 require_enough_pixels(width, height, placement)
             latents = [each for each, _ in wanted]
             missing = [pair for pair in wanted if not cache.latents_path(pair[0].id).exists()]
             crops = tuple((each, _pixels(content, placement)) for each, placement in missing)
+            kind = ALPHA if picture.has_alpha_mask else ""
+            masks = tuple(
+                (each.mask, mask_of(mask, kind, (width, height), placement))
+                for each, placement in wanted
+                if mask is not None and not cache.mask_path(each.mask).exists()
+            )
         except (PictureError, *_FAULTS_OF_FILES) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             return _Decoded(picture, Record(name, fault=reason or type(error).__name__))
-        return _Decoded(picture, Record(name, sha256, width, height, tuple(latents)), crops)
+        record = Record(name, sha256, width, height, tuple(latents), mask_sha256=mask_sha256)
+        return _Decoded(picture, record, crops, masks)
 
     def _require(self, field: str, expected: int, actual: int) -> None:
         if expected != actual:

@@ -14,6 +14,7 @@ from pathlib import Path
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.data import ALPHA
 from fluxtrain.data.buckets import Placement
 from fluxtrain.data.empty_text import EmptyText
 from fluxtrain.data.pictures.cache import Latents, PictureCache, Record
@@ -91,7 +92,8 @@ class CachedPictures:
 
     def _entry(self, sample: TrainingSample) -> Entry:
         paths = tuple(map(self.cache.latents_path, sample.latents))
-        if self.stored is not None and not all(path.exists() for path in paths):
+        masks = tuple(map(self.cache.mask_path, sample.masks))
+        if self.stored is not None and not all(path.exists() for path in (*paths, *masks)):
             raise DataError(
                 f"{sample.name}: changed since the run began, and its encodings of then are not in "
                 f"{self.cache.folder}; restore the picture, or begin anew with another --output"
@@ -103,6 +105,8 @@ class CachedPictures:
             paths,
             tuple(map(self.cache.text_path, sample.captions)),
             (sample.height // PIXELS_PER_LATENT, sample.width // PIXELS_PER_LATENT),
+            masks,
+            sample.weight,
         )
 
     def _record(self, picture: TrainingPicture) -> Record:
@@ -187,6 +191,7 @@ def _continued(
         if any(
             f"latents/{cache.latents_path(each).name}" not in existing for each in sample.latents
         )
+        or any(f"masks/{cache.mask_path(each).name}" not in existing for each in sample.masks)
     }
     missing = [picture for picture in pictures if picture.label in lacking]
     if lost := sorted(lacking - {picture.label for picture in missing}):
@@ -214,9 +219,10 @@ def _is_done(
     record = cache.read_record(picture)
     if record is None or record.fault:
         return False
-    size = record.width, record.height
-    wanted = [each for each, _ in wanted_latents(config, cache, picture, *size, record.sha256)]
-    names = (f"latents/{cache.latents_path(each.id).name}" for each in wanted)
+    seen = record.width, record.height, record.sha256, record.mask_sha256
+    wanted = [each for each, _ in wanted_latents(config, cache, picture, *seen)]
+    names = [f"latents/{cache.latents_path(each.id).name}" for each in wanted]
+    names += [f"masks/{cache.mask_path(each.mask).name}" for each in wanted if each.mask]
     return wanted == list(record.latents) and existing.issuperset(names)
 
 
@@ -227,14 +233,22 @@ def wanted_latents(
     width: int,
     height: int,
     sha256: str,
+    mask_sha256: str,
 ) -> list[tuple[Latents, Placement]]:
     """Return all latents of ``picture``, of ``width`` x ``height`` pixels, with how it is placed for them.
 
-    Raises PictureError if it is too small for any bucket.
+    ``mask_sha256`` is that of the file of which its mask is made, "" if it has none. Raises PictureError if
+    the picture is too small for any bucket.
     """
     seed, places = config.drawn_seed, placements(width, height, config.data, picture.resolution)
+    kind = ALPHA if picture.has_alpha_mask else ""
+
+    def latents(placement: Placement, number: int) -> Latents:
+        mask = cache.mask_id(kind, mask_sha256, placement) if mask_sha256 else ""
+        return Latents(cache.latents_id(sha256, placement), *placement.size, number, mask)
+
     return [
-        (Latents(cache.latents_id(sha256, each), *each.size, number), each)
+        (latents(each, number), each)
         for number, placement in enumerate(places)
         for each in variant_placements(placement, picture.variants, seed, sha256)
     ]
@@ -246,8 +260,18 @@ def _samples(picture: TrainingPicture, record: Record, seed: int) -> Iterator[Tr
     for _, group in groupby(record.latents, lambda latents: latents.sample):
         first, *others = group
         ids = tuple(latents.id for latents in (first, *others))
+        masks = tuple(latents.mask for latents in (first, *others) if latents.mask)
         size = first.width, first.height
-        yield TrainingSample(picture.label, captions, picture.repeats, ids, *size, picture.caption)
+        yield TrainingSample(
+            picture.label,
+            captions,
+            picture.repeats,
+            ids,
+            *size,
+            picture.caption,
+            masks,
+            picture.weight,
+        )
 
 
 def _open_cache(config: RunConfig, paths: RunPaths) -> PictureCache:

@@ -100,14 +100,14 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
      "spec.run.data.variants.crops to how many, such as 4"),
     ({"random_crop": 3}, f"{AT}.random_crop: got 3; must be true or false"),
     ({"face_crop_aug_range": [1, 2]}, f"{AT}.face_crop_aug_range: got [1, 2]; pictures"),
-    ({"alpha_mask": True}, f"{AT}.alpha_mask: got True; transparent parts are white"),
+    ({"alpha_mask": "yes"}, f"{AT}.alpha_mask: got 'yes'; must be true or false"),
     (
         {"enable_bucket": True},
         f"{AT}.enable_bucket: got True; set spec.run.data.buckets to {{step: 64, ",
     ),
     ({"validation_split": 0.1}, "set it to 0 and name a set in spec.run.data.validation"),
     ({"metadata_file": "m.json"}, f"{AT}.metadata_file: got 'm.json'; put captions into metadata"),
-    ({"conditioning_data_dir": "c"}, "conditioning images are not trained with"),
+    ({"conditioning_data_dir": 3}, f"{AT}.conditioning_data_dir: got 3; must be a text"),
     ({"resolution": 768}, f"{AT}.resolution: got 768; must be 512, the spec.run.data.image_size"),
     ({"resolution": [512, 768]}, f"{AT}.resolution: got [512, 768]; must be 512"),
     ({"caption_extension": ".cap"}, f"{AT}.caption_extension: got '.cap'; must be one of .txt, .c"),
@@ -137,6 +137,27 @@ def test_options_that_change_copies_are_those_of_the_folder_and_then_of_the_run(
         VariantsConfig(crops=3, captions=5, tag_dropout=0.25),
         VariantsConfig(crops=1, captions=5, separator=";"),
     ]
+
+
+def test_masks_and_the_weight_of_regularisation_images(tmp_path: Path) -> None:
+    given = [
+        {"image_dir": "a", "conditioning_data_dir": "a-masks", "alpha_mask": True},
+        {"image_dir": "b", "alpha_mask": True},
+        {"image_dir": "c", "is_reg": True, "alpha_mask": False},
+        {"image_dir": "d"},
+    ]
+    (tmp_path / "d.json").write_text(json.dumps({"datasets": [{"subsets": given}]}))
+    found = subsets(config(images="d.json", masks="m", prior_loss_weight=0.5), tmp_path)
+    assert [each.masks for each in found] == [
+        tmp_path / "a-masks",
+        None,
+        tmp_path / "m",
+        tmp_path / "m",
+    ]
+    assert [each.has_alpha_masks for each in found] == [False, True, False, False]
+    assert [each.weight for each in found] == [1.0, 1.0, 0.5, 1.0]
+    alpha = subsets(config(images="d.json", masks="alpha"), tmp_path)
+    assert [each.has_alpha_masks for each in alpha] == [False, True, False, True]
 
 
 @pytest.mark.parametrize(

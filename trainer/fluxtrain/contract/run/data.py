@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,8 @@ from fluxtrain.contract.strict_model import (
     StrictModel,
 )
 
+ALPHA: Final = "alpha"
+"""The value of ``data.masks`` with which pictures are masked by their own transparency."""
 Layout = Literal["shards", "arrow", "parquet", "webdataset"]
 """File formats of encoded samples: ``shards`` is our own; MLCommons and its submitters use the others."""
 
@@ -78,6 +80,13 @@ class DataConfig(StrictModel):
             lambda data: data.images is not None or data.variants is None,
             "has(self.images) || !has(self.variants)",
         ),
+        Rule(
+            "masks",
+            "must be null unless images is set",
+            lambda data: data.images is not None or data.masks is None,
+            "has(self.images) || !has(self.masks)",
+        ),
+        _needs_images("prior_loss_weight", 1.0, "1.0"),
     )
 
     source: Annotated[Literal["encoded", "images", "synthetic"], IMMUTABLE] = "encoded"
@@ -100,6 +109,11 @@ class DataConfig(StrictModel):
     variants: Annotated[VariantsConfig | None, IMMUTABLE] = None
     """Encode changed copies of the pictures and captions of ``images`` too, such as {flip: true}; null: each
     once, as it is."""
+    masks: Annotated[Path | None, IMMUTABLE] = None
+    """Folder of masks of ``images``, each with the name of its picture: its red, or grey, weighs the loss of
+    that place, and black counts nothing. ``alpha``: the pictures' own opacity. null: all counts."""
+    prior_loss_weight: Annotated[float, Field(ge=0, le=1000), IMMUTABLE] = 1.0
+    """Weight of the loss of regularisation images, ``is_reg`` in kohya's data set config."""
     download: DownloadConfig = DownloadConfig()
     """How ``images`` with a URL are fetched."""
     cache: Path | None = None

@@ -3,6 +3,7 @@
     folder/
       pictures/ID.json          what became of a picture: its latents, or why it cannot be used
       latents/ID.safetensors    mean, logvar [ch h w]
+      masks/ID.safetensors      mask [h w], the weights of latents in the loss
       texts/ID.safetensors      txt [l d], vec [v]
 
 An ID is a hash of all that the content depends on, so a file that exists is right and whole; there is no
@@ -26,12 +27,14 @@ import torch
 from torch import Tensor
 
 from fluxtrain.data.buckets import Placement
+from fluxtrain.data.pictures.picture import DECODER
 from fluxtrain.data.pictures.subset import TrainingPicture
 from fluxtrain.data.shard_writer import sample_views, save_aligned
 from fluxtrain.files import atomic_write_by_several, sync
 
 FORMAT = 1
 CRC = "crc32"
+FOLDERS = ("pictures", "latents", "masks", "texts")
 _ID_DIGITS = 32
 
 
@@ -44,6 +47,8 @@ class Latents:
     height: int
     sample: int = 0
     """Number of the size: latents of the same one are variants of one sample."""
+    mask: str = ""
+    """ID of its mask, "" if it has none."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ class Record:
     height: int = 0
     latents: tuple[Latents, ...] = ()
     fault: str = ""
+    mask_sha256: str = ""
+    """Of the file of which its mask is made."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,9 @@ class PictureCache:
         file = picture.file
         known = [str(picture.path), file.size, file.modified]
         own = [self.sizes, picture.resolution, picture.variants.flip, picture.variants.crops]
+        if picture.mask_path is not None:
+            mask = picture.mask or file
+            own += [str(picture.mask_path), mask.size, mask.modified]
         return self.folder / "pictures" / f"{_digest(self.images, *known, *own)}.json"
 
     def latents_id(self, sha256: str, placement: Placement) -> str:
@@ -88,6 +98,15 @@ class PictureCache:
             *(changed if any(changed) else ()),
         )
 
+    def mask_id(self, kind: str, sha256: str, placement: Placement) -> str:
+        """Return the ID of the mask that is made of the bytes with ``sha256``, at ``placement``."""
+        changed = [placement.corner, placement.is_flipped]
+        return _digest("mask", DECODER, kind, sha256, placement.size, placement.resized, *changed)
+
+    def mask_path(self, mask_id: str) -> Path:
+        """Return the file of a mask."""
+        return self.folder / "masks" / f"{mask_id}.safetensors"
+
     def latents_path(self, latents_id: str) -> Path:
         """Return the file of latents."""
         return self.folder / "latents" / f"{latents_id}.safetensors"
@@ -98,13 +117,13 @@ class PictureCache:
 
     def make_folders(self) -> None:
         """Create the folders."""
-        for name in ("pictures", "latents", "texts"):
+        for name in FOLDERS:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
 
     def existing(self) -> set[str]:
         """Return the names of all files, each with its folder."""
         names = set[str]()
-        for folder in ("pictures", "latents", "texts"):
+        for folder in FOLDERS:
             path = self.folder / folder
             if path.is_dir():
                 names |= {f"{folder}/{name}" for name in os.listdir(path)}

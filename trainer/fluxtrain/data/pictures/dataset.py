@@ -16,6 +16,9 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from fluxtrain.data.dataset import SampleShape, sample_shape
 from fluxtrain.data.file_dataset import FileDataset
@@ -40,6 +43,10 @@ class Entry:
     """Of the captions."""
     latent_size: tuple[int, int]
     """Height and width."""
+    masks: tuple[Path, ...] = ()
+    """One for each of ``latents``; none if all of the picture counts."""
+    weight: float = 1.0
+    """Of the loss."""
 
     @property
     def num_variants(self) -> int:
@@ -72,6 +79,23 @@ class PictureDataset(FileDataset):
         return chosen
 
     @cached_property
+    def has_masks(self) -> bool:
+        """Return whether the loss of some samples, or of parts of them, has another weight than 1."""
+        return any(entry.masks or entry.weight != 1 for entry in self.entries)
+
+    def loss_mask(self, index: int) -> Float[Tensor, "h w"]:
+        """Return the weights of the latents of variant ``index`` in the loss; DataError if not readable."""
+        part, record = self._place(index)
+        entry = self.entries[part]
+        if not entry.masks:
+            return torch.full(entry.latent_size, entry.weight)
+        path = entry.masks[self._variant(part, record)[0]]
+        mask = read_tensor(path, _span(path, "mask"))
+        if mask.shape != entry.latent_size or not torch.isfinite(mask).all():
+            raise DataError(f"{path}: no mask of {entry.latent_size[0]} x {entry.latent_size[1]}")
+        return mask * entry.weight
+
+    @cached_property
     def latent_sizes(self) -> Array:
         """Return height and width of the latents of every sample, "n 2"."""
         sizes = np.array([entry.latent_size for entry in self.entries])
@@ -80,7 +104,7 @@ class PictureDataset(FileDataset):
     @property
     def files(self) -> list[Path]:
         """Return the files of latents and texts, each once."""
-        latents = (path for entry in self.entries for path in entry.latents)
+        latents = (p for entry in self.entries for p in (*entry.latents, *entry.masks))
         texts = (path for entry in self.entries for path in entry.texts)
         return list(dict.fromkeys([*latents, *texts]))
 
@@ -153,6 +177,13 @@ class PictureDataset(FileDataset):
             return "no CRC-32 is stored"
         stored = int(read_tensor(path, spans[CRC])[0]) % (1 << 32)
         return None if stored == crc else "CRC-32 differs"
+
+
+def _span(path: Path, name: str) -> Span:
+    spans = read_header(path)
+    if name not in spans:
+        raise DataError(f"{path}: lacks {name}")
+    return spans[name]
 
 
 def _shape(entry: Entry) -> SampleShape:

@@ -50,6 +50,8 @@ class Listing:
     pictures: list[PictureFile]
     skipped: dict[str, str] = field(default_factory=dict)
     """Names with the reason."""
+    masks: dict[str, PictureFile] = field(default_factory=dict)
+    """Masks of the loss by the names of their pictures, in a folder of their own."""
 
     @property
     def without_caption(self) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.contract.run.data import DataConfig
+from fluxtrain.contract.run.data import ALPHA, DataConfig
 from fluxtrain.contract.run.download import is_url, url_fault
 from fluxtrain.data.pictures.captions import EXTENSIONS
 from fluxtrain.data.pictures.kohya_sizes import BUCKET_OPTIONS, resolution_of
@@ -37,16 +37,15 @@ _REFUSED: Mapping[str, tuple[object, str]] = {
     "caption_dropout_every_n_epochs": (0, "set it to 0 and use spec.run.flow.prompt_dropout"),
     "color_aug": (False, _ONCE),
     "face_crop_aug_range": (None, _ONCE),
-    "alpha_mask": (False, "transparent parts are white, and count in the loss; set it to false"),
     "validation_split": (0, "set it to 0 and name a set in spec.run.data.validation"),
     "metadata_file": (None, "put captions into metadata.jsonl in the folder, or into text files"),
-    "conditioning_data_dir": (None, "conditioning images are not trained with"),
 }
 """Options with their value that is off, and what to do instead."""
 _READ = {
     *("image_dir", "num_repeats", "class_tokens", "caption_prefix", "caption_suffix"),
     *("caption_extension", "is_reg", "resolution", *BUCKET_OPTIONS),
     *VARIANT_OPTIONS,
+    *("alpha_mask", "conditioning_data_dir"),
 }
 _ELSEWHERE = {"batch_size": "spec.run.schedule.global_batch_size"}
 _WITHOUT_EFFECT = {
@@ -112,6 +111,11 @@ def _subset(path: Path, at: str, options: Options, data: DataConfig, data_root: 
     repeats = _value(path, at, options, "num_repeats", 1)
     if not 1 <= repeats <= 100_000:
         raise ConfigError(f"{path}: {at}.num_repeats", repeats, "must be from 1 to 100000")
+    is_reg = _value(path, at, options, "is_reg", False)
+    masks = _value(path, at, options, "conditioning_data_dir", "")
+    run_masks = None if data.masks in (None, ALPHA) else str(data.masks)
+    has_alpha = _value(path, at, options, "alpha_mask", data.masks == ALPHA) and not masks
+    folder_of_masks = None if has_alpha else masks or run_masks
     return Subset(
         data_root / folder,
         repeats,
@@ -121,9 +125,12 @@ def _subset(path: Path, at: str, options: Options, data: DataConfig, data_root: 
         label=f"{redacted(folder)}/",
         url=url,
         field=f"{path}: {at}.image_dir",
-        is_reg=_value(path, at, options, "is_reg", False),
+        is_reg=is_reg,
         resolution=resolution,
         variants=variants_of(path, at, options, data),
+        masks=data_root / folder_of_masks if folder_of_masks else None,
+        has_alpha_masks=has_alpha,
+        weight=data.prior_loss_weight if is_reg else 1.0,
     )
 
 

@@ -79,6 +79,19 @@ def decode(content: bytes, at_least: tuple[int, int] | None = None) -> Image.Ima
             return _rgb_in_bands(image)
 
 
+def decode_alpha(content: bytes) -> Image.Image:
+    """Return the opacity of the picture in ``content``, white where it is opaque, turned as `decode` does.
+
+    Raises PictureError, with the reason, if it is corrupt, cut off or too large.
+    """
+    with _opened(content) as image:
+        image.load()
+        turned = ImageOps.exif_transpose(image)
+        if not turned.has_transparency_data:
+            return Image.new("L", turned.size, 255)
+        return turned.convert("RGBA").getchannel("A")
+
+
 def fit(image: Image.Image, placement: Placement) -> UInt8[Tensor, "3 H W"]:
     """Return ``image``, resized, cropped and mirrored by ``placement``."""
     part = resize_crop(image, placement.resized, placement.box, Image.Resampling.LANCZOS)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from fluxtrain.contract.run.data import DataConfig
+from fluxtrain.contract.run.data import ALPHA, DataConfig
 from fluxtrain.contract.run.download import is_url
 from fluxtrain.contract.run.variants import AS_THEY_ARE, VariantsConfig
 from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
 from fluxtrain.data.pictures.kohya import is_dataset_config, read_dataset_config
+from fluxtrain.data.pictures.masks import with_masks
 from fluxtrain.data.pictures.shards import read_faults
 from fluxtrain.data.pictures.subset_options import Subset
 from fluxtrain.redaction import redacted
@@ -33,11 +35,24 @@ class TrainingPicture:
     """Square root of the number of pixels; None: those of the run."""
     variants: VariantsConfig = AS_THEY_ARE
     """What is made of it and of its caption."""
+    mask: PictureFile | None = None
+    masks: Path | None = None
+    """Folder of the mask."""
+    has_alpha_mask: bool = False
+    weight: float = 1.0
+    """Of its loss."""
 
     @property
     def path(self) -> Path:
         """Return its file."""
         return self.folder / self.file.name
+
+    @property
+    def mask_path(self) -> Path | None:
+        """Return the file of which its mask is made, None if it has no mask."""
+        if self.has_alpha_mask:
+            return self.path
+        return self.masks / self.mask.name if self.masks and self.mask else None
 
 
 def subsets(config: DataConfig, data_root: Path) -> list[Subset]:
@@ -46,11 +61,14 @@ def subsets(config: DataConfig, data_root: Path) -> list[Subset]:
     folder = data_root / config.images
     options = config.repeats, config.caption_prefix, config.class_tokens
     variants = config.variants or AS_THEY_ARE
+    in_folder = config.masks is not None and config.masks != ALPHA
+    masks = data_root / str(config.masks) if in_folder else None
+    others: dict[str, Any] = {"masks": masks, "has_alpha_masks": config.masks == ALPHA}
     if is_url(config.images):
-        return [Subset(folder, *options, url=config.images, variants=variants)]
+        return [Subset(folder, *options, url=config.images, variants=variants, **others)]
     if is_dataset_config(folder) and not folder.is_dir():
         return read_dataset_config(folder, config, data_root)
-    return [Subset(folder, *options, variants=variants)]
+    return [Subset(folder, *options, variants=variants, **others)]
 
 
 def remote_sources(config: DataConfig, data_root: Path) -> list[tuple[str, str]]:
@@ -70,12 +88,13 @@ def list_subsets(
     listed = list[tuple[Subset, Listing]]()
     for subset in subsets(config, data_root):
         if not subset.url:
-            listed.append((subset, list_pictures(subset.folder, hint)))
+            listing = list_pictures(subset.folder, hint)
+            listed.append((subset, with_masks(listing, subset.masks)))
         elif places is not None:
             local = replace(subset, folder=places[subset.url])
             listing = list_pictures(local.folder, f"; {redacted(subset.url)}")
             listing.skipped.update(read_faults(local.folder))
-            listed.append((local, listing))
+            listed.append((local, with_masks(listing, local.masks)))
     return listed
 
 
@@ -102,6 +121,10 @@ def _all(subset: Subset, listing: Listing) -> list[TrainingPicture]:
             subset.label + file.name,
             subset.resolution,
             subset.variants,
+            listing.masks.get(file.name),
+            subset.masks,
+            subset.has_alpha_masks,
+            subset.weight,
         )
         for file in listing.pictures
     ]

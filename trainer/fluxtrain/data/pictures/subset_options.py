@@ -34,6 +34,12 @@ class Subset:
 
     variants: VariantsConfig = AS_THEY_ARE
     """What is made of its pictures and captions."""
+    masks: Path | None = None
+    """Folder of masks of the loss."""
+    has_alpha_masks: bool = False
+    """Whether the pictures' opacity is their mask."""
+    weight: float = 1.0
+    """Of the loss."""
 
     def caption(self, picture: PictureFile) -> str:
         """Return the prompt that ``picture`` is trained with."""

@@ -7,9 +7,10 @@ stopped would change all batches that follow; so a run that goes on reads this f
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from fluxtrain.data.pictures.subset import TrainingPicture
 from fluxtrain.errors import DataError
@@ -33,6 +34,10 @@ class TrainingSample:
     height: int
     caption: str
     """That of the picture, of which ``captions`` are variants."""
+    masks: tuple[str, ...] = ()
+    """IDs in the cache, one for each of ``latents``; none if all of the picture counts."""
+    weight: float = 1.0
+    """Of its loss."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,8 @@ def read_training_set(output: Path) -> TrainingSet | None:
         raise DataError(text) from None
 
 
-def _sample(
-    captions: Collection[str], latents: Collection[str], **values: object
-) -> TrainingSample:
-    return TrainingSample(captions=tuple(captions), latents=tuple(latents), **values)  # type: ignore[arg-type]
+def _sample(**values: Any) -> TrainingSample:
+    lists: dict[str, Any] = {
+        name: tuple(values.pop(name)) for name in ("captions", "latents", "masks")
+    }
+    return TrainingSample(**lists, **values)
