@@ -32,7 +32,7 @@ COMPLETE = (BASE, "mlperf-schnell")
 GOLDEN_PARTITION = f"gpus-{PARTITIONS[0].replace('_', '-')}"
 OTHER_PARTITIONS = {f"gpus-{name.replace('_', '-')}" for name in PARTITIONS[1:]}
 GOLDENS = [name for name in VARIANTS if name not in OTHER_PARTITIONS]
-HASH = re.compile(r"[0-9a-f]{16}")
+HASH = re.compile(r"'?[0-9a-f]{16}'?")  # YAML quotes one that could be a number
 ELASTIC = {"nodes": {"min": 2, "max": 4}}
 
 
