@@ -10,7 +10,7 @@ FAULTS ?=
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lora test test-quick check format generate golden fuzz bench bench-operator faults cluster cluster-down chart size clean
+.PHONY: help setup run lora test test-quick check format generate golden fuzz lock sbom audit wheel bench bench-operator faults cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -58,6 +58,18 @@ golden: setup ## write the golden files anew; review the diff like code
 
 fuzz: setup ## give changed files and messages to all readers, for SECONDS= each; exit 1 if one does what it may not
 	$(BIN)/python -m tests.trainer.fuzz $(SECONDS)
+
+lock: setup ## write the images' lock files anew from constraints.txt: every package with its hashes
+	$(BIN)/python -m supply_chain lock
+
+sbom: setup ## write dist/*.cdx.json, the packages of both images as CycloneDX
+	$(BIN)/python -m supply_chain sbom dist
+
+audit: setup ## compare the packages of both images with known advisories; says so if it cannot
+	$(BIN)/python -m supply_chain audit
+
+wheel: setup ## build dist/*.whl; the same commit gives the same bits
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m hatchling build -t wheel -d dist
 
 bench: setup ## measure against the peers (makes their environments; about an hour)
 	$(BIN)/python -m benchmarks

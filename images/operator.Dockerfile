@@ -1,7 +1,8 @@
 # The operator image: Python and the Kubernetes client, without torch. Rendezvous pods run `fluxtrain rendezvous` in it.
 #   pip wheel --no-deps --wheel-dir dist .
 #   buildah build --file images/operator.Dockerfile --tag fluxtrain/operator:0.1.0 .
-# Packages are installed from pip's index. To install from a folder of wheels instead, add
+# BASE may be a name with a digest, python@sha256:...: then the image is made of known bits only.
+# Packages are installed from pip's index, and pip compares their hashes with the lock's. To install from a folder of wheels instead, add
 #   --volume FOLDER:/wheels:ro --build-arg PIP_OPTIONS="--no-index --find-links=/wheels"
 ARG BASE=python:3.12-slim
 
@@ -11,9 +12,9 @@ ARG VERSION=0.1.0
 ARG PIP_OPTIONS=""
 # Target folders instead of a virtual environment: they work with any base image that has Python. Dependencies are
 # installed first, in the tested versions, so that a new version of fluxtrain changes only a layer of one megabyte.
-COPY constraints.txt images/operator-requirements.txt /tmp/
+COPY images/operator-requirements.lock /tmp/
 RUN python3 -m pip install --no-cache-dir --target /opt/packages ${PIP_OPTIONS} \
-    --requirement /tmp/operator-requirements.txt --constraint /tmp/constraints.txt
+    --require-hashes --requirement /tmp/operator-requirements.lock
 COPY dist/fluxtrain-${VERSION}-py3-none-any.whl /tmp/
 RUN python3 -m pip install --no-index --no-deps --target /opt/fluxtrain /tmp/fluxtrain-*.whl
 

@@ -1,7 +1,8 @@
 # The trainer image. BASE must provide torch for the GPUs; the default is AMD's PyTorch training image.
 #   pip wheel --no-deps --wheel-dir dist .
 #   buildah build --file images/trainer.Dockerfile --tag fluxtrain/trainer:0.1.0 .
-# Packages are installed from pip's index. To install from a folder of wheels instead, add
+# BASE may be a name with a digest, rocm/primus@sha256:...: torch for AMD GPUs, ROCm and RCCL are the base's.
+# Packages are installed from pip's index, and pip compares their hashes with the lock's. To install from a folder of wheels instead, add
 #   --volume FOLDER:/wheels:ro --build-arg PIP_OPTIONS="--no-index --find-links=/wheels"
 # Not included: what logging.tensorboard and logging.wandb need. To add both:
 #   --build-arg EXTRA_PACKAGES="tensorboard wandb"
@@ -12,11 +13,12 @@ ARG VERSION=0.1.0
 ARG PIP_OPTIONS=""
 ARG EXTRA_PACKAGES=""
 USER 0
-# Installed packages of the base image are kept, in particular torch: no requirement depends on it, and fluxtrain is
-# installed without dependencies. PIP_BREAK_SYSTEM_PACKAGES is needed if the distribution manages the base's Python.
-COPY images/trainer-requirements.txt /tmp/
+# The base image's torch is kept: no requirement depends on it, and fluxtrain is installed without dependencies. Other
+# packages get the tested versions. PIP_BREAK_SYSTEM_PACKAGES is needed if the distribution manages the base's Python.
+COPY images/trainer-requirements.lock /tmp/
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir ${PIP_OPTIONS} \
-    --requirement /tmp/trainer-requirements.txt ${EXTRA_PACKAGES}
+    --require-hashes --requirement /tmp/trainer-requirements.lock
+RUN test -z "${EXTRA_PACKAGES}" || PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir ${PIP_OPTIONS} ${EXTRA_PACKAGES}
 COPY dist/fluxtrain-${VERSION}-py3-none-any.whl /tmp/
 RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-index --no-deps --force-reinstall \
     /tmp/fluxtrain-*.whl

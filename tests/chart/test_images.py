@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 from collections import deque
 from fnmatch import fnmatch
@@ -11,6 +16,9 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
+from supply_chain.audit import advisories
+from supply_chain.locks import read_lock
+from supply_chain.sbom import write
 from tests.paths import ROOT
 
 IMAGES = sorted((ROOT / "images").glob("*.Dockerfile"))
@@ -88,8 +96,9 @@ def test_an_image_installs_what_pyproject_requires_but_torch(image: str) -> None
     required = {*PROJECT["dependencies"], *PROJECT["optional-dependencies"][image]}
     assert listed(image) == {line for line in required if normal(line) != "torch"}
     path = ROOT / "images" / f"{image}.Dockerfile"
-    assert f"images/{image}-requirements.txt" in " ".join(values(path, "COPY"))
-    assert f"/tmp/{image}-requirements.txt" in " ".join(values(path, "RUN"))
+    assert f"images/{image}-requirements.lock" in " ".join(values(path, "COPY"))
+    installs = next(run for run in values(path, "RUN") if f"/tmp/{image}-requirements.lock" in run)
+    assert "--require-hashes" in installs
 
 
 @pytest.mark.parametrize("image", ["operator", "trainer"])
@@ -117,8 +126,66 @@ def test_the_operator_image_has_the_command_of_the_rendezvous_pod_on_its_path() 
     assert "fluxtrain" in PROJECT["scripts"]
 
 
-def test_the_operator_image_installs_the_pinned_packages() -> None:
-    pinned = {normal(line) for line in (ROOT / "constraints.txt").read_text().split()}
-    assert {normal(line) for line in listed("operator")} <= pinned
-    installed = values(ROOT / "images" / "operator.Dockerfile", "RUN")[0]
-    assert "--constraint /tmp/constraints.txt" in installed
+@pytest.mark.parametrize("image", ["operator", "trainer"])
+def test_a_lock_has_all_that_is_installed_in_the_tested_versions_with_hashes(image: str) -> None:
+    lines = (ROOT / "constraints.txt").read_text().split()
+    pinned = {normal(line): line.partition("==")[2] for line in lines}
+    locked = {normal(package.name): package for package in read_lock(image)}
+    assert {normal(line) for line in listed(image)} <= locked.keys()
+    assert not {name for name in locked if name.startswith(("torch", "triton", "nvidia"))}
+    for name, package in locked.items():
+        assert package.hashes, name
+        assert pinned.get(name, package.version) == package.version, name
+        assert name in pinned or package.marker, (
+            f"{name} is for all platforms, but not in constraints.txt"
+        )
+
+
+def test_a_bill_of_materials_names_every_package_of_the_lock(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a", "1.0"), write(tmp_path / "b", "1.0")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    for image, path in zip(("operator", "trainer"), first, strict=True):
+        document = json.loads(path.read_text())
+        assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
+        listed = {part["purl"] for part in document["components"]}
+        assert len(listed) == len(read_lock(image)) + 1
+        assert set(document["dependencies"][0]["dependsOn"]) == listed
+
+
+def test_advisories_are_read_and_no_answer_is_none() -> None:
+    found = {"id": "CVE-1", "fix_versions": ["2.0"]}
+    answer = {"dependencies": [{"name": "a", "version": "1.0", "vulns": [found]}, {"name": "b"}]}
+    assert advisories(json.dumps(answer)) == ["a 1.0: CVE-1, mended in 2.0"]
+    assert advisories("") is None
+    assert advisories("[]") is None
+
+
+def test_two_builds_of_the_wheel_are_equal(tmp_path: Path) -> None:
+    for name, umask in (("a", 0o022), ("b", 0o077)):
+        copied = tmp_path / name / name  # another path, other modes and times
+        previous = os.umask(umask)
+        try:
+            copied.mkdir(parents=True)
+            for file in ("pyproject.toml", "README.md", "LICENSE"):
+                (copied / file).write_bytes((ROOT / file).read_bytes())
+            for folder in ("operator", "trainer"):
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(
+                    ROOT / folder, copied / folder, ignore=ignored, copy_function=shutil.copyfile
+                )
+        finally:
+            os.umask(previous)
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+        command = [
+            sys.executable,
+            "-m",
+            "hatchling",
+            "build",
+            "-t",
+            "wheel",
+            "-d",
+            str(tmp_path / name),
+        ]
+        subprocess.run(command, cwd=copied, env=environment, check=True, capture_output=True)
+    first, second = (next((tmp_path / name).glob("*.whl")) for name in "ab")
+    assert first.read_bytes() == second.read_bytes()

@@ -153,6 +153,15 @@ def test_a_new_version_of_the_chart_alone_restarts_no_pod(
     assert before["spec"] == after["spec"]
 
 
+def test_images_may_be_named_by_digest(template: Template) -> None:
+    digest = f"sha256:{'0' * 64}"
+    rendered = template(f'image.digest="{digest}"', f'trainerImage.digest="{digest}"')
+    container = pod_of(rendered)["containers"][0]
+    assert container["image"] == f"fluxtrain/operator@{digest}"
+    expected = {"name": "FLUXTRAIN_IMAGE", "value": f"fluxtrain/trainer@{digest}"}
+    assert expected in container["env"]
+
+
 def test_a_new_version_has_new_images(template: Template, tmp_path: Path) -> None:
     rendered = template(chart=newer_chart(tmp_path, "appVersion"))
     container = pod_of(rendered)["containers"][0]
@@ -262,6 +271,7 @@ BAD_VALUES = [  # one of each field at a time, as Helm reports them together
     ],
     [
         *('replicas="2"', 'watchNamespaces=["Team"]', 'image.tag="a b"', "crds.keep=true"),
+        'image.digest="sha256:1"',
         *('podMonitor.interval="15"', "resources.claims=[]"),
         "podDefaults.supplementalGroups=[2147483648]",
     ],

@@ -42,8 +42,7 @@ def build_and_load(context: Path) -> None:
     """Build operator and trainer and load them into all nodes, the operator under two tags."""
     _pip("wheel", "--no-deps", "--wheel-dir", context / "dist", ROOT)
     shutil.copytree(ROOT / "images", context / "images")
-    for name in ("constraints.txt", ".dockerignore"):
-        shutil.copy(ROOT / name, context)
+    shutil.copy(ROOT / ".dockerignore", context)
     operator = {"PIP_OPTIONS": "--no-index --find-links=/wheels"}
     wheels = [f"{_operator_wheels()}:/wheels:ro"]
     # the test's base image has torch and the rest in a volume: pip keeps them, as in AMD's image
@@ -66,18 +65,13 @@ def _build(
 
 def _operator_wheels() -> Path:
     """Return a folder with the wheels of the operator's dependencies, cached, since builds are offline."""
-    requirements_file, constraints = (
-        ROOT / "images" / "operator-requirements.txt",
-        ROOT / "constraints.txt",
-    )
-    key = hashlib.sha256(
-        requirements_file.read_bytes() + constraints.read_bytes() + sys.version.encode()
-    )
+    lock = ROOT / "images" / "operator-requirements.lock"
+    key = hashlib.sha256(lock.read_bytes() + sys.version.encode())
     folder = CACHE / "wheels" / f"operator-{key.hexdigest()[:16]}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            requirements = ["--requirement", requirements_file, "--constraint", constraints]
+            requirements = ["--require-hashes", "--requirement", lock]
             _pip("download", "--only-binary=:all:", "--dest", f"{temporary}/wheels", *requirements)
             Path(temporary, "wheels").rename(folder)
     return folder

@@ -1,0 +1,66 @@
+"""CycloneDX documents of both images' Python packages; the same lock gives the same bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from supply_chain.locks import IMAGES, Package, read_lock
+
+
+def document(image: str, version: str) -> dict[str, Any]:
+    """Return the CycloneDX 1.6 document of ``image``."""
+    packages = read_lock(image)
+    own = {
+        "type": "container",
+        "bom-ref": f"fluxtrain-{image}",
+        "name": f"fluxtrain/{image}",
+        "version": version,
+        "licenses": [{"license": {"id": "Apache-2.0"}}],
+    }
+    parts = [f"pkg:pypi/fluxtrain@{version}", *map(_purl, packages)]
+    notes = [{"name": "fluxtrain:base-image", "value": _BASES[image]}]
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": own, "properties": notes},
+        "components": [_library("fluxtrain", version, parts[0]), *map(_component, packages)],
+        "dependencies": [{"ref": own["bom-ref"], "dependsOn": parts}],
+    }
+
+
+_BASES = {
+    "operator": "the packages of the base image (Python, its system libraries) are not listed",
+    "trainer": "torch for AMD GPUs, ROCm, RCCL and what else the base image has are not listed",
+}
+
+
+def write(folder: Path, version: str) -> list[Path]:
+    """Write the documents of both images to ``folder`` and return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{image}-{version}.cdx.json" for image in IMAGES]
+    for image, path in zip(IMAGES, paths, strict=True):
+        path.write_text(json.dumps(document(image, version), indent=2) + "\n")
+    return paths
+
+
+def _purl(package: Package) -> str:
+    return f"pkg:pypi/{package.name.lower().replace('_', '-')}@{package.version}"
+
+
+def _library(name: str, version: str, purl: str) -> dict[str, Any]:
+    return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+
+
+def _component(package: Package) -> dict[str, Any]:
+    """Return a library with the hashes of all files that pip may install of it."""
+    found = _library(package.name, package.version, _purl(package))
+    hashes = [{"alg": "SHA-256", "content": digest} for digest in package.hashes]
+    found["externalReferences"] = [
+        {"type": "distribution", "url": _purl(package), "hashes": hashes}
+    ]
+    if package.marker:
+        found["properties"] = [{"name": "fluxtrain:only-where", "value": package.marker}]
+    return found
