@@ -194,6 +194,7 @@ DATA = [
     Bad("spec.run.data.images", "hf://datasets/name", "must be a path, or a URL that begins with"),
     Bad("spec.run.data.images", "https://user:word@host/p.tar", "must not contain a user name"),
     Bad("spec.run.data.images", "https://host/p.tar?Signature=word", "must not contain a key or a token"),
+    Bad("spec.run.data.table.split", "", "at least 1 chars long"),
     Bad("spec.run.data.download.max_bytes", 1000, "greater than or equal to 1048576"),
     Bad("spec.run.data.repeats", 0, "greater than or equal to 1"),
     Bad("spec.run.data.repeats", 3, "must be 1 unless images is set"),

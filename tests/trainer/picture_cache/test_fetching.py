@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from cluster.free_ports import free_port
 from tests.trainer import in_process, ranks
@@ -114,16 +116,90 @@ def test_every_source_gives_the_encodings_of_the_folder(
     assert json.loads((tmp_path / "out1" / PINS).read_text())[HUB]["pinned"].endswith(f"@{COMMIT}")
 
 
+def table(folder: Path, names: list[str]) -> bytes:
+    rows = [
+        {"image": {"bytes": (folder / name).read_bytes(), "path": name}, "text": text}
+        for name in names
+        for text in [(folder / name).with_suffix(".txt").read_text()]
+    ]
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), buffer, row_group_size=2)
+    return buffer.getvalue()
+
+
+def test_a_data_set_of_the_hub_in_parquet_gives_the_encodings_of_the_folder(
+    server: FileServer, roots: RunPaths, paths: RunPaths
+) -> None:
+    folder, hub = roots.data / "pictures", "hf://datasets/owner/table"
+    names = sorted(path.name for path in folder.iterdir() if path.suffix != ".txt")
+    for number, part in enumerate((names[:5], names[5:])):
+        at = f"datasets/owner/table/data/train-0000{number}-of-00002.parquet"
+        server.files[at] = table(folder, part)
+    server.files["datasets/owner/table/data/test-00000-of-00001.parquet"] = b"not read"
+    run = run_of(paths, hub)
+    check_pictures(run, paths)
+    found = cache(run, paths, World.alone()).open(run, paths.output)[0]
+    assert encodings(paths.output) == encodings(roots.output)
+    assert found.key(5) == "data%2Ftrain-00001-of-00002/00000000." + names[5].rpartition(".")[2]
+    assert "datasets/owner/table/data/test-00000-of-00001.parquet" not in server.sent
+    run = run_of(paths, hub, table={"split": "dev"})
+    with pytest.raises(ConfigError, match=r"table\.split: got 'dev'; .* there are train, test"):
+        check_pictures(run, paths)
+
+
+def test_shards_on_a_volume_give_the_encodings_of_the_folder(
+    server: FileServer, roots: RunPaths, tmp_path: Path
+) -> None:
+    shards = tmp_path / "data" / "shards"
+    shards.mkdir(parents=True)
+    for number in range(3):
+        (shards / f"s-{number}.tar").write_bytes(server.files[f"bucket/shards/s-{number}.tar"])
+    (shards / "notes.md").touch()
+    given = "shards", "shards/s-{0..2}.tar", "s3://bucket/shards/s-{0..2}.tar"
+    for number, images in enumerate((*given, f"{server.url}/web/s-{{0..2}}.tar")):
+        paths = RunPaths(tmp_path / f"out{number}", tmp_path / "data", roots.models)
+        run = run_of(paths, images)
+        check_pictures(run, paths)
+        found = cache(run, paths, World.alone()).open(run, paths.output)[0]
+        assert encodings(paths.output) == encodings(roots.output), images
+        assert found.key(8).startswith("s-2/008.")
+    assert len(list(shards.iterdir())) == 4  # nothing is written or removed there
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ("shards/s-{0..3}.tar", r"s-3\.tar is missing"),
+        ("s3://bucket/shards/s-{0..4}.tar", r"s-3\.tar is missing, and so are 1 more"),
+        ("shards/s-{0..2.tar", "its braces are not balanced"),
+        ("shards/s-{0..99999999}.tar", "it stands for more than 100,000 files"),
+        ("nothing/s-0.tar", r"nothing/s-0\.tar is missing"),
+        ("shards/s-9.tar", r"s-9\.tar is missing"),
+    ],
+)
+def test_shards_that_are_missing_are_named_before_the_start(
+    server: FileServer, roots: RunPaths, tmp_path: Path, images: str, message: str
+) -> None:
+    (tmp_path / "data/shards").mkdir(parents=True)
+    for number in range(3):
+        (tmp_path / f"data/shards/s-{number}.tar").touch()
+    paths = RunPaths(tmp_path / "out", tmp_path / "data", roots.models)
+    with pytest.raises(ConfigError, match=rf"^spec\.run\.data\.images: got '.*; .*{message}"):
+        check_pictures(run_of(paths, images), paths)
+
+
 def test_ranks_fetch_once_and_write_the_same(
     server: FileServer, roots: RunPaths, paths: RunPaths
 ) -> None:
     run = run_of(paths, BUCKET)
-    together = partial(asking, environment(server), partial(cache_together, port=free_port()))
+    variables = {**environment(server), "LOCAL_WORLD_SIZE": "2"}
+    together = partial(asking, variables, partial(cache_together, port=free_port()))
     assert ranks.finish(together, run, paths, 2) == [0, 0], ranks.output_of(paths)
     assert encodings(paths.output) == encodings(roots.output)
     assert server.sent == {name: len(server.files[name]) for name in server.sent}
     assert len(server.sent) == 2 * COUNT
-    assert (paths.output / "rank_0.txt").read_text().count("fetch 18 files, ") == 1
+    said = ranks.output_of(paths, 0) + ranks.output_of(paths, 1)
+    assert said.count("fetch 18 files, ") == 1  # by the rank that was first
 
 
 @pytest.mark.parametrize(

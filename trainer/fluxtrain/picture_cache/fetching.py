@@ -6,20 +6,25 @@ with an error. Each node fetches it once, however many ranks and jobs it has.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote
 
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.data import DataConfig
+from fluxtrain.contract.run.table import TableConfig
 from fluxtrain.data.pictures.captions import EXTENSIONS, METADATA
 from fluxtrain.data.pictures.folder import SUFFIXES
 from fluxtrain.data.pictures.shards import SHARD, unpack
 from fluxtrain.data.pictures.subset import Places, remote_sources
+from fluxtrain.data.pictures.tables import TABLE, files_of_split, write_out
 from fluxtrain.data.pictures.training_set import FILE
 from fluxtrain.distributed import Channel, StopRequest, World
 from fluxtrain.errors import ConfigError, DataError, StoppedError
@@ -28,6 +33,7 @@ from fluxtrain.picture_cache.fetch_console import FetchConsole
 from fluxtrain.progress import Alive
 from fluxtrain.remote.node_cache import NodeCache
 from fluxtrain.remote.source import Source, fetch_source, list_source, patience_of
+from fluxtrain.remote.store import RemoteFile
 
 PINS = "sources.json"
 """File of the run's output: which versions of remote files it has."""
@@ -58,7 +64,7 @@ def fetched_pictures(
     with ExitStack() as held:
         places = {
             source.url: held.enter_context(
-                local_folder(source, data, paths.data, check, world.is_main)
+                local_folder(source, data, paths.data, check, is_shown=world.node == 0)
             )
             for source in sources
         }
@@ -74,7 +80,10 @@ def pinned_sources(
     pins = _read_pins(path)
     patience = patience_of(data.download, check)
     sources = [
-        list_source(field, url, is_wanted, patience, pins.get(url, {}).get("pinned", ""))
+        read_files(
+            list_source(field, url, is_wanted, patience, pins.get(url, {}).get("pinned", "")),
+            data.table,
+        )
         for field, url in remote_sources(data, paths.data)
     ]
     if (paths.output / FILE).exists():  # the run has begun
@@ -94,9 +103,13 @@ def local_folder(
 ) -> Iterator[Path]:
     """Yield the folder of this node with the pictures of ``source``, fetched and unpacked."""
     cache = NodeCache(download_folder(data, data_root), data.download.max_bytes)
-    size = source.size * (2 if _is_sharded(source) else 1)
+    is_unpacked = kind_of(source.files) != "pictures"
+    copies = is_unpacked + (source.local_folder is None)
+    key = source.key
+    if kind_of(source.files) == "tables":  # which columns are read
+        key = hashlib.sha256(f"{key} {data.table}".encode()).hexdigest()[: len(key)]
     fill = partial(_fill, source, data, check, is_shown)
-    with cache.entry(source.key, size, fill, check) as folder:
+    with cache.entry(key, source.size * copies, fill, check) as folder:
         yield folder / _PICTURES
 
 
@@ -111,19 +124,45 @@ def is_wanted(name: str) -> bool:
     """Return whether a file of a source belongs to pictures; names that begin with a dot do not."""
     *_, last = parts = name.split("/")
     suffix = Path(last).suffix.lower()
-    known = suffix in (*SUFFIXES, *EXTENSIONS, SHARD) or last in METADATA
+    known = suffix in (*SUFFIXES, *EXTENSIONS, SHARD, TABLE) or last in METADATA
     return known and not any(part.startswith(".") for part in parts)
 
 
-def _is_sharded(source: Source) -> bool:
-    """Return whether ``source`` is of tars; they are not looked at beside pictures."""
-    suffixes = {Path(file.name).suffix.lower() for file in source.files}
-    return SHARD in suffixes and suffixes.isdisjoint(SUFFIXES)
+def kind_of(files: Sequence[RemoteFile]) -> str:
+    """Return whether a source is of ``pictures``, ``shards`` or ``tables``; the first that there is."""
+    names = [file.name for file in files if file.name.rpartition("/")[2] not in METADATA]
+    suffixes = {Path(name).suffix.lower() for name in names}
+    if SHARD in suffixes and suffixes.isdisjoint(SUFFIXES):
+        return "shards"
+    return "tables" if TABLE in suffixes and suffixes.isdisjoint(SUFFIXES) else "pictures"
+
+
+def read_files(source: Source, table: TableConfig) -> Source:
+    """Return ``source`` with those of its files that are read; ConfigError if it has no such split."""
+    kind, suffix = kind_of(source.files), {"shards": SHARD, "tables": TABLE}
+    if kind == "pictures":
+        kept = [
+            f
+            for f in source.files
+            if not f.name.lower().endswith((SHARD, TABLE)) or _is_metadata(f)
+        ]
+        return replace(source, files=tuple(kept))
+    kept = [
+        f for f in source.files if f.name.lower().endswith(suffix[kind]) and not _is_metadata(f)
+    ]
+    if kind == "tables":
+        chosen = files_of_split([file.name for file in kept], table.split)
+        kept = [file for file in kept if file.name in chosen]
+    return replace(source, files=tuple(kept))
+
+
+def _is_metadata(file: RemoteFile) -> bool:
+    return file.name.rpartition("/")[2] in METADATA
 
 
 def _fill(source: Source, data: DataConfig, check: Check, is_shown: bool, folder: Path) -> None:
-    pictures = folder / _PICTURES
-    target = folder / _FETCHED if _is_sharded(source) else pictures
+    pictures, is_unpacked = folder / _PICTURES, kind_of(source.files) != "pictures"
+    target = source.local_folder or (folder / _FETCHED if is_unpacked else pictures)
     pictures.mkdir(exist_ok=True)
     with FetchConsole(is_shown, str(source), len(source.files), source.size) as console:
 
@@ -131,28 +170,30 @@ def _fill(source: Source, data: DataConfig, check: Check, is_shown: bool, folder
             check()
             console.show()
 
-        patience = patience_of(data.download, shown)
-        wanted = [f for f in source.files if not (pictures / _folder_of(f.name)).is_dir()]
-        missing = Source(source.field, source.url, source.pinned, tuple(wanted))
-        fetch_source(missing, target, data.download.connections, patience, console.advance)
-        if _is_sharded(source):
-            for file in wanted:
-                if file.name.endswith(SHARD):
-                    _unpack(source, target / file.name, pictures / _folder_of(file.name), shown)
+        wanted = tuple(f for f in source.files if not (pictures / _folder_of(f.name)).is_dir())
+        if source.local_folder is None:
+            patience, missing = patience_of(data.download, shown), replace(source, files=wanted)
+            fetch_source(missing, target, data.download.connections, patience, console.advance)
+        for file in wanted if is_unpacked else ():
+            _unpack(source, target / file.name, pictures / _folder_of(file.name), data.table, shown)
 
 
-def _unpack(source: Source, tar: Path, folder: Path, check: Check) -> None:
+def _unpack(source: Source, path: Path, folder: Path, table: TableConfig, check: Check) -> None:
     try:
-        unpack(tar, folder, check)
+        if path.suffix.lower() == SHARD:
+            unpack(path, folder, check)
+        else:
+            write_out(path, folder, table, check)
     except DataError as error:
-        text = str(error).replace(f"{tar.parent}/", "")
+        text = str(error).replace(f"{path.parent}/", "")
         raise ConfigError(source.field, source.url, text) from None
-    tar.unlink()
+    if source.local_folder is None:
+        path.unlink()
 
 
 def _folder_of(name: str) -> str:
     """Return the folder below the pictures of the shard ``name``."""
-    return name.removesuffix(SHARD).replace("/", "_")
+    return quote(str(PurePosixPath(name).with_suffix("")), safe=" ")
 
 
 def _pin(source: Source) -> dict[str, object]:

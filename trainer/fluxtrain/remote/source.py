@@ -18,6 +18,8 @@ from fluxtrain.remote.fetch import ExhaustedError, Patience, fetch
 from fluxtrain.remote.http import DownloadError, HttpClient
 from fluxtrain.remote.http_store import HttpStore
 from fluxtrain.remote.hub_store import open_hub
+from fluxtrain.remote.local_store import LocalStore
+from fluxtrain.remote.pattern import ChosenFiles, expanded, folder_of, has_braces
 from fluxtrain.remote.store import ChangedError, RefusedError, RemoteFile, Store, name_fault
 
 MAX_FILES = 1_000_000
@@ -37,6 +39,16 @@ class Source:
     pinned: str
     """With the commit, on the Hub."""
     files: tuple[RemoteFile, ...]
+
+    @property
+    def local_folder(self) -> Path | None:
+        """Return the folder of the files if they are on a volume of this node."""
+        if "://" in self.url:
+            return None
+        if has_braces(self.url):
+            return Path(folder_of(self.url))
+        path = Path(self.url)
+        return path.parent if path.is_file() else path
 
     @property
     def size(self) -> int:
@@ -87,14 +99,29 @@ def list_source(
 
 
 def open_store(url: str) -> tuple[Store, str]:
-    """Return the store of ``url``, and the URL at the version that it has now."""
-    scheme, _, path = url.partition("://")
+    """Return the store of ``url``, or of a path, and the URL at the version that it has now."""
+    scheme, is_remote, _ = url.partition("://")
+    if scheme in ("http", "https"):
+        return HttpStore(tuple(expanded(url)), HttpClient()), url
+    names = expanded(url) if has_braces(url) or not is_remote else []
+    folder = folder_of(url) if has_braces(url) else url
+    if not is_remote and Path(url).is_file():
+        folder = str(Path(url).parent)
+    store, opened = _open_folder(scheme if is_remote else "", folder)
+    below = [name.removeprefix(f"{folder}/") for name in names if name != folder]
+    if not below:
+        return store, opened
+    return ChosenFiles(store, tuple(below)), opened + url.removeprefix(folder)
+
+
+def _open_folder(scheme: str, url: str) -> tuple[Store, str]:
+    path = url.partition("://")[2]
     if scheme == "s3":
         return open_bucket(path), url
     if scheme == "hf":
         hub = open_hub(path)
         return hub, f"hf://{hub.root}"
-    return HttpStore((url,), HttpClient()), url
+    return LocalStore(Path(url)), url
 
 
 def fetch_source(

@@ -12,8 +12,9 @@ import pytest
 import webdataset
 from tests.trainer.data.tar.tar_files import image
 
+from fluxtrain.data.pictures.faults import read_faults
 from fluxtrain.data.pictures.folder import list_pictures
-from fluxtrain.data.pictures.shards import read_faults, unpack
+from fluxtrain.data.pictures.shards import unpack
 from fluxtrain.errors import DataError
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT, BucketsConfig, Size
 from fluxtrain.contract.run.download import DownloadConfig, url_rules
+from fluxtrain.contract.run.table import TableConfig
 from fluxtrain.contract.run.variants import VariantsConfig
 from fluxtrain.contract.strict_model import (
     IMMUTABLE,
@@ -114,6 +115,8 @@ class DataConfig(StrictModel):
     that place, and black counts nothing. ``alpha``: the pictures' own opacity. null: all counts."""
     prior_loss_weight: Annotated[float, Field(ge=0, le=1000), IMMUTABLE] = 1.0
     """Weight of the loss of regularisation images, ``is_reg`` in kohya's data set config."""
+    table: Annotated[TableConfig, IMMUTABLE] = TableConfig()
+    """Which parts of the Parquet files of ``images`` are read."""
     download: DownloadConfig = DownloadConfig()
     """How ``images`` with a URL are fetched."""
     cache: Path | None = None

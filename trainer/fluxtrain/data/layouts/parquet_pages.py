@@ -43,11 +43,11 @@ class Sizes:
     largest_page: int
 
 
-def check_pages(path: Path, columns: Collection[str]) -> Sizes:
+def check_pages(path: Path, columns: Collection[str | tuple[str, ...]]) -> Sizes:
     """Return the sizes of ``columns`` of the parquet file ``path``; others are not looked at.
 
-    Raises ValueError, with the reason, if it is malformed or would need more memory than it should, OSError
-    if it cannot be read.
+    A column of a struct is given by the names on its path. Raises ValueError, with the reason, if the file is
+    malformed or would need more memory than it should, OSError if it cannot be read.
     """
     with open_regular(path) as file:
         size = os.fstat(file).st_size
@@ -78,10 +78,11 @@ def _footer(file: int, size: int) -> Struct:
 
 
 def _pages(
-    file: int, size: int, group: Struct, columns: Collection[str]
+    file: int, size: int, group: Struct, columns: Collection[str | tuple[str, ...]]
 ) -> Iterator[tuple[int, int]]:
     """Yield type and uncompressed size of each page of ``columns`` in ``group``."""
-    wanted = [[name.encode()] for name in columns]
+    paths = [(name,) if isinstance(name, str) else name for name in columns]
+    wanted = [[name.encode() for name in path] for path in paths]
     for chunk in _structs(group.get(_CHUNKS)):
         metadata = _struct(chunk.get(_CHUNK_METADATA))
         if metadata.get(_PATH) in wanted:

@@ -18,6 +18,7 @@ from fluxtrain.contract.run.download import is_url, url_fault
 from fluxtrain.data.pictures.captions import EXTENSIONS
 from fluxtrain.data.pictures.kohya_sizes import BUCKET_OPTIONS, resolution_of
 from fluxtrain.data.pictures.kohya_variants import VARIANT_OPTIONS, variants_of
+from fluxtrain.data.pictures.source_path import source_of
 from fluxtrain.data.pictures.subset_options import Subset
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.redaction import redacted
@@ -105,8 +106,8 @@ def _subset(path: Path, at: str, options: Options, data: DataConfig, data_root: 
     folder = _value(path, at, options, "image_dir", "")
     if not folder:
         raise ConfigError(f"{path}: {at}.image_dir", folder, "must name a folder of pictures")
-    url = folder if is_url(folder) else ""
-    if url and (fault := url_fault(url)):
+    url = source_of(folder, data_root / folder)
+    if is_url(folder) and (fault := url_fault(url)):
         raise ConfigError(f"{path}: {at}.image_dir", url, fault)
     repeats = _value(path, at, options, "num_repeats", 1)
     if not 1 <= repeats <= 100_000:

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from fluxtrain.data.pictures.captions import COLUMNS
+from fluxtrain.data.pictures.faults import Faults
 from fluxtrain.data.pictures.folder import SUFFIXES
 from fluxtrain.data.tar.index import MAX_CAPTION_BYTES, MAX_METADATA_BYTES, split_name
 from fluxtrain.data.tar.members import Member, quoted, read_members
 from fluxtrain.errors import DataError
 
 SHARD = ".tar"
-FAULTS = ".faults.json"
-"""File of an unpacked shard: members that were left out, with the reason."""
 _PICTURES = {suffix[1:] for suffix in SUFFIXES}
 _LIMITS = {"txt": MAX_CAPTION_BYTES, "caption": MAX_CAPTION_BYTES, "json": MAX_METADATA_BYTES}
 _MAX_PART = 200
@@ -45,34 +44,21 @@ def unpack(tar: Path, folder: Path, check: Callable[[], object] = lambda: None) 
         check()
         count += _write(sample, partial, faults)
     if not count:
-        first = next(iter(faults.items()), None)
-        raise DataError(
-            f"{tar.name}: holds no pictures" + (f"; {': '.join(first)}" if first else "")
-        )
-    if faults:
-        (partial / FAULTS).write_text(json.dumps(faults))
+        raise DataError(f"{tar.name}: holds no pictures{faults.example()}")
+    faults.write(partial)
     partial.rename(folder)
 
 
-def read_faults(folder: Path) -> dict[str, str]:
-    """Return the members that were left out of the shards unpacked in ``folder``, with the reason."""
-    found = dict[str, str]()
-    for path in sorted(folder.glob(f"*/{FAULTS}")):
-        faults = json.loads(path.read_text())
-        found |= {f"{path.parent.name}/{name}": reason for name, reason in faults.items()}
-    return found
-
-
-def _accepted(tar: Path) -> tuple[set[str], dict[str, str]]:
+def _accepted(tar: Path) -> tuple[set[str], Faults]:
     """Return the names of the members that are read, and of pictures that are not, with the reason."""
-    names, faults = set[str](), dict[str, str]()
+    names, faults = set[str](), Faults()
     for member in read_members(tar):
         key, suffix = split_name(member.name)
         fault = member.fault or _fault(member, key, suffix)
         if fault is None and member.name in names:
             fault = "there are several of this name"
         if fault:
-            faults[quoted(member.name)] = fault
+            faults.add(quoted(member.name), fault)
         elif suffix in _PICTURES or suffix in _LIMITS:
             names.add(member.name)
     return names, faults
@@ -107,7 +93,7 @@ def _samples(tar: Path, accepted: set[str]) -> Iterator[dict[str, Any]]:
         yield from tariterators.group_by_keys(members, handler=lambda error: True)
 
 
-def _write(sample: dict[str, Any], folder: Path, faults: dict[str, str]) -> int:
+def _write(sample: dict[str, Any], folder: Path, faults: Faults) -> int:
     """Write the picture of ``sample`` and its caption; return the number of pictures.
 
     Members of a sample that do not follow each other come as several samples of the same name.
@@ -115,7 +101,7 @@ def _write(sample: dict[str, Any], folder: Path, faults: dict[str, str]) -> int:
     key = str(sample["__key__"]).removeprefix("./")
     first, *others = [suffix for suffix in sample if suffix in _PICTURES] or [""]
     for suffix in others:
-        faults[quoted(f"{key}.{suffix}")] = f"the sample has a picture .{first} already"
+        faults.add(quoted(f"{key}.{suffix}"), f"the sample has a picture .{first} already")
     caption = _caption(sample)
     try:
         if first:
@@ -123,7 +109,7 @@ def _write(sample: dict[str, Any], folder: Path, faults: dict[str, str]) -> int:
         if caption is not None:
             _write_file(folder / f"{key}.txt", caption)
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
-        faults[quoted(f"{key}.{first}")] = "its name is that of a folder too"
+        faults.add(quoted(f"{key}.{first}"), "its name is that of a folder too")
         return 0
     return 1 if first else 0
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fluxtrain.contract.run.data import ALPHA, DataConfig
-from fluxtrain.contract.run.download import is_url
 from fluxtrain.contract.run.variants import AS_THEY_ARE, VariantsConfig
+from fluxtrain.data.pictures.faults import read_faults
 from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
 from fluxtrain.data.pictures.kohya import is_dataset_config, read_dataset_config
 from fluxtrain.data.pictures.masks import with_masks
-from fluxtrain.data.pictures.shards import read_faults
+from fluxtrain.data.pictures.source_path import source_of
 from fluxtrain.data.pictures.subset_options import Subset
 from fluxtrain.redaction import redacted
 
@@ -64,8 +64,8 @@ def subsets(config: DataConfig, data_root: Path) -> list[Subset]:
     in_folder = config.masks is not None and config.masks != ALPHA
     masks = data_root / str(config.masks) if in_folder else None
     others: dict[str, Any] = {"masks": masks, "has_alpha_masks": config.masks == ALPHA}
-    if is_url(config.images):
-        return [Subset(folder, *options, url=config.images, variants=variants, **others)]
+    if source := source_of(config.images, folder):
+        return [Subset(folder, *options, url=source, variants=variants, **others)]
     if is_dataset_config(folder) and not folder.is_dir():
         return read_dataset_config(folder, config, data_root)
     return [Subset(folder, *options, variants=variants, **others)]
