@@ -66,6 +66,10 @@ class ApiServer:
         """Create ``manifest`` in the collection at ``path``."""
         return self._send("POST", f"{path}?{STRICT}{_dry_run(dry_run)}", manifest)
 
+    def post(self, path: str, text: str) -> Response:
+        """Create the object in the JSON ``text``, which Python may be unable to parse."""
+        return self._send_text("POST", path, text, _JSON)
+
     def replace(self, path: str, manifest: Manifest, *, dry_run: bool = True) -> Response:
         """Replace the object at ``path`` by ``manifest``."""
         return self._send("PUT", f"{path}?{STRICT}{_dry_run(dry_run)}", manifest)
@@ -89,7 +93,9 @@ class ApiServer:
         self._connection.close()
 
     def _send(self, verb: str, path: str, body: Manifest | None, kind: str = _JSON) -> Response:
-        text = None if body is None else json.dumps(body)
+        return self._send_text(verb, path, None if body is None else json.dumps(body), kind)
+
+    def _send_text(self, verb: str, path: str, text: str | None, kind: str) -> Response:
         headers = {**self._headers, "Content-Type": kind}
         try:
             self._connection.request(verb, path, text, headers)
@@ -98,7 +104,11 @@ class ApiServer:
             self._connection.close()  # it was idle for too long, or the server was restarted
             self._connection.request(verb, path, text, headers)
             response = self._connection.getresponse()
-        return Response(response.status, json.loads(response.read()))
+        answer = response.read()
+        try:
+            return Response(response.status, json.loads(answer))
+        except RecursionError:  # a job that is nested deeper than Python reads
+            return Response(response.status, {})
 
 
 class Kubectl(kubectl.Kubectl):

@@ -53,6 +53,7 @@ RESUMED = {"conditions": suspension("False", 600)}
 RUNS: list[tuple[str, list[Status], float, float]] = [
     ("no progress", [Status(), Status(phase="Starting")], 0, 0),
     ("first progress", [Status(), at(30, 38)], 30, 0),
+    ("a first step in the year 9600", [Status(), at(2.4e11, 38)], 0, 0),
     ("more progress", [at(30, 38), at(30, 48)], 30, 0),
     ("progress after a restart", [at(30, 38), at(50, 55)], 30, 12),
     (

@@ -1,0 +1,111 @@
+"""What a hostile tenant may try with the rights to create and change jobs in a namespace: a table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.operator.permissions import ROWS
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A job, or several, that a tenant creates."""
+
+    what: str
+    spec: Manifest = field(default_factory=dict)
+    metadata: Manifest = field(default_factory=dict)
+    raw: str = ""
+    """JSON that takes the place of the text HERE: what Python itself cannot write."""
+    count: int = 1
+    """How many jobs of this spec are created at once."""
+
+
+def _nested(depth: int, opening: str, closing: str) -> str:
+    return opening * depth + "1" + closing * depth
+
+
+def _template(**spec: Any) -> Manifest:
+    return {"podTemplate": {"spec": spec}}
+
+
+_HERE = _template(affinity="HERE", containers=[{"name": "trainer"}])
+_WIDE = {"nodes": {"min": 64, "max": 64}}
+_ALIASES = json.dumps([{"ip": "192.0.2.1", "hostnames": [f"h{n}"]} for n in range(30_000)])
+_VARIABLES = [{"name": f"V{n}", "value": "x" * 440} for n in range(128)]
+
+FORBIDDEN = tuple(
+    Attack(f"{row.what}: {json.dumps(row.spec)[:60]}", row.spec)
+    for row in ROWS
+    if "default" not in row.permitted
+)
+"""Jobs that ask for more than the policy permits."""
+
+OVERSIZED = (
+    Attack("30,000 hostAliases", _WIDE | _template(hostAliases=json.loads(_ALIASES))),
+    Attack("30,000 hostAliases elsewhere in a template", _WIDE | _HERE, raw=_ALIASES),
+    Attack("mappings nested 2,000 deep", _WIDE | _HERE, raw=_nested(2_000, '{"a":', "}")),
+    Attack("lists nested 2,000 deep", _HERE, raw=_nested(2_000, "[", "]")),
+    Attack("mappings nested 9,000 deep", _HERE, raw=_nested(9_000, '{"a":', "}")),
+    Attack("lists nested 9,000 deep", _HERE, raw=_nested(9_000, "[", "]")),
+    Attack("mappings nested 33 deep", _HERE, raw=_nested(33, '{"a":', "}")),
+    Attack("one text of a megabyte", _HERE, raw=json.dumps({"a": "x" * 1_000_000})),
+    Attack("200,000 numbers", _HERE, raw=json.dumps({"a": [1] * 200_000})),
+    Attack("50,000 keys", _HERE, raw=json.dumps({f"k{n}": {} for n in range(50_000)})),
+    Attack("an annotation of 250 KB", metadata={"annotations": {"a": "x" * 250_000}}),
+    Attack("5,000 annotations", metadata={"annotations": {f"a{n}": "x" * 30 for n in range(5_000)}}),
+    Attack("5,000 labels", metadata={"labels": {f"a{n}": "x" for n in range(5_000)}}),
+    Attack("2,000 finalizers", metadata={"finalizers": [f"example.com/f{n}" for n in range(2_000)]}),
+    Attack("a template of annotations of 16 KB", {
+        "podTemplate": {"metadata": {"annotations": {f"a{n}": "x" * 16_000 for n in range(64)}}}}),
+    Attack("4,096 nodes", {"nodes": {"min": 1, "max": 4096}, "lifecycle": {"suspend": True}}),
+    Attack("64 nodes of the largest template", _WIDE | _template(
+        containers=[{"name": "trainer", "env": _VARIABLES}])),
+    Attack("a log of everything", {"run": {"preset": "micro", "logging": {"every_steps": 1}}}),
+)  # fmt: skip
+"""Jobs that cost more than others."""
+
+DECEIVING = (
+    Attack("line ends in an annotation", metadata={"annotations": {"a": "x\n{\"level\":\"error\"}\n"}}),
+    Attack("line ends in a template", {
+        "podTemplate": {"metadata": {"annotations": {"a": "x\r\n2026 INFO forged\x1b[2J"}}}}),
+    Attack("line ends in a path", {"run": {"preset": "micro", "data": {"train": "a\nb"}}}),
+    Attack("a time in the year 9999", metadata={"creationTimestamp": "9999-12-31T23:59:59Z"}),
+    Attack("deleted in the year 9999", metadata={"deletionTimestamp": "9999-12-31T23:59:59Z"}),
+    Attack("another's uid", metadata={"uid": "UID"}),
+    Attack("owned by another's job", metadata={"ownerReferences": [{
+        "apiVersion": "fluxtrain.dev/v1alpha1", "kind": "FluxTraining", "name": "quiet",
+        "uid": "UID", "controller": True, "blockOwnerDeletion": True}]}),
+    Attack("the operator's labels", metadata={"labels": {
+        "app.kubernetes.io/managed-by": "fluxtrain-operator", "fluxtrain.dev/job": "quiet"}}),
+    Attack("the operator's labels in a template", {"podTemplate": {"metadata": {"labels": {
+        "fluxtrain.dev/job": "quiet"}}}}),
+    Attack("the labels of another's service", {"podTemplate": {"metadata": {"labels": {
+        "app": "shop"}}}}),
+    Attack("another operator", {"managedBy": "example.com/other"}),
+    Attack("after another's job", {"lifecycle": {"startAfter": ["quiet"]}}),
+    Attack("after 16 jobs that do not exist", {"lifecycle": {"startAfter": [f"x{n}" for n in range(16)]}}),
+    Attack("a status of its own"),
+    Attack("a folder above the output", {"storage": {"outputFolder": "../quiet"}}),
+    Attack("a literal token", {"network": {"env": [{"name": "HF_TOKEN", "value": "hf_" + "a" * 34}]}}),
+    Attack("the operator's variables", {"network": {"env": [{"name": "FLUXTRAIN_CONFIG", "value": "/etc"}]}}),
+    Attack("a Secret of another namespace", {"credentials": ["quiet/key"]}),
+    Attack("a port of the node", {"run": {"preset": "micro", "logging": {"metrics_port": 22}}}),
+    Attack("directives of patches", _template(**{"$patch": "replace"})),
+    Attack("a container called like the operator's", _template(
+        initContainers=[{"name": "flush-caches", "image": "own:1"}])),
+    Attack("the key's volume", _template(volumes=[{"name": "rendezvous-key", "emptyDir": {}}])),
+)  # fmt: skip
+"""Jobs that pretend to be something else."""
+
+MANY = (
+    Attack("60 jobs", {"nodes": {"min": 1, "max": 1}}, count=60),
+    Attack("30 jobs that are refused", {"network": {"mode": "host"}}, count=30),
+    Attack("5 jobs of 64 nodes", _WIDE, count=5),
+)
+"""Many jobs at once."""
+
+ATTACKS = (*FORBIDDEN, *OVERSIZED, *DECEIVING, *MANY)
