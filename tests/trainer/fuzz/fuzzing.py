@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from tests.trainer import ranks
 from tests.trainer.fuzz.mutations import changed
 from tests.trainer.fuzz.targets import Target, targets
@@ -87,6 +87,7 @@ def _fuzz(name: str, seconds: float, examples: int | None, folder: Path) -> Resu
         derandomize=examples is not None,
         suppress_health_check=list(HealthCheck),
         phases=(Phase.generate, Phase.shrink),
+        verbosity=Verbosity.quiet,
     )
     @given(changed(target.seeds()))
     def run(content: bytes) -> None:
