@@ -57,7 +57,7 @@ def dataset(tmp_path: Path) -> ShardDataset:
 
 def batch(dataset: ShardDataset, indices: list[int], dropped: tuple[int, ...] = ()) -> Batch:
     noise = np.zeros(dataset.shape.latent, dtype=np.float32)
-    chosen = [Draw(0.5, index in dropped, noise, noise) for index in indices]
+    chosen = [Draw(0.5, index in dropped, noise, noise, key=0) for index in indices]
     return build(dataset, np.array(indices), chosen, EMPTY)
 
 
