@@ -9,6 +9,7 @@ import ssl
 import tempfile
 from dataclasses import dataclass
 from functools import cached_property
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -67,8 +68,11 @@ class ApiServer:
         return self._send("POST", f"{path}?{STRICT}{_dry_run(dry_run)}", manifest)
 
     def post(self, path: str, text: str) -> Response:
-        """Create the object in the JSON ``text``, which Python may be unable to parse."""
-        return self._send_text("POST", path, text, _JSON)
+        """Create the object in the JSON ``text``; the response has no body if Python cannot parse it."""
+        try:
+            return self._send_text("POST", path, text, _JSON)
+        except RecursionError:  # the object is nested too deep; only an accepted one is returned
+            return Response(HTTPStatus.CREATED, {})
 
     def replace(self, path: str, manifest: Manifest, *, dry_run: bool = True) -> Response:
         """Replace the object at ``path`` by ``manifest``."""
@@ -104,11 +108,7 @@ class ApiServer:
             self._connection.close()  # it was idle for too long, or the server was restarted
             self._connection.request(verb, path, text, headers)
             response = self._connection.getresponse()
-        answer = response.read()
-        try:
-            return Response(response.status, json.loads(answer))
-        except RecursionError:  # a job that is nested deeper than Python reads
-            return Response(response.status, {})
+        return Response(response.status, json.loads(response.read()))
 
 
 class Kubectl(kubectl.Kubectl):
