@@ -14,6 +14,7 @@ from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_USAGE
 
 LORA: dict[str, Any] = {"preset": "dev-lora"}
+NO_EVALUATION = {"preset": "micro", "evaluation": {"every_samples": 0, "at_end": False}}
 # (path of the change, value, the line on stderr that names it)
 BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("apiVersion", "v1", "apiVersion: got 'v1'; must be fluxtrain.dev/v1alpha1"),
@@ -41,6 +42,10 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
      "spec.network.env[0].name: got 'PET_NNODES'; must not begin with PET_ or FLUXTRAIN_"),
     ("spec.network.env", [{"name": "A", "value": 3}], "spec.network.env[0].value: got 3; must be text"),
     ("spec.podTemplate.spec.volumes", 1, "each a mapping with some of name or null"),
+    ("spec.run", NO_EVALUATION | {"data": {"validation": None}},
+     "data.validation: null is dropped by kubectl apply, and 'validation' would remain; write none"),
+    ("spec.run.logging", {"straggler_factor": None},
+     "logging.straggler_factor: null is dropped by kubectl apply, and 1.2 would remain; give a value"),
     ("spec.run.preset", MISSING, "spec.run.preset: must be given: one of mlperf-schnell,"),
     ("spec.run.preset", ["micro"], "spec.run.preset: got ['micro']; must be one of"),
     ("spec.run.task", "preprocess", "spec.run.data.source: got 'synthetic'; must be images if task is"),

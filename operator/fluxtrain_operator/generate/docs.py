@@ -61,7 +61,8 @@ def config_page() -> str:
         "# spec.run: the training\n",
         "A preset gives every value; a field in the file wins over it, and `--section.field=value` "
         "on the command line wins over both. Relative data and model paths lie under `--data` and "
-        "`--models` (`/data` and `/models` in a pod).\n",
+        "`--models` (`/data` and `/models` in a pod). `kubectl apply` drops nulls: a file's null in place "
+        "of a preset's value is refused, and some fields take `none`.\n",
         f"Presets: {', '.join(f'`{name}`' for name in PRESETS)}.\n",
     ]
     schema = structural(RunConfig, defaults=False)

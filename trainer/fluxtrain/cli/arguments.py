@@ -16,6 +16,7 @@ from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.resource.fluxtraining import FluxTraining
 from fluxtrain.contract.run.closed_division import is_closed, violations
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.lost_nulls import require_no_lost_nulls
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_OK, ConfigError
@@ -98,6 +99,7 @@ def load_config(
     run = merge(job.spec.run, parse_overrides(overrides))
     seed = reference_environment.seed(run, os.environ)
     config = resolve({**run, "seed": int(seed.value)} if seed else run)
+    require_no_lost_nulls(job.spec.run)
     if not quiet:
         _print_notes(config, seed)
     return job, config

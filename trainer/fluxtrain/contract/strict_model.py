@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 _ONE_LINE = r"^[^\x00-\x1f\x7f]+$"
 
@@ -15,6 +15,10 @@ Path = Annotated[
     str,
     Field(min_length=1, max_length=1024, pattern=_ONE_LINE, title="a path of 1 to 1024 characters"),
 ]
+OptionalPath = Annotated[
+    Path | None, BeforeValidator(lambda value: None if value == "none" else value)
+]
+"""A path, or ``none``, which is null: a null in a file would be dropped on the way to a cluster."""
 Label = Annotated[
     str,
     Field(min_length=1, max_length=128, pattern=_ONE_LINE, title="one line of 1 to 128 characters"),

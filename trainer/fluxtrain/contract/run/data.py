@@ -13,6 +13,7 @@ from fluxtrain.contract.run.variants import VariantsConfig
 from fluxtrain.contract.strict_model import (
     IMMUTABLE,
     Fraction,
+    OptionalPath,
     Path,
     Positive,
     Rule,
@@ -123,8 +124,8 @@ class DataConfig(StrictModel):
     """Folder for the encodings of ``images``, which runs may share; null: ``cache`` in the run's output."""
     train: Path = "train"
     """Folder of the training samples."""
-    validation: Path | None = "validation"
-    """Folder of the validation samples; null: there are none, and no evaluation."""
+    validation: OptionalPath = "validation"
+    """Folder of the validation samples; ``none``: there are none, and no evaluation."""
     empty_encodings: Path = "empty.safetensors"
     """Encodings of the empty prompt, which replace those of a dropped prompt: a .safetensors file, or a
     folder with MLCommons' t5_empty.npy and clip_empty.npy."""

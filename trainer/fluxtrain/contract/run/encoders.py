@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fluxtrain.contract.strict_model import IMMUTABLE, Path, Rule, StrictModel
+from fluxtrain.contract.strict_model import IMMUTABLE, OptionalPath, Path, Rule, StrictModel
 
 Precision = Literal["bfloat16", "float32"]
 
@@ -63,10 +63,10 @@ class EncodersConfig(StrictModel):
 class PreprocessConfig(StrictModel):
     """The preprocess task: encodes the images and captions of ``data`` (source: images) to shards."""
 
-    train: Path | None = "preprocessed/train"
-    """Output folder for the training samples, below the data root; null: they are not encoded."""
-    validation: Path | None = "preprocessed/validation"
-    """Output folder for the validation samples, below the data root; null: they are not encoded."""
+    train: OptionalPath = "preprocessed/train"
+    """Output folder for the training samples, below the data root; ``none``: they are not encoded."""
+    validation: OptionalPath = "preprocessed/validation"
+    """Output folder for the validation samples, below the data root; ``none``: they are not encoded."""
     empty_encodings: Path = "preprocessed/empty.safetensors"
     """Output path for the encodings of the empty prompt: a .safetensors file, or a folder for MLCommons'
     two .npy files."""

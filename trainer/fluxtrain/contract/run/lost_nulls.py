@@ -1,0 +1,57 @@
+"""Nulls of ``spec.run`` that `kubectl apply` would drop, so that a file would mean something else there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.presets import PRESETS
+from fluxtrain.contract.run.resolve import merge
+from fluxtrain.contract.validation import validate
+from fluxtrain.errors import UNSET, ConfigError
+
+_NONE = {"data.validation", "preprocess.train", "preprocess.validation"}
+"""Fields that take the word none."""
+
+
+def require_no_lost_nulls(run: Mapping[str, Any], at: str = "spec.run") -> None:
+    """Raise ConfigError if a field of the valid ``run`` is null but would have a value without it.
+
+    kubectl and other clients drop nulls, and the API server those of fields that are not nullable: what is
+    left is the value of the preset, or the default.
+    """
+    paths = list(_nulls(run, ()))
+    if not paths:
+        return
+    preset = PRESETS.get(str(run.get("preset")), {})
+    kept = validate(RunConfig, merge(preset, _without_nulls(run)), at).model_dump(mode="json")
+    for path in paths:
+        name, value = ".".join(path), _at(kept, path)
+        if value is not None:
+            advice = "write none" if name in _NONE else "give a value"
+            text = f"null is dropped by kubectl apply, and {value!r} would remain; {advice}"
+            raise ConfigError(f"{at}.{name}", UNSET, text)
+
+
+def _nulls(values: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        path = (*above, str(key))
+        if value is None:
+            yield path
+        elif isinstance(value, Mapping):
+            yield from _nulls(value, path)
+
+
+def _without_nulls(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _without_nulls(below) for key, below in value.items() if below is not None}
+
+
+def _at(fields: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        if not isinstance(fields, Mapping):
+            return None
+        fields = fields.get(key)
+    return fields
