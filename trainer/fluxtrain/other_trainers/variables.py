@@ -49,7 +49,8 @@ VARIABLES: Mapping[str, Variable] = {
         "base_model", row=fields([], _base_model, note="must be flux, which is preset: dev-lora")
     ),
     "DATASET_NAME": Variable(
-        "dataset_name", row=missing("data sets are not downloaded by name; data.images is a folder")
+        "dataset_name",
+        row=missing("data.images names the pictures: hf://datasets/NAME of the Hub, or a folder"),
     ),
     "DATASET_CONFIG": Variable("dataset_config"),
     "SAMPLE_PROMPTS": Variable("sample_prompts"),
