@@ -30,7 +30,8 @@ from fluxtrain.errors import ConfigError, DataError
 GLOBAL_BATCH = 24
 STEPS = 4
 NUM_SAMPLES = 37  # prime: batches straddle the epochs' ends
-TENSORS = [field.name for field in fields(Batch) if field.name != "faults"]
+TENSORS = [field.name for field in fields(Batch) if field.name not in ("faults", "mask")]
+"""Those of encoded sets, which have no masks."""
 
 
 def config(**data: Any) -> RunConfig:
