@@ -19,7 +19,10 @@ import pytest
 from cluster.kubectl import Manifest
 from tests.api_server.attacks import ATTACKS, FORBIDDEN, Attack
 from tests.api_server.client import ApiServer, Kubectl
+from tests.api_server.empty_api_server import empty_api_server
+from tests.api_server.plugin import Plugin
 from tests.end_to_end.stage import Operator, condition, wait_for
+from tests.paths import ROOT
 
 HOSTILE, QUIET, STRICT_LEVEL = "hostile", "quiet", "hostile-restricted"
 JOBS = "/apis/fluxtrain.dev/v1alpha1/namespaces/{}/fluxtrainings"
@@ -140,7 +143,17 @@ class Arena:
 
 
 @pytest.fixture(scope="module")
-def arena(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+def server(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
+    """Return kubectl for an API server of its own, as some hostile jobs stay."""
+    with empty_api_server(tmp_path_factory.mktemp("hostile_server")) as kubectl:
+        kubectl("apply", "--server-side", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
+        kubectl.wait_for_crds()
+        yield kubectl
+
+
+@pytest.fixture(scope="module")
+def arena(server: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    kubectl = server
     for namespace in (HOSTILE, QUIET, STRICT_LEVEL):
         kubectl("create", "namespace", namespace)
         kubectl("create", "serviceaccount", "default", f"--namespace={namespace}")
@@ -148,10 +161,10 @@ def arena(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     kubectl("label", "namespace", STRICT_LEVEL, level)
     operator = Operator(kubectl, QUIET, tmp_path_factory.mktemp("hostile"), others=(HOSTILE,))
     operator.start()
-    server = kubectl.server
-    response = server.create(JOBS.format(QUIET), make_job("quiet", {}), dry_run=False)
+    requests = kubectl.server
+    response = requests.create(JOBS.format(QUIET), make_job("quiet", {}), dry_run=False)
     wait_for(
-        lambda: server.get(f"/api/v1/namespaces/{QUIET}/pods/quiet-0").accepted,
+        lambda: requests.get(f"/api/v1/namespaces/{QUIET}/pods/quiet-0").accepted,
         operator.log,
         seconds=90,
     )
@@ -193,6 +206,14 @@ def test_no_attack_crosses_a_boundary_and_no_neighbour_waits(arena: Arena) -> No
     assert p99(neighbour.seconds) < P99_SECONDS * waiting()
     assert process is not None
     assert process.poll() is None, "the operator was not restarted"
+
+
+def test_the_plugin_lists_all_jobs_beside_hostile_ones(arena: Arena, tmp_path: Path) -> None:
+    done = Plugin(arena.kubectl, tmp_path, QUIET)("goodput", "--all-namespaces")
+    assert done.returncode == 0, done.stderr
+    rows = {tuple(line.split()[:2]) for line in done.stdout.splitlines()}
+    assert {("NAMESPACE", "NAME"), (QUIET, "quiet")} <= rows
+    assert len([row for row in rows if row[0] == HOSTILE]) > 100
 
 
 def crossings(arena: Arena) -> Iterator[str]:

@@ -22,6 +22,7 @@ JOBS = f"{PLURAL}.{GROUP}"
 """The resource by its full name: another definition may use the short one."""
 _REQUEST_TIMEOUT = "--request-timeout=20s"
 """Of requests for objects, unless the user gives another: kubectl has none by default."""
+_STATUSES = '{range .items[*]}{.metadata.namespace}{" "}{.metadata.name}{" "}{.status}{"\\n"}{end}'
 _PROCESS_SECONDS = 120.0
 _NUM_THREADS = 8
 
@@ -34,19 +35,36 @@ class Kubectl:
 
     def get(self, resource: str, *arguments: str) -> Manifest:
         """Return an object, or a list of objects. Raises KubectlError."""
-        timeout = (
-            []
-            if any(o.startswith("--request-timeout") for o in self.options)
-            else [_REQUEST_TIMEOUT]
-        )
-        text = self.run("get", resource, *arguments, *timeout, "--output=json")
-        result: Manifest = json.loads(text)
+        text = self._get(resource, *arguments, "--output=json")
+        try:
+            result: Manifest = json.loads(text)
+        except RecursionError:
+            raise KubectlError(f"{resource}: nested too deeply to be read") from None
         return result
 
     def items(self, resource: str, *arguments: str) -> list[Manifest]:
         """Return the objects of a list. Raises KubectlError."""
         items: list[Manifest] = self.get(resource, *arguments)["items"]
         return items
+
+    def statuses(self, *arguments: str) -> list[Manifest]:
+        """Return namespace, name and status of the FluxTrainings. Raises KubectlError.
+
+        Specs are not asked for: one that is nested too deeply to be read would hide all other jobs.
+        """
+        text = self._get(JOBS, *arguments, f"--output=jsonpath={_STATUSES}")
+        rows = [line.split(" ", 2) for line in text.splitlines()]
+        return [
+            {
+                "metadata": {"namespace": namespace, "name": name},
+                "status": json.loads(status or "{}"),
+            }
+            for namespace, name, status in rows
+        ]
+
+    def _get(self, *arguments: str) -> str:
+        has_timeout = any(option.startswith("--request-timeout") for option in self.options)
+        return self.run("get", *arguments, *([] if has_timeout else [_REQUEST_TIMEOUT]))
 
     def job(self, name: str) -> Manifest:
         """Return the FluxTraining ``name``. Raises KubectlError."""

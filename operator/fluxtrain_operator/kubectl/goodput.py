@@ -8,7 +8,7 @@ from typing import Any
 
 from fluxtrain_operator.durations import duration
 from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.kubectl.client import JOBS, Kubectl
+from fluxtrain_operator.kubectl.client import Kubectl
 from fluxtrain_operator.kubectl.rows import aligned
 from fluxtrain_operator.timestamps import seconds
 
@@ -23,7 +23,7 @@ def goodput(kubectl: Kubectl, name: str | None, all_namespaces: bool) -> str:
     if name is not None:
         return table([kubectl.job(name)], time.time(), all_namespaces)
     scope = ["--all-namespaces"] if all_namespaces else []
-    jobs = kubectl.items(JOBS, *scope)
+    jobs = kubectl.statuses(*scope)
     return table(jobs, time.time(), all_namespaces) if jobs else "no jobs"
 
 
