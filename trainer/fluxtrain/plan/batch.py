@@ -7,9 +7,9 @@ import math
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.model.activations import BYTES
 
-_FLOAT32 = 4
-_PER_SAMPLE = 2 * _FLOAT32
-"""Timestep and weight."""
+_FLOAT32, _INT64 = 4, 8
+_PER_SAMPLE = 2 * _FLOAT32 + _INT64
+"""Timestep, weight, and the key of its draws on the device."""
 
 
 def held_bytes(config: RunConfig) -> int:
@@ -19,14 +19,14 @@ def held_bytes(config: RunConfig) -> int:
         held += _image(config)
     if _stored(config) != BYTES[config.precision.compute]:
         held += _text(config)  # beside its copy in the compute dtype
-    return held + _PER_SAMPLE
+    return held + _mask(config) + _PER_SAMPLE
 
 
 def copied_bytes(config: RunConfig) -> int:
     """Return the bytes of one sample as it is copied to the device."""
     if config.data.source == "images":
         return 2 * _latents(config) + _image(config) + _PER_SAMPLE
-    return 4 * _latents(config) + _text(config) + _PER_SAMPLE
+    return 4 * _latents(config) + _text(config) + _mask(config) + _PER_SAMPLE
 
 
 def samples_ahead(config: RunConfig, micro_batch: int) -> int:
@@ -36,6 +36,10 @@ def samples_ahead(config: RunConfig, micro_batch: int) -> int:
 
 def _latents(config: RunConfig) -> int:
     return _FLOAT32 * math.prod(config.latent_shape)
+
+
+def _mask(config: RunConfig) -> int:
+    return _FLOAT32 * math.prod(config.latent_shape[1:]) if config.data.masks else 0
 
 
 def _image(config: RunConfig) -> int:
