@@ -9,8 +9,7 @@ import pytest
 from cluster import binaries
 from cluster.errors import ClusterError
 from tests.api_server.client import Kubectl
-from tests.api_server.empty_api_server import empty_api_server
-from tests.paths import ROOT
+from tests.api_server.empty_api_server import api_server
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -33,7 +32,5 @@ def programs() -> None:
 @pytest.fixture(scope="session")
 def kubectl(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     """Return kubectl for an API server with our CRD."""
-    with empty_api_server(tmp_path_factory.mktemp("api_server")) as kubectl:
-        kubectl("apply", "--server-side", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
-        kubectl.wait_for_crds()
+    with api_server(tmp_path_factory.mktemp("api_server")) as kubectl:
         yield kubectl

@@ -15,8 +15,18 @@ from cluster.console import wait_until
 from cluster.free_ports import free_ports
 from cluster.packages import program
 from tests.api_server.client import Kubectl
+from tests.paths import ROOT
 
 START_SECONDS = 120
+
+
+@contextmanager
+def api_server(folder: Path) -> Iterator[Kubectl]:
+    """Yield kubectl for an empty API server with our CRD."""
+    with empty_api_server(folder) as kubectl:
+        kubectl("apply", "--server-side", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
+        kubectl.wait_for_crds()
+        yield kubectl
 
 
 @contextmanager

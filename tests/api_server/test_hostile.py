@@ -19,10 +19,9 @@ import pytest
 from cluster.kubectl import Manifest
 from tests.api_server.attacks import ATTACKS, FORBIDDEN, Attack
 from tests.api_server.client import ApiServer, Kubectl
-from tests.api_server.empty_api_server import empty_api_server
+from tests.api_server.empty_api_server import api_server
 from tests.api_server.plugin import Plugin
 from tests.end_to_end.stage import Operator, condition, wait_for
-from tests.paths import ROOT
 
 HOSTILE, QUIET, STRICT_LEVEL = "hostile", "quiet", "hostile-restricted"
 JOBS = "/apis/fluxtrain.dev/v1alpha1/namespaces/{}/fluxtrainings"
@@ -145,9 +144,7 @@ class Arena:
 @pytest.fixture(scope="module")
 def server(programs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     """Return kubectl for an API server of its own, as some hostile jobs stay."""
-    with empty_api_server(tmp_path_factory.mktemp("hostile_server")) as kubectl:
-        kubectl("apply", "--server-side", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
-        kubectl.wait_for_crds()
+    with api_server(tmp_path_factory.mktemp("hostile_server")) as kubectl:
         yield kubectl
 
 

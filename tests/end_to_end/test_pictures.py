@@ -63,15 +63,9 @@ def jobs(kubectl: Kubectl, tmp_path: Path) -> Iterator[Jobs]:
 
 def storage() -> Manifest:
     """Return claims of which the pods can only write the output."""
-    claims = {"data": "data", "models": "models", "output": "output"}
     return {
-        kind: {
-            "persistentVolumeClaim": {
-                "claimName": claim,
-                **({} if kind == "output" else {"readOnly": True}),
-            }
-        }
-        for kind, claim in claims.items()
+        name: {"persistentVolumeClaim": {"claimName": name, "readOnly": name != "output"}}
+        for name in ("data", "models", "output")
     }
 
 

@@ -9,9 +9,10 @@ import torch
 from benchmarks.reference_model import random_model, reference_of
 from peft import LoKrConfig, inject_adapter_in_model
 from peft.tuners.lokr.layer import factorization
+from tests.trainer.adapted_model import adapted, base_of
 from tests.trainer.predictions import inputs, relative_error, run_reference
 from tests.trainer.tiny_model import tiny_model
-from torch import Tensor, nn
+from torch import nn
 
 from fluxtrain.contract.run.adapter import AdapterConfig, LokrConfig
 from fluxtrain.contract.run.model import ModelConfig
@@ -23,7 +24,6 @@ from fluxtrain.model.adapted_layers import (
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import initial_value
 from fluxtrain.model.kronecker import Kronecker, divided
-from fluxtrain.model.lora import add_adapters, is_adapter
 
 MODEL = tiny_model(depth=1, depth_single_blocks=1)
 CASES = {
@@ -33,21 +33,6 @@ CASES = {
     ),
     "full": AdapterConfig(kind="lokr", rank=64, alpha=64.0, lokr=LokrConfig(factor=4)),
 }
-
-
-def adapted(adapter: AdapterConfig) -> tuple[Flux, list[AdaptedLayer]]:
-    """Return a random model with random adapters, and their layers."""
-    model, layers = random_model(MODEL), adapted_layers(MODEL, adapter)
-    add_adapters(model, layers, torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if is_adapter(name):
-                parameter.normal_(0, 0.3)
-    return model, layers
-
-
-def base_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value for name, value in model.state_dict().items() if not is_adapter(name)}
 
 
 def in_peft(model: Flux, layers: list[AdaptedLayer], adapter: AdapterConfig) -> nn.Module:
@@ -72,7 +57,7 @@ def in_peft(model: Flux, layers: list[AdaptedLayer], adapter: AdapterConfig) -> 
 
 @pytest.mark.parametrize("case", CASES)
 def test_predictions_and_gradients_equal_those_of_peft(case: str) -> None:
-    model, layers = adapted(CASES[case])
+    model, layers = adapted(MODEL, CASES[case], deviation=0.3)
     other = in_peft(model, layers, CASES[case])
     batch = inputs(MODEL)
     prediction, expected = model(**batch), other(**batch)

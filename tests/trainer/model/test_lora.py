@@ -9,9 +9,10 @@ import torch
 from benchmarks.reference_model import random_model, reference_of
 from diffusers import FluxTransformer2DModel
 from peft import LoraConfig
+from tests.trainer.adapted_model import adapted, base_of
 from tests.trainer.predictions import inputs, relative_error, run_reference
 from tests.trainer.tiny_model import tiny_model
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import AdamW
 
 from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks, selected_blocks
@@ -23,7 +24,7 @@ from fluxtrain.model.adapted_layers import (
 )
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import initial_value
-from fluxtrain.model.lora import add_adapters, is_adapter
+from fluxtrain.model.lora import is_adapter
 from fluxtrain.model.parameters import count_parameters, described_parameters
 
 MODEL = tiny_model(depth=2, depth_single_blocks=2, guidance_embed=True)
@@ -36,21 +37,6 @@ MIXED = AdapterConfig(
     double_blocks="1",
 )
 STEPS = 50
-
-
-def adapted(config: ModelConfig, adapter: AdapterConfig) -> tuple[Flux, list[AdaptedLayer]]:
-    """Return a random model with random adapters, and their layers."""
-    model, layers = random_model(config), adapted_layers(config, adapter)
-    add_adapters(model, layers, torch.float32)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if is_adapter(name):
-                parameter.normal_(0, 0.1)
-    return model, layers
-
-
-def base_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value for name, value in model.state_dict().items() if not is_adapter(name)}
 
 
 def in_peft(model: Flux, layers: list[AdaptedLayer], config: ModelConfig) -> FluxTransformer2DModel:

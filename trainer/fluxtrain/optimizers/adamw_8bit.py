@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxtrain.contract.run.optim import is_quantized
+from fluxtrain.optimizers import adamw
 from fluxtrain.optimizers.dynamic_quantization import DynamicCode, num_blocks
 from fluxtrain.optimizers.optimizer import Optimizer
 from fluxtrain.sharded_tensor import local_part, rows_like
@@ -33,28 +34,13 @@ class AdamW8bit(Optimizer):
         return state
 
     def _change(self, grad_scale: Tensor, found_inf: Tensor) -> None:
-        config, gradients = self._config, self._gradients()
         for parameter, weight, gradient, factor in zip(
-            self._owned, self._weights, gradients, self._factors, strict=True
+            self._owned, self._weights, self._gradients(), self._factors, strict=True
         ):
             average, square = (self._moment(parameter, name) for name in MOMENTS)
-            torch._fused_adamw_(
-                [weight],
-                [gradient],
-                [average],
-                [square],
-                [],
-                [self.steps_taken],
-                lr=self._rate * factor,
-                beta1=config.beta1,
-                beta2=config.beta2,
-                weight_decay=config.weight_decay,
-                eps=config.epsilon,
-                amsgrad=False,
-                maximize=False,
-                grad_scale=grad_scale,
-                found_inf=found_inf,
-            )
+            tensors = [weight], [gradient], [average], [square]
+            rate = self._rate * factor
+            adamw.step(tensors, self.steps_taken, self._config, rate, grad_scale, found_inf)
             for name, values in zip(MOMENTS, (average, square), strict=True):
                 self._keep(parameter, name, values, found_inf.bool())
 

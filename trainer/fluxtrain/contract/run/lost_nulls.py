@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.presets import PRESETS
-from fluxtrain.contract.run.resolve import merge
+from fluxtrain.contract.run.immutable_fields import value_at
+from fluxtrain.contract.run.resolve import with_preset
 from fluxtrain.contract.validation import validate
 from fluxtrain.errors import UNSET, ConfigError
 
@@ -24,11 +24,10 @@ def require_no_lost_nulls(run: Mapping[str, Any], at: str = "spec.run") -> None:
     paths = list(_nulls(run, ()))
     if not paths:
         return
-    preset = PRESETS.get(str(run.get("preset")), {})
-    kept = validate(RunConfig, merge(preset, _without_nulls(run)), at).model_dump(mode="json")
+    kept = validate(RunConfig, with_preset(_without_nulls(run)), at).model_dump(mode="json")
     for path in paths:
-        name, value = ".".join(path), _at(kept, path)
-        if value is not None:
+        name = ".".join(path)
+        if (value := value_at(kept, name)) is not None:
             advice = "write none" if name in _NONE else "give a value"
             text = f"null is dropped by kubectl apply, and {value!r} would remain; {advice}"
             raise ConfigError(f"{at}.{name}", UNSET, text)
@@ -47,11 +46,3 @@ def _without_nulls(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {key: _without_nulls(below) for key, below in value.items() if below is not None}
-
-
-def _at(fields: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        if not isinstance(fields, Mapping):
-            return None
-        fields = fields.get(key)
-    return fields

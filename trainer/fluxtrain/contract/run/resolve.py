@@ -22,15 +22,20 @@ def resolve(run: Mapping[str, Any], at: str = "spec.run") -> RunConfig:
 
     Raises ConfigError with the paths, below ``at``, of all fields that are wrong.
     """
-    preset = run.get("preset")
-    base = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
-    config = validate(RunConfig, merge(merge(base, schedule_values(run)), run), at)
+    config = validate(RunConfig, with_preset(run), at)
     closed_division.require_allowed(config, at)
     require_schedule(run, config, at)
     require_adaptable(config, at)
     require_buckets(config, at)
     require_data(config, at)
     return config
+
+
+def with_preset(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the preset of ``run``, overridden by its own fields; none is validated."""
+    preset = run.get("preset")
+    base = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+    return merge(merge(base, schedule_values(run)), run)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
