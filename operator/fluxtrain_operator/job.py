@@ -20,6 +20,7 @@ from fluxtrain.contract.validation import validate
 from fluxtrain_operator.bounds import require_bounded
 from fluxtrain_operator.digest import digest
 from fluxtrain_operator.names import MANAGED_BY
+from fluxtrain_operator.network_rules import NO_RULES, NetworkRules
 from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
 from fluxtrain_operator.revision import Revision
 from fluxtrain_operator.timestamps import seconds
@@ -50,6 +51,8 @@ class Job:
     """Image of the rendezvous pod; empty: that of the job. A setting of the operator, which is not hashed."""
     pod_defaults: PodDefaults = NO_DEFAULTS
     """What the pods get if the job does not set it. A setting of the operator, which is not hashed."""
+    network_rules: NetworkRules = NO_RULES
+    """What the network policy admits. A setting of the operator, which is not hashed."""
     unknown_fields: tuple[str, ...] = ()
     """Fields of the spec that only a newer definition has; this operator ignores them."""
     pod_templates: Mapping[str, Manifest] = field(default_factory=dict)

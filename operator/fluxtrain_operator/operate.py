@@ -107,6 +107,7 @@ class _Replica:
             options.rendezvous_image,
             options.pod_defaults,
             options.job_policy,
+            options.network_rules,
             FaultBudget(options.disruption_percent),
         )
 

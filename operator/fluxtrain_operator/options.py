@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.job_policy import DEFAULT_POLICY, JobPolicy, parse_job_policy
 from fluxtrain_operator.log_format import LOG_FORMATS, LogFormat
+from fluxtrain_operator.network_rules import NO_RULES, NetworkRules, parse_network_rules
 from fluxtrain_operator.node_health import NO_ADDITIONS, NodeHealth, parse_node_health
 from fluxtrain_operator.planner.disruption import DISRUPTION_PERCENT
 from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults, parse_pod_defaults
@@ -34,6 +35,7 @@ class Options:
     """Image of the rendezvous pods; empty: that of the job."""
     pod_defaults: PodDefaults = NO_DEFAULTS
     job_policy: JobPolicy = DEFAULT_POLICY
+    network_rules: NetworkRules = NO_RULES
     disruption_percent: int = DISRUPTION_PERCENT
     watch_nodes: bool = True
     """Whether nodes are watched, which needs a right on the whole cluster."""
@@ -81,6 +83,12 @@ def parse(arguments: list[str] | None) -> Options:
         help="what jobs may ask for; the chart's value jobs (default: that of the chart)",
     )
     parser.add_argument(
+        "--network",
+        default=get("FLUXTRAIN_NETWORK", ""),
+        metavar="JSON",
+        help="what the network policies of jobs admit; the chart's value network, and the operator's pods",
+    )
+    parser.add_argument(
         "--watch-nodes",
         choices=_SWITCH,
         default=get("FLUXTRAIN_WATCH_NODES", "true"),
@@ -124,6 +132,10 @@ def parse(arguments: list[str] | None) -> Options:
         )
     namespaces = tuple(values.pop("namespaces"))
     try:
+        network_rules = parse_network_rules(values.pop("network"))
+    except ConfigError as error:
+        parser.error(f"--network or FLUXTRAIN_NETWORK: {error}")
+    try:
         defaults = parse_pod_defaults(values.pop("pod_defaults"))
     except ConfigError as error:
         parser.error(f"--pod-defaults or FLUXTRAIN_POD_DEFAULTS: {error}")
@@ -140,6 +152,7 @@ def parse(arguments: list[str] | None) -> Options:
         watch_nodes=watch_nodes == "true",
         pod_defaults=defaults,
         job_policy=policy,
+        network_rules=network_rules,
         node_health=health,
         disruption_percent=int(percent),
         **values,

@@ -22,6 +22,7 @@ from tests.paths import ROOT
 
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.generate.crd import resource_schema
+from fluxtrain_operator.network_rules import parse_network_rules
 from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.pod_defaults import parse_pod_defaults
 from fluxtrain_operator.resources import desired
@@ -266,10 +267,11 @@ def objects(variant: Variant, manifest: Manifest, level: str) -> list[Manifest]:
     """Return the operator's objects for ``manifest``, in the namespace of ``level``."""
     metadata = {**manifest["metadata"], "namespace": f"specs-{level}", "uid": "0000-uid"}
     defaults = parse_pod_defaults(json.dumps(variant.pod_defaults))
+    network = parse_network_rules(json.dumps(variant.network))
     image = "localhost/fluxtrain/trainer:dev"
-    return desired(
-        load({**manifest, "metadata": metadata}, image, variant.rendezvous_image, defaults)
-    )
+    changed = {**manifest, "metadata": metadata}
+    job = load(changed, image, variant.rendezvous_image, defaults, network_rules=network)
+    return desired(job)
 
 
 def submit(server: ApiServer, manifest: Manifest) -> Response:

@@ -15,6 +15,7 @@ from tests.paths import ROOT
 
 from fluxtrain.contract.resource.fluxtraining import Toleration
 from fluxtrain_operator import names
+from fluxtrain_operator.network_rules import NetworkRules, Peer
 from fluxtrain_operator.options import parse
 from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
 
@@ -47,6 +48,7 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             '"nodeSelector":{"pool":"training"},"env":[{"name":"NCCL_IB_GID_INDEX","value":"3"}],'
             '"tolerations":[{"key":"amd.com/gpu","operator":"Exists"}]}',
             "disruptionPercent=25",
+            'network={"egress":"restricted","egressTo":[{"ipBlock":{"cidr":"10.20.0.0/16"},"ports":[443]}]}',
             'nodeHealth={"nodes":{"conditions":["KernelReady=False"]},"gpus":{"labels":["gpu.*.bad"]},'
             '"ignored":["FrequentKubeletRestart"]}',
             'nodeSelector={"kubernetes.io/os":"linux"}',
@@ -182,6 +184,64 @@ def test_the_operator_reads_the_environment_of_its_container(
     options = parse([])
     assert options.rendezvous_image == container["image"]
     assert (options.pod_defaults == NO_DEFAULTS) == (variant != "everything")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_operator_knows_its_own_pods(
+    variant: str, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, apis = VARIANTS[variant]
+    rendered = template(*values, apis=apis)
+    (text,) = (
+        variable["value"]
+        for variable in pod_of(rendered)["containers"][0]["env"]
+        if variable["name"] == "FLUXTRAIN_NETWORK"
+    )
+    monkeypatch.setenv("FLUXTRAIN_NETWORK", text)
+    rules = parse(["--image=a"]).network_rules
+    assert rules.operator is not None
+    ((peer,),) = (rules.operator,)
+    deployment = one(rendered, "Deployment")
+    assert peer.namespace_selector is not None
+    assert peer.namespace_selector.match_labels == {
+        "kubernetes.io/metadata.name": deployment["metadata"]["namespace"]
+    }
+    assert peer.pod_selector is not None
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert peer.pod_selector.match_labels.items() <= labels.items()
+    assert (rules.egress == "any") == (variant != "everything")
+
+
+def test_the_schema_of_the_network_has_the_fields_that_the_operator_reads() -> None:
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["network"]
+    fields = set(NetworkRules.attributes()) - {"operator"}
+    assert set(schema["properties"]["network"]["properties"]) == set(values) == fields
+    peers, destinations = (
+        schema["definitions"][name]["items"] for name in ("peers", "destinations")
+    )
+    assert set(peers["properties"]) == set(Peer.attributes())
+    assert set(destinations["properties"]) == {*Peer.attributes(), "ports"}
+    assert peers["oneOf"] == destinations["oneOf"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        'network.metricsFrom=[{"ipBlock":{"cidr":"10.0.0.0"}}]',
+        'network.metricsFrom=[{"ipBlock":{"cidr":"10.0.0.0/8"},"podSelector":{}}]',
+        "network.metricsFrom=[{}]",
+        'network.metricsFrom=[{"podSelector":{"matchExpressions":[]}}]',
+        'network.egress="none"',
+        'network.egressTo=[{"ipBlock":{"cidr":"10.0.0.0/8"},"ports":[0]}]',
+        "network.ingress=any",
+    ],
+)
+def test_values_of_the_network_that_the_operator_would_refuse_are_refused(
+    value: str, template: Template
+) -> None:
+    with pytest.raises(AssertionError, match="network"):
+        template(value)
 
 
 def test_one_default_of_the_pods_is_set_without_the_others(template: Template) -> None:

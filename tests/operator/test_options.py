@@ -99,6 +99,42 @@ def test_an_unknown_log_format_is_refused(
     assert "FLUXTRAIN_LOG_FORMAT: got 'xml'; must be json or text" in capsys.readouterr().err
 
 
+def test_without_rules_of_the_network_the_operator_may_be_anywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FLUXTRAIN_NETWORK", raising=False)
+    rules = parse([IMAGE]).network_rules
+    assert (rules.operator, rules.metrics_from, rules.egress) == (None, [], "any")
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ("{", "network: got '{'; must be JSON"),
+        ({"egress": "none"}, "network.egress: got 'none'"),
+        ({"operator": []}, "network.operator: got []"),
+        ({"metricsFrom": [{}]}, "network.metricsFrom[0].ipBlock: got None; must be given alone"),
+        ({"metricsFrom": [{"ipBlock": {"cidr": "10.0.0.1/8"}}]}, "the first address of a range"),
+        ({"dns": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["11.0.0.0/16"]}}]}, "inside cidr"),
+        ({"dns": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["fd00::/16"]}}]}, "inside cidr"),
+        ({"dns": [{"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}]}, "must be given alone"),
+        ({"egressTo": [{"podSelector": {}, "ports": [0]}]}, "network.egressTo[0].ports[0]: got 0"),
+    ],
+)
+def test_invalid_rules_of_the_network_are_refused_with_their_path(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    network: Any,
+    message: str,
+) -> None:
+    text = network if isinstance(network, str) else json.dumps(network)
+    monkeypatch.setenv("FLUXTRAIN_NETWORK", text)
+    with pytest.raises(SystemExit) as error:
+        parse([IMAGE])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("text", "percent"), [("", 10), ("1", 1), ("100", 100)])
 def test_the_disruption_percentage_has_a_default(
     monkeypatch: pytest.MonkeyPatch, text: str, percent: int

@@ -43,6 +43,14 @@ such as $(POD_NAME) in the operator's pod already.
 {{- if $set }}{{ toJson $set | replace "$(" "$$(" }}{{ end }}
 {{- end }}
 
+{{/* The value network, with the operator's own pods, as JSON. */}}
+{{- define "fluxtrain.network" -}}
+{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) }}
+{{- $pods := dict "matchLabels" (include "fluxtrain.selector" . | fromYaml) }}
+{{- $operator := dict "namespaceSelector" $namespace "podSelector" $pods }}
+{{- merge (dict "operator" (list $operator)) .Values.network | toJson }}
+{{- end }}
+
 {{/* The lists of nodeHealth that are not empty, as JSON; empty if all are. */}}
 {{- define "fluxtrain.nodeHealth" -}}
 {{- $set := dict }}

@@ -30,6 +30,7 @@ from fluxtrain_operator.job import Job
 from fluxtrain_operator.job_policy import DEFAULT_POLICY, JobPolicy
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
+from fluxtrain_operator.network_rules import NO_RULES, NetworkRules
 from fluxtrain_operator.planner.create_failures import name_conflict
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.owner_references import is_controlled_by
@@ -64,6 +65,7 @@ class Reconciler:
     rendezvous_image: str = ""
     pod_defaults: PodDefaults = NO_DEFAULTS
     job_policy: JobPolicy = DEFAULT_POLICY
+    network_rules: NetworkRules = NO_RULES
     fault_budget: FaultBudget = field(default_factory=FaultBudget)
     """Shared by all jobs."""
     jobs_known_from: float = field(default_factory=lambda: time.monotonic() + _LISTING_SECONDS)
@@ -133,7 +135,7 @@ class Reconciler:
         if known is not None and known[0] == identity:
             return known[1].with_status(manifest)
         settings = self.default_image, self.rendezvous_image, self.pod_defaults, self.job_policy
-        job = load(manifest, *settings)
+        job = load(manifest, *settings, self.network_rules)
         self._jobs[key] = identity, job
         return job
 

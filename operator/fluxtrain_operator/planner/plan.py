@@ -14,6 +14,7 @@ from fluxtrain_operator.distrust import Fault
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.job_policy import JobPolicy
+from fluxtrain_operator.network_rules import NO_RULES, NetworkRules
 from fluxtrain_operator.planner.attribution import new_faults, next_faults
 from fluxtrain_operator.planner.backoff import next_retries, recovery_times, replacement_time
 from fluxtrain_operator.planner.changed_labels import LABELS_CHANGED
@@ -112,6 +113,7 @@ def load(
     rendezvous_image: str = "",
     pod_defaults: PodDefaults = NO_DEFAULTS,
     policy: JobPolicy | None = None,
+    network_rules: NetworkRules = NO_RULES,
 ) -> Job:
     """Return the job in ``manifest`` with these settings of the operator, and its pods.
 
@@ -123,6 +125,7 @@ def load(
             Job.from_object(manifest, default_image),
             rendezvous_image=rendezvous_image,
             pod_defaults=pod_defaults,
+            network_rules=network_rules,
         )
         if policy is not None:
             require_permitted(manifest, policy)

@@ -22,6 +22,7 @@ from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.members import Heard
 from fluxtrain_operator.metrics import Metrics
+from fluxtrain_operator.network_rules import parse_network_rules
 from fluxtrain_operator.planner.disruption import Delete
 from fluxtrain_operator.planner.plan import Event, Plan
 from fluxtrain_operator.pod_defaults import parse_pod_defaults
@@ -123,6 +124,15 @@ def test_pods_have_the_settings_of_the_operator() -> None:
     assert groups == {f"job-{i}": [44, 109] for i in range(4)} | {"job-rendezvous": None}
     images = {name: pod["containers"][0]["image"] for name, pod in pods.items()}
     assert images == {f"job-{i}": "trainer:1" for i in range(4)} | {"job-rendezvous": "operator:1"}
+
+
+def test_network_policies_have_the_rules_of_the_operator() -> None:
+    cluster = RecordingStore()
+    rules = parse_network_rules('{"operator": [{"podSelector": {}}], "egress": "restricted"}')
+    reconcile(cluster, make_job(), network_rules=rules)
+    spec = cluster.objects["NetworkPolicy", "job-network"]["spec"]
+    assert spec["ingress"][1]["from"] == [{"podSelector": {}}]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
 
 
 def test_a_pod_that_cannot_be_created_fails_the_reconcile_after_the_other_requests() -> None:

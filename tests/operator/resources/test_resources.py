@@ -23,6 +23,7 @@ from tests.operator.resources.variants import BASE, PARTITIONS, VARIANTS, Manife
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.job import Job
+from fluxtrain_operator.network_rules import parse_network_rules
 from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.pod_defaults import parse_pod_defaults
 from fluxtrain_operator.resources import Slot, desired, key_secret, rendezvous_pod, training_pod
@@ -52,7 +53,8 @@ def load_job(variant: Variant, image: str = "localhost/fluxtrain/trainer:dev") -
     added = {"namespace": "team", "uid": "0000-uid", "generation": 1}
     manifest["metadata"] |= added
     defaults = parse_pod_defaults(json.dumps(variant.pod_defaults))
-    return load(manifest, image, variant.rendezvous_image, defaults)
+    network = parse_network_rules(json.dumps(variant.network))
+    return load(manifest, image, variant.rendezvous_image, defaults, network_rules=network)
 
 
 def trainer(pod: dict[str, Any]) -> dict[str, Any]:

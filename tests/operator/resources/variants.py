@@ -39,6 +39,8 @@ class Variant:
     """Of the operator."""
     pod_defaults: Manifest = field(default_factory=dict)
     """Of the operator."""
+    network: Manifest = field(default_factory=dict)
+    """Of the operator."""
 
     def manifest(self) -> Manifest:
         """Return the FluxTraining."""
@@ -48,6 +50,19 @@ class Variant:
         if self.name:
             manifest["metadata"]["name"] = self.name
         return manifest
+
+
+def _of_namespace(name: str, app: str) -> Manifest:
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": app}},
+    }
+
+
+_NETWORK: Manifest = {
+    "operator": [_of_namespace("fluxtrain-system", "fluxtrain-operator")],
+    "metricsFrom": [_of_namespace("monitoring", "prometheus")],
+}
 
 
 def _pod(**spec: Any) -> Variant:
@@ -214,6 +229,22 @@ VARIANTS: dict[str, Variant] = {
         },
         pod_defaults=_POD_DEFAULTS,
         like="pod-defaults",
+    ),
+    "network-rules": Variant({}, network=_NETWORK),
+    "network-rules-with-restricted-egress": Variant(
+        {},
+        network={
+            **_NETWORK,
+            "egress": "restricted",
+            "egressTo": [
+                {"ipBlock": {"cidr": "10.20.0.0/16", "except": ["10.20.9.0/24"]}, "ports": [443]},
+                {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "minio"}}},
+            ],
+        },
+        like="network-rules",
+    ),
+    "network-rules-without-names": Variant(
+        {}, network={"operator": _NETWORK["operator"], "egress": "restricted", "dns": []}
     ),
     "kueue": _elastic(queueName="team"),
     "kueue-required-topology": _elastic(
