@@ -63,6 +63,19 @@ def test_the_printed_jobs_are_valid_files(
         assert load_job(path).metadata.name == f"mlperf-submission-{number:02}"
 
 
+def test_a_null_that_kubectl_apply_would_drop_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        yaml.safe_dump(merge(BASE, {"spec": {"run": {"logging": {"straggler_factor": None}}}}))
+    )
+    assert main(["mlperf", "campaign", str(path)]) == EXIT_USAGE
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert "spec.run.logging.straggler_factor: null is dropped by kubectl apply" in printed.err
+
+
 def test_three_runs_train_side_by_side() -> None:
     jobs = campaign_jobs(BASE, 7, 3)
     before = [job["spec"].get("lifecycle", {}).get("startAfter", []) for job in jobs]

@@ -7,6 +7,7 @@ from typing import Any
 
 from fluxtrain.contract.resource.fluxtraining import FluxTraining
 from fluxtrain.contract.run.config import RANDOM_SEED
+from fluxtrain.contract.run.lost_nulls import require_no_lost_nulls
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.validation import validate
 from fluxtrain.errors import UNSET, ConfigError
@@ -24,7 +25,7 @@ def campaign_jobs(file: Mapping[str, Any], runs: int, parallel: int) -> list[dic
     """Return the jobs of ``runs`` runs of ``file``, a FluxTraining; ``parallel`` of them train at a time.
 
     Each has a random seed and an output folder of its own, and starts over rather than resume. Raises
-    ConfigError naming what a run of a result must not have, or must have.
+    ConfigError naming what a run of a result must not have, or must have, and nulls that kubectl would drop.
     """
     if not 1 <= runs <= MOST_RUNS:
         raise ConfigError("--runs", runs, f"must be between 1 and {MOST_RUNS}")
@@ -33,7 +34,9 @@ def campaign_jobs(file: Mapping[str, Any], runs: int, parallel: int) -> list[dic
     _require_campaign(file)
     jobs = [_job(file, number, parallel) for number in range(runs)]
     for job in jobs:
-        resolve(validate(FluxTraining, job, "").spec.run)
+        run = validate(FluxTraining, job, "").spec.run
+        resolve(run)
+        require_no_lost_nulls(run)
     return jobs
 
 
