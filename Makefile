@@ -8,9 +8,13 @@ QUICK := $(addprefix tests/,architecture contract operator chart trainer benchma
 NODES ?= 3
 FAULTS ?=
 SECONDS ?= 60
+BUILDER ?=
+SOURCE ?=
+KEY ?=
+PUBLIC_KEY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lora test test-quick check format generate golden fuzz lock sbom audit wheel bench bench-operator faults cluster cluster-down chart size clean
+.PHONY: help setup run lora test test-quick check format generate golden fuzz lock sbom audit wheel release sign verify bench bench-operator faults cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -70,6 +74,16 @@ audit: setup ## compare the packages of both images with known advisories; says 
 
 wheel: setup ## build dist/*.whl; the same commit gives the same bits
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m hatchling build -t wheel -d dist
+
+release: setup ## write dist/release: wheel, chart, lists of packages, provenance (BUILDER= and SOURCE= are URIs), SHA256SUMS
+	@rm -rf dist/release
+	@BUILDER="$(BUILDER)" SOURCE="$(SOURCE)" $(BIN)/python -m supply_chain release dist/release
+
+sign: setup ## sign dist/release by your private KEY=, a PEM file: docs/supply-chain.md
+	@$(BIN)/python -m supply_chain sign dist/release "$(KEY)"
+
+verify: setup ## check dist/release by the PUBLIC_KEY= of whoever signed it
+	@$(BIN)/python -m supply_chain verify dist/release "$(PUBLIC_KEY)"
 
 bench: setup ## measure against the peers (makes their environments; about an hour)
 	$(BIN)/python -m benchmarks

@@ -33,16 +33,16 @@ class Package:
     """SHA-256 of the files that may be installed, one for each platform."""
 
 
-def lock_path(image: str) -> Path:
-    """Return the lock file of ``image``."""
-    return ROOT / "images" / f"{image}-requirements.lock"
+def lock_path(image: str, root: Path = ROOT) -> Path:
+    """Return the lock file of ``image`` in the sources ``root``."""
+    return root / "images" / f"{image}-requirements.lock"
 
 
-def read_lock(image: str) -> list[Package]:
+def read_lock(image: str, root: Path = ROOT) -> list[Package]:
     """Return the packages of ``image`` in the order of their names."""
     packages = list[Package]()
     hashes = list[str]()
-    for line in reversed(lock_path(image).read_text().splitlines()):
+    for line in reversed(lock_path(image, root).read_text().splitlines()):
         hashes += _HASH.findall(line)
         if pin := _PIN.match(line):
             found = tuple(sorted(hashes))

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from supply_chain.locks import IMAGES, Package, read_lock
+from supply_chain.locks import IMAGES, ROOT, Package, read_lock
 
 
-def document(image: str, version: str) -> dict[str, Any]:
+def document(image: str, version: str, root: Path = ROOT) -> dict[str, Any]:
     """Return the CycloneDX 1.6 document of ``image``."""
-    packages = read_lock(image)
+    packages = read_lock(image, root)
     own = {
         "type": "container",
         "bom-ref": f"fluxtrain-{image}",
@@ -19,7 +19,7 @@ def document(image: str, version: str) -> dict[str, Any]:
         "version": version,
         "licenses": [{"license": {"id": "Apache-2.0"}}],
     }
-    parts = [f"pkg:pypi/fluxtrain@{version}", *map(_purl, packages)]
+    parts = [f"pkg:pypi/fluxtrain@{version}", *map(purl, packages)]
     notes = [{"name": "fluxtrain:base-image", "value": _BASES[image]}]
     return {
         "bomFormat": "CycloneDX",
@@ -37,16 +37,17 @@ _BASES = {
 }
 
 
-def write(folder: Path, version: str) -> list[Path]:
+def write(folder: Path, version: str, root: Path = ROOT) -> list[Path]:
     """Write the documents of both images to ``folder`` and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{image}-{version}.cdx.json" for image in IMAGES]
     for image, path in zip(IMAGES, paths, strict=True):
-        path.write_text(json.dumps(document(image, version), indent=2) + "\n")
+        path.write_text(json.dumps(document(image, version, root), indent=2) + "\n")
     return paths
 
 
-def _purl(package: Package) -> str:
+def purl(package: Package) -> str:
+    """Return the package URL."""
     return f"pkg:pypi/{package.name.lower().replace('_', '-')}@{package.version}"
 
 
@@ -56,11 +57,9 @@ def _library(name: str, version: str, purl: str) -> dict[str, Any]:
 
 def _component(package: Package) -> dict[str, Any]:
     """Return a library with the hashes of all files that pip may install of it."""
-    found = _library(package.name, package.version, _purl(package))
+    found = _library(package.name, package.version, purl(package))
     hashes = [{"alg": "SHA-256", "content": digest} for digest in package.hashes]
-    found["externalReferences"] = [
-        {"type": "distribution", "url": _purl(package), "hashes": hashes}
-    ]
+    found["externalReferences"] = [{"type": "distribution", "url": purl(package), "hashes": hashes}]
     if package.marker:
         found["properties"] = [{"name": "fluxtrain:only-where", "value": package.marker}]
     return found
