@@ -7,6 +7,7 @@ import argparse
 from fluxtrain.cli import mlperf_campaign as campaign
 from fluxtrain.cli import mlperf_package as package
 from fluxtrain.cli import mlperf_review as review
+from fluxtrain.cli import mlperf_verify as verify
 from fluxtrain.cli.arguments import Commands, described, path
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
 
@@ -22,6 +23,7 @@ def add(commands: Commands) -> None:
     package.add_ruleset(check)
     check.set_defaults(action=action)
     review.add(subcommands)
+    verify.add(subcommands)
     campaign.add(subcommands)
     package.add(subcommands)
 

@@ -33,6 +33,8 @@ ENV_GPUS = "FLUXTRAIN_GPUS"
 """GPUs that the pod requests (``spec.gpusPerNode``); unset without GPUs. Set by the operator; the agent
 refuses to train on fewer."""
 
+ENV_IMAGE = "FLUXTRAIN_RUN_IMAGE"
+"""Image of the pod, as its spec names it. Set by the operator; the chain of the MLPerf log has it."""
 ENV_POD_UID = "FLUXTRAIN_POD_UID"
 """Uid of the pod, which begins the name of its agent. Set by the operator, read by the agent."""
 ENV_TOPOLOGY = "FLUXTRAIN_TOPOLOGY"
@@ -63,6 +65,8 @@ ENV_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Torch's variable: if set, rank 0 opens the store of the process group. It is empty after each restart, and
 losing the first agent does not take it along. Set by ``fluxtrain run`` and the operator."""
 
+ENV_ATTEMPT = "PET_RDZV_ID"
+"""torchrun's id of the world: in a cluster the job's uid and the attempt. Set by the operator."""
 ENV_GENERATION = "FLUXTRAIN_GENERATION"
 """Generation that the trainers run in. Set by the agent, reported by every rank at /progress."""
 
@@ -104,6 +108,8 @@ FLUSHED_PATH = "/flushed"
 
 CONFIG_FILE = "config.json"
 MLPERF_FILE = "mlperf.log"
+CHAIN_FILE = "mlperf.chain.jsonl"
+"""The hashes of the lines of the MLPerf log, each of which depends on those before it."""
 MLPERF_TOKEN = ":::MLLOG "
 """Begins each event of the MLPerf log, in the file and on stdout."""
 METRICS_FILE = "metrics.jsonl"

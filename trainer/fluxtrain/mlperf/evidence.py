@@ -210,6 +210,18 @@ def run_of(log: Path, config: Path | None, name: str = "") -> Run:
     return Run(name or log.name, log, lines, values, None if values is None else config)
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a log or a chain; raise ConfigError if it cannot be read, or is too large."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError("PATH", str(path), f"cannot be read ({error.strerror})") from None
+    if len(content) > MAX_BYTES:
+        raise ConfigError("PATH", str(path), f"more than {MAX_BYTES} bytes, which no log has")
+    return content
+
+
 def read_object(path: Path) -> Mapping[str, Any] | None:
     """Return the object in the file, None if there is no such file; raise ConfigError for other content."""
     try:

@@ -28,6 +28,8 @@ DIVISION_KEY = "fluxtrain_division"
 """Our own key for the rules of the closed division that a run breaks."""
 DATA_KEY = "fluxtrain_data"
 """Our own key for the digests of the data sets' indices."""
+CHAIN_KEY = "fluxtrain_chain"
+"""Our own key for the id of the run in the chain of its log."""
 RANKS_KEY = "fluxtrain_ranks"
 """Our own key for the ranks and the nodes that a run starts on."""
 
@@ -49,6 +51,7 @@ class RunFacts:
     num_nodes: tuple[int, int] = (1, 1)  # the fewest and the most that the run may have
     flushed: float | None = None  # Unix time when the last node had emptied its page cache
     node_marks: tuple[str, ...] = ()  # marks of the nodes, see machine.py
+    pods: tuple[str, ...] = ()  # uids of the pods that the ranks are in
 
     @cached_property
     def violations(self) -> list[Violation]:

@@ -19,7 +19,16 @@ from mlperf_logging.mllog.mllog import MLLogger
 
 from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, Violation
 from fluxtrain.errors import ConfigError, StorageError
-from fluxtrain.mlperf.facts import DATA_KEY, DIVISION_KEY, RunFacts, division_value, init_events
+from fluxtrain.mlperf.chain import Chain
+from fluxtrain.mlperf.chain.record import DATA
+from fluxtrain.mlperf.facts import (
+    CHAIN_KEY,
+    DATA_KEY,
+    DIVISION_KEY,
+    RunFacts,
+    division_value,
+    init_events,
+)
 from fluxtrain.mlperf.history import LogState, lines_until, rewrite
 
 _SOURCES = str(Path(__file__).parents[2])
@@ -36,6 +45,7 @@ class MLPerfLog:
     ) -> None:
         """Write to ``path`` (if not None) and to ``stdout`` (if true); ``now`` returns Unix time."""
         self._path, self._stdout, self._now = path, stdout, now
+        self.chain: Chain | None = None
         self._state = LogState()
         self._division, self._begins_closed, self._eval_samples = "open", False, 0
         self._lines = _LineCapture()
@@ -52,20 +62,24 @@ class MLPerfLog:
         stdout: bool,
         facts: RunFacts,
         now: Callable[[], float] = time.time,
+        open_chain: Callable[[list[str]], Chain] | None = None,
     ) -> MLPerfLog:
         """Start the log of a run, or resume the one at ``path`` after ``samples``.
 
         Later events and incomplete lines are removed from the file. If the run's earlier lines are lost they
-        are not recreated, and the checker will refuse the log. Raises StorageError if the file cannot be read
+        are not recreated, and the checker will refuse the log. ``open_chain`` returns the chain of a log that
+        keeps the given lines. Raises StorageError if the file cannot be read
         or written.
         """
         try:
             kept = [] if path is None else lines_until(path, samples, facts.config)
+            chain = open_chain([line.text for line in kept]) if open_chain else None
             if path is not None:
                 rewrite(path, kept)
         except OSError as error:
             raise StorageError(f"{path}: cannot be read or written ({error.strerror})") from None
         log = cls(path, stdout, now)
+        log.chain = chain
         log._division = facts.config.logging.mlperf.division
         log._begins_closed = facts.begins_closed
         log._eval_samples = facts.eval_samples or 0
@@ -93,6 +107,8 @@ class MLPerfLog:
             self._write(self._mllog.event, "train_samples", train_samples)
         if self._division == "closed" and not self._state.eval_samples_stated:
             self._write(self._mllog.event, "eval_samples", eval_samples)
+        if self.chain is not None:
+            self.chain.append(DATA, digests=dict(digests))
         if self._state.digests != dict(digests):
             self._write(self._mllog.event, DATA_KEY, dict(digests))
 
@@ -154,7 +170,9 @@ class MLPerfLog:
         return self._begins_closed and not self._state.left_closed
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and the chain."""
+        if self.chain is not None:
+            self.chain.close(self._state.finished)
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -170,6 +188,8 @@ class MLPerfLog:
             self._write(self._mllog.event, "cache_clear", True, at=flushed)
         for key, value in init_events(facts):
             self._write(self._mllog.event, key, value)
+        if self.chain is not None:
+            self._write(self._mllog.event, CHAIN_KEY, {"run": self.chain.run})
 
     def _resume(self, samples: int, facts: RunFacts) -> None:
         """Log the eval_stop that a killed run did not log, and the resume.
@@ -216,7 +236,9 @@ class MLPerfLog:
         self._print(line)
 
     def _save(self, line: str, durable: bool) -> None:
-        """Append ``line`` to the file; ``durable`` also waits until it is on the disk."""
+        """Append ``line`` to the chain, then to the file; ``durable`` also waits until it is on the disk."""
+        if self.chain is not None:
+            self.chain.line(line, durable)
         if self._file is None:
             return
         try:

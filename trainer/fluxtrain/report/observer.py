@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fluxtrain.contract.launch import METRICS_FILE, SAMPLES_FOLDER, RunPaths
+from fluxtrain.contract.launch import ENV_POD_UID, METRICS_FILE, SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.progress import COMPILE, EVALUATE, FINISH, SAMPLE, SAVE, STEP
 from fluxtrain.contract.run.closed_division import Violation
 from fluxtrain.contract.run.config import RunConfig
@@ -24,6 +24,7 @@ from fluxtrain.errors import one_line
 from fluxtrain.evaluate import Evaluation
 from fluxtrain.fence import Fence
 from fluxtrain.mlperf import RunFacts, node_records
+from fluxtrain.mlperf.chain.starts import loaded_state
 from fluxtrain.mlperf.flushed_caches import all_flushed
 from fluxtrain.mlperf.machine import machine_facts, node_mark
 from fluxtrain.report.clock import Clock
@@ -111,6 +112,8 @@ class Observer:
         nodes = node_records.gather(self.world)
         own = [node_mark()] if self.world.local_rank == 0 else []
         marks = tuple(sorted(self.world.all_gather(own)))
+        uid = os.environ.get(ENV_POD_UID) if self.world.local_rank == 0 else None
+        pods = tuple(sorted(self.world.all_gather([uid] if uid else [])))
         mine = self.paths.started or time.time()
         started = min(map(float, self.world.all_gather([repr(mine)])))
         flushed = all_flushed(self.world, os.environ)
@@ -127,8 +130,12 @@ class Observer:
                 node_marks=marks,
                 flushed=flushed,
                 nodes=nodes,
+                pods=pods,
             )
-            self._logs = RunLogs(facts, self.paths, run, self._closing, fence)
+            loaded = loaded_state(self.paths.output, run, saved_step)
+            self._logs = RunLogs(
+                facts, self.paths, run, self._closing, fence, loaded, self._on_head
+            )
             self._endpoint.show(self._logs.page.live)
             records = read_records(self.paths.output / METRICS_FILE)
             self._convergence = Convergence(self.config, records, self.metrics, self.progress)
@@ -297,8 +304,14 @@ class Observer:
 
     def on_saved(self, step: int) -> None:
         """Report that the checkpoint of ``step`` is complete; thread-safe."""
+        if self._logs is not None:
+            self._logs.on_saved(step)
         self.metrics.checkpoint_step.set(step)
         self.progress.update(checkpointStep=step, checkpointTime=time.time())
+
+    def _on_head(self, records: int, sha256: str) -> None:
+        """Report the head of the MLPerf log's chain; thread-safe."""
+        self.progress.update(logHead={"records": records, "sha256": sha256})
 
     def on_snapshot(self, step: int, stall: float) -> None:
         """Report that the snapshot of ``step`` is complete and stalled training; thread-safe."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from fluxtrain.attention_backend import attention_on
-from fluxtrain.contract.launch import LOSS_FILE, METRICS_FILE, MLPERF_FILE, RunPaths
+from fluxtrain.contract.launch import CHAIN_FILE, LOSS_FILE, METRICS_FILE, MLPERF_FILE, RunPaths
 from fluxtrain.contract.run.closed_division import Violation
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
@@ -21,6 +24,8 @@ from fluxtrain.evaluate import Evaluation
 from fluxtrain.fence import Fence
 from fluxtrain.gpus import Peak
 from fluxtrain.mlperf import MLPerfLog, RunFacts
+from fluxtrain.mlperf.chain.chain import Chain, OnHead
+from fluxtrain.mlperf.chain.starts import checkpoint_saved, hash_weights, start_facts
 from fluxtrain.report.console import Console, duration
 from fluxtrain.report.convergence import reference_band
 from fluxtrain.report.gallery.run_page import RunPage
@@ -46,9 +51,19 @@ class RunLogs:
     """The logs of one run on rank 0, continued after a resume."""
 
     def __init__(
-        self, facts: RunFacts, paths: RunPaths, run: RunState, closing: ExitStack, fence: Fence
+        self,
+        facts: RunFacts,
+        paths: RunPaths,
+        run: RunState,
+        closing: ExitStack,
+        fence: Fence,
+        loaded: Mapping[str, object] | None,
+        on_head: OnHead,
     ) -> None:
-        """Open all logs until ``closing`` is closed: lines after ``run.step`` are dropped."""
+        """Open all logs until ``closing`` is closed: lines after ``run.step`` are dropped.
+
+        ``loaded`` says what ``run`` was loaded from; ``on_head`` is called with the heads of the chain.
+        """
         self._config, self._shares, self._paths = facts.config, facts.shares, paths
         self._num_validation = facts.eval_samples or 0
         self._facts = facts
@@ -60,8 +75,17 @@ class RunLogs:
             samples=run.samples,
             stdout=not sys.stdout.isatty(),
             facts=facts,
+            open_chain=partial(
+                Chain.open,
+                paths.output / CHAIN_FILE,
+                facts=start_facts(facts.config, fence.start, facts.pods, loaded, os.environ),
+                samples=run.samples,
+                on_head=on_head,
+            ),
         )
         closing.callback(self._mlperf.close)
+        if loaded is None and facts.config.initial_weights is not None:
+            self._hash_weights(paths.models / facts.config.initial_weights, closing)
         self._console = Console(facts.config.schedule.steps, run.step)
         closing.callback(self._console.close)
         report = self._console.print_line
@@ -69,6 +93,21 @@ class RunLogs:
         self._sinks = open_sinks(facts.config, paths.output, run, report, self.page)
         for sink in self._sinks:
             closing.callback(sink.close)
+
+    def _hash_weights(self, weights: Path, closing: ExitStack) -> None:
+        """Hash the initial ``weights`` into the chain, beside the training."""
+        stop, chain = threading.Event(), self._mlperf.chain
+        assert chain is not None, "it was opened"
+        task = partial(hash_weights, chain, weights, stop)
+        thread = threading.Thread(target=task, name="weights-hash", daemon=True)
+        thread.start()
+        closing.callback(thread.join)
+        closing.callback(stop.set)
+
+    def on_saved(self, step: int) -> None:
+        """Chain the complete checkpoint of ``step``; thread-safe."""
+        if self._mlperf.chain is not None:
+            checkpoint_saved(self._mlperf.chain, self._paths.output, step)
 
     def print_summary(
         self,
