@@ -1,18 +1,21 @@
-"""Jobs of one name in two namespaces are isolated, and their pods have no access to the API server."""
+"""Jobs of one name in two namespaces are isolated, in the network too, without access to the API server."""
 
 from __future__ import annotations
 
 import json
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cluster import policy_enforcer
 from cluster.kubectl import Manifest
+from cluster.layout import BRIDGE_ADDRESS
 from tests.api_server.client import Kubectl
-from tests.end_to_end import stage
+from tests.end_to_end import probes, stage
+from tests.end_to_end.probes import Probe
 from tests.end_to_end.stage import RUN, Operator, job, losses, wait_for
 from tests.paths import ROOT
 
@@ -24,6 +27,47 @@ KINDS = ("configmap", "service", "networkpolicy", "poddisruptionbudget", "pod")
 TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where Kubernetes mounts a pod's credentials."""
 
+HERE = {"ipBlock": {"cidr": f"{BRIDGE_ADDRESS}/32"}}
+"""The operator and the name server of the tests."""
+
+
+def of_namespace(namespace: str, app: str) -> Manifest:
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": app}},
+    }
+
+
+OPERATOR = [of_namespace("isolation-system", "fluxtrain-operator"), HERE]
+PROMETHEUS = [of_namespace("isolation-monitoring", "prometheus")]
+NETWORK = {"operator": OPERATOR, "metricsFrom": PROMETHEUS, "egress": "restricted", "dns": [HERE]}
+"""As the chart's value, for these namespaces."""
+
+OF_JOB, NOBODY = {"metrics", "rendezvous", "members", "store"}, set[str]()
+PROBES = {
+    Probe(EAST, f"{NAME}-rendezvous", exists=True): OF_JOB,
+    Probe(EAST, "other-job", labels={"fluxtrain.dev/job": "other"}): NOBODY,
+    Probe(EAST, "no-label"): NOBODY,
+    Probe(EAST, "forged-label", labels={"fluxtrain.dev/job": NAME}): OF_JOB,
+    Probe(WEST, f"{NAME}-0", exists=True): NOBODY,
+    Probe(WEST, "labels-of-prometheus", labels={"app.kubernetes.io/name": "prometheus"}): NOBODY,
+    Probe("isolation-monitoring", "prometheus", labels={"app.kubernetes.io/name": "prometheus"}): {
+        "metrics",
+        "members",
+    },
+    Probe("isolation-monitoring", "grafana", labels={"app.kubernetes.io/name": "grafana"}): NOBODY,
+    Probe(
+        "isolation-system", "operator", labels={"app.kubernetes.io/name": "fluxtrain-operator"}
+    ): {"metrics", "members"},
+    Probe("isolation-monitoring", "host-network", host_network=True): NOBODY,
+}
+"""Who tries to reach the job in EAST, and what of it they reach. Who creates pods there may forge labels."""
+
+LISTENING = """
+lines = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}")]
+print(*{int(line[1].rpartition(":")[2], 16) for line in lines
+        if line[3] == "0A" and not line[1].startswith("0100007F")})
+"""
 STORE = """
 import os, socket
 print(socket.gethostbyname(os.environ["PET_RDZV_ENDPOINT"].rpartition(":")[0]))
@@ -40,12 +84,17 @@ for path in sys.argv[1:]:
 """
 
 
+Reached = Callable[[], dict[Probe, set[str]]]
+
+
 class Twins:
     """Two namespaces, each with a job of the same name and another seed, and the operator of both."""
 
     def __init__(self, kubectl: Kubectl, folder: Path) -> None:
         self.kubectl, self.folder = kubectl, folder
-        self.operator = Operator(kubectl, EAST, folder, others=[WEST])
+        self.operator = Operator(
+            kubectl, EAST, folder, others=[WEST], options=[f"--network={json.dumps(NETWORK)}"]
+        )
 
     def output(self, namespace: str) -> Path:
         return self.folder / namespace
@@ -151,7 +200,11 @@ def test_the_network_policies_are_those_of_the_golden_file(twins: Twins) -> None
     for namespace in (EAST, WEST):
         (policy,) = twins.get(namespace, "networkpolicy").values()
         assert policy["metadata"]["name"] == expected["metadata"]["name"]
-        assert policy["spec"] == expected["spec"]
+        spec = {key: value for key, value in policy["spec"].items() if key != "egress"}
+        first, metrics = expected["spec"]["ingress"]
+        ingress = [first, metrics | {"from": OPERATOR + PROMETHEUS}]
+        types = {"policyTypes": ["Ingress", "Egress"]}
+        assert spec == expected["spec"] | types | {"ingress": ingress}
 
 
 @pytest.mark.parametrize("pod", [f"{NAME}-0", f"{NAME}-rendezvous"])
@@ -180,6 +233,66 @@ def test_a_pod_has_no_credentials_and_the_api_server_refuses_it(twins: Twins, po
     for _, code, message in responses:
         assert code in (401, 403), message
         assert 'User "system:anonymous" cannot' in message or message == "Unauthorized"
+
+
+@pytest.fixture
+def reached(twins: Twins) -> Iterator[Reached]:
+    """Return a function with which the probes try what they reach of the job in EAST, without any rules."""
+    pods = twins.get(EAST, "pod")
+    trainer, rendezvous = (
+        pods[f"{NAME}-{name}"]["status"]["podIP"] for name in ("0", "rendezvous")
+    )
+    ports = twins.inside(EAST, "python3", "-c", LISTENING).split()
+    store = next(port for port in ports if port != "9464")
+    targets = {
+        "metrics": f"{trainer}:9464",
+        "store": f"{trainer}:{store}",
+        "rendezvous": f"{rendezvous}:29500",
+        "members": f"{rendezvous}:9464",
+    }
+    taken = {pod["spec"]["nodeName"] for pod in pods.values()}
+    (node, *_) = sorted(stage.ready_nodes(twins.kubectl) - taken)
+    probes.start(twins.kubectl, list(PROBES), node)
+
+    def reach() -> dict[Probe, set[str]]:
+        return {
+            probe: {name for name, opens in probe.reaches(twins.kubectl, targets).items() if opens}
+            for probe in PROBES
+        }
+
+    try:
+        yield reach
+    finally:
+        probes.stop(twins.kubectl, list(PROBES))
+
+
+def test_only_those_whom_the_policy_admits_reach_the_job(twins: Twins, reached: Reached) -> None:
+    assert all(names == OF_JOB for names in reached().values()), "no rule is enforced"
+    assert policy_enforcer.enforce(twins.kubectl) >= 4 + len(PROBES) - 3
+    found = reached()
+    for probe, names in found.items():
+        row = "  ".join(f"{n}: {'yes' if n in names else 'no'}" for n in sorted(OF_JOB))
+        print(f"{probe.namespace + '/' + probe.name:45} {row}")
+    assert found == PROBES
+    outside = {"api": f"{BRIDGE_ADDRESS}:6443", "names": f"{BRIDGE_ADDRESS}:53"}
+    trainer = Probe(EAST, f"{NAME}-0", exists=True)
+    assert trainer.reaches(twins.kubectl, outside) == {"api": False, "names": True}
+    twins.wait_for_steps(EAST, 5)
+    before = stage.step(stage.status(twins.kubectl, EAST, NAME))
+    wait_for(
+        lambda: stage.step(stage.status(twins.kubectl, EAST, NAME)) > before, twins.operator.log
+    )
+    twins.operator.stop()  # else it would create the policy again
+    twins.kubectl("delete", "networkpolicy", "--all", f"--namespace={EAST}")
+    policy_enforcer.enforce(twins.kubectl)
+    denied = [probe for probe, names in reached().items() if names != OF_JOB]
+    (west,) = (p for p in PROBES if (p.namespace, p.name) == (WEST, f"{NAME}-0"))
+    assert denied == [west], "without the policy of EAST only that of WEST is left, of its egress"
+    assert trainer.reaches(twins.kubectl, outside) == {"api": True, "names": True}
+    twins.operator.start()
+    wait_for(lambda: bool(twins.get(EAST, "networkpolicy")), twins.operator.log)
+    policy_enforcer.enforce(twins.kubectl)
+    assert reached() == PROBES
 
 
 def test_deleting_a_job_does_not_affect_the_other(
