@@ -12,6 +12,7 @@ from benchmarks.peers import ROOT, peers_python
 PARTS = (
     "parity",
     "step",
+    "lora",
     "loader",
     "layouts",
     "checkpoint",

@@ -11,23 +11,33 @@ import argparse
 import json
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.reference_model import random_model, reference
+from benchmarks.empty_package import empty_package
+from benchmarks.peft_adapters import add_peft_adapters
+from benchmarks.reference_model import random_model, reference_of
 from benchmarks.torchtitan_names import to_torchtitan
+from diffusers import FluxTransformer2DModel
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
+from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.batch import Batch
 from fluxtrain.flow import sample_latents
+from fluxtrain.model.adapted_layers import AdaptedLayer, adapted_layers
+from fluxtrain.model.flux import Flux
+from fluxtrain.model.lora import add_adapters, is_adapter
 
 Step = tuple[Callable[[], Tensor], nn.Module]
 """A function that takes one optimizer step and returns the loss before it, and its model."""
@@ -43,6 +53,8 @@ class Task:
     config: RunConfig
     batch: Batch
     compiled: bool
+    rank: int = 0
+    """Of the LoRA; 0: all weights are trained."""
 
     @property
     def clean(self) -> Tensor:
@@ -79,7 +91,7 @@ def make_batch(size: int, latent: int, text: int, seed: int = 0) -> Batch:
     )
 
 
-def make_task(size: int, latent: int, text: int, compiled: bool) -> Task:
+def make_task(size: int, latent: int, text: int, compiled: bool, rank: int = 0) -> Task:
     """Return the task of ``size`` samples with latents ``latent`` wide and ``text`` text tokens."""
     batch = make_batch(size, latent, text)
     run = {
@@ -90,7 +102,22 @@ def make_task(size: int, latent: int, text: int, compiled: bool) -> Task:
         "precision": {"compute": "float32"},
         "logging": {"mlperf": {"division": "open"}},  # the closed division has another model
     }
-    return Task(resolve(run), batch, compiled)
+    return Task(resolve(run), batch, compiled, rank)
+
+
+def adapted(task: Task) -> tuple[Flux, list[AdaptedLayer]]:
+    """Return our random model and the layers of its random adapters, split, if the task has some."""
+    model = random_model(FLUX_DEBUG)
+    if not task.rank:
+        return model, []
+    layers = adapted_layers(FLUX_DEBUG, AdapterConfig(rank=task.rank, split_qkv=True))
+    add_adapters(model, layers, torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(0, 0.02, generator=generator)
+    return model, layers
 
 
 def fluxtrain(task: Task) -> Step:
@@ -99,7 +126,7 @@ def fluxtrain(task: Task) -> Step:
     from fluxtrain.compilation import compile_blocks
     from fluxtrain.loss import FlowLoss
 
-    model = random_model(FLUX_DEBUG)
+    model, _ = adapted(task)
     if task.compiled:
         compile_blocks(model)
     flow_loss = FlowLoss(model, task.config, torch.float32)
@@ -195,16 +222,35 @@ def torchtitan_recomputing(task: Task) -> Step:
 
 
 def diffusers(task: Task) -> Step:
-    """Return the step of a plain loop with diffusers' model, as in its training scripts."""
+    """Return the step with diffusers' model."""
+    return plain_loop(task, FluxTransformer2DModel)
+
+
+def simpletuner(task: Task) -> Step:
+    """Return the step with SimpleTuner's model, imported without the rest of its trainer."""
+    folder = Path(sysconfig.get_path("purelib"))
+    for name in ("simpletuner", "simpletuner.helpers.models", "simpletuner.helpers.models.flux"):
+        sys.modules[name] = empty_package(name, folder)
+    module = import_module("simpletuner.helpers.models.flux.transformer")
+    return plain_loop(task, module.FluxTransformer2DModel)
+
+
+def plain_loop(task: Task, kind: Callable[..., FluxTransformer2DModel]) -> Step:
+    """Return the step of diffusers' training scripts with a model of this ``kind``, and peft's adapters."""
     from diffusers import FluxPipeline
 
-    model = reference(random_model(FLUX_DEBUG), FLUX_DEBUG)
+    ours, layers = adapted(task)
+    base = {name: value for name, value in ours.state_dict().items() if not is_adapter(name)}
+    model = reference_of(base, FLUX_DEBUG, kind)
+    if layers:
+        add_peft_adapters(model, ours, layers)
     model.train()
     if task.compiled:
         model.compile_repeated_blocks(fullgraph=True)
     hyper = task.config.optim
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
-        model.parameters(),
+        trained,
         lr=hyper.learning_rate,
         betas=(hyper.beta1, hyper.beta2),
         eps=hyper.epsilon,
@@ -230,7 +276,7 @@ def diffusers(task: Task) -> Step:
         prediction = FluxPipeline._unpack_latents(prediction, 8 * height, 8 * width, 8)
         loss = F.mse_loss(prediction, noise - clean)
         torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(model.parameters(), hyper.max_grad_norm)
+        nn.utils.clip_grad_norm_(trained, hyper.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
@@ -243,6 +289,7 @@ CONTENDERS: dict[str, Callable[[Task], Step]] = {
     "torchtitan": torchtitan,
     "torchtitan-as-shipped": torchtitan_recomputing,
     "diffusers": diffusers,
+    "simpletuner": simpletuner,
 }
 
 
@@ -254,9 +301,10 @@ def main() -> None:
     parser.add_argument("contender", choices=CONTENDERS)
     for name in ("batch", "latent", "text"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--compiled", action="store_true")
     options = parser.parse_args()
-    task = make_task(options.batch, options.latent, options.text, options.compiled)
+    task = make_task(options.batch, options.latent, options.text, options.compiled, options.rank)
     step, _ = CONTENDERS[options.contender](task)
     for line in sys.stdin:
         results = []

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from benchmarks.empty_package import empty_package
 from benchmarks.peers import FOLDER
 from benchmarks.table import print_table
 from safetensors.torch import load_file
@@ -69,9 +70,7 @@ def import_readers(packages: Path) -> dict[str, tuple[Callable[..., bool], Calla
     """Return InvokeAI's readers by format, in its order: whether tensors have it, and their layers."""
     sys.path.append(str(packages))
     for name in _BARE:
-        bare = ModuleType(name)
-        bare.__path__ = [str(packages / name.replace(".", "/"))]
-        sys.modules[name] = bare
+        sys.modules[name] = empty_package(name, packages)
     log = ModuleType("invokeai.backend.util.logging")
     for module in (log, sys.modules["invokeai.backend.util"]):
         vars(module)["InvokeAILogger"] = Logger

@@ -9,8 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(__file__).resolve().parent / ".peers"
-PACKAGES = (  # torchtitan, the imports of its flux model, torchvision; the project has diffusers
+PACKAGES = (  # the project has diffusers; torchtitan's flux model imports most of the others
     "torchtitan==0.3.0",
+    "simpletuner==3.1.6",
     "torch_checkpointing==0.1.1",
     "torchdata==0.11.0",
     "spmd_types==0.2.3",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 
 import torch
@@ -101,10 +101,14 @@ def reference(model: Flux, config: ModelConfig) -> FluxTransformer2DModel:
     return reference_of(model.state_dict(), config)
 
 
-def reference_of(weights: dict[str, Tensor], config: ModelConfig) -> FluxTransformer2DModel:
-    """Return diffusers' model with our ``weights``."""
+def reference_of(
+    weights: dict[str, Tensor],
+    config: ModelConfig,
+    kind: Callable[..., FluxTransformer2DModel] = FluxTransformer2DModel,
+) -> FluxTransformer2DModel:
+    """Return diffusers' model, or another ``kind`` with its names and arguments, with our ``weights``."""
     with torch.device("meta"):
-        other = FluxTransformer2DModel(
+        other = kind(
             in_channels=config.in_channels,
             num_layers=config.depth,
             num_single_layers=config.depth_single_blocks,

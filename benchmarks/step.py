@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from statistics import median
@@ -53,13 +54,13 @@ class Contender:
 
 
 @contextmanager
-def started(name: str, options: argparse.Namespace, compiled: bool) -> Iterator[Contender]:
+def started(name: str, options: Namespace, compiled: bool) -> Iterator[Contender]:
     """Run contender ``name``."""
     python = sys.executable if name == "fluxtrain" else str(peers_python())
     command = [python, "-W", "ignore", "-m", "benchmarks.contender", name]
     for size in ("batch", "latent", "text"):
         command += [f"--{size}", str(getattr(options, size))]
-    command += ["--compiled"] if compiled else []
+    command += [f"--rank={options.rank}"] + (["--compiled"] if compiled else [])
     malloc = MALLOC_SETTINGS if name == "fluxtrain" else {}  # as set by our launcher, on CPUs
     process = subprocess.Popen(
         command,
@@ -77,7 +78,7 @@ def started(name: str, options: argparse.Namespace, compiled: bool) -> Iterator[
             process.kill()
 
 
-def race(options: argparse.Namespace, compiled: bool) -> list[Contender]:
+def race(options: Namespace, compiled: bool) -> list[Contender]:
     """Run all contenders in turn; return them with their times."""
     with ExitStack() as stack:
         contenders = [
@@ -106,7 +107,7 @@ def check_losses(contenders: list[Contender]) -> float:
     return worst
 
 
-def report(kind: str, options: argparse.Namespace, contenders: list[Contender]) -> None:
+def report(title: str, options: Namespace, contenders: list[Contender]) -> None:
     """Print the table of one comparison."""
     tokens = f"{(options.latent // 2) ** 2} + {options.text} tokens"
     own, own_cpu = median(contenders[0].seconds), median(contenders[0].cpu_seconds)
@@ -124,8 +125,7 @@ def report(kind: str, options: argparse.Namespace, contenders: list[Contender]) 
         for contender in contenders
     ]
     print_table(
-        f"training step, {kind}, float32, batch {options.batch}, {tokens}, {options.threads} threads"
-        f" (target: torchtitan >= {TARGETS[kind]} x ours)",
+        f"{title}, float32, batch {options.batch}, {tokens}, {options.threads} threads",
         ["", "ms per step", "samples/s", "x ours", "CPU ms", "x ours", "first loss", "last loss"],
         rows,
     )
@@ -134,9 +134,11 @@ def report(kind: str, options: argparse.Namespace, contenders: list[Contender]) 
     )
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Compare eager, then compiled."""
-    parser = argparse.ArgumentParser(prog="benchmarks.step", description=__doc__)
+def parser(
+    program: str, description: str | None, names: tuple[str, ...]
+) -> argparse.ArgumentParser:
+    """Return the parser of the options of a comparison of the contenders ``names``."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=2, help="steps in a turn")
     parser.add_argument("--batch", type=int, default=4)
@@ -144,11 +146,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--text", type=int, default=64, help="text tokens")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--kinds", nargs="+", choices=TARGETS, default=list(TARGETS))
-    parser.add_argument("--contenders", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--contenders", nargs="+", choices=names, default=list(names))
     parser.add_argument("--verbose", action="store_true", help="show what the contenders print")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Compare eager, then compiled."""
+    options = parser("benchmarks.step", __doc__, NAMES).parse_args(arguments, Namespace(rank=0))
     for kind in options.kinds:
-        report(kind, options, race(options, kind == "compiled"))
+        title = f"training step, {kind} (target: torchtitan >= {TARGETS[kind]} x ours)"
+        report(title, options, race(options, kind == "compiled"))
 
 
 if __name__ == "__main__":

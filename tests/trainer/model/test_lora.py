@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.peft_adapters import add_peft_adapters, by_peft_names
 from benchmarks.reference_model import random_model, reference_of
 from diffusers import FluxTransformer2DModel
-from peft import LoraConfig
 from tests.trainer.adapted_model import adapted, base_of
 from tests.trainer.predictions import inputs, relative_error, run_reference
 from tests.trainer.tiny_model import tiny_model
-from torch import Tensor
 from torch.optim import AdamW
 
 from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks, selected_blocks
@@ -42,32 +41,8 @@ STEPS = 50
 def in_peft(model: Flux, layers: list[AdaptedLayer], config: ModelConfig) -> FluxTransformer2DModel:
     """Return diffusers' model with the weights of ``model`` and peft's adapters with those of ours."""
     other = reference_of(base_of(model), config)
-    names = {part: layer for layer in layers for part, _ in layer.parts}
-    peft = LoraConfig(
-        target_modules=list(names),
-        rank_pattern={f"^{part}": layer.rank for part, layer in names.items()},
-        alpha_pattern={f"^{part}": layer.alpha for part, layer in names.items()},
-    )
-    other.add_adapter(peft)
-    with torch.no_grad():
-        for name, value in ours_in_peft(model, layers, "data").items():
-            other.get_parameter(name).copy_(value)
+    add_peft_adapters(other, model, layers)
     return other
-
-
-def ours_in_peft(model: Flux, layers: list[AdaptedLayer], what: str) -> dict[str, Tensor]:
-    """Return the values ("data") or gradients ("grad") of our split adapters by peft's names."""
-    found = {}
-    for layer in layers:
-        module = model.get_submodule(layer.name)
-        down, up = getattr(module.lora_A, what), getattr(module.lora_B, what)
-        parts = zip(layer.parts, down.chunk(len(layer.parts)), strict=True)
-        row = 0
-        for (part, rows), each in parts:
-            found[f"{part}.lora_A.default.weight"] = each
-            found[f"{part}.lora_B.default.weight"] = up[row : row + rows]
-            row += rows
-    return found
 
 
 @pytest.mark.parametrize("adapter", [SPLIT, MIXED], ids=["all layers", "some layers and ranks"])
@@ -81,7 +56,7 @@ def test_predictions_and_gradients_equal_those_of_peft(adapter: AdapterConfig) -
     (prediction - target).square().mean().backward()
     (expected - target).square().mean().backward()
     theirs = {name: p.grad for name, p in other.named_parameters() if p.requires_grad}
-    ours = ours_in_peft(model, layers, "grad")
+    ours = by_peft_names(model, layers, "grad")
     assert ours.keys() == theirs.keys()
     for name, gradient in ours.items():
         assert relative_error(gradient, theirs[name]) < 1e-5, name
