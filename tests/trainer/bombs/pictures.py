@@ -12,9 +12,11 @@ import torch
 from PIL import Image
 from tests.trainer.bombs.limited import Make
 
+from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.data.images.dataset import ImageDataset
 from fluxtrain.data.pictures.folder import list_pictures
 from fluxtrain.data.pictures.inspection import inspect
+from fluxtrain.data.pictures.subset import Subset, training_pictures
 from fluxtrain.data.tar.dataset import TarImages
 from fluxtrain.data.tar.writer import TarWriter
 from fluxtrain.errors import DataError
@@ -22,7 +24,9 @@ from fluxtrain.errors import DataError
 
 def in_a_folder(path: Path) -> object:
     """Look at the pictures beside ``path`` as a training does; raise the fault of one that is skipped."""
-    inspection = inspect(list_pictures(path.parent), 512, threads=1)
+    listing, data = list_pictures(path.parent), DataConfig(image_size=512, latent_size=64)
+    pictures = training_pictures([(Subset(path.parent), listing)])
+    inspection = inspect(pictures, listing.skipped, data, seed=0, threads=1)
     for name, fault in inspection.skipped.items():
         raise DataError(f"{name}: {fault}")
     return [look.thumbnail for look in inspection.looks]

@@ -10,9 +10,11 @@ from PIL import Image
 from tests.trainer.picture_cache.folders import file_of, noise
 
 from fluxtrain.cli import main
+from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.data.pictures.contact_sheet import MAX_PICTURES, save_contact_sheet
 from fluxtrain.data.pictures.folder import list_pictures
-from fluxtrain.data.pictures.inspection import THUMBNAIL, inspect
+from fluxtrain.data.pictures.inspection import THUMBNAIL, Inspection, inspect
+from fluxtrain.data.pictures.subset import Subset, training_pictures
 
 SIZE = 64
 
@@ -46,16 +48,24 @@ def check(folder: Path, *options: str) -> int:
     return main(["data", "check", str(folder), "--contact-sheet", sheet, *size, *options])
 
 
+def looked_at(folder: Path, size: int) -> Inspection:
+    listing, data = list_pictures(folder), DataConfig(image_size=size, latent_size=size // 8)
+    pictures = training_pictures([(Subset(folder), listing)])
+    return inspect(pictures, listing.skipped, data, seed=0, threads=2)
+
+
 def test_it_says_what_is_used_changed_and_left_out(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert check(folder) == 1
+    assert check(folder) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [
+    assert lines[:4] == [
         f"{folder}: 6 pictures can be used (3 png, 2 jpg, 1 webp)",
         "sizes: 40 x 40 to 900 x 100 pixels; trained at 64 x 64",
+        "an epoch: 6 samples, 0.75 steps of 8; the run: 2,000 steps, 2667 epochs",
+        "to encode: 6 latents and 6 captions, the empty one too; 24.0 MiB",
     ]
-    assert lines[2:-4] == [
+    assert lines[4:-4] == [
         "1 picture without a caption (data.class_tokens, else the empty prompt):",
         "  c.webp",
         "1 picture enlarged:",
@@ -75,16 +85,18 @@ def test_it_says_what_is_used_changed_and_left_out(
 
 
 def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(folder, "--strict") == 1
     for name in ("g.png", "h.png", "i.heic"):
         (folder / name).unlink()
-    assert check(folder) == 0
+    assert check(folder, "--strict") == 0
     for path in folder.glob("*.*"):
         path.unlink()
     (folder / "g.png").write_bytes(b"no picture")
-    assert check(folder) == 2
-    assert "0 pictures can be used\n1 file that cannot be used:\n" in capsys.readouterr().out
+    assert check(folder) == 1
+    text = "none of the 1 pictures can be used; g.png: no picture in a format that is read"
+    assert text in capsys.readouterr().err
     (folder / "g.png").unlink()
-    assert check(folder) == 2
+    assert check(folder) == 1
     assert "holds no pictures" in capsys.readouterr().err
 
 
@@ -92,6 +104,9 @@ def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("options", "code", "message"),
     [
         (["--image-size", "100"], 2, "--image-size: got 100; must be a multiple of 16"),
+        (["-f", "job.yaml"], 2, "SOURCE: give either SOURCE or -f FILE"),
+        (["--data.maks=alpha"], 1, "--data.maks: no such field; did you mean masks?"),
+        (["--data.masks=masks"], 1, "it should hold pictures; it should have a mask for each picture"),
         (["--contact-sheet", "/proc/sheet.png"], 74, "--contact-sheet /proc/sheet.png: cannot be written"),
     ],
 )  # fmt: skip
@@ -117,7 +132,7 @@ def test_of_many_files_the_first_are_named_unless_all_are_asked_for(
 
 
 def test_the_contact_sheet_shows_the_part_that_is_trained(folder: Path, tmp_path: Path) -> None:
-    found = inspect(list_pictures(folder), SIZE, threads=2)
+    found = looked_at(folder, SIZE)
     assert save_contact_sheet(tmp_path / "sheet.png", found) == 8
     with Image.open(tmp_path / "sheet.png") as image:
         sheet = np.asarray(image)
@@ -135,6 +150,6 @@ def test_a_large_folder_has_a_sheet_of_its_first_pictures(tmp_path: Path) -> Non
     content = file_of(Image.new("RGB", (16, 16)), "PNG")
     for number in range(MAX_PICTURES + 3):
         (folder / f"{number:04d}.png").write_bytes(content)
-    found = inspect(list_pictures(folder), 16, threads=2)
+    found = looked_at(folder, 16)
     assert len(found.used) == MAX_PICTURES + 3
     assert save_contact_sheet(tmp_path / "sheet.png", found) == MAX_PICTURES

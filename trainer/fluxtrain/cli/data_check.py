@@ -1,121 +1,152 @@
-"""``fluxtrain data check FOLDER``: what a training would make of a folder of pictures, before it starts."""
+"""``fluxtrain data check SOURCE``: what a training would make of its pictures, before it starts."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from fluxtrain.cli.arguments import Commands, add_command, described, path
-from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, ConfigError, StorageError
+from fluxtrain.cli import reference_environment
+from fluxtrain.cli.arguments import Commands, add_command, described, load_config, path
+from fluxtrain.cli.field_help import add_field_help
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.overrides import parse_overrides
+from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.errors import (
+    EXIT_ERROR,
+    EXIT_OK,
+    UNSET,
+    ConfigError,
+    FluxtrainError,
+    StorageError,
+)
 
 if TYPE_CHECKING:
-    from fluxtrain.data.pictures.inspection import Inspection
+    from fluxtrain.picture_cache.check import PictureCheck
 
-_MAX_NAMED = 5
 _CONTACT_SHEET = "contact-sheet.png"
+_SIZE = 1024
 
 
 def add(commands: Commands) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser("data", allow_abbrev=False, help="look at a folder of pictures")
+    parser = commands.add_parser("data", allow_abbrev=False, help="look at pictures to train on")
     inner = parser.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
-    text = "check all pictures and captions of a folder, and draw a contact sheet"
+    text = "check all pictures, captions and masks of a run, and draw a contact sheet"
     check = add_command(inner, "check", action, help=text, description=described(__doc__))
-    check.epilog = "exit code: 0 all files are used; 1 some are not; 2 none is"
-    check.add_argument("folder", type=path, metavar="FOLDER", help="as spec.run.data.images")
-    text = "side in pixels of the training's squares (default: 1024)"
-    check.add_argument("--image-size", type=int, default=1024, help=text)
+    add_field_help(check)
+    check.epilog = (
+        "exit code: 0 a run would train on them; 1 it would fail, or with --strict leave some out; "
+        "2 the command is wrong. Every field of spec.run can be set, such as --data.masks=alpha"
+    )
+    text = "as spec.run.data.images: a folder, a data set config, shards, Parquet files, or a URL"
+    check.add_argument("source", nargs="?", metavar="SOURCE", help=text)
+    text = "the FluxTraining whose pictures are checked, instead of SOURCE"
+    check.add_argument("-f", "--file", type=path, metavar="FILE", help=text)
+    text = "root of relative paths (default: the current folder; with -f as of fluxtrain run)"
+    check.add_argument("--data", type=path, help=text)
+    text = f"with SOURCE: side in pixels of the training's squares (default: {_SIZE})"
+    check.add_argument("--image-size", type=int, help=text)
     text = f"PNG to write (default: {_CONTACT_SHEET})"
     check.add_argument("--contact-sheet", type=path, default=Path(_CONTACT_SHEET), help=text)
     check.add_argument("--all", action="store_true", help="name all files, not only the first ones")
+    check.add_argument("--strict", action="store_true", help="exit with 1 if a file is left out")
+    check.add_argument("--json", action="store_true", help="print JSON")
 
 
 def action(arguments: argparse.Namespace) -> int:
-    """Print what is used, changed and left out; return 0 if all files are used."""
+    """Print what is used, changed and left out; return 0 if a run would train on the pictures."""
+    _require_one(arguments)
+    try:
+        config = _config(arguments)
+        found = _check(config, _root(arguments), is_shown=sys.stderr.isatty())
+        _require_some(found)
+    except FluxtrainError as error:
+        if arguments.json:
+            print(json.dumps({"error": str(error)}, indent=2))
+        print(f"fluxtrain: error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    from fluxtrain.cli.data_report import as_json, as_text
+
+    sheet = _draw(arguments.contact_sheet, found)
+    if arguments.json:
+        print(json.dumps(as_json(config, found, arguments.contact_sheet), indent=2))
+    else:
+        print("\n".join([*as_text(config, found, names_all=arguments.all), sheet]))
+    return EXIT_ERROR if arguments.strict and found.inspection.skipped else EXIT_OK
+
+
+def _require_one(arguments: argparse.Namespace) -> None:
+    if (arguments.source is None) == (arguments.file is None):
+        raise ConfigError("SOURCE", UNSET, "give either SOURCE or -f FILE")
     size = arguments.image_size
+    if size is None:
+        return
+    if arguments.file is not None:
+        raise ConfigError("--image-size", size, "must be left out with -f: the file has it")
     if not 16 <= size <= 32_768 or size % 16:
         raise ConfigError("--image-size", size, "must be a multiple of 16 from 16 to 32768")
+
+
+def _config(arguments: argparse.Namespace) -> RunConfig:
+    """Return the config of the file, or of a LoRA of SOURCE, with any seed."""
+    from fluxtrain.random_seed import with_any_seed
+
+    if arguments.file is not None:
+        _, config = load_config(arguments.file, arguments.overrides, quiet=True)
+    else:
+        size = arguments.image_size or _SIZE
+        data = {"images": arguments.source, "image_size": size, "latent_size": size // 8}
+        run = {"preset": "dev-lora", "data": data}
+        config = resolve(merge(run, parse_overrides(arguments.overrides)))
+    if config.data.images is None:
+        raise ConfigError("spec.run.data.images", None, "must name the pictures that are checked")
+    return with_any_seed(config)
+
+
+def _root(arguments: argparse.Namespace) -> Path:
+    if arguments.data is not None:
+        return Path(arguments.data)
+    if arguments.source is not None:
+        return Path()
+    return Path(reference_environment.root("data", os.environ).value)
+
+
+def _check(config: RunConfig, root: Path, is_shown: bool) -> PictureCheck:
     from tqdm import tqdm
 
+    from fluxtrain.picture_cache.check import check_run, run_pictures
+
+    with TemporaryDirectory() as output:
+        paths = RunPaths(Path(output), root, root)
+        with (
+            run_pictures(config, paths, is_shown) as (pictures, left_out),
+            tqdm(total=len(pictures), unit="picture", disable=not is_shown) as bar,
+        ):
+            return check_run(config, pictures, left_out, bar.update)
+
+
+def _require_some(found: PictureCheck) -> None:
+    from fluxtrain.picture_cache.work import nothing_left
+
+    if not found.inspection.used:
+        raise nothing_left(found.inspection.skipped)
+
+
+def _draw(file: Path, found: PictureCheck) -> str:
+    """Write the contact sheet; return the line that tells of it."""
     from fluxtrain.data.pictures.contact_sheet import save_contact_sheet
-    from fluxtrain.data.pictures.folder import list_pictures
-    from fluxtrain.data.pictures.inspection import inspect
 
-    listing = list_pictures(arguments.folder)
-    threads = len(os.sched_getaffinity(0))
-    shown = sys.stderr.isatty()
-    with tqdm(total=len(listing.pictures), unit="picture", disable=not shown) as bar:
-        found = inspect(listing, size, threads, bar.update)
-    most = len(found.looks) + len(found.skipped) if arguments.all else _MAX_NAMED
-    for line in _report(found, most):
-        print(line)
     try:
-        count = save_contact_sheet(arguments.contact_sheet, found)
+        count = save_contact_sheet(file, found.inspection)
     except OSError as error:
-        text = f"--contact-sheet {arguments.contact_sheet}: cannot be written ({error.strerror})"
+        text = f"--contact-sheet {file}: cannot be written ({error.strerror})"
         raise StorageError(text) from None
-    of = "" if count == len(found.looks) else f", the first {count} of {len(found.looks)} pictures"
-    print(f"contact sheet: {arguments.contact_sheet}{of}")
-    if not found.used:
-        return EXIT_USAGE
-    return EXIT_ERROR if found.skipped else EXIT_OK
-
-
-def _report(found: Inspection, most: int) -> Iterator[str]:
-    """Yield the lines of the report; of each kind ``most`` files are named."""
-    used, size = found.used, found.image_size
-    kinds = ", ".join(f"{count} {suffix[1:]}" for suffix, count in found.kinds().most_common())
-    yield f"{found.listing.folder}: {_counted(len(used), 'picture')} can be used" + (
-        f" ({kinds})" if kinds else ""
-    )
-    if used:
-        areas = sorted(used, key=lambda look: look.width * look.height)
-        ends = " to ".join(f"{look.width} x {look.height}" for look in (areas[0], areas[-1]))
-        yield f"sizes: {ends} pixels; trained at {size} x {size}"
-    yield from _named(
-        "without a caption (data.class_tokens, else the empty prompt)",
-        (look.file.name for look in found.without_caption),
-        most,
-    )
-    yield from _named(
-        "enlarged",
-        (
-            f"{look.file.name}: {look.width} x {look.height}, {look.scale:.1f} times"
-            for look in found.enlarged
-        ),
-        most,
-    )
-    yield from _named(
-        "cropped to less than 60 %",
-        (
-            f"{look.file.name}: {look.width} x {look.height}, {look.seen:.0%} is seen"
-            for look in found.much_cropped
-        ),
-        most,
-    )
-    yield from _named(
-        "equal to the byte",
-        (" = ".join(look.file.name for look in group) for group in found.equal),
-        most,
-        unit="group",
-    )
-    faults = (f"{name}: {reason}" for name, reason in found.skipped.items())
-    yield from _named("that cannot be used", faults, most, unit="file")
-
-
-def _named(title: str, lines: Iterable[str], most: int, unit: str = "picture") -> Iterator[str]:
-    listed = list(lines)
-    if not listed:
-        return
-    yield f"{_counted(len(listed), unit)} {title}:"
-    yield from (f"  {line}" for line in listed[:most])
-    if len(listed) > most:
-        yield f"  … and {len(listed) - most} more (--all names them)"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    looks = len(found.inspection.looks)
+    of = "" if count == looks else f", the first {count} of {looks} pictures"
+    return f"contact sheet: {file}{of}"

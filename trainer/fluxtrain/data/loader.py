@@ -57,11 +57,19 @@ def training_batches(
 
 def training_order(config: RunConfig, source: Source) -> AnyOrder:
     """Return the order of the training samples."""
+    if isinstance(source, ImageDataset):
+        return order_of(config, len(source), None)
+    sizes = None if config.data.buckets is None else np.ascontiguousarray(source.latent_sizes)
+    return order_of(config, len(source), sizes)
+
+
+def order_of(config: RunConfig, num_samples: int, latent_sizes: Array | None) -> AnyOrder:
+    """Return the order of samples whose latents have ``latent_sizes``, "n 2"; None: all the same."""
     seed, size = config.drawn_seed, config.schedule.global_batch_size
     is_sequential = config.data.order == "sequential"
-    if config.data.buckets is None or isinstance(source, ImageDataset):
-        return Order(seed, len(source), size, is_sequential)
-    return BucketOrder(seed, np.ascontiguousarray(source.latent_sizes), size, is_sequential)
+    if latent_sizes is None or config.data.buckets is None:
+        return Order(seed, num_samples, size, is_sequential)
+    return BucketOrder(seed, latent_sizes, size, is_sequential)
 
 
 def evaluation_batches(

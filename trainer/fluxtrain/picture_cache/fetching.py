@@ -72,6 +72,18 @@ def fetched_pictures(
         yield places
 
 
+@contextmanager
+def local_pictures(
+    data: DataConfig, paths: RunPaths, check: Check, is_shown: bool
+) -> Iterator[Places]:
+    """Yield the folders of remote pictures by URL, as `fetched_pictures` does, for one process alone."""
+    with ExitStack() as held:
+        yield {
+            source.url: held.enter_context(local_folder(source, data, paths.data, check, is_shown))
+            for source in pinned_sources(data, paths, check)
+        }
+
+
 def pinned_sources(
     data: DataConfig, paths: RunPaths, check: Check = lambda: None, is_written: bool = False
 ) -> list[Source]:

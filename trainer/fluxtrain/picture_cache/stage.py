@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +20,8 @@ from fluxtrain.contract.run.data import ALPHA
 from fluxtrain.data.buckets import Placement
 from fluxtrain.data.pictures.cache import Latents, Record, write_encodings
 from fluxtrain.data.pictures.masks import mask_of
-from fluxtrain.data.pictures.picture import (
-    PictureError,
-    decode,
-    fit,
-    picture_size,
-    read_bytes,
-    require_enough_pixels,
-)
+from fluxtrain.data.pictures.picture import decode, fit
+from fluxtrain.data.pictures.reading import FAULTS, read_picture, reason_of
 from fluxtrain.data.pictures.subset import TrainingPicture
 from fluxtrain.distributed import StopRequest, World
 from fluxtrain.encode.codec import Codec, load_codec
@@ -40,8 +33,6 @@ from fluxtrain.picture_cache.work import CachedPictures, find_work, wanted_laten
 from fluxtrain.progress import Alive
 
 _POLL_SECONDS = 0.2
-_FAULTS_OF_FILES = (FileNotFoundError, PermissionError, IsADirectoryError)
-"""Errors that belong to one file; others, such as those of a lost volume, end the run."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -161,28 +152,21 @@ class _Stage:
         """Return ``picture`` decoded at the sizes that are not in the cache."""
         name, cache = picture.label, self.work.cache
         try:
-            content = read_bytes(picture.path)
-            width, height = picture_size(content)
-            sha256 = hashlib.sha256(content).hexdigest()
-            path = picture.mask_path
-            mask = None if path is None else read_bytes(path)
-            mask_sha256 = "" if mask is None else hashlib.sha256(mask).hexdigest()
-            hashes = sha256, mask_sha256
-            wanted = wanted_latents(self.config, cache, picture, width, height, *hashes)
-            for _, placement in wanted:
-                require_enough_pixels(width, height, placement)
+            read = read_picture(picture, self.config.data, self.config.drawn_seed)
+            seen = read.width, read.height, read.sha256, read.mask_sha256
+            wanted = wanted_latents(self.config, cache, picture, *seen)
             latents = [each for each, _ in wanted]
             missing = [pair for pair in wanted if not cache.latents_path(pair[0].id).exists()]
-            crops = tuple((each, _pixels(content, placement)) for each, placement in missing)
+            crops = tuple((each, _pixels(read.content, placement)) for each, placement in missing)
             kind = ALPHA if picture.has_alpha_mask else ""
             masks = tuple(
-                (each.mask, mask_of(mask, kind, (width, height), placement))
+                (each.mask, mask_of(read.mask, kind, seen[:2], placement))
                 for each, placement in wanted
-                if mask is not None and not cache.mask_path(each.mask).exists()
+                if read.mask is not None and not cache.mask_path(each.mask).exists()
             )
-        except (PictureError, *_FAULTS_OF_FILES) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            return _Decoded(picture, Record(name, fault=reason or type(error).__name__))
+        except FAULTS as error:
+            return _Decoded(picture, Record(name, fault=reason_of(error)))
+        width, height, sha256, mask_sha256 = seen
         record = Record(name, sha256, width, height, tuple(latents), mask_sha256=mask_sha256)
         return _Decoded(picture, record, crops, masks)
 

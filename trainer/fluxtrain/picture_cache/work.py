@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,11 +20,12 @@ from fluxtrain.data.empty_text import EmptyText
 from fluxtrain.data.pictures.cache import Latents, PictureCache, Record
 from fluxtrain.data.pictures.dataset import Entry, PictureDataset
 from fluxtrain.data.pictures.picture import DECODER
-from fluxtrain.data.pictures.placement import placements
+from fluxtrain.data.pictures.reading import placements_of
 from fluxtrain.data.pictures.subset import (
     Places,
     TrainingPicture,
     list_subsets,
+    skipped_files,
     training_pictures,
 )
 from fluxtrain.data.pictures.training_set import (
@@ -33,7 +34,7 @@ from fluxtrain.data.pictures.training_set import (
     TrainingSet,
     read_training_set,
 )
-from fluxtrain.data.pictures.variants import variant_captions, variant_placements
+from fluxtrain.data.pictures.variants import variant_captions
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.fingerprint import autoencoder_fingerprint, text_fingerprint
 from fluxtrain.errors import DataError
@@ -81,11 +82,7 @@ class CachedPictures:
             for sample in _samples(picture, record, seed)
         )
         if not samples:
-            (name, reason), *more = skipped.items()
-            raise DataError(
-                f"none of the {len(skipped)} pictures can be used; {name}: {reason}"
-                + f"; {len(more)} more in {output / REPORT}" * bool(more)
-            )
+            raise nothing_left(skipped, output / REPORT)
         found = TrainingSet(samples, tuple(skipped))
         found.write(output)
         return found
@@ -134,6 +131,16 @@ class CachedPictures:
             partial.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 
 
+def nothing_left(skipped: Mapping[str, str], report: Path | None = None) -> DataError:
+    """Return the error of a run of which all pictures are ``skipped``; ``report`` names all of them."""
+    (name, reason), *others = skipped.items()
+    where = f" in {report}" if report else ""
+    return DataError(
+        f"none of the {len(skipped)} pictures can be used; {name}: {reason}"
+        + f"; {len(others)} more{where}" * bool(others)
+    )
+
+
 def check_pictures(config: RunConfig, paths: RunPaths) -> None:
     """Raise an error if the run's pictures or encoders are missing; nothing is fetched or decoded."""
     list_subsets(config.data, paths.data)
@@ -165,13 +172,8 @@ def find_work(
     seed = config.drawn_seed
     every = (variant_captions(p.caption, p.variants, seed) for p in pictures)
     captions = dict.fromkeys([*(text for texts in every for text in texts), ""])
-    skipped = {
-        subset.label + name: reason
-        for subset, listing in listed
-        for name, reason in listing.skipped.items()
-    }
     texts = _missing_texts(captions, cache, existing)
-    return CachedPictures(cache, pictures, skipped, missing, texts)
+    return CachedPictures(cache, pictures, skipped_files(listed), missing, texts)
 
 
 def _continued(
@@ -240,18 +242,14 @@ def wanted_latents(
     ``mask_sha256`` is that of the file of which its mask is made, "" if it has none. Raises PictureError if
     the picture is too small for any bucket.
     """
-    seed, places = config.drawn_seed, placements(width, height, config.data, picture.resolution)
+    places = placements_of(picture, config.data, config.drawn_seed, width, height, sha256)
     kind = ALPHA if picture.has_alpha_mask else ""
 
     def latents(placement: Placement, number: int) -> Latents:
         mask = cache.mask_id(kind, mask_sha256, placement) if mask_sha256 else ""
         return Latents(cache.latents_id(sha256, placement), *placement.size, number, mask)
 
-    return [
-        (latents(each, number), each)
-        for number, placement in enumerate(places)
-        for each in variant_placements(placement, picture.variants, seed, sha256)
-    ]
+    return [(latents(each, number), each) for number, each in places]
 
 
 def _samples(picture: TrainingPicture, record: Record, seed: int) -> Iterator[TrainingSample]:

@@ -51,12 +51,12 @@ def _draw_look(
     else:
         free = THUMBNAIL - look.thumbnail.width, THUMBNAIL - look.thumbnail.height
         sheet.paste(look.thumbnail, (left + free[0] // 2, top + free[1] // 2))
-    text, colour = look.file.caption, _INK
+    text, colour = look.picture.caption, _INK
     if look.fault:
         text, colour = look.fault, _FAULT
     elif not text:
         text, colour = "no caption", _NOTE
-    lines = [look.file.name, *_wrapped(draw, font, text, lines=2)]
+    lines = [look.name, *_wrapped(draw, font, text, lines=2)]
     for number, line in enumerate(lines):
         fitted = _fitted(draw, font, line)
         place = (left, top + THUMBNAIL + 2 + number * _LINE)

@@ -1,26 +1,22 @@
-"""Looks at all pictures of a folder as a training would: what it uses, changes and leaves out."""
+"""Looks at all pictures of a run as its training would: what it uses, changes and leaves out."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
-from fluxtrain.contract.run.data import DataConfig
-from fluxtrain.data.pictures.folder import Listing, PictureFile
-from fluxtrain.data.pictures.picture import (
-    PictureError,
-    decode,
-    picture_size,
-    read_bytes,
-    require_enough_pixels,
-)
-from fluxtrain.data.pictures.placement import placements
+from fluxtrain.contract.run.buckets import Size
+from fluxtrain.contract.run.data import ALPHA, DataConfig
+from fluxtrain.data.buckets import Placement
+from fluxtrain.data.pictures.masks import mask_of
+from fluxtrain.data.pictures.picture import decode
+from fluxtrain.data.pictures.reading import FAULTS, ReadPicture, read_picture, reason_of
+from fluxtrain.data.pictures.subset import TrainingPicture
 
 THUMBNAIL = 128
 """Longest side of a thumbnail in pixels."""
@@ -32,26 +28,48 @@ _MUCH_CROPPED = 0.6
 class Look:
     """What a training makes of one picture."""
 
-    file: PictureFile
+    picture: TrainingPicture
     width: int = 0
     height: int = 0
     sha256: str = ""
-    scale: float = 1.0
-    """Factor by which it is resized; above 1 it is enlarged."""
-    seen: float = 1.0
-    """Part of its area that is left after the crop."""
+    placements: tuple[tuple[int, Placement], ...] = ()
+    """As `ReadPicture` has them."""
     fault: str = ""
     thumbnail: Image.Image | None = None
-    """The part that is seen."""
+    """The part that is seen, at the first size."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the picture in reports."""
+        return self.picture.label
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """Return width and height in pixels of its samples, one for each resolution."""
+        return tuple({number: each.size for number, each in self.placements}.values())
+
+    @property
+    def scale(self) -> float:
+        """Return the largest factor by which it is resized; above 1 it is enlarged."""
+        found = (p.resized[0] / self.width for _, p in self.placements)
+        other = (p.resized[1] / self.height for _, p in self.placements)
+        return max(*found, *other)
+
+    @property
+    def seen(self) -> float:
+        """Return the smallest part of its area that is left after a crop."""
+        return min(
+            p.size[0] * p.size[1] / (p.resized[0] * p.resized[1]) for _, p in self.placements
+        )
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a training makes of a folder."""
+    """What a training makes of its pictures."""
 
-    listing: Listing
     looks: list[Look]
-    image_size: int
+    left_out: Mapping[str, str]
+    """Files that are not looked at, with the reason."""
 
     @property
     def used(self) -> list[Look]:
@@ -61,8 +79,8 @@ class Inspection:
     @property
     def skipped(self) -> dict[str, str]:
         """Return the names of the files that are not used, with the reason."""
-        faults = {look.file.name: look.fault for look in self.looks if look.fault}
-        return dict(sorted((self.listing.skipped | faults).items()))
+        faults = {look.name: look.fault for look in self.looks if look.fault}
+        return dict(sorted((dict(self.left_out) | faults).items()))
 
     @property
     def enlarged(self) -> list[Look]:
@@ -78,8 +96,8 @@ class Inspection:
 
     @property
     def without_caption(self) -> list[Look]:
-        """Return the pictures that have no caption."""
-        return [look for look in self.used if not look.file.caption]
+        """Return the pictures that have no caption of their own."""
+        return [look for look in self.used if not look.picture.file.caption]
 
     @property
     def equal(self) -> list[list[Look]]:
@@ -89,65 +107,69 @@ class Inspection:
             groups.setdefault(look.sha256, []).append(look)
         return [group for group in groups.values() if len(group) > 1]
 
+    @property
+    def samples(self) -> Counter[Size]:
+        """Return the samples of an epoch by width and height in pixels, the most pixels first."""
+        found = Counter[Size]()
+        for look in self.used:
+            for size in look.sizes:
+                found[size] += look.picture.repeats
+        return Counter(
+            dict(sorted(found.items(), key=lambda each: (-each[0][0] * each[0][1], each[0])))
+        )
+
     def kinds(self) -> Counter[str]:
         """Return how many of the pictures that are used have each file suffix."""
-        return Counter(Path(look.file.name).suffix.lower() for look in self.used)
+        return Counter(Path(look.picture.file.name).suffix.lower() for look in self.used)
 
 
 def inspect(
-    listing: Listing,
-    image_size: int,
+    pictures: Sequence[TrainingPicture],
+    left_out: Mapping[str, str],
+    data: DataConfig,
+    seed: int,
     threads: int,
     advance: Callable[[], object] = lambda: None,
 ) -> Inspection:
-    """Return what a training at ``image_size`` makes of the pictures of ``listing``; all are decoded.
+    """Return what a training with ``data`` makes of ``pictures``; all are decoded, and their masks.
 
     ``advance`` is called after each picture.
     """
     looks = list[Look]()
-    for look in _looks(listing, image_size, threads):
+    for look in _looks(pictures, data, seed, threads):
         looks.append(look)
         advance()
-    return Inspection(listing, looks, image_size)
+    return Inspection(looks, left_out)
 
 
-def _looks(listing: Listing, image_size: int, threads: int) -> Iterator[Look]:
-    config = DataConfig(image_size=image_size)
+def _looks(
+    pictures: Sequence[TrainingPicture], data: DataConfig, seed: int, threads: int
+) -> Iterator[Look]:
     with ThreadPoolExecutor(threads, thread_name_prefix="picture") as pool:
-        yield from pool.map(lambda file: _look(listing.folder, file, config), listing.pictures)
+        yield from pool.map(lambda picture: _look(picture, data, seed), pictures)
 
 
-def _look(folder: Path, file: PictureFile, config: DataConfig) -> Look:
+def _look(picture: TrainingPicture, data: DataConfig, seed: int) -> Look:
     try:
-        content = read_bytes(folder / file.name)
-        width, height = picture_size(content)
-        placement = placements(width, height, config)[0]
-        require_enough_pixels(width, height, placement)
-        scale = THUMBNAIL / max(placement.size)
-        wanted = tuple(max(1, round(side * scale)) for side in placement.resized)
-        image = decode(content, at_least=(wanted[0], wanted[1]))
-    except PictureError as error:
-        return Look(file, fault=str(error))
-    except OSError as error:
-        return Look(file, fault=error.strerror or "cannot be read")
-    resized, size = placement.resized, placement.size
-    return Look(
-        file,
-        width,
-        height,
-        hashlib.sha256(content).hexdigest(),
-        scale=max(resized[0] / width, resized[1] / height),
-        seen=size[0] * size[1] / (resized[0] * resized[1]),
-        thumbnail=_thumbnail(image, resized, placement.box),
-    )
+        read = read_picture(picture, data, seed)
+        kind = ALPHA if picture.has_alpha_mask else ""
+        for _, each in read.placements if read.mask is not None else ():
+            assert read.mask is not None
+            mask_of(read.mask, kind, (read.width, read.height), each)
+        thumbnail = _thumbnail(read)
+    except FAULTS as error:
+        return Look(picture, fault=reason_of(error))
+    return Look(picture, read.width, read.height, read.sha256, read.placements, thumbnail=thumbnail)
 
 
-def _thumbnail(
-    image: Image.Image, resized: tuple[int, int], box: tuple[int, int, int, int]
-) -> Image.Image:
-    """Return the part ``box`` of ``image``, which stands for one of size ``resized``, as a thumbnail."""
-    ratio = image.width / resized[0], image.height / resized[1]
-    left, top, right, bottom = (side * ratio[axis % 2] for axis, side in enumerate(box))
+def _thumbnail(read: ReadPicture) -> Image.Image:
+    """Return the part of a picture that is seen at its first size, as a thumbnail."""
+    _, placement = read.placements[0]
+    scale = THUMBNAIL / max(placement.size)
+    width, height = (max(1, round(side * scale)) for side in placement.resized)
+    image = decode(read.content, at_least=(width, height))
+    ratio = image.width / placement.resized[0], image.height / placement.resized[1]
+    left, top, right, bottom = (side * ratio[axis % 2] for axis, side in enumerate(placement.box))
     part = image.crop((round(left), round(top), max(1, round(right)), max(1, round(bottom))))
     part.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BICUBIC)
     return part

@@ -98,6 +98,15 @@ def list_subsets(
     return listed
 
 
+def skipped_files(listed: list[tuple[Subset, Listing]]) -> dict[str, str]:
+    """Return the names of the files that are no pictures to train on, with the reason."""
+    return {
+        subset.label + name: reason
+        for subset, listing in listed
+        for name, reason in listing.skipped.items()
+    }
+
+
 def training_pictures(listed: list[tuple[Subset, Listing]]) -> list[TrainingPicture]:
     """Return the pictures of all folders, in their order; regularisation images come last.
 

@@ -1,0 +1,106 @@
+"""What a run would make of its pictures: all that its first minutes would find, and nothing is encoded."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT, Size
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.loader import order_of
+from fluxtrain.data.pictures.inspection import Inspection, inspect
+from fluxtrain.data.pictures.subset import (
+    TrainingPicture,
+    list_subsets,
+    skipped_files,
+    training_pictures,
+)
+from fluxtrain.data.pictures.variants import variant_captions
+from fluxtrain.picture_cache.fetching import local_pictures
+
+_BYTES = {"bfloat16": 2, "float32": 4}
+Advance = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class PictureCheck:
+    """The pictures of a run, looked at as its training would."""
+
+    inspection: Inspection
+    samples: Counter[Size]
+    """Samples of an epoch by width and height in pixels."""
+    steps_per_epoch: float
+    steps: int
+    """Of the whole run."""
+    latents: int
+    """Files of latents that are encoded, with mirrored and other crops."""
+    captions: int
+    """Captions that are encoded, with their variants and the empty one."""
+    cache_bytes: int
+
+
+@contextmanager
+def run_pictures(
+    config: RunConfig, paths: RunPaths, is_shown: bool = False
+) -> Iterator[tuple[list[TrainingPicture], dict[str, str]]]:
+    """Yield the run's pictures, fetched to this node, and the files that are left out, with the reason.
+
+    Raises what a run raises before it begins.
+    """
+    with local_pictures(config.data, paths, lambda: None, is_shown) as places:
+        listed = list_subsets(config.data, paths.data, places)
+        yield training_pictures(listed), skipped_files(listed)
+
+
+def check_run(
+    config: RunConfig,
+    pictures: list[TrainingPicture],
+    left_out: dict[str, str],
+    advance: Advance = lambda: None,
+) -> PictureCheck:
+    """Return what the run of ``config`` makes of ``pictures``, all of which are decoded."""
+    threads = len(os.sched_getaffinity(0))
+    found = inspect(pictures, left_out, config.data, config.drawn_seed, threads, advance)
+    samples = found.samples
+    encoded = {(look.sha256, placement) for look in found.used for _, placement in look.placements}
+    latents = Counter(placement.size for _, placement in encoded)
+    captions = {""}.union(*(_captions(each, config.drawn_seed) for each in pictures))
+    return PictureCheck(
+        found,
+        samples,
+        *_steps(config, samples),
+        sum(latents.values()),
+        len(captions),
+        cache_bytes(config, latents, len(captions)),
+    )
+
+
+def cache_bytes(config: RunConfig, latents: Counter[Size], captions: int) -> int:
+    """Return the bytes of the encodings of ``latents``, by width and height in pixels, and of captions."""
+    itemsize = _BYTES[config.encoders.precision]
+    pixels = sum(count * width * height for (width, height), count in latents.items())
+    image = 2 * config.latent_channels * pixels // PIXELS_PER_LATENT**2
+    text = config.data.text_length * config.model.context_in_dim + config.model.vec_in_dim
+    return itemsize * (image + captions * text)
+
+
+def _captions(picture: TrainingPicture, seed: int) -> tuple[str, ...]:
+    return variant_captions(picture.caption, picture.variants, seed)
+
+
+def _steps(config: RunConfig, samples: Counter[Size]) -> tuple[float, int]:
+    """Return the steps of an epoch and of the run; 0 without samples."""
+    schedule, count = config.schedule, sum(samples.values())
+    if not count:
+        return 0, 0
+    sizes = [(h // PIXELS_PER_LATENT, w // PIXELS_PER_LATENT) for w, h in samples]
+    order = order_of(config, count, np.repeat(np.array(sizes), list(samples.values()), axis=0))
+    is_square = config.data.buckets is None
+    per_epoch = count / schedule.global_batch_size if is_square else order.batches(1)
+    return per_epoch, order.batches(schedule.epochs) if schedule.epochs else schedule.steps
