@@ -19,6 +19,7 @@ def add_peft_adapters(other: nn.Module, model: nn.Module, layers: list[AdaptedLa
             target_modules=list(names),
             rank_pattern={f"^{part}": layer.rank for part, layer in names.items()},
             alpha_pattern={f"^{part}": layer.alpha for part, layer in names.items()},
+            use_dora=layers[0].is_dora,
         )
     )
     with torch.no_grad():
@@ -37,5 +38,9 @@ def by_peft_names(model: nn.Module, layers: list[AdaptedLayer], what: str) -> di
         for (part, rows), each in parts:
             found[f"{part}.lora_A.default.weight"] = each
             found[f"{part}.lora_B.default.weight"] = up[row : row + rows]
+            if layer.is_dora:
+                norms = getattr(module.magnitude, what)
+                norms = norms + module.base_magnitude if what == "data" else norms
+                found[f"{part}.lora_magnitude_vector.default.weight"] = norms[row : row + rows]
             row += rows
     return found

@@ -10,7 +10,7 @@ from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.adapted_layers import AdaptedLayer, adapted_layers
 from fluxtrain.model.flux import Flux
-from fluxtrain.model.lora import add_adapters, is_adapter
+from fluxtrain.model.lora import add_adapters, is_adapter, measure
 
 
 def adapted(
@@ -21,6 +21,7 @@ def adapted(
     add_adapters(model, layers, torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            measure(model, name, parameter)
             if is_adapter(name):
                 parameter.normal_(0, deviation)
     return model, layers

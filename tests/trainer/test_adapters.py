@@ -195,7 +195,10 @@ OTHERS = {
         "optim": {"ema_decay": 0.6, "learning_rate": 1e-3},
         "adapter": {"kind": "lokr", "split_qkv": False, "dropout": 0.0, "rank_dropout": 0.0},
     },
-    "adafactor": {"optim": {"name": "adafactor"}},
+    "dora, adafactor": {
+        "optim": {"name": "adafactor"},
+        "adapter": {"dora": True, "dropout": 0.0, "rank_dropout": 0.0, "module_dropout": 0.0},
+    },
     "adamw-8bit": {
         **WIDE,
         "initial_weights": "wide/weights.safetensors",

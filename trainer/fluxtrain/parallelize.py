@@ -21,11 +21,11 @@ from fluxtrain.contract.run.precision import PrecisionConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.distributed import World
 from fluxtrain.fp8 import use_fp8
-from fluxtrain.model.adapted_layers import adapted_layers
+from fluxtrain.model.adapted_layers import MAGNITUDE, WHOLE_MAGNITUDE, adapted_layers
 from fluxtrain.model.adapter_dropout import AdapterDropout
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import initial_value
-from fluxtrain.model.lora import add_adapters, is_adapter
+from fluxtrain.model.lora import add_adapters, is_adapter, magnitudes, measure
 from fluxtrain.model.recomputation import is_recomputed
 from fluxtrain.progress import Alive
 from fluxtrain.step_times import StepTimes
@@ -59,7 +59,9 @@ def build_model(
     initial = initial_weights(model, config.drawn_seed, world.device)
     if weights is not None:
         drawn = initial_weights(model, config.drawn_seed, world.device, is_adapter)
-        initial = chain(weights, ((name, adapters.get(name, value)) for name, value in drawn))
+        initial = chain(
+            weights, ((name, _given(model, adapters, name, value)) for name, value in drawn)
+        )
     load_weights(model, initial, world.device, alive)
     return model
 
@@ -218,7 +220,17 @@ def load_weights(
             parameter = parameters[name]
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             local.copy_(_local_part(full, parameter))
+            measure(model, name, full)
             alive()
+
+
+def _given(model: nn.Module, adapters: Mapping[str, Tensor], name: str, value: Tensor) -> Tensor:
+    """Return the parameter ``name`` of ``adapters``; ``value`` if it is not there."""
+    layer, _, kind = name.rpartition(".")
+    whole = adapters.get(f"{layer}.{WHOLE_MAGNITUDE}") if kind == MAGNITUDE else None
+    if whole is not None:
+        return whole.to(value.device) - magnitudes(model)[layer]
+    return adapters.get(name, value)
 
 
 def _local_part(full: Tensor, parameter: Tensor) -> Tensor:

@@ -28,6 +28,9 @@ def adapter_of(config: AdapterConfig, model: ModelConfig = MODEL) -> Adapter:
         for layer in layers
         for name, shape in layer.shapes.items()
     }
+    for layer in layers:
+        if layer.is_dora:
+            tensors[f"{layer.name}.base_magnitude"] = torch.full((layer.outputs,), 2.0)
     return trained_adapter(layers, tensors)
 
 

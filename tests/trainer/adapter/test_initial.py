@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.reference_model import random_model
+from tests.trainer.adapter.random_adapters import adapter_of
 
 from fluxtrain.adapter.file import write_adapter
 from fluxtrain.adapter.initial import initial_parameters
@@ -14,9 +16,12 @@ from fluxtrain.adapter.trained import trained_adapter
 from fluxtrain.adapter.updates import Adapter
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.distributed import World
 from fluxtrain.errors import DataError
 from fluxtrain.model.adapted_layers import adapted_layers
 from fluxtrain.model.init import initial_value
+from fluxtrain.model.lora import magnitudes
+from fluxtrain.parallelize import build_model
 
 LAYOUTS = ("kohya", "diffusers", "ai-toolkit", "bfl")
 
@@ -126,3 +131,30 @@ def test_the_file_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"style.safetensors"):
         begun(tmp_path, rank=4)
+
+
+def test_magnitudes_begin_as_they_were_and_need_a_dora(tmp_path: Path) -> None:
+    settings = {"rank": 4, "alpha": 8.0, "dora": True, "initial": "dora.safetensors"}
+    run = {"preset": "micro", "initial_weights": "weights.safetensors", "adapter": settings}
+    config = resolve(run)
+    assert config.adapter is not None
+    given = adapter_of(config.adapter, config.model)
+    path = tmp_path / "dora.safetensors"
+    write_adapter(path, given, "diffusers", torch.float32)
+    weights = random_model(config.model).state_dict()
+    parameters = initial_parameters(config, tmp_path)
+    model = build_model(config, World.alone(), weights.items(), adapters=parameters)
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
+    tensors |= {f"{name}.base_magnitude": each for name, each in magnitudes(model).items()}
+    ours = trained_adapter(adapted_layers(config.model, config.adapter), tensors)
+    for name, update in given.items():
+        weight = weights[f"{name}.weight"]
+        torch.testing.assert_close(ours[name].change(weight), update.change(weight), msg=name)
+    plain = resolve({**run, "adapter": {**settings, "dora": False}})
+    with pytest.raises(DataError, match=r"has none, as adapter\.dora is false"):
+        initial_parameters(plain, tmp_path)
+    write_adapter(
+        path, adapter_of(plain.adapter or config.adapter, plain.model), "kohya", torch.float32
+    )
+    with pytest.raises(DataError, match=r"magnitudes \(DoRA\) of 0 of its"):
+        initial_parameters(config, tmp_path)

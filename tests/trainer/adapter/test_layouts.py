@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.reference_model import linears
-from diffusers import FluxPipeline, FluxTransformer2DModel
+from diffusers import FluxPipeline
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tests.trainer.adapter.other_loaders import comfy_keys, diffusers_model
 from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written
 from torch import Tensor
 
@@ -67,23 +68,6 @@ def test_kohyas_file_has_its_names_shapes_and_alphas(tmp_path: Path) -> None:
             assert tensors[f"{name}.alpha"].item() == pytest.approx(6.0 * count)
 
 
-def comfy_keys(model: ModelConfig) -> dict[str, tuple[str, int, int]]:
-    """Return ComfyUI's key map: a file's module, the layer that it changes, and which rows of it."""
-    keys = {}
-    for name, others in linears(model):
-        keys[f"lora_unet_{name.replace('.', '_')}"] = keys[f"diffusion_model.{name}"] = name, 0, -1
-        width = model.hidden_size
-        for index, other in enumerate(others):
-            rows = (name, 0, -1)
-            if len(others) > 1:
-                length = 4 * width if index == 3 else width
-                rows = name, index * width, length
-            keys[f"transformer.{other}"] = keys[f"lora_transformer_{other.replace('.', '_')}"] = (
-                rows
-            )
-    return keys
-
-
 def in_comfy(
     path: Path, model: ModelConfig, outputs: dict[str, tuple[int, int]]
 ) -> dict[str, Tensor]:
@@ -118,22 +102,6 @@ def test_comfyui_uses_every_key_and_computes_our_update(
     shapes = {layer: (update.outputs, update.inputs) for layer, update in adapter.items()}
     for layer, theirs in in_comfy(path, MODEL, shapes).items():
         assert largest_difference(adapter[layer].delta(), theirs) < 1e-6, layer
-
-
-def diffusers_model(model: ModelConfig) -> FluxTransformer2DModel:
-    """Return diffusers' transformer without values: adapters are all that is read of it."""
-    with torch.device("meta"):
-        other = FluxTransformer2DModel(
-            in_channels=model.in_channels,
-            num_layers=model.depth,
-            num_single_layers=model.depth_single_blocks,
-            attention_head_dim=model.hidden_size // model.num_heads,
-            num_attention_heads=model.num_heads,
-            joint_attention_dim=model.context_in_dim,
-            pooled_projection_dim=model.vec_in_dim,
-            axes_dims_rope=model.axes_dim,
-        )
-    return other.to_empty(device="cpu")
 
 
 def in_diffusers(path: Path, model: ModelConfig) -> tuple[dict[str, Tensor], int]:

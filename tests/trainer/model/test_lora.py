@@ -1,4 +1,4 @@
-"""LoRA adapters: what they compute is peft's on diffusers' model with the same weights."""
+"""LoRA and DoRA adapters: what they compute is peft's on diffusers' model with the same weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fluxtrain.model.adapted_layers import (
 )
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.init import initial_value
-from fluxtrain.model.lora import is_adapter
+from fluxtrain.model.lora import DoraLinear, add_adapters, is_adapter, measure
 from fluxtrain.model.parameters import count_parameters, described_parameters
 
 MODEL = tiny_model(depth=2, depth_single_blocks=2, guidance_embed=True)
@@ -35,6 +35,8 @@ MIXED = AdapterConfig(
     ranks=AdapterRanks(img_attn=8, txt_mlp=2, img_mod=0, single=3),
     double_blocks="1",
 )
+DORA = SPLIT.model_copy(update={"dora": True})
+MIXED_DORA = MIXED.model_copy(update={"dora": True})
 STEPS = 50
 
 
@@ -45,7 +47,11 @@ def in_peft(model: Flux, layers: list[AdaptedLayer], config: ModelConfig) -> Flu
     return other
 
 
-@pytest.mark.parametrize("adapter", [SPLIT, MIXED], ids=["all layers", "some layers and ranks"])
+@pytest.mark.parametrize(
+    "adapter",
+    [SPLIT, MIXED, DORA, MIXED_DORA],
+    ids=["all layers", "some layers and ranks", "magnitudes", "magnitudes of some layers"],
+)
 def test_predictions_and_gradients_equal_those_of_peft(adapter: AdapterConfig) -> None:
     model, layers = adapted(MODEL, adapter)
     other = in_peft(model, layers, MODEL)
@@ -63,26 +69,30 @@ def test_predictions_and_gradients_equal_those_of_peft(adapter: AdapterConfig) -
     assert all(p.grad is None for name, p in model.named_parameters() if not is_adapter(name))
 
 
-def test_a_fused_adapter_is_one_that_its_parts_share() -> None:
-    fused, layers = adapted(MODEL, AdapterConfig(rank=4, alpha=6.0))
-    split, _ = adapted(MODEL, SPLIT)
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_fused_adapter_is_one_that_its_parts_share(dora: bool) -> None:
+    fused, layers = adapted(MODEL, AdapterConfig(rank=4, alpha=6.0, dora=dora))
+    split, _ = adapted(MODEL, DORA if dora else SPLIT)
     split.load_state_dict(base_of(fused), strict=False)
     for layer in layers:
         source, target = (each.get_submodule(layer.name) for each in (fused, split))
         times = len(target.lora_A) // len(source.lora_A)
         target.lora_A.data = source.lora_A.data.repeat(times, 1)
         target.lora_B.data = source.lora_B.data
+        if dora:
+            target.magnitude, target.base_magnitude = source.magnitude, source.base_magnitude
     batch = inputs(MODEL)
     assert relative_error(fused(**batch), split(**batch)) < 1e-5
 
 
-def test_the_loss_of_fifty_steps_is_that_of_peft() -> None:
-    model, layers = adapted(MODEL, SPLIT)
+@pytest.mark.parametrize(("adapter", "decay"), [(SPLIT, 0.01), (DORA, 0.0)])
+def test_the_loss_of_fifty_steps_is_that_of_peft(adapter: AdapterConfig, decay: float) -> None:
+    model, layers = adapted(MODEL, adapter)
     other = in_peft(model, layers, MODEL)
     curves = []
     for trained, run in ((model, lambda b: model(**b)), (other, lambda b: run_reference(other, b))):
         parameters = [p for p in trained.parameters() if p.requires_grad]
-        optimizer, losses = AdamW(parameters, lr=1e-3, weight_decay=0.01), []
+        optimizer, losses = AdamW(parameters, lr=1e-3, weight_decay=decay), []
         for step in range(STEPS):
             batch = inputs(MODEL)
             torch.manual_seed(step)
@@ -125,6 +135,24 @@ def test_new_adapters_have_no_effect() -> None:
     assert torch.count_nonzero(up) == 0
     bound = layer.inputs**-0.5
     assert 0.9 * bound < down.abs().max() <= bound
+
+
+def test_new_magnitudes_have_no_effect_in_bfloat16_either() -> None:
+    layer = adapted_layers(MODEL, DORA)[0]
+    model = random_model(MODEL)
+    plain = model.get_submodule(layer.name)
+    weight, bias = plain.weight.detach().bfloat16(), plain.bias.detach().bfloat16()
+    add_adapters(model, [layer], torch.bfloat16)
+    measure(model, f"{layer.name}.weight", plain.weight)
+    module = model.get_submodule(layer.name)
+    assert isinstance(module, DoraLinear)
+    with torch.no_grad():
+        for name, shape in layer.shapes.items():
+            value = initial_value(f"{layer.name}.{name}", torch.Size(shape), seed=0)
+            getattr(module, name).data = value.bfloat16()
+    x = torch.randn(4, layer.inputs, dtype=torch.bfloat16)
+    before = torch.nn.functional.linear(x, weight) + bias
+    assert torch.equal(module(x), before)
 
 
 def test_trained_parameters_are_told_from_those_of_the_model() -> None:

@@ -102,6 +102,7 @@ def row_of(found: Comparison, name: str) -> Row:
         ("micro", 1, 2, {"data": {"buckets": {"step": 16, "resolutions": [48, 64]}}}),
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": SPLIT}),
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": {"kind": "lokr"}}),
+        ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": {"dora": True}}),
         ("openmoji", 1, 8, {"optim": {"name": "prodigy", "learning_rate": 1.0}}),
         ("openmoji", 1, 8, {"optim": {"name": "schedule_free_adamw"}}),
         ("openmoji", 1, 1, {"optim": {"name": "schedule_free_adamw"}}),

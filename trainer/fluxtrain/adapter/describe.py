@@ -30,6 +30,9 @@ def describe(file: AdapterFile) -> Iterator[tuple[str, str]]:
     yield "layers", ", ".join(f"{count} of {name}" for name, count in sorted(blocks.items()))
     if products:
         yield "products", f"{len(products)} layers have a Kronecker product (LoKr)"
+    decomposed = sum(update.is_dora for update in updates)
+    if decomposed:
+        yield "magnitudes", f"{decomposed} layers have norms of their rows (DoRA)"
     split = sum(len(update.pieces) > 1 for update in updates)
     if split:
         yield "split", f"{split} layers have an adapter for each of their parts"

@@ -15,7 +15,12 @@ from fluxtrain.adapter.update import Piece, Update
 from fluxtrain.adapter.updates import AnyUpdate
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import DataError
-from fluxtrain.model.adapted_layers import AdaptedLayer, adapted_layers
+from fluxtrain.model.adapted_layers import (
+    MAGNITUDE,
+    WHOLE_MAGNITUDE,
+    AdaptedLayer,
+    adapted_layers,
+)
 from fluxtrain.model.init import initial_value
 
 
@@ -42,7 +47,22 @@ def initial_parameters(config: RunConfig, models_root: Path) -> dict[str, Tensor
             continue
         down, up = _fitted(layers[name], update, path, config.drawn_seed)
         parameters |= {f"{name}.lora_A": down, f"{name}.lora_B": up}
+        parameters |= _magnitudes(layers[name], update, path)
     return parameters
+
+
+def _magnitudes(layer: AdaptedLayer, update: Update, path: Path) -> dict[str, Tensor]:
+    """Return the magnitudes of ``layer`` in ``update``, or their changes; none if it is no DoRA."""
+    norms = [piece.magnitude for piece in update.pieces if piece.magnitude is not None]
+    count = sum(len(each.values) for each in norms)
+    if count != (layer.outputs if layer.is_dora else 0):
+        has = f"magnitudes (DoRA) of {count} of its {update.outputs} rows"
+        needs = "them of all" if layer.is_dora else "none, as adapter.dora is false"
+        raise DataError(f"{path}: {layer.name} has {has}; spec.run.adapter has {needs}")
+    if not norms:
+        return {}
+    kind = MAGNITUDE if norms[0].is_change else WHOLE_MAGNITUDE
+    return {f"{layer.name}.{kind}": torch.cat([each.values for each in norms]).float()}
 
 
 def _same_product(layer: AdaptedLayer, update: AnyUpdate, path: Path) -> dict[str, Tensor]:

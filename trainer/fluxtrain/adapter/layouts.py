@@ -10,6 +10,9 @@
 A Kronecker product (LoKr) has .lokr_w1 or .lokr_w1_a and .lokr_w1_b, the same of w2, and .alpha in the first
 and the last of them; the others name parts of fused layers, to which it cannot be cut.
 
+Magnitudes (DoRA) are .dora_scale, a column, in kohya's and bfl's layouts, as LyCORIS writes them, and
+.lora_magnitude_vector in diffusers', as peft does; ai-toolkit's has no name for them. They stay in float32.
+
 Where alpha is the rank, the scale is in lora_B: tools disagree on files in which it is not. A fused layer's
 pieces are stacked in kohya's and bfl's layouts; kohya's alpha then belongs to the sum of the ranks, so that
 alpha / rank stays that of the training.
@@ -20,6 +23,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -36,13 +40,15 @@ from fluxtrain.adapter.names import (
     part_rows,
 )
 from fluxtrain.adapter.product import FACTORS, Product, product_of
-from fluxtrain.adapter.update import Piece, Update
+from fluxtrain.adapter.update import Magnitude, Piece, Update
 from fluxtrain.adapter.updates import Adapter, AnyUpdate
 from fluxtrain.contract.run.adapter import AdapterLayout
 
 Layout = AdapterLayout
 LAYOUTS: tuple[Layout, ...] = get_args(AdapterLayout)
 
+DORA_LAYOUTS: tuple[Layout, ...] = ("kohya", "diffusers", "bfl")
+"""Layouts that have magnitudes."""
 PRODUCT_LAYOUTS: tuple[Layout, ...] = ("kohya", "bfl")
 """Layouts that have Kronecker products."""
 
@@ -50,41 +56,72 @@ _PREFIX = re.compile(
     rf"^(base_model\.model\.)?({KOHYA}|{ONETRAINER}|{re.escape(BFL)}|{re.escape(DIFFUSERS)})?"
 )
 _KEY = re.compile(
-    r"^(?P<module>.+?)\.(?P<kind>lora_down|lora_up|lora_A|lora_B|alpha|lokr_w[12](_[ab])?)(\.default)?(\.weight)?$"
+    r"^(?P<module>.+?)\."
+    r"(?P<kind>lora_down|lora_up|lora_A|lora_B|alpha|dora_scale|lora_magnitude_vector"
+    r"|lokr_w[12](_[ab])?)(\.default)?(\.weight)?$"
 )
 _KINDS = {"lora_A": "down", "lora_down": "down", "lora_B": "up", "lora_up": "up", "alpha": "alpha"}
+_KINDS |= {"dora_scale": "magnitude", "lora_magnitude_vector": "magnitude"}
 _KINDS |= {name: name for name in FACTORS}
+_EXACT = (".alpha", ".dora_scale", ".lora_magnitude_vector")
+"""Endings of tensors that are float32 in any file."""
 _MLP_RATIO = 4
 DIFFUSERS_METADATA = "lora_adapter_metadata"
 """Key of peft's config in the metadata of files that diffusers writes."""
 
 
 def to_tensors(adapter: Adapter, layout: Layout, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of ``adapter`` by their names in ``layout``, in ``dtype``; alpha in float32.
+    """Return the tensors of ``adapter`` by their names in ``layout``, in ``dtype``.
 
-    Raises ValueError if the layout has no place for an update.
+    Alpha and magnitudes are in float32. Raises ValueError if the layout has no place for an update.
     """
     tensors = {}
     for layer, update in adapter.items():
         for name, tensor in _named(layer, update, layout):
-            keeps = name.endswith(".alpha")
-            tensors[name] = tensor if keeps else tensor.to(dtype)
+            tensors[name] = tensor.to(torch.float32 if name.endswith(_EXACT) else dtype)
     return tensors
 
 
 def _named(layer: str, update: AnyUpdate, layout: Layout) -> Iterator[tuple[str, Tensor]]:
     if isinstance(update, Product):
         yield from _of_product(layer, update, layout)
-    elif layout == "kohya":
+        return
+    _require_place(layer, update, layout)
+    if layout == "kohya":
         piece, name = update.whole(), KOHYA + layer.replace(".", "_")
         yield f"{name}.lora_down.weight", piece.down
         yield f"{name}.lora_up.weight", piece.up
         yield f"{name}.alpha", torch.tensor(piece.scale * piece.rank, dtype=torch.float32)
+        yield from _scales(name, piece)
     elif layout == "bfl":
-        yield from _in_peft(BFL + layer, update.whole())
+        piece = update.whole()
+        yield from _in_peft(BFL + layer, piece)
+        yield from _scales(BFL + layer, piece)
     else:
         for name, piece in parts_of(layer, update):
             yield from _in_peft(DIFFUSERS + name, piece)
+            if piece.magnitude is not None:
+                yield f"{DIFFUSERS}{name}.lora_magnitude_vector", piece.magnitude.values
+
+
+def _scales(name: str, piece: Piece) -> Iterator[tuple[str, Tensor]]:
+    if piece.magnitude is not None:
+        yield f"{name}.dora_scale", piece.magnitude.values[:, None]
+
+
+def _require_place(layer: str, update: Update, layout: Layout) -> None:
+    """Raise ValueError if ``update`` has magnitudes for which ``layout`` has no place."""
+    if not update.is_dora:
+        return
+    if layout not in DORA_LAYOUTS:
+        raise ValueError(
+            f"layout {layout} has no name for magnitudes (DoRA): {', '.join(DORA_LAYOUTS)} do"
+        )
+    if any(piece.magnitude is not None and piece.magnitude.is_change for piece in update.pieces):
+        raise ValueError(
+            f"{layer} has changes of magnitudes (DoRA), which are of its model's weights; the files in "
+            "adapters/ of the run have the magnitudes"
+        )
 
 
 def _of_product(layer: str, update: Product, layout: Layout) -> Iterator[tuple[str, Tensor]]:
@@ -153,6 +190,8 @@ def from_tensors(
         assert place is not None
         alpha = _alpha(module, parts, alphas.get(_PREFIX.sub("", module)))
         if parts.keys() & set(FACTORS):
+            if "magnitude" in parts:
+                raise ValueError(f"{module} is a Kronecker product with magnitudes (DoRA)")
             if place.part is not None or place.layer in adapter:
                 raise ValueError(f"{module} is a Kronecker product of a part of {place.layer}")
             factors = {name: parts[name] for name in parts if name != "alpha"}
@@ -188,7 +227,18 @@ def _piece(module: str, parts: Mapping[str, Tensor], alpha: float | None) -> Pie
     if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1] or not len(down):
         shapes = f"{list(down.shape)} and {list(up.shape)}"
         raise ValueError(f"{module} has matrices of shapes {shapes}, which are no low-rank update")
-    return Piece(0, down, up, 1.0 if alpha is None else alpha / len(down))
+    norms = _magnitude(module, parts["magnitude"], len(up)) if "magnitude" in parts else None
+    return Piece(0, down, up, 1.0 if alpha is None else alpha / len(down), norms)
+
+
+def _magnitude(module: str, values: Tensor, outputs: int) -> Magnitude:
+    """Return the magnitudes of ``outputs`` rows; ValueError if ``values`` are others."""
+    if tuple(values.shape) not in ((outputs,), (outputs, 1)):
+        raise ValueError(
+            f"{module} has magnitudes (DoRA) of shape {list(values.shape)}; only those of its {outputs} rows "
+            "are read, not of columns"
+        )
+    return Magnitude(values.flatten())
 
 
 def _mlp_ratio(found: Mapping[str, list[tuple[Place, Piece]]]) -> float:
@@ -225,5 +275,5 @@ def _update(layer: str, found: list[tuple[Place, Piece]], ratio: float) -> Updat
         if piece.down.shape[1] != hidden or len(piece.up) != end - first:
             shapes = f"{list(piece.down.shape)} and {list(piece.up.shape)}"
             raise ValueError(f"part {place.part} of {layer} has matrices of shapes {shapes}")
-        pieces.append(Piece(first, piece.down, piece.up, piece.scale))
+        pieces.append(replace(piece, first=first))
     return Update(outputs, tuple(pieces))

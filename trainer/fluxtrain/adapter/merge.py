@@ -15,7 +15,10 @@ from fluxtrain.weights.reader import Weights
 
 
 class MergedWeights:
-    """The tensors of ``base`` plus the updates of adapters, in float32 where an update is added."""
+    """The tensors of ``base`` plus the updates of adapters, in float32 where an update is added.
+
+    Several are added in turn: magnitudes (DoRA) are of the weights with the updates before.
+    """
 
     def __init__(self, base: Weights, adapters: Sequence[tuple[AdapterFile, float]]) -> None:
         """Add each adapter's updates times its strength; DataError if one is of another model."""
@@ -44,6 +47,6 @@ class MergedWeights:
             if updates and layer != name:
                 total = tensor.float()
                 for update, strength in updates:
-                    total = torch.add(total, update.delta(), alpha=strength)
+                    total = torch.add(total, update.change(total), alpha=strength)
                 tensor = total
             yield name, tensor

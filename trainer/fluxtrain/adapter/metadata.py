@@ -14,7 +14,7 @@ from torch import Tensor
 from fluxtrain import __version__
 from fluxtrain.adapter.layouts import DIFFUSERS_METADATA, Layout, parts_of
 from fluxtrain.adapter.product import Product
-from fluxtrain.adapter.updates import Adapter, low_rank, ranks_and_alphas
+from fluxtrain.adapter.updates import Adapter, is_dora, low_rank, ranks_and_alphas
 from fluxtrain.safetensors_writer import write
 
 Metadata = dict[str, str]
@@ -89,13 +89,15 @@ def _peft_config(adapter: Adapter) -> dict[str, object]:
     }
     rank = Counter(ranks.values()).most_common(1)[0][0]
     others = {f"^{name}": value for name, value in ranks.items() if value != rank}
-    config = {
+    config: dict[str, object] = {
         "r": rank,
         "lora_alpha": rank,
         "rank_pattern": others,
         "alpha_pattern": others,
         "target_modules": sorted(ranks),
     }
+    if is_dora(adapter):
+        config["use_dora"] = True
     return {f"transformer.{key}": value for key, value in config.items()}
 
 

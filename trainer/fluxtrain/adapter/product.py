@@ -67,6 +67,10 @@ class Product:
             sizes *= self.tensors[name if name in self.tensors else low].shape[dim]
         return sizes
 
+    def change(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
+        """Return what the update adds to ``weight``, whatever that is."""
+        return self.delta()
+
     def delta(self) -> Float[Tensor, "out in"]:
         """Return what the update adds to the layer's weight, in float32."""
         return torch.kron(self.first, self.second) * self.scale

@@ -9,20 +9,23 @@ import torch
 from torch import Tensor
 
 from fluxtrain.adapter.product import Product
-from fluxtrain.adapter.update import Piece, Update
+from fluxtrain.adapter.update import Magnitude, Piece, Update
 from fluxtrain.adapter.updates import Adapter, AnyUpdate
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.validation import validate
 from fluxtrain.distributed import World
 from fluxtrain.errors import DataError
-from fluxtrain.model.adapted_layers import AdaptedLayer, adapted_layers
+from fluxtrain.model.adapted_layers import BASE_MAGNITUDE, MAGNITUDE, AdaptedLayer, adapted_layers
 from fluxtrain.run_state import latest, read_config
 from fluxtrain.verification import require_whole_weights
 
 
 def trained_adapter(layers: Sequence[AdaptedLayer], tensors: Mapping[str, Tensor]) -> Adapter:
-    """Return the adapter of ``layers`` whose parameters are ``tensors`` by name."""
+    """Return the adapter of ``layers`` whose parameters are ``tensors`` by name.
+
+    DoRA's magnitudes are known if ``tensors`` has ``base_magnitude`` of the layers too; else their changes.
+    """
     return {layer.name: _update(layer, tensors) for layer in layers}
 
 
@@ -30,12 +33,23 @@ def _update(layer: AdaptedLayer, tensors: Mapping[str, Tensor]) -> AnyUpdate:
     if layer.kronecker is not None:
         own = {name: tensors[f"{layer.name}.{name}"] for name in layer.shapes}
         return Product(own, layer.scale)
-    down, up = (tensors[f"{layer.name}.{name}"] for name in layer.shapes)
+    down, up = (tensors[f"{layer.name}.{name}"] for name in ("lora_A", "lora_B"))
+    norms = _magnitude(layer, tensors)
     pieces, first = [], 0
     for rows, each in zip(layer.splits, down.chunk(len(layer.splits)), strict=True):
-        pieces.append(Piece(first, each, up[first : first + rows], layer.scale))
-        first += rows
+        end = first + rows
+        of_rows = None if norms is None else norms.rows(first, end)
+        pieces.append(Piece(first, each, up[first:end], layer.scale, of_rows))
+        first = end
     return Update(layer.outputs, tuple(pieces))
+
+
+def _magnitude(layer: AdaptedLayer, tensors: Mapping[str, Tensor]) -> Magnitude | None:
+    if not layer.is_dora:
+        return None
+    change, base = (tensors.get(f"{layer.name}.{name}") for name in (MAGNITUDE, BASE_MAGNITUDE))
+    assert change is not None
+    return Magnitude(change, True) if base is None else Magnitude(base + change)
 
 
 def read_checkpoint(path: Path) -> tuple[Adapter, RunConfig]:

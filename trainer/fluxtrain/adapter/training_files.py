@@ -14,7 +14,8 @@ from fluxtrain.adapter.trained import trained_adapter
 from fluxtrain.contract.launch import ADAPTERS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World
-from fluxtrain.model.adapted_layers import adapted_layers
+from fluxtrain.model.adapted_layers import BASE_MAGNITUDE, adapted_layers
+from fluxtrain.model.lora import magnitudes
 from fluxtrain.optimizers.optimizer import Optimizer
 from fluxtrain.sharded_tensor import whole
 
@@ -48,6 +49,8 @@ class AdapterFiles:
         }
         if not self.world.is_main:
             return
+        for layer, norms in magnitudes(self.model).items():
+            tensors[f"{layer}.{BASE_MAGNITUDE}"] = norms
         layers = adapted_layers(config.model, config.adapter)
         adapter = trained_adapter(layers, {name: each.cpu() for name, each in tensors.items()})
         file = config.adapter_file
@@ -73,6 +76,8 @@ def run_metadata(config: RunConfig, step: int) -> Metadata:
     }
     if adapter.kind == "lokr":
         arguments |= {"algo": "lokr", **adapter.lokr.model_dump()}
+    if adapter.dora:
+        arguments |= {"use_dora": True}
     return {
         **architecture(config.model.guidance_embed),
         "modelspec.title": config.adapter_file.name,

@@ -11,6 +11,24 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Magnitude:
+    """The norms that DoRA gives the rows of the updated weight."""
+
+    values: Float[Tensor, " rows"]
+    is_change: bool = False
+    """Whether they are changes of the norms of the weight's own rows, as in checkpoints."""
+
+    def of(self, weight: Float[Tensor, "rows in"]) -> Float[Tensor, " rows"]:
+        """Return the norms, in float32, if ``weight`` is the one that is updated."""
+        values = self.values.float()
+        return values + weight.float().norm(dim=1) if self.is_change else values
+
+    def rows(self, first: int, end: int) -> Magnitude:
+        """Return the norms of the rows ``first`` to ``end`` of these."""
+        return replace(self, values=self.values[first:end])
+
+
+@dataclass(frozen=True)
 class Piece:
     """The update of some rows of a layer's weight, from ``first`` on: scale × up × down."""
 
@@ -19,6 +37,8 @@ class Piece:
     up: Float[Tensor, "rows rank"]
     scale: float
     """alpha / rank."""
+    magnitude: Magnitude | None = None
+    """Norms of the rows of the sum of weight and update (DoRA); None: the sum stays as it is."""
 
     @property
     def rank(self) -> int:
@@ -36,11 +56,22 @@ class Piece:
 
     def rows(self, first: int, end: int) -> Piece:
         """Return the part of the update for the rows ``first`` to ``end`` of the layer."""
-        return replace(self, first=first, up=self.up[first - self.first : end - self.first])
+        begin, last = first - self.first, end - self.first
+        norms = None if self.magnitude is None else self.magnitude.rows(begin, last)
+        return replace(self, first=first, up=self.up[begin:last], magnitude=norms)
 
     def product(self) -> Float[Tensor, "rows in"]:
         """Return the update in float32."""
         return self.scale * (self.up.float() @ self.down.float())
+
+    def change(self, weight: Float[Tensor, "rows in"]) -> Float[Tensor, "rows in"]:
+        """Return what the update adds to ``weight``, the piece's rows of it, in float32."""
+        if self.magnitude is None:
+            return self.product()
+        total = weight.float() + self.product()
+        norms = total.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
+        factors: Tensor = self.magnitude.of(weight) / norms
+        return factors[:, None] * total - weight.float()
 
 
 @dataclass(frozen=True)
@@ -60,15 +91,31 @@ class Update:
         """Return the most that the update's rank can be."""
         return sum(piece.rank for piece in self.pieces)
 
+    @property
+    def is_dora(self) -> bool:
+        """Return whether some rows have magnitudes: what they add then depends on the weight."""
+        return any(piece.magnitude is not None for piece in self.pieces)
+
+    def without_magnitudes(self) -> Update:
+        """Return the low-rank update alone."""
+        return replace(self, pieces=tuple(replace(piece, magnitude=None) for piece in self.pieces))
+
+    def change(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
+        """Return what the update adds to ``weight``, that of the layer, in float32."""
+        change = torch.zeros(self.outputs, self.inputs)
+        for piece in self.pieces:
+            change[piece.first : piece.end] = piece.change(weight[piece.first : piece.end])
+        return change
+
     def delta(self) -> Float[Tensor, "out in"]:
-        """Return what the update adds to the layer's weight, in float32."""
+        """Return what the low-rank update adds to the layer's weight, in float32."""
         delta = torch.zeros(self.outputs, self.inputs)
         for piece in self.pieces:
             delta[piece.first : piece.end] = piece.product()
         return delta
 
     def norm(self) -> float:
-        """Return the L2 norm of the update, without computing it."""
+        """Return the L2 norm of the low-rank update, without computing it."""
         squares = 0.0
         for piece in self.pieces:
             up, down = piece.up.float(), piece.down.float()
@@ -80,6 +127,7 @@ class Update:
 
         Pieces with one and the same ``down`` become a piece of its rank. Of others the ranks add up: ``down``
         are stacked, and ``up`` is a block diagonal; the scale stays that of each piece, if they are equal.
+        Raises ValueError if only some of the rows have magnitudes.
         """
         first, *others = self.pieces
         if not others and len(first.up) == self.outputs:
@@ -95,10 +143,27 @@ class Update:
         for piece in pieces:
             up[piece.first : piece.end, column : column + piece.rank] = piece.up
             column += 0 if is_shared else piece.rank
-        return Piece(0, down, up, pieces[0].scale)
+        return Piece(0, down, up, pieces[0].scale, self._magnitude())
+
+    def _magnitude(self) -> Magnitude | None:
+        """Return the magnitudes of all rows; None if there are none."""
+        found = [piece.magnitude for piece in self.pieces if piece.magnitude is not None]
+        if not found:
+            return None
+        values = torch.cat([each.values for each in found])
+        if len(values) != self.outputs:
+            raise ValueError(
+                f"only {len(values)} of its {self.outputs} rows have a magnitude (DoRA)"
+            )
+        return Magnitude(values, found[0].is_change)
 
     def resized(self, rank: int) -> Update:
-        """Return the closest update of ``rank`` or less, with scale 1: the largest singular values stay."""
+        """Return the closest update of ``rank`` or less, with scale 1: the largest singular values stay.
+
+        Raises ValueError if rows have magnitudes, which are of the update as it is.
+        """
+        if self.is_dora:
+            raise ValueError("its magnitudes (DoRA) belong to the update of its own rank")
         piece = self.whole().folded()
         up_basis, up_rest = torch.linalg.qr(piece.up.float())
         down_basis, down_rest = torch.linalg.qr(piece.down.float().T)

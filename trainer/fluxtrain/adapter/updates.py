@@ -19,8 +19,15 @@ def num_parameters(updates: Iterable[AnyUpdate]) -> int:
         if isinstance(update, Product):
             count += sum(tensor.numel() for tensor in update.tensors.values())
         else:
-            count += sum(piece.down.numel() + piece.up.numel() for piece in update.pieces)
+            for piece in update.pieces:
+                norms = 0 if piece.magnitude is None else piece.magnitude.values.numel()
+                count += piece.down.numel() + piece.up.numel() + norms
     return count
+
+
+def is_dora(adapter: Mapping[str, AnyUpdate]) -> bool:
+    """Return whether some layers of ``adapter`` have magnitudes (DoRA)."""
+    return any(update.is_dora for update in low_rank(adapter).values())
 
 
 def low_rank(adapter: Mapping[str, AnyUpdate]) -> dict[str, Update]:
@@ -32,5 +39,5 @@ def ranks_and_alphas(update: AnyUpdate) -> tuple[int, float]:
     """Return the rank and alpha of ``update`` as one piece; those of a product without a rank are 1."""
     if isinstance(update, Product):
         return update.rank or 1, update.alpha
-    piece = update.whole()
+    piece = update.without_magnitudes().whole()
     return piece.rank, piece.scale * piece.rank

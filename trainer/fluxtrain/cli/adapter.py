@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fluxtrain.cli.arguments import Commands, add_command, path
 from fluxtrain.cli.export import add_target
-from fluxtrain.errors import EXIT_OK, ConfigError
+from fluxtrain.errors import EXIT_OK, ConfigError, DataError
 
 if TYPE_CHECKING:
     from fluxtrain.adapter.file import AdapterFile
@@ -68,9 +68,14 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 def _resize(arguments: argparse.Namespace) -> int:
     """Write SOURCE with at most ``--rank``."""
+    from fluxtrain.adapter.updates import is_dora
+
     _check_target(arguments)
     file = _open(arguments.source)
     _print_ignored(file)
+    if is_dora(file.adapter):
+        text = "its magnitudes (DoRA) belong to updates of their own rank; merge it, and extract a LoRA"
+        raise DataError(f"{file.path}: {text}")
     adapter: Adapter = {}
     squares = rest = 0.0
     for layer, update in file.adapter.items():

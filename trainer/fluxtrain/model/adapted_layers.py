@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from fluxtrain.contract.run.adapter import AdapterConfig, LokrConfig, selected_blocks
 from fluxtrain.contract.run.model import ModelConfig
@@ -12,6 +13,12 @@ from fluxtrain.model.tensor_names import Shape, entries
 
 BLOCKS = ("double_blocks", "single_blocks")
 _WEIGHT = ".weight"
+MAGNITUDE = "magnitude"
+"""Name of the change of DoRA's magnitudes, one for each row of a layer's weight."""
+BASE_MAGNITUDE = "base_magnitude"
+"""Name of the magnitudes before the training: the norms of the weight's rows."""
+WHOLE_MAGNITUDE = "whole_magnitude"
+"""Name of the magnitudes themselves: the sum of both."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,8 @@ class AdaptedLayer:
     """Whether each part has an A of its own."""
     lokr: LokrConfig | None = None
     """Division into the factors of a Kronecker product; None: a low-rank update."""
+    is_dora: bool = False
+    """Whether the rows of the updated weight get magnitudes of their own."""
 
     @property
     def kronecker(self) -> Kronecker | None:
@@ -59,7 +68,11 @@ class AdaptedLayer:
         if (factors := self.kronecker) is not None:
             return factors.shapes
         stacked = self.rank * len(self.splits)
-        return {"lora_A": (stacked, self.inputs), "lora_B": (self.outputs, self.rank)}
+        found: dict[str, Shape] = {
+            "lora_A": (stacked, self.inputs),
+            "lora_B": (self.outputs, self.rank),
+        }
+        return found | {MAGNITUDE: (self.outputs,)} if self.is_dora else found
 
 
 def kind_of(name: str) -> str:
@@ -104,7 +117,8 @@ def adapted_layers(model: ModelConfig, adapter: AdapterConfig) -> list[AdaptedLa
         if rank and int(number) in selected[blocks]:
             is_split = adapter.split_qkv and len(parts) > 1
             lokr = adapter.lokr if adapter.kind == "lokr" else None
-            layers.append(AdaptedLayer(name, inputs, parts, rank, adapter.alpha, is_split, lokr))
+            given = (name, inputs, parts, rank, adapter.alpha, is_split, lokr, adapter.dora)
+            layers.append(AdaptedLayer(*given))
     return layers
 
 
@@ -123,8 +137,8 @@ def adapters_of_blocks(
     counts = [0] * (model.depth + model.depth_single_blocks)
     for layer in adapted_layers(model, adapter):
         index = block_index(layer, model)
-        for rows, columns in layer.shapes.values():
-            counts[index] += -(-rows // num_shards) * num_shards * columns
+        for rows, *columns in layer.shapes.values():
+            counts[index] += -(-rows // num_shards) * num_shards * prod(columns)
     return tuple(counts)
 
 

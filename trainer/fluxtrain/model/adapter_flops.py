@@ -33,13 +33,26 @@ def run_flops(config: RunConfig, image_tokens: int | None = None) -> int:
     return forward_flops(*sizes) + backward + 2 * trained_blocks * attention + adapters
 
 
+def norm_flops(config: RunConfig) -> int:
+    """Return the FLOPs of the norms of DoRA's rows, which are computed once for a micro batch."""
+    if config.adapter is None or not config.adapter.dora:
+        return 0
+    flops = 0
+    for layer in adapted_layers(config.model, config.adapter):
+        rank, outputs = layer.rank, layer.outputs
+        crossed = 2 * outputs * layer.inputs * rank
+        squared = 2 * rank * rank * (len(layer.splits) * layer.inputs + outputs)
+        flops += crossed + squared
+    return flops
+
+
 def _adapter_flops(config: RunConfig, layer: AdaptedLayer, image_tokens: int) -> int:
     """Return the FLOPs of the products of ``layer``'s adapter, and of their gradients."""
     rows = rows_of(layer.name, image_tokens, config.data.text_length)
     if (factors := layer.kronecker) is not None:
         down, up = (rows * flops for flops in factors.flops)
     else:
-        (stacked, inputs), (outputs, rank) = layer.shapes.values()
+        (stacked, inputs), (outputs, rank) = (layer.shapes[each] for each in ("lora_A", "lora_B"))
         down, up = 2 * rows * stacked * inputs, 2 * rows * outputs * rank
     return (3 if rows > 1 else 2) * down + 3 * up  # a modulation's input needs no gradient
 

@@ -17,8 +17,8 @@ from fluxtrain.model.flops import rows_of
 def with_adapters(moments: BlockMoments, config: RunConfig, index: int) -> BlockMoments:
     """Return ``moments`` of block ``index``, double blocks first, with its adapters.
 
-    They save A x, and with ``dropout`` its factors too. Blocks before the first one that has an adapter save
-    nothing.
+    They save A x, and with ``dropout`` its factors too, and DoRA's (W + scale B A) x. Blocks before the first
+    one that has an adapter save nothing.
     """
     if config.adapter is None:
         return moments
@@ -43,5 +43,6 @@ def _saved_of_blocks(
         rows = rows_of(layer.name, image_tokens, text_length)
         factors = layer.kronecker
         saved = layer.shapes["lora_A"][0] if factors is None else factors.saved
+        saved += layer.outputs if layer.is_dora else 0
         counts[block_index(layer, model)] += rows * saved
     return tuple(counts)

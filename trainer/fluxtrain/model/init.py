@@ -11,6 +11,7 @@
 | lora_B of an adapter                                  | zero: an adapter starts without effect |
 | lokr_w1, lokr_w1_a, lokr_w1_b, lokr_w2_a              | uniform up to 1 / sqrt(columns), as LyCORIS' |
 | lokr_w2, lokr_w2_b                                    | zero                                   |
+| magnitude, DoRA's change of a row's norm              | zero                                   |
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 
 _ZERO = ("img_mod", "txt_mod", "modulation", "final_layer")
 _DOWN = ("lora_A", "lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2_a")
-_UP = ("lora_B", "lokr_w2", "lokr_w2_b")
+_UP = ("lora_B", "lokr_w2", "lokr_w2_b", "magnitude")
 _NORMAL = ("time_in", "vector_in", "guidance_in")
 
 

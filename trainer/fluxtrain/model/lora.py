@@ -1,4 +1,4 @@
-"""LoRA: linear layers whose output gets a low-rank update, the only part that is trained."""
+"""LoRA and DoRA: linear layers whose output gets a low-rank update, the only part that is trained."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
-from fluxtrain.model.adapted_layers import AdaptedLayer
+from fluxtrain.model.adapted_layers import BASE_MAGNITUDE, MAGNITUDE, AdaptedLayer
 from fluxtrain.model.adapter_dropout import AdapterDropout, adapter_keys
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.lokr import LokrLinear
 
 _LOKR = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
-PARAMETERS = ("lora_A", "lora_B", *_LOKR)
+PARAMETERS = ("lora_A", "lora_B", MAGNITUDE, *_LOKR)
 """Names of an adapter's parameters in its layer: down to the rank and up again, or a product's factors."""
 
 
@@ -34,16 +34,56 @@ class LoraLinear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Return the layer's output with the update."""
-        y, low = F.linear(x, self.weight, self.bias), F.linear(x, self.lora_A)
+        return torch.add(F.linear(x, self.weight, self.bias), self.update(x), alpha=self.scale)
+
+    def update(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
+        """Return B A x."""
+        low = F.linear(x, self.lora_A)
         if self.training and self.dropout is not None and self.keys is not None:
             low = self.dropout.apply(low, self.keys)
         if len(self.splits) == 1:
-            update = F.linear(low, self.lora_B)
-        else:
-            lows = low.chunk(len(self.splits), dim=-1)
-            parts = zip(lows, torch.split(self.lora_B, list(self.splits)), strict=True)
-            update = torch.cat([F.linear(each, rows) for each, rows in parts], dim=-1)
-        return torch.add(y, update, alpha=self.scale)
+            return F.linear(low, self.lora_B)
+        lows = low.chunk(len(self.splits), dim=-1)
+        parts = zip(lows, torch.split(self.lora_B, list(self.splits)), strict=True)
+        return torch.cat([F.linear(each, rows) for each, rows in parts], dim=-1)
+
+
+class DoraLinear(LoraLinear):
+    """A linear layer plus its adapter of decomposed weights (DoRA): m / |V| V x + b, where V = W + scale B A.
+
+    |V| is the norm of each row of V, which gets no gradient. ``magnitude`` is the change of m since the
+    training began with m = |W|: rounded to the compute dtype, it still has its own leading digits.
+    """
+
+    magnitude: nn.Parameter
+    base_magnitude: Float[Tensor, " out"]
+    """|W| in float32."""
+
+    def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
+        """Return the layer's output with the update."""
+        total = torch.add(F.linear(x, self.weight), self.update(x), alpha=self.scale)
+        norms = self.row_norms()
+        change = (self.base_magnitude - norms + self.magnitude.float()) / norms
+        whole = total if self.bias is None else total + self.bias
+        return torch.addcmul(whole, total, change.to(total.dtype))
+
+    @torch.no_grad()
+    def row_norms(self) -> Float[Tensor, " out"]:
+        """Return |V| in float32: from |W|, W Aᵀ and A Aᵀ, without computing V."""
+        count, rows = len(self.splits), list(self.splits)
+        crossed, squared = [], []
+        for down, up, weight in zip(
+            self.lora_A.chunk(count),
+            torch.split(self.lora_B, rows),
+            torch.split(self.weight, rows),
+            strict=True,
+        ):
+            up, whole = up.float(), down.float()
+            crossed.append((F.linear(weight, down).float() * up).sum(dim=1))
+            squared.append(((up @ (whole @ whole.T)) * up).sum(dim=1))
+        sums = 2 * self.scale * torch.cat(crossed) + self.scale**2 * torch.cat(squared)
+        least = torch.finfo(torch.float32).tiny
+        return (self.base_magnitude.square() + sums).clamp(min=least).sqrt()
 
 
 def add_adapters(
@@ -61,7 +101,7 @@ def add_adapters(
         module = model.get_submodule(layer.name)
         assert isinstance(module, nn.Linear)
         device = module.weight.device
-        module.__class__ = LoraLinear if layer.kronecker is None else LokrLinear
+        module.__class__ = _class_of(layer)
         for name, shape in layer.shapes.items():
             empty = torch.empty(shape, dtype=torch.float32, device=device)
             module.register_parameter(name, nn.Parameter(empty))
@@ -69,8 +109,35 @@ def add_adapters(
         module.scale, module.dropout, module.keys = layer.scale, dropout, None
         if isinstance(module, LoraLinear):
             module.splits = layer.splits
+            if isinstance(module, DoraLinear):
+                norms = torch.empty(layer.outputs, dtype=torch.float32, device=device)
+                module.register_buffer(BASE_MAGNITUDE, norms, persistent=False)
         elif (factors := layer.kronecker) is not None:
             module.factors = factors
+
+
+def _class_of(layer: AdaptedLayer) -> type[nn.Linear]:
+    if layer.kronecker is not None:
+        return LokrLinear
+    return DoraLinear if layer.is_dora else LoraLinear
+
+
+@torch.no_grad()
+def measure(model: nn.Module, name: str, weight: Float[Tensor, "out in"]) -> None:
+    """Let a DoRA of ``model`` know the norms of the rows of ``weight``, the parameter ``name``, unsharded."""
+    layer, _, kind = name.rpartition(".")
+    if kind != "weight":
+        return
+    module = model.get_submodule(layer)
+    if isinstance(module, DoraLinear):
+        rounded = weight.to(module.base_magnitude.device, module.weight.dtype)
+        module.base_magnitude.copy_(torch.linalg.vector_norm(rounded, dim=1, dtype=torch.float32))
+
+
+def magnitudes(model: nn.Module) -> dict[str, Float[Tensor, " out"]]:
+    """Return the norms of the rows of the weights of DoRA's layers, by the layers' names."""
+    modules = model.named_modules()
+    return {name: each.base_magnitude for name, each in modules if isinstance(each, DoraLinear)}
 
 
 def set_keys(model: Flux, keys: Int[Tensor, " b"]) -> None:

@@ -93,6 +93,7 @@ _NETWORK: Mapping[str, Option] = {
         )
         for name in ("full_matrix", "decompose_both")
     },
+    "network_args.dora_wd": missing("is of LyCORIS' lora; adapter.dora decomposes lora_flux's"),
     "network_args.verbose": automatic("fluxtrain plan prints the layers' sizes"),
     "network_args.in_dims": missing("only the blocks' linear layers have adapters"),
     "network_args.train_t5xxl": missing("text encoders are not trained here"),

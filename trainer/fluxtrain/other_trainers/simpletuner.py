@@ -74,7 +74,7 @@ _ADAPTER: Mapping[str, Option] = {
         "all",
         "all, all+ffs and ai-toolkit; 0 for kinds of layers without an adapter",
     ),
-    "use_dora": missing("adapters here are lora's"),
+    "use_dora": field("adapter.dora", Reading.flag),
     **each("lycoris_config init_lokr_norm", missing("adapters here are lora's")),
     "init_lora": field("adapter.initial", Reading.text, note="a relative path is below --models"),
 }

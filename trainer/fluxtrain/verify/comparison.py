@@ -12,7 +12,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.order import BatchShares
 from fluxtrain.gpus import Gpu
-from fluxtrain.model.adapter_flops import run_flops
+from fluxtrain.model.adapter_flops import norm_flops, run_flops
 from fluxtrain.model.flops import recomputed_flops
 from fluxtrain.plan.memory import Memory, memory
 from fluxtrain.plan.resharding import settle_resharding
@@ -119,7 +119,7 @@ def verify(
             Row(
                 name="products",
                 unit="FLOP",
-                planned=None if encodes(config) else measured.micro_batches * size * _flops(config),
+                planned=None if encodes(config) else measured.micro_batches * _flops(config, size),
                 measured=measured.flops,
             ),
             Row(name="kernels", unit="", planned=None, measured=measured.kernels),
@@ -201,8 +201,8 @@ def _compiled_rows(config: RunConfig, has_gpu: bool) -> list[Row]:
     ]
 
 
-def _flops(config: RunConfig) -> int:
-    """Return the FLOPs of one sample's products as torch counts them.
+def _flops(config: RunConfig, micro_batch: int) -> int:
+    """Return the FLOPs of the products of ``micro_batch`` samples as torch counts them.
 
     They include recomputed blocks, and the scores of attention, which its backward pass computes again unless
     they are kept.
@@ -210,4 +210,5 @@ def _flops(config: RunConfig) -> int:
     sizes = config.model, config.image_tokens, config.data.text_length
     fraction = config.parallel.activation_checkpointing
     keeps_scores = config.parallel.attention == "math"
-    return run_flops(config) + recomputed_flops(*sizes, fraction, keeps_scores)
+    of_sample = run_flops(config) + recomputed_flops(*sizes, fraction, keeps_scores)
+    return micro_batch * of_sample + norm_flops(config)

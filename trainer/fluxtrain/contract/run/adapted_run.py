@@ -25,6 +25,11 @@ def require_adaptable(config: RunConfig, at: str) -> None:
         raise ConfigError(f"{at}.initial_weights", UNSET, text)
     if config.adapter.kind == "lokr":
         _require_for_products(config, config.adapter, at)
+    if config.adapter.dora and config.adapter_file.layout == "ai-toolkit":
+        text = (
+            "must be kohya, diffusers or bfl if adapter.dora is on: it has no name for magnitudes"
+        )
+        raise ConfigError(f"{at}.adapter_file.layout", config.adapter_file.layout, text)
     if config.optim.name == "prodigy" and not config.adapter.rates.is_one:
         given = config.adapter.rates.model_dump(exclude_defaults=True)
         text = "must be left out if optim.name is prodigy: it finds one step size for all"

@@ -130,6 +130,34 @@ class AdapterConfig(StrictModel):
             "self.kind == 'lora' || double(self.rank_dropout) == 0.0",
             others=("kind",),
         ),
+        Rule(
+            "dora",
+            "must be false if kind is lokr: its magnitudes are of a low-rank update",
+            lambda adapter: _is_lora(adapter) or not adapter.dora,
+            "self.kind == 'lora' || !self.dora",
+            others=("kind",),
+        ),
+        Rule(
+            "dropout",
+            "must be 0 if dora is on: the norms of its rows are of the whole update",
+            lambda adapter: not adapter.dora or not adapter.dropout,
+            "!self.dora || double(self.dropout) == 0.0",
+            others=("dora",),
+        ),
+        Rule(
+            "rank_dropout",
+            "must be 0 if dora is on: the norms of its rows are of the whole update",
+            lambda adapter: not adapter.dora or not adapter.rank_dropout,
+            "!self.dora || double(self.rank_dropout) == 0.0",
+            others=("dora",),
+        ),
+        Rule(
+            "module_dropout",
+            "must be 0 if dora is on: the norms of its rows are of the whole update",
+            lambda adapter: not adapter.dora or not adapter.module_dropout,
+            "!self.dora || double(self.module_dropout) == 0.0",
+            others=("dora",),
+        ),
     )
 
     kind: AdapterKind = "lora"
@@ -158,6 +186,10 @@ class AdapterConfig(StrictModel):
     """Probability with which a sample has no adapter in one layer; nothing is scaled. The draws of all three
     depend on ``seed``, step and sample only, so they are the same for any number of ranks; evaluations and
     sample images drop nothing."""
+    dora: bool = False
+    """Weight-decomposed adapters (DoRA): each row of W + alpha / rank x B A is scaled to a norm that is
+    trained too, from that of W's row on, and weight decay pulls it back to that. Training keeps the outputs
+    of the layers once more."""
     lokr: LokrConfig = LokrConfig()
     """Options of ``lokr``."""
     rates: AdapterRates = AdapterRates()
