@@ -14,7 +14,7 @@ KEY ?=
 PUBLIC_KEY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lora test test-quick check format generate golden fuzz lock sbom audit wheel release sign verify bench bench-operator faults cluster cluster-down chart size clean
+.PHONY: help setup run lora test test-quick check format generate golden fuzz lock sbom audit wheel release sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -84,6 +84,9 @@ sign: setup ## sign dist/release by your private KEY=, a PEM file: docs/supply-c
 
 verify: setup ## check dist/release by the PUBLIC_KEY= of whoever signed it
 	@$(BIN)/python -m supply_chain verify dist/release "$(PUBLIC_KEY)"
+
+reproduce: setup ## build the operator image of this commit twice, in two stores; exit 1 if the digests differ; on Debian, as root
+	@$(BIN)/python -m supply_chain reproduce
 
 bench: setup ## measure against the peers (makes their environments; about an hour)
 	$(BIN)/python -m benchmarks

@@ -4,8 +4,9 @@
 # BASE may be a name with a digest, rocm/primus@sha256:...: torch for AMD GPUs, ROCm and RCCL are the base's.
 # Packages are installed from pip's index, and pip compares their hashes with the lock's. To install from a folder of wheels instead, add
 #   --volume FOLDER:/wheels:ro --build-arg PIP_OPTIONS="--no-index --find-links=/wheels"
-# Not included: what logging.tensorboard and logging.wandb need. To add both:
+# Not included: what logging.tensorboard and logging.wandb need. To add both, with the hashes of their lock:
 #   --build-arg EXTRA_PACKAGES="tensorboard wandb"
+# Compiled code has hashes of its sources in place of their times (SOURCE_DATE_EPOCH), and sets in one order.
 ARG BASE=rocm/primus:v26.2
 
 FROM ${BASE}
@@ -15,13 +16,16 @@ ARG EXTRA_PACKAGES=""
 USER 0
 # The base image's torch is kept: no requirement depends on it, and fluxtrain is installed without dependencies. Other
 # packages get the tested versions. PIP_BREAK_SYSTEM_PACKAGES is needed if the distribution manages the base's Python.
-COPY images/trainer-requirements.lock /tmp/
-RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir ${PIP_OPTIONS} \
+ARG SOURCE_DATE_EPOCH=0
+ARG PYTHONHASHSEED=0
+ARG PIP_BREAK_SYSTEM_PACKAGES=1
+COPY images/*-requirements.lock /tmp/
+RUN python3 -m pip install --no-cache-dir ${PIP_OPTIONS} \
     --require-hashes --requirement /tmp/trainer-requirements.lock
-RUN test -z "${EXTRA_PACKAGES}" || PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir ${PIP_OPTIONS} ${EXTRA_PACKAGES}
+RUN for name in ${EXTRA_PACKAGES}; do python3 -m pip install --no-cache-dir ${PIP_OPTIONS} \
+    --require-hashes --requirement /tmp/${name}-requirements.lock || exit 1; done
 COPY dist/fluxtrain-${VERSION}-py3-none-any.whl /tmp/
-RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-index --no-deps --force-reinstall \
-    /tmp/fluxtrain-*.whl
+RUN python3 -m pip install --no-index --no-deps --no-cache-dir --force-reinstall /tmp/fluxtrain-*.whl
 ENV PYTHONUNBUFFERED=1 \
     HOME=/tmp
 USER 1000:1000

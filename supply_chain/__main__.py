@@ -6,6 +6,7 @@ audit                   compare the packages with known advisories
 release [FOLDER]        write the files of a release; BUILDER and SOURCE of the environment are URIs
 sign FOLDER KEY         sign them by a private key in a PEM file
 verify FOLDER KEY       check them by the public key
+reproduce               build the operator image twice; exit code 1 if the digests differ
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from supply_chain.audit import audit
 from supply_chain.errors import ReleaseError
 from supply_chain.locks import ROOT, write_locks
 from supply_chain.release import build_of, sign_release, verify_release, write_release
+from supply_chain.reproduce import reproduce
 from supply_chain.sbom import write
 
 
@@ -33,6 +35,8 @@ def main(command: str = "", folder: str = "dist", key: str = "") -> int:
     elif command == "release":
         build = build_of(ROOT, os.environ.get("BUILDER", ""), os.environ.get("SOURCE", ""))
         print(*write_release(ROOT, Path(folder), __version__, build), sep="\n")
+    elif command == "reproduce":
+        return reproduce(build_of(ROOT), __version__)
     elif command == "sign" and key:
         print(*sign_release(Path(folder), Path(key)), sep="\n")
     elif command == "verify" and key:

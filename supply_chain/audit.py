@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from supply_chain.locks import IMAGES, lock_path
+from supply_chain.locks import LOCKS, lock_path
 from supply_chain.tool import installed
 
 _PIP_AUDIT = "pip-audit==2.10.1"
@@ -21,7 +21,7 @@ def audit() -> int:
         print(f"audit: {_PIP_AUDIT} cannot be installed, or {UNREACHABLE}")
         return 0
     lines = list[str]()
-    for image in IMAGES:
+    for image in LOCKS:
         command = [
             *(tool, "--requirement", lock_path(image), "--require-hashes", "--disable-pip"),
             *("--format", "json", "--progress-spinner", "off"),
@@ -30,9 +30,9 @@ def audit() -> int:
         found = advisories(run.stdout)
         if found is None:
             print((run.stderr.strip().splitlines() or [""])[-1][:200], file=sys.stderr)
-            print(f"audit of the {image} image: {UNREACHABLE}")
+            print(f"audit of {lock_path(image).name}: {UNREACHABLE}")
             continue
-        print(f"audit of the {image} image: {len(found)} advisories")
+        print(f"audit of {lock_path(image).name}: {len(found)} advisories")
         lines += found
     print("\n".join(lines))
     return 1 if lines else 0

@@ -11,6 +11,9 @@ from supply_chain.tool import installed
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ("operator", "trainer")
+EXTRAS = ("tensorboard", "wandb")
+"""Optional packages of the trainer image."""
+LOCKS = (*IMAGES, *EXTRAS)
 _UV = "uv==0.13.9"
 _PIN = re.compile(
     r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)(?:\s*;\s*(?P<marker>[^\\]*?))?\s*\\?$"
@@ -54,9 +57,9 @@ def read_lock(image: str, root: Path = ROOT) -> list[Package]:
 
 
 def write_locks() -> None:
-    """Resolve the requirements of both images with uv, in the versions of constraints.txt."""
+    """Resolve the requirements of all locks with uv, in the versions of constraints.txt."""
     uv = installed(_UV) / "uv"
-    for image in IMAGES:
+    for image in LOCKS:
         command = [
             *(uv, "pip", "compile", "--quiet", "--generate-hashes", "--universal"),
             *("--python-version", "3.11", "--no-annotate", "--no-header"),

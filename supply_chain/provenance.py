@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from supply_chain.checksums import sha256
-from supply_chain.locks import IMAGES, lock_path, read_lock
+from supply_chain.locks import LOCKS, lock_path, read_lock
 from supply_chain.sbom import purl
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -58,9 +58,9 @@ def _inputs(root: Path) -> list[dict[str, Any]]:
     """Return the locks, and every file that an image may install by them, each once."""
     found = [
         {"name": f"images/{path.name}", "digest": {"sha256": sha256(path)}}
-        for path in (lock_path(image, root) for image in IMAGES)
+        for path in (lock_path(image, root) for image in LOCKS)
     ]
-    packages = {package for image in IMAGES for package in read_lock(image, root)}
+    packages = {package for image in LOCKS for package in read_lock(image, root)}
     files = {(purl(package), digest) for package in packages for digest in package.hashes}
     return found + [{"uri": name, "digest": {"sha256": digest}} for name, digest in sorted(files)]
 

@@ -33,7 +33,7 @@ def document(image: str, version: str, root: Path = ROOT) -> dict[str, Any]:
 
 _BASES = {
     "operator": "the packages of the base image (Python, its system libraries) are not listed",
-    "trainer": "torch for AMD GPUs, ROCm, RCCL and what else the base image has are not listed",
+    "trainer": "torch for AMD GPUs, ROCm, RCCL, others of the base image and EXTRA_PACKAGES are not listed",
 }
 
 

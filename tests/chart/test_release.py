@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from supply_chain.errors import ReleaseError
-from supply_chain.locks import read_lock
+from supply_chain.locks import LOCKS, read_lock
 from supply_chain.provenance import Build
 from supply_chain.release import build_of, sign_release, verify_release, write_release
 from tests.paths import ROOT
@@ -144,7 +144,7 @@ def test_the_statement_has_the_sources_the_locks_and_every_package(
     inputs = definition["resolvedDependencies"]
     assert inputs[0]["digest"] == {"gitCommit": BUILD.commit}
     digests = {part["digest"]["sha256"] for part in inputs[1:]}
-    for image in ("operator", "trainer"):
+    for image in LOCKS:
         lock = openssl("dgst", "-sha256", "-r", ROOT / "images" / f"{image}-requirements.lock")
         assert lock.split()[0] in digests
         assert {digest for package in read_lock(image) for digest in package.hashes} <= digests
