@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
@@ -19,6 +20,7 @@ _MAX_SECONDS = 10 * 366 * 86_400.0
 """Of a phase or of the training; a longer time is not credible."""
 _MAX_RANKS, _MAX_STACK = 64, 512
 _MAX_UID, _MAX_SLOWDOWN = 64, 1000.0
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ class Progress:
     """The rank that all others wait for."""
     train_seconds_before: float | None = None
     """Training time that the output already contained when these processes started."""
+    log_head: tuple[int, str] | None = None
+    """Records in the chain of the MLPerf log, and the SHA-256 of the last one; None if none is told."""
     by_agents: bool = False
     """Whether only agents report it, through the rendezvous service: nothing but ``ranks`` is known."""
 
@@ -145,6 +149,7 @@ class Progress:
             num_nodes=_count(answer.get("numNodes"), _MAX_COUNT) or None,
             straggler=Straggler.from_json(answer.get("straggler")),
             train_seconds_before=_duration(answer.get("trainSecondsBefore")),
+            log_head=_log_head(answer.get("logHead")),
         )
 
     @staticmethod
@@ -250,6 +255,15 @@ def _ranks(answer: Mapping[str, Any]) -> tuple[RankProgress, ...]:
     entries = listed[:_MAX_RANKS] if isinstance(listed, list) and listed else [answer]
     ranks = (RankProgress.from_json(entry) for entry in entries)
     return tuple(rank for rank in ranks if rank is not None)
+
+
+def _log_head(values: object) -> tuple[int, str] | None:
+    if not isinstance(values, Mapping):
+        return None
+    records, sha256 = values.get("records"), values.get("sha256")
+    if type(records) is not int or not 0 < records <= _MAX_COUNT:
+        return None
+    return (records, sha256) if isinstance(sha256, str) and _SHA256.fullmatch(sha256) else None
 
 
 def _line(value: object) -> str:

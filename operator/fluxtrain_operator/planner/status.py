@@ -25,6 +25,7 @@ from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailur
 from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.disruption import Reason
 from fluxtrain_operator.planner.kept_pods import kept_problem
+from fluxtrain_operator.planner.log_heads import next_heads
 from fluxtrain_operator.planner.node_problems import node_problem
 from fluxtrain_operator.planner.pod_group import release_deadline
 from fluxtrain_operator.planner.predecessors import completed_predecessors
@@ -120,6 +121,7 @@ def next_status(
         progress=situation.progress,
         eta=_eta(situation, phase),
         checkpoint=(latest.checkpoint if latest else None) or before.checkpoint,
+        logHeads=next_heads(before.log_heads, latest, situation.now),
         startTime=start_time(situation, bool(admitted.value)),
         activeSince=active_since(situation, decision, bool(admitted.value)),
         completionTime=stamp(situation.now) if decision.action in ("complete", "fail") else None,

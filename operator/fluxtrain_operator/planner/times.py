@@ -69,9 +69,10 @@ def with_times(situation: Situation, decision: Decision, status: Status) -> Stat
     """
     before = situation.job.status
     times = {"time_spent": before.time_spent, "goodput": before.goodput, "eta": before.eta}
-    unchanged = status.model_copy(update={**times, "progress": before.progress})
+    told = {"progress": before.progress, "log_heads": before.log_heads}
+    unchanged = status.model_copy(update={**times, **told})
     is_due = situation.now >= _write_time(situation) or _has_final_steps(situation)
-    is_new = status.progress != before.progress and is_due
+    is_new = is_due and (status.progress, status.log_heads) != (before.progress, before.log_heads)
     if unchanged == before and not is_new:
         return unchanged
     spent = _time_spent(situation, decision, status)

@@ -13,7 +13,7 @@ from fluxtrain_operator.resources.grace import shutdown_seconds
 from fluxtrain_operator.resources.secret import KEY_FILE, KEY_PATH
 from fluxtrain_operator.resources.volumes import CONFIG_PATH, SCRATCH_PATH
 
-NODES, RUN_ID = "PET_NNODES", "PET_RDZV_ID"
+NODES, RUN_ID = launch.ENV_NODES, launch.ENV_ATTEMPT
 """torchrun's variables with ``min:max`` of the nodes, and with the job's uid and the attempt."""
 _PEER_FAILURES = 1
 """Process restarts of a pod beyond the rest of ``maxRestarts``: a lost or drained node makes its peers'
@@ -123,6 +123,7 @@ def _trainer(job: Job) -> dict[str, str]:
         **({launch.ENV_GPUS: str(gpus)} if gpus else {}),
         **({launch.ENV_SNAPSHOTS: launch.SNAPSHOTS_PATH} if takes_snapshots(job.config) else {}),
         launch.ENV_CONFIG: CONFIG_PATH,
+        launch.ENV_IMAGE: job.image,
         launch.ENV_DATA: launch.DATA_PATH,
         launch.ENV_MODELS: launch.MODELS_PATH,
         launch.ENV_OUTPUT: f"{launch.OUTPUT_PATH}/{folder}" if folder else launch.OUTPUT_PATH,

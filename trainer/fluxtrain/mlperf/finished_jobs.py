@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.contract.launch import CONFIG_FILE, MLPERF_FILE
+from fluxtrain.contract.launch import CHAIN_FILE, CONFIG_FILE, MLPERF_FILE
 from fluxtrain.contract.resource.fluxtraining import LABEL_JOB
 from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain.mlperf.kubectl import items, kubectl
@@ -109,6 +109,8 @@ def _fetch(
     if _END not in log:
         log = _log(name, namespace)
     (output / MLPERF_FILE).write_text(log)
+    if CHAIN_FILE in found:
+        (output / CHAIN_FILE).write_text(found[CHAIN_FILE])
     pods = items("pods", f"{LABEL_JOB}={name}", namespace)
     (output / RAN_JOB_FILE).write_text(json.dumps(ran_job(job, pods)))
     (output / CONFIG_FILE).write_text(found.get(CONFIG_FILE) or _config(job, namespace))

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fluxtrain.contract.launch import CONFIG_FILE, MLPERF_FILE, OUTPUT_PATH
+from fluxtrain.contract.launch import CHAIN_FILE, CONFIG_FILE, MLPERF_FILE, OUTPUT_PATH
 from fluxtrain.errors import ConfigError
 from fluxtrain.mlperf.kubectl import kubectl
 
 Object = dict[str, Any]
-FILES = (MLPERF_FILE, CONFIG_FILE)
+FILES = (MLPERF_FILE, CONFIG_FILE, CHAIN_FILE)
 """What is read of an output folder."""
 _PODS_FILE, _TRAINER = "pods.json", "trainer"
 _START_SECONDS, _LIFE_SECONDS = 120, 900

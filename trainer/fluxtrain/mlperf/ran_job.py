@@ -9,18 +9,21 @@ from typing import Any
 
 from fluxtrain.contract.resource.pod_template import TRAINER
 from fluxtrain.errors import DataError
+from fluxtrain.mlperf.chain import Head, read_heads
 
 RAN_JOB_FILE = "job.json"
 """In the folder of a fetched run."""
+_HEADS = "logHeads"
 _DIGEST = "@sha256:"
 
 
 def ran_job(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the spec of ``job``, with the image of its ``pods`` by its digest if they tell it."""
+    """Return the spec of ``job``, with the image of its ``pods`` by its digest, and its heads."""
     spec = dict(job["spec"])
     if (image := image_of(pods)) is not None:
         spec["image"] = image
-    return {"apiVersion": job["apiVersion"], "kind": job["kind"], "spec": spec}
+    status = {name: value for name, value in job.get("status", {}).items() if name == _HEADS}
+    return {"apiVersion": job["apiVersion"], "kind": job["kind"], "spec": spec, "status": status}
 
 
 def image_of(pods: Iterable[Mapping[str, Any]]) -> str | None:
@@ -51,3 +54,11 @@ def read_ran_job(folder: Path) -> dict[str, Any] | None:
     if not isinstance(job, dict) or not isinstance(job.get("spec"), dict):
         raise DataError(f"{path}: is not a FluxTraining")
     return job
+
+
+def heads_of_job(folder: Path) -> list[Head] | None:
+    """Return the heads in the status of the job of a fetched run in ``folder``, None without any."""
+    job = read_ran_job(folder)
+    status = job.get("status") if job is not None else None
+    has_heads = isinstance(status, dict) and status.get(_HEADS)
+    return read_heads(job) if job is not None and has_heads else None

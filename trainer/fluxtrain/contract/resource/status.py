@@ -15,7 +15,7 @@ PHASES = ("Pending", "Starting", "Running", "Suspended", "Restarting", "Complete
 CONDITION_TYPES = ("Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed")
 
 
-MAX_NODE_FAULTS, MAX_RETRIES, MAX_REPLACED_PODS = 16, 64, 16
+MAX_NODE_FAULTS, MAX_RETRIES, MAX_REPLACED_PODS, MAX_LOG_HEADS = 16, 64, 16, 16
 """Of the lists in a status."""
 
 
@@ -207,6 +207,17 @@ class CheckpointStatus(StatusModel):
     """When it was completed."""
 
 
+class LogHead(StatusModel):
+    """How long the chain of the MLPerf log was when the operator looked, and the hash of its last record."""
+
+    records: Count
+    """Records of the chain."""
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$", max_length=64)]
+    """SHA-256 of the last of them, which depends on all before it."""
+    time: Annotated[str, Field(max_length=64)]
+    """When the operator saw it."""
+
+
 class InPlaceRestart(StatusModel):
     """The newest restart of all processes inside the living pods."""
 
@@ -278,6 +289,9 @@ class Status(StatusModel):
     """Estimated time to the last step, such as 2h10m; only while the job trains."""
     checkpoint: CheckpointStatus | None = None
     """The checkpoint that a restart resumes from."""
+    log_heads: Annotated[list[LogHead], Field(max_length=MAX_LOG_HEADS)] = []
+    """Heads of the chain of the MLPerf log, as the trainer told them while it ran, the oldest first;
+    `fluxtrain mlperf verify --status` compares the log with them."""
     start_time: Annotated[str, Field(max_length=64)] | None = None
     """When a pod was first admitted and past all scheduling gates; set once."""
     active_since: Annotated[str, Field(max_length=64)] | None = None

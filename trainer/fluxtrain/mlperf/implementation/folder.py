@@ -6,6 +6,7 @@ SYSTEM_fluxtrain/
   Dockerfile                       the image that ran, by its digest
   setup.sh init_datasets.sh run_and_time.sh
   config_0.json ... job_0.yaml ... each run's configuration, alone and as a job
+  chain_0.jsonl ...                the chain of each run's log
   fluxtrain/ requirements.txt      the sources and packages that ran
   nodes.json                       what each node of each run reported of itself
   deviations.md                    each difference from the reference, with its reason
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fluxtrain.contract.run.deviations import ACCUMULATION, Deviation, deviations
-from fluxtrain.mlperf.evidence import OTHERS_FOLDER, WAIVERS_FILE, FailedRun, Run
+from fluxtrain.mlperf.evidence import OTHERS_FOLDER, WAIVERS_FILE, FailedRun, Run, is_file
 from fluxtrain.mlperf.failed_runs import write_failed
 from fluxtrain.mlperf.implementation.datasets import init_datasets
 from fluxtrain.mlperf.implementation.description import implementation_json
@@ -38,6 +39,7 @@ from fluxtrain.mlperf.implementation.software import (
     reported_nodes,
     require_sources,
 )
+from fluxtrain.mlperf.review.chained import chain_of, enclosed_name
 from fluxtrain.mlperf.software import SOURCE, is_source
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -83,6 +85,8 @@ def write_implementation(
     _copy_sources(software, folder / "fluxtrain")
     for index, run in enumerate(runs):
         _write_json(folder / f"config_{index}.json", dict(run.config or {}))
+        if (chain := chain_of(run)) is not None and is_file(chain):
+            shutil.copyfile(chain, folder / enclosed_name(index))
         job = job_text(run, f"result-{index}", statements.image)
         (folder / f"job_{index}.yaml").write_text(job)
     (folder / "requirements.txt").write_text(software.requirements)

@@ -8,7 +8,16 @@ from dataclasses import replace
 from fluxtrain.mlperf.compliance import check
 from fluxtrain.mlperf.evidence import Result, Run
 from fluxtrain.mlperf.explain import sanitize
-from fluxtrain.mlperf.review import enclosed, evaluations, order, package, runs, samples, settings
+from fluxtrain.mlperf.review import (
+    chained,
+    enclosed,
+    evaluations,
+    order,
+    package,
+    runs,
+    samples,
+    settings,
+)
 from fluxtrain.mlperf.review.rule import Finding, Rule
 from fluxtrain.mlperf.tools import ToolResult
 
@@ -17,6 +26,7 @@ RUN_RULES: tuple[Rule[Run], ...] = (
     *evaluations.RULES,
     *samples.RULES,
     *settings.RULES,
+    *chained.RULES,
 )
 RESULT_RULES: tuple[Rule[Result], ...] = (*runs.RULES, *package.RULES, *enclosed.RULES)
 COMPLIANCE = "compliance-checker"
