@@ -1,9 +1,9 @@
-"""The preprocess task compared with ``datasets.map`` with the same encoders: samples/s per core, peak memory.
+"""The preprocess task and ``data.images`` beside ``datasets.map``: samples/s per core, peak memory.
 
-Both read the same tars of 256 x 256 PNGs and captions, and write encodings of MLPerf's shapes, 2.16 MB
-each, on one thread. T5, CLIP and the autoencoder are shallow and narrow: the published ones would take most
-of the time. Rates are samples per second of processor time after imports and loading, which depend little
-on other programs.
+All read the same 256 x 256 PNGs and captions, ``data.images`` in a folder and the others in tars, and write
+encodings of MLPerf's shapes, 2.16 MB each, on one thread. T5, CLIP and the autoencoder are small:
+the published ones would take most of the time. Rates are samples per second of processor time after imports
+and loading (``data.images`` loads its encoders in that time), which depend little on other programs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from fluxtrain.launch.torchrun import MALLOC_SETTINGS
 
 SIDE = 256
 CONTENDERS = {
-    "fluxtrain": "fluxtrain",
+    "fluxtrain": "fluxtrain, task preprocess",
+    "pictures": "fluxtrain, data.images",
     "datasets": "datasets.map and save_to_disk",
     "bare": "the encoders alone",
 }
@@ -65,8 +66,10 @@ class Turns:
 
 
 def write_images(folder: Path, count: int) -> None:
-    """Write ``count`` random images as detailed as photographs, as ``fluxtrain prepare cc12m`` does."""
+    """Write ``count`` images as detailed as photographs in tars and a folder."""
     rng = np.random.default_rng(0)
+    pictures = folder.with_name("folder")
+    pictures.mkdir()
     with TarWriter(folder, 100) as writer:
         for index in range(count):
             coarse = Image.fromarray(rng.integers(0, 256, (30, 30, 3), dtype=np.uint8))
@@ -75,6 +78,8 @@ def write_images(folder: Path, count: int) -> None:
             buffer = io.BytesIO()
             Image.fromarray(noisy).save(buffer, "PNG", compress_level=1)
             writer.add(f"{index:09d}", buffer.getvalue(), "png", caption(index), {})
+            (pictures / f"{index:09d}.png").write_bytes(buffer.getvalue())
+            (pictures / f"{index:09d}.txt").write_text(caption(index))
 
 
 def write_encoders(root: Path) -> None:

@@ -1,6 +1,6 @@
-"""Encodes images and captions, by our task or by ``datasets``; run by ``benchmarks.preprocess``.
+"""Encodes images and captions, by our tasks or by ``datasets``; run by ``benchmarks.preprocess``.
 
-ROOT/train/*.tar    read
+ROOT/train/*.tar    read; the same images and captions are in ROOT/folder
 ROOT/models/        T5, CLIP and autoencoder
 ROOT/CONTENDER/     written
 ROOT/report.json    wall and processor seconds after the encoders were loaded
@@ -62,6 +62,29 @@ def fluxtrain(root: Path) -> Work:
     config, paths = task(), RunPaths(root / "output", root, root / "models")
     load_encoders(config, paths.models, CPU)  # cached: the task uses the same ones
     return lambda: preprocess(config, paths, World(0, 0, 1, CPU))
+
+
+def pictures(root: Path) -> Work:
+    """Return what one rank does with ``data.images`` before the first step; it also loads the encoders."""
+    from fluxtrain.distributed import StopRequest
+    from fluxtrain.picture_cache import cache_pictures
+
+    config = resolve(
+        {
+            "preset": "schnell-lora",
+            "data": {
+                "images": "folder",
+                "cache": str(root / "pictures"),
+                "image_size": 256,
+                "latent_size": 32,
+                "text_length": TEXT_LENGTH,
+                "num_workers": 1,
+            },
+            "logging": {"metrics_port": 0},
+        }
+    )
+    paths, world = RunPaths(root / "pictures", root, root / "models"), World(0, 0, 1, CPU)
+    return lambda: cache_pictures(config, paths, world, StopRequest(world), lambda: None)
 
 
 def bare(root: Path) -> Work:
@@ -138,7 +161,9 @@ def main(contender: str, folder: str) -> None:
     torch.set_num_threads(1)
     root = Path(folder)
     os.dup2(2, 1)  # progress goes to stderr
-    work = {"bare": bare, "fluxtrain": fluxtrain, "datasets": datasets}[contender](root)
+    work = {"bare": bare, "fluxtrain": fluxtrain, "pictures": pictures, "datasets": datasets}[
+        contender
+    ](root)
     begin, used = perf_counter(), processor_seconds()
     work()
     times = {"wall": perf_counter() - begin, "processor": processor_seconds() - used}
