@@ -22,6 +22,8 @@ from fluxtrain.errors import DataError
 
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_TENSOR_BYTES = 1 << 28
+_PICKLES = (b"PK\3\4", b"\x80\2", b"\x80\4")
+"""First bytes of what torch.save writes: a ZIP archive, before a pickle alone."""
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I32": torch.int32}
 
 
@@ -52,8 +54,13 @@ def read_header(path: Path) -> dict[str, Span]:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("not a regular file")
-            (length,) = struct.unpack("<Q", file.read(8))
+            start = file.read(8)
+            if len(start) < 8:
+                raise ValueError(f"it has {len(start)} bytes")
+            (length,) = struct.unpack("<Q", start)
             if not 2 <= length <= min(_MAX_HEADER_BYTES, status.st_size - 8):
+                if start.startswith(_PICKLES):
+                    raise ValueError("it is a pickle, which is not read")
                 raise ValueError(f"its header claims {length} bytes")
             return _spans(json.loads(file.read(length)), 8 + length, status.st_size)
     except FileNotFoundError:

@@ -50,10 +50,16 @@ def join_errors(errors: Iterable[ConfigError]) -> ConfigError:
 def did_you_mean(given: str, names: Iterable[str]) -> str:
     """Return "; did you mean X?" for the name closest to ``given``, or the list of all names."""
     names = list(names)
+    return near_miss(given, names) or f"; there are {', '.join(names)}"
+
+
+def near_miss(given: str, names: Iterable[str]) -> str:
+    """Return "; did you mean X?" for the name closest to ``given``, "" if none is close."""
+    names = sorted(names)
     normalized = {_normalize(name): name for name in names} | {_initials(n): n for n in names}
     matches = [normalized[_normalize(given)]] if _normalize(given) in normalized else []
     matches += difflib.get_close_matches(given, names, n=1, cutoff=0.6)
-    return f"; did you mean {matches[0]}?" if matches else f"; there are {', '.join(names)}"
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def _normalize(name: str) -> str:

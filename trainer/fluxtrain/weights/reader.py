@@ -34,6 +34,7 @@ from fluxtrain.progress import Alive
 from fluxtrain.run_state import latest
 from fluxtrain.safetensors_file import Span, read_header, read_tensor
 from fluxtrain.weights.checkpoint_weights import CheckpointWeights
+from fluxtrain.weights.other_files import what_it_is
 
 _PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "model.")
 AXES_KEY = "axes_dims_rope"
@@ -181,7 +182,8 @@ def _open_files(path: Path, files: list[Path]) -> Weights:
     if "x_embedder.weight" in locations:
         return _FileWeights(path, locations, _DIFFUSERS)
     names = ", ".join(sorted(locations)[:3])
-    raise DataError(f"{path}: neither BFL's nor diffusers' FLUX transformer (it has {names} ...)")
+    text = f"neither BFL's nor diffusers' FLUX transformer (it has {names} ...)"
+    raise DataError(f"{path}: {text}{what_it_is(locations)}")
 
 
 def _without_prefix(locations: dict[str, _Location]) -> dict[str, _Location]:
@@ -265,7 +267,10 @@ def _infer_model(path: Path, shapes: dict[str, Shape], keys: _ShapeKeys) -> Mode
             "guidance_embed": keys.guidance in shapes,
         }
         return validate(ModelConfig, values, "model")
-    except (KeyError, ValueError, IndexError, ArithmeticError, ConfigError) as error:
+    except KeyError as error:
+        text = f"it lacks {error.args[0]}"
+        raise DataError(f"{path}: not the weights of a FLUX transformer ({text})") from None
+    except (ValueError, IndexError, ArithmeticError, ConfigError) as error:
         raise DataError(f"{path}: not the weights of a FLUX transformer ({error})") from None
 
 

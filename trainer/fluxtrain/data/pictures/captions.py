@@ -70,7 +70,8 @@ def read_metadata(path: Path) -> dict[str, str]:
     for number, row in enumerate(_rows(path), 1):
         name = row.get(_FILE)
         if not isinstance(name, str) or not name:
-            raise DataError(f"{path}: row {number} has no {_FILE}")
+            columns = ", ".join(map(str, row))[:100]
+            raise DataError(f"{path}: row {number} has no {_FILE}; it has {columns}")
         key = Path(name).as_posix()
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise DataError(f"{path}: row {number}: {name!r:.100} is outside of the folder")
@@ -85,7 +86,8 @@ def read_metadata(path: Path) -> dict[str, str]:
 def _caption(path: Path, number: int, row: dict[str, Any]) -> str:
     column = next((name for name in COLUMNS if name in row), None)
     if column is None:
-        raise DataError(f"{path}: row {number} has none of the columns {', '.join(COLUMNS)}")
+        text = f"row {number} has none of the columns {', '.join(COLUMNS)}"
+        raise DataError(f"{path}: {text}; it has {', '.join(map(str, row))[:100]}")
     text = row[column]
     if text is not None and not isinstance(text, str):
         raise DataError(f"{path}: row {number}: {column} is {text!r:.40}, not a text")

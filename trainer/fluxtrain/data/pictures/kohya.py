@@ -15,6 +15,7 @@ from typing import Any
 
 from fluxtrain.contract.run.data import ALPHA, DataConfig
 from fluxtrain.contract.run.download import is_url, url_fault
+from fluxtrain.contract.validation import near_miss
 from fluxtrain.data.pictures.captions import EXTENSIONS
 from fluxtrain.data.pictures.kohya_sizes import BUCKET_OPTIONS, resolution_of
 from fluxtrain.data.pictures.kohya_variants import VARIANT_OPTIONS, variants_of
@@ -178,4 +179,5 @@ def _require_known(path: Path, at: str, options: Options, known: set[str]) -> No
     for name in options:
         if name not in known:
             place = f"{at}.{name}" if at else name
-            raise ConfigError(f"{path}: {place}", options[name], "no option that is read here")
+            text = f"no option that is read here{near_miss(name, known)}"
+            raise ConfigError(f"{path}: {place}", options[name], text)
