@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from fluxtrain.cli import reference_environment
+from fluxtrain.cli import data_pack, reference_environment
 from fluxtrain.cli.arguments import Commands, add_command, described, load_config, path
 from fluxtrain.cli.field_help import add_field_help
 from fluxtrain.contract.launch import RunPaths
@@ -57,6 +57,7 @@ def add(commands: Commands) -> None:
     check.add_argument("--all", action="store_true", help="name all files, not only the first ones")
     check.add_argument("--strict", action="store_true", help="exit with 1 if a file is left out")
     check.add_argument("--json", action="store_true", help="print JSON")
+    data_pack.add(inner)
 
 
 def action(arguments: argparse.Namespace) -> int:
