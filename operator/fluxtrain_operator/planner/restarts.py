@@ -9,7 +9,7 @@ from fluxtrain.contract.members import PROCESS_FAILED
 from fluxtrain.contract.resource.status import Restarts
 from fluxtrain_operator.planner.decision import Decision
 from fluxtrain_operator.planner.disruption import NODE_FAULTS, Delete, Reason
-from fluxtrain_operator.planner.process_restarts import first_counted
+from fluxtrain_operator.planner.process_restarts import MAX_COUNT, first_counted
 from fluxtrain_operator.planner.situation import Situation
 
 _FREE_RESTARTS = ("GroupEnded",)
@@ -37,21 +37,22 @@ def next_restarts(
     return Restarts(
         process=now.process,
         pod=now.pod,
-        gang=now.gang + is_gang,
-        charged=situation.charged_restarts + decision.uses_restart,
-        free=before.free + len(lost) + is_free,
-        causes=dict((+causes).most_common(_MAX_CAUSES)),
+        gang=min(MAX_COUNT, now.gang + is_gang),
+        charged=min(MAX_COUNT, situation.charged_restarts + decision.uses_restart),
+        free=min(MAX_COUNT, before.free + len(lost) + is_free),
+        causes={name: min(MAX_COUNT, n) for name, n in (+causes).most_common(_MAX_CAUSES)},
         counted=now.counted
         if attempt == situation.attempt
         else first_counted(attempt, now.process),
     )
 
 
-def _process_causes(situation: Situation) -> list[str]:
-    """Return the cause of each restart of processes that is charged now, if an agent tells it."""
-    charged = situation.charged_restarts - situation.charged_before
-    told = [restart.cause for restart in situation.new_process_restarts][:charged]
-    return [*told, *[PROCESS_FAILED] * (charged - len(told))]
+def _process_causes(situation: Situation) -> Counter[str]:
+    """Return how many restarts of processes are charged now, by the causes that agents tell."""
+    charged = max(0, situation.charged_restarts - situation.charged_before)
+    told = Counter([restart.cause for restart in situation.new_process_restarts][:charged])
+    told[PROCESS_FAILED] += charged - told.total()  # no list: a forged status may have billions
+    return told
 
 
 def _lost_causes(situation: Situation, deletions: Sequence[Delete]) -> list[str]:

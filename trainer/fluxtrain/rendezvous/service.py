@@ -39,12 +39,16 @@ from fluxtrain.rendezvous.messages import (
     reply_signature,
 )
 from fluxtrain.rendezvous.rank_reports import progress_report
+from fluxtrain.serving.open_files import raise_limit
 from fluxtrain.serving.server import STATUS_BOUNDS, Bounds, Handler, Server
 
 _GRACE_SECONDS = 2.0
 """How long a new service only listens: agents of a generation that runs send heartbeats meanwhile."""
-_BOUNDS = Bounds(2 * MAX_NODES, 256)
-"""Of the port for heartbeats."""
+_SPARE_CONNECTIONS = 256
+"""Of the port for heartbeats, beside two for each agent. A connection has a thread: thousands that wake up
+together, as when a client drops them, would keep the agents waiting for seconds."""
+_OTHER_FILES = 256
+"""For the other port, and for connections that close."""
 _NAME = "rendezvous"
 _TEXT, _JSON = "text/plain", "application/json"
 _LENGTH = re.compile("[0-9]{1,9}", re.ASCII)
@@ -150,9 +154,9 @@ def _restarts(membership: Membership) -> list[dict[str, object]]:
 class _HeartbeatServer(Server):
     """The server for heartbeats, which bounds how many large ones are read at a time."""
 
-    def __init__(self, address: tuple[str, int], handler: type[Handler]) -> None:
+    def __init__(self, address: tuple[str, int], handler: type[Handler], bounds: Bounds) -> None:
         self.worlds = threading.BoundedSemaphore(_MAX_WORLDS)
-        super().__init__(_NAME, address, handler, _BOUNDS)
+        super().__init__(_NAME, address, handler, bounds)
 
 
 def serve(sessions: Sessions, key: Key, address: str, port: int) -> _HeartbeatServer:
@@ -163,7 +167,7 @@ def serve(sessions: Sessions, key: Key, address: str, port: int) -> _HeartbeatSe
 
     OwnHandler.sessions, OwnHandler.key = sessions, key
     with _cannot_listen(address, port):
-        server = _HeartbeatServer((address, port), OwnHandler)
+        server = _HeartbeatServer((address, port), OwnHandler, _bounds(sessions.limits))
     server.start()
     return server
 
@@ -179,6 +183,13 @@ def serve_members(sessions: Sessions, address: str, port: int) -> Server:
         server = Server(_NAME, (address, port), OwnHandler, STATUS_BOUNDS)
     server.start()
     return server
+
+
+def _bounds(limits: Limits) -> Bounds:
+    """Return the bounds of the port for heartbeats; fewer where the process may not open as many files."""
+    wanted = _SPARE_CONNECTIONS + 2 * limits.wanted_nodes
+    files = raise_limit(wanted + _OTHER_FILES)
+    return Bounds(min(wanted, max(1, files - _OTHER_FILES)), _SPARE_CONNECTIONS)
 
 
 @contextmanager
