@@ -333,6 +333,8 @@ OBJECTIVE = [
         "spec.run.adapter.rank_dropout"),
     Bad("spec.run.adapter", {"dora": True, "module_dropout": 0.1}, "must be 0 if dora is on",
         "spec.run.adapter.module_dropout"),
+    Bad("spec.run.adapter", {"base_dtype": "int8"}, 'supported values: "compute", "fp8"',
+        "spec.run.adapter.base_dtype"),
     Bad("spec.run.adapter", {"rank": 0}, "greater than or equal to 1", "spec.run.adapter.rank"),
     Bad("spec.run.adapter", {"alpha": 0}, "greater than 0", "spec.run.adapter.alpha"),
     Bad("spec.run.adapter", {"dropout": 1.0}, "less than 1", "spec.run.adapter.dropout"),

@@ -21,9 +21,16 @@ from fluxtrain.contract.run.precision import PrecisionConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.distributed import World
 from fluxtrain.fp8 import use_fp8
-from fluxtrain.model.adapted_layers import MAGNITUDE, WHOLE_MAGNITUDE, adapted_layers
+from fluxtrain.model.adapted_layers import (
+    MAGNITUDE,
+    WHOLE_MAGNITUDE,
+    adapted_layers,
+    has_small_base,
+    linear_layers,
+)
 from fluxtrain.model.adapter_dropout import AdapterDropout
 from fluxtrain.model.flux import Flux
+from fluxtrain.model.frozen import stored
 from fluxtrain.model.init import initial_value
 from fluxtrain.model.lora import add_adapters, is_adapter, magnitudes, measure
 from fluxtrain.model.recomputation import is_recomputed
@@ -73,7 +80,8 @@ def empty_model(config: RunConfig, world: World) -> Flux:
         if config.adapter is not None:
             layers = adapted_layers(config.model, config.adapter)
             dropout = AdapterDropout.of(config.adapter)
-            add_adapters(model, layers, DTYPES[config.precision.compute], dropout)
+            small = linear_layers(config.model) if has_small_base(config) else ()
+            add_adapters(model, layers, DTYPES[config.precision.compute], dropout, small)
     if config.precision.fp8 != "none":
         use_fp8(model, config.precision.fp8, world.device)
     recompute_activations(model, config.parallel.activation_checkpointing)
@@ -219,7 +227,8 @@ def load_weights(
         for name, full in weights:
             parameter = parameters[name]
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            local.copy_(_local_part(full, parameter))
+            values, full = stored(model, name, full)
+            local.copy_(_local_part(values, parameter))
             measure(model, name, full)
             alive()
 

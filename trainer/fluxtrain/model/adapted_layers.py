@@ -7,6 +7,7 @@ from functools import lru_cache
 from math import prod
 
 from fluxtrain.contract.run.adapter import AdapterConfig, LokrConfig, selected_blocks
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.kronecker import Kronecker
 from fluxtrain.model.tensor_names import Shape, entries
@@ -146,3 +147,15 @@ def block_index(layer: AdaptedLayer, model: ModelConfig) -> int:
     """Return the number of the block of ``layer``, double blocks first."""
     blocks, number, *_ = layer.name.split(".")
     return int(number) + (model.depth if blocks == "single_blocks" else 0)
+
+
+def has_small_base(config: RunConfig) -> bool:
+    """Return whether the frozen weights of the blocks' linear layers are in 8 bits."""
+    return config.adapter is not None and config.adapter.base_dtype == "fp8"
+
+
+def dora_rows(config: RunConfig) -> int:
+    """Return the rows of the layers that have magnitudes."""
+    if config.adapter is None or not config.adapter.dora:
+        return 0
+    return sum(layer.outputs for layer in adapted_layers(config.model, config.adapter))

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
 from fluxtrain.model.adapter_dropout import AdapterDropout
+from fluxtrain.model.frozen import base_output
 from fluxtrain.model.kronecker import Kronecker
 
 
@@ -38,4 +39,4 @@ class LokrLinear(nn.Linear):
         update = F.linear(low.transpose(-1, -2), first).transpose(-1, -2).flatten(-2)
         if self.training and self.dropout is not None and self.keys is not None:
             update = self.dropout.apply(update, self.keys)
-        return F.linear(x, self.weight, self.bias).add(update, alpha=self.scale)
+        return base_output(self, x, self.bias).add(update, alpha=self.scale)

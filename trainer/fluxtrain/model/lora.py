@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812  (the usual name)
 from fluxtrain.model.adapted_layers import BASE_MAGNITUDE, MAGNITUDE, AdaptedLayer
 from fluxtrain.model.adapter_dropout import AdapterDropout, adapter_keys
 from fluxtrain.model.flux import Flux
+from fluxtrain.model.frozen import base_output, base_weight, freeze_in_8_bits
 from fluxtrain.model.lokr import LokrLinear
 
 _LOKR = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
@@ -34,7 +35,7 @@ class LoraLinear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Return the layer's output with the update."""
-        return torch.add(F.linear(x, self.weight, self.bias), self.update(x), alpha=self.scale)
+        return torch.add(base_output(self, x, self.bias), self.update(x), alpha=self.scale)
 
     def update(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Return B A x."""
@@ -61,7 +62,7 @@ class DoraLinear(LoraLinear):
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Return the layer's output with the update."""
-        total = torch.add(F.linear(x, self.weight), self.update(x), alpha=self.scale)
+        total = torch.add(base_output(self, x, None), self.update(x), alpha=self.scale)
         norms = self.row_norms()
         change = (self.base_magnitude - norms + self.magnitude.float()) / norms
         whole = total if self.bias is None else total + self.bias
@@ -75,7 +76,7 @@ class DoraLinear(LoraLinear):
         for down, up, weight in zip(
             self.lora_A.chunk(count),
             torch.split(self.lora_B, rows),
-            torch.split(self.weight, rows),
+            torch.split(base_weight(self, self.lora_A.dtype), rows),
             strict=True,
         ):
             up, whole = up.float(), down.float()
@@ -91,12 +92,18 @@ def add_adapters(
     layers: Iterable[AdaptedLayer],
     dtype: torch.dtype,
     dropout: AdapterDropout | None = None,
+    in_8_bits: Iterable[str] = (),
 ) -> None:
     """Freeze ``model`` in ``dtype`` and give ``layers`` their adapters, with parameters in float32.
 
-    Names of the model's parameters stay; the new ones have no values yet.
+    Names of the model's parameters stay; the new ones have no values yet, and neither have the weights of the
+    layers ``in_8_bits``.
     """
     model.to(dtype).requires_grad_(False)
+    for name in in_8_bits:
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        freeze_in_8_bits(linear)
     for layer in layers:
         module = model.get_submodule(layer.name)
         assert isinstance(module, nn.Linear)
@@ -130,7 +137,9 @@ def measure(model: nn.Module, name: str, weight: Float[Tensor, "out in"]) -> Non
         return
     module = model.get_submodule(layer)
     if isinstance(module, DoraLinear):
-        rounded = weight.to(module.base_magnitude.device, module.weight.dtype)
+        rounded = weight.to(module.base_magnitude.device)
+        if module.weight.dtype.itemsize > 1:
+            rounded = rounded.to(module.weight.dtype)
         module.base_magnitude.copy_(torch.linalg.vector_norm(rounded, dim=1, dtype=torch.float32))
 
 

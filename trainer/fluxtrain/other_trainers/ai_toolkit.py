@@ -47,7 +47,7 @@ _MODEL: Mapping[str, Option] = {
     "model.is_flux": fields([], values.is_flux, note="must be true"),
     **each(
         "model.quantize model.quantize_te model.qtype model.qtype_te",
-        missing("frozen weights are in precision.compute here"),
+        missing("adapter.base_dtype: fp8 keeps frozen weights in 8 bits"),
     ),
     **each(
         "model.low_vram model.layer_offloading model.layer_offloading_transformer_percent "

@@ -37,7 +37,14 @@ _MODEL: Mapping[str, Option] = {
     ),
     "ae": field("encoders.autoencoder", Reading.text, note=_PATH),
     "vae": inert("FLUX.1's autoencoder is ae"),
-    **each("fp8_base fp8_base_unet", missing("frozen weights are in precision.compute here")),
+    **each(
+        "fp8_base fp8_base_unet",
+        fields(
+            ["adapter.base_dtype"],
+            values.of_network(values.small_base),
+            note="a power of two for each row is kept with the values",
+        ),
+    ),
     "mixed_precision": fields(["precision.compute"], common.compute_dtype, "no"),
     **each("full_bf16 full_fp16", missing("trained weights and moments are float32 here")),
     "gradient_checkpointing": fields(

@@ -102,6 +102,11 @@ def of_network(convert: Convert) -> Convert:
     return only
 
 
+def small_base(reading: Reading, name: str) -> Values:
+    """Return the data type of the frozen weights."""
+    return {"adapter.base_dtype": "fp8" if reading.flag(name) else "compute"}
+
+
 def unet_only(reading: Reading, name: str) -> Values:
     """Return nothing if only the transformer is trained; sd-scripts trains CLIP's adapters too by default."""
     if reading.flag(name) or not reading.has("network_module"):

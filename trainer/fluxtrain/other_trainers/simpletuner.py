@@ -31,7 +31,12 @@ _MODEL: Mapping[str, Option] = {
     ),
     "pretrained_t5_model_name_or_path": field("encoders.t5", Reading.text),
     "pretrained_vae_model_name_or_path": field("encoders.autoencoder", Reading.text),
-    "base_model_precision": missing("frozen weights are in precision.compute", "no_change", "bf16"),
+    "base_model_precision": fields(
+        ["adapter.base_dtype"],
+        values.of_adapter(values.small_base),
+        "no_change",
+        "fp8-quanto and fp8-torchao are fp8; no other kind has a counterpart",
+    ),
     **each(
         "text_encoder_1_precision text_encoder_2_precision quantize_via quantize_activations",
         automatic("encoders.precision"),

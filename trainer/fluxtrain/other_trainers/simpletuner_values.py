@@ -321,6 +321,18 @@ def _require_prompt(reading: Reading) -> None:
         raise NoCounterpartError("images need validation_prompt")
 
 
+def small_base(reading: Reading, name: str) -> Values:
+    """Return the data type of the frozen weights."""
+    value = reading.text(name)
+    if value in ("no_change", "bf16"):
+        return {}
+    if value not in ("fp8-quanto", "fp8-torchao"):
+        raise NoCounterpartError(
+            "frozen weights are in precision.compute, or adapter.base_dtype: fp8"
+        )
+    return {"adapter.base_dtype": "fp8"}
+
+
 def dropout(reading: Reading, name: str) -> Values:
     """Return nothing for 0; peft drops inputs of A, and not its outputs as kohya and this trainer."""
     if reading.number(name) != 0:

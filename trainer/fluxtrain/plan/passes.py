@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.model.activations import BYTES, first_layers_bytes, last_layers_bytes
+from fluxtrain.model.adapted_layers import dora_rows, has_small_base, linear_layers
 from fluxtrain.model.adapter_moments import with_adapters
 from fluxtrain.model.block_moments import (
     BlockMoments,
@@ -80,6 +81,16 @@ class Passes:
         self._trained_padded = count_trained(config.model, config.adapter, self._shards)
         self._is_frozen = config.adapter is not None
         self._padded = count_parameters(config.model, self._shards)
+        layers = linear_layers(config.model) if has_small_base(config) else {}
+        sizes = [(sum(rows for _, rows in parts), width) for width, parts in layers.values()]
+        self._in_8_bits = sum(
+            -(-rows // self._shards) * self._shards * width for rows, width in sizes
+        )
+        converted = max((rows * width for rows, width in sizes), default=0)
+        self._converted = 0 if self._is_sharded else self._width * converted
+        """Weights of the layer that computes, in the compute dtype; those that are gathered are in it."""
+        self._row_bytes = _FLOAT32 * (sum(rows for rows, _ in sizes) + dora_rows(config))
+        """A number for each row of a layer, of fp8 and of DoRA, on each rank."""
         self._blocks = list(self._in_order(config))
         self._first = micro_batch * (first_layers_bytes(config) + held_bytes(config))
         self._last = micro_batch * last_layers_bytes(config)
@@ -101,8 +112,9 @@ class Passes:
         A single rank keeps the trained ones in the compute dtype too.
         """
         rounded = self._width * self._trained.total if self.is_rounded else 0
-        frozen = self._width * self._padded.total // self._shards if self._is_frozen else 0
-        return self.shard_bytes + rounded + frozen
+        frozen = self._width * self._padded.total if self._is_frozen else 0
+        frozen -= (self._width - 1) * self._in_8_bits
+        return self.shard_bytes + rounded + frozen // self._shards + self._row_bytes
 
     def moments(self) -> Iterator[InUse]:
         """Yield the moments of which one is the peak."""
@@ -200,7 +212,7 @@ class Passes:
 
     def _rest(self) -> int:
         """Return the gathered weights outside the blocks, which stay gathered."""
-        return self._width * self._padded.rest if self._is_sharded else 0
+        return self._width * self._padded.rest if self._is_sharded else self._converted
 
     def _weights(self, block: _Block) -> int:
         """Return the gathered weights of ``block``, 0 if all blocks stay gathered."""

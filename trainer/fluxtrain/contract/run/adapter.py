@@ -12,6 +12,7 @@ Rank = Annotated[int, Field(ge=1, le=1024)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 KindRank = Annotated[int, Field(ge=0, le=1024)] | None
 AdapterKind = Literal["lora", "lokr"]
+BaseDtype = Literal["compute", "fp8"]
 AdapterLayout = Literal["kohya", "diffusers", "ai-toolkit", "bfl"]
 AdapterDtype = Literal["bfloat16", "float16", "float32"]
 Blocks = Annotated[
@@ -194,6 +195,11 @@ class AdapterConfig(StrictModel):
     """Options of ``lokr``."""
     rates: AdapterRates = AdapterRates()
     """Factors of the learning rate."""
+    base_dtype: BaseDtype = "compute"
+    """Data type of the frozen weights of the blocks' linear layers: ``compute``, that of
+    ``precision.compute``, or ``fp8``, e4m3 with a power of two for each row, half of bfloat16's memory. They
+    are computed with in ``precision.compute``, so any GPU does; images and losses of the training are of the
+    rounded weights, files and exports of the given ones."""
     initial: Path | None = None
     """Adapters to begin with, relative to the models root: a LoRA file of any layout, a run or a checkpoint;
     null: without effect at first. Another alpha is compensated; smaller ranks are filled up."""
