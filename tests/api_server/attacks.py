@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.api_server.forged_statuses import FORGED
 from tests.operator.permissions import ROWS
 
 Manifest = dict[str, Any]
@@ -20,6 +21,8 @@ class Attack:
     metadata: Manifest = field(default_factory=dict)
     raw: str = ""
     """JSON that takes the place of the text HERE: what Python itself cannot write."""
+    status: Manifest = field(default_factory=dict)
+    """The status that the tenant writes after the operator's first one."""
     count: int = 1
     """How many jobs of this spec are created at once."""
 
@@ -108,4 +111,21 @@ MANY = (
 )
 """Many jobs at once."""
 
-ATTACKS = (*FORBIDDEN, *OVERSIZED, *DECEIVING, *MANY)
+STATUSES = tuple(Attack(f"a status: {what}", status=status) for what, status in FORGED.items())
+"""Jobs whose statuses are forged, again and again."""
+
+NETWORK = (
+    Attack("the rendezvous' port for metrics", {
+        "run": {"preset": "micro", "logging": {"metrics_port": 29500}}}),
+    Attack("the labels of Prometheus in a template", {"podTemplate": {"metadata": {"labels": {
+        "app.kubernetes.io/name": "prometheus"}}}}),
+    Attack("the labels of the operator's pods in a template", {"podTemplate": {"metadata": {"labels": {
+        "app.kubernetes.io/name": "fluxtrain-operator", "app.kubernetes.io/component": "operator"}}}}),
+    Attack("a hundred addresses of a trainer", _template(
+        hostAliases=[{"ip": "192.0.2.1", "hostnames": ["quiet-rendezvous.quiet.quiet.svc"]}] * 100)),
+    Attack("name servers of the tenant", _template(
+        dnsPolicy="None", dnsConfig={"nameservers": ["192.0.2.1"]})),
+)  # fmt: skip
+"""Jobs that want to be reached, or to reach others, by another name."""
+
+ATTACKS = (*FORBIDDEN, *OVERSIZED, *DECEIVING, *NETWORK, *STATUSES, *MANY)

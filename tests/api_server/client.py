@@ -84,6 +84,10 @@ class ApiServer:
             "PATCH", f"{path}?{STRICT}&force=true{_dry_run(dry_run)}", manifest, _APPLY
         )
 
+    def merge(self, path: str, manifest: Manifest) -> Response:
+        """Merge ``manifest`` into the object at ``path``, as ``kubectl patch --type=merge`` does."""
+        return self._send("PATCH", path, manifest, "application/merge-patch+json")
+
     def delete(self, path: str) -> Response:
         """Delete the object at ``path``."""
         return self._send("DELETE", path, {})

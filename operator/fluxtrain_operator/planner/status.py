@@ -45,7 +45,8 @@ Phase = Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Co
 Kind = Literal["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
 _HEALTHY, _DEGRADED, _NO_PROGRESS = "AsExpected", "Degraded", str(Reason.NO_PROGRESS)
 _MAX_FOREIGN = 8
-"""Conditions of other types, such as those of another version of the operator, that are kept."""
+"""Conditions of other types, such as those of another version of the operator, that are kept. A status with
+as many as it may have could never be written again."""
 _MAX_MESSAGE = 4096
 _MAX_ETA_SECONDS = 3650 * 86_400.0
 """A longer estimate, ten years, is not shown: the rate that it was computed from is not credible."""
@@ -172,9 +173,7 @@ def conditions(
     """Return ``before`` with ``updates``; a transition time changes only with the status."""
     result = {condition.type: condition for condition in before}
     foreign = [kind for kind in result if kind not in CONDITION_TYPES]
-    for kind in foreign[
-        _MAX_FOREIGN:
-    ]:  # else a status with as many as fit could never be written again
+    for kind in foreign[_MAX_FOREIGN:]:
         del result[kind]
     for update in updates:
         value, old = _VALUES[update.value], result.get(update.type)
