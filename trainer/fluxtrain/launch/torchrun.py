@@ -170,7 +170,7 @@ def _check_training(config: RunConfig, paths: RunPaths, rank_counts: Sequence[in
             check_files(config.encoders, paths.models)
         return
     if config.data.images is not None:
-        check_pictures(config, paths)
+        check_pictures(with_any_seed(config), paths)
         return
     sources = open_sources(with_any_seed(config), paths.data)
     if isinstance(sources.train, ImageDataset):

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import quote
 
 from fluxtrain.contract.launch import RunPaths
@@ -23,7 +24,7 @@ from fluxtrain.contract.run.table import TableConfig
 from fluxtrain.data.pictures.captions import EXTENSIONS, METADATA
 from fluxtrain.data.pictures.folder import SUFFIXES
 from fluxtrain.data.pictures.shards import SHARD, unpack
-from fluxtrain.data.pictures.subset import Places, remote_sources
+from fluxtrain.data.pictures.subset import Places, remote_sources, subsets
 from fluxtrain.data.pictures.tables import TABLE, files_of_split, write_out
 from fluxtrain.data.pictures.training_set import FILE
 from fluxtrain.distributed import Channel, StopRequest, World
@@ -37,6 +38,7 @@ from fluxtrain.remote.store import RemoteFile
 
 PINS = "sources.json"
 """File of the run's output: which versions of remote files it has."""
+_CONFIGURATION = "configuration"
 _FETCHED, _PICTURES = "fetched", "pictures"
 Check = Callable[[], object]
 
@@ -102,11 +104,18 @@ def pinned_sources(
         for source in sources:
             _require_pinned(source, pins.get(source.url))
     if is_written:
-        entries = {source.url: _pin(source) for source in sources}
+        entries: dict[str, object] = {source.url: _pin(source) for source in sources}
+        if not (paths.output / FILE).exists():
+            entries[_CONFIGURATION] = _configuration(data, paths)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as partial_file:
             partial_file.write_text(json.dumps(pins | entries, indent=1) + "\n")
     return sources
+
+
+def is_configured_alike(data: DataConfig, paths: RunPaths) -> bool:
+    """Return whether ``data``, and its data set config, are those that the run in the output began with."""
+    return _read_pins(paths.output / PINS).get(_CONFIGURATION) == _configuration(data, paths)
 
 
 @contextmanager
@@ -208,6 +217,11 @@ def _folder_of(name: str) -> str:
     return quote(str(PurePosixPath(name).with_suffix("")), safe=" ")
 
 
+def _configuration(data: DataConfig, paths: RunPaths) -> str:
+    """Return a hash of the folders with their settings, and of which parts of tables are read."""
+    return hashlib.sha256(repr((subsets(data, paths.data), data.table)).encode()).hexdigest()
+
+
 def _pin(source: Source) -> dict[str, object]:
     return {
         "pinned": source.pinned,
@@ -217,7 +231,7 @@ def _pin(source: Source) -> dict[str, object]:
     }
 
 
-def _read_pins(path: Path) -> dict[str, Mapping[str, str]]:
+def _read_pins(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):

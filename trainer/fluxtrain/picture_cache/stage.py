@@ -29,6 +29,7 @@ from fluxtrain.encode.text import load_text_encoder
 from fluxtrain.errors import ConfigError, StoppedError, one_line
 from fluxtrain.picture_cache.console import CachingConsole
 from fluxtrain.picture_cache.fetching import fetched_pictures
+from fluxtrain.picture_cache.resumed import encoded_work
 from fluxtrain.picture_cache.work import CachedPictures, find_work, wanted_latents
 from fluxtrain.progress import Alive
 
@@ -63,6 +64,12 @@ def cache_pictures(
     Raises DataError if there are no pictures, ConfigError if the encodings do not fit the model, StoppedError
     after a stop request: what is encoded is kept.
     """
+    complete = world.from_main(lambda: encoded_work(config, paths, is_new))
+    if complete is not None:
+        if world.is_main:
+            text = f"all pictures are encoded in {complete.cache.folder}; their source is not read again"
+            print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
+        return complete
     with fetched_pictures(config.data, paths, world, stop, alive) as places:
         work = world.from_main(lambda: find_work(config, paths, is_new, places))
         with CachingConsole(world.is_main, work) as console:

@@ -39,7 +39,6 @@ from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.fingerprint import autoencoder_fingerprint, text_fingerprint
 from fluxtrain.errors import DataError
 from fluxtrain.files import atomic_write
-from fluxtrain.picture_cache.fetching import pinned_sources
 from fluxtrain.safetensors_file import read_header, read_tensor
 
 REPORT = "pictures.json"
@@ -141,13 +140,6 @@ def nothing_left(skipped: Mapping[str, str], report: Path | None = None) -> Data
     )
 
 
-def check_pictures(config: RunConfig, paths: RunPaths) -> None:
-    """Raise an error if the run's pictures or encoders are missing; nothing is fetched or decoded."""
-    list_subsets(config.data, paths.data)
-    pinned_sources(config.data, paths)
-    check_files(config.encoders, paths.models)
-
-
 def find_work(
     config: RunConfig, paths: RunPaths, is_new: bool = True, places: Places | None = None
 ) -> CachedPictures:
@@ -159,7 +151,7 @@ def find_work(
     stored = None if is_new else read_training_set(paths.output)
     listed = list_subsets(config.data, paths.data, places or {})
     check_files(config.encoders, paths.models)
-    cache = _open_cache(config, paths)
+    cache = open_cache(config, paths)
     cache.make_folders()
     _remove_stale(cache.folder)
     pictures = training_pictures(listed)
@@ -272,7 +264,8 @@ def _samples(picture: TrainingPicture, record: Record, seed: int) -> Iterator[Tr
         )
 
 
-def _open_cache(config: RunConfig, paths: RunPaths) -> PictureCache:
+def open_cache(config: RunConfig, paths: RunPaths) -> PictureCache:
+    """Return the cache of the run, whose IDs say which encoders made them."""
     encoders, data = config.encoders, config.data
     folder = paths.output / "cache" if data.cache is None else paths.data / data.cache
     weights = autoencoder_fingerprint(encoders, paths.models)
