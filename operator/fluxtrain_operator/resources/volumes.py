@@ -23,6 +23,8 @@ CONFIG_PATH = f"/etc/fluxtrain/{CONFIG_FILE}"
 CONFIG_VOLUME = "config"
 SCRATCH_PATH = "/tmp"
 """The only writable folder outside of the storage: the root file system is read-only."""
+_WRITING_TASKS = ("prepare", "preprocess")
+"""Tasks whose result is a data set at /data."""
 _RECORDS_BYTES = 1 << 20
 """For the config and the records beside images, and for whole pages."""
 _GIB = 1 << 30
@@ -55,13 +57,16 @@ def _snapshots(job: Job) -> list[Manifest]:
 def mounts(job: Job) -> list[Manifest]:
     """Return the volume mounts of the main container.
 
-    The config is mounted by ``subPath``: the pod runs on if its revision is deleted.
+    The config is mounted by ``subPath``: the pod runs on if its revision is deleted. No task writes models,
+    and only those that make data sets write data: what others cache is in the output or in scratch space.
     """
-    storage = job.spec.storage
+    writes = job.config.task in _WRITING_TASKS
+    claim = job.spec.storage.data and job.spec.storage.data.persistent_volume_claim
+    data = {} if writes and not (claim and claim.read_only) else {"readOnly": True}
     return [
         {"name": CONFIG_VOLUME, "mountPath": CONFIG_PATH, "subPath": CONFIG_FILE, "readOnly": True},
-        {"name": "data", "mountPath": DATA_PATH, **_read_only(storage.data)},
-        {"name": "models", "mountPath": MODELS_PATH, **_read_only(storage.models)},
+        {"name": "data", "mountPath": DATA_PATH, **data},
+        {"name": "models", "mountPath": MODELS_PATH, "readOnly": True},
         {"name": "output", "mountPath": OUTPUT_PATH},
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "tmp", "mountPath": SCRATCH_PATH},
@@ -78,8 +83,3 @@ def _source(volume: Volume | None) -> Manifest:
     if volume is None:
         return {"emptyDir": {}}
     return volume.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
-def _read_only(volume: Volume | None) -> Manifest:
-    claim = volume.persistent_volume_claim if volume else None
-    return {"readOnly": True} if claim and claim.read_only else {}

@@ -171,6 +171,20 @@ def test_pods_meet_the_restricted_pod_security_standard(name: str) -> None:
         assert all(set(volume) <= allowed for volume in pod["spec"]["volumes"])
 
 
+@pytest.mark.parametrize("task", ["train", "benchmark", "prepare", "preprocess"])
+@pytest.mark.parametrize("claim_read_only", [False, True])
+def test_only_tasks_that_make_data_sets_may_write_data_and_none_models(
+    task: str, claim_read_only: bool
+) -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "data", "readOnly": claim_read_only}}
+    run = {"preset": "mlperf-schnell-raw" if task.startswith("pre") else "micro", "task": task}
+    pod = training_pod(make_job(run=run, storage={"data": claim}), Slot(0))
+    mounts = {each["name"]: each.get("readOnly", False) for each in trainer(pod)["volumeMounts"]}
+    assert mounts["data"] == (claim_read_only or task not in ("prepare", "preprocess"))
+    assert mounts["models"] is True
+    assert not any(mounts[name] for name in ("output", "tmp", "shm"))
+
+
 def test_pods_of_one_attempt_differ_only_in_their_index() -> None:
     pods = [training_pod(make_job(**ELASTIC), Slot(index)) for index in range(2)]
     texts = [

@@ -81,9 +81,9 @@ class Storage(ApiModel):
     """Volumes mounted at /data, /models and /output; an emptyDir for each that is not set."""
 
     data: Volume | None = None
-    """Mounted at /data: the root of relative data paths."""
+    """Mounted at /data, read-only but for prepare and preprocess: the root of relative data paths."""
     models: Volume | None = None
-    """Mounted at /models: the root of relative model paths."""
+    """Mounted at /models, read-only: the root of relative model paths."""
     output: Volume | None = None
     """Mounted at /output: checkpoints, logs and images; if unset, they are lost with the pod."""
     output_folder: OutputFolder | None = None
