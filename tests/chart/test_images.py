@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
-from supply_chain.audit import advisories
+from supply_chain.audit import advisories, coverage
 from supply_chain.locks import EXTRAS, LOCKS, read_lock
 from supply_chain.sbom import write
 from tests.paths import ROOT
@@ -175,6 +175,10 @@ def test_advisories_are_read_and_no_answer_is_none() -> None:
     found = {"id": "CVE-1", "fix_versions": ["2.0"]}
     answer = {"dependencies": [{"name": "a", "version": "1.0", "vulns": [found]}, {"name": "b"}]}
     assert advisories(json.dumps(answer)) == ["a 1.0: CVE-1, mended in 2.0"]
+    unknown = {"name": "c", "skip_reason": "not found"}
+    known = coverage(json.dumps({"dependencies": [{"name": "b"}, unknown]}))
+    assert known == "1 of 2 packages compared, the service does not know c"
+    assert coverage(json.dumps({"dependencies": [unknown]})).startswith("nothing was compared")
     assert advisories("") is None
     assert advisories("[]") is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from tests.trainer.bombs import newer as n
 from tests.trainer.bombs import pictures as p
 from tests.trainer.bombs import tables as t
 from tests.trainer.bombs import texts as x
@@ -272,4 +273,22 @@ TEXTS = [
     ),
     Bomb("T5's config of 1,000,000,000 layers", x.many_layers, x.text_encoder, "1000000000 layers"),
 ]
-ROWS = [*PICTURES, *IN_TARS, *SETS, *OTHER_TABLES, *CAPTIONS, *JOBS, *TEXTS]
+NEWER = [
+    Bomb("shard of pictures: JSON of 256 MiB", n.caption_in_json, n.unpacked),
+    Bomb("table of pictures: a cell of 80 MiB", n.table(n.zeros), n.written_out, "a.parquet: "),
+    Bomb("table of pictures: 250 MiB of one picture", n.table(n.one_picture), n.written_out),
+    Bomb(
+        "mask of 40,000 x 40,000",
+        p.put("a.png", partial(p.png, 40_000, 40_000, lines=False)),
+        n.mask,
+        "a.png: its mask: at most",
+    ),
+    Bomb("base model of 12,000 tensors", n.many_tensors, n.base_model, "a.safetensors: "),
+    Bomb("kohya's data sets: 40,000 tables", n.many_sets, x.dataset_config, "a.toml", 128),
+    Bomb("kohya's TOML of 2 GiB", x.empty("a.toml"), n.imported, "a.toml"),
+    Bomb("SimpleTuner's JSON of 6 MiB of lists", n.tuner, n.imported, "a.json", 256),
+    Bomb(
+        "ai-toolkit's YAML of aliases", x.write("a.yaml", x.ALIASES), n.imported, "aliases are not"
+    ),
+]
+ROWS = [*PICTURES, *IN_TARS, *SETS, *OTHER_TABLES, *CAPTIONS, *JOBS, *TEXTS, *NEWER]

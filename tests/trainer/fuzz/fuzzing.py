@@ -16,7 +16,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from tests.trainer import ranks
 from tests.trainer.fuzz.mutations import changed
-from tests.trainer.fuzz.targets import Target, targets
+from tests.trainer.fuzz.target import Target
+from tests.trainer.fuzz.targets import targets
 
 from fluxtrain.errors import FluxtrainError
 

@@ -7,7 +7,6 @@ import json
 import tarfile
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +16,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 from tests.trainer.bombs import tables, texts
+from tests.trainer.fuzz import models, pictures
+from tests.trainer.fuzz.target import Read, Target
 
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.stacks import read_ranks
@@ -29,21 +30,6 @@ from fluxtrain.rendezvous.messages import Heartbeat, Reply
 from fluxtrain.safetensors_file import read_header
 from fluxtrain_operator.members import Heard
 from fluxtrain_operator.progress import Progress, read_termination_message
-
-Read = Callable[[Path], object]
-
-
-@dataclass(frozen=True)
-class Target:
-    """One reader."""
-
-    file: str
-    """The name of the file that is damaged."""
-    read: Read
-    seeds: Callable[[], list[bytes]]
-    """Makes valid contents."""
-    raises_value_errors: bool = False
-    """Whether its callers turn a ValueError, whose text they show, into an error with the file's name."""
 
 
 def _images() -> list[bytes]:
@@ -204,4 +190,6 @@ def targets() -> dict[str, Target]:
         "stacks": Target(
             "a", lambda path: read_ranks(path.read_text(errors="replace")), _texts('{"rank": 1}')
         ),
+        **pictures.targets(),
+        **models.targets(),
     }

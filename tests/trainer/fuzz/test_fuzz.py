@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.trainer.fuzz.fuzzing import Finding, check, fuzz
-from tests.trainer.fuzz.targets import Target, targets
+from tests.trainer.fuzz.target import Target
+from tests.trainer.fuzz.targets import targets
 
 EXAMPLES = 40
 

@@ -53,7 +53,7 @@ def read_adapter(path: Path) -> AdapterFile:
         adapter, ignored = from_tensors(tensors, alphas_in(metadata, tensors))
     except UnknownKeysError as error:
         raise DataError(f"{path}: not a LoRA of FLUX's blocks; it has {error}") from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DataError(f"{path}: not a valid LoRA ({error})") from None
     if not adapter:
         raise DataError(f"{path}: it has no LoRA of the transformer")

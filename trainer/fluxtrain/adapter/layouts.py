@@ -20,6 +20,7 @@ alpha / rank stays that of the training.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -208,11 +209,13 @@ def from_tensors(
 
 def _alpha(module: str, parts: Mapping[str, Tensor], given: float | None) -> float | None:
     """Return alpha of ``module``; ``given`` is that in the file's metadata."""
-    if "alpha" not in parts:
-        return given
-    if parts["alpha"].numel() != 1:
-        raise ValueError(f"{module}.alpha is not a number")
-    return float(parts["alpha"].item())
+    if "alpha" in parts:
+        if parts["alpha"].numel() != 1:
+            raise ValueError(f"{module}.alpha is not a number")
+        given = float(parts["alpha"].item())
+    if given is not None and not math.isfinite(given):
+        raise ValueError(f"alpha of {module} is not finite")
+    return given
 
 
 def _order(item: tuple[str, object]) -> tuple[str, int, str]:
@@ -224,7 +227,8 @@ def _piece(module: str, parts: Mapping[str, Tensor], alpha: float | None) -> Pie
     if not {"down", "up"} <= parts.keys():
         raise ValueError(f"{module} has no {'down' if 'up' in parts else 'up'} matrix")
     down, up = parts["down"], parts["up"]
-    if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1] or not len(down):
+    is_product = down.dim() == up.dim() == 2 and len(down) == up.shape[1]
+    if not is_product or not down.numel() or not up.numel():
         shapes = f"{list(down.shape)} and {list(up.shape)}"
         raise ValueError(f"{module} has matrices of shapes {shapes}, which are no low-rank update")
     norms = _magnitude(module, parts["magnitude"], len(up)) if "magnitude" in parts else None

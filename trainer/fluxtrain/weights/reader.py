@@ -37,6 +37,7 @@ from fluxtrain.weights.checkpoint_weights import CheckpointWeights
 from fluxtrain.weights.other_files import what_it_is
 
 _PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "model.")
+_MAX_CONFIG_BYTES = 1 << 20
 AXES_KEY = "axes_dims_rope"
 """Key of the RoPE dimensions of the axes in diffusers' config.json, and in the metadata of our files."""
 
@@ -165,6 +166,11 @@ class _FileWeights:
 
     def _shape(self, entry: Entry) -> Shape:
         first, *others = (self._locations[part].span.shape for part, _ in entry.parts)
+        for (part, _), shape in zip(entry.parts, (first, *others), strict=True):
+            if others and not shape:
+                raise DataError(
+                    f"{self.path}: {part} has shape [], which is no part of {entry.name}"
+                )
         return (sum(shape[0] for shape in (first, *others)), *first[1:]) if others else first
 
 
@@ -282,11 +288,17 @@ def _axes(path: Path, head: int) -> tuple[int, int, int]:
     """Return the RoPE dimensions of the axes from the file or the folder's config.json, by default FLUX's."""
     try:
         if path.is_dir():
-            axes = json.loads((path / "config.json").read_text())[AXES_KEY]
+            axes = json.loads(_config_text(path / "config.json"))[AXES_KEY]
         else:
             with safe_open(path, framework="pt") as file:
                 axes = json.loads((file.metadata() or {})[AXES_KEY])
         first, second, third = map(int, axes)
         return first, second, third
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError):
         return head // 8, head // 16 * 7, head // 16 * 7
+
+
+def _config_text(path: Path) -> str:
+    if (size := path.stat().st_size) > _MAX_CONFIG_BYTES:
+        raise DataError(f"{path}: {size} bytes, at most {_MAX_CONFIG_BYTES} are read")
+    return path.read_text()
