@@ -38,4 +38,4 @@ def test_epochs_give_the_number_of_steps_also_when_more_are_asked_for(tmp_path: 
 def test_a_plan_of_epochs_has_no_time() -> None:
     plan = make_plan(resolve({"preset": "dev-lora", "schedule": {"epochs": 3}}), 1, 8)
     assert (plan.steps, plan.seconds) == (None, None)
-    assert "as many steps as the data give" in render(plan)
+    assert "as many steps as the data give: fluxtrain data check -f tells" in render(plan)

@@ -144,7 +144,13 @@ def _fit(plan: Plan) -> str:
 
 def _time(plan: Plan) -> list[Row]:
     if plan.steps is None:
-        return [("training", "unknown", "its epochs have as many steps as the data give")]
+        return [
+            (
+                "training",
+                "unknown",
+                "its epochs have as many steps as the data give: fluxtrain data check -f tells",
+            )
+        ]
     steps = f"{plan.steps:,} steps at most"
     if plan.samples_per_second is None or plan.seconds is None:
         return [("training", "unknown", f"{steps}; no peak is known for CPUs")]
