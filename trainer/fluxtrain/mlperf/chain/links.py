@@ -12,7 +12,7 @@ from fluxtrain.mlperf.lines import LogLine
 from fluxtrain.mlperf.lines import parse as parse_line
 
 _ENDED_AGAIN = ("run_stop", "eval_start")
-"""Events that that a resume may remove although they are not after its checkpoint: the run goes on."""
+"""Events that a resume may remove although they are not after its checkpoint: the run goes on."""
 
 
 def check_links(lines: Sequence[bytes], verdict: Verdict) -> None:
