@@ -69,7 +69,11 @@ def _text(verdict: Verdict) -> str:
     lines = [f"found: {text}" for text in verdict.findings]
     lines += [f"note: {text}" for text in verdict.notes]
     result = verdict.result
-    shown = ", ".join(f"{name} {value}" for name, value in result.items() if value is not None)
+    shown = ", ".join(
+        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in result.items()
+        if value is not None
+    )
     lines += [f"result by the chain: {shown or 'none yet'}"]
     word = "VERIFIED" if verdict.holds else "FAILED"
     return "\n".join([*lines, f"{word}: {verdict.records} records, head {verdict.head}"])
