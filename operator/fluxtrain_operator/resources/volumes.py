@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from pathlib import PurePosixPath
+from posixpath import join, normpath
 
 from fluxtrain.contract.launch import (
     CONFIG_FILE,
@@ -57,16 +59,14 @@ def _snapshots(job: Job) -> list[Manifest]:
 def mounts(job: Job) -> list[Manifest]:
     """Return the volume mounts of the main container.
 
-    The config is mounted by ``subPath``: the pod runs on if its revision is deleted. No task writes models,
-    and only those that make data sets write data: what others cache is in the output or in scratch space.
+    The config is mounted by ``subPath``: the pod runs on if its revision is deleted. Only tasks that make
+    data sets write data, and runs that keep encodings or fetched files there.
     """
-    writes = job.config.task in _WRITING_TASKS
-    claim = job.spec.storage.data and job.spec.storage.data.persistent_volume_claim
-    data = {} if writes and not (claim and claim.read_only) else {"readOnly": True}
+    storage, makes_data = job.spec.storage, job.config.task in _WRITING_TASKS
     return [
         {"name": CONFIG_VOLUME, "mountPath": CONFIG_PATH, "subPath": CONFIG_FILE, "readOnly": True},
-        {"name": "data", "mountPath": DATA_PATH, **data},
-        {"name": "models", "mountPath": MODELS_PATH, "readOnly": True},
+        _input_mount(job, "data", DATA_PATH, storage.data, makes_data),
+        _input_mount(job, "models", MODELS_PATH, storage.models),
         {"name": "output", "mountPath": OUTPUT_PATH},
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "tmp", "mountPath": SCRATCH_PATH},
@@ -77,6 +77,18 @@ def mounts(job: Job) -> list[Manifest]:
             else []
         ),
     ]
+
+
+def _input_mount(
+    job: Job, name: str, path: str, volume: Volume | None, is_written: bool = False
+) -> Manifest:
+    """Return the mount of ``volume`` at ``path``, read-only unless the run writes to it."""
+    data, claim = job.config.data, volume and volume.persistent_volume_claim
+    for kept in filter(None, (data.cache, data.download.folder)):
+        folder = PurePosixPath(normpath(join(DATA_PATH, kept)))
+        is_written = is_written or folder.is_relative_to(path)
+    mount = {"name": name, "mountPath": path}
+    return mount if is_written and not (claim and claim.read_only) else {**mount, "readOnly": True}
 
 
 def _source(volume: Volume | None) -> Manifest:

@@ -185,6 +185,29 @@ def test_only_tasks_that_make_data_sets_may_write_data_and_none_models(
     assert not any(mounts[name] for name in ("output", "tmp", "shm"))
 
 
+@pytest.mark.parametrize(
+    ("data", "writes"),
+    [
+        ({"images": "pictures"}, False),
+        ({"images": "pictures", "cache": "encodings"}, True),
+        ({"images": "pictures", "cache": "/data/encodings"}, True),
+        ({"images": "pictures", "cache": "../output/encodings"}, False),
+        ({"images": "pictures", "cache": "/tmp/../data/encodings"}, True),
+        ({"images": "pictures", "cache": "/output/encodings"}, False),
+        ({"images": "pictures", "cache": "/database"}, False),
+        ({"images": "s3://bucket/pictures", "download": {"folder": "fetched"}}, True),
+        ({"images": "s3://bucket/pictures", "download": {"folder": "/tmp/fetched"}}, False),
+    ],
+)
+def test_data_can_be_written_where_the_run_keeps_encodings_or_fetched_files(
+    data: dict[str, Any], writes: bool
+) -> None:
+    run = {"preset": "dev-lora", "data": data}
+    pod = training_pod(make_job(run=run), Slot(0))
+    (mount,) = (each for each in trainer(pod)["volumeMounts"] if each["name"] == "data")
+    assert mount.get("readOnly", False) is not writes
+
+
 def test_pods_of_one_attempt_differ_only_in_their_index() -> None:
     pods = [training_pod(make_job(**ELASTIC), Slot(index)) for index in range(2)]
     texts = [

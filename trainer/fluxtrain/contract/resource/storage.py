@@ -81,7 +81,8 @@ class Storage(ApiModel):
     """Volumes mounted at /data, /models and /output; an emptyDir for each that is not set."""
 
     data: Volume | None = None
-    """Mounted at /data, read-only but for prepare and preprocess: the root of relative data paths."""
+    """Mounted at /data, read-only but for prepare and preprocess, and for a data.cache in it: the root of
+    relative data paths."""
     models: Volume | None = None
     """Mounted at /models, read-only: the root of relative model paths."""
     output: Volume | None = None
