@@ -108,7 +108,7 @@ class ApiServer:
         try:
             self._connection.request(verb, path, text, headers)
             response = self._connection.getresponse()
-        except (http.client.RemoteDisconnected, ConnectionError):
+        except (http.client.RemoteDisconnected, ConnectionError, ssl.SSLEOFError):
             self._connection.close()  # it was idle for too long, or the server was restarted
             self._connection.request(verb, path, text, headers)
             response = self._connection.getresponse()
