@@ -246,7 +246,8 @@ def plain_loop(task: Task, kind: Callable[..., FluxTransformer2DModel]) -> Step:
         add_peft_adapters(model, ours, layers)
     model.train()
     if task.compiled:
-        model.compile_repeated_blocks(fullgraph=True)
+        for block in (*model.transformer_blocks, *model.single_transformer_blocks):
+            block.compile(fullgraph=kind is FluxTransformer2DModel)
     hyper = task.config.optim
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(

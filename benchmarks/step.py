@@ -13,7 +13,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from statistics import median
 
 from benchmarks.peers import ROOT, peers_python
@@ -42,10 +42,11 @@ class Contender:
         """Take ``steps``; record their losses and, if ``timed``, their seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(steps, file=self._process.stdin, flush=True)
+        with suppress(BrokenPipeError):
+            print(steps, file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
-            sys.exit(f"{self.name} ended early; its messages are above")
+            sys.exit(f"{self.name} ended early; --verbose shows its messages")
         results: Results = json.loads(line)
         self.losses += [loss for _, _, loss in results]
         if timed:
@@ -71,7 +72,7 @@ def started(name: str, options: Namespace, compiled: bool) -> Iterator[Contender
         stderr=None if options.verbose else subprocess.DEVNULL,
         text=True,
     )
-    with process:
+    with suppress(BrokenPipeError), process:
         try:
             yield Contender(name, process)
         finally:
