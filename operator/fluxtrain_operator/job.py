@@ -161,6 +161,8 @@ class Job:
         fields = self.spec.model_dump(mode="json", by_alias=True, include=_LEGACY_HASHED)
         if self.spec.storage.output_folder is None:  # a later field
             fields["storage"].pop("outputFolder", None)
+        if not self.spec.storage.isolated:  # likewise
+            fields["storage"].pop("isolated", None)
         return digest({**fields, "podTemplate": self.spec.pod_template.written})
 
 

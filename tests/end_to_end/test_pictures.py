@@ -53,6 +53,8 @@ def jobs(kubectl: Kubectl, tmp_path: Path) -> Iterator[Jobs]:
             shutil.chown(path, images.USER_ID, images.USER_ID)
         manifests = volumes.host_folder(name, tmp_path / name, NAMESPACE, read_only=True)
         kubectl.apply(*manifests, namespace=NAMESPACE)
+    jobs.output.chmod(0o777)  # the kubelet gives the folder of a job the mode of the volume
+    jobs.output = jobs.output / NAMESPACE / JOB
     jobs.operator.start()
     try:
         yield jobs
@@ -62,11 +64,12 @@ def jobs(kubectl: Kubectl, tmp_path: Path) -> Iterator[Jobs]:
 
 
 def storage() -> Manifest:
-    """Return claims of which the pods can only write the output."""
-    return {
+    """Return claims of which the pods can only write their own folder of the output."""
+    claims = {
         name: {"persistentVolumeClaim": {"claimName": name, "readOnly": name != "output"}}
         for name in ("data", "models", "output")
     }
+    return {**claims, "isolated": True}
 
 
 def evict(jobs: Jobs, pod: str) -> None:

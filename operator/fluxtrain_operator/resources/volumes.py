@@ -67,7 +67,7 @@ def mounts(job: Job) -> list[Manifest]:
         {"name": CONFIG_VOLUME, "mountPath": CONFIG_PATH, "subPath": CONFIG_FILE, "readOnly": True},
         _input_mount(job, "data", DATA_PATH, storage.data, makes_data),
         _input_mount(job, "models", MODELS_PATH, storage.models),
-        {"name": "output", "mountPath": OUTPUT_PATH},
+        {"name": "output", "mountPath": OUTPUT_PATH, **_own_folder(job)},
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "tmp", "mountPath": SCRATCH_PATH},
         key_mount(),
@@ -77,6 +77,10 @@ def mounts(job: Job) -> list[Manifest]:
             else []
         ),
     ]
+
+
+def _own_folder(job: Job) -> Manifest:
+    return {"subPath": f"{job.namespace}/{job.name}"} if job.spec.storage.isolated else {}
 
 
 def _input_mount(

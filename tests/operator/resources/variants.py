@@ -136,6 +136,7 @@ VARIANTS: dict[str, Variant] = {
         }
     ),
     "storage-folder": Variant({"storage": {"outputFolder": "july/run-03"}}),
+    "storage-isolated": Variant({"storage": {"isolated": True, "outputFolder": "run-03"}}),
     "storage-scratch": Variant({"storage": {"output": {"emptyDir": {"sizeLimit": "50Gi"}}}}),
     "storage-of-the-node": Variant(
         {"storage": {"data": {"hostPath": {"path": "/mnt/data"}}}},

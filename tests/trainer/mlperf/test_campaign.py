@@ -347,7 +347,7 @@ def test_a_volume_is_read_once_for_all_its_jobs_and_the_pod_deleted(
         if arguments[0] == "get":
             return json.dumps({"data": {"pods.json": json.dumps({"trainer": trainer})}})
         if arguments[0] == "exec":
-            assert arguments[-2:] == ("/output/july/a", "/output")
+            assert arguments[-3:] == ("/output/july/a", "/output", "/output/team/e/july")
             return json.dumps(
                 {"/output/july/a": {"mlperf.log": "L"}, "/output": {"config.json": "{}"}}
             )
@@ -368,6 +368,11 @@ def test_a_volume_is_read_once_for_all_its_jobs_and_the_pod_deleted(
             "status": {},
         },
         {"metadata": {"name": "d"}, "spec": {}, "status": {}},
+        {
+            "metadata": {"name": "e", "namespace": "team"},
+            "spec": {"storage": {**claim, "isolated": True, "outputFolder": "july"}},
+            "status": {},
+        },
     ]
     assert read_outputs(jobs, "team") == {"a": {"mlperf.log": "L"}}, "b has no log"
     assert [name for name, _ in calls] == ["get", "create", "wait", "exec", "delete"]

@@ -117,8 +117,10 @@ def _claim(job: Object) -> str:
 
 
 def _folder(job: Object) -> str:
-    folder = job["spec"].get("storage", {}).get("outputFolder")
-    return f"{OUTPUT_PATH}/{folder}" if folder else OUTPUT_PATH
+    """Return the folder of ``job`` in its volume, whose root is mounted."""
+    storage, metadata = job["spec"].get("storage", {}), job["metadata"]
+    own = f"{metadata['namespace']}/{metadata['name']}" if storage.get("isolated") else ""
+    return "/".join(filter(None, (OUTPUT_PATH, own, storage.get("outputFolder"))))
 
 
 def _kept(values: Mapping[str, Any], *names: str) -> Object:

@@ -90,3 +90,6 @@ class Storage(ApiModel):
     output_folder: OutputFolder | None = None
     """Folder in the output volume that the job writes to, so that several jobs share a volume; created if it
     is missing; if unset, the volume's root."""
+    isolated: bool = False
+    """Mount only the folder NAMESPACE/NAME of the output volume at /output, as a ``subPath`` that the kubelet
+    creates: a program of the job cannot reach the results of other jobs. ``outputFolder`` is within it."""
