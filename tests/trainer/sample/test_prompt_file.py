@@ -10,7 +10,7 @@ import pytest
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import ConfigError
-from fluxtrain.sample.batches import batches, noise_of, settings_of
+from fluxtrain.sample.batches import batches, noise_of, settings_of, turns
 from fluxtrain.sample.prompt_file import Prompt, read_prompts
 from fluxtrain.sample.prompts import check_sampling
 
@@ -97,6 +97,20 @@ def test_images_of_one_batch_are_alike_and_fit_the_memory_of_a_step(tmp_path: Pa
     config = make_config(parallel={"micro_batch_size": 2})
     prompts = read("\n".join(lines), tmp_path, parallel={"micro_batch_size": 2})
     assert sorted(batches(prompts, config)) == [[0, 3], [1], [2, 5], [4], [6]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 4096])
+def test_ranks_sample_different_prompts_with_equally_many_steps(ranks: int, tmp_path: Path) -> None:
+    lines = [f"{index} --s {2 + index % 3} --w {256 * (1 + index % 2)}" for index in range(11)]
+    config = make_config(parallel={"micro_batch_size": 4})
+    prompts = read("\n".join(lines), tmp_path, parallel={"micro_batch_size": 4})
+    found = list(turns(prompts, config, ranks))
+    for turn in found:
+        assert 1 <= len(turn) <= ranks
+        assert len({prompts[index].num_steps for batch in turn for index in batch}) == 1
+    assert sorted(index for turn in found for batch in turn for index in batch) == list(range(11))
+    longest = sum(max(map(len, turn)) for turn in found)
+    assert {1: 11, 2: 6, 3: 5, 7: 3, 4096: 3}[ranks] == longest
 
 
 def test_the_noise_of_a_prompt_does_not_depend_on_others(tmp_path: Path) -> None:

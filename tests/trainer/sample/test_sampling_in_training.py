@@ -181,6 +181,26 @@ def test_a_missing_autoencoder_is_found_before_the_first_step(root: Path, tmp_pa
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_share_the_images(root: Path, tmp_path: Path, size: int) -> None:
+    lines = [f"{index} --d {index} --s {2 + index % 2}" for index in range(5)]
+    (root / "five.txt").write_text("\n".join([*lines, "wide --w 64 --h 32 --l 3"]))
+    first = {"prompt_file": "five.txt", "every_steps": 4, "at_start": True}
+    config, runs = resolve(merge_all(RUN, {"sampling": first})), []
+    for ranks_of_run in (1, size):
+        paths = RunPaths(tmp_path / f"{ranks_of_run}", root, root)
+        run = partial(ranks.train_together, port=free_port())
+        codes = ranks.finish(run, config, paths, ranks_of_run)
+        assert codes == [0] * ranks_of_run, ranks.output_of(paths)
+        folder = paths.output / "samples" / "step_0000000"
+        runs.append([pixels_of(path) for path in sorted(folder.iterdir())])
+    alone, together = runs
+    assert len(alone) == len(together) == 7
+    for index, (one, other) in enumerate(zip(alone, together, strict=True)):
+        assert np.abs(one - other).max() <= 1, f"image {index}: of 255, another batch"
+
+
 def train_without_images_on_rank_1(
     config: RunConfig, paths: RunPaths, world: World, *, port: int
 ) -> None:

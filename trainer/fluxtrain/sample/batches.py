@@ -1,10 +1,12 @@
-"""Samples the images of many prompts: the noise of each, and batches that fit the memory of a step.
+"""Samples the images of many prompts: the noise of each, and batches that fit the memory
+of a step, divided among the ranks.
 
 Axes: l text tokens, d text width, v pooled width, ch h w latent image.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sampling import SamplingConfig
+from fluxtrain.distributed import World
 from fluxtrain.loss import FlowLoss
 from fluxtrain.sample.denoise import Latents, denoise, initial_noise
 from fluxtrain.sample.prompt_file import Prompt
@@ -25,15 +28,18 @@ def sample_latents(
     prompts: Sequence[Prompt],
     texts: Sequence[TextEncoding],
     negatives: Sequence[TextEncoding],
-    device: torch.device,
+    world: World,
     alive: Callable[[], object] = lambda: None,
 ) -> list[Latents]:
     """Return the latents "1 ch h w" of each prompt; every rank must call this with the same ones.
 
-    ``negatives`` are the encodings of each prompt's negative prompt. ``alive`` is called after each step.
+    Ranks sample different prompts at the same time. ``negatives`` are the encodings of each prompt's negative
+    prompt. ``alive`` is called after each step.
     """
-    config, latents = flow_loss.config, dict[int, Latents]()
-    for indices in batches(prompts, config):
+    config, device = flow_loss.config, world.device
+    latents = [torch.zeros_like(noise_of([prompt], config), device=device) for prompt in prompts]
+    for turn in turns(prompts, config, world.size):
+        indices = turn[world.rank % len(turn)]
         batch = [prompts[index] for index in indices]
         sampled = denoise(
             flow_loss,
@@ -43,8 +49,10 @@ def sample_latents(
             settings_of(batch[0], config),
             alive,
         )
-        latents |= zip(indices, torch.split(sampled, 1), strict=True)
-    return [latents[index] for index in range(len(prompts))]
+        if world.rank < len(turn):
+            for index, each in zip(indices, torch.split(sampled, 1), strict=True):
+                latents[index] = each.contiguous()
+    return [world.all_sum(each) for each in latents]
 
 
 def settings_of(prompt: Prompt, config: RunConfig) -> SamplingConfig:
@@ -65,8 +73,20 @@ def noise_of(prompts: Sequence[Prompt], config: RunConfig) -> Latents:
     return torch.cat(noise)
 
 
-def batches(prompts: Sequence[Prompt], config: RunConfig) -> Iterator[list[int]]:
-    """Yield the indices of ``prompts`` that are sampled at once: alike, and no more than a micro batch."""
+def turns(prompts: Sequence[Prompt], config: RunConfig, ranks: int) -> Iterator[list[list[int]]]:
+    """Yield lists of up to ``ranks`` batches that take equally many steps: ranks sample them together.
+
+    Each forward pass has collectives, so ranks without a batch of their own repeat another's.
+    """
+    waiting = dict[int, list[list[int]]]()
+    for indices in batches(prompts, config, ranks):
+        waiting.setdefault(prompts[indices[0]].num_steps, []).append(indices)
+    for alike in waiting.values():
+        yield from (alike[start : start + ranks] for start in range(0, len(alike), ranks))
+
+
+def batches(prompts: Sequence[Prompt], config: RunConfig, ranks: int = 1) -> Iterator[list[int]]:
+    """Yield the indices of ``prompts`` that a rank samples at once: alike, and no more than a micro batch."""
     budget = config.parallel.micro_batch_size * config.data.image_size**2
     waiting = dict[tuple[int, int, int, float, float | None], list[int]]()
     for index, each in enumerate(prompts):
@@ -74,6 +94,7 @@ def batches(prompts: Sequence[Prompt], config: RunConfig) -> Iterator[list[int]]
         waiting.setdefault(key, []).append(index)
     for (width, height, _, cfg_scale, _), indices in waiting.items():
         size = max(1, budget // (width * height * (1 if cfg_scale == 1 else 2)))
+        size = min(size, math.ceil(len(indices) / ranks))
         yield from (indices[start : start + size] for start in range(0, len(indices), size))
 
 

@@ -107,8 +107,8 @@ class GridSampler:
     def _sample(
         self, flow_loss: FlowLoss, contents: GridContents, alive: Callable[[], object]
     ) -> list[Latents]:
-        texts, device = (contents.texts, contents.negatives), self.world.device
-        return sample_latents(flow_loss, contents.prompts, *texts, device, alive)
+        texts = contents.texts, contents.negatives
+        return sample_latents(flow_loss, contents.prompts, *texts, self.world, alive)
 
     def _load_contents(self) -> GridContents:
         if self._contents is not None:

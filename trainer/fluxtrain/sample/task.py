@@ -131,7 +131,7 @@ def write_images(
         [texts[each.text] for each in prompts],
         [texts[each.negative] for each in prompts],
     )
-    latents = sample_latents(flow_loss, prompts, own, negative, world.device, endpoint.alive)
+    latents = sample_latents(flow_loss, prompts, own, negative, world, endpoint.alive)
     image_paths = _image_paths(paths, prompts)
     if world.is_main:
         decode = load_decoder(config.encoders, paths.models, world.device)
