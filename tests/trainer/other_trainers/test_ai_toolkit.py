@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.trainer.other_trainers import ai_toolkit_files
 
 from fluxtrain.cli import main
 from fluxtrain.contract.describe import iter_fields
 from fluxtrain.contract.resource.document import load_job, parse_yaml
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.immutable_fields import value_at
 from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.contract.run.variants import VariantsConfig
 from fluxtrain.other_trainers.ai_toolkit import AI_TOOLKIT
 from fluxtrain.other_trainers.ai_toolkit_values import flat
 from fluxtrain.other_trainers.files import import_file
@@ -68,6 +71,111 @@ def test_a_lora_of_schnell_has_the_values_of_its_file(tmp_path: Path) -> None:
     assert [line.option for line in found.lines[Fate.UNKNOWN]] == ["train.made_up"]
 
 
+def test_a_lokr_of_pictures_with_masks_has_the_values_of_its_file(tmp_path: Path) -> None:
+    found = imported(tmp_path, ai_toolkit_files.PAGE)
+    config = found.config
+    assert config.adapter is not None
+    assert (config.adapter.kind, config.adapter.rank, config.adapter.alpha) == ("lokr", 16, 8.0)
+    assert (config.adapter.lokr.factor, config.adapter.lokr.full_matrix) == (8, False)
+    assert (config.adapter.split_qkv, config.adapter_file.layout) == (False, "kohya")
+    assert config.adapter.base_dtype == "fp8"
+    data = config.data
+    assert (data.images, data.masks, data.repeats) == ("/data/pins", "/data/pins-masks", 4)
+    assert (data.caption_prefix, data.class_tokens, data.prior_loss_weight) == ("enpn", "", 0.5)
+    assert data.variants == VariantsConfig(
+        flip=True, crops=4, captions=8, shuffle_caption=True, keep_tokens=2, tag_dropout=0.2
+    )
+    assert data.buckets is not None
+    assert data.buckets.resolutions == [512, 768, 1024]
+    assert config.sampling.prompts == ["enpn, a red heart", "a green leaf"]
+    assert config.sampling.at_start
+    missing = {line.option: line.note for line in found.lines[Fate.MISSING]}
+    assert missing.keys() == {
+        *("datasets[1]", "datasets.is_reg", "datasets.mask_min_value"),
+        *("sample.height", "sample.seed", "sample.samples.seed", "sample.samples.width"),
+        *("save.max_step_saves_to_keep", "model.quantize_te"),
+        *("meta.name", "meta.version"),
+    }
+    assert missing["sample.height"].endswith("have --h 768")
+    assert "network.dropout" in {line.option for line in found.lines[Fate.INERT]}
+    assert not found.lines[Fate.UNKNOWN]
+
+
+LORA = {"type": "lora", "linear": 8}
+PICTURES = {"folder_path": "toy", "resolution": 512}
+RULES: list[tuple[str, dict[str, object], dict[str, object]]] = [
+    ("network", {"type": "lokr", "linear": 8},
+     {"adapter.kind": "lokr", "adapter.rank": 8, "adapter.alpha": 1.0}),
+    ("network", {"type": "lokr", "linear": 8, "linear_alpha": 0}, {"adapter.alpha": 8.0}),
+    ("network", {"type": "lokr", "linear": 8, "alpha": 2, "linear_alpha": 4}, {"adapter.alpha": 4.0}),
+    ("network", {"type": "lokr", "linear": 8, "lokr_full_rank": True},
+     {"adapter.lokr.full_matrix": True, "adapter.rank": 16}),
+    ("network", {"type": "dora", "linear": 8},
+     {"adapter.dora": True, "adapter.split_qkv": True, "adapter_file.layout": "diffusers"}),
+    ("network", {**LORA, "dropout": 0.25, "network_kwargs": {"module_dropout": 0.5}},
+     {"adapter.dropout": 0.25, "adapter.module_dropout": 0.5}),
+    ("network", {**LORA, "pretrained_lora_path": "a.safetensors"}, {"adapter.initial": "a.safetensors"}),
+    ("datasets", {**PICTURES, "alpha_mask": True, "mask_path": "m"}, {"data.masks": "alpha"}),
+    ("datasets", {"dataset_path": "toy/metadata.jsonl"}, {"data.images": "toy"}),
+    ("datasets", {**PICTURES, "dataset_path": "toys"}, {"data.images": "toys"}),
+    ("datasets", {**PICTURES, "square_crop": True}, {"data.buckets": None, "data.image_size": 512}),
+    ("datasets", {**PICTURES, "buckets": False, "resolution": [512, 768]},
+     {"data.buckets": None, "data.image_size": 768}),
+    ("datasets", {**PICTURES, "flip_x": False, "shuffle_tokens": False, "token_dropout_rate": 0},
+     {"data.variants": None}),
+    ("datasets", {**PICTURES, "trigger_word": "ohwx", "num_workers": 1, "prefetch_factor": 2},
+     {"data.caption_prefix": "ohwx", "data.num_workers": 1, "data.prefetch": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("section", "options", "expected"), RULES, ids=range(len(RULES)))
+def test_an_option_is_that_field(
+    tmp_path: Path, section: str, options: dict[str, object], expected: dict[str, object]
+) -> None:
+    document = job(**{section: [options] if section == "datasets" else options})
+    run = imported(tmp_path, document).config.model_dump()
+    assert {path: value_at(run, path) for path in expected} == expected
+
+
+NO_COUNTERPARTS: list[tuple[str, dict[str, object], str]] = [
+    ("network", {"type": "locon"}, "network.type"),
+    ("network", {"type": "dora", "linear": 8, "dropout": 0.1}, "network.dropout"),
+    ("network", {"type": "lokr", "network_kwargs": {"rank_dropout": 0.1}},
+     "network.network_kwargs.rank_dropout"),
+    ("network", {"type": "lokr", "linear_alpha": 0}, "network.linear_alpha"),
+    ("model", {"quantize": True}, "model.quantize"),
+    ("train", {"diff_output_preservation": True}, "train.diff_output_preservation"),
+    ("datasets", {"dataset_path": "pairs.json"}, "datasets.dataset_path"),
+    ("datasets", {"caption_ext": "json"}, "datasets.caption_ext"),
+    ("datasets", {"flip_x": True}, "datasets.flip_x"),
+    ("datasets", {"mask_path": "m"}, "datasets.mask_path"),
+    ("datasets", {**PICTURES, "flip_y": True}, "datasets.flip_y"),
+    ("datasets", {**PICTURES, "random_scale": True}, "datasets.random_scale"),
+    ("datasets", {**PICTURES, "is_reg": True}, "datasets.is_reg"),
+    ("sample", {"width": 640, "prompts": ["a"]}, "sample.width"),
+    ("sample", {"walk_seed": False, "prompts": ["a"]}, "sample.walk_seed"),
+    ("sample", {"prompts": [], "sample_every": 5}, "sample.sample_every"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("section", "options", "name"), NO_COUNTERPARTS, ids=range(len(NO_COUNTERPARTS))
+)
+def test_an_option_without_a_counterpart_is_named(
+    tmp_path: Path, section: str, options: dict[str, object], name: str
+) -> None:
+    document = job(**{section: [options] if section == "datasets" else options})
+    missing = {line.option for line in imported(tmp_path, document).lines[Fate.MISSING]}
+    assert name in missing
+
+
+def job(**process: object) -> str:
+    """Return a job of one process that has these sections."""
+    return yaml.safe_dump(
+        {"job": "extension", "config": {"process": [{"type": "sd_trainer", **process}]}}
+    )
+
+
 @pytest.mark.parametrize("text", [ai_toolkit_files.DEV, ai_toolkit_files.SCHNELL])
 def test_every_option_is_named_once(tmp_path: Path, text: str) -> None:
     found = imported(tmp_path, text)
@@ -75,7 +183,8 @@ def test_every_option_is_named_once(tmp_path: Path, text: str) -> None:
     document = parse_yaml(text, "file")
     process = document["config"].pop("process")[0]
     datasets = process.pop("datasets")
-    given = set(flat(document)) | set(flat(process)) | set(flat(datasets[0], "datasets."))
+    sections = flat(document) | flat(process) | flat(datasets[0], "datasets.")
+    given = {name for name, value in sections.items() if value != ""}
     assert sorted(named) == sorted(given | ({"datasets[1]"} if len(datasets) > 1 else set()))
 
 

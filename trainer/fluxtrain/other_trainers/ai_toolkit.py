@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from fluxtrain.other_trainers import ai_toolkit_pictures as pictures
 from fluxtrain.other_trainers import ai_toolkit_values as values
-from fluxtrain.other_trainers import buckets, common
+from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers.ai_toolkit_data import DATA, SAMPLES, of_folder
 from fluxtrain.other_trainers.imported import Trainer
 from fluxtrain.other_trainers.optimizers import FIELDS, ema
 from fluxtrain.other_trainers.option import (
@@ -20,7 +22,6 @@ from fluxtrain.other_trainers.option import (
 )
 from fluxtrain.other_trainers.reading import Reading
 
-_PLAIN = "a caption is used as it is"
 _JOB: Mapping[str, Option] = {
     "job": automatic("the task is train"),
     "config.name": fields(["adapter_file.name"], common.file_name),
@@ -30,8 +31,8 @@ _JOB: Mapping[str, Option] = {
     "device": automatic("all GPUs that torch sees; --processes for fewer"),
     "trigger_word": fields(
         ["data.caption_prefix"],
-        common.of_images("datasets.folder_path", "data.caption_prefix", Reading.text),
-        note="stands before every caption, also before those that have it",
+        of_folder("data.caption_prefix"),
+        note="stands before every caption, also before those that have it; for [trigger] in prompts",
     ),
     "performance_log_every": automatic("metrics.jsonl has the speed of every logged step"),
     **each("meta.name meta.version meta.trigger_word", missing("metadata has no text of yours")),
@@ -45,10 +46,12 @@ _MODEL: Mapping[str, Option] = {
     ),
     "model.arch": fields([], values.flux, note="must be flux"),
     "model.is_flux": fields([], values.is_flux, note="must be true"),
-    **each(
-        "model.quantize model.quantize_te model.qtype model.qtype_te",
-        missing("adapter.base_dtype: fp8 keeps frozen weights in 8 bits"),
+    "model.quantize": fields(
+        ["adapter.base_dtype"], values.small_base, note="qtype qfloat8 or float8, or none, is fp8"
     ),
+    "model.qtype": automatic("is part of model.quantize"),
+    "model.quantize_te": missing("encoders.precision is bfloat16 or float32"),
+    "model.qtype_te": automatic("is part of model.quantize_te"),
     **each(
         "model.low_vram model.layer_offloading model.layer_offloading_transformer_percent "
         "model.layer_offloading_text_encoder_percent model.split_model_over_gpus",
@@ -69,16 +72,38 @@ _MODEL: Mapping[str, Option] = {
     ),
 }
 _NETWORK: Mapping[str, Option] = {
-    "network.type": fields(["adapter.kind"], values.network),
+    "network.type": fields(
+        ["adapter.kind", "adapter.dora"], values.network, note="lora, lokr and dora"
+    ),
     "network.linear": fields(["adapter.rank", "adapter.alpha"], values.rank),
     "network.rank": fields(["adapter.rank", "adapter.alpha"], values.rank),
     **each(
-        "network.linear_alpha network.alpha", inert("alpha is the rank for FLUX.1; adapter.alpha")
+        "network.alpha network.linear_alpha",
+        fields(["adapter.alpha"], values.alpha, note="lokr's; a lora's is the rank for FLUX.1"),
     ),
     **each("network.conv network.conv_alpha", inert("FLUX.1's blocks have no convolutions")),
-    "network.dropout": field("adapter.dropout", Reading.number),
+    "network.dropout": fields(["adapter.dropout"], values.dropout("adapter.dropout")),
+    **{
+        f"network.network_kwargs.{name}": fields(
+            [f"adapter.{name}"], values.dropout(f"adapter.{name}")
+        )
+        for name in ("rank_dropout", "module_dropout")
+    },
     "network.transformer_only": automatic("the blocks' linear layers"),
-    **each("network.lokr_full_rank network.lokr_factor", missing("adapters here are lora's", -1)),
+    "network.lokr_full_rank": fields(
+        ["adapter.lokr.full_matrix"],
+        values.of_lokr(
+            lambda reading, name: {"adapter.lokr.full_matrix": values.is_full_rank(reading)}
+        ),
+        note="with type=lokr",
+    ),
+    "network.lokr_factor": fields(
+        ["adapter.lokr.factor"],
+        values.of_lokr(lambda reading, name: {"adapter.lokr.factor": int(reading.number(name))}),
+        note="with type=lokr",
+    ),
+    "network.old_lokr_format": automatic("fluxtrain adapter convert has the layouts of files"),
+    "network.pretrained_lora_path": field("adapter.initial", Reading.text),
     **each(
         "network.network_kwargs.only_if_contains network.network_kwargs.ignore_if_contains",
         missing("adapter.ranks, double_blocks and single_blocks select layers"),
@@ -171,72 +196,20 @@ _TRAIN: Mapping[str, Option] = {
     **each("train.xformers train.sdp", automatic("parallel.attention: auto")),
     **each(
         "train.diff_output_preservation train.diff_output_preservation_multiplier "
-        "train.diff_output_preservation_class train.reg_weight train.inverted_mask_prior "
+        "train.inverted_mask_prior "
         "train.inverted_mask_prior_multiplier train.do_prior_divergence",
-        missing("the loss is that of the samples alone", 1),
+        missing("no loss against what the model made before", 1),
+    ),
+    "train.diff_output_preservation_class": automatic("is part of diff_output_preservation"),
+    "train.reg_weight": fields(
+        ["data.prior_loss_weight"], values.prior_weight, note="with a data set that is_reg"
     ),
     **each(
         "train.start_step train.skip_first_sample",
         automatic("a run resumes exactly; sampling.at_start is off by default"),
     ),
-    "train.force_first_sample": fields(["sampling.at_start"], values.sample_at_start),
+    "train.force_first_sample": fields(["sampling.at_start"], pictures.sample_at_start),
     "train.disable_sampling": automatic("then sampling.every_steps is 0"),
-}
-_DATA: Mapping[str, Option] = {
-    values.MORE_DATASETS: missing("a run has one data set: only the first was read"),
-    "datasets.folder_path": field(
-        "data.images", Reading.text, note="a folder below --data; encoded before the first step"
-    ),
-    "datasets.dataset_path": missing("encode the images first (docs/data.md)"),
-    "datasets.caption_ext": automatic("text files beside the images: docs/data.md"),
-    "datasets.default_caption": fields(
-        ["data.class_tokens"],
-        common.of_images("datasets.folder_path", "data.class_tokens", Reading.text),
-    ),
-    "datasets.caption_dropout_rate": field("flow.prompt_dropout", Reading.number, 0.0),
-    **each("datasets.shuffle_tokens datasets.token_dropout_rate", missing(_PLAIN, 0)),
-    "datasets.resolution": fields(
-        [
-            "data.image_size",
-            "data.latent_size",
-            "data.buckets.step",
-            "data.buckets.upscale",
-            "data.buckets.resolutions",
-        ],
-        buckets.ai_toolkit,
-        512,
-    ),
-    **each(
-        "datasets.cache_latents datasets.cache_latents_to_disk",
-        automatic("data.images is encoded before the first step"),
-    ),
-    "datasets.buckets": automatic("is part of datasets.resolution"),
-    "datasets.bucket_tolerance": missing("data.buckets.step is 64", 64),
-    **each(
-        "datasets.random_scale datasets.random_crop datasets.flip_x datasets.flip_y datasets.scale "
-        "datasets.augments datasets.augmentations",
-        missing("images are not changed", 1, []),
-    ),
-    **each("datasets.mask_path datasets.alpha_mask datasets.mask_min_value", missing("no masks")),
-    "datasets.num_repeats": fields(
-        ["data.repeats"],
-        common.of_images("datasets.folder_path", "data.repeats", Reading.positive),
-    ),
-    **each("datasets.is_reg datasets.network_weight", missing("no regularisation images", 1)),
-    **each("datasets.control_path datasets.type", missing("images and captions only", "image")),
-}
-_SAMPLE: Mapping[str, Option] = {
-    "sample.sample_every": fields(["sampling.every_steps"], values.sample_steps, 100),
-    "sample.prompts": field("sampling.prompts", Reading.texts),
-    "sample.samples": missing("sampling.prompts is a list of texts"),
-    "sample.sample_steps": field("sampling.num_steps", Reading.positive, 20),
-    "sample.guidance_scale": field("sampling.guidance", Reading.number, 7.0),
-    "sample.sampler": automatic("FLUX.1 is sampled with Euler's method"),
-    "sample.neg": inert("FLUX.1 is sampled without a negative prompt there"),
-    **each("sample.width sample.height", missing("images are sampled at data.image_size")),
-    **each("sample.seed sample.walk_seed", missing("the noise follows from seed")),
-    "sample.sample_start_step": missing("from sampling.every_steps on", 0),
-    **each("sample.network_multiplier sample.format", missing("strength 1, PNG", 1)),
 }
 _LOGGING: Mapping[str, Option] = {
     "logging.log_every": field("logging.every_steps", Reading.positive),
@@ -247,7 +220,7 @@ _LOGGING: Mapping[str, Option] = {
 
 AI_TOOLKIT = Trainer(
     "ai-toolkit",
-    {**_JOB, **_MODEL, **_NETWORK, **_SAVE, **_TRAIN, **_DATA, **_SAMPLE, **_LOGGING},
+    {**_JOB, **_MODEL, **_NETWORK, **_SAVE, **_TRAIN, **DATA, **SAMPLES, **_LOGGING},
     values.base,
     values.take_apart,
 )

@@ -7,10 +7,15 @@ from typing import Any
 
 from fluxtrain.other_trainers import common
 from fluxtrain.other_trainers.optimizers import Optimizers
-from fluxtrain.other_trainers.option import Values
+from fluxtrain.other_trainers.option import Convert, Values
 from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
 
 MORE_PROCESSES, MORE_DATASETS = "process[1]", "datasets[1]"
+REGULARISATION, SAMPLES = "datasets.is_reg", "sample.samples"
+IMAGES = "datasets.dataset_path datasets.folder_path"
+"""The options that name pictures."""
+_FLOAT8 = ("qfloat8", "float8")
+_DIMENSION = ("network.rank", "network.linear")
 _NAMES = {"adamw": "adamw", "adamw8": "adamw_8bit", "adamw8bit": "adamw_8bit"}
 _NAMES |= {"lion": "lion", "lion8bit": "lion", "adafactor": "adafactor"}
 _NAMES |= {"prodigy": "prodigy", "prodigy8bit": "prodigy"}
@@ -35,7 +40,7 @@ OPTIMIZERS = Optimizers("train.optimizer", _NAMES, {"optim.epsilon": 1e-6}, refu
 def take_apart(reading: Reading) -> dict[str, object]:
     """Return the options of the first process, by names with dots.
 
-    Of several data sets, only the first is taken apart, too.
+    Of several data sets, only one is taken apart, too. Null and empty text are what is not given.
     """
     options = dict(reading.given)
     processes = options.pop("config.process", None)
@@ -47,14 +52,35 @@ def take_apart(reading: Reading) -> dict[str, object]:
         options[name] = value
     datasets = options.pop("datasets", None)
     if isinstance(datasets, list) and all(isinstance(it, dict) for it in datasets) and datasets:
-        if len(datasets) > 1:
-            options[MORE_DATASETS] = f"{len(datasets)} data sets"
-        options |= flat(datasets[0], "datasets.")
+        options |= _chosen(datasets)
     elif datasets is not None:
         options["datasets"] = datasets
         reading.given = options
         raise reading.wrong("datasets", "must be a list of mappings")
-    return {name: value for name, value in options.items() if value is not None}
+    _take_samples_apart(options)
+    return {name: value for name, value in options.items() if value is not None and value != ""}
+
+
+def _chosen(datasets: list[dict[str, object]]) -> dict[str, object]:
+    """Return the options of the first data set that is trained, and whether there are more."""
+    chosen = next((it for it in datasets if not it.get("is_reg")), datasets[0])
+    options = flat(chosen, "datasets.")
+    if len(datasets) > 1:
+        options[MORE_DATASETS] = f"{len(datasets)} data sets"
+    if any(it.get("is_reg") for it in datasets):
+        options[REGULARISATION] = True
+    return options
+
+
+def _take_samples_apart(options: dict[str, object]) -> None:
+    """Make what the samples of ``options`` have besides a prompt options of their own."""
+    samples = options.get(SAMPLES)
+    if not isinstance(samples, list) or not all(isinstance(it, dict) for it in samples):
+        return
+    settings = {str(key): None for it in samples for key in it if key != "prompt"}
+    options[SAMPLES] = [it.get("prompt") for it in samples]
+    for key in settings:
+        options[f"{SAMPLES}.{key}"] = [it.get(key) for it in samples]
 
 
 def flat(values: Mapping[Any, object], above: str = "") -> dict[str, object]:
@@ -70,11 +96,28 @@ def base(reading: Reading) -> Values:
     """Return the preset; ai-toolkit's adapters are those of diffusers' layers."""
     name = "model.name_or_path"
     model = reading.text(name) if reading.has(name) else ""
-    is_adapter = any(name.startswith("network.") for name in reading.given)
     files: dict[str, object] = {}
-    if is_adapter:
+    if _is_adapter(reading):
         files = {"adapter.split_qkv": True, "adapter_file.layout": "ai-toolkit"}
-    return {**common.preset(model, is_adapter), **files}
+        if kind(reading) == "lokr":
+            files = {"adapter.split_qkv": False, "adapter_file.layout": "kohya"}
+        if kind(reading) == "dora":
+            files["adapter_file.layout"] = "diffusers"
+    return {**common.preset(model, _is_adapter(reading)), **files}
+
+
+def _is_adapter(reading: Reading) -> bool:
+    return any(name.startswith("network.") for name in reading.given)
+
+
+def kind(reading: Reading) -> str:
+    """Return the kind of adapter there; lora if none is given."""
+    return reading.word("network.type") if reading.has("network.type") else "lora"
+
+
+def is_full_rank(reading: Reading) -> bool:
+    """Return whether neither factor of a lokr is a product of the rank."""
+    return kind(reading) == "lokr" and reading.is_on("network.lokr_full_rank")
 
 
 def process(reading: Reading, name: str) -> Values:
@@ -100,18 +143,96 @@ def is_flux(reading: Reading, name: str) -> Values:
 
 def network(reading: Reading, name: str) -> Values:
     """Return the kind of adapter."""
-    if reading.word(name) != "lora":
-        raise NoCounterpartError("adapters here are lora's")
-    return {"adapter.kind": "lora"}
+    known: dict[str, Values] = {
+        "lora": {"adapter.kind": "lora"},
+        "lokr": {"adapter.kind": "lokr"},
+        "dora": {"adapter.kind": "lora", "adapter.dora": True},
+    }
+    if kind(reading) not in known:
+        raise NoCounterpartError("adapters here are lora, lokr and dora; the file has lora")
+    if kind(reading) == "lokr":
+        reading.notes[name] = "one product for q, k and v, of which each has its own there"
+    return known[kind(reading)]
 
 
 def rank(reading: Reading, name: str) -> Values:
-    """Return the rank; alpha is the same for FLUX.1, whatever linear_alpha is."""
+    """Return the rank, and the alpha of a lora, which is the rank for FLUX.1."""
     if name == "network.linear" and reading.has("network.rank"):
         raise InertError("network.rank wins")
     value = reading.positive(name)
+    if is_full_rank(reading):
+        raise InertError("network.lokr_full_rank ignores it")
+    if kind(reading) == "lokr":
+        return {"adapter.rank": value, "adapter.alpha": 1.0}
     reading.notes[name] = "alpha is the rank there, whatever linear_alpha is"
     return {"adapter.rank": value, "adapter.alpha": float(value)}
+
+
+def alpha(reading: Reading, name: str) -> Values:
+    """Return the alpha of a lokr; 0 stands for the rank."""
+    value = reading.number(name)
+    if kind(reading) != "lokr":
+        raise InertError("alpha is the rank for FLUX.1; adapter.alpha")
+    if is_full_rank(reading):
+        raise InertError("network.lokr_full_rank ignores it")
+    if name == "network.alpha" and reading.has("network.linear_alpha"):
+        raise InertError("network.linear_alpha wins")
+    given = [it for it in _DIMENSION if reading.has(it)]
+    if value == 0 and not given:
+        raise NoCounterpartError("0 stands for the rank, which is not given")
+    return {"adapter.alpha": value or float(reading.positive(given[0]))}
+
+
+def of_lokr(convert: Convert) -> Convert:
+    """Return ``convert`` for an option that only a lokr uses."""
+
+    def only(reading: Reading, name: str) -> Values:
+        values = convert(reading, name)
+        if kind(reading) != "lokr":
+            raise InertError("only network.type=lokr uses it")
+        return values
+
+    return only
+
+
+def dropout(path: str) -> Convert:
+    """Return the conversion of a dropout of adapters to the field ``path``."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        value = reading.number(name)
+        if value == 0:
+            reading.notes[name] = "off here too"
+            return {}
+        if kind(reading) == "lokr":
+            if path == "adapter.rank_dropout":
+                raise NoCounterpartError("rows of a lokr's product are not dropped here")
+            raise InertError("ai-toolkit's lokr has no such dropout")
+        if kind(reading) == "dora":
+            raise NoCounterpartError(f"{path} must be 0 with adapter.dora")
+        return {path: value}
+
+    return convert
+
+
+def small_base(reading: Reading, name: str) -> Values:
+    """Return the data type of the frozen weights."""
+    if not reading.flag(name):
+        reading.notes[name] = "off here too"
+        return {}
+    if not _is_adapter(reading):
+        raise NoCounterpartError("weights that are trained are float32 here")
+    has_type = reading.has("model.qtype")
+    if has_type and reading.word("model.qtype") not in _FLOAT8:
+        raise NoCounterpartError("only qfloat8 and float8 have one, adapter.base_dtype: fp8")
+    return {"adapter.base_dtype": "fp8"}
+
+
+def prior_weight(reading: Reading, name: str) -> Values:
+    """Return the weight of regularisation images."""
+    value = reading.number(name)
+    if not reading.is_on(REGULARISATION):
+        raise InertError("no data set is_reg")
+    return common.of_images(IMAGES, "data.prior_loss_weight", lambda *_: value)(reading, name)
 
 
 def batch(reading: Reading, name: str) -> Values:
@@ -148,25 +269,6 @@ def timesteps(reading: Reading, name: str) -> Values:
     """Return the sampling of timesteps."""
     why = "flow.timestep_sampling has sigmoid, uniform (linear there), shift and flux_shift"
     return {"flow.timestep_sampling": reading.among(name, _SAMPLINGS, why)}
-
-
-def sample_steps(reading: Reading, name: str) -> Values:
-    """Return the interval of images, unless they are switched off."""
-    _require_prompts(reading)
-    return {"sampling.every_steps": reading.whole(name)}
-
-
-def sample_at_start(reading: Reading, name: str) -> Values:
-    """Return whether there are images before the first step, unless they are switched off."""
-    _require_prompts(reading)
-    return {"sampling.at_start": reading.flag(name)}
-
-
-def _require_prompts(reading: Reading) -> None:
-    if reading.is_on("train.disable_sampling"):
-        raise InertError("train.disable_sampling is on")
-    if not reading.has("sample.prompts") or not reading.texts("sample.prompts"):
-        raise NoCounterpartError("images need sample.prompts")
 
 
 def wandb(reading: Reading, name: str) -> Values:

@@ -51,7 +51,8 @@ def ai_toolkit(reading: Reading, name: str) -> Values:
         raise reading.wrong(name, "must be a number of pixels, or a list of them")
     squares = [common.square(reading, name, side) for side in sides]
     largest = max(squares, key=lambda square: int(str(square["data.image_size"])))
-    if reading.has("datasets.buckets") and not reading.flag("datasets.buckets"):
+    has_buckets = not reading.has("datasets.buckets") or reading.flag("datasets.buckets")
+    if not has_buckets or reading.is_on("datasets.square_crop"):
         return largest
     values = {"data.buckets.step": 64, "data.buckets.upscale": False}
     if len(sides) == 1:

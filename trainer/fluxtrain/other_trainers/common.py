@@ -129,12 +129,12 @@ def two_numbers(reading: Reading, name: str) -> tuple[float, float]:
     return numbers[0], numbers[1]
 
 
-def of_images(folder: str, path: str, read: Callable[[Reading, str], object]) -> Convert:
-    """Return the conversion of an option of the images in the option ``folder``."""
+def of_images(folders: str, path: str, read: Callable[[Reading, str], object]) -> Convert:
+    """Return the conversion of an option of the images, which one of the options ``folders`` names."""
 
     def convert(reading: Reading, name: str) -> Values:
         value = read(reading, name)
-        if not reading.has(folder):
+        if not any(map(reading.has, folders.split())):
             raise NoCounterpartError(f"{path} needs data.images")
         return {path: value}
 

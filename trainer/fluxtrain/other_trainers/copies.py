@@ -14,8 +14,12 @@ SHUFFLED = ("data.variants.shuffle_caption", "data.variants.captions")
 DROPPED = ("data.variants.tag_dropout", "data.variants.captions")
 
 
+_IMAGES = ("train_data_dir", "dataset_config", "datasets.folder_path", "datasets.dataset_path")
+"""The options of all trainers that become ``data.images``."""
+
+
 def _require_images(reading: Reading) -> None:
-    if not any(map(reading.has, ("train_data_dir", "dataset_config"))):
+    if not any(map(reading.has, _IMAGES)):
         raise NoCounterpartError("data.variants needs data.images")
 
 

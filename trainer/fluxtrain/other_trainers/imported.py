@@ -78,6 +78,7 @@ def import_options(trainer: Trainer, reading: Reading, overrides: Mapping[str, A
         else:
             if line.is_given or fate not in (Fate.AUTOMATIC, Fate.INERT):
                 lines[fate].append(line)
+    errors += _mappings(trainer, reading)
     for name in reading.given.keys() - trainer.options.keys():
         hint = did_you_mean(name, trainer.options) if len(name) < 80 else ""
         hint = hint if hint.startswith("; did") else ""
@@ -97,6 +98,14 @@ def import_options(trainer: Trainer, reading: Reading, overrides: Mapping[str, A
     }
     run = merge(run, overrides)
     return Imported(trainer.name, run, _resolved(run, sources), lines)
+
+
+def _mappings(trainer: Trainer, reading: Reading) -> Iterator[ConfigError]:
+    """Yield the error for each mapping that is given for an option, which was taken apart."""
+    for name in reading.given.keys() - trainer.options.keys():
+        above, _, below = name.rpartition(".")
+        if above in trainer.options and above not in reading.given:
+            yield ConfigError(above, {below: reading.given[name]}, "must not be a mapping")
 
 
 def _line(reading: Reading, name: str, row: Option) -> tuple[Fate, Line]:
@@ -120,8 +129,9 @@ def _line(reading: Reading, name: str, row: Option) -> tuple[Fate, Line]:
 
 
 def _is_off(value: object, off: tuple[object, ...]) -> bool:
+    """Return whether ``value`` asks for nothing: empty, or one of ``off``, of which 1 is not true."""
     word = value.lower() if isinstance(value, str) else value
-    return word in ("false", "none") or value in off
+    return word in ("false", "none", [], {}) or (value is not True and value in off)
 
 
 def _nested(values: Values) -> dict[str, Any]:
