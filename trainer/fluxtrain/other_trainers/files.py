@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.contract.resource.document import parse_yaml, read_text
 from fluxtrain.contract.validation import join_errors
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError
 from fluxtrain.other_trainers.ai_toolkit import AI_TOOLKIT
 from fluxtrain.other_trainers.ai_toolkit_values import flat
+from fluxtrain.other_trainers.documents import read_document
 from fluxtrain.other_trainers.imported import Imported, Trainer, import_options
 from fluxtrain.other_trainers.kohya import KOHYA
+from fluxtrain.other_trainers.named_files import with_named_files
 from fluxtrain.other_trainers.reading import Reading
 from fluxtrain.other_trainers.simpletuner import SIMPLETUNER
-from fluxtrain.toml_text import parse_toml
 
 
 def read_options(path: Path) -> tuple[Trainer, dict[str, object]]:
@@ -24,16 +23,13 @@ def read_options(path: Path) -> tuple[Trainer, dict[str, object]]:
 
     Raises ConfigError for a file that cannot be read, or is of no trainer that is known here.
     """
-    document = _parse(path)
-    if _is_deep(document):
-        raise ConfigError(str(path), UNSET, f"is nested more than {_DEEPEST} levels deep")
+    document = read_document(path)
     if not isinstance(document, dict):
         raise ConfigError(str(path), document, "must be a mapping of options")
     return _recognise(document, path)
 
 
 _TORCHTITAN_SECTIONS = {"job", "training", "parallelism", "checkpoint", "metrics"}
-_DEEPEST = 32
 _SIMPLETUNER_KEYS = ("model_family", "model_type", "data_backend_config")
 _GUI_KEYS = ("LoRA_type", "train_data_dir", "network_dim")
 _TRAINERS = "kohya's TOML, ai-toolkit's YAML or SimpleTuner's config.json"
@@ -53,7 +49,7 @@ def _recognise(document: Mapping[str, Any], path: Path) -> tuple[Trainer, dict[s
         text = "is kohya's data set config; import the training's options, then see docs/data.md"
         raise _refused(path, text)
     if names & set(_SIMPLETUNER_KEYS) and path.suffix != ".toml":
-        return SIMPLETUNER, _named(document)
+        return SIMPLETUNER, with_named_files(_named(document), path)
     if path.suffix == ".toml":
         return KOHYA, _without_sections(document, path)
     if names & set(_GUI_KEYS):
@@ -70,15 +66,6 @@ def _is_torchtitan(document: Mapping[str, Any]) -> bool:
     if not sections.keys() & _TORCHTITAN_SECTIONS:
         return False
     return not any(below & KOHYA.options.keys() - {"seed"} for below in sections.values())
-
-
-def _is_deep(document: object) -> bool:
-    """Return whether ``document`` has more than _DEEPEST levels; without recursion."""
-    level = [document]
-    for _ in range(_DEEPEST):
-        lists = (list(it.values()) if isinstance(it, dict) else it for it in level)
-        level = [below for it in lists if isinstance(it, list) for below in it]
-    return bool(level)
 
 
 def _refused(path: Path, text: str) -> ConfigError:
@@ -98,46 +85,6 @@ def _without_sections(document: Mapping[str, Any], path: Path) -> dict[str, obje
                 raise ConfigError(f"{path}: {name}", below, "is given twice")
             options[name] = below
     return options
-
-
-def _parse(path: Path) -> object:
-    readers = {".toml": _toml, ".json": _json, ".yaml": parse_yaml, ".yml": parse_yaml}
-    read = readers.get(path.suffix.lower())
-    if read is None:
-        raise ConfigError(str(path), UNSET, f"must end in one of {', '.join(readers)}")
-    return read(read_text(path), str(path))
-
-
-def _toml(text: str, source: str) -> object:
-    try:
-        return parse_toml(text)
-    except ValueError as error:  # TOMLDecodeError is one
-        raise ConfigError(source, UNSET, f"invalid TOML: {_reason(error)}") from None
-
-
-def _json(text: str, source: str) -> object:
-    try:
-        return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:  # JSONDecodeError is a ValueError
-        raise ConfigError(source, UNSET, f"invalid JSON: {_reason(error)}") from None
-
-
-def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"duplicate key {key[:60]!r}")
-        found[key] = value
-    return found
-
-
-def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is not a number of JSON")
-
-
-def _reason(error: Exception) -> str:
-    is_deep = isinstance(error, RecursionError)
-    return "nested too deeply" if is_deep else str(error).splitlines()[0][:200]
 
 
 def import_file(

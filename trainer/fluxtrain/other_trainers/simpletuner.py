@@ -19,6 +19,8 @@ from fluxtrain.other_trainers.option import (
     missing,
 )
 from fluxtrain.other_trainers.reading import Reading
+from fluxtrain.other_trainers.simpletuner_backend import PICTURES
+from fluxtrain.other_trainers.simpletuner_lycoris import LYCORIS
 
 _MODEL: Mapping[str, Option] = {
     "model_family": fields([], values.family, note="must be flux"),
@@ -61,26 +63,24 @@ _MODEL: Mapping[str, Option] = {
     "flux_attention_masked_training": missing("no attention mask, as in Black Forest Labs' code"),
 }
 _ADAPTER: Mapping[str, Option] = {
-    "lora_rank": fields(["adapter.rank", "adapter.alpha"], values.of_adapter(values.rank), 16),
+    "lora_rank": fields(["adapter.rank", "adapter.alpha"], values.of_peft(values.rank), 16),
     "lora_alpha": fields(
         ["adapter.alpha"],
-        values.of_adapter(lambda reading, name: {"adapter.alpha": reading.number(name)}),
+        values.of_peft(lambda reading, name: {"adapter.alpha": reading.number(name)}),
         note="the rank if it is not given",
     ),
-    "lora_type": missing("adapters here are lora's", "standard"),
     "lora_dropout": fields(
-        [], values.of_adapter(values.dropout), 0.1, "adapter.dropout is of A x, not of x"
+        [], values.of_peft(values.dropout), 0.1, "adapter.dropout is of A x, not of x"
     ),
     "lora_init_type": missing("Kaiming-uniform and zeros", "default"),
-    "lora_format": fields(["adapter_file.layout"], values.of_adapter(values.layout)),
+    "lora_format": fields(["adapter_file.layout"], values.of_peft(values.layout)),
     "flux_lora_target": fields(
         values.TARGET_FIELDS,
-        values.of_adapter(values.target),
+        values.of_peft(values.target),
         "all",
         "all, all+ffs and ai-toolkit; 0 for kinds of layers without an adapter",
     ),
-    "use_dora": field("adapter.dora", Reading.flag),
-    **each("lycoris_config init_lokr_norm", missing("adapters here are lora's")),
+    "use_dora": fields(["adapter.dora"], values.of_peft(values.dora)),
     "init_lora": field("adapter.initial", Reading.text, note="a relative path is below --models"),
 }
 _OPTIMIZER: Mapping[str, Option] = {
@@ -161,7 +161,7 @@ _FLOW: Mapping[str, Option] = {
         inert("SimpleTuner leaves it out for models of flows"),
     ),
     **each("input_perturbation input_perturbation_steps", missing("inputs are not perturbed", 0)),
-    "masked_loss_probability": missing("the loss has no mask"),
+    "masked_loss_probability": inert("masks of conditioning_type=segmentation use it"),
     "disable_segmented_timestep_sampling": automatic("every sample has its own draw"),
 }
 _FILES: Mapping[str, Option] = {
@@ -185,20 +185,7 @@ _FILES: Mapping[str, Option] = {
     "hub_token": elsewhere("HF_TOKEN is read by the Hub's client", is_secret=True),
 }
 _DATA: Mapping[str, Option] = {
-    "data_backend_config": missing(
-        "data.images is a folder, data.repeats its repeats (docs/data.md)"
-    ),
-    "resolution": fields(["data.image_size", "data.latent_size"], values.resolution),
     "resolution_type": fields([], values.resolution_type, "pixel_area", "is part of resolution"),
-    **each(
-        "aspect_bucket_alignment minimum_image_size maximum_image_size target_downsample_size "
-        "aspect_bucket_rounding",
-        missing("images are squares of data.image_size", 0),
-    ),
-    **each(
-        "caption_strategy instance_prompt prepend_instance_prompt only_instance_prompt",
-        missing("captions are encoded with the images (docs/data.md)"),
-    ),
     **each(
         "vae_batch_size vae_cache_ondemand write_batch_size read_batch_size cache_dir "
         "cache_dir_text cache_dir_vae preserve_data_backend_cache image_processing_batch_size "
@@ -221,13 +208,20 @@ _SAMPLES: Mapping[str, Option] = {
     "validation_num_inference_steps": field("sampling.num_steps", Reading.positive),
     "validation_guidance": field("sampling.guidance", Reading.number),
     "validation_guidance_real": field("sampling.cfg_scale", Reading.number),
-    "validation_negative_prompt": inert("used with validation_guidance_real above 1 only"),
-    **each("validation_seed validation_randomize", missing("the noise follows from seed")),
-    "validation_resolution": missing("images are sampled at data.image_size"),
-    **each(
-        "validation_prompt_library user_prompt_library num_validation_images",
-        missing("sampling.prompts is a list of texts", 1),
+    "validation_negative_prompt": fields(
+        [], values.negative, note="with validation_guidance_real above 1"
     ),
+    "validation_seed": missing(
+        "the noise follows from seed; lines of sampling.prompt_file have --d"
+    ),
+    "validation_randomize": missing("the noise follows from seed"),
+    "validation_resolution": fields([], values.sample_size, note="only data.image_size"),
+    **each(
+        "validation_prompt_library user_prompt_library",
+        missing("sampling.prompts and sampling.prompt_file have the texts"),
+    ),
+    "num_validation_images": missing("an image for each prompt: repeat it in sampling.prompts", 1),
+    "validation_lycoris_strength": missing("strength 1", 1),
     **each(
         "validation_guidance_rescale validation_disable_unconditional validation_torch_compile "
         "validation_noise_scheduler validation_no_cfg_until_timestep",
@@ -249,10 +243,12 @@ SIMPLETUNER = Trainer(
     {
         **_MODEL,
         **_ADAPTER,
+        **LYCORIS,
         **_OPTIMIZER,
         **_LENGTH,
         **_FLOW,
         **_FILES,
+        **PICTURES,
         **_DATA,
         **_SAMPLES,
     },

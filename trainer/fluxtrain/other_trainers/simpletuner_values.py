@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers import simpletuner_pictures as pictures
 from fluxtrain.other_trainers.option import Convert, Values
 from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
+from fluxtrain.other_trainers.simpletuner_lycoris import is_lokr, is_lycoris
+from fluxtrain.other_trainers.simpletuner_pictures import stated
 
 BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
 OPTIMIZERS = dict.fromkeys(("adamw", "adamw_bf16", "optimi-adamw"), "adamw")
@@ -49,7 +54,9 @@ def base(reading: Reading) -> Values:
     path = reading.text(name) if reading.has(name) else ""
     if not _is_adapter(reading):
         return common.preset(flavour or path, False)
-    files = {"adapter.split_qkv": True, "adapter_file.layout": "diffusers"}
+    files: dict[str, object] = {"adapter.split_qkv": True, "adapter_file.layout": "diffusers"}
+    if is_lokr(reading):
+        files = {"adapter.split_qkv": False, "adapter_file.layout": "kohya"}
     return {**common.preset(flavour or path, True), **files}
 
 
@@ -76,6 +83,24 @@ def of_adapter(convert: Convert) -> Convert:
         return convert(reading, name)
 
     return only
+
+
+def of_peft(convert: Convert) -> Convert:
+    """Return ``convert`` for an option that LyCORIS' adapters do not use."""
+
+    def only(reading: Reading, name: str) -> Values:
+        if not is_lycoris(reading):
+            return convert(reading, name)
+        with suppress(NoCounterpartError):
+            convert(reading, name)
+        raise InertError("lora_type=lycoris does not use it; lycoris_config has its own")
+
+    return of_adapter(only)
+
+
+def dora(reading: Reading, name: str) -> Values:
+    """Return whether adapters have magnitudes."""
+    return {"adapter.dora": reading.flag(name)}
 
 
 def rank(reading: Reading, name: str) -> Values:
@@ -237,22 +262,11 @@ def recomputation(reading: Reading, name: str) -> Values:
     return {"parallel.activation_checkpointing": 1 / every}
 
 
-def resolution(reading: Reading, name: str) -> Values:
-    """Return the size of images, in pixels or megapixels."""
-    if reading.word("resolution_type") == "area":
-        side = (
-            round(reading.number(name) ** 0.5 * 1024 / 16) * 16 if reading.number(name) > 0 else 0
-        )
-        reading.notes[name] = "the square of as many megapixels"
-        return common.square(reading, name, side)
-    return common.square(reading, name, reading.whole(name))
-
-
 def resolution_type(reading: Reading, name: str) -> Values:
     """Return nothing: resolution is written with it."""
     if reading.word(name) not in ("pixel", "pixel_area", "area"):
         raise reading.wrong(name, "must be pixel, pixel_area or area")
-    reading.notes[name] = "is part of resolution; images are squares here"
+    reading.notes[name] = "is part of resolution"
     return {}
 
 
@@ -264,6 +278,26 @@ def keep(reading: Reading, name: str) -> Values:
 def prompt(reading: Reading, name: str) -> Values:
     """Return the prompt of images."""
     return {"sampling.prompts": [reading.text(name)]}
+
+
+def negative(reading: Reading, name: str) -> Values:
+    """Return nothing: only lines of prompts have a negative prompt."""
+    reading.text(name)
+    scale = "validation_guidance_real"
+    if not reading.has(scale) or reading.number(scale) <= 1:
+        raise InertError(f"used with {scale} above 1 only")
+    raise NoCounterpartError("lines of sampling.prompt_file have --n")
+
+
+def sample_size(reading: Reading, name: str) -> Values:
+    """Return nothing if images are sampled in the size of the training."""
+    size = reading.text(name)
+    option = stated(reading, "resolution")
+    trained = pictures.resolution(reading, option) if reading.has(option) else {}
+    if size.isdecimal() and trained.get("data.image_size") == int(size):
+        reading.notes[name] = "is data.image_size"
+        return {}
+    raise NoCounterpartError("is data.image_size; lines of sampling.prompt_file have --w and --h")
 
 
 def tracker(reading: Reading, name: str) -> Values:
