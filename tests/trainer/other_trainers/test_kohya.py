@@ -321,3 +321,20 @@ def test_lokr_of_lycoris_has_its_options(tmp_path: Path) -> None:
 def test_other_algorithms_of_lycoris_have_no_counterpart(tmp_path: Path, options: str) -> None:
     missing = {line.option for line in imported(tmp_path, options).lines[Fate.MISSING]}
     assert missing & {"network_module", "network_args.factor"}
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [("use_8bit_adam = true", "adamw_8bit"), ("use_lion_optimizer = true", "lion"),
+     ("use_8bit_adam = false", "adamw"), ('use_8bit_adam = true\noptimizer_type = "Lion"', "lion")],
+)  # fmt: skip
+def test_older_options_choose_an_optimizer(tmp_path: Path, options: str, name: str) -> None:
+    assert imported(tmp_path, options).config.optim.name == name
+
+
+def test_options_of_a_lora_are_named_beside_lokr(tmp_path: Path) -> None:
+    arguments = '["algo=lokr", "rank_dropout=0.1", "split_qkv=True", "loraplus_lr_ratio=4"]'
+    text = f'network_module = "lycoris.kohya"\nnetwork_args = {arguments}\nnetwork_dropout = 0.1\n'
+    missing = {line.option for line in imported(tmp_path, text).lines[Fate.MISSING]}
+    names = ("rank_dropout", "split_qkv", "loraplus_lr_ratio")
+    assert {"network_dropout", *(f"network_args.{name}" for name in names)} <= missing

@@ -167,7 +167,8 @@ _TRAIN: Mapping[str, Option] = {
     "train.dtype": fields(["precision.compute"], common.compute_dtype, "fp32"),
     "train.timestep_type": fields(["flow.timestep_sampling"], values.timesteps, "sigmoid"),
     **each(
-        "train.linear_timesteps train.linear_timesteps2", missing("weights of timesteps by a bell")
+        "train.linear_timesteps train.linear_timesteps2",
+        missing("flow.loss_weighting has sigma_sqrt and cosmap"),
     ),
     **each(
         "train.min_denoising_steps train.max_denoising_steps",

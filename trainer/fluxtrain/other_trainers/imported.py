@@ -78,7 +78,7 @@ def import_options(trainer: Trainer, reading: Reading, overrides: Mapping[str, A
         else:
             if line.is_given or fate not in (Fate.AUTOMATIC, Fate.INERT):
                 lines[fate].append(line)
-    errors += _mappings(trainer, reading)
+    errors += _misplaced(trainer, reading)
     for name in reading.given.keys() - trainer.options.keys():
         hint = did_you_mean(name, trainer.options) if len(name) < 80 else ""
         hint = hint if hint.startswith("; did") else ""
@@ -100,12 +100,16 @@ def import_options(trainer: Trainer, reading: Reading, overrides: Mapping[str, A
     return Imported(trainer.name, run, _resolved(run, sources), lines)
 
 
-def _mappings(trainer: Trainer, reading: Reading) -> Iterator[ConfigError]:
-    """Yield the error for each mapping that is given for an option, which was taken apart."""
+def _misplaced(trainer: Trainer, reading: Reading) -> Iterator[ConfigError]:
+    """Yield the error for each mapping that is given for an option, and each value for a mapping."""
+    sections = {name.rpartition(".")[0] for name in trainer.options}
     for name in reading.given.keys() - trainer.options.keys():
         above, _, below = name.rpartition(".")
+        value = reading.given[name]
         if above in trainer.options and above not in reading.given:
-            yield ConfigError(above, {below: reading.given[name]}, "must not be a mapping")
+            yield ConfigError(above, {below: value}, "must not be a mapping")
+        if name in sections and value != {}:
+            yield ConfigError(name, value, "must be a mapping of options")
 
 
 def _line(reading: Reading, name: str, row: Option) -> tuple[Fate, Line]:

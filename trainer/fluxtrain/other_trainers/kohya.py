@@ -46,7 +46,7 @@ _MODEL: Mapping[str, Option] = {
         ),
     ),
     "mixed_precision": fields(["precision.compute"], common.compute_dtype, "no"),
-    **each("full_bf16 full_fp16", missing("trained weights and moments are float32 here")),
+    **each("full_bf16 full_fp16", missing("trained weights are float32 here")),
     "gradient_checkpointing": fields(
         ["parallel.activation_checkpointing"], common.recomputation, False
     ),
@@ -66,7 +66,7 @@ _NETWORK: Mapping[str, Option] = {
     ),
     "network_dropout": fields(
         ["adapter.dropout"],
-        values.of_network(lambda reading, name: {"adapter.dropout": reading.number(name)}),
+        values.of_network(values.of_lora("adapter.dropout", Reading.number)),
     ),
     "network_weights": field("adapter.initial", Reading.text, note=_PATH),
     "dim_from_weights": missing("fluxtrain adapter info prints the rank of network_weights"),
@@ -86,8 +86,10 @@ _NETWORK: Mapping[str, Option] = {
         f"network_args.{kind}_dim": field(f"adapter.ranks.{kind}", Reading.whole)
         for kind in values.KINDS
     },
-    "network_args.split_qkv": field(
-        "adapter.split_qkv", Reading.flag, note="sd-scripts since September 2025 fails with it"
+    "network_args.split_qkv": fields(
+        ["adapter.split_qkv"],
+        values.of_lora("adapter.split_qkv", Reading.flag),
+        note="sd-scripts since September 2025 fails with it",
     ),
     "network_args.algo": automatic("is part of network_module"),
     "network_args.factor": fields(
@@ -104,12 +106,14 @@ _NETWORK: Mapping[str, Option] = {
     "network_args.verbose": automatic("fluxtrain plan prints the layers' sizes"),
     "network_args.in_dims": missing("only the blocks' linear layers have adapters"),
     "network_args.train_t5xxl": missing("text encoders are not trained here"),
-    "network_args.rank_dropout": field("adapter.rank_dropout", Reading.number),
+    "network_args.rank_dropout": fields(
+        ["adapter.rank_dropout"], values.of_lora("adapter.rank_dropout", Reading.number)
+    ),
     "network_args.module_dropout": field("adapter.module_dropout", Reading.number),
     "network_args.dropout": inert("network_dropout is read"),
     **each(
         "network_args.loraplus_lr_ratio network_args.loraplus_unet_lr_ratio",
-        field("adapter.rates.up", Reading.number),
+        fields(["adapter.rates.up"], values.of_lora("adapter.rates.up", Reading.number)),
     ),
     "network_args.loraplus_text_encoder_lr_ratio": missing("text encoders are not trained here"),
     "network_args.network_reg_lrs": missing("adapter.rates has factors for kinds of layers"),
@@ -173,7 +177,9 @@ _DATA: Mapping[str, Option] = {
         "fields of data that must be as in it",
     ),
     "caption_extension": automatic("text files beside the images: docs/data.md"),
-    **each("in_json reg_data_dir dataset_class", missing("see docs/data.md")),
+    "in_json": missing("metadata.jsonl in the folder has captions (docs/data.md)"),
+    "reg_data_dir": missing("is_reg of a subset in dataset_config; data.prior_loss_weight"),
+    "dataset_class": missing("readers of other packages are not loaded"),
     "dataset_repeats": fields(
         ["data.repeats"], common.of_images("train_data_dir", "data.repeats", Reading.positive)
     ),
@@ -186,13 +192,12 @@ _DATA: Mapping[str, Option] = {
     "caption_dropout_rate": field("flow.prompt_dropout", Reading.number, 0.0),
     **each(
         "caption_dropout_every_n_epochs token_warmup_step token_warmup_min",
-        missing("a caption is used as it is", 0, 1),
+        missing("captions are encoded beforehand, for all epochs", 0, 1),
     ),
-    **each(
-        "caption_suffix keep_tokens_separator secondary_separator enable_wildcard "
-        "weighted_captions",
-        missing("a caption is used as it is"),
-    ),
+    "caption_suffix": missing("of a subset in dataset_config"),
+    "keep_tokens_separator": missing("data.variants.keep_tokens is a number of tags"),
+    "secondary_separator": missing("tags have one separator: data.variants.separator"),
+    **each("enable_wildcard weighted_captions", missing("captions have no syntax of their own")),
     "caption_prefix": fields(
         ["data.caption_prefix"],
         common.of_images("train_data_dir", "data.caption_prefix", Reading.text),

@@ -36,8 +36,8 @@ def _setting(
 
 _OPTIMIZER: Mapping[str, Option] = {
     "optimizer_type": fields(FIELDS, _SETTINGS.convert, "AdamW", "with its package's settings"),
-    "use_8bit_adam": missing("optimizer_type=AdamW8bit"),
-    "use_lion_optimizer": missing("optimizer_type=Lion"),
+    "use_8bit_adam": automatic("is optimizer_type=AdamW8bit"),
+    "use_lion_optimizer": automatic("is optimizer_type=Lion"),
     "learning_rate": _setting("optim.learning_rate", default=2e-6),
     "unet_lr": _setting("optim.learning_rate", note="wins over learning_rate"),
     "text_encoder_lr": missing("text encoders are not trained here", 0),

@@ -15,6 +15,8 @@ _NAMES |= dict.fromkeys(("adamw8bit", "pagedadamw8bit"), "adamw_8bit")
 _NAMES |= dict.fromkeys(("lion", "lion8bit", "pagedlion8bit"), "lion")
 _NAMES |= {"prodigy": "prodigy", "adafactor": "adafactor"}
 _NAMES |= {"adamwschedulefree": "schedule_free_adamw"}
+_FLAGS = {"use_8bit_adam": "AdamW8bit", "use_lion_optimizer": "Lion"}
+"""Older options that choose an optimizer."""
 SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant"}
 SCHEDULES |= {"cosine": "cosine", "cosine_with_min_lr": "cosine", "linear": "linear"}
 SCHEDULES |= {name: name for name in ("cosine_with_restarts", "polynomial")}
@@ -45,6 +47,9 @@ def take_apart(reading: Reading) -> dict[str, object]:
         if reading.has(name):
             options.pop(name)
             options |= {f"{name}.{key}": value for key, value in reading.pairs(name).items()}
+    for name, optimizer in _FLAGS.items():
+        if reading.is_on(name) and "optimizer_type" not in options:
+            options["optimizer_type"] = optimizer
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -72,6 +77,18 @@ def of_lokr(path: str, read: Callable[[Reading, str], object]) -> Convert:
         if not _is_lokr(reading):
             raise NoCounterpartError("is of lycoris.kohya with algo=lokr")
         return {path: read(reading, name)}
+
+    return only
+
+
+def of_lora(path: str, read: Callable[[Reading, str], object]) -> Convert:
+    """Return the conversion of an option of networks.lora_flux to the field ``path``, which lokr has not."""
+
+    def only(reading: Reading, name: str) -> Values:
+        value = read(reading, name)
+        if _is_lokr(reading):
+            raise NoCounterpartError(f"{path} is of a lora, not of a lokr")
+        return {path: value}
 
     return only
 
@@ -264,7 +281,8 @@ def resolution(reading: Reading, name: str) -> Values:
     if len(sides) > 2 or not sides:
         raise reading.wrong(name, "must be a number of pixels, or width and height")
     if len(sides) == 2 and str(sides[0]).strip() != str(sides[1]).strip():
-        raise NoCounterpartError("images are square here: data.image_size")
+        text = "data.image_size is the side of squares, and of buckets the root of their area"
+        raise NoCounterpartError(text)
     return common.square(reading, name, sides[0])
 
 
