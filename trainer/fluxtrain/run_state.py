@@ -26,6 +26,7 @@ from fluxtrain.checksums import FileSums
 from fluxtrain.contract.run.config import RANDOM_SEED, RunConfig
 from fluxtrain.contract.run.immutable_fields import IMMUTABLE_PATHS, value_at
 from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.contract.run.schedule import ScheduleConfig
 from fluxtrain.errors import ConfigError, DataError
 
 DONE = "DONE"
@@ -52,8 +53,24 @@ class RunState:
         return self.status != "running" and (reached or self.step >= config.schedule.steps)
 
     def continued(self, config: RunConfig) -> RunState:
-        """Return this state; running if ``config`` asks for more."""
-        return self if self.is_over(config) else replace(self, status="running")
+        """Return this state; running if ``config`` asks for more.
+
+        Raises ConfigError if it asks for no more, but the run was stopped before its end.
+        """
+        if self.is_over(config):
+            return self
+        if self.step >= config.schedule.steps:
+            raise _too_short(config.schedule, self.step)
+        return replace(self, status="running")
+
+
+def _too_short(schedule: ScheduleConfig, taken: int) -> ConfigError:
+    name, given = "steps", schedule.steps
+    if schedule.epochs is not None:
+        name, given = "epochs", schedule.epochs
+    text = f"are {schedule.steps} steps, but {taken} are taken already"
+    advice = "set more, or use another --output for a shorter run"
+    return ConfigError(f"spec.run.schedule.{name}", given, f"{text}; {advice}")
 
 
 def folder_of(folder: Path, step: int) -> Path:
