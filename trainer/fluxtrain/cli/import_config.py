@@ -24,6 +24,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("--from-env", action="store_true", help=text)
     text = "file to write (default: print it)"
     parser.add_argument("--output", type=path, help=text)
+    text = "file below --data to write, for prompts with sizes and seeds: sampling.prompt_file"
+    parser.add_argument("--prompt-file", type=path, metavar="PROMPTS", help=text)
     text = "GPUs of the training there, a process for each (default: 1)"
     parser.add_argument("--gpus", type=int, default=1, help=text)
     text = "samples of an epoch, images times repeats: for options in epochs"
@@ -43,15 +45,21 @@ def _action(arguments: argparse.Namespace) -> int:
         imported = import_variables(os.environ, overrides, *numbers)
         source, stem = "the environment", imported.config.adapter_file.name
     else:
-        imported = import_file(arguments.file, overrides, *numbers)
+        prompts = arguments.prompt_file and arguments.prompt_file.name
+        imported = import_file(arguments.file, overrides, *numbers, prompts)
         source, stem = arguments.file.name, arguments.file.stem
     text = file_text(imported, _job_name(stem), source, arguments.gpus)
     for line in report(imported):
         print(line, file=sys.stderr)
+    if arguments.prompt_file and not imported.prompts:
+        print(f"{arguments.prompt_file}: not written: there are no prompts", file=sys.stderr)
+    if imported.prompts:
+        _write(arguments.prompt_file, "".join(f"{line}\n" for line in imported.prompts))
     if arguments.output is None:
         print(text, end="")
     else:
         _write(arguments.output, text)
+        print(f"{arguments.output}: to train, fluxtrain run {arguments.output}", file=sys.stderr)
     return EXIT_OK
 
 
@@ -64,9 +72,18 @@ def _check(arguments: argparse.Namespace) -> None:
     samples = arguments.epoch_samples
     if samples is not None and not 1 <= samples <= 10**9:
         raise ConfigError("--epoch-samples", samples, "must be between 1 and 1000000000")
-    if arguments.output is not None and arguments.output.exists():
-        text = "exists already; remove it or name another"
-        raise ConfigError("--output", str(arguments.output), text)
+    for name, file in (("--output", arguments.output), ("--prompt-file", arguments.prompt_file)):
+        if file is not None and file.exists():
+            raise ConfigError(name, str(file), "exists already; remove it or name another")
+    _check_prompt_file(arguments)
+
+
+def _check_prompt_file(arguments: argparse.Namespace) -> None:
+    file = arguments.prompt_file
+    if file is not None and arguments.from_env:
+        raise ConfigError("--prompt-file", str(file), "is for FILE, not for --from-env")
+    if file is not None and file.suffix != ".txt":
+        raise ConfigError("--prompt-file", str(file), "must end in .txt")
 
 
 def _job_name(stem: str) -> str:
@@ -79,5 +96,4 @@ def _write(output: Path, text: str) -> None:
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"--output: {output} cannot be written ({error.strerror})") from None
-    print(f"{output}: to train, fluxtrain run {output}", file=sys.stderr)
+        raise StorageError(f"{output}: cannot be written ({error.strerror})") from None

@@ -20,6 +20,8 @@ from fluxtrain.other_trainers.option import (
 from fluxtrain.other_trainers.reading import Reading
 
 _SUBSETS = "a data set config, kohya's, has a subset for each folder (docs/data.md)"
+_PROMPTS = ("sampling.prompts", "sampling.prompt_file")
+_IN_FILE = "in lines of sampling.prompt_file, with --prompt-file"
 _LINES = "lines of sampling.prompt_file have"
 _FOLDER = "a folder below --data; encoded before the first step"
 
@@ -104,12 +106,17 @@ DATA: Mapping[str, Option] = {
 }
 SAMPLES: Mapping[str, Option] = {
     "sample.sample_every": fields(["sampling.every_steps"], pictures.sample_steps, 100),
-    "sample.prompts": fields(["sampling.prompts"], pictures.prompts),
-    "sample.samples": fields(["sampling.prompts"], pictures.prompts, note="their prompts"),
-    "sample.samples.width": missing(f"{_LINES} --w"),
-    "sample.samples.height": missing(f"{_LINES} --h"),
-    "sample.samples.seed": missing(f"{_LINES} --d"),
-    "sample.samples.sample_steps": missing(f"{_LINES} --s"),
+    "sample.prompts": fields(_PROMPTS, pictures.prompts),
+    "sample.samples": fields(_PROMPTS, pictures.prompts, note="their prompts"),
+    **{
+        f"sample.samples.{name}": fields([], pictures.of_lines(option), note=_IN_FILE)
+        for name, option in (
+            ("width", "--w"),
+            ("height", "--h"),
+            ("seed", "--d"),
+            ("sample_steps", "--s"),
+        )
+    },
     "sample.samples.guidance_scale": missing(f"{_LINES} --g"),
     **each(
         "sample.neg sample.samples.neg",
@@ -123,10 +130,10 @@ SAMPLES: Mapping[str, Option] = {
     "sample.sample_steps": field("sampling.num_steps", Reading.positive, 20),
     "sample.guidance_scale": field("sampling.guidance", Reading.number, 7.0),
     "sample.sampler": automatic("FLUX.1 is sampled with Euler's method"),
-    "sample.width": fields([], pictures.side("--w"), note="only data.image_size"),
-    "sample.height": fields([], pictures.side("--h"), note="only data.image_size"),
-    "sample.seed": missing(f"the noise follows from seed; {_LINES} --d"),
-    "sample.walk_seed": fields([], pictures.walk_seed, note="always true"),
+    "sample.width": fields([], pictures.side("--w"), note=_IN_FILE),
+    "sample.height": fields([], pictures.side("--h"), note=_IN_FILE),
+    "sample.seed": fields([], pictures.of_lines("--d"), note=_IN_FILE),
+    "sample.walk_seed": fields([], pictures.walk_seed, note=_IN_FILE),
     "sample.sample_start_step": missing("from sampling.every_steps on", 0),
     **each("sample.network_multiplier sample.format", missing("strength 1, PNG", 1, "png")),
     **each("sample.num_frames sample.fps", inert("is of films, not of pictures")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from fluxtrain.other_trainers import buckets
+from fluxtrain.other_trainers import buckets, prompt_lines
 from fluxtrain.other_trainers.ai_toolkit_values import IMAGES, SAMPLES
 from fluxtrain.other_trainers.option import Convert, Values
 from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
@@ -81,7 +81,29 @@ def prompts(reading: Reading, name: str) -> Values:
     if not plain:
         reading.notes[name] = "no prompts"
         return {}
-    return {"sampling.prompts": plain}
+    if reading.prompt_file is None:
+        return {"sampling.prompts": plain}
+    lines = [_line(reading, name, number, text) for number, text in enumerate(plain)]
+    return prompt_lines.written(reading, lines)
+
+
+def _line(reading: Reading, name: str, number: int, text: str) -> str:
+    """Return the line for the sample ``number``, whose own settings win over those of all."""
+
+    def whole(setting: str, default: int) -> int:
+        own = reading.value(f"{SAMPLES}.{setting}")
+        if isinstance(own, list) and own[number] is not None:
+            return Reading({f"{SAMPLES}.{setting}": own[number]}, {}).whole(f"{SAMPLES}.{setting}")
+        shared = f"sample.{setting}"
+        return reading.whole(shared) if reading.has(shared) else default
+
+    steps = whole("sample_steps", 20)
+    options = {"w": whole("width", 512), "h": whole("height", 512), "s": steps}
+    own_seeds = reading.value(f"{SAMPLES}.seed")
+    has_own = isinstance(own_seeds, list) and own_seeds[number] is not None
+    walks = reading.is_on("sample.walk_seed") and not has_own
+    options["d"] = whole("seed", 0) + (number if walks else 0)
+    return prompt_lines.line(reading, name, text, options)
 
 
 def _require_prompts(reading: Reading) -> None:
@@ -104,6 +126,9 @@ def side(option: str) -> Convert:
 
     def convert(reading: Reading, name: str) -> Values:
         pixels = reading.positive(name)
+        if reading.prompt_file is not None:
+            reading.notes[name] = prompt_lines.NOTE
+            return {}
         if pixels == buckets.ai_toolkit(reading, "datasets.resolution")["data.image_size"]:
             reading.notes[name] = "is data.image_size"
             return {}
@@ -114,8 +139,24 @@ def side(option: str) -> Convert:
     return convert
 
 
+def of_lines(option: str) -> Convert:
+    """Return the conversion of a setting of images that only lines of a file have, as ``option``."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        if reading.prompt_file is None:
+            raise NoCounterpartError(f"lines of sampling.prompt_file have {option}: --prompt-file")
+        reading.notes[name] = prompt_lines.NOTE
+        return {}
+
+    return convert
+
+
 def walk_seed(reading: Reading, name: str) -> Values:
     """Return nothing if every image has noise of its own."""
+    if reading.prompt_file is not None:
+        reading.flag(name)
+        reading.notes[name] = prompt_lines.NOTE
+        return {}
     if reading.flag(name):
         reading.notes[name] = "every image has noise of its own"
         return {}

@@ -88,12 +88,20 @@ def _without_sections(document: Mapping[str, Any], path: Path) -> dict[str, obje
 
 
 def import_file(
-    path: Path, overrides: Mapping[str, Any], processes: int = 1, epoch_samples: int | None = None
+    path: Path,
+    overrides: Mapping[str, Any],
+    processes: int = 1,
+    epoch_samples: int | None = None,
+    prompt_file: str | None = None,
 ) -> Imported:
-    """Return ``spec.run`` for the options in ``path``; errors name the file and the option."""
+    """Return ``spec.run`` for the options in ``path``; errors name the file and the option.
+
+    ``prompt_file`` is the name of a file for prompts that have options of their own, if one can be written.
+    """
     trainer, options = read_options(path)
     try:
-        return import_options(trainer, Reading(options, {}, processes, epoch_samples), overrides)
+        reading = Reading(options, {}, processes, epoch_samples, prompt_file)
+        return import_options(trainer, reading, overrides)
     except ConfigError as error:
         errors = error.errors if isinstance(error, JoinedConfigError) else [error]
         named = (ConfigError(f"{path}: {e.path}", e.given, e.allowed) for e in errors)

@@ -57,6 +57,8 @@ class Imported:
     config: RunConfig
     """What ``run`` resolves to."""
     lines: Mapping[Fate, list[Line]]
+    prompts: tuple[str, ...] = ()
+    """Lines of the file of prompts that ``run`` names, if one was asked for."""
 
 
 def import_options(trainer: Trainer, reading: Reading, overrides: Mapping[str, Any]) -> Imported:
@@ -97,7 +99,7 @@ def import_options(trainer: Trainer, reading: Reading, overrides: Mapping[str, A
         if value_at(overrides, path) is None
     }
     run = merge(run, overrides)
-    return Imported(trainer.name, run, _resolved(run, sources), lines)
+    return Imported(trainer.name, run, _resolved(run, sources), lines, tuple(reading.prompts))
 
 
 def _misplaced(trainer: Trainer, reading: Reading) -> Iterator[ConfigError]:

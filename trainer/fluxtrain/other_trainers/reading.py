@@ -31,6 +31,10 @@ class Reading:
     """Processes, one for each GPU, that the trainer ran with."""
     epoch_samples: int | None = None
     """Samples of an epoch: images times repeats; None: unknown."""
+    prompt_file: str | None = None
+    """Name of the file for prompts that have options; None: there is none."""
+    prompts: list[str] = field(default_factory=list)
+    """Lines for the file of prompts, which conversions add."""
     notes: dict[str, str] = field(default_factory=dict)
     """Remarks on single values, by option, which conversions add."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers import simpletuner_samples as samples
 from fluxtrain.other_trainers import simpletuner_values as values
 from fluxtrain.other_trainers.imported import Trainer
 from fluxtrain.other_trainers.optimizers import ema
@@ -22,6 +23,7 @@ from fluxtrain.other_trainers.reading import Reading
 from fluxtrain.other_trainers.simpletuner_backend import PICTURES
 from fluxtrain.other_trainers.simpletuner_lycoris import LYCORIS
 
+_IN_FILE = "in lines of sampling.prompt_file, with --prompt-file"
 _MODEL: Mapping[str, Option] = {
     "model_family": fields([], values.family, note="must be flux"),
     "model_type": fields(["adapter.kind"], values.model_type, "lora", "full trains all weights"),
@@ -201,21 +203,19 @@ _DATA: Mapping[str, Option] = {
     "delete_problematic_images": missing("no file of yours is deleted"),
 }
 _SAMPLES: Mapping[str, Option] = {
-    "validation_step_interval": fields(["sampling.every_steps"], values.sample_steps),
+    "validation_step_interval": fields(["sampling.every_steps"], samples.sample_steps),
     "validation_epoch_interval": missing("sampling.every_steps counts steps"),
     "validation_disable": automatic("then sampling.every_steps is 0"),
-    "validation_prompt": fields(["sampling.prompts"], values.prompt),
+    "validation_prompt": fields(["sampling.prompts", "sampling.prompt_file"], samples.prompt),
     "validation_num_inference_steps": field("sampling.num_steps", Reading.positive),
     "validation_guidance": field("sampling.guidance", Reading.number),
     "validation_guidance_real": field("sampling.cfg_scale", Reading.number),
     "validation_negative_prompt": fields(
-        [], values.negative, note="with validation_guidance_real above 1"
+        [], samples.negative, note="with validation_guidance_real above 1"
     ),
-    "validation_seed": missing(
-        "the noise follows from seed; lines of sampling.prompt_file have --d"
-    ),
+    "validation_seed": fields([], samples.sample_seed, note=_IN_FILE),
     "validation_randomize": missing("the noise follows from seed"),
-    "validation_resolution": fields([], values.sample_size, note="only data.image_size"),
+    "validation_resolution": fields([], samples.sample_size, note=_IN_FILE),
     **each(
         "validation_prompt_library user_prompt_library",
         missing("sampling.prompts and sampling.prompt_file have the texts"),
@@ -227,7 +227,7 @@ _SAMPLES: Mapping[str, Option] = {
         "validation_noise_scheduler validation_no_cfg_until_timestep",
         automatic("FLUX.1 is sampled with Euler's method"),
     ),
-    "validation_on_startup": fields(["sampling.at_start"], values.sample_at_start),
+    "validation_on_startup": fields(["sampling.at_start"], samples.sample_at_start),
     "disable_benchmark": automatic("sampling.at_start is off by default"),
     **each(
         "eval_steps_interval eval_dataset_id num_eval_images evaluation_type eval_timesteps",

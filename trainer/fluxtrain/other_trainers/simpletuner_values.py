@@ -5,11 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from fluxtrain.other_trainers import common
-from fluxtrain.other_trainers import simpletuner_pictures as pictures
 from fluxtrain.other_trainers.option import Convert, Values
 from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
 from fluxtrain.other_trainers.simpletuner_lycoris import is_lokr, is_lycoris
-from fluxtrain.other_trainers.simpletuner_pictures import stated
 
 BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
 OPTIMIZERS = dict.fromkeys(("adamw", "adamw_bf16", "optimi-adamw"), "adamw")
@@ -275,31 +273,6 @@ def keep(reading: Reading, name: str) -> Values:
     return {"checkpoint.keep": reading.whole(name) or 10_000}
 
 
-def prompt(reading: Reading, name: str) -> Values:
-    """Return the prompt of images."""
-    return {"sampling.prompts": [reading.text(name)]}
-
-
-def negative(reading: Reading, name: str) -> Values:
-    """Return nothing: only lines of prompts have a negative prompt."""
-    reading.text(name)
-    scale = "validation_guidance_real"
-    if not reading.has(scale) or reading.number(scale) <= 1:
-        raise InertError(f"used with {scale} above 1 only")
-    raise NoCounterpartError("lines of sampling.prompt_file have --n")
-
-
-def sample_size(reading: Reading, name: str) -> Values:
-    """Return nothing if images are sampled in the size of the training."""
-    size = reading.text(name)
-    option = stated(reading, "resolution")
-    trained = pictures.resolution(reading, option) if reading.has(option) else {}
-    if size.isdecimal() and trained.get("data.image_size") == int(size):
-        reading.notes[name] = "is data.image_size"
-        return {}
-    raise NoCounterpartError("is data.image_size; lines of sampling.prompt_file have --w and --h")
-
-
 def tracker(reading: Reading, name: str) -> Values:
     """Return the sinks of report_to."""
     word = reading.word(name)
@@ -334,25 +307,6 @@ def interval(reading: Reading, name: str) -> Values:
     every = reading.whole(name)
     files = {"adapter_file.every_steps": every} if _is_adapter(reading) else {}
     return {"checkpoint.every_steps": every, **files}
-
-
-def sample_steps(reading: Reading, name: str) -> Values:
-    """Return the interval of images, unless they are switched off."""
-    _require_prompt(reading)
-    return {"sampling.every_steps": reading.whole(name)}
-
-
-def sample_at_start(reading: Reading, name: str) -> Values:
-    """Return whether there are images before the first step, unless they are switched off."""
-    _require_prompt(reading)
-    return {"sampling.at_start": reading.flag(name)}
-
-
-def _require_prompt(reading: Reading) -> None:
-    if reading.is_on("validation_disable"):
-        raise InertError("validation_disable is on")
-    if not reading.has("validation_prompt"):
-        raise NoCounterpartError("images need validation_prompt")
 
 
 def small_base(reading: Reading, name: str) -> Values:
