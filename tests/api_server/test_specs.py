@@ -172,6 +172,7 @@ CONTEXT_DEPENDENT = {
     "spec.run.model.num_heads",
     "spec.run.schedule.min_learning_rate",
     "spec.run.logging.metrics_port",
+    *(f"spec.run.adapter.{name}" for name in ("double_blocks", "single_blocks")),
 }
 """Fields whose rules depend on the preset or on a cluster, see ONLY_HERE and ONLY_THERE."""
 

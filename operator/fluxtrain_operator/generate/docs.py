@@ -121,7 +121,8 @@ def _type(field: Schema) -> str:
     if "maximum" in field:
         bounds.append(f"{'<' if field.get('exclusiveMaximum') else '≤'} {_large(field['maximum'])}")
     if has_word:
-        bounds.append(f"or `{field['pattern'].strip('^$')}`")
+        word = field["pattern"].strip("^$")
+        bounds.append(f"or `{word}`" if word.replace("-", "").isalpha() else "or string")
     return " ".join([kind, *bounds])
 
 

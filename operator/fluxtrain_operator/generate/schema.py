@@ -31,6 +31,9 @@ def _convert(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> 
     if "anyOf" in schema:
         return _alternatives(schema, definitions, defaults)
     result = {key: schema[key] for key in _KEPT if key in schema}
+    if "x-kubernetes-int-or-string" in schema:
+        del result["type"]
+        result["x-kubernetes-int-or-string"] = True
     if "const" in schema:
         result["enum"] = [schema["const"]]
     _bounds(schema, result)

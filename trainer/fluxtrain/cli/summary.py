@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fluxtrain.contract.launch import (
+    ADAPTERS_FOLDER,
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
+    GALLERY_FILE,
     LOSS_FILE,
     METRICS_FILE,
     MLPERF_FILE,
@@ -28,14 +30,26 @@ def print_summary(output: Path, config: RunConfig) -> None:
             f"{last['eval_loss']:.4f} (step {last['step']})"
         )
     folder = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
-    rows = [("resolved config", CONFIG_FILE), ("every logged step", METRICS_FILE)]
-    rows += [("loss curve", LOSS_FILE)] if (output / LOSS_FILE).exists() else []
-    images = sorted((output / SAMPLES_FOLDER).glob("step_*.png"))
-    rows += [("images", f"{SAMPLES_FOLDER}/{images[-1].name}")] if images else []
-    rows += [("checkpoints", f"{CHECKPOINTS_FOLDER}/"), ("MLPerf log", MLPERF_FILE)]
-    for title, name in rows:
+    for title, name in _files(output, config):
         print(f"  {title:<18} {folder}/{name}")
-    print(f"  {'MLPerf check':<18} {_check_result(output / MLPERF_FILE)}")
+    if config.initial_weights is None:  # an MLPerf run starts from random ones
+        print(f"  {'MLPerf check':<18} {_check_result(output / MLPERF_FILE)}")
+
+
+def _files(output: Path, config: RunConfig) -> list[tuple[str, str]]:
+    """Return titles and names of the files in ``output``, what is used elsewhere first."""
+    images = sorted((output / SAMPLES_FOLDER).glob("step_*.png"))
+    rows = [
+        ("adapter", f"{ADAPTERS_FOLDER}/{config.adapter_file.name}.safetensors"),
+        ("page", GALLERY_FILE),
+        ("images", f"{SAMPLES_FOLDER}/{images[-1].name if images else ''}"),
+        ("loss curve", LOSS_FILE),
+        ("resolved config", CONFIG_FILE),
+        ("every logged step", METRICS_FILE),
+        ("checkpoints", f"{CHECKPOINTS_FOLDER}/"),
+        ("MLPerf log", MLPERF_FILE),
+    ]
+    return [(title, name) for title, name in rows if (output / name).exists()]
 
 
 def _check_result(log: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from fluxtrain.contract.strict_model import Path, Rule, StrictModel
 
@@ -15,13 +15,22 @@ AdapterKind = Literal["lora", "lokr"]
 BaseDtype = Literal["compute", "fp8"]
 AdapterLayout = Literal["kohya", "diffusers", "ai-toolkit", "bfl"]
 AdapterDtype = Literal["bfloat16", "float16", "float32"]
+
+
+def _as_text(value: object) -> object:
+    """Return the number of one block, which YAML reads as an integer, as a text."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 Blocks = Annotated[
     str,
     Field(
         max_length=256,
         pattern="^(all|none|[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*)$",
         title="all, none, or numbers from 0 and ranges of them, such as 0,4-7",
+        json_schema_extra={"x-kubernetes-int-or-string": True, "minimum": 0, "maximum": 9999},
     ),
+    BeforeValidator(_as_text),
 ]
 
 

@@ -1,0 +1,42 @@
+"""What ``fluxtrain run`` says at the end of a training: the files that it made, and none that it did not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fluxtrain.cli.summary import print_summary
+from fluxtrain.contract.launch import MLPERF_FILE
+from fluxtrain.contract.run.resolve import resolve
+
+ADAPTER = {
+    "preset": "micro",
+    "initial_weights": "base",
+    "adapter": {},
+    "adapter_file": {"name": "a"},
+}
+
+
+def summary(output: Path, run: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+    (output / MLPERF_FILE).write_text("no MLPerf line\n")
+    print_summary(output, resolve(run))
+    return capsys.readouterr().out
+
+
+def test_an_adapter_is_named_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "adapters").mkdir()
+    for name in ("a.safetensors", "a-000010.safetensors"):
+        (tmp_path / "adapters" / name).touch()
+    (tmp_path / "gallery.html").touch()
+    lines = [line.split()[-1] for line in summary(tmp_path, ADAPTER, capsys).splitlines()]
+    names = ["adapters/a.safetensors", "gallery.html", MLPERF_FILE]
+    assert lines == [str(tmp_path / name) for name in names]
+
+
+def test_only_a_run_from_random_weights_is_checked_for_mlperf(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "MLPerf check" not in summary(tmp_path, ADAPTER, capsys)
+    assert "MLPerf check" in summary(tmp_path, {"preset": "micro"}, capsys)
