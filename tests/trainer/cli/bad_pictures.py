@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 from tests.trainer.picture_cache.folders import file_of, noise
 
+from fluxtrain.errors import EXIT_ERROR, EXIT_USAGE
+
 SIDE = 64
 
 
@@ -27,6 +29,7 @@ class BadInput(NamedTuple):
     line: str
     data: Mapping[str, Any] = MappingProxyType({})
     """Fields of ``spec.run.data``; ``images`` is ``set`` without it."""
+    code: int = EXIT_ERROR
 
 
 def files(**contents: bytes | str) -> Callable[[Path], object]:
@@ -194,6 +197,10 @@ TABLES: list[BadInput] = [
     BadInput("csv without a head", metadata("csv", "a.png,a cat\n"), "metadata.csv: has no rows"),
     BadInput("csv with semicolons", metadata("csv", "file_name;text\na.png;a cat\n"),
              "metadata.csv: row 1 has no file_name; it has file_name;text"),
+    BadInput("csv with a comma in a caption", metadata("csv", "file_name,text\na.png,a cat, sitting\n"),
+             "metadata.csv: line 2 has more fields than the header; a caption with commas is in double"),
+    BadInput("csv without a caption", metadata("csv", "file_name,text\n\na.png\n"),
+             "metadata.csv: line 3 has fewer fields than the header"),
     BadInput("csv with an open quote", metadata("csv", 'file_name,text\na.png,"a cat\n'),
              "metadata.csv: is not CSV (unexpected end of data)"),
     BadInput("parquet without a caption", metadata("parquet", parquet(file_name=["a.png"], n=[1])),
@@ -281,7 +288,7 @@ CONFIGS: list[BadInput] = [
              NONE + "a.png: its mask is black", {"masks": "alpha"}),
     BadInput("an unknown store", files(),
              "images: got 'gs://bucket/set'; must be a path, or a URL that begins",
-             {"images": "gs://bucket/set"}),
+             {"images": "gs://bucket/set"}, EXIT_USAGE),
     BadInput("a server that does not answer", files(),
              "images: http://127.0.0.1:9/a.tar: [Errno 111] Connection refused; tried 1 times",
              {"images": "http://127.0.0.1:9/a.tar", "download": {"attempts": 1}}),

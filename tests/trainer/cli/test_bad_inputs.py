@@ -60,7 +60,7 @@ def checked(root: Path, make: Callable[[Path], object], data: Any) -> int:
 def test_bad_data_are_answered_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], row: BadInput
 ) -> None:
-    assert checked(tmp_path, row.make, row.data) == EXIT_ERROR
+    assert checked(tmp_path, row.make, row.data) == row.code
     printed = capsys.readouterr()
     assert printed.err.startswith("fluxtrain: error: ")
     assert row.line in printed.err

@@ -84,6 +84,21 @@ def test_it_says_what_is_used_changed_and_left_out(
     ]
 
 
+def test_captions_that_are_cut_or_not_read_are_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "c.TXT").write_text("word " * 600)
+    (folder / "d.caption").write_text("other")
+    (folder / "d.txt").write_text("one")
+    check(folder)
+    text = capsys.readouterr().out
+    assert "without a caption" not in text
+    title = "1 picture with captions of more words than the 512 tokens that T5 reads"
+    assert f"{title} (data.text_length):\n  c.webp\n" in text
+    title = "1 picture with several text files, of which one is used"
+    assert f"{title}:\n  d.png: d.txt, d.caption\n" in text
+
+
 def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(folder, "--strict") == 1
     for name in ("g.png", "h.png", "i.heic"):
@@ -105,8 +120,9 @@ def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--image-size", "100"], 2, "--image-size: got 100; must be a multiple of 16"),
         (["-f", "job.yaml"], 2, "SOURCE: give either SOURCE or -f FILE"),
-        (["--data.maks=alpha"], 1, "--data.maks: no such field; did you mean masks?"),
+        (["--data.maks=alpha"], 2, "--data.maks: no such field; did you mean masks?"),
         (["--data.masks=masks"], 1, "it should hold pictures; it should have a mask for each picture"),
+        (["--data.repeats=0"], 2, "spec.run.data.repeats: got 0; must be"),
         (["--contact-sheet", "/proc/sheet.png"], 74, "--contact-sheet /proc/sheet.png: cannot be written"),
     ],
 )  # fmt: skip

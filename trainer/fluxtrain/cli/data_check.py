@@ -20,6 +20,7 @@ from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import (
     EXIT_ERROR,
     EXIT_OK,
+    EXIT_USAGE,
     UNSET,
     ConfigError,
     FluxtrainError,
@@ -42,7 +43,7 @@ def add(commands: Commands) -> None:
     add_field_help(check)
     check.epilog = (
         "exit code: 0 a run would train on them; 1 it would fail, or with --strict leave some out; "
-        "2 the command is wrong. Every field of spec.run can be set, such as --data.masks=alpha"
+        "2 the command or FILE is wrong. Every field of spec.run can be set, such as --data.masks=alpha"
     )
     text = "as spec.run.data.images: a folder, a data set config, shards, Parquet files, or a URL"
     check.add_argument("source", nargs="?", metavar="SOURCE", help=text)
@@ -63,6 +64,7 @@ def add(commands: Commands) -> None:
 def action(arguments: argparse.Namespace) -> int:
     """Print what is used, changed and left out; return 0 if a run would train on the pictures."""
     _require_one(arguments)
+    config: RunConfig | None = None
     try:
         config = _config(arguments)
         found = _check(config, _root(arguments), is_shown=sys.stderr.isatty())
@@ -71,7 +73,7 @@ def action(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"error": str(error)}, indent=2))
         print(f"fluxtrain: error: {error}", file=sys.stderr)
-        return EXIT_ERROR
+        return EXIT_USAGE if config is None else EXIT_ERROR
     from fluxtrain.cli.data_report import as_json, as_text
 
     sheet = _draw(arguments.contact_sheet, found)

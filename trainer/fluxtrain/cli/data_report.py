@@ -28,6 +28,7 @@ def as_text(config: RunConfig, check: PictureCheck, names_all: bool) -> Iterator
     if config.data.buckets is not None:
         yield from _buckets(config, check, names_all)
     most = len(found.looks) + len(found.skipped) if names_all else _MAX_NAMED
+    yield from _captions(found, config.data.text_length, most)
     yield from _files(found, most)
 
 
@@ -53,6 +54,8 @@ def as_json(config: RunConfig, check: PictureCheck, sheet: Path) -> dict[str, An
             for (width, height), count in check.samples.items()
         ],
         "without_caption": [look.name for look in found.without_caption],
+        "long_captions": [look.name for look in found.long_captions(config.data.text_length)],
+        "several_texts": {look.name: look.texts for look in found.several_texts},
         "enlarged": [_brief(look) | {"times": look.scale} for look in found.enlarged],
         "much_cropped": [_brief(look) | {"seen": look.seen} for look in found.much_cropped],
         "equal": [[look.name for look in group] for group in found.equal],
@@ -121,9 +124,16 @@ def _buckets(config: RunConfig, check: PictureCheck, names_all: bool) -> Iterato
         yield f"  … and {len(check.samples) - most} more (--all names them)"
 
 
-def _files(found: Inspection, most: int) -> Iterator[str]:
+def _captions(found: Inspection, length: int, most: int) -> Iterator[str]:
     title = "without a caption (data.class_tokens, else the empty prompt)"
     yield from _named(title, (look.name for look in found.without_caption), most)
+    title = f"with captions of more words than the {length} tokens that T5 reads (data.text_length)"
+    yield from _named(title, (look.name for look in found.long_captions(length)), most)
+    lines = (f"{look.name}: {', '.join(look.texts)}" for look in found.several_texts)
+    yield from _named("with several text files, of which one is used", lines, most)
+
+
+def _files(found: Inspection, most: int) -> Iterator[str]:
     lines = (f"{_text(look)}, {look.scale:.1f} times" for look in found.enlarged)
     yield from _named("enlarged", lines, most)
     lines = (f"{_text(look)}, {look.seen:.0%} is seen" for look in found.much_cropped)

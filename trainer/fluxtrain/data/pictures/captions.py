@@ -149,8 +149,13 @@ def _json_rows(path: Path, lines: _Lines) -> Iterator[dict[str, Any]]:
 
 def _csv_rows(path: Path, lines: _Lines) -> Iterator[dict[str, Any]]:
     try:
-        for row in csv.DictReader(lines, strict=True):
+        reader = csv.DictReader(lines, strict=True)
+        for row in reader:
             lines.left = _MAX_ROW
+            if None in row or None in row.values():
+                more = "more" if None in row else "fewer"
+                text = f"line {reader.line_num} has {more} fields than the header"
+                raise DataError(f"{path}: {text}; a caption with commas is in double quotes")
             yield row
     except csv.Error as error:
         raise DataError(f"{path}: is not CSV ({error})") from None

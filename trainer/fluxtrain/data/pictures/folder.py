@@ -110,14 +110,17 @@ def _picture(folder: Path, name: str, captions: dict[str, str]) -> PictureFile:
     status = path.stat()
     if not path.is_file():
         raise CaptionError("is not a regular file")
-    caption = captions.get(name) or _text_beside(path)
+    caption = captions.get(name) or _caption_beside(path)
     return PictureFile(name, status.st_size, status.st_mtime_ns, caption)
 
 
-def _text_beside(path: Path) -> str:
-    """Return the caption in the text file beside the picture ``path``, "" if there is none."""
-    for extension in EXTENSIONS:
-        beside = path.with_suffix(extension)
-        if beside.is_file() and (caption := read_caption(beside)):
-            return caption
-    return ""
+def _caption_beside(path: Path) -> str:
+    """Return the caption in a text file beside the picture ``path``, "" if there is none."""
+    return next(filter(None, map(read_caption, texts_beside(path))), "")
+
+
+def texts_beside(path: Path) -> Iterator[Path]:
+    """Yield the text files beside the picture ``path``, of which the first with a caption is used."""
+    for extension in (*EXTENSIONS, *map(str.upper, EXTENSIONS)):
+        if (beside := path.with_suffix(extension)).is_file():
+            yield beside

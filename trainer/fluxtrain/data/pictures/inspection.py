@@ -13,6 +13,7 @@ from PIL import Image
 from fluxtrain.contract.run.buckets import Size
 from fluxtrain.contract.run.data import ALPHA, DataConfig
 from fluxtrain.data.buckets import Placement
+from fluxtrain.data.pictures.folder import texts_beside
 from fluxtrain.data.pictures.masks import mask_of
 from fluxtrain.data.pictures.picture import decode
 from fluxtrain.data.pictures.reading import FAULTS, ReadPicture, read_picture, reason_of
@@ -35,6 +36,8 @@ class Look:
     placements: tuple[tuple[int, Placement], ...] = ()
     """As `ReadPicture` has them."""
     fault: str = ""
+    texts: tuple[str, ...] = ()
+    """Names of the text files beside it, of which the first with a caption is used."""
     thumbnail: Image.Image | None = None
     """The part that is seen, at the first size."""
 
@@ -100,6 +103,15 @@ class Inspection:
         return [look for look in self.used if not look.picture.file.caption]
 
     @property
+    def several_texts(self) -> list[Look]:
+        """Return the pictures that have more than one text file."""
+        return [look for look in self.used if len(look.texts) > 1]
+
+    def long_captions(self, length: int) -> list[Look]:
+        """Return the pictures whose captions have more than ``length`` words, and so even more tokens."""
+        return [look for look in self.used if len(look.picture.caption.split()) > length]
+
+    @property
     def equal(self) -> list[list[Look]]:
         """Return groups of pictures that have the same bytes."""
         groups = dict[str, list[Look]]()
@@ -159,7 +171,15 @@ def _look(picture: TrainingPicture, data: DataConfig, seed: int) -> Look:
         thumbnail = _thumbnail(read)
     except FAULTS as error:
         return Look(picture, fault=reason_of(error))
-    return Look(picture, read.width, read.height, read.sha256, read.placements, thumbnail=thumbnail)
+    return Look(
+        picture,
+        read.width,
+        read.height,
+        read.sha256,
+        read.placements,
+        texts=tuple(path.name for path in texts_beside(picture.path)),
+        thumbnail=thumbnail,
+    )
 
 
 def _thumbnail(read: ReadPicture) -> Image.Image:
