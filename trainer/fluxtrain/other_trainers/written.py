@@ -7,10 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
 from fluxtrain.contract.resource.api_model import GROUP
-from fluxtrain.contract.resource.document import parse_yaml
+from fluxtrain.contract.resource.document import dump_yaml, parse_yaml
 from fluxtrain.contract.resource.fluxtraining import KIND, VERSION, FluxTraining
 from fluxtrain.contract.validation import validate
 from fluxtrain.other_trainers.imported import Imported, Line
@@ -36,7 +34,7 @@ def file_text(imported: Imported, name: str, source: str, gpus: int) -> str:
         "spec": {"nodes": {"min": 1, "max": 1}, "gpusPerNode": gpus, "run": run},
     }
     validate(FluxTraining, document, "")
-    body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+    body = dump_yaml(document)
     text = "".join(f"# {line}\n".replace("# \n", "#\n") for line in _header(imported, source))
     assert parse_yaml(text + body, "file") == document, "the file is what was resolved"
     return text + body

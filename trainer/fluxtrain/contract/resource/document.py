@@ -59,12 +59,19 @@ _Loader.yaml_implicit_resolvers = {
     first: [rule for rule in rules if rule[0].rpartition(":")[2] not in _REPLACED]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+0123456789.")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(f"^(?:{_INTEGER.pattern})$"), list("-+0123456789")
-)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that `_Loader`, and Kubernetes, would read as a number, such as 1e-4."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT.pattern})$"), list("-+0123456789.")
+    )
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:int", re.compile(f"^(?:{_INTEGER.pattern})$"), list("-+0123456789")
+    )
 
 
 def load_job(path: Path) -> FluxTraining:
@@ -99,6 +106,11 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
     if "expected a single document" in str(error):
         return "more than one document; use one file per job"
     return problem.replace("'\\t'", "a tab (indent with spaces)")
+
+
+def dump_yaml(document: object) -> str:
+    """Return ``document`` as YAML that `parse_yaml` and Kubernetes read as the same."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def read_text(path: Path) -> str:
