@@ -200,6 +200,7 @@ OTHERS = {
         "adapter": {
             "dora": True,
             "base_dtype": "fp8",
+            "rank": 1,
             "dropout": 0.0,
             "rank_dropout": 0.0,
             "module_dropout": 0.0,

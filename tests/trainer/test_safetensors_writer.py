@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fluxtrain.errors import DataError
 from fluxtrain.safetensors_file import read_header
-from fluxtrain.safetensors_writer import header, write
+from fluxtrain.safetensors_writer import content_of, header, write
 
 METADATA = {"format": "pt", "note": 'quotes " and umlauts äöü'}
 
@@ -91,6 +91,11 @@ class Addresses:
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+def test_one_element_may_have_any_stride() -> None:
+    strided = torch.arange(64.0)[5::32][:1]
+    assert bytes(content_of(strided)) == strided.clone().numpy().tobytes()
+
+
 def test_tensors_are_written_from_where_they_are() -> None:
     tensors = {"weights": torch.randn(1000), "moments": torch.randn(50, 20)}
     file = Addresses()

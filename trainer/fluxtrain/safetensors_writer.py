@@ -76,5 +76,6 @@ def write(file: Target, tensors: Mapping[str, Tensor], metadata: Mapping[str, st
 
 def content_of(tensor: Tensor) -> memoryview:
     """Return the bytes of ``tensor``, which is on the host: not copied if it is contiguous."""
-    flat: Any = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
-    return memoryview(flat)
+    flat = tensor.detach().contiguous().view(-1)
+    content: Any = flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy()  # one has any stride
+    return memoryview(content)

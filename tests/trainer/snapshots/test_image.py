@@ -55,6 +55,16 @@ def test_a_rank_of_the_same_world_reads_only_its_own_image() -> None:
     assert sum(piece.size for piece in own) == offsets(tensors, Shard(1, 3))[-1]
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_part_of_one_element_may_have_any_stride(count: int) -> None:
+    strided = torch.arange(64.0)[5::32][:count]
+    assert strided.stride() == (32,)
+    (content,) = local_bytes({"a": strided}, Shard(0, 1))
+    assert torch.equal(content.view(torch.float32), strided)
+    content.fill_(0)
+    assert not strided.any(), "written in place"
+
+
 def test_a_part_that_is_divided_in_another_way_is_refused() -> None:
     with pytest.raises(AssertionError):
         local_bytes(whole(), Shard(0, 2))

@@ -78,14 +78,24 @@ def add_adapters(parser: argparse.ArgumentParser) -> None:
     text = "LoRA file, or a run or checkpoint of adapters, to add; may be repeated"
     parser.add_argument("--adapter", type=path, action="append", default=[], help=text)
     text = "factor of the adapters' updates (default: 1)"
-    parser.add_argument("--strength", type=float, default=1.0, help=text)
+    parser.add_argument("--strength", type=float, help=text)
 
 
 def added_adapters(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the values of ``spec.run.added_adapters`` from the options."""
-    return [
-        {"path": str(each.resolve()), "strength": arguments.strength} for each in arguments.adapter
-    ]
+    strength = strength_of(arguments)
+    return [{"path": str(each.resolve()), "strength": strength} for each in arguments.adapter]
+
+
+def strength_of(arguments: argparse.Namespace) -> float:
+    """Return the factor of the updates of the adapters in the options; ConfigError if there are none."""
+    strength: float | None = arguments.strength
+    if strength is not None and not arguments.adapter:
+        text = (
+            "needs --adapter; to scale a run's adapters, give its base as WEIGHTS and --adapter RUN"
+        )
+        raise ConfigError("--strength", strength, text)
+    return 1.0 if strength is None else strength
 
 
 def load_config(

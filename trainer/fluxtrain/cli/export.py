@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from fluxtrain.cli.arguments import Commands, add_adapters, add_command, add_output, add_paths, path
+from fluxtrain.cli.arguments import (
+    Commands,
+    add_adapters,
+    add_command,
+    add_output,
+    add_paths,
+    path,
+    strength_of,
+)
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 
@@ -41,9 +49,10 @@ def action(arguments: argparse.Namespace) -> int:
         raise ConfigError("--to", arguments.to, f"must be one of {', '.join(LAYOUTS)}")
     if arguments.dtype not in DTYPES:
         raise ConfigError("--dtype", arguments.dtype, f"must be one of {', '.join(DTYPES)}")
+    strength = strength_of(arguments)
     weights, dtype = open_model(arguments.source, arguments.models), DTYPES[arguments.dtype]
     if arguments.adapter:
-        added = [(open_adapter(each), arguments.strength) for each in arguments.adapter]
+        added = [(open_adapter(each), strength) for each in arguments.adapter]
         weights = MergedWeights(weights, added)
     with tqdm(desc=str(arguments.output), unit="B", unit_scale=True, mininterval=1) as bar:
         written = write_weights(

@@ -63,7 +63,13 @@ def local_bytes(state: State, shard: Shard) -> list[Tensor]:
     parts = [local_part(tensor) for tensor in state.values()]
     for part, rows in zip(parts, rows_of(state), strict=True):
         assert len(part) == len(shard.range_of(rows.count)), (part.shape, rows, shard)
-    return [part.view(-1).view(torch.uint8) for part in parts]
+    return [_flat(part).view(torch.uint8) for part in parts]
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Return the contiguous ``tensor`` with one axis of stride 1, which one element may lack."""
+    flat = tensor.view(-1)
+    return flat.as_strided(flat.shape, (1,))
 
 
 def offsets(tensors: Sequence[Rows], shard: Shard) -> list[int]:
