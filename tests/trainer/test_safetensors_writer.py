@@ -90,12 +90,12 @@ class Addresses:
         return len(content)
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 def test_one_element_may_have_any_stride() -> None:
     strided = torch.arange(64.0)[5::32][:1]
     assert bytes(content_of(strided)) == strided.clone().numpy().tobytes()
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 def test_tensors_are_written_from_where_they_are() -> None:
     tensors = {"weights": torch.randn(1000), "moments": torch.randn(50, 20)}
     file = Addresses()

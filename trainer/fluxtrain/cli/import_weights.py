@@ -15,5 +15,5 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "import", action, help=text, description=long)
     text = "BFL's file or a diffusers folder"
     parser.add_argument("source", type=path, metavar="SOURCE", help=text)
-    parser.set_defaults(to="bfl", adapter=[], models=Path())
+    parser.set_defaults(to="bfl", adapter=[], strength=None, models=Path())
     add_target(parser)
