@@ -52,6 +52,13 @@ def test_a_seed_walks_if_it_is_said_to(tmp_path: Path, walks: bool, seeds: list[
     assert [seed for _, _, _, seed, _, _ in found] == seeds
 
 
+def test_a_seed_that_is_drawn_there_is_drawn_here(tmp_path: Path) -> None:
+    document = yaml.safe_load(ai_toolkit_files.DEV)
+    document["config"]["process"][0]["sample"]["seed"] = -1
+    written(tmp_path, "a.yaml", yaml.safe_dump(document))
+    assert "--d" not in (tmp_path / "prompts.txt").read_text()
+
+
 def test_images_of_simpletuner_have_all_sizes(tmp_path: Path) -> None:
     assert written(tmp_path, "c.json", simpletuner_files.LOKR) == [
         ("ohwx, a red heart", 1024, 1024, 7, 28, "blurry"),

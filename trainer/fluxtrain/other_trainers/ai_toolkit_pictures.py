@@ -99,11 +99,23 @@ def _line(reading: Reading, name: str, number: int, text: str) -> str:
 
     steps = whole("sample_steps", 20)
     options = {"w": whole("width", 512), "h": whole("height", 512), "s": steps}
-    own_seeds = reading.value(f"{SAMPLES}.seed")
-    has_own = isinstance(own_seeds, list) and own_seeds[number] is not None
-    walks = reading.is_on("sample.walk_seed") and not has_own
-    options["d"] = whole("seed", 0) + (number if walks else 0)
+    seed = _seed(reading, number)
+    if seed is not None:
+        options["d"] = seed
     return prompt_lines.line(reading, name, text, options)
+
+
+def _seed(reading: Reading, number: int) -> int | None:
+    """Return the seed of the sample ``number``; None for -1, which draws one there."""
+    own = reading.value(f"{SAMPLES}.seed")
+    if isinstance(own, list) and own[number] is not None:
+        name, value, walked = f"{SAMPLES}.seed", own[number], 0
+    else:
+        name, value = "sample.seed", reading.value("sample.seed")
+        walked = number if reading.is_on("sample.walk_seed") else 0
+    if value == -1:
+        return None
+    return walked if value is None else Reading({name: value}, {}).whole(name) + walked
 
 
 def _require_prompts(reading: Reading) -> None:
