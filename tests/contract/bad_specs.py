@@ -584,6 +584,19 @@ POD_TEMPLATE = [
         f"{_TEMPLATE}.spec.volumes[0].name"),
     Bad(f"{_TEMPLATE}.spec.volumes", [{"name": "data", "emptyDir": {}}], "set spec.storage for data",
         f"{_TEMPLATE}.spec.volumes[0].name"),
+    *(
+        Bad(f"{_TEMPLATE}.spec.volumes", [{"name": name, "persistentVolumeClaim": {"claimName": "own"}}],
+            "must not be config, data", f"{_TEMPLATE}.spec.volumes[0].name")
+        for name in ("flushed", "rendezvous-key")
+    ),
+    *(
+        Bad(f"{_TEMPLATE}.spec.{kind}",
+            [{"name": "own", "image": "i:1", "volumeMounts": [{"name": "flushed", "mountPath": "/own"}]}],
+            "must not be flushed", f"{_TEMPLATE}.spec.{kind}[0].volumeMounts[0].name")
+        for kind in ("containers", "initContainers")
+    ),
+    Bad(f"{_TEMPLATE}.spec.initContainers", [{"name": "flush-caches", "image": "i:1"}],
+        "must not be flush-caches", f"{_TEMPLATE}.spec.initContainers[0].name"),
     Bad(f"{_TEMPLATE}.spec.initContainers", [{"name": "fetch"}], "Required value",
         f"{_TEMPLATE}.spec.initContainers[0].image"),
     *(

@@ -7,9 +7,10 @@ one. It leaves the time in a file, only if the kernel has done it; the trainer l
 from __future__ import annotations
 
 from fluxtrain.contract.launch import ENV_FLUSHED, FLUSHED_PATH
+from fluxtrain.contract.resource.pod_template import FLUSH_CONTAINER, FLUSHED_VOLUME
 from fluxtrain_operator.job import Job, Manifest
 
-_VOLUME, _FILE = "flushed", f"{FLUSHED_PATH}/time"
+_FILE = f"{FLUSHED_PATH}/time"
 _COMMAND = f"sync && echo 3 > /proc/sys/vm/drop_caches && date +%s > {_FILE}"
 
 
@@ -24,7 +25,7 @@ def flush_container(job: Job) -> list[Manifest]:
     if not flushes(job):
         return []
     container = {
-        "name": "flush-caches",
+        "name": FLUSH_CONTAINER,
         "image": job.rendezvous_image or job.image,
         "command": ["/bin/sh", "-c", _COMMAND],
         "resources": {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
@@ -35,19 +36,19 @@ def flush_container(job: Job) -> list[Manifest]:
             "readOnlyRootFilesystem": True,
         },
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [{"name": _VOLUME, "mountPath": FLUSHED_PATH}],
+        "volumeMounts": [{"name": FLUSHED_VOLUME, "mountPath": FLUSHED_PATH}],
     }
     return [container]
 
 
 def flushed_volume(job: Job) -> list[Manifest]:
     """Return the volume with the time of the flush."""
-    return [{"name": _VOLUME, "emptyDir": {"sizeLimit": "1Mi"}}] if flushes(job) else []
+    return [{"name": FLUSHED_VOLUME, "emptyDir": {"sizeLimit": "1Mi"}}] if flushes(job) else []
 
 
 def flushed_mount(job: Job) -> list[Manifest]:
     """Return the training container's mount of it, which it cannot write."""
-    mount = {"name": _VOLUME, "mountPath": FLUSHED_PATH, "readOnly": True}
+    mount = {"name": FLUSHED_VOLUME, "mountPath": FLUSHED_PATH, "readOnly": True}
     return [mount] if flushes(job) else []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 
+from fluxtrain.contract.resource.pod_template import KEY_VOLUME
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.resources.metadata import metadata
@@ -35,9 +36,9 @@ def with_new_key(manifest: Manifest) -> Manifest:
 def key_volume(job: Job) -> Manifest:
     """Return the volume with the key."""
     name = names.rendezvous_key(job.name, job.uid)
-    return {"name": "rendezvous-key", "secret": {"secretName": name, "defaultMode": 0o440}}
+    return {"name": KEY_VOLUME, "secret": {"secretName": name, "defaultMode": 0o440}}
 
 
 def key_mount() -> Manifest:
     """Return the mount of `key_volume`."""
-    return {"name": "rendezvous-key", "mountPath": KEY_PATH, "readOnly": True}
+    return {"name": KEY_VOLUME, "mountPath": KEY_PATH, "readOnly": True}

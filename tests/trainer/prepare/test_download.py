@@ -156,6 +156,23 @@ def test_files_left_by_earlier_runs_do_no_harm(server: Server, tmp_path: Path, l
     )
 
 
+def test_links_in_the_output_lead_to_no_file_outside_of_it(server: Server, tmp_path: Path) -> None:
+    outside, output = tmp_path / "outside", tmp_path / "set"
+    outside.mkdir()
+    (outside / "mine").write_bytes(b"mine")
+    (output / "part").mkdir(parents=True)
+    for name in ("file-0.bin.partial", "file-1.bin"):
+        (output / "part" / name).symlink_to(outside / "mine")
+    fetch(server, output)
+    assert content_of(output) == FILES
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "part").symlink_to(outside)
+    with pytest.raises(DownloadError, match=r"3 of 4 files(.|\n)*part: leads out of .* by a link"):
+        fetch(server, other)
+    assert content_of(outside) == {"mine": b"mine"}
+
+
 def test_a_file_that_changed_is_downloaded_again(server: Server, tmp_path: Path) -> None:
     fetch(server, tmp_path / "set")
     changed = tmp_path / "set" / "part" / "file-0.bin"

@@ -16,7 +16,10 @@ TRAINER = "trainer"
 RESERVED_PREFIXES = ("PET_", "FLUXTRAIN_")
 """Prefixes of the environment variables that the operator sets."""
 _RESERVED_KEYS = (f"{GROUP}/", "app.kubernetes.io/")
-_RESERVED_VOLUMES = ("config", "data", "models", "output")
+FLUSH_CONTAINER, FLUSHED_VOLUME = "flush-caches", "flushed"
+"""The operator's privileged init container, and the volume that it writes a file into as root."""
+KEY_VOLUME = "rendezvous-key"
+_RESERVED_VOLUMES = ("config", "data", "models", "output", KEY_VOLUME, FLUSHED_VOLUME)
 
 VariableName = Annotated[
     str,
@@ -118,6 +121,25 @@ class TemplateInitVariable(OpenModel):
     """Value; credentials belong in a Secret."""
 
 
+class TemplateMount(OpenModel):
+    """A volume mount of a container."""
+
+    rules: ClassVar = (
+        Rule(
+            "name",
+            f"must not be {FLUSHED_VOLUME}: only the operator's containers mount it",
+            lambda mount: mount.name != FLUSHED_VOLUME,
+            f"!has(self.name) || self.name != '{FLUSHED_VOLUME}'",
+        ),
+    )
+
+    name: Text | None = None
+    """Name of the volume."""
+
+
+Mounts = Annotated[list[TemplateMount], Field(max_length=64)]
+
+
 class TemplateContainer(OpenModel):
     """A container: ``trainer`` patches the training container, any other name adds a sidecar."""
 
@@ -147,12 +169,21 @@ class TemplateContainer(OpenModel):
     """Sources of additional environment variables."""
     ports: Objects | None = None
     """Additional ports."""
-    volume_mounts: Objects | None = None
+    volume_mounts: Mounts | None = None
     """Additional volume mounts."""
 
 
 class TemplateInitContainer(OpenModel):
     """An init container."""
+
+    rules: ClassVar = (
+        Rule(
+            "name",
+            f"must not be {FLUSH_CONTAINER}: that is the operator's",
+            lambda container: container.name != FLUSH_CONTAINER,
+            f"self.name != '{FLUSH_CONTAINER}'",
+        ),
+    )
 
     name: Name
     """Name of the container."""
@@ -168,7 +199,7 @@ class TemplateInitContainer(OpenModel):
     """Sources of additional environment variables."""
     ports: Objects | None = None
     """Ports of a sidecar."""
-    volume_mounts: Objects | None = None
+    volume_mounts: Mounts | None = None
     """Volume mounts."""
 
 

@@ -39,6 +39,8 @@ def fetch(
     target = folder / entry.path
     if target.is_file() and digest_of(target, entry.algorithm) == entry.digest:
         return target
+    if not target.parent.resolve().is_relative_to(folder.resolve()):
+        raise DownloadError(f"{target.parent}: leads out of {folder} by a link; remove it")
     target.parent.mkdir(parents=True, exist_ok=True)
     partial_file = target.with_name(f"{target.name}{PARTIAL}")
     _download(entry, partial_file, client, advance)
@@ -61,7 +63,7 @@ def _download(entry: Entry, path: Path, client: HttpClient, advance: Advance) ->
     attempt = restarts = max_size = 0
     while True:
         try:
-            with path.open("a+b") as file:
+            with open(path, "a+b", opener=_own_file) as file:
                 _resume(entry, file, client, advance)
             return
         except (CannotResumeError, ChecksumError) as error:
@@ -75,6 +77,13 @@ def _download(entry: Entry, path: Path, client: HttpClient, advance: Advance) ->
         if attempt >= client.attempts or restarts > _MAX_RESTARTS:
             raise DownloadError(f"{entry.url}: {message}; tried {attempt} times")
         client.wait_before_retry(attempt)
+
+
+def _own_file(path: str, flags: int) -> int:
+    """Open ``path``; a link that somebody left there is removed, not followed."""
+    if os.path.islink(path):
+        os.unlink(path)
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _resume(entry: Entry, file: IO[bytes], client: HttpClient, advance: Advance) -> None:
