@@ -55,6 +55,10 @@ def both(*makes: Callable[[Path], object]) -> Callable[[Path], object]:
     return make
 
 
+def link(name: str, target: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).symlink_to(target)
+
+
 def named(name: str, content: bytes) -> Callable[[Path], object]:
     def make(folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -160,6 +164,12 @@ PICTURES: list[BadInput] = [
              {"buckets": {"step": 32, "upscale": False}}),
     BadInput("200 megapixels", files(a__png=file_of(Image.new("1", (20000, 10000)), "PNG")),
              NONE + "a.png: at most 134,217,728 pixels are decoded, and it has more"),
+    BadInput("a link out of the data", link("a.png", "/etc/passwd"),
+             NONE + "a.png: is a link that leads out of "),
+    BadInput("a caption out of the data", both(files(a__png=png()), link("a.txt", "/etc/passwd")),
+             NONE + "a.png: a.txt is a link that leads out of "),
+    BadInput("a table out of the data", both(files(a__png=png()), link("metadata.csv", "/etc/passwd")),
+             "metadata.csv: is a link that leads out of "),
     BadInput("several, all bad", files(a__png=b"", b__png=b""),
              "none of the 2 pictures can be used; a.png: the file is empty; 1 more"),
     BadInput("a caption in Latin 1", files(a__png=png(), a__txt="Käse".encode("latin-1")),

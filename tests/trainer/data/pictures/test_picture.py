@@ -225,6 +225,18 @@ def captions(folder: Path) -> dict[str, str]:
     return {picture.name: picture.caption for picture in list_pictures(folder).pictures}
 
 
+def test_links_within_the_root_are_followed(tmp_path: Path) -> None:
+    write(tmp_path / "all", a_png=b"", a_txt="a cat")
+    (tmp_path / "set").mkdir()
+    for name in ("a.png", "a.txt"):
+        (tmp_path / "set" / name).symlink_to(f"../all/{name}")
+    (picture,) = list_pictures(tmp_path / "set", root=tmp_path).pictures
+    assert picture.caption == "a cat"
+    listing = list_pictures(tmp_path / "set")
+    assert not listing.pictures
+    assert "is a link that leads out of" in listing.skipped["a.png"]
+
+
 def test_captions_are_the_text_files_beside_the_pictures(tmp_path: Path) -> None:
     write(
         tmp_path,
@@ -335,6 +347,7 @@ SKIPPED: dict[str, tuple[Change, str, str]] = {
     "long caption": (lambda f: write(f, a_txt="x" * 70_000), "a.png", "a.txt has more than 65536 bytes"),
     "named but missing": (metadata('{"file_name": "gone.png", "text": ""}'), "gone.png", "the metadata"),
     "a broken link": (lambda f: (f / "l.png").symlink_to("nothing"), "l.png", "No such file"),
+    "a loop": (lambda f: (f / "l.png").symlink_to("l.png"), "l.png", "Too many levels of symbolic links"),
     "a pipe": (lambda f: os.mkfifo(f / "p.png"), "p.png", "is not a regular file"),
     "a control character": (lambda f: (f / "a\nb.png").touch(), r"'a\nb.png'", "cannot be printed"),
     "not UTF-8": (lambda f: (f / os.fsdecode(b"\xff.png")).touch(), r"'\udcff.png'", "cannot be printed"),

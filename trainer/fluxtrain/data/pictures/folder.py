@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from os.path import realpath
 from pathlib import Path
 
 from fluxtrain.data.pictures.captions import (
@@ -26,6 +27,7 @@ _OTHER_SUFFIXES = (
     *(".mp4", ".mov", ".avi", ".mkv", ".webm"),
 )
 """Pictures and films that are not read: they are listed, other files are not looked at."""
+_OUT = "is a link that leads out of {}; copy the file"
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,20 @@ class Listing:
         return [picture.name for picture in self.pictures if not picture.caption]
 
 
-def list_pictures(folder: Path, hint: str = "") -> Listing:
+def list_pictures(folder: Path, hint: str = "", root: Path | None = None) -> Listing:
     """Return the pictures in ``folder`` and the folders below it; names that begin with a dot are left out.
 
+    Links lead to files below ``root``, which is ``folder`` unless that is below it; others are skipped.
     Raises DataError, which ends with ``hint``, if there are none, or if the metadata file is malformed.
     """
     if not folder.is_dir():
         text = "is not a folder" if folder.exists() else "missing"
         raise DataError(f"{folder}: {text}; it should hold pictures{hint}")
+    root = root if root and folder.resolve().is_relative_to(root.resolve()) else folder
     names, skipped = list(_walk(folder)), dict[str, str]()
     metadata = find_metadata(folder)
+    if metadata is not None and _leads_out(metadata, root):
+        raise DataError(f"{metadata}: {_OUT.format(root)}")
     captions = {} if metadata is None else read_metadata(metadata)
     pictures = list[PictureFile]()
     for name in names:
@@ -79,7 +85,7 @@ def list_pictures(folder: Path, hint: str = "") -> Listing:
             skipped[name] = f"{suffix} is not read; convert it to PNG, JPEG or WebP"
         elif suffix in SUFFIXES:
             try:
-                pictures.append(_picture(folder, name, captions))
+                pictures.append(_picture(folder, name, captions, root))
             except CaptionError as error:
                 skipped[name] = str(error)
             except OSError as error:
@@ -105,8 +111,11 @@ def _walk(folder: Path) -> Iterator[str]:
         yield from ((below / name).as_posix() for name in sorted(files) if not name.startswith("."))
 
 
-def _picture(folder: Path, name: str, captions: dict[str, str]) -> PictureFile:
+def _picture(folder: Path, name: str, captions: dict[str, str], root: Path) -> PictureFile:
     path = folder / name
+    for each in (path, *texts_beside(path)):
+        if _leads_out(each, root):
+            raise CaptionError(f"{'' if each == path else each.name + ' '}{_OUT.format(root)}")
     status = path.stat()
     if not path.is_file():
         raise CaptionError("is not a regular file")
@@ -117,6 +126,11 @@ def _picture(folder: Path, name: str, captions: dict[str, str]) -> PictureFile:
 def _caption_beside(path: Path) -> str:
     """Return the caption in a text file beside the picture ``path``, "" if there is none."""
     return next(filter(None, map(read_caption, texts_beside(path))), "")
+
+
+def _leads_out(path: Path, root: Path) -> bool:
+    """Return whether ``path`` is a link to a file that is not below ``root``."""
+    return path.is_symlink() and not Path(realpath(path)).is_relative_to(realpath(root))
 
 
 def texts_beside(path: Path) -> Iterator[Path]:

@@ -22,14 +22,16 @@ _SAME_ASPECT = 0.02
 """Part by which the aspect ratio of a mask may differ from that of its picture, by rounding."""
 
 
-def with_masks(listing: Listing, folder: Path | None) -> Listing:
+def with_masks(listing: Listing, folder: Path | None, root: Path | None = None) -> Listing:
     """Return ``listing`` with the masks of ``folder``, which have the pictures' names with any suffix.
 
-    Pictures without one are skipped. Raises DataError if there is no such folder.
+    Links of ``folder`` are as in `list_pictures`. Pictures without one are skipped.
+    Raises DataError if there is no such folder.
     """
     if folder is None:
         return listing
-    found = list_pictures(folder, "; it should have a mask for each picture").pictures
+    hint = "; it should have a mask for each picture"
+    found = list_pictures(folder, hint, root).pictures
     by_stem = {_stem(mask.name): mask for mask in reversed(found)}
     masks = {picture.name: by_stem.get(_stem(picture.name)) for picture in listing.pictures}
     missing = [name for name, mask in masks.items() if mask is None]

@@ -88,13 +88,13 @@ def list_subsets(
     listed = list[tuple[Subset, Listing]]()
     for subset in subsets(config, data_root):
         if not subset.url:
-            listing = list_pictures(subset.folder, hint)
-            listed.append((subset, with_masks(listing, subset.masks)))
+            listing = list_pictures(subset.folder, hint, data_root)
+            listed.append((subset, with_masks(listing, subset.masks, data_root)))
         elif places is not None:
             local = replace(subset, folder=places[subset.url])
             listing = list_pictures(local.folder, f"; {redacted(subset.url)}")
             listing.skipped.update(read_faults(local.folder))
-            listed.append((local, with_masks(listing, local.masks)))
+            listed.append((local, with_masks(listing, local.masks, data_root)))
     return listed
 
 
