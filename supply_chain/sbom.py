@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from supply_chain.locks import IMAGES, ROOT, Package, read_lock
+from supply_chain.locks import EXTRAS, IMAGES, ROOT, Package, read_lock
 
 
 def document(image: str, version: str, root: Path = ROOT) -> dict[str, Any]:
     """Return the CycloneDX 1.6 document of ``image``."""
     packages = read_lock(image, root)
+    optional = _optional(packages, root) if image == "trainer" else []
     own = {
         "type": "container",
         "bom-ref": f"fluxtrain-{image}",
@@ -26,14 +28,18 @@ def document(image: str, version: str, root: Path = ROOT) -> dict[str, Any]:
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"component": own, "properties": notes},
-        "components": [_library("fluxtrain", version, parts[0]), *map(_component, packages)],
+        "components": [
+            _library("fluxtrain", version, parts[0]),
+            *map(_component, packages),
+            *optional,
+        ],
         "dependencies": [{"ref": own["bom-ref"], "dependsOn": parts}],
     }
 
 
 _BASES = {
     "operator": "the packages of the base image (Python, its system libraries) are not listed",
-    "trainer": "torch for AMD GPUs, ROCm, RCCL, others of the base image and EXTRA_PACKAGES are not listed",
+    "trainer": "torch for AMD GPUs, ROCm, RCCL and others of the base image are not listed",
 }
 
 
@@ -53,6 +59,20 @@ def purl(package: Package) -> str:
 
 def _library(name: str, version: str, purl: str) -> dict[str, Any]:
     return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+
+
+def _optional(installed: Sequence[Package], root: Path) -> list[dict[str, Any]]:
+    """Return what only EXTRA_PACKAGES add to ``installed``, each once, with the extras that bring it."""
+    known, found = {purl(package) for package in installed}, dict[str, dict[str, Any]]()
+    for extra in EXTRAS:
+        for package in read_lock(extra, root):
+            if purl(package) in known:
+                continue
+            part = found.setdefault(purl(package), {**_component(package), "scope": "optional"})
+            part.setdefault("properties", []).append(
+                {"name": "fluxtrain:extra-package", "value": extra}
+            )
+    return list(found.values())
 
 
 def _component(package: Package) -> dict[str, Any]:

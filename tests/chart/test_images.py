@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from supply_chain.audit import advisories, coverage
 from supply_chain.locks import EXTRAS, LOCKS, read_lock
-from supply_chain.sbom import write
+from supply_chain.sbom import document, purl, write
 from tests.paths import ROOT
 
 IMAGES = sorted((ROOT / "images").glob("*.Dockerfile"))
@@ -164,11 +164,29 @@ def test_a_bill_of_materials_names_every_package_of_the_lock(tmp_path: Path) -> 
     first, second = write(tmp_path / "a", "1.0"), write(tmp_path / "b", "1.0")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     for image, path in zip(("operator", "trainer"), first, strict=True):
-        document = json.loads(path.read_text())
-        assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
-        listed = {part["purl"] for part in document["components"]}
+        bill = json.loads(path.read_text())
+        assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+        parts = bill["components"]
+        listed = {part["purl"] for part in parts if part.get("scope") != "optional"}
         assert len(listed) == len(read_lock(image)) + 1
-        assert set(document["dependencies"][0]["dependsOn"]) == listed
+        assert len({part["bom-ref"] for part in parts}) == len(parts)
+        assert set(bill["dependencies"][0]["dependsOn"]) == listed
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_a_bill_of_materials_names_what_extra_packages_add(extra: str) -> None:
+    parts = document("trainer", "1.0")["components"]
+    by_purl = {part["purl"]: part for part in parts}
+    installed = {purl(package) for package in read_lock("trainer")}
+    for package in read_lock(extra):
+        part = by_purl[purl(package)]
+        (source,) = part["externalReferences"]
+        if purl(package) in installed:
+            assert "scope" not in part, "it is always installed"
+            continue
+        assert part["scope"] == "optional"
+        assert {"name": "fluxtrain:extra-package", "value": extra} in part["properties"]
+        assert [each["content"] for each in source["hashes"]] == list(package.hashes)
 
 
 def test_advisories_are_read_and_no_answer_is_none() -> None:

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 from tests.trainer.bombs import tables, texts
-from tests.trainer.fuzz import models, pictures
+from tests.trainer.fuzz import answers, models, pictures
 from tests.trainer.fuzz.target import Read, Target
 
 from fluxtrain.contract.resource.document import load_job
@@ -192,4 +192,5 @@ def targets() -> dict[str, Target]:
         ),
         **pictures.targets(),
         **models.targets(),
+        **answers.targets(),
     }
