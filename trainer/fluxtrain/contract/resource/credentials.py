@@ -8,7 +8,7 @@ from fluxtrain.contract.strict_model import Rule
 
 _NAMES = ("_TOKEN", "_SECRET", "_KEY", "_PASSWORD")
 """How the names of variables with credentials end: HF_TOKEN, AWS_SECRET_ACCESS_KEY, WANDB_API_KEY."""
-_VALUES = ("hf_", "AKIA", "ASIA", "ghp_", "github_pat_")
+_VALUES = ("hf_", "AKIA", "ASIA", "gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat_")
 """How tokens of Hugging Face, AWS and GitHub begin; those have 20 characters or more."""
 _MIN_LENGTH = 20
 
