@@ -439,7 +439,10 @@ STORAGE = [
         "must be of type boolean", "spec.storage.data.persistentVolumeClaim.readOnly"),
     Bad("spec.storage.data.hostPath", {}, "Required value", "spec.storage.data.hostPath.path"),
     Bad("spec.storage.data.hostPath.path", "relative", "should match '^/'"),
-    Bad("spec.storage.data.hostPath.path", "/mnt/../etc", "must not contain .."),
+    *(
+        Bad("spec.storage.data.hostPath.path", path, "must not contain '..', '.' or '//'")
+        for path in ("/mnt/../etc", "/mnt//data", "/mnt/./data")
+    ),
     Bad("spec.storage.output.emptyDir.sizeLimit", "10 GB", MATCH),
     Bad("spec.storage.output.emptyDir.sizeLimit", "-1Gi", MATCH),
     Bad("spec.storage.output.emptyDir.sizeLimit", 10, "must be of type string"),

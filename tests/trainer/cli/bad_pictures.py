@@ -196,6 +196,8 @@ TABLES: list[BadInput] = [
              "metadata.jsonl: row 2: 'a.png' comes twice"),
     BadInput("jsonl that leads out", metadata("jsonl", '{"file_name": "../a.png", "text": "x"}'),
              "metadata.jsonl: row 1: '../a.png' is outside of the folder"),
+    BadInput("jsonl with half a character", metadata("jsonl", '{"file_name": "\\ud800.png", "text": "x"}'),
+             "metadata.jsonl: row 1: '\\ud800.png' has characters that cannot be printed"),
     BadInput("jsonl in UTF-16", metadata("jsonl", '{"file_name": "a.png"}'.encode("utf-16")),
              "metadata.jsonl: is not UTF-8"),
     BadInput("an empty jsonl", metadata("jsonl", ""), "metadata.jsonl: has no rows"),

@@ -35,9 +35,11 @@ class HostPath(ApiModel):
     rules: ClassVar = (
         Rule(
             "path",
-            "must not contain ..",
-            lambda volume: ".." not in volume.path.split("/"),
-            "!self.path.split('/').exists(part, part == '..')",
+            "must not contain '..', '.' or '//': patterns of allowed paths compare it as it is",
+            lambda volume: (
+                "//" not in volume.path and not {".", ".."}.intersection(volume.path.split("/"))
+            ),
+            "!self.path.contains('//') && !self.path.split('/').exists(part, part == '..' || part == '.')",
         ),
     )
 

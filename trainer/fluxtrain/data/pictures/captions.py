@@ -72,6 +72,9 @@ def read_metadata(path: Path) -> dict[str, str]:
         if not isinstance(name, str) or not name:
             columns = ", ".join(map(str, row))[:100]
             raise DataError(f"{path}: row {number} has no {_FILE}; it has {columns}")
+        if not name.isprintable():
+            text = f"{name!a:.100} has characters that cannot be printed"
+            raise DataError(f"{path}: row {number}: {text}")
         key = Path(name).as_posix()
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise DataError(f"{path}: row {number}: {name!r:.100} is outside of the folder")
