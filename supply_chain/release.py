@@ -68,6 +68,8 @@ def verify_release(folder: Path, public_key: Path) -> list[str]:
     Raises ReleaseError if one is missing, not signed by ``public_key``, other than what was signed, or
     nowhere listed.
     """
+    if not folder.is_dir():
+        raise ReleaseError(f"{folder}: must be the folder of a release")
     _check_signature(folder, checksums.NAME, public_key)
     listed = checksums.read(folder)
     for name, digest in listed.items():

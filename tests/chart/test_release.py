@@ -203,3 +203,10 @@ def test_sources_that_are_not_committed_are_no_release(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("2")
     with pytest.raises(ReleaseError, match="the sources differ from their commit"):
         build_of(tmp_path)
+
+
+def test_a_file_instead_of_the_folder_of_a_release_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "release"
+    file.write_text("")
+    with pytest.raises(ReleaseError, match="must be the folder of a release"):
+        verify_release(file, tmp_path / "public.pem")

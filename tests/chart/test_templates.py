@@ -32,7 +32,7 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "namespaces": (
         (
-            'watchNamespaces=["team-a","team-b"]',
+            'watchNamespaces=["team-a","true"]',
             "replicas=1",
             'gangs={"volcano":false,"native":false}',
             "rbac.aggregate=false",

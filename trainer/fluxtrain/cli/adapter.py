@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fluxtrain.cli.arguments import Commands, add_command, path
+from fluxtrain.cli.arguments import Commands, add_command, path, strength
 from fluxtrain.cli.export import add_target
 from fluxtrain.errors import EXIT_OK, ConfigError, DataError
 
@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
     text = "weights file, diffusers folder, run or checkpoint"
     merge.add_argument("weights", type=path, metavar="WEIGHTS", help=text)
     merge.add_argument("sources", type=path, nargs="+", metavar="SOURCE", help=_SOURCE)
-    merge.add_argument("--strength", type=float, default=1.0, help="factor (default: 1)")
+    merge.add_argument("--strength", type=strength, default=1.0, help="factor (default: 1)")
     merge.add_argument("--to", default="bfl", help="bfl (one file, default) or diffusers")
     add_target(merge)
     extract = add_command(inner, "extract", _extract, help="make a LoRA of two models' difference")

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -78,7 +79,15 @@ def add_adapters(parser: argparse.ArgumentParser) -> None:
     text = "LoRA file, or a run or checkpoint of adapters, to add; may be repeated"
     parser.add_argument("--adapter", type=path, action="append", default=[], help=text)
     text = "factor of the adapters' updates (default: 1)"
-    parser.add_argument("--strength", type=float, help=text)
+    parser.add_argument("--strength", type=strength, help=text)
+
+
+def strength(text: str) -> float:
+    """Return the factor of an adapter's updates; ArgumentTypeError if it is no number from -1000 to 1000."""
+    with suppress(ValueError):
+        if abs(value := float(text)) <= 1000:  # false for nan
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r}: must be a number from -1000 to 1000")
 
 
 def added_adapters(arguments: argparse.Namespace) -> list[dict[str, Any]]:
