@@ -33,7 +33,9 @@ class JobPolicy(ApiModel):
     host_paths: Annotated[list[Pattern], Field(max_length=64)] = []
     """Folders of nodes that may be mounted."""
     images: Annotated[list[Pattern], Field(max_length=64)] = ["*"]
-    """Images, as they are written; the operator's default image is always allowed."""
+    """Images, as they are written; a job that names none runs the operator's, which needs no entry."""
+    secrets: Annotated[list[Pattern], Field(max_length=64)] = ["*"]
+    """Secrets whose content containers may get."""
     service_accounts: Annotated[list[Pattern], Field(max_length=64)] = ["default"]
     """Service accounts of the pods."""
     priority_classes: Annotated[list[Pattern], Field(max_length=64)] = ["*", "!system-*"]

@@ -48,6 +48,16 @@ _VOLUME_FIELDS = (  # the volumes of Pod Security's level restricted
 _USER = "must be a number other than 0"
 
 
+_DETOURS, _DOTS = ("//", "/./", "/../"), ("/.", "/..")
+_SECRET_SOURCES = (
+    *("secret.secretName", "projected.sources[].secret.name", "csi.nodePublishSecretRef.name"),
+)
+
+
+def _cel_any(test: str, texts: tuple[str, ...]) -> str:
+    return " || ".join(f"{test}('{text}')" for text in texts)
+
+
 def _not_root(at: str) -> Limit:
     return Limit(
         at,
@@ -90,8 +100,8 @@ def _container(at: str) -> Iterator[Limit]:
     yield Limit(
         f"{security}.capabilities.drop",
         "must contain ALL",
-        lambda value, policy: "ALL" in value,
-        "'ALL' in @",
+        lambda value, policy: isinstance(value, list) and "ALL" in value,
+        "type(@) == list && 'ALL' in @",
     )
     yield from _security(security)
     for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
@@ -110,8 +120,11 @@ def _is_restricted(value: Any, policy: JobPolicy) -> bool:
     if value.get("name") == TRAINER:
         return True  # merged into the operator's, which is restricted
     security = value["securityContext"]
+    dropped = security["capabilities"]["drop"]
     return (
-        security["allowPrivilegeEscalation"] is False and "ALL" in security["capabilities"]["drop"]
+        security["allowPrivilegeEscalation"] is False
+        and isinstance(dropped, list)
+        and "ALL" in dropped
     )
 
 
@@ -134,8 +147,16 @@ def _pod_affinity(kind: str) -> Iterator[Limit]:
     yield fields(f"{_POD}.affinity.{kind}.{_PREFERRED}[].podAffinityTerm", *names)
 
 
+def _is_plain(path: Any, policy: JobPolicy) -> bool:
+    return (
+        isinstance(path, str)
+        and not any(part in path for part in _DETOURS)
+        and not path.endswith(_DOTS)
+    )
+
+
 def _annotation_holds(key: Any, policy: JobPolicy) -> bool:
-    return not str(key).startswith(_APP_ARMOR)
+    return isinstance(key, str) and not key.startswith(_APP_ARMOR)
 
 
 NO_TEMPLATE = (fields(_TEMPLATE),)
@@ -187,6 +208,19 @@ LISTED = (
         for name in ("data", "models", "output")
     ),
     listed(f"{_POD}.volumes[].hostPath.path", "hostPaths"),
+    Limit(
+        f"{_POD}.volumes[].hostPath.path",
+        "must not contain //, /./ or /../, which patterns do not see through",
+        _is_plain,
+        f"!({_cel_any('@.contains', _DETOURS)} || {_cel_any('@.endsWith', _DOTS)})",
+    ),
+    listed("spec.credentials[]", "secrets"),
+    *(listed(f"{_POD}.volumes[].{at}", "secrets") for at in _SECRET_SOURCES),
+    *(
+        listed(f"{at}.{field}", "secrets")
+        for at in _CONTAINERS
+        for field in ("env[].valueFrom.secretKeyRef.name", "envFrom[].secretRef.name")
+    ),
     listed(f"{_POD}.serviceAccountName", "serviceAccounts"),
     listed(f"{_POD}.serviceAccount", "serviceAccounts"),
     listed("spec.scheduling.priorityClassName", "priorityClasses"),

@@ -21,6 +21,8 @@ _MAX_SECONDS = 10 * 366 * 86_400.0
 _MAX_RANKS, _MAX_STACK = 64, 512
 _MAX_UID, _MAX_SLOWDOWN = 64, 1000.0
 _SHA256 = re.compile("[0-9a-f]{64}")
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
+"""ECMA-48: control sequences such as colors, operating system commands such as titles, and others."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ class TerminationMessage:
 
 
 def read_termination_message(message: object) -> TerminationMessage:
-    """Return the content of a container's termination ``message``.
+    """Return the content of a container's termination ``message``, without what a terminal would act on.
 
     If the agent wrote none, the message is the end of the container's log.
     """
@@ -212,11 +214,11 @@ def read_termination_message(message: object) -> TerminationMessage:
     try:
         values = json.loads(message)
     except (ValueError, RecursionError):
-        return TerminationMessage(message)
+        return TerminationMessage(_printable(message))
     if not isinstance(values, Mapping):
-        return TerminationMessage(message)
+        return TerminationMessage(_printable(message))
     return TerminationMessage(
-        text=str(values.get("message") or ""),
+        text=_printable(str(values.get("message") or "")),
         progress=Progress.from_json(values) if values.get("rank") == 0 else None,
         process_restarts=_count(values.get("processRestarts"), _MAX_COUNT),
     )
@@ -264,6 +266,12 @@ def _log_head(values: object) -> tuple[int, str] | None:
     if type(records) is not int or not 0 < records <= _MAX_COUNT:
         return None
     return (records, sha256) if isinstance(sha256, str) and _SHA256.fullmatch(sha256) else None
+
+
+def _printable(text: str) -> str:
+    """Return ``text`` with its line breaks; escape sequences and other control characters become spaces."""
+    lines = _ESCAPES.sub("", text).splitlines()
+    return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in lines)
 
 
 def _line(value: object) -> str:

@@ -39,6 +39,14 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         (),
     ),
+    "no-rights-on-the-cluster": (
+        (
+            'watchNamespaces=["team-a"]',
+            *("rbac.userRoles=false", "rbac.aggregate=false", "nodes.watch=false"),
+            *("admissionPolicy.enabled=false", "crds.install=false"),
+        ),
+        (),
+    ),
     "everything": (
         (
             'image={"repository":"example.com/operator","tag":"v2","pullPolicy":"Always"}',

@@ -341,6 +341,7 @@ OBJECTIVE = [
     Bad("spec.run.adapter", {"module_dropout": -0.1}, "greater than or equal to 0",
         "spec.run.adapter.module_dropout"),
     Bad("spec.run.adapter", {"double_blocks": "0,,3"}, MATCH, "spec.run.adapter.double_blocks"),
+    Bad("spec.run.adapter", {"layers": ["img_attn"]}, "supported values", "spec.run.adapter.layers[0]"),
     Bad("spec.run.adapter_file.layout", "comfyui", 'supported values: "kohya", "diffusers"'),
     Bad("spec.run.adapter_file.dtype", "bf16", 'supported values: "bfloat16", "float16", "float32"'),
     Bad("spec.run.adapter_file.name", "../style", MATCH),
@@ -558,6 +559,7 @@ NETWORK = [
     Bad("spec.credentials", "hub", "must be of type array"),
     Bad("spec.credentials", ["A"], MATCH, "spec.credentials[0]"),
     Bad("spec.credentials", ["a"] * 17, "at most 16 items"),
+    Bad("spec.credentials", ["hub", "other-key-0a1b2c3d"], "must not end with -key- and eight"),
     *(
         Bad("spec.run.prepare.input", url, "must have no user name, password, token or signature")
         for url in ("https://me:secret@example.com/a.uri", "https://example.com/a.uri?X-Amz-Signature=0a",

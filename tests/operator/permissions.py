@@ -85,12 +85,14 @@ _OWN_FIELDS = "the fields of the spec, claims as storage, GPUs, RDMA devices"
 _PLAIN = "labels, annotations, resources, ports, variables, mounts, groups of devices"
 _HARMLESS = "sidecars and init containers that state level restricted"
 _VOLUMES = "config maps, secrets, claims, emptyDirs, CSI and projected volumes"
+_SECRETS = "content of Secrets (spec.credentials)"
 _PLACES = "selectors of nodes, tolerations of taints by key"
 _CONTROL = "tolerations of all taints, of control planes, of cordoned nodes"
 _ROOT = "root, added capabilities, privilege escalation, privileged containers"
 _SECCOMP = "unconfined seccomp or AppArmor, other SELinux types, sysctls of the node"
 _HOST = "the node's processes, IPC, ports, device files, unmasked /proc"
 _PATHS = "folders of the node"
+_DETOUR = "folders of the node by a path with //, /./ or /../"
 _NETWORK = "the node's network (spec.network.mode: host)"
 _TOKENS = "a service account's token"
 _ACCOUNTS = "other service accounts than default"
@@ -102,6 +104,10 @@ ROWS = (
     Row(_OWN_FIELDS, ALL, {"gpusPerNode": 8, "network": {"rdmaResource": "rdma/hca"}}),
     Row(_OWN_FIELDS, ALL, {"storage": {"data": {"persistentVolumeClaim": {"claimName": "data"}}}}),
     Row(_OWN_FIELDS, ALL, {"podTemplate": {}}),
+    Row(_SECRETS, TWO, {"credentials": ["wandb"]}, "spec.credentials[0]"),
+    Row(_SECRETS, TWO, _trainer(envFrom=[{"secretRef": {"name": "a"}}])),
+    Row(_SECRETS, TWO, _trainer(env=[
+        {"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}])),
     Row(_PLAIN, TWO, {"podTemplate": {"metadata": {"labels": {"team": "a"}}}}, "spec.podTemplate"),
     Row(_PLAIN, TWO, {"podTemplate": {"metadata": {"annotations": {"a": "b"}}}}),
     Row(_PLAIN, TWO, _trainer(env=[{"name": "A", "value": "b"}], ports=[{"containerPort": 80}])),
@@ -180,6 +186,9 @@ ROWS = (
             f"spec.storage.{name}.hostPath.path")
         for name in ("data", "models", "output")
     ),
+    Row(_DETOUR, (), _volume(hostPath={"path": "/data//own"})),
+    Row(_DETOUR, (), _volume(hostPath={"path": "/data/./own"})),
+    Row(_DETOUR, (), _volume(hostPath={"path": "/data/.."})),
     Row(_NETWORK, ONE, {"network": {"mode": "host"}}, "spec.network.mode"),
     Row(_TOKENS, ONE, _pod(automountServiceAccountToken=True)),
     Row(_TOKENS, ONE, _volume(**_TOKEN), f"{_SPEC}.volumes[0].projected.sources[0]"),

@@ -138,6 +138,21 @@ def test_a_wrong_policy_is_refused_with_its_path(text: str, says: str) -> None:
         },
         {"podTemplate": {"spec": {"securityContext": {"runAsUser": "0"}}}},
         {"podTemplate": {"spec": {"nodeSelector": ["a"]}}},
+        {
+            "podTemplate": {
+                "spec": {
+                    "containers": [
+                        {
+                            "name": "a",
+                            "securityContext": {
+                                "allowPrivilegeEscalation": False,
+                                "capabilities": {"drop": "ALL"},
+                            },
+                        }
+                    ]
+                }
+            }
+        },
     ],
 )
 def test_a_value_of_another_type_is_refused(spec: dict[str, object]) -> None:

@@ -27,6 +27,10 @@ _PICKLES = (b"PK\3\4", b"\x80\2", b"\x80\4")
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I32": torch.int32}
 
 
+class _UnreadTypeError(ValueError):
+    """A tensor has a type that is not read."""
+
+
 @dataclass(frozen=True)
 class Span:
     """One tensor inside a file; ``offset`` counts from the file's start."""
@@ -52,6 +56,8 @@ def read_header(path: Path) -> dict[str, Span]:
         # O_NONBLOCK: opening a named pipe would otherwise block forever.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("not a regular file")
             start = file.read(8)
@@ -65,6 +71,10 @@ def read_header(path: Path) -> dict[str, Span]:
             return _spans(json.loads(file.read(length)), 8 + length, status.st_size)
     except FileNotFoundError:
         raise DataError(f"{path}: missing") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: a folder; name the safetensors file in it") from None
+    except _UnreadTypeError as error:
+        raise DataError(f"{path}: {error}") from None
     except (OSError, struct.error, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a whole safetensors file ({error})") from None
 
@@ -119,8 +129,11 @@ def _spans(header: object, start: int, size: int) -> dict[str, Span]:
 
 
 def _span(name: str, entry: object, start: int, size: int) -> Span:
-    if not isinstance(entry, dict) or str(entry.get("dtype")) not in DTYPES:
-        raise ValueError(f"tensor {name!r} is not of a type {'|'.join(DTYPES)}")
+    if not isinstance(entry, dict):
+        raise ValueError(f"tensor {name!r} has no type, shape and offsets")
+    if (given := str(entry.get("dtype"))) not in DTYPES:
+        kinds = ", ".join(DTYPES)
+        raise _UnreadTypeError(f"tensor {name!r} is of type {given[:20]!r}; read are {kinds}")
     dtype = DTYPES[str(entry["dtype"])]
     shape, offsets = _naturals(entry.get("shape")), _naturals(entry.get("data_offsets"))
     if math.prod(length or 1 for length in shape) >= 1 << 62:

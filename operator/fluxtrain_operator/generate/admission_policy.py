@@ -15,7 +15,7 @@ Manifest = dict[str, Any]
 
 NAME = "fluxtrain-operator-fluxtrain-system-limits"
 """Name of the objects in ``manifests/``, as the chart calls them."""
-_LIMITED = ("image", "network", "podTemplate", "scheduling", "storage")
+_LIMITED = ("credentials", "image", "network", "podTemplate", "scheduling", "storage")
 """Sections of the spec that have limits: a change of others is no concern of the policy."""
 CHANGED = "request.operation == 'CREATE' || " + " || ".join(
     f"object.spec.?{name} != oldObject.spec.?{name}" for name in _LIMITED

@@ -74,6 +74,19 @@ def test_of_many_heads_the_first_the_last_and_some_between_are_kept() -> None:
     assert max(b - a for a, b in pairwise(found)) < 600
 
 
+def test_many_heads_that_are_told_later_do_not_displace_those_told_before() -> None:
+    heads: list[LogHead] = []
+    for minute in range(10):
+        heads = next_heads(heads, told(minute + 1), NOW + 60 * minute)
+    honest = [head.records for head in heads]
+    for second in range(1, 120):
+        heads = next_heads(
+            heads, told(1000 * 2 ** min(second, 20) + second, "b"), NOW + 540 + second
+        )
+    assert len(heads) == MAX_LOG_HEADS
+    assert [head.records for head in heads if head.sha256 == "a" * 64] == honest
+
+
 @pytest.mark.parametrize(
     "head",
     [

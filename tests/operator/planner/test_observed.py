@@ -357,6 +357,8 @@ def test_an_answer_that_is_no_mapping_has_no_progress(answer: object) -> None:
     [
         ('{"message": "a\\nb", "rank": 0, "step": 7}', "a\nb", 7),
         ('{"rank": 0, "step": 7}', "", 7),
+        ("\x1b[31mred\x1b[0m\x07 \x1b]0;title\x07text\r\n\x00end", "red  text\n end", None),
+        ('{"message": "a\\u001b[2Jb\\u202ec"}', "ab c", None),
         ('{"message": "killed", "rank": 4, "step": 7}', "killed", None),  # only rank 0's counts
         ('{"message": "no step yet"}', "no step yet", None),
         ("the end of a log\nof some lines", "the end of a log\nof some lines", None),

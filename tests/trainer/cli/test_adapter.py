@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.reference_model import random_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from tests.trainer.adapter.random_adapters import adapter_of
 from tests.trainer.predictions import inputs, relative_error
 from tests.trainer.tiny_model import SMALL, save_flux
 
@@ -175,3 +176,33 @@ def test_an_adapter_of_another_model_is_not_merged(
         main(["adapter", "merge", str(weights), str(path), "--output", str(output)]) == EXIT_USAGE
     )
     assert "double_blocks.2.img_attn.proj is [64, 64]; in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_converted_adapter_with_magnitudes_keeps_its_type(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: torch.dtype
+) -> None:
+    given = adapter_of(AdapterConfig(rank=2, alpha=2.0, dora=True))
+    write_adapter(tmp_path / "dora.safetensors", given, "kohya", dtype)
+    run(
+        "convert",
+        tmp_path / "dora.safetensors",
+        "--to=diffusers",
+        "--output",
+        tmp_path / "a.safetensors",
+    )
+    name = str(dtype).removeprefix("torch.")
+    assert f"diffusers, {name}," in capsys.readouterr().out
+    assert read_adapter(tmp_path / "a.safetensors").dtype == dtype
+
+
+def test_a_type_that_is_not_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "double.safetensors"
+    save_file(
+        {"lora_unet_single_blocks_0_linear1.alpha": torch.ones(1, dtype=torch.float64)}, source
+    )
+    assert main(["adapter", "info", str(source)]) == EXIT_USAGE
+    says = "tensor 'lora_unet_single_blocks_0_linear1.alpha' is of type 'F64'; read are BF16, F16, F32, I32"
+    assert says in capsys.readouterr().err

@@ -85,6 +85,62 @@ def test_an_output_is_made_whole_or_not_at_all(
     assert "packed: exists already; name a folder to make" in capsys.readouterr().err
 
 
+def test_pictures_that_cannot_be_used_are_left_out_and_named(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data / "pictures/004.jpg").write_bytes(b"no picture")
+    (data / "pictures/zzz.png").write_bytes((data / "pictures/000.png").read_bytes()[:60])
+    assert pack(data, "pictures", "--shard-size=3") == 0
+    printed = capsys.readouterr()
+    assert f"{COUNT - 1} pictures in 2 shards" in printed.out
+    assert "left out 004.jpg: no picture in a format" in printed.err
+    assert "left out zzz.png: corrupt or cut off" in printed.err
+    keys = list[str]()
+    for path in sorted((data / "packed").iterdir()):
+        with tarfile.open(path) as archive:
+            keys += [name.partition(".")[0] for name in archive.getnames()]
+    assert list(dict.fromkeys(keys)) == [f"{number:08d}" for number in range(COUNT - 1)]
+
+
+def test_without_a_picture_that_can_be_used_nothing_is_written(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (data / "pictures").iterdir():
+        if path.suffix != ".txt":
+            path.write_bytes(b"no picture")
+    assert pack(data, "pictures") == 2
+    assert "none of the 7 pictures can be used" in capsys.readouterr().err
+    assert not list(data.glob("packed*"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shown"),
+    [
+        ({"resolution": 64}, "64 x 64"),
+        ({"resolution": [96, 96], "enable_bucket": True, "bucket_reso_steps": 32}, "64 x 128"),
+        (
+            {
+                "resolution": 64,
+                "enable_bucket": True,
+                "bucket_reso_steps": 16,
+                "max_bucket_reso": 80,
+            },
+            "48 x 80",
+        ),
+    ],
+)
+def test_a_config_is_packed_and_checked_at_its_own_sizes(
+    data: Path, capsys: pytest.CaptureFixture[str], sizes: dict[str, object], shown: str
+) -> None:
+    subsets = [{"image_dir": "pictures"}]
+    content = {"general": {"batch_size": 4}, "datasets": [{**sizes, "subsets": subsets}]}
+    (data / "set.json").write_text(json.dumps(content))
+    assert pack(data, "set.json") == 0
+    sheet = f"--contact-sheet={data / 'sheet.png'}"
+    assert main(["data", "check", "set.json", "--data", str(data), sheet]) == 0
+    assert shown in capsys.readouterr().out.replace("×", "x")
+
+
 def test_what_shards_cannot_say_is_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = {"image_dir": "pictures"}, {"image_dir": "shards", "num_repeats": 2}
     (data / "set.json").write_text(json.dumps({"datasets": [{"subsets": [one, other]}]}))

@@ -49,6 +49,27 @@ def test_a_lora_has_the_values_of_its_file(tmp_path: Path) -> None:
     assert config.logging.wandb.project == "pins"
 
 
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("tiny", ("none", "7,20", ["linear2"])),
+        ("nano", ("none", "7", ["linear2"])),
+        ("context", ("all", "none", ["txt_attn.qkv", "txt_attn.proj"])),
+        (
+            "context+ffs",
+            ("all", "none", ["txt_attn.qkv", "txt_attn.proj", "txt_mlp.0", "txt_mlp.2"]),
+        ),
+    ],
+)
+def test_a_target_selects_its_layers(
+    tmp_path: Path, target: str, expected: tuple[str, str, list[str]]
+) -> None:
+    options = {**json.loads(simpletuner_files.LORA), "flux_lora_target": target}
+    adapter = imported(tmp_path, json.dumps(options)).config.adapter
+    assert adapter is not None
+    assert (adapter.double_blocks, adapter.single_blocks, adapter.layers) == expected
+
+
 def test_a_full_training_has_the_values_of_its_file(tmp_path: Path) -> None:
     found = imported(tmp_path, simpletuner_files.FULL, samples=1000)
     config = found.config

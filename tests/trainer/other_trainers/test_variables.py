@@ -42,6 +42,23 @@ def test_the_values_are_those_of_the_variables_and_of_the_script() -> None:
     )
 
 
+def test_a_variable_that_the_guide_does_not_have_is_refused() -> None:
+    config = resolve({"preset": "micro"})
+    misspelt = {"PARAMS_LERNING_RATE": "1e-4", "PARAMS_SERVICE_HOST": "10.0.0.1"}
+    says = r"\$PARAMS_LERNING_RATE: got '1e-4'; no variable of the guide; did you mean PARAMS_LEARNING_RATE"
+    with pytest.raises(ConfigError, match=says):
+        import_variables(misspelt, {})
+    with pytest.raises(ConfigError, match=says):
+        refuse_different(misspelt, config)
+    other = {"PARAMS_X": "1"}
+    refuse_different(other, config)
+    with pytest.raises(
+        ConfigError, match=r"\$PARAMS_X: got '1'; no variable of the guide; unset it"
+    ):
+        import_variables(other, {})
+    refuse_different({"PARAMS_PORT_80_TCP": "a", "PARAMS_SERVICE_PORT": "80"}, config)
+
+
 @pytest.mark.parametrize("name", ["PARAMS_NOISE_OFFSET", "PARAMS_NUM_CYCLES"])
 def test_what_does_nothing_in_sd_scripts_says_so(name: str) -> None:
     lines = import_variables({name: "3"}, {}).lines[Fate.INERT]

@@ -133,5 +133,8 @@ def _pattern_value(pattern: Mapping[str, float], name: str, default: float) -> f
 
 
 def dtype_of(tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the most frequent type of ``tensors``."""
-    return Counter(tensor.dtype for tensor in tensors.values()).most_common(1)[0][0]
+    """Return the type of most values in ``tensors``; those of scales and magnitudes are few."""
+    counts = Counter[torch.dtype]()
+    for tensor in tensors.values():
+        counts[tensor.dtype] += tensor.numel()
+    return counts.most_common(1)[0][0]

@@ -13,9 +13,10 @@ from fluxtrain.errors import EXIT_STOPPED, ConfigError, FluxtrainError
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command in ``arguments`` (default: sys.argv) and return its exit code."""
-    if (
-        os.getpid() == 1
-    ):  # the kernel drops signals without a handler for a container's first process
+    is_run = (sys.argv[1:] if arguments is None else arguments)[:1] == ["run"]
+    # A run that is stopped before its launcher has a handler made no step. The kernel drops signals without a
+    # handler for a container's first process.
+    if os.getpid() == 1 or is_run:
         signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(EXIT_STOPPED))
     try:
         parsed, rest = _parser().parse_known_args(arguments)

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fluxtrain.cli import data_pack, reference_environment
 from fluxtrain.cli.arguments import Commands, add_command, described, load_config, path
@@ -103,13 +103,26 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     if arguments.file is not None:
         _, config = load_config(arguments.file, arguments.overrides, quiet=True)
     else:
-        size = arguments.image_size or _SIZE
-        data = {"images": arguments.source, "image_size": size, "latent_size": size // 8}
-        run = {"preset": "dev-lora", "data": data}
-        config = resolve(merge(run, parse_overrides(arguments.overrides)))
+        overrides = parse_overrides(arguments.overrides)
+        run = run_of_source(arguments.source, _root(arguments), arguments.image_size)
+        config = resolve(merge(run, overrides))
     if config.data.images is None:
         raise ConfigError("spec.run.data.images", None, "must name the pictures that are checked")
     return with_any_seed(config)
+
+
+def run_of_source(source: str, data_root: Path, image_size: int | None = None) -> dict[str, Any]:
+    """Return the run of a LoRA on ``source`` with pictures of ``image_size``.
+
+    The default are the sizes that ``source`` asks for, if it is a data set config, else 1024.
+    """
+    from fluxtrain.data.pictures.kohya import is_dataset_config, own_sizes
+
+    path = data_root / source
+    own = own_sizes(path) if is_dataset_config(path) and path.is_file() else {}
+    size = image_size or _SIZE
+    sizes = own if own and image_size is None else {"image_size": size, "latent_size": size // 8}
+    return {"preset": "dev-lora", "data": {"images": source, **sizes}}
 
 
 def _root(arguments: argparse.Namespace) -> Path:

@@ -35,10 +35,11 @@ def action(arguments: argparse.Namespace) -> int:
         raise ConfigError("--shard-size", arguments.shard_size, "must be between 1 and 1000000")
     from tqdm import tqdm
 
+    from fluxtrain.cli.data_check import run_of_source
     from fluxtrain.picture_cache.check import run_pictures
     from fluxtrain.picture_cache.pack import pack, require_packable
 
-    run = {"preset": "dev-lora", "data": {"images": arguments.source}}
+    run = run_of_source(arguments.source, arguments.data)
     config = resolve(merge(run, parse_overrides(arguments.overrides)))
     shown = sys.stderr.isatty()
     with TemporaryDirectory() as output:
@@ -48,10 +49,11 @@ def action(arguments: argparse.Namespace) -> int:
             tqdm(total=len(pictures), unit="picture", disable=not shown) as bar,
         ):
             require_packable(pictures, arguments.source)
-            count = pack(pictures, arguments.output, arguments.shard_size, bar.update)
+            packed = pack(pictures, arguments.output, arguments.shard_size, bar.update)
+    left_out |= packed.left_out
     for name, reason in left_out.items():
         print(f"left out {name}: {reason}", file=sys.stderr)
-    print(f"{arguments.output}: {len(pictures)} pictures in {count} shards")
+    print(f"{arguments.output}: {packed.pictures} pictures in {packed.shards} shards")
     if repeats := {picture.repeats for picture in pictures} - {1}:
         print(f"each is used {max(repeats)} times in an epoch: set spec.run.data.repeats")
     return EXIT_OK

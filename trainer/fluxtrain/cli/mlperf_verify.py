@@ -43,6 +43,8 @@ def action(arguments: argparse.Namespace) -> int:
     if not chain.exists():
         raise ConfigError("RUN|LOG", str(folder), f"has no {CHAIN_FILE}")
     values = read_object(config) if is_folder else None
+    if is_folder and values is None:
+        raise ConfigError("RUN|LOG", str(folder), f"has no {CONFIG_FILE}")
     verdict = verify(
         content,
         read_bytes(chain),

@@ -115,7 +115,7 @@ def _paths(arguments: argparse.Namespace, job: str) -> RunPaths:
     settings["output"] = reference_environment.output(job, os.environ)
     for kind, default in settings.items():
         given = getattr(arguments, kind)
-        if given is not None and str(given) != default.value:
+        if given is not None and (kind == "output" or str(given) != default.value):
             settings[kind] = reference_environment.Setting(str(given), f"--{kind}")
     os.environ.update(reference_environment.hugging_face(os.environ))
     print(" · ".join(f"{kind} {setting}" for kind, setting in settings.items()), file=sys.stderr)

@@ -199,6 +199,7 @@ def run_of(log: Path, config: Path | None, name: str = "") -> Run:
 
     Raises ConfigError if one cannot be read.
     """
+    _require_file(log)
     try:
         if (size := log.stat().st_size) > MAX_BYTES:
             text = f"{size} bytes; a log has at most {MAX_BYTES}"
@@ -210,8 +211,15 @@ def run_of(log: Path, config: Path | None, name: str = "") -> Run:
     return Run(name or log.name, log, lines, values, None if values is None else config)
 
 
+def _require_file(path: Path) -> None:
+    """Raise ConfigError for what exists and is no file: a pipe that nobody writes would never end."""
+    if not is_file(path) and path.exists() and not path.is_dir():
+        raise ConfigError("PATH", str(path), "is not a regular file")
+
+
 def read_bytes(path: Path) -> bytes:
     """Return the content of a log or a chain; raise ConfigError if it cannot be read, or is too large."""
+    _require_file(path)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -224,6 +232,7 @@ def read_bytes(path: Path) -> bytes:
 
 def read_object(path: Path) -> Mapping[str, Any] | None:
     """Return the object in the file, None if there is no such file; raise ConfigError for other content."""
+    _require_file(path)
     try:
         values = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from fluxtrain.contract.run.adapter import AdapterConfig, LokrConfig, selected_blocks
+from fluxtrain.contract.run.adapter import AdapterConfig, LokrConfig, kind_of, selected_blocks
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.kronecker import Kronecker
@@ -76,20 +76,12 @@ class AdaptedLayer:
         return found | {MAGNITUDE: (self.outputs,)} if self.is_dora else found
 
 
-def kind_of(name: str) -> str:
-    """Return the kind of a block's layer, a field of ``adapter.ranks``."""
-    blocks, _, layer, *_ = name.split(".")
-    if blocks == "single_blocks":
-        return "single_mod" if layer == "modulation" else "single"
-    return layer
-
-
 def rate_of(name: str, adapter: AdapterConfig | None) -> float:
     """Return the factor of the learning rate of parameter ``name``, of an adapter if there are some."""
     if adapter is None:
         return 1.0
     layer, _, matrix = name.rpartition(".")
-    factor: float = getattr(adapter.rates, kind_of(layer))
+    factor: float = getattr(adapter.rates, kind_of(layer.split(".", 2)[2]))
     return factor * adapter.rates.up if matrix == "lora_B" else factor
 
 
@@ -113,9 +105,9 @@ def adapted_layers(model: ModelConfig, adapter: AdapterConfig) -> list[AdaptedLa
     }
     layers = []
     for name, (inputs, parts) in linear_layers(model).items():
-        blocks, number, *_ = name.split(".")
-        rank = adapter.rank_of(kind_of(name))
-        if rank and int(number) in selected[blocks]:
+        blocks, number, layer = name.split(".", 2)
+        if int(number) in selected[blocks] and adapter.has_layer(layer):
+            rank = adapter.rank_of(kind_of(layer))
             is_split = adapter.split_qkv and len(parts) > 1
             lokr = adapter.lokr if adapter.kind == "lokr" else None
             given = (name, inputs, parts, rank, adapter.alpha, is_split, lokr, adapter.dora)

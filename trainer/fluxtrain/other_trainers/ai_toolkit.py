@@ -9,6 +9,7 @@ from fluxtrain.other_trainers import ai_toolkit_values as values
 from fluxtrain.other_trainers import common
 from fluxtrain.other_trainers.ai_toolkit_data import DATA, SAMPLES, of_folder
 from fluxtrain.other_trainers.imported import Trainer
+from fluxtrain.other_trainers.layer_selection import SELECTION_FIELDS
 from fluxtrain.other_trainers.optimizers import FIELDS, ema
 from fluxtrain.other_trainers.option import (
     Option,
@@ -106,7 +107,7 @@ _NETWORK: Mapping[str, Option] = {
     "network.pretrained_lora_path": field("adapter.initial", Reading.text),
     **each(
         "network.network_kwargs.only_if_contains network.network_kwargs.ignore_if_contains",
-        missing("adapter.ranks, double_blocks and single_blocks select layers"),
+        fields(SELECTION_FIELDS, values.layers),
     ),
 }
 _SAVE: Mapping[str, Option] = {

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers.layer_selection import selection
 from fluxtrain.other_trainers.optimizers import Optimizers
 from fluxtrain.other_trainers.option import Convert, Values
 from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
@@ -37,6 +38,14 @@ def _other_settings(reading: Reading, name: str) -> str:
 OPTIMIZERS = Optimizers("train.optimizer", _NAMES, {"optim.epsilon": 1e-6}, refuse=_other_settings)
 
 
+def layers(reading: Reading, name: str) -> Values:
+    """Return the layers that both options of names select."""
+    place = name.rpartition(".")[0]
+    only, ignore = f"{place}.only_if_contains", f"{place}.ignore_if_contains"
+    given = [reading.texts(each) if reading.has(each) else [] for each in (only, ignore)]
+    return selection(*given)
+
+
 def take_apart(reading: Reading) -> dict[str, object]:
     """Return the options of the first process, by names with dots.
 
@@ -44,11 +53,15 @@ def take_apart(reading: Reading) -> dict[str, object]:
     """
     options = dict(reading.given)
     processes = options.pop("config.process", None)
-    if not isinstance(processes, list) or not all(isinstance(it, dict) for it in processes):
+    if (
+        not isinstance(processes, list)
+        or not processes
+        or not all(isinstance(it, dict) for it in processes)
+    ):
         raise reading.wrong("config.process", "must be a list with one process")
     if len(processes) > 1:
         options[MORE_PROCESSES] = f"{len(processes)} processes"
-    for name, value in flat(processes[0] if processes else {}).items():
+    for name, value in flat(processes[0]).items():
         options[name] = value
     datasets = options.pop("datasets", None)
     if isinstance(datasets, list) and all(isinstance(it, dict) for it in datasets) and datasets:

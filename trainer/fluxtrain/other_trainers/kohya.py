@@ -52,7 +52,8 @@ _MODEL: Mapping[str, Option] = {
     ),
     "t5xxl_max_token_length": fields(["data.text_length"], values.text_tokens),
     "apply_t5_attn_mask": missing("no attention mask, as in Black Forest Labs' code"),
-    **each("v2 v_parameterization sdxl clip_skip max_token_length", inert("is not for FLUX.1")),
+    **each("v2 v_parameterization sdxl", fields([], values.other_model, note="other models")),
+    **each("clip_skip max_token_length", inert("is not for FLUX.1")),
 }
 _NETWORK: Mapping[str, Option] = {
     "network_module": fields(["adapter.kind"], values.network_kind),

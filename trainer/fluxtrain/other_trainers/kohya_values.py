@@ -60,6 +60,15 @@ def base(reading: Reading) -> Values:
     return common.preset(model, reading.has("network_module"))
 
 
+def other_model(reading: Reading, name: str) -> Values:
+    """Return nothing; ConfigError for an option that asks for another model than FLUX.1."""
+    if reading.flag(name):
+        raise reading.wrong(
+            name, "must be false: it is of Stable Diffusion, and FLUX.1 is trained here"
+        )
+    return {}
+
+
 def network_kind(reading: Reading, name: str) -> Values:
     """Return the kind of adapter: of networks.lora_flux, or LyCORIS' lokr; others have no counterpart."""
     if reading.text(name) == "networks.lora_flux":
@@ -67,6 +76,9 @@ def network_kind(reading: Reading, name: str) -> Values:
         return {"adapter.kind": "lora"}
     if _is_lokr(reading):
         return {"adapter.kind": "lokr"}
+    if reading.text(name) == "networks.lora":
+        text = "must be networks.lora_flux: networks.lora is of Stable Diffusion"
+        raise reading.wrong(name, text)
     raise NoCounterpartError("adapters here are networks.lora_flux's, and lokr of lycoris.kohya")
 
 

@@ -80,7 +80,7 @@ _ADAPTER: Mapping[str, Option] = {
         values.TARGET_FIELDS,
         values.of_peft(values.target),
         "all",
-        "all, all+ffs and ai-toolkit; 0 for kinds of layers without an adapter",
+        "all, all+ffs, ai-toolkit, context, context+ffs, tiny and nano",
     ),
     "use_dora": fields(["adapter.dora"], values.of_peft(values.dora)),
     "init_lora": field("adapter.initial", Reading.text, note="a relative path is below --models"),

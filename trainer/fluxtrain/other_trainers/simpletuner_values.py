@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers.layer_selection import SELECTION_FIELDS, selection
 from fluxtrain.other_trainers.option import Convert, Values
 from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
 from fluxtrain.other_trainers.simpletuner_lycoris import is_lokr, is_lycoris
@@ -24,7 +26,15 @@ _ATTENTION: Values = {
     "adapter.ranks.single_mod": 0,
 }
 _MODULATIONS = ("img_mod", "txt_mod", "single_mod")
-TARGET_FIELDS = tuple(_ATTENTION)
+_TEXT_ATTENTION = ("add_k_proj", "add_q_proj", "add_v_proj", "to_add_out")
+_TARGETS: Mapping[str, tuple[str, ...]] = {
+    "context": _TEXT_ATTENTION,
+    "context+ffs": (*_TEXT_ATTENTION, "ff_context.net.0.proj", "ff_context.net.2"),
+    "tiny": ("single_transformer_blocks.7.proj_out", "single_transformer_blocks.20.proj_out"),
+    "nano": ("single_transformer_blocks.7.proj_out",),
+}
+"""Parts of diffusers' names by flux_lora_target."""
+TARGET_FIELDS = (*_ATTENTION, *SELECTION_FIELDS)
 """The fields that flux_lora_target sets."""
 
 
@@ -117,7 +127,9 @@ def target(reading: Reading, name: str) -> Values:
     if word == "all":
         reading.notes[name] = "single blocks' linear1 and linear2 have adapters as a whole"
         return _ATTENTION
-    raise NoCounterpartError("adapter.ranks, double_blocks and single_blocks select layers")
+    if word in _TARGETS:
+        return selection(_TARGETS[word])
+    raise NoCounterpartError("adapter.layers, double_blocks and single_blocks select layers")
 
 
 def layout(reading: Reading, name: str) -> Values:

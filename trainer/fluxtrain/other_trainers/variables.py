@@ -12,7 +12,7 @@ from typing import Any
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.immutable_fields import value_at
-from fluxtrain.contract.validation import join_errors
+from fluxtrain.contract.validation import join_errors, near_miss
 from fluxtrain.errors import ConfigError, JoinedConfigError
 from fluxtrain.other_trainers.imported import Imported, Line, Trainer, import_options
 from fluxtrain.other_trainers.kohya import KOHYA
@@ -44,6 +44,7 @@ def _base_model(reading: Reading, name: str) -> Values:
 
 
 _PREFIX = "PARAMS_"
+_OF_SERVICES = ("PARAMS_SERVICE_", "PARAMS_PORT")
 VARIABLES: Mapping[str, Variable] = {
     "BASE_MODEL": Variable(
         "base_model", row=fields([], _base_model, note="must be flux, which is preset: dev-lora")
@@ -132,6 +133,7 @@ def import_variables(
 
     Raises ConfigError with the variables whose values are wrong.
     """
+    _require_known(environment)
     names = {v.option: name for name, v in VARIABLES.items()}
     names |= {v.option: name for name, v in VARIABLES.items() if environment.get(name)}
     given: dict[str, object] = {
@@ -149,6 +151,25 @@ def import_variables(
         for fate, lines in found.lines.items()
     }
     return replace(found, lines=lines)
+
+
+def _require_known(environment: Mapping[str, str], only_near_misses: bool = False) -> None:
+    """Raise ConfigError for the variables PARAMS_* that the guide does not have, which would have no effect.
+
+    Kubernetes sets those of a Service that is called params.
+    """
+    errors = list[ConfigError]()
+    for name, value in environment.items():
+        if name in VARIABLES or not name.startswith(_PREFIX) or name.startswith(_OF_SERVICES):
+            continue
+        known = [each.removeprefix(_PREFIX) for each in VARIABLES]
+        hint = near_miss(name.removeprefix(_PREFIX), known).replace("mean ", f"mean {_PREFIX}")
+        if hint or not only_near_misses:
+            errors.append(
+                ConfigError(f"${name}", value, f"no variable of the guide{hint}; unset it to go on")
+            )
+    if errors:
+        raise join_errors(errors)
 
 
 def _arguments(given: Mapping[str, object]) -> dict[str, str]:
@@ -176,7 +197,9 @@ def refuse_different(environment: Mapping[str, str], config: RunConfig) -> None:
     """
     given = {n: value for n, value in environment.items() if n in VARIABLES and value}
     if not any(name.startswith(_PREFIX) for name in given):
+        _require_known(environment, only_near_misses=True)
         return
+    _require_known(environment)
     found = import_variables(given, {})
     different = [
         ConfigError(line.option, line.value, f"is not read; {text}; unset it to go on")

@@ -58,11 +58,11 @@ class CachingConsole:
 
 
 def _summary(work: CachedPictures) -> str:
-    samples = sum(picture.repeats for picture in work.pictures)
+    samples = work.pictures if work.stored is None else work.stored.samples
     pictures, texts = len(work.missing_pictures), len(work.missing_texts)
-    captions = sum(1 for picture in work.pictures if not picture.caption)
+    captions = sum(1 for sample in samples if not sample.caption)
     return (
-        f"{len(work.pictures)} pictures, {samples} samples in an epoch"
+        f"{len(samples)} pictures, {sum(each.repeats for each in samples)} samples in an epoch"
         + f", {captions} without caption" * bool(captions)
         + f", {len(work.skipped)} files skipped" * bool(work.skipped)
         + f" · {pictures} pictures and {texts} captions to encode in {work.cache.folder}"

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.data.pictures.picture import PictureError, read_bytes
-from fluxtrain.data.pictures.reading import reason_of
+from fluxtrain.data.pictures.picture import decode, read_bytes
+from fluxtrain.data.pictures.reading import FAULTS, reason_of
 from fluxtrain.data.pictures.subset import TrainingPicture
 from fluxtrain.data.tar.index import MAX_CAPTION_BYTES
-from fluxtrain.errors import UNSET, ConfigError, DataError, StorageError
+from fluxtrain.errors import UNSET, ConfigError, StorageError
+from fluxtrain.picture_cache.work import nothing_left
 
 PATTERN = "pictures-%06d.tar"
 MAX_SHARD_BYTES = 1 << 30
 """After that many bytes a shard ends too."""
+_AT_ONCE = 64
+"""Pictures whose bytes are in memory."""
 _FIELD = "spec.run.data.images"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What was written."""
+
+    pictures: int
+    shards: int
+    left_out: dict[str, str]
+    """Pictures that no training can use, with the reason."""
 
 
 def require_packable(pictures: Sequence[TrainingPicture], given: str) -> None:
@@ -35,11 +51,11 @@ def pack(
     output: Path,
     shard_size: int,
     advance: Callable[[], object] = lambda: None,
-) -> int:
-    """Write ``pictures`` with their captions in their order to the folder ``output``; return its shards.
+) -> Packed:
+    """Write ``pictures`` with their captions in their order to the folder ``output``.
 
-    The folder appears whole or not at all; equal pictures give equal bytes. Raises StorageError if it exists
-    or cannot be written, DataError if a picture cannot be read.
+    Those that cannot be decoded are left out. The folder appears whole or not at all; equal pictures give
+    equal bytes. Raises StorageError if it exists or cannot be written, DataError if no picture is left.
     """
     if output.exists():
         raise StorageError(f"{output}: exists already; name a folder to make")
@@ -47,12 +63,15 @@ def pack(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        _write(pictures, partial, shard_size, advance)
+        left_out = _write(pictures, partial, shard_size, advance)
         count = len(list(partial.iterdir()))
+        if len(left_out) == len(pictures):
+            shutil.rmtree(partial)
+            raise nothing_left(left_out)
         partial.rename(output)
     except OSError as error:
         raise StorageError(f"{output}: cannot be written ({error.strerror})") from None
-    return count
+    return Packed(len(pictures) - len(left_out), count, left_out)
 
 
 def _write(
@@ -60,9 +79,12 @@ def _write(
     folder: Path,
     shard_size: int,
     advance: Callable[[], object],
-) -> None:
+) -> dict[str, str]:
+    """Write what can be decoded; return the names of the others with the reason."""
     from webdataset import ShardWriter  # takes a while to import
 
+    left_out = dict[str, str]()
+    number = 0
     with ShardWriter(
         str(folder / PATTERN),
         maxcount=shard_size,
@@ -71,19 +93,34 @@ def _write(
         encoder=False,
         mtime=0,
     ) as writer:
-        for number, picture in enumerate(pictures):
-            writer.write(_sample(number, picture))
+        for picture, sample in _samples(pictures):
+            if isinstance(sample, str):
+                left_out[picture.label] = sample
+            else:
+                writer.write({"__key__": f"{number:08d}", **sample})
+                number += 1
             advance()
+    return left_out
 
 
-def _sample(number: int, picture: TrainingPicture) -> dict[str, Any]:
+def _samples(
+    pictures: Sequence[TrainingPicture],
+) -> Iterator[tuple[TrainingPicture, dict[str, Any] | str]]:
+    """Yield ``pictures`` in their order with what is packed of each, or why it cannot be used."""
+    threads = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(threads, thread_name_prefix="picture") as pool:
+        for start in range(0, len(pictures), _AT_ONCE):
+            part = pictures[start : start + _AT_ONCE]
+            yield from zip(part, pool.map(_sample, part), strict=True)
+
+
+def _sample(picture: TrainingPicture) -> dict[str, Any] | str:
     try:
         content = read_bytes(picture.path)
-    except (OSError, PictureError) as error:
-        raise DataError(f"{picture.label}: {reason_of(error)}") from None
+        decode(content, at_least=(1, 1))
+    except FAULTS as error:
+        return reason_of(error)
     suffix, caption = picture.path.suffix.lower()[1:], picture.caption.encode("utf-8", "replace")
     if len(caption) > MAX_CAPTION_BYTES:
-        text = f"its caption has {len(caption)} bytes, at most {MAX_CAPTION_BYTES} are packed"
-        raise DataError(f"{picture.label}: {text}")
-    text_of = {"txt": caption} if caption else {}
-    return {"__key__": f"{number:08d}", suffix: content, **text_of}
+        return f"its caption has {len(caption)} bytes, at most {MAX_CAPTION_BYTES} are packed"
+    return {suffix: content, **({"txt": caption} if caption else {})}

@@ -46,7 +46,7 @@ class HttpStore:
         except DownloadError as error:
             text = str(error).rpartition(": ")[2]
             refused = refusal(RefusedError(text)) or f"the server answers: {text}"
-            raise RefusedError(refused) from None
+            raise RefusedError(f"{_name(url)}: {refused}") from None
 
 
 def _name(url: str) -> str:

@@ -1,6 +1,7 @@
 """Every way to change a run's log, its chain or its files is found, and named."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,28 @@ def records(change: Callable[[list[bytes]], object]) -> Forgery:
         run.write_records(found)
 
     return forge
+
+
+def test_a_run_without_its_configuration_is_refused(
+    run: ChainedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.folder / "config.json").unlink()
+    assert main(["mlperf", "verify", str(run.folder)]) == 2
+    assert "has no config.json" in capsys.readouterr().err
+
+
+def test_a_pipe_is_refused_and_not_waited_for(
+    run: ChainedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("mlperf.log", "mlperf.chain.jsonl", "config.json"):
+        path = run.folder / name
+        content = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        assert main(["mlperf", "verify", str(run.folder)]) == 2
+        assert "is not a regular file" in capsys.readouterr().err
+        path.unlink()
+        path.write_bytes(content)
 
 
 def swap(items: list[Any], one: int, other: int) -> None:
@@ -164,6 +187,14 @@ FORGERIES: dict[str, tuple[Forgery, str]] = {
     "changed seed": (edit("seed", '"value": 7', '"value": 8'), "seed) was changed in value"),
     "line that is no JSON": (edit("seed", "{", "["), "seed) was changed in its text"),
     "changed spaces": (edit("seed", '": ', '":  '), "seed) was changed in its bytes"),
+    "inserted line without the token": (
+        lines(lambda all: all.insert(3, "the loss was 0.5")),
+        "line 4 was inserted",
+    ),
+    "text before the token": (
+        lines(lambda all: all.__setitem__(3, f"0: {all[3]}")),
+        "line 4 was inserted",
+    ),
     "removed line": (lines(lambda all: all.pop(5)), "line 6 ("),
     "removed first line": (lines(lambda all: all.pop(0)), "line 1 (cache_clear) was removed"),
     "removed end": (lines(lambda all: all.pop()), "(run_stop) is missing"),

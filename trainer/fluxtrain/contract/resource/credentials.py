@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fluxtrain.contract.strict_model import Rule
@@ -19,6 +20,18 @@ def _holds(variable: Any) -> bool:
     named = variable.name.upper().endswith(_NAMES)
     looks_like_one = len(value) >= _MIN_LENGTH and value.startswith(_VALUES)
     return not value or is_reference or not (named or looks_like_one)
+
+
+_KEY_SECRET = "-key-[0-9a-f]{8}$"
+"""How the names of the operator's Secrets with the keys of rendezvous services end."""
+
+NO_RENDEZVOUS_KEY = Rule(
+    "credentials",
+    "must not end with -key- and eight hexadecimal digits: the operator's own Secrets have such names",
+    lambda spec: not any(re.search(_KEY_SECRET, name) for name in spec.credentials),
+    f"!self.credentials.exists(name, name.matches('{_KEY_SECRET}'))",
+)
+"""The rule of the spec: the key of one job is no variable of another."""
 
 
 def _any(test: str, words: tuple[str, ...]) -> str:

@@ -116,10 +116,14 @@ def dump_yaml(document: object) -> str:
 def read_text(path: Path) -> str:
     """Return the text of a small file; raise ConfigError if it is large, unreadable or not UTF-8."""
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            size = f"{path.stat().st_size} bytes"
+        with path.open(
+            "rb"
+        ) as file:  # may be a pipe, as in `fluxtrain plan <(envsubst < job.yaml)`
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            size = f"{path.stat().st_size} bytes" if path.is_file() else "more"
             raise ConfigError(str(path), size, f"at most {_MAX_BYTES} are read")
-        return path.read_bytes().decode("utf-8")
+        return content.decode("utf-8")
     except OSError as error:
         raise ConfigError(str(path), UNSET, f"cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:

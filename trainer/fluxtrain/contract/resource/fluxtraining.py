@@ -21,7 +21,7 @@ from fluxtrain.contract.resource.api_model import (
     Seconds,
     Subdomain,
 )
-from fluxtrain.contract.resource.credentials import NO_LITERAL_CREDENTIAL
+from fluxtrain.contract.resource.credentials import NO_LITERAL_CREDENTIAL, NO_RENDEZVOUS_KEY
 from fluxtrain.contract.resource.pod_template import (
     RESERVED_NAMES,
     UNIQUE_VARIABLES,
@@ -278,6 +278,7 @@ class Spec(ApiModel):
             "self.network.rdmaResource != self.gpuResource",
             others=("gpuResource",),
         ),
+        NO_RENDEZVOUS_KEY,
         _FIXED_NODES,
         _in_prepare_task("nodes.max", 1, ""),
         _in_prepare_task("gpusPerNode", 0, ": the task does not use GPUs"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks, selected_blocks
+from typing import get_args
+
+from fluxtrain.contract.run.adapter import AdapterConfig, LayerName, kind_of, selected_blocks
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import UNSET, ConfigError
@@ -57,12 +59,12 @@ def _require_layers(adapter: AdapterConfig, model: ModelConfig, at: str) -> None
             num_blocks = len(selected_blocks(text, count))
         except ValueError as error:
             raise ConfigError(f"{at}.{field}", text, str(error)) from None
-        kinds = (kind for kind in AdapterRanks.model_fields if _is_of(kind, field))
-        num_layers += num_blocks * sum(adapter.rank_of(kind) > 0 for kind in kinds)
+        names = [name for name in get_args(LayerName) if _is_of(name, field)]
+        num_layers += num_blocks * sum(map(adapter.has_layer, names))
     if num_layers == 0:
-        given = adapter.model_dump(include={"ranks", *depths}, exclude_none=True)
+        given = adapter.model_dump(include={"ranks", "layers", *depths}, exclude_none=True)
         raise ConfigError(at, given, "must leave at least one layer an adapter")
 
 
-def _is_of(kind: str, blocks: str) -> bool:
-    return kind.startswith("single") == (blocks == "single_blocks")
+def _is_of(name: str, blocks: str) -> bool:
+    return kind_of(name).startswith("single") == (blocks == "single_blocks")

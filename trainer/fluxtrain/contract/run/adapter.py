@@ -14,6 +14,21 @@ KindRank = Annotated[int, Field(ge=0, le=1024)] | None
 AdapterKind = Literal["lora", "lokr"]
 BaseDtype = Literal["compute", "fp8"]
 AdapterLayout = Literal["kohya", "diffusers", "ai-toolkit", "bfl"]
+LayerName = Literal[
+    "img_mod.lin",
+    "img_attn.qkv",
+    "img_attn.proj",
+    "img_mlp.0",
+    "img_mlp.2",
+    "txt_mod.lin",
+    "txt_attn.qkv",
+    "txt_attn.proj",
+    "txt_mlp.0",
+    "txt_mlp.2",
+    "linear1",
+    "linear2",
+    "modulation.lin",
+]
 AdapterDtype = Literal["bfloat16", "float16", "float32"]
 
 
@@ -182,6 +197,9 @@ class AdapterConfig(StrictModel):
     """Double blocks with adapters: ``all``, ``none``, or numbers from 0 and ranges, such as ``0,4-7``."""
     single_blocks: Blocks = "all"
     """Single blocks with adapters, in the same form."""
+    layers: Annotated[list[LayerName], Field(max_length=13)] = []
+    """Layers of those blocks with adapters, by Black Forest Labs' names without the block's, such as
+    ``img_attn.qkv`` and ``linear2``; empty: all with a rank."""
     split_qkv: bool = False
     """Give queries, keys, values, and the MLP of single blocks, an adapter each instead of one for their
     fused layer."""
@@ -213,6 +231,10 @@ class AdapterConfig(StrictModel):
     """Adapters to begin with, relative to the models root: a LoRA file of any layout, a run or a checkpoint;
     null: without effect at first. Another alpha is compensated; smaller ranks are filled up."""
 
+    def __hash__(self) -> int:
+        """Return a hash of all fields, one of which is a list."""
+        return hash(self.model_dump_json())
+
     @property
     def has_dropout(self) -> bool:
         """Return whether some of the adapters' effect is dropped while training."""
@@ -222,6 +244,10 @@ class AdapterConfig(StrictModel):
         """Return the rank of layers of ``kind``, a field of ``ranks``; 0 if they have no adapter."""
         rank: int | None = getattr(self.ranks, kind)
         return self.rank if rank is None else rank
+
+    def has_layer(self, name: str) -> bool:
+        """Return whether layers with ``name``, a `LayerName`, have an adapter in the selected blocks."""
+        return (not self.layers or name in self.layers) and self.rank_of(kind_of(name)) > 0
 
 
 class AdapterFileConfig(StrictModel):
@@ -263,6 +289,12 @@ ADDED_ADAPTERS = Rule(
     others=("task",),
 )
 """A rule of RunConfig."""
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of layers with ``name``, a `LayerName`: a field of ``adapter.ranks``."""
+    first = name.partition(".")[0]
+    return {"linear1": "single", "linear2": "single", "modulation": "single_mod"}.get(first, first)
 
 
 def selected_blocks(text: str, count: int) -> frozenset[int]:

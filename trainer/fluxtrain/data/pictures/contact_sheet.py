@@ -25,7 +25,7 @@ def save_contact_sheet(path: Path, inspection: Inspection) -> int:
     cell = THUMBNAIL + _GAP, THUMBNAIL + _TEXT_HEIGHT + _GAP
     columns = min(_PER_ROW, max(1, len(looks)))
     sheet = Image.new("RGB", (columns * cell[0] + _GAP, num_rows * cell[1] + _GAP), "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=11)
+    draw, font = ImageDraw.Draw(sheet), _font()
     for number, look in enumerate(looks):
         row, column = divmod(number, _PER_ROW)
         _draw_look(sheet, draw, font, look, _GAP + column * cell[0], _GAP + row * cell[1])
@@ -33,6 +33,13 @@ def save_contact_sheet(path: Path, inspection: Inspection) -> int:
     with atomic_write_by_several(path) as partial:
         sheet.save(partial, format="PNG")
     return len(looks)
+
+
+def _font() -> ImageFont.FreeTypeFont:
+    """Return matplotlib's font, which has Greek, Cyrillic, Arabic and more; Pillow's own has Latin alone."""
+    from matplotlib import get_data_path
+
+    return ImageFont.truetype(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size=11)
 
 
 def _draw_look(

@@ -17,7 +17,7 @@ from fluxtrain.contract.run.data import ALPHA, DataConfig
 from fluxtrain.contract.run.download import is_url, url_fault
 from fluxtrain.contract.validation import near_miss
 from fluxtrain.data.pictures.captions import EXTENSIONS
-from fluxtrain.data.pictures.kohya_sizes import BUCKET_OPTIONS, resolution_of
+from fluxtrain.data.pictures.kohya_sizes import BUCKET_OPTIONS, resolution_of, sizes_of
 from fluxtrain.data.pictures.kohya_variants import VARIANT_OPTIONS, variants_of
 from fluxtrain.data.pictures.source_path import source_of
 from fluxtrain.data.pictures.subset_options import Subset
@@ -80,6 +80,18 @@ def read_dataset_config(path: Path, data: DataConfig, data_root: Path) -> list[S
     if all(subset.is_reg for subset in found):
         raise ConfigError(f"{path}: datasets", "is_reg in all subsets", "one must be trained")
     return _with_different_labels(found)
+
+
+def own_sizes(path: Path) -> dict[str, Any]:
+    """Return the fields of ``data`` for the sizes that the config ``path`` asks for, {} if it names none.
+
+    Raises DataError or ConfigError if it cannot be read.
+    """
+    content = _parse(path)
+    general = _table(path, "general", content.get("general", {}))
+    tables = [{**general, **table} for table in _tables(path, "datasets", content.get("datasets"))]
+    subsets = [{**table, **each} for table in tables for each in table.get("subsets", ())]
+    return sizes_of([each for each in (*tables, *subsets) if isinstance(each, dict)])
 
 
 def _with_different_labels(subsets: list[Subset]) -> list[Subset]:

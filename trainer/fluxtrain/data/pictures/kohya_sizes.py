@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ BUCKET_OPTIONS = (
     "bucket_no_upscale",
 )
 """Options that are fields of ``data.buckets``."""
+
+
+_SIDES = {"bucket_reso_steps": "step", "min_bucket_reso": "min_side", "max_bucket_reso": "max_side"}
 
 
 def resolution_of(path: Path, at: str, options: Mapping[str, Any], data: DataConfig) -> int | None:
@@ -59,6 +62,30 @@ def _require_buckets(path: Path, at: str, options: Mapping[str, Any], data: Data
             shown = str(expected).lower()
             text = f"must be {shown}, by the spec.run.data.buckets.{field} of the run"
             raise ConfigError(f"{path}: {at}.{name}", value, text)
+
+
+def sizes_of(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of ``data`` for the resolutions and the buckets of ``tables``; {} if none has any.
+
+    Values that are no sizes are left to the checks of the fields, and of each table.
+    """
+    given = [table["resolution"] for table in tables if table.get("resolution") is not None]
+    sides = sorted(
+        {each[0] if isinstance(each, list) and each else each for each in given if each}, key=str
+    )
+    if not sides or not all(type(side) is int for side in sides):
+        return {}
+    largest = max(sides)
+    fields: dict[str, Any] = {"image_size": largest, "latent_size": largest // 8}
+    with_buckets = next((table for table in tables if table.get("enable_bucket")), None)
+    if with_buckets is not None:
+        fields["buckets"] = {"resolutions": sides if len(sides) > 1 else []} | {
+            field: with_buckets[option]
+            for option, field in _SIDES.items()
+            if with_buckets.get(option) is not None
+        }
+        fields["buckets"]["upscale"] = not with_buckets.get("bucket_no_upscale", False)
+    return fields
 
 
 def _fields(options: Mapping[str, Any]) -> str:
