@@ -341,6 +341,8 @@ OBJECTIVE = [
     Bad("spec.run.adapter", {"module_dropout": -0.1}, "greater than or equal to 0",
         "spec.run.adapter.module_dropout"),
     Bad("spec.run.adapter", {"double_blocks": "0,,3"}, MATCH, "spec.run.adapter.double_blocks"),
+    Bad("spec.run.data.validation_split", 0.1, "must be 0.0 unless images is set"),
+    Bad("spec.run.data.validation_split", 0.6, "less than or equal to 0.5"),
     Bad("spec.run.adapter", {"layers": ["img_attn"]}, "supported values", "spec.run.adapter.layers[0]"),
     Bad("spec.run.adapter_file.layout", "comfyui", 'supported values: "kohya", "diffusers"'),
     Bad("spec.run.adapter_file.dtype", "bf16", 'supported values: "bfloat16", "float16", "float32"'),

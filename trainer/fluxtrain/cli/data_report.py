@@ -42,6 +42,7 @@ def as_json(config: RunConfig, check: PictureCheck, sheet: Path) -> dict[str, An
         "formats": {suffix[1:]: count for suffix, count in found.kinds().items()},
         "folders": _by_folder(found),
         "with_mask": sum(look.picture.mask_path is not None for look in found.used),
+        "held_out": check.held_out,
         "samples": sum(check.samples.values()),
         "global_batch_size": config.schedule.global_batch_size,
         "steps_per_epoch": check.steps_per_epoch,
@@ -99,6 +100,8 @@ def _training(config: RunConfig, check: PictureCheck) -> Iterator[str]:
         f"an epoch: {_counted(samples, 'sample')}, {check.steps_per_epoch:.4g} steps of "
         f"{schedule.global_batch_size}; the run: {check.steps:,} steps, {epochs:.4g} epochs"
     )
+    if check.held_out:
+        yield f"held out for the evaluation: {_counted(check.held_out, 'picture')}, at eight timesteps each"
     yield (
         f"to encode: {check.latents} latents and {check.captions} captions, the empty one too; "
         f"{binary(check.cache_bytes)}"

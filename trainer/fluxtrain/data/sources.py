@@ -20,6 +20,7 @@ from fluxtrain.errors import ConfigError
 
 PARTS = ("train", "validation")
 Source = Dataset | ImageDataset
+Pictures = tuple[Dataset, EmptyText, Dataset | None]
 
 
 @dataclass(frozen=True)
@@ -45,22 +46,21 @@ class Sources:
         return len(self.train), 0 if self.validation is None else len(self.validation)
 
 
-def open_sources(
-    config: RunConfig, data_root: Path, pictures: tuple[Dataset, EmptyText] | None = None
-) -> Sources:
+def open_sources(config: RunConfig, data_root: Path, pictures: Pictures | None = None) -> Sources:
     """Return the data of the run; DataError or ConfigError if a file is missing or does not fit.
 
-    ``pictures`` are those of ``data.images``, encoded, with the encodings of the empty prompt.
+    ``pictures`` are those of ``data.images``, encoded, the encodings of the empty prompt, and the pictures
+    that are held out.
     """
     train: Source
     empty: EmptyText | None = None
+    validation: Source | None = None
     if pictures is not None:
-        train, empty = pictures
+        train, empty, validation = pictures
         _check_fits(config, train.shape, Path(str(config.data.images)))
         require_sizes(config.data, train.latent_sizes, str(config.data.images))
     else:
         train = open_source(config, data_root, "train")
-    validation = None
     if config.data.validation is not None:
         validation = open_source(config, data_root, "validation")
     if pictures is None and not isinstance(train, ImageDataset):

@@ -226,10 +226,14 @@ _DATA: Mapping[str, Option] = {
     ),
     "max_data_loader_n_workers": field("data.num_workers", Reading.whole, 8),
     "persistent_data_loader_workers": automatic("data loader processes live on"),
+    "validation_split": fields(
+        ["data.validation_split", "evaluation.at_end"],
+        values.validation_split,
+        note="evaluation.every_samples evaluates on the way",
+    ),
     **each(
-        "validation_split validation_seed validate_every_n_steps validate_every_n_epochs "
-        "max_validation_steps",
-        missing("data.validation is a folder of its own", 0),
+        "validation_seed validate_every_n_steps validate_every_n_epochs max_validation_steps",
+        missing("evaluation.every_samples says when, and the seed of the run which pictures", 0),
     ),
 }
 _SAMPLES: Mapping[str, Option] = {

@@ -14,6 +14,7 @@ from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT, Size
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.loader import order_of
+from fluxtrain.data.pictures.held_out import held_out
 from fluxtrain.data.pictures.inspection import Inspection, inspect
 from fluxtrain.data.pictures.subset import (
     TrainingPicture,
@@ -43,6 +44,8 @@ class PictureCheck:
     captions: int
     """Captions that are encoded, with their variants and the empty one."""
     cache_bytes: int
+    held_out: int = 0
+    """Pictures of the evaluation."""
 
 
 @contextmanager
@@ -67,7 +70,9 @@ def check_run(
     """Return what the run of ``config`` makes of ``pictures``, all of which are decoded."""
     threads = len(os.sched_getaffinity(0))
     found = inspect(pictures, left_out, config.data, config.drawn_seed, threads, advance)
-    samples = found.samples
+    hashes = [look.sha256 for look in found.used if not look.picture.is_reg]
+    chosen = held_out(hashes, config.data.validation_split, config.drawn_seed)
+    samples = found.samples(chosen)
     encoded = {(look.sha256, placement) for look in found.used for _, placement in look.placements}
     latents = Counter(placement.size for _, placement in encoded)
     captions = {""}.union(*(_captions(each, config.drawn_seed) for each in pictures))
@@ -78,6 +83,7 @@ def check_run(
         sum(latents.values()),
         len(captions),
         cache_bytes(config, latents, len(captions)),
+        sum(each in chosen for each in hashes),
     )
 
 

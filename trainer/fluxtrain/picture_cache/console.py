@@ -61,9 +61,11 @@ def _summary(work: CachedPictures) -> str:
     samples = work.pictures if work.stored is None else work.stored.samples
     pictures, texts = len(work.missing_pictures), len(work.missing_texts)
     captions = sum(1 for sample in samples if not sample.caption)
+    held_out = () if work.stored is None else work.stored.validation
     return (
         f"{len(samples)} pictures, {sum(each.repeats for each in samples)} samples in an epoch"
         + f", {captions} without caption" * bool(captions)
+        + f", {len(held_out)} held out" * bool(held_out)
         + f", {len(work.skipped)} files skipped" * bool(work.skipped)
         + f" · {pictures} pictures and {texts} captions to encode in {work.cache.folder}"
     )

@@ -26,7 +26,7 @@ def encoded_work(config: RunConfig, paths: RunPaths, is_new: bool) -> CachedPict
     check_files(config.encoders, paths.models)
     cache = open_cache(config, paths)
     wanted = {f"texts/{cache.text_path('').name}"}
-    for sample in stored.samples:
+    for sample in stored.every:
         wanted |= {f"latents/{cache.latents_path(each).name}" for each in sample.latents}
         wanted |= {f"masks/{cache.mask_path(each).name}" for each in sample.masks}
         wanted |= {f"texts/{cache.text_path(each).name}" for each in sample.captions}

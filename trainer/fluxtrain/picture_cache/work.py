@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT
@@ -19,6 +20,7 @@ from fluxtrain.data.buckets import Placement
 from fluxtrain.data.empty_text import EmptyText
 from fluxtrain.data.pictures.cache import Latents, PictureCache, Record
 from fluxtrain.data.pictures.dataset import Entry, PictureDataset
+from fluxtrain.data.pictures.held_out import REPEATS, held_out
 from fluxtrain.data.pictures.picture import DECODER
 from fluxtrain.data.pictures.reading import placements_of
 from fluxtrain.data.pictures.subset import (
@@ -59,30 +61,38 @@ class CachedPictures:
     stored: TrainingSet | None = None
     """The samples that the run began with; None if it begins."""
 
-    def open(self, config: RunConfig, output: Path) -> tuple[PictureDataset, EmptyText]:
-        """Return the data set and the encodings of the empty prompt.
+    def open(self, config: RunConfig, output: Path) -> OpenedPictures:
+        """Return the data sets and the encodings of the empty prompt.
 
         A run that begins keeps its samples in ``output``, with a report. Raises DataError if no picture can
         be used, or if one that the run began with is neither in the cache nor in its folder.
         """
-        found = self.stored or self._begin(output, config.drawn_seed)
+        found = self.stored or self._begin(config, output)
         entries = [self._entry(sample) for sample in found.samples]
-        dataset = PictureDataset(self.cache.folder, entries, config.data.verify_checksums)
-        return dataset, self._empty_text()
+        evaluated = [_evaluated(self._entry(sample)) for sample in found.validation]
+        folder, verify = self.cache.folder, config.data.verify_checksums
+        return OpenedPictures(
+            PictureDataset(folder, entries, verify),
+            self._empty_text(),
+            PictureDataset(folder, evaluated, verify) if evaluated else None,
+        )
 
-    def _begin(self, output: Path, seed: int) -> TrainingSet:
+    def _begin(self, config: RunConfig, output: Path) -> TrainingSet:
         records = [self._record(picture) for picture in self.pictures]
         faults = {p.label: r.fault for p, r in zip(self.pictures, records, strict=True) if r.fault}
         skipped = self.skipped | faults
         self._write_report(output, skipped)
-        samples = tuple(
-            sample
-            for picture, record in zip(self.pictures, records, strict=True)
-            for sample in _samples(picture, record, seed)
-        )
-        if not samples:
+        used = [pair for pair in zip(self.pictures, records, strict=True) if not pair[1].fault]
+        if not used:
             raise nothing_left(skipped, output / REPORT)
-        found = TrainingSet(samples, tuple(skipped))
+        seed, part = config.drawn_seed, config.data.validation_split
+        chosen = held_out((r.sha256 for p, r in used if not p.is_reg), part, seed)
+        samples = list[TrainingSample](), list[TrainingSample]()
+        for picture, record in used:
+            is_held_out = record.sha256 in chosen
+            if not (is_held_out and picture.is_reg):
+                samples[is_held_out].extend(_samples(picture, record, seed))
+        found = TrainingSet(tuple(samples[0]), tuple(skipped), tuple(samples[1]))
         found.write(output)
         return found
 
@@ -128,6 +138,27 @@ class CachedPictures:
         }
         with atomic_write(output / REPORT) as partial:
             partial.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+
+
+class OpenedPictures(NamedTuple):
+    """The data sets of a run on pictures."""
+
+    train: PictureDataset
+    empty_text: EmptyText
+    validation: PictureDataset | None = None
+    """The pictures that are held out, each at all timesteps of the evaluation."""
+
+
+def _evaluated(entry: Entry) -> Entry:
+    """Return ``entry`` as the evaluation has it: its first variant, once for each timestep."""
+    return replace(
+        entry,
+        repeats=REPEATS,
+        captions=entry.captions[:1],
+        texts=entry.texts[:1],
+        latents=entry.latents[:1],
+        masks=entry.masks[:1],
+    )
 
 
 def nothing_left(skipped: Mapping[str, str], report: Path | None = None) -> DataError:
@@ -181,7 +212,7 @@ def _continued(
         )
     lacking = {
         sample.name
-        for sample in stored.samples
+        for sample in stored.every
         if any(
             f"latents/{cache.latents_path(each).name}" not in existing for each in sample.latents
         )
@@ -195,9 +226,9 @@ def _continued(
         )
     for picture in missing:
         cache.record_path(picture).unlink(missing_ok=True)
-    captions = dict.fromkeys([*(text for each in stored.samples for text in each.captions), ""])
+    captions = dict.fromkeys([*(text for each in stored.every for text in each.captions), ""])
     texts = _missing_texts(captions, cache, existing)
-    names = {sample.name for sample in stored.samples}
+    names = {sample.name for sample in stored.every}
     used = [picture for picture in pictures if picture.label in names]
     return CachedPictures(cache, used, {}, missing, texts, stored)
 

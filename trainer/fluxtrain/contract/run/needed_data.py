@@ -12,8 +12,22 @@ def require_data(config: RunConfig, at: str) -> None:
     if data.images is not None and config.task not in ("train", "evaluate"):
         text = "must be null unless task is train, which encodes the pictures"
         raise ConfigError(f"{at}.data.images", data.images, text)
-    if data.validation is None:
+    if data.validation_split:
+        _require_split(config, at)
+    elif data.validation is None:
         _require_no_validation(config, at)
+
+
+def _require_split(config: RunConfig, at: str) -> None:
+    field = f"{at}.data.validation_split"
+    if config.data.validation is not None:
+        text = "must be none if validation_split is set, which holds pictures out"
+        raise ConfigError(f"{at}.data.validation", config.data.validation, text)
+    if config.task != "train":
+        raise ConfigError(field, config.data.validation_split, "must be 0 unless task is train")
+    if not config.evaluation.is_on:
+        text = "needs an evaluation: set evaluation.every_samples, at_start or at_end"
+        raise ConfigError(field, config.data.validation_split, text)
 
 
 def _require_no_validation(config: RunConfig, at: str) -> None:

@@ -119,11 +119,13 @@ class Inspection:
             groups.setdefault(look.sha256, []).append(look)
         return [group for group in groups.values() if len(group) > 1]
 
-    @property
-    def samples(self) -> Counter[Size]:
-        """Return the samples of an epoch by width and height in pixels, the most pixels first."""
+    def samples(self, held_out: frozenset[str] = frozenset()) -> Counter[Size]:
+        """Return the samples of an epoch by width and height in pixels, the most pixels first.
+
+        Those of ``held_out``, by their hashes, are no samples of the training.
+        """
         found = Counter[Size]()
-        for look in self.used:
+        for look in (look for look in self.used if look.sha256 not in held_out):
             for size in look.sizes:
                 found[size] += look.picture.repeats
         return Counter(

@@ -39,7 +39,7 @@ _REFUSED: Mapping[str, tuple[object, str]] = {
     "caption_dropout_every_n_epochs": (0, "set it to 0 and use spec.run.flow.prompt_dropout"),
     "color_aug": (False, _ONCE),
     "face_crop_aug_range": (None, _ONCE),
-    "validation_split": (0, "set it to 0 and name a set in spec.run.data.validation"),
+    "validation_split": (0, "set it to 0 and use spec.run.data.validation_split"),
     "metadata_file": (None, "put captions into metadata.jsonl in the folder, or into text files"),
 }
 """Options with their value that is off, and what to do instead."""

@@ -41,6 +41,8 @@ class TrainingPicture:
     has_alpha_mask: bool = False
     weight: float = 1.0
     """Of its loss."""
+    is_reg: bool = False
+    """Whether it is a regularisation image."""
 
     @property
     def path(self) -> Path:
@@ -134,6 +136,7 @@ def _all(subset: Subset, listing: Listing) -> list[TrainingPicture]:
             subset.masks,
             subset.has_alpha_masks,
             subset.weight,
+            subset.is_reg,
         )
         for file in listing.pictures
     ]

@@ -46,6 +46,13 @@ class TrainingSet:
 
     samples: tuple[TrainingSample, ...]
     skipped: tuple[str, ...]
+    validation: tuple[TrainingSample, ...] = ()
+    """Those that are held out for the evaluation."""
+
+    @property
+    def every(self) -> tuple[TrainingSample, ...]:
+        """Return the samples of the training and of the evaluation."""
+        return (*self.samples, *self.validation)
 
     def write(self, output: Path) -> None:
         """Write the file in the run's ``output``."""
@@ -56,7 +63,7 @@ class TrainingSet:
     def changes(self, pictures: Sequence[TrainingPicture]) -> str:
         """Return how ``pictures`` differ from those that the run began with, "" if they do not."""
         names = {picture.label for picture in pictures}
-        own = {sample.name: (sample.caption, sample.repeats) for sample in self.samples}
+        own = {sample.name: (sample.caption, sample.repeats) for sample in self.every}
         known = [picture for picture in pictures if picture.label in own]
         captions = sum(own[picture.label][0] != picture.caption for picture in known)
         counts = {
@@ -79,7 +86,8 @@ def read_training_set(output: Path) -> TrainingSet | None:
         if values.pop("format") != _FORMAT:
             raise DataError(f"{path}: is of another version")
         samples = tuple(_sample(**each) for each in values["samples"])
-        return TrainingSet(samples, tuple(values["skipped"]))
+        validation = tuple(_sample(**each) for each in values.get("validation", ()))
+        return TrainingSet(samples, tuple(values["skipped"]), validation)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
