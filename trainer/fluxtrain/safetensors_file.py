@@ -7,7 +7,7 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,8 +50,12 @@ class Span:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_header(path: Path) -> dict[str, Span]:
-    """Return the tensors of ``path`` by name; DataError if the file is not whole or malformed."""
+def read_header(path: Path, more: Mapping[str, torch.dtype] | None = None) -> dict[str, Span]:
+    """Return the tensors of ``path`` by name; DataError if the file is not whole or malformed.
+
+    Types by their names in the file are those of DTYPES and ``more``.
+    """
+    dtypes = {**DTYPES, **(more or {})}
     try:
         # O_NONBLOCK: opening a named pipe would otherwise block forever.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
@@ -68,7 +72,7 @@ def read_header(path: Path) -> dict[str, Span]:
                 if start.startswith(_PICKLES):
                     raise ValueError("it is a pickle, which is not read")
                 raise ValueError(f"its header claims {length} bytes")
-            return _spans(json.loads(file.read(length)), 8 + length, status.st_size)
+            return _spans(json.loads(file.read(length)), 8 + length, status.st_size, dtypes)
     except FileNotFoundError:
         raise DataError(f"{path}: missing") from None
     except IsADirectoryError:
@@ -114,11 +118,13 @@ def read_shapes(file: Any) -> dict[str, list[int]]:
     return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
 
 
-def _spans(header: object, start: int, size: int) -> dict[str, Span]:
+def _spans(
+    header: object, start: int, size: int, dtypes: Mapping[str, torch.dtype]
+) -> dict[str, Span]:
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
     spans = {
-        name: _span(name, entry, start, size)
+        name: _span(name, entry, start, size, dtypes)
         for name, entry in header.items()
         if name != "__metadata__"
     }
@@ -128,13 +134,15 @@ def _spans(header: object, start: int, size: int) -> dict[str, Span]:
     return spans
 
 
-def _span(name: str, entry: object, start: int, size: int) -> Span:
+def _span(
+    name: str, entry: object, start: int, size: int, dtypes: Mapping[str, torch.dtype]
+) -> Span:
     if not isinstance(entry, dict):
         raise ValueError(f"tensor {name!r} has no type, shape and offsets")
-    if (given := str(entry.get("dtype"))) not in DTYPES:
-        kinds = ", ".join(DTYPES)
+    if (given := str(entry.get("dtype"))) not in dtypes:
+        kinds = ", ".join(dtypes)
         raise _UnreadTypeError(f"tensor {name!r} is of type {given[:20]!r}; read are {kinds}")
-    dtype = DTYPES[str(entry["dtype"])]
+    dtype = dtypes[given]
     shape, offsets = _naturals(entry.get("shape")), _naturals(entry.get("data_offsets"))
     if math.prod(length or 1 for length in shape) >= 1 << 62:
         raise ValueError(f"tensor {name!r} has shape {list(shape)}")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.trainer.scaled_weights import KINDS, in_fp8
 from tests.trainer.tiny_encoders import (
     BASE,
     caption,
@@ -164,6 +165,22 @@ def test_every_layout_of_the_files_is_read(
     assert_equal(changed(name, change), published)
 
 
+@pytest.mark.parametrize("name", [FILES.t5, FILES.clip])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_in_fp8_are_their_values_times_their_scales(
+    published: Path, changed: Callable[[str, Change], Path], tmp_path: Path, kind: str, name: str
+) -> None:
+    stored, expected = in_fp8(load_file(published / name), kind)
+    given = load(changed(name, lambda state: stored)).encode(CAPTIONS)
+    save_file(expected, tmp_path / name)
+    rounded = load(tmp_path).encode(CAPTIONS)
+    exact = load(published).encode(CAPTIONS)
+    for one, other in zip(given, rounded, strict=True):
+        assert torch.equal(one, other)
+        assert one.isfinite().all()
+    assert not all(torch.equal(one, third) for one, third in zip(given, exact, strict=True))
+
+
 def test_the_published_end_token_of_clip_is_not_used(published: Path, tmp_path: Path) -> None:
     """CLIP's published config has 2, for which transformers uses the token with the highest id."""
     tokenizer = json.loads((published / "clip" / "tokenizer.json").read_text())
@@ -240,7 +257,6 @@ GATE = f"{T5_FIRST}.1.DenseReluDense.wi_0.weight"
             without("shared.weight"),
             "not a T5 encoder; tensor encoder.embed_tokens.weight",
         ),
-        (FILES.t5, replaced("scaled_fp8", torch.zeros(2)), "'scaled_fp8' is not a tensor of this"),
         (FILES.t5, without(GATE), f"not a T5 encoder; tensor {GATE} is missing"),
         (FILES.t5, differing_copy, "shared.weight and encoder.embed_tokens.weight differ"),
         (FILES.t5, replaced("shared.weight", torch.zeros(9, 24)), "9: this is another model's"),

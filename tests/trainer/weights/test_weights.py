@@ -18,6 +18,7 @@ from diffusers import FluxTransformer2DModel
 from safetensors.torch import load_file, save_file
 from tests.paths import MICRO
 from tests.trainer.commands import fluxtrain
+from tests.trainer.scaled_weights import KINDS, in_fp8
 from tests.trainer.tiny_model import SMALL
 from torch import Tensor
 
@@ -51,6 +52,61 @@ def bfl_file(path: Path, state: dict[str, Tensor]) -> Path:
 def convert(source: Path, output: Path, layout: Any, **more: Any) -> Path:
     write_weights(open_weights(source), output, layout, torch.float32, **more)
     return output
+
+
+def read_all(path: Path) -> dict[str, Tensor]:
+    weights = open_weights(path)
+    return dict(weights.read(list(weights.shapes)))
+
+
+@pytest.mark.parametrize("layout", ["bfl", "diffusers"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_in_fp8_are_their_values_times_their_scales(
+    tmp_path: Path, kind: str, layout: str
+) -> None:
+    state = random_state(GUIDED)
+    source = bfl_file(tmp_path / "whole.safetensors", state)
+    if layout == "diffusers":
+        folder = convert(source, tmp_path / "transformer", "diffusers")
+        (file,) = folder.glob("*.safetensors")
+        stored, expected = in_fp8(load_file(file), kind)
+        save_file(expected, file)
+        rounded = read_all(folder)
+        save_file(stored, file)
+        given = read_all(folder)
+    else:
+        stored, rounded = in_fp8(state, kind)
+        given = read_all(bfl_file(tmp_path / "fp8.safetensors", stored))
+    assert given.keys() == rounded.keys() == state.keys()
+    for name, value in rounded.items():
+        assert torch.equal(given[name].float(), value.float()), name
+        assert (given[name] - state[name]).abs().max() <= 2**-4 * state[name].abs().max()
+
+
+def test_of_a_whole_checkpoint_the_transformer_is_read(tmp_path: Path) -> None:
+    state = random_state(SMALL)
+    whole = {f"model.diffusion_model.{name}": value for name, value in state.items()}
+    whole |= {
+        "vae.decoder.conv_in.weight": torch.ones(2),
+        "text_encoders.t5xxl.shared": torch.ones(3),
+    }
+    given = read_all(bfl_file(tmp_path / "checkpoint.safetensors", whole))
+    assert given.keys() == state.keys()
+    assert all(torch.equal(given[name], value) for name, value in state.items())
+
+
+@pytest.mark.parametrize(
+    ("scale", "says"),
+    [
+        (torch.ones(3), "has 3 scales for"),
+        (torch.tensor(float("nan")), "has a scale that is not finite"),
+    ],
+)
+def test_a_scale_of_no_use_is_named(tmp_path: Path, scale: Tensor, says: str) -> None:
+    stored, _ = in_fp8(random_state(SMALL), "scale_weight")
+    stored["img_in.scale_weight"] = scale
+    with pytest.raises(DataError, match=f"fp8.safetensors: a tensor in fp8 {says}"):
+        read_all(bfl_file(tmp_path / "fp8.safetensors", stored))
 
 
 @pytest.mark.parametrize("model", SHAPES.values(), ids=SHAPES)

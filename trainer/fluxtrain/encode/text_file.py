@@ -6,7 +6,8 @@
 | clip_l               | text_model., or the same without it              | position_ids, text_projection |
 
 The config follows from the shapes; the rest is as in FLUX's encoders: T5 1.1's gated GELU, CLIP's quick
-GELU and 64 channels per head. Weights are cast to the run's dtype as they are read.
+GELU and 64 channels per head. Weights are cast to the run's dtype as they are
+read; those in fp8 may have scales (`fluxtrain.scaled_fp8`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from fluxtrain.errors import DataError
 from fluxtrain.safetensors_file import open_safetensors, read_shapes
+from fluxtrain.scaled_fp8 import is_beside, scales_of, unscaled
 
 _Shapes = dict[str, list[int]]
 
@@ -73,7 +75,7 @@ def load_clip_file(path: Path, tokenizer: Any, dtype: torch.dtype) -> Any:
 def _shapes(path: Path) -> _Shapes:
     """Return the shape of every tensor of ``path``; DataError if it is not a complete safetensors file."""
     with open_safetensors(path, "a text encoder") as file:
-        return read_shapes(file)
+        return {name: shape for name, shape in read_shapes(file).items() if not is_beside(name)}
 
 
 def _make_config(path: Path, kind: str, make: Callable[[], Any]) -> Any:
@@ -199,6 +201,13 @@ def _require_equal(path: Path, actual: _Shapes, expected: _Shapes) -> None:
 
 def _read(path: Path, names: dict[str, str], dtype: torch.dtype) -> dict[str, Tensor]:
     with safe_open(path, framework="pt") as file:
-        return {
-            name: file.get_tensor(name_in_file).to(dtype) for name, name_in_file in names.items()
-        }
+        scales = scales_of(file.keys())
+
+        def read(name: str) -> Tensor:
+            scale = file.get_tensor(scales[name]) if name in scales else None
+            try:
+                return unscaled(file.get_tensor(name), scale).to(dtype)
+            except ValueError as error:
+                raise DataError(f"{path}: {name} {error}") from None
+
+        return {name: read(name_in_file) for name, name_in_file in names.items()}

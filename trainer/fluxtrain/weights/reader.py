@@ -2,7 +2,7 @@
 
 | given                                                    | layout               |
 |----------------------------------------------------------|----------------------|
-| FILE.safetensors                                         | BFL's, or diffusers' |
+| FILE.safetensors, in fp8 with scales too                 | BFL's, or diffusers' |
 | a folder with *.safetensors, sharded or not              | diffusers' mostly    |
 | a folder with transformer/ in it (a whole pipeline)      | diffusers'           |
 | checkpoints/step_N, or the output folder of a run        | our own              |
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fluxtrain import scaled_fp8
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
@@ -33,10 +34,13 @@ from fluxtrain.model.tensor_names import Entry, Shape, entries
 from fluxtrain.progress import Alive
 from fluxtrain.run_state import latest
 from fluxtrain.safetensors_file import Span, read_header, read_tensor
+from fluxtrain.scaled_fp8 import is_beside, scales_of, unscaled
 from fluxtrain.weights.checkpoint_weights import CheckpointWeights
 from fluxtrain.weights.other_files import what_it_is
 
-_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "model.")
+_IN_CHECKPOINT = "model.diffusion_model."
+"""Before the transformer's names in ComfyUI's checkpoints, which have text encoders and autoencoder too."""
+_PREFIXES = (_IN_CHECKPOINT, "diffusion_model.", "transformer.", "model.")
 _MAX_CONFIG_BYTES = 1 << 20
 AXES_KEY = "axes_dims_rope"
 """Key of the RoPE dimensions of the axes in diffusers' config.json, and in the metadata of our files."""
@@ -128,10 +132,19 @@ def require_complete(weights: Weights, model: ModelConfig) -> None:
 class _Location:
     file: Path
     span: Span
+    scale: _Location | None = None
+    """Of values in fp8."""
 
     def read(self) -> Tensor:
-        """Return the tensor; DataError if the file was truncated since its header was read."""
-        return read_tensor(self.file, self.span, max_bytes=None)
+        """Return the tensor, in float32 if it is in fp8.
+
+        Raises DataError if the file was truncated since its header was read, or the scale is of no use.
+        """
+        values = read_tensor(self.file, self.span, max_bytes=None)
+        try:
+            return unscaled(values, None if self.scale is None else self.scale.read())
+        except ValueError as error:
+            raise DataError(f"{self.file}: a tensor in fp8 {error}") from None
 
 
 class _FileWeights:
@@ -177,11 +190,11 @@ class _FileWeights:
 def _open_files(path: Path, files: list[Path]) -> Weights:
     locations: dict[str, _Location] = {}
     for file in files:
-        for name, span in read_header(file).items():
+        for name, span in read_header(file, scaled_fp8.DTYPES).items():
             if name in locations:
                 raise DataError(f"{file}: {name} is in another file of {path} as well")
             locations[name] = _Location(file, span)
-    locations = _without_prefix(locations)
+    locations = _with_scales(_without_prefix(locations))
     if "img_in.weight" in locations:
         named = {_scale_name(name): location for name, location in locations.items()}
         return _FileWeights(path, named, _BFL)
@@ -192,10 +205,25 @@ def _open_files(path: Path, files: list[Path]) -> Weights:
     raise DataError(f"{path}: {text}{what_it_is(locations)}")
 
 
+def _with_scales(locations: dict[str, _Location]) -> dict[str, _Location]:
+    """Return ``locations`` without those of scales, which their weights have instead."""
+    scales = scales_of(locations)
+    kept = {name: each for name, each in locations.items() if not is_beside(name)}
+    return {
+        name: replace(each, scale=locations[scales[name]]) if name in scales else each
+        for name, each in kept.items()
+    }
+
+
 def _without_prefix(locations: dict[str, _Location]) -> dict[str, _Location]:
+    """Return ``locations`` without the prefix of their names; of a checkpoint the transformer's alone."""
     for prefix in _PREFIXES:
         if any(name.startswith(prefix) for name in locations):
-            return {name.removeprefix(prefix): location for name, location in locations.items()}
+            return {
+                name.removeprefix(prefix): location
+                for name, location in locations.items()
+                if prefix != _IN_CHECKPOINT or name.startswith(prefix)
+            }
     return locations
 
 
