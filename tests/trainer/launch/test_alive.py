@@ -163,7 +163,9 @@ def test_a_final_checkpoint_is_alive_while_its_file_grows(
         (now, a) for now, a in saving if blocked + 3 < now < blocked + BLOCKED_SECONDS - 0.5
     ]
     assert len(while_blocked) > 10, "it responds while it is blocked"
-    assert num_progressed("save", while_blocked) == 0, "and reports no progress"
+    # a busy machine delays responses, so times differ by that; progress would be as late as the response
+    latest = max(now - progress["secondsSinceProgress"] for now, progress in while_blocked)
+    assert latest < blocked + 3, "and reports no progress"
     assert while_blocked[-1][1]["secondsSinceProgress"] > BLOCKED_SECONDS - 2
     assert polled[-1][1]["phase"] in ("save", "finish")
 
