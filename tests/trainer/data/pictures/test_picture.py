@@ -210,6 +210,9 @@ def test_the_limit_is_that_of_the_pixels_not_of_a_side(monkeypatch: pytest.Monke
     assert decode(encoded(halves(1000, 1), "PNG")).size == (1000, 1)
     with pytest.raises(PictureError, match="1001 x 1 pixels; at most 1,000"):
         decode(encoded(halves(1001, 1), "PNG"))
+    assert decode(encoded(halves(500, 1), "WEBP")).size == (500, 1)
+    with pytest.raises(PictureError, match="501 x 1 pixels; at most 500"):
+        decode(encoded(halves(501, 1), "WEBP"))
 
 
 def write(folder: Path, **files: bytes | str) -> Path:

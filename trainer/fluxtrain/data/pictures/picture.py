@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -26,7 +26,7 @@ DECODER = 1
 """Version of this module's output; it is part of the names in a cache."""
 MAX_BYTES = 1 << 29
 MAX_PIXELS = 1 << 27
-"""Largest picture that is decoded: 134 megapixels, 400 MB of RGB."""
+"""Largest picture that is decoded: 134 megapixels, 400 MB of RGB; a WebP may have half, see SECURITY.md."""
 MAX_ENLARGEMENT = 8
 """A picture that would be enlarged by more than this factor is no training data."""
 _LARGE_PIXELS = 1 << 25
@@ -72,8 +72,7 @@ def decode(content: bytes, at_least: tuple[int, int] | None = None) -> Image.Ima
         if at_least is not None and image.format in ("JPEG", "MPO"):
             turned = image.getexif().get(_ORIENTATION) in _QUARTER_TURNS
             image.draft(None, at_least[::-1] if turned else at_least)
-        is_large = image.width * image.height > _LARGE_PIXELS
-        with _LARGE_ONES if is_large else nullcontext():
+        with _alone_if_large(image):
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
             return _rgb_in_bands(image)
@@ -84,12 +83,17 @@ def decode_alpha(content: bytes) -> Image.Image:
 
     Raises PictureError, with the reason, if it is corrupt, cut off or too large.
     """
-    with _opened(content) as image:
+    with _opened(content) as image, _alone_if_large(image):
         image.load()
         turned = ImageOps.exif_transpose(image)
         if not turned.has_transparency_data:
             return Image.new("L", turned.size, 255)
         return turned.convert("RGBA").getchannel("A")
+
+
+def _alone_if_large(image: Image.Image) -> AbstractContextManager[object]:
+    """Return what is held while ``image`` is decoded."""
+    return _LARGE_ONES if image.width * image.height > _LARGE_PIXELS else nullcontext()
 
 
 def fit(image: Image.Image, placement: Placement) -> UInt8[Tensor, "3 H W"]:
@@ -122,9 +126,10 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
             opened = Image.open(io.BytesIO(content), formats=_readable())
         with opened as image:
             width, height = image.size
-            if width * height > MAX_PIXELS:
+            most = MAX_PIXELS // 2 if image.format == "WEBP" else MAX_PIXELS
+            if width * height > most:
                 raise PictureError(
-                    f"{width} x {height} pixels; at most {MAX_PIXELS:,} pixels are decoded"
+                    f"{width} x {height} pixels; at most {most:,} pixels are decoded"
                 )
             yield image
     except PictureError:
