@@ -39,6 +39,8 @@ STATUS_SECONDS = 3.0
 """Minimum interval of two status writes that differ only in the number of ready nodes."""
 _POD_BATCH = 16
 """Pods of a job that are created concurrently; other jobs' requests are sent between batches."""
+_POD_SLOTS = 16
+"""Pods of all jobs of a namespace that are created concurrently: requests of others wait behind so many."""
 
 
 @dataclass
@@ -62,6 +64,8 @@ class Executor:
 
     cache: Cache
     api: KubernetesApi
+    _pod_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+    """By namespace."""
 
     async def execute(
         self, manifest: Mapping[str, Any], job: Job, plan: Plan, state: JobState
@@ -134,7 +138,7 @@ class Executor:
         """Create ``pods`` in batches; after a rejection the others are not tried."""
         for start in range(0, len(pods), _POD_BATCH):
             batch = pods[start : start + _POD_BATCH]
-            await _gather(self._ensure(job, pod, state) for pod in batch)
+            await _gather(self._ensure_pod(job, pod, state) for pod in batch)
             create_failures = (state.create_failures.get(_name(pod)) for pod in batch)
             rejection = next(
                 (o for o in create_failures if o is not None and not o.is_name_conflict), None
@@ -143,6 +147,11 @@ class Executor:
                 rest = pods[start + _POD_BATCH :]
                 state.create_failures |= {_name(pod): rejection.for_object(pod) for pod in rest}
                 return
+
+    async def _ensure_pod(self, job: Job, pod: Manifest, state: JobState) -> None:
+        slots = self._pod_slots.setdefault(job.namespace, asyncio.Semaphore(_POD_SLOTS))
+        async with slots:
+            await self._ensure(job, pod, state)
 
     async def _ensure(self, job: Job, desired: Manifest, state: JobState) -> None:
         """Create or change an object; record the failure if that is impossible."""
