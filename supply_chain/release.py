@@ -70,6 +70,9 @@ def verify_release(folder: Path, public_key: Path) -> list[str]:
     """
     if not folder.is_dir():
         raise ReleaseError(f"{folder}: must be the folder of a release")
+    for path in folder.iterdir():
+        if path.exists() and not path.is_file():
+            raise ReleaseError(f"{path.name}: is no file")  # a pipe would be waited for
     _check_signature(folder, checksums.NAME, public_key)
     listed = checksums.read(folder)
     for name, digest in listed.items():

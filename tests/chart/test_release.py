@@ -85,6 +85,15 @@ def test_a_missing_file_is_refused(copied: tuple[Path, Path], name: str) -> None
         verify_release(folder, public)
 
 
+@pytest.mark.parametrize("name", ["SHA256SUMS", "SHA256SUMS.sig"])
+def test_a_pipe_is_refused_and_not_waited_for(copied: tuple[Path, Path], name: str) -> None:
+    folder, public = copied
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ReleaseError, match=f"{name}: is no file"):
+        verify_release(folder, public)
+
+
 def test_a_file_that_nobody_signed_is_refused(copied: tuple[Path, Path]) -> None:
     folder, public = copied
     (folder / "fluxtrain-9.9.9-py3-none-any.whl").write_bytes(b"")

@@ -67,6 +67,7 @@ def action(arguments: argparse.Namespace) -> int:
     config: RunConfig | None = None
     try:
         config = _config(arguments)
+        _print_batch_size_note(config, _root(arguments))
         found = _check(config, _root(arguments), is_shown=sys.stderr.isatty())
         _require_some(found)
     except FluxtrainError as error:
@@ -123,6 +124,13 @@ def run_of_source(source: str, data_root: Path, image_size: int | None = None) -
     size = image_size or _SIZE
     sizes = own if own and image_size is None else {"image_size": size, "latent_size": size // 8}
     return {"preset": "dev-lora", "data": {"images": source, **sizes}}
+
+
+def _print_batch_size_note(config: RunConfig, data_root: Path) -> None:
+    from fluxtrain.data.pictures.subset import batch_size_note
+
+    if note := batch_size_note(config.data, data_root, config.schedule.global_batch_size):
+        print(f"fluxtrain: {note}", file=sys.stderr)
 
 
 def _root(arguments: argparse.Namespace) -> Path:

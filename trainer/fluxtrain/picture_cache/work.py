@@ -26,6 +26,7 @@ from fluxtrain.data.pictures.reading import placements_of
 from fluxtrain.data.pictures.subset import (
     Places,
     TrainingPicture,
+    batch_size_note,
     list_subsets,
     skipped_files,
     training_pictures,
@@ -181,6 +182,8 @@ def find_work(
     """
     stored = None if is_new else read_training_set(paths.output)
     listed = list_subsets(config.data, paths.data, places or {})
+    if note := batch_size_note(config.data, paths.data, config.schedule.global_batch_size):
+        print(f"fluxtrain: {note}", file=sys.stderr, flush=True)
     check_files(config.encoders, paths.models)
     cache = open_cache(config, paths)
     cache.make_folders()

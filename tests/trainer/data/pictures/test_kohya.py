@@ -12,7 +12,7 @@ from fluxtrain.contract.run.buckets import BucketsConfig
 from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.contract.run.variants import VariantsConfig
 from fluxtrain.data.pictures.placement import placements
-from fluxtrain.data.pictures.subset import list_subsets, subsets, training_pictures
+from fluxtrain.data.pictures.subset import batch_size_note, list_subsets, subsets, training_pictures
 from fluxtrain.errors import FluxtrainError
 
 TOML = """
@@ -105,7 +105,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
         {"enable_bucket": True},
         f"{AT}.enable_bucket: got True; set spec.run.data.buckets to {{step: 64, ",
     ),
-    ({"validation_split": 0.1}, "set it to 0 and name a set in spec.run.data.validation"),
+    ({"validation_split": 0.1}, "set it to 0 and use spec.run.data.validation_split"),
     ({"metadata_file": "m.json"}, f"{AT}.metadata_file: got 'm.json'; put captions into metadata"),
     ({"conditioning_data_dir": 3}, f"{AT}.conditioning_data_dir: got 3; must be a text"),
     ({"resolution": 768}, f"{AT}.resolution: got 768; must be 512, the spec.run.data.image_size"),
@@ -240,3 +240,25 @@ def test_a_missing_config_or_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "d.json").write_text(json.dumps({"datasets": [{"subsets": [GOOD]}]}))
     with pytest.raises(FluxtrainError, match="toy: missing; it should hold pictures"):
         list_subsets(config(images="d.json"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((None, None), ""),
+        ((16, None), ""),
+        ((4, None), "its batch_size of 4 is not read: a step has 16 samples"),
+        ((4, 2), "its batch_size of 2 and 4 is not read: a step has 16 samples"),
+        ((16, 2), "its batch_size of 2 is not read: a step has 16 samples"),
+    ],
+)
+def test_another_batch_size_than_the_runs_is_told(
+    tmp_path: Path, sizes: tuple[int | None, int | None], expected: str
+) -> None:
+    general, own = ({} if size is None else {"batch_size": size} for size in sizes)
+    datasets = [{"subsets": [{"image_dir": "a", **own}]}]
+    (tmp_path / "set.json").write_text(json.dumps({"general": general, "datasets": datasets}))
+    note = batch_size_note(config(images="set.json"), tmp_path, 16)
+    assert expected in note
+    assert bool(expected) == bool(note)
+    assert batch_size_note(config(images="folder"), tmp_path, 16) == ""

@@ -87,11 +87,24 @@ def own_sizes(path: Path) -> dict[str, Any]:
 
     Raises DataError or ConfigError if it cannot be read.
     """
-    content = _parse(path)
+    return sizes_of(_every_table(_parse(path), path))
+
+
+def own_batch_sizes(path: Path) -> list[int]:
+    """Return the batch sizes that the config ``path`` names, which the run's global batch size replaces.
+
+    Raises DataError or ConfigError if it cannot be read.
+    """
+    tables = _every_table(_parse(path), path)
+    return sorted({each["batch_size"] for each in tables if type(each.get("batch_size")) is int})
+
+
+def _every_table(content: Options, path: Path) -> list[Options]:
+    """Return the tables of data sets and of their subsets, with the options above them."""
     general = _table(path, "general", content.get("general", {}))
     tables = [{**general, **table} for table in _tables(path, "datasets", content.get("datasets"))]
-    subsets = [{**table, **each} for table in tables for each in table.get("subsets", ())]
-    return sizes_of([each for each in (*tables, *subsets) if isinstance(each, dict)])
+    subsets = [(table, each) for table in tables for each in table.get("subsets", ())]
+    return [*tables, *({**table, **each} for table, each in subsets if isinstance(each, dict))]
 
 
 def _with_different_labels(subsets: list[Subset]) -> list[Subset]:

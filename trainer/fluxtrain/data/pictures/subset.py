@@ -11,7 +11,7 @@ from fluxtrain.contract.run.data import ALPHA, DataConfig
 from fluxtrain.contract.run.variants import AS_THEY_ARE, VariantsConfig
 from fluxtrain.data.pictures.faults import read_faults
 from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
-from fluxtrain.data.pictures.kohya import is_dataset_config, read_dataset_config
+from fluxtrain.data.pictures.kohya import is_dataset_config, own_batch_sizes, read_dataset_config
 from fluxtrain.data.pictures.masks import with_masks
 from fluxtrain.data.pictures.source_path import source_of
 from fluxtrain.data.pictures.subset_options import Subset
@@ -71,6 +71,17 @@ def subsets(config: DataConfig, data_root: Path) -> list[Subset]:
     if is_dataset_config(folder) and not folder.is_dir():
         return read_dataset_config(folder, config, data_root)
     return [Subset(folder, *options, variants=variants, **others)]
+
+
+def batch_size_note(config: DataConfig, data_root: Path, global_batch_size: int) -> str:
+    """Return that the data set config of ``config`` names another batch size than the run's, else ""."""
+    path = data_root / str(config.images)
+    if not (is_dataset_config(path) and path.is_file()):
+        return ""
+    other = [size for size in own_batch_sizes(path) if size != global_batch_size]
+    given = " and ".join(map(str, other))
+    text = f"{config.images}: its batch_size of {given} is not read: a step has {global_batch_size} samples"
+    return f"{text}, spec.run.schedule.global_batch_size" if other else ""
 
 
 def remote_sources(config: DataConfig, data_root: Path) -> list[tuple[str, str]]:
