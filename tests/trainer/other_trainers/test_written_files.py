@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,23 @@ def test_the_written_file_can_be_planned(
     assert main(command) == EXIT_OK
     assert main(["plan", str(output)]) == EXIT_OK
     assert "memory" in capsys.readouterr().out
+
+
+def test_no_credential_reaches_the_file_or_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {
+        **json.loads(simpletuner_files.LORA),
+        "resume_from_checkpoint": "s3://key:hidden-1@bucket/state?X-Amz-Signature=hidden-2",
+        "webhook_config": "https://hooks.example.org/hidden-3",
+        "hub_token": "hidden-4",
+        "some_api_key": "hidden-5",
+        "tracker_project_name": "shown",
+    }
+    source = tmp_path / "config.json"
+    source.write_text(json.dumps(options))
+    assert main(["import-config", str(source), "--epoch-samples", "400"]) == EXIT_OK
+    printed = capsys.readouterr()
+    assert "hidden" not in printed.out + printed.err
+    assert "some_api_key" in printed.err
+    assert "shown" in printed.out

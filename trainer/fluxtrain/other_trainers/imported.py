@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,7 +85,8 @@ def import_options(trainer: Trainer, reading: Reading, overrides: Mapping[str, A
     for name in reading.given.keys() - trainer.options.keys():
         hint = did_you_mean(name, trainer.options) if len(name) < 80 else ""
         hint = hint if hint.startswith("; did") else ""
-        line = Line(name, reading.value(name), True, note=f"no option that is known here{hint}")
+        shown = None if _SECRET.search(name) else reading.value(name)
+        line = Line(name, shown, True, note=f"no option that is known here{hint}")
         lines[Fate.UNKNOWN].append(line)
     lines[Fate.UNKNOWN].sort(key=lambda line: line.option)
     if errors:
@@ -117,7 +119,7 @@ def _misplaced(trainer: Trainer, reading: Reading) -> Iterator[ConfigError]:
 def _line(reading: Reading, name: str, row: Option) -> tuple[Fate, Line]:
     """Return what becomes of the option ``name``."""
     value, is_given = reading.value(name), name in reading.given
-    shown = None if row.is_secret else value
+    shown = None if row.is_secret or _SECRET.search(name) else value
     if row.fate is Fate.MISSING and _is_off(value, row.off):
         return Fate.AUTOMATIC, Line(name, shown, is_given, note="off here too")
     if row.convert is None:
@@ -132,6 +134,10 @@ def _line(reading: Reading, name: str, row: Option) -> tuple[Fate, Line]:
     if not values:
         return Fate.AUTOMATIC, Line(name, shown, is_given, note=note)
     return Fate.WRITTEN, Line(name, shown, is_given, values, note)
+
+
+_SECRET = re.compile(r"(?i)(?:token|secret|password|passwd|api_?key|webhook\w*)$")
+"""In the names of options whose values are never shown, known or not."""
 
 
 def _is_off(value: object, off: tuple[object, ...]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fluxtrain.other_trainers import common
 from fluxtrain.other_trainers import simpletuner_samples as samples
@@ -181,9 +182,10 @@ _FILES: Mapping[str, Option] = {
     **each("tracker_project_name tracker_run_name", automatic("is part of logging.wandb")),
     **each(
         "push_to_hub push_checkpoints_to_hub hub_model_id publishing_config model_card_note "
-        "push_to_hub_background model_card_private webhook_config",
+        "push_to_hub_background model_card_private",
         missing("nothing is uploaded"),
     ),
+    "webhook_config": replace(missing("nothing is uploaded"), is_secret=True),
     "hub_token": elsewhere("HF_TOKEN is read by the Hub's client", is_secret=True),
 }
 _DATA: Mapping[str, Option] = {

@@ -13,6 +13,7 @@ from fluxtrain.contract.resource.fluxtraining import KIND, VERSION, FluxTraining
 from fluxtrain.contract.validation import validate
 from fluxtrain.other_trainers.imported import Imported, Line
 from fluxtrain.other_trainers.option import Fate
+from fluxtrain.redaction import redacted
 
 _LISTED = (Fate.MISSING, Fate.UNKNOWN, Fate.INERT, Fate.ELSEWHERE)
 """What the file itself names, in comments; reports have everything."""
@@ -65,10 +66,11 @@ def _describe(line: Line) -> str:
 
 
 def _brief(value: object) -> str:
-    """Return ``value`` on one line, cut if it is long."""
+    """Return ``value`` on one line, without credentials, cut if it is long."""
+    value = redacted(value) if isinstance(value, str) else value
     if isinstance(value, str) and re.fullmatch(r"[\w./@:+,-]{1,60}", value, re.ASCII):
         return value
-    text = json.dumps(value, default=str, ensure_ascii=True)
+    text = redacted(json.dumps(value, default=str, ensure_ascii=True))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
