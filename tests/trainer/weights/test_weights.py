@@ -83,6 +83,14 @@ def test_weights_in_fp8_are_their_values_times_their_scales(
         assert (given[name] - state[name]).abs().max() <= 2**-4 * state[name].abs().max()
 
 
+def test_a_tensor_of_no_model_is_named(tmp_path: Path) -> None:
+    state = {**random_state(SMALL), "double_blocks.0.other.scale": torch.ones(3)}
+    with pytest.raises(
+        DataError, match=r"'double_blocks\.0\.other\.scale' is not a tensor of this"
+    ):
+        read_all(bfl_file(tmp_path / "other.safetensors", state))
+
+
 def test_of_a_whole_checkpoint_the_transformer_is_read(tmp_path: Path) -> None:
     state = random_state(SMALL)
     whole = {f"model.diffusion_model.{name}": value for name, value in state.items()}

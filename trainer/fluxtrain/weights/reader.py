@@ -172,7 +172,9 @@ class _FileWeights:
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors."""
         for name in names:
-            entry = self._entries[name]
+            entry = self._entries.get(name)
+            if entry is None:
+                raise DataError(f"{self.path}: {name!r:.80} is not a tensor of this model")
             first, *others = (self._locations[part].read() for part, _ in entry.parts)
             rows = torch.cat([first, *others]) if others else first
             yield name, torch.cat(rows.chunk(2)[::-1]) if entry.swapped else rows
