@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cluster.free_ports import free_port
 from tests.trainer.outputs import mlperf_values
 from tests.trainer.picture_cache.folders import cache, config, write_pictures
-from tests.trainer.ranks import train_alone
+from tests.trainer.ranks import finish, output_of, train_alone, train_together
 from tests.trainer.tiny_encoders import write_encoders
 
 from fluxtrain.cli import main
@@ -17,8 +19,9 @@ from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.pictures.held_out import held_out
 from fluxtrain.data.pictures.training_set import FILE
-from fluxtrain.distributed import World
+from fluxtrain.distributed import StopRequest, World
 from fluxtrain.errors import ConfigError
+from fluxtrain.picture_cache import cache_pictures
 
 COUNT = 9
 HASHES = [f"{number:064x}" for number in range(40)]
@@ -83,9 +86,6 @@ def test_a_continued_run_keeps_those_that_it_held_out(paths: RunPaths) -> None:
     run = split(0.3)
     first = cache(run, paths, World.alone()).open(run, paths.output)
     write_pictures(paths.data / "pictures", 2 * COUNT)
-    from fluxtrain.distributed import StopRequest
-    from fluxtrain.picture_cache import cache_pictures
-
     world = World.alone()
     again = cache_pictures(run, paths, world, StopRequest(world), lambda: None, is_new=False)
     opened = again.open(run, paths.output)
@@ -108,6 +108,21 @@ def test_a_run_evaluates_them_and_its_losses_do_not_depend_on_the_batch(paths: R
         assert mlperf_values(output.output, "eval_samples") == [24]
     assert len(losses[0]) >= 3
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [[], [16, 32]], ids=["squares", "two resolutions"])
+def test_any_number_of_ranks_gives_the_same_evaluation(paths: RunPaths, sizes: list[int]) -> None:
+    buckets = {"resolutions": sizes, "step": 16, "max_side": 64} if sizes else None
+    found = []
+    for size in (1, 2, 3):
+        run = split(0.3, buckets=buckets, cache="cache")
+        output = RunPaths(paths.output / str(size), paths.data, paths.models)
+        together = partial(train_together, port=free_port())
+        assert finish(together, run, output, size) == [0] * size, output_of(output)
+        found.append(mlperf_values(output.output, "eval_accuracy"))
+        assert mlperf_values(output.output, "eval_samples") == [24 * max(1, len(sizes))]
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert found[0] == pytest.approx(found[2], rel=1e-5)
 
 
 def test_regularisation_images_are_not_held_out(paths: RunPaths) -> None:
