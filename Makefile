@@ -46,7 +46,7 @@ check: setup ## format, lint, types, layers, generated files up to date
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --no-error-summary
-	$(BIN)/lint-imports --no-logo 2>&1 | tail -n 3
+	@found=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$found"; exit 1; }
 	$(BIN)/python -m fluxtrain_operator.generate --check
 	$(BIN)/yamllint --strict examples .yamllint
 
