@@ -75,7 +75,9 @@ def test_a_batch_is_the_same_after_others_and_as_the_first(
 def test_ranks_divide_a_batch_with_fewer_samples(
     count: int, missing: int, micro: int, num_ranks: int
 ) -> None:
-    whole = BatchShares(count, min(micro, -(-count // num_ranks)), num_ranks)
+    share = -(-count // num_ranks)
+    size = -(-share // -(-share // min(micro, share)))  # the smallest with as few micro batches
+    whole = BatchShares(count, size, num_ranks)
     left = max(1, count - missing)
     shares = whole.of_batch(left)
     positions = [

@@ -50,6 +50,8 @@ def test_a_variable_that_the_guide_does_not_have_is_refused() -> None:
         import_variables(misspelt, {})
     with pytest.raises(ConfigError, match=says):
         refuse_different(misspelt, config)
+    with pytest.raises(ConfigError, match="did you mean DATASET_NAME"):
+        refuse_different({"PARAMS_DATASET_NAME": "a"}, config)
     other = {"PARAMS_X": "1"}
     refuse_different(other, config)
     with pytest.raises(

@@ -75,6 +75,8 @@ def test_each_held_out_picture_is_a_sample_at_each_timestep(paths: RunPaths) -> 
     assert not names & set(evaluated)
     assert len(names) == COUNT - 3
     assert len(opened.validation) == 3 * 8
+    report = json.loads((paths.output / "pictures.json").read_text())
+    assert (report["used"], report["held_out"]) == (COUNT - 3, evaluated)
     indices = np.arange(24)
     assert opened.validation.timesteps(indices).tolist() == list(range(8)) * 3
     assert [opened.validation.key(int(i)) for i in indices] == [

@@ -152,7 +152,7 @@ def test_pictures_without_a_mask_are_skipped_and_listed(paths: RunPaths, tmp_pat
     run = config(data={"masks": "few"})
     (tmp_path / "out").mkdir()
     output = RunPaths(tmp_path / "out", paths.data, paths.models)
-    dataset, _ = cache(run, output, World.alone()).open(run, output.output)
+    dataset = cache(run, output, World.alone()).open(run, output.output).train
     assert [entry.name for entry in dataset.entries] == ["000.png"]
     skipped = json.loads((tmp_path / "out/pictures.json").read_text())["skipped"]
     assert skipped["001.jpg"] == f"has no mask in {folder}"

@@ -212,7 +212,13 @@ def test_repeats_prefix_and_class_tokens_make_the_samples(paths: RunPaths) -> No
     assert dataset.caption(0) == f"ohwx, {caption(0)}"
     assert dataset.caption(3) == "ohwx, a shape"
     report = json.loads((paths.output / "pictures.json").read_text())
-    assert report == {"used": 13, "samples": 39, "without_caption": ["001.jpg"], "skipped": {}}
+    assert report == {
+        "used": 13,
+        "samples": 39,
+        "without_caption": ["001.jpg"],
+        "held_out": [],
+        "skipped": {},
+    }
 
 
 def test_with_buckets_each_picture_has_the_size_of_its_bucket(paths: RunPaths) -> None:

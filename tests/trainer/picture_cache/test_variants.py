@@ -51,7 +51,8 @@ def opened(
     paths: RunPaths, **data: Any
 ) -> tuple[PictureDataset, tuple[torch.Tensor, torch.Tensor]]:
     run = config(data={"variants": VARIANTS, "cache": "../shared", **data})
-    return cache(run, paths, World.alone()).open(run, paths.output)
+    found = cache(run, paths, World.alone()).open(run, paths.output)
+    return found.train, found.empty_text
 
 
 def drawn(variant: float, dropped: bool = False) -> Draw:

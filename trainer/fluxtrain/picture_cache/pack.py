@@ -14,14 +14,12 @@ from fluxtrain.data.pictures.picture import decode, read_bytes
 from fluxtrain.data.pictures.reading import FAULTS, reason_of
 from fluxtrain.data.pictures.subset import TrainingPicture
 from fluxtrain.data.tar.index import MAX_CAPTION_BYTES
-from fluxtrain.errors import UNSET, ConfigError, StorageError
+from fluxtrain.errors import UNSET, ConfigError, DataError, StorageError
 from fluxtrain.picture_cache.work import nothing_left
 
 PATTERN = "pictures-%06d.tar"
 MAX_SHARD_BYTES = 1 << 30
 """After that many bytes a shard ends too."""
-_AT_ONCE = 64
-"""Pictures whose bytes are in memory."""
 _FIELD = "spec.run.data.images"
 
 
@@ -93,34 +91,42 @@ def _write(
         encoder=False,
         mtime=0,
     ) as writer:
-        for picture, sample in _samples(pictures):
-            if isinstance(sample, str):
-                left_out[picture.label] = sample
+        for picture, fault in _checked(pictures):
+            if fault:
+                left_out[picture.label] = fault
             else:
-                writer.write({"__key__": f"{number:08d}", **sample})
+                writer.write(_sample(number, picture))
                 number += 1
             advance()
     return left_out
 
 
-def _samples(
-    pictures: Sequence[TrainingPicture],
-) -> Iterator[tuple[TrainingPicture, dict[str, Any] | str]]:
-    """Yield ``pictures`` in their order with what is packed of each, or why it cannot be used."""
+def _checked(pictures: Sequence[TrainingPicture]) -> Iterator[tuple[TrainingPicture, str]]:
+    """Yield ``pictures`` in their order, each with why it cannot be used, "" if it can."""
     threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads, thread_name_prefix="picture") as pool:
-        for start in range(0, len(pictures), _AT_ONCE):
-            part = pictures[start : start + _AT_ONCE]
-            yield from zip(part, pool.map(_sample, part), strict=True)
+        yield from zip(pictures, pool.map(_fault, pictures), strict=True)
 
 
-def _sample(picture: TrainingPicture) -> dict[str, Any] | str:
+def _fault(picture: TrainingPicture) -> str:
     try:
-        content = read_bytes(picture.path)
-        decode(content, at_least=(1, 1))
+        decode(read_bytes(picture.path), at_least=(1, 1))
     except FAULTS as error:
         return reason_of(error)
-    suffix, caption = picture.path.suffix.lower()[1:], picture.caption.encode("utf-8", "replace")
-    if len(caption) > MAX_CAPTION_BYTES:
-        return f"its caption has {len(caption)} bytes, at most {MAX_CAPTION_BYTES} are packed"
-    return {suffix: content, **({"txt": caption} if caption else {})}
+    size = len(_caption(picture))
+    if size > MAX_CAPTION_BYTES:
+        return f"its caption has {size} bytes, at most {MAX_CAPTION_BYTES} are packed"
+    return ""
+
+
+def _sample(number: int, picture: TrainingPicture) -> dict[str, Any]:
+    try:
+        content = read_bytes(picture.path)
+    except FAULTS as error:
+        raise DataError(f"{picture.label}: {reason_of(error)}") from None
+    caption, suffix = _caption(picture), picture.path.suffix.lower()[1:]
+    return {"__key__": f"{number:08d}", suffix: content, **({"txt": caption} if caption else {})}
+
+
+def _caption(picture: TrainingPicture) -> bytes:
+    return picture.caption.encode("utf-8", "replace")

@@ -82,9 +82,9 @@ class CachedPictures:
         records = [self._record(picture) for picture in self.pictures]
         faults = {p.label: r.fault for p, r in zip(self.pictures, records, strict=True) if r.fault}
         skipped = self.skipped | faults
-        self._write_report(output, skipped)
         used = [pair for pair in zip(self.pictures, records, strict=True) if not pair[1].fault]
         if not used:
+            self._write_report(output, skipped, TrainingSet((), ()))
             raise nothing_left(skipped, output / REPORT)
         seed, part = config.drawn_seed, config.data.validation_split
         chosen = held_out((r.sha256 for p, r in used if not p.is_reg), part, seed)
@@ -94,6 +94,7 @@ class CachedPictures:
             if not (is_held_out and picture.is_reg):
                 samples[is_held_out].extend(_samples(picture, record, seed))
         found = TrainingSet(tuple(samples[0]), tuple(skipped), tuple(samples[1]))
+        self._write_report(output, skipped, found)
         found.write(output)
         return found
 
@@ -129,12 +130,15 @@ class CachedPictures:
         spans = read_header(path)
         return read_tensor(path, spans["txt"]), read_tensor(path, spans["vec"])
 
-    def _write_report(self, output: Path, skipped: dict[str, str]) -> None:
-        used = [picture for picture in self.pictures if picture.label not in skipped]
+    def _write_report(self, output: Path, skipped: dict[str, str], found: TrainingSet) -> None:
+        held_out = dict.fromkeys(sample.name for sample in found.validation)
+        left_out = skipped.keys() | held_out.keys()
+        used = [picture for picture in self.pictures if picture.label not in left_out]
         report = {
             "used": len(used),
             "samples": sum(picture.repeats for picture in used),
             "without_caption": [p.label for p in used if not p.file.caption],
+            "held_out": list(held_out),
             "skipped": skipped,
         }
         with atomic_write(output / REPORT) as partial:

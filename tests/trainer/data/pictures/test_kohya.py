@@ -11,6 +11,7 @@ import pytest
 from fluxtrain.contract.run.buckets import BucketsConfig
 from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.contract.run.variants import VariantsConfig
+from fluxtrain.data.pictures.kohya import own_sizes
 from fluxtrain.data.pictures.placement import placements
 from fluxtrain.data.pictures.subset import batch_size_note, list_subsets, subsets, training_pictures
 from fluxtrain.errors import FluxtrainError
@@ -262,3 +263,13 @@ def test_another_batch_size_than_the_runs_is_told(
     assert expected in note
     assert bool(expected) == bool(note)
     assert batch_size_note(config(images="folder"), tmp_path, 16) == ""
+
+
+@pytest.mark.parametrize("resolution", [[[1, 2]], {"a": 1}, "512", 0.5, [], True, None])
+@pytest.mark.parametrize("subsets", [7, None, "a", [1, None], {"a": 1}])
+def test_own_sizes_of_malformed_tables_are_none(
+    tmp_path: Path, resolution: object, subsets: object
+) -> None:
+    datasets = [{"resolution": resolution, "subsets": subsets}]
+    (tmp_path / "set.json").write_text(json.dumps({"datasets": datasets}))
+    assert own_sizes(tmp_path / "set.json") == {}

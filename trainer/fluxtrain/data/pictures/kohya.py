@@ -103,7 +103,10 @@ def _every_table(content: Options, path: Path) -> list[Options]:
     """Return the tables of data sets and of their subsets, with the options above them."""
     general = _table(path, "general", content.get("general", {}))
     tables = [{**general, **table} for table in _tables(path, "datasets", content.get("datasets"))]
-    subsets = [(table, each) for table in tables for each in table.get("subsets", ())]
+    listed = [(table, table.get("subsets")) for table in tables]
+    subsets = [
+        (table, each) for table, found in listed if isinstance(found, list) for each in found
+    ]
     return [*tables, *({**table, **each} for table, each in subsets if isinstance(each, dict))]
 
 

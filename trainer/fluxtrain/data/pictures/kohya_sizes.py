@@ -70,12 +70,11 @@ def sizes_of(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Values that are no sizes are left to the checks of the fields, and of each table.
     """
     given = [table["resolution"] for table in tables if table.get("resolution") is not None]
-    sides = sorted(
-        {each[0] if isinstance(each, list) and each else each for each in given if each}, key=str
-    )
-    if not sides or not all(type(side) is int for side in sides):
+    firsts = [each[0] if isinstance(each, list) and each else each for each in given]
+    if not firsts or not all(type(side) is int for side in firsts):
         return {}
-    largest = max(sides)
+    sides = sorted(set(firsts))
+    largest = sides[-1]
     fields: dict[str, Any] = {"image_size": largest, "latent_size": largest // 8}
     with_buckets = next((table for table in tables if table.get("enable_bucket")), None)
     if with_buckets is not None:
