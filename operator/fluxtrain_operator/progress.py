@@ -270,8 +270,8 @@ def _log_head(values: object) -> tuple[int, str] | None:
 
 def _printable(text: str) -> str:
     """Return ``text`` with its line breaks; escape sequences and other control characters become spaces."""
-    lines = _ESCAPES.sub("", text).splitlines()
-    return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in lines)
+    plain = _ESCAPES.sub("", text).replace("\r\n", "\n")
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in plain)
 
 
 def _line(value: object) -> str:

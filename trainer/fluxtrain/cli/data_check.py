@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -67,8 +68,8 @@ def action(arguments: argparse.Namespace) -> int:
     config: RunConfig | None = None
     try:
         config = _config(arguments)
-        _print_batch_size_note(config, _root(arguments))
         found = _check(config, _root(arguments), is_shown=sys.stderr.isatty())
+        _print_batch_size_note(config, _root(arguments))
         _require_some(found)
     except FluxtrainError as error:
         if arguments.json:
@@ -119,10 +120,11 @@ def run_of_source(source: str, data_root: Path, image_size: int | None = None) -
     """
     from fluxtrain.data.pictures.kohya import is_dataset_config, own_sizes
 
-    path = data_root / source
-    own = own_sizes(path) if is_dataset_config(path) and path.is_file() else {}
-    size = image_size or _SIZE
-    sizes = own if own and image_size is None else {"image_size": size, "latent_size": size // 8}
+    path, size = data_root / source, image_size or _SIZE
+    sizes = {"image_size": size, "latent_size": size // 8}
+    if image_size is None and is_dataset_config(path) and path.is_file():
+        with suppress(FluxtrainError):  # whoever lists its pictures says what is wrong
+            sizes |= own_sizes(path)
     return {"preset": "dev-lora", "data": {"images": source, **sizes}}
 
 

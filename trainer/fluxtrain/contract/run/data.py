@@ -41,7 +41,7 @@ class SyntheticConfig(StrictModel):
 def _needs_images(field: str, default: object, cel: str) -> Rule:
     return Rule(
         field,
-        f"must be {default or 'empty'} unless images is set",
+        f"must be {'empty' if default == '' else default} unless images is set",
         lambda data: data.images is not None or getattr(data, field) == default,
         f"has(self.images) || self.{field} == {cel}",
     )
