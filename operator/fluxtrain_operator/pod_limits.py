@@ -50,7 +50,9 @@ _USER = "must be a number other than 0"
 
 _DETOURS, _DOTS = ("//", "/./", "/../"), ("/.", "/..")
 _SECRET_SOURCES = (
-    *("secret.secretName", "projected.sources[].secret.name", "csi.nodePublishSecretRef.name"),
+    "secret.secretName",
+    "projected.sources[].secret.name",
+    "csi.nodePublishSecretRef.name",
 )
 
 

@@ -158,3 +158,33 @@ def test_a_wrong_policy_is_refused_with_its_path(text: str, says: str) -> None:
 def test_a_value_of_another_type_is_refused(spec: dict[str, object]) -> None:
     with pytest.raises(NotPermittedError):
         require_permitted({"spec": spec}, DEFAULT_POLICY)
+
+
+def _with_secret(name: str) -> list[dict[str, object]]:
+    volumes = [
+        {"secret": {"secretName": name}},
+        {"projected": {"sources": [{"secret": {"name": name}}]}},
+        {"csi": {"driver": "a", "nodePublishSecretRef": {"name": name}}},
+    ]
+    containers = [
+        {"envFrom": [{"secretRef": {"name": name}}]},
+        {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": name, "key": "k"}}}]},
+    ]
+    pods = [
+        *({"volumes": [{"name": "v", **each}]} for each in volumes),
+        *(
+            {kind: [{"name": "c", **each}]}
+            for kind in ("containers", "initContainers")
+            for each in containers
+        ),
+    ]
+    return [{"credentials": [name]}, *({"podTemplate": {"spec": pod}} for pod in pods)]
+
+
+@pytest.mark.parametrize("number", range(len(_with_secret(""))))
+def test_every_way_to_a_secret_needs_its_pattern(number: int) -> None:
+    policy = JobPolicy.model_validate({"podTemplate": "any", "secrets": ["hub-*", "!hub-admin"]})
+    require_permitted({"spec": _with_secret("hub-token")[number]}, policy)
+    for name in ("hub", "other", "hub-admin"):
+        with pytest.raises(NotPermittedError, match=r"must be allowed by jobs\.secrets"):
+            require_permitted({"spec": _with_secret(name)[number]}, policy)

@@ -12,7 +12,6 @@ from cluster.free_ports import free_port
 from tests.trainer.outputs import mlperf_values
 from tests.trainer.picture_cache.folders import cache, config, write_pictures
 from tests.trainer.ranks import finish, output_of, train_alone, train_together
-from tests.trainer.tiny_encoders import write_encoders
 
 from fluxtrain.cli import main
 from fluxtrain.contract.launch import RunPaths
@@ -25,11 +24,6 @@ from fluxtrain.picture_cache import cache_pictures
 
 COUNT = 9
 HASHES = [f"{number:064x}" for number in range(40)]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_encoders(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
@@ -137,6 +131,23 @@ def test_regularisation_images_are_not_held_out(paths: RunPaths) -> None:
     cache(run, paths, World.alone()).open(run, paths.output)
     stored = json.loads((paths.output / FILE).read_text())
     assert {each["name"].partition("/")[0] for each in stored["validation"]} == {"pictures"}
+
+
+def test_a_regularisation_image_that_equals_a_held_out_picture_is_not_trained(
+    paths: RunPaths,
+) -> None:
+    write_pictures(paths.data / "reg", COUNT)  # the same bytes
+    subsets = [{"image_dir": "pictures"}, {"image_dir": "reg", "is_reg": True}]
+    (paths.data / "set.json").write_text(json.dumps({"datasets": [{"subsets": subsets}]}))
+    opened = cache(split(0.3, images="set.json"), paths, World.alone()).open(
+        split(0.3, images="set.json"), paths.output
+    )
+    assert opened.validation is not None
+    held = {Path(entry.name).name for entry in opened.validation.entries}
+    trained = [entry.name for entry in opened.train.entries]
+    assert len(held) == 3
+    assert not held & {Path(name).name for name in trained}
+    assert len(trained) == 2 * (COUNT - 3)
 
 
 def test_data_check_tells_how_many_are_held_out(

@@ -13,7 +13,6 @@ from tests.trainer.cli.bad_pictures import tar
 from tests.trainer.picture_cache.folders import config, write_pictures
 from tests.trainer.remote.conftest import point_at
 from tests.trainer.remote.servers import FileServer
-from tests.trainer.tiny_encoders import write_encoders
 
 from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, RunPaths
 from fluxtrain.distributed import StopRequest, World
@@ -22,11 +21,6 @@ from fluxtrain.picture_cache import CachedPictures, cache_pictures, check_pictur
 
 COUNT = 5
 BUCKET = "s3://bucket/set"
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_encoders(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

@@ -116,9 +116,8 @@ def dump_yaml(document: object) -> str:
 def read_text(path: Path) -> str:
     """Return the text of a small file; raise ConfigError if it is large, unreadable or not UTF-8."""
     try:
-        with path.open(
-            "rb"
-        ) as file:  # may be a pipe, as in `fluxtrain plan <(envsubst < job.yaml)`
+        # it may be a pipe, as in `fluxtrain plan <(envsubst < job.yaml)`
+        with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             size = f"{path.stat().st_size} bytes" if path.is_file() else "more"

@@ -129,8 +129,8 @@ class DataConfig(StrictModel):
     """Folder of the validation samples; ``none``: there are none, and no evaluation."""
     validation_split: Annotated[float, Field(ge=0, le=0.5), IMMUTABLE] = 0.0
     """Part of the pictures of ``images`` that is held out of the training, at least one: an evaluation is
-    their mean loss at all eight timesteps, instead of that of ``validation``. The seed chooses them; equal
-    ones stay together, regularisation images are all trained. 0: none."""
+    their mean loss at all eight timesteps, instead of that of ``validation``. The seed chooses them, never
+    regularisation images; one that equals a picture that is held out is not trained. 0: none."""
     empty_encodings: Path = "empty.safetensors"
     """Encodings of the empty prompt, which replace those of a dropped prompt: a .safetensors file, or a
     folder with MLCommons' t5_empty.npy and clip_empty.npy."""
