@@ -1,4 +1,4 @@
-"""LoRA files in InvokeAI's own readers: every layer is found, and its update is ours.
+"""InvokeAI's own readers of LoRA files.
 
 InvokeAI is installed without its dependencies into an environment of its own. Its readers need torch and the
 standard library alone; packages around them that import more are replaced by empty ones of the same path.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -19,28 +18,9 @@ from typing import Any
 import torch
 from benchmarks.empty_package import empty_package
 from benchmarks.peers import FOLDER
-from benchmarks.table import print_table
-from safetensors.torch import load_file
 from torch import Tensor
 
-from fluxtrain.adapter.file import write_adapter
-from fluxtrain.adapter.layouts import LAYOUTS, PRODUCT_LAYOUTS
-from fluxtrain.adapter.trained import trained_adapter
-from fluxtrain.adapter.updates import Adapter
-from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks
-from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.adapted_layers import adapted_layers
-
 VERSION = "6.14.2"
-TOLERANCE = 1e-6
-MODEL = ModelConfig(depth=1, depth_single_blocks=1)  # its readers know FLUX.1's widths
-RANKS = AdapterRanks(img_attn=3, txt_mlp=2, single=5, img_mod=1)
-FUSED = AdapterConfig(rank=4, alpha=6.0, ranks=RANKS)
-CONFIGS = {
-    "one adapter for a fused layer": FUSED,
-    "split_qkv": FUSED.model_copy(update={"split_qkv": True}),
-    "lokr": AdapterConfig(kind="lokr", rank=4, alpha=6.0),
-}
 _CONVERSIONS = "invokeai.backend.patches.lora_conversions"
 _BARE = (
     *("invokeai.backend.util", "invokeai.backend.model_manager"),
@@ -49,6 +29,7 @@ _BARE = (
 )
 _PREFIX = "lora_transformer-"
 Tensors = dict[str, Tensor]
+Readers = Mapping[str, tuple[Callable[..., bool], Callable[..., Any]]]
 
 
 class Logger:
@@ -66,7 +47,7 @@ def installed() -> Path:
     return folder
 
 
-def import_readers(packages: Path) -> dict[str, tuple[Callable[..., bool], Callable[..., Any]]]:
+def import_readers(packages: Path) -> Readers:
     """Return InvokeAI's readers by format, in its order: whether tensors have it, and their layers."""
     sys.path.append(str(packages))
     for name in _BARE:
@@ -86,49 +67,21 @@ def import_readers(packages: Path) -> dict[str, tuple[Callable[..., bool], Calla
     return readers
 
 
-def random_adapter(config: AdapterConfig) -> Adapter:
-    """Return an adapter with random values."""
-    torch.manual_seed(0)
-    layers = adapted_layers(MODEL, config)
-    tensors = {
-        f"{layer.name}.{name}": 0.1 * torch.randn(shape)
-        for layer in layers
-        for name, shape in layer.shapes.items()
-    }
-    return trained_adapter(layers, tensors)
+def in_invokeai(
+    tensors: Tensors, shapes: Mapping[str, tuple[int, int]], readers: Readers
+) -> tuple[str, Iterator[tuple[str, Tensor]]]:
+    """Return InvokeAI's name of the format of ``tensors``, and the layers that it finds with their updates.
 
-
-def compare(adapter: Adapter, tensors: Tensors, readers: dict[str, Any]) -> tuple[str, int, float]:
-    """Return InvokeAI's name of the format, the layers that it finds, and the largest difference."""
+    ``shapes`` are those of our layers. Raises AssertionError if it finds others.
+    """
     name = next(name for name, (has, _) in readers.items() if has(tensors))
     read = readers[name][1]
     patch = read(tensors, None) if name == "diffusers" else read(tensors)
     layers = {key.removeprefix(_PREFIX): layer for key, layer in patch.layers.items()}
-    assert layers.keys() == adapter.keys(), sorted(layers.keys() ^ adapter.keys())
-    differences = []
-    for layer, update in adapter.items():
-        weight = {"weight": torch.zeros(update.outputs, update.inputs)}
-        found = layers[layer].get_parameters(weight, 1.0)["weight"]
-        differences.append((found - update.delta()).abs().max().item())
-    return name, len(layers), max(differences)
+    assert layers.keys() == shapes.keys(), sorted(layers.keys() ^ shapes.keys())
 
+    def updates() -> Iterator[tuple[str, Tensor]]:
+        for layer, shape in shapes.items():
+            yield layer, layers[layer].get_parameters({"weight": torch.zeros(shape)}, 1.0)["weight"]
 
-def main() -> int:
-    """Write each kind of adapter in each layout, and print what InvokeAI makes of it."""
-    readers, rows = import_readers(installed()), []
-    with tempfile.TemporaryDirectory() as folder:
-        for kind, config in CONFIGS.items():
-            adapter = random_adapter(config)
-            for layout in PRODUCT_LAYOUTS if config.kind == "lokr" else LAYOUTS:
-                path = Path(folder) / "style.safetensors"
-                write_adapter(path, adapter, layout, torch.float32, is_dev=True)
-                name, count, difference = compare(adapter, load_file(path), readers)
-                rows.append((kind, layout, name, f"{count} of {len(adapter)}", f"{difference:.1e}"))
-                assert difference < TOLERANCE, rows[-1]
-    head = ("adapter", "layout", "read as", "layers", "largest difference")
-    print_table(f"InvokeAI {VERSION}: its updates and ours", head, rows)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return name, updates()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.other_loaders import comfy_keys, diffusers_model
 from benchmarks.reference_model import linears
 from diffusers import FluxPipeline
 from safetensors.torch import load_file, save_file
-from tests.trainer.adapter.other_loaders import comfy_keys, diffusers_model
 from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written
 from torch import Tensor
 

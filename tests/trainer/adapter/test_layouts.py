@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.other_loaders import fused, in_comfy, in_diffusers, in_peft
 from benchmarks.reference_model import linears
-from diffusers import FluxPipeline
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tests.trainer.adapter.other_loaders import comfy_keys, diffusers_model
 from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written
 from torch import Tensor
 
@@ -68,30 +67,6 @@ def test_kohyas_file_has_its_names_shapes_and_alphas(tmp_path: Path) -> None:
             assert tensors[f"{name}.alpha"].item() == pytest.approx(6.0 * count)
 
 
-def in_comfy(
-    path: Path, model: ModelConfig, outputs: dict[str, tuple[int, int]]
-) -> dict[str, Tensor]:
-    """Return the updates of all layers as ComfyUI computes them; every tensor of the file must be used."""
-    tensors, keys = load_file(path), comfy_keys(model)
-    updates = {name: torch.zeros(shape) for name, shape in outputs.items()}
-    used = set()
-    for module, (layer, first, length) in keys.items():
-        for up, down in (("lora_up", "lora_down"), ("lora_B", "lora_A")):
-            names = [f"{module}.{up}.weight", f"{module}.{down}.weight"]
-            if names[0] not in tensors:
-                continue
-            matrices = [tensors[name].float() for name in names]
-            scale = 1.0
-            if f"{module}.alpha" in tensors:
-                scale = tensors[f"{module}.alpha"].item() / len(matrices[1])
-                names.append(f"{module}.alpha")
-            end = None if length < 0 else first + length
-            updates[layer][first:end] += scale * matrices[0] @ matrices[1]
-            used.update(names)
-    assert used == set(tensors)
-    return updates
-
-
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_comfyui_uses_every_key_and_computes_our_update(
@@ -104,22 +79,6 @@ def test_comfyui_uses_every_key_and_computes_our_update(
         assert largest_difference(adapter[layer].delta(), theirs) < 1e-6, layer
 
 
-def in_diffusers(path: Path, model: ModelConfig) -> tuple[dict[str, Tensor], int]:
-    """Return the updates of diffusers' layers after load_lora_weights, and the number of peft's layers."""
-    transformer = diffusers_model(model)
-    parts = dict.fromkeys(("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))
-    pipeline = FluxPipeline(scheduler=None, transformer=transformer, **parts)
-    pipeline.load_lora_weights(path, adapter_name="ours")
-    layers = {
-        name: layer for name, layer in transformer.named_modules() if hasattr(layer, "lora_A")
-    }
-    updates = {}
-    for name, layer in layers.items():
-        up, down = layer.lora_B["ours"].weight.float(), layer.lora_A["ours"].weight.float()
-        updates[name] = layer.scaling["ours"] * up @ down
-    return updates, len(layers)
-
-
 @pytest.mark.parametrize("layout", ["kohya", "diffusers", "ai-toolkit"])
 @pytest.mark.parametrize("kind", ["fused", "split"])
 def test_diffusers_loads_our_update(tmp_path: Path, layout: Layout, kind: str) -> None:
@@ -128,12 +87,19 @@ def test_diffusers_loads_our_update(tmp_path: Path, layout: Layout, kind: str) -
         model, config = TRUE_WIDTH, config.model_copy(update={"ranks": FEW_LAYERS})
     adapter = adapter_of(config, model)
     path = written(tmp_path, adapter, layout, torch.float32)
-    theirs, count = in_diffusers(path, model)
-    ours = dict(linears(model))
-    assert count == sum(len(ours[layer]) for layer in adapter)
-    for layer, update in adapter.items():
-        stacked = torch.cat([theirs[name] for name in ours[layer]])
-        assert largest_difference(update.delta(), stacked) < 1e-6, layer
+    theirs, ours = in_diffusers(path, model), dict(linears(model))
+    assert len(theirs) == sum(len(ours[layer]) for layer in adapter)
+    for layer, update in fused(theirs, model).items():
+        assert largest_difference(adapter[layer].delta(), update) < 1e-6, layer
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_pefts_own_loader_uses_every_key_and_computes_our_update(tmp_path: Path, kind: str) -> None:
+    adapter = adapter_of(CONFIGS[kind])
+    theirs = fused(in_peft(written(tmp_path, adapter, "diffusers", torch.float32), MODEL), MODEL)
+    assert theirs.keys() == adapter.keys()
+    for layer, update in theirs.items():
+        assert largest_difference(adapter[layer].delta(), update) < 1e-6, layer
 
 
 def test_the_metadata_are_kohyas_with_right_hashes(tmp_path: Path) -> None:

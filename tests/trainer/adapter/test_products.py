@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.other_loaders import in_comfy
 from benchmarks.reference_model import random_model
 from safetensors.torch import load_file, save_file
 from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written
@@ -52,30 +53,13 @@ def test_a_file_is_read_back_with_its_names(tmp_path: Path, layout: Layout, kind
     assert dict(describe(found))["products"].startswith("29 layers")
 
 
-def in_comfy(tensors: dict[str, Tensor], module: str) -> Tensor:
-    """Return the update of ``module`` as ComfyUI computes it: alpha counts where a factor has a rank."""
-    own = {
-        name.rpartition(".")[2]: tensors[name] for name in tensors if name.startswith(f"{module}.")
-    }
-    alpha, rank, factors = own.pop("alpha").item(), None, []
-    for name in ("lokr_w1", "lokr_w2"):
-        if f"{name}_a" in own:
-            low = own.pop(f"{name}_b")
-            rank = len(low)
-            factors.append(own.pop(f"{name}_a") @ low)
-        else:
-            factors.append(own.pop(name))
-    assert not own, "every tensor is used"
-    return torch.kron(*factors) * (1.0 if rank is None else alpha / rank)
-
-
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_comfyui_computes_our_update(tmp_path: Path, kind: str) -> None:
     adapter = adapter_of(CONFIGS[kind])
-    tensors = load_file(written(tmp_path, adapter, "kohya", torch.float32))
-    for layer, update in adapter.items():
-        theirs = in_comfy(tensors, f"lora_unet_{layer.replace('.', '_')}")
-        assert largest_difference(update.delta(), theirs) < 1e-6, layer
+    path = written(tmp_path, adapter, "kohya", torch.float32)
+    shapes = {layer: (update.outputs, update.inputs) for layer, update in adapter.items()}
+    for layer, theirs in in_comfy(path, MODEL, shapes).items():
+        assert largest_difference(adapter[layer].delta(), theirs) < 1e-6, layer
 
 
 @pytest.mark.parametrize("layout", ["diffusers", "ai-toolkit"])

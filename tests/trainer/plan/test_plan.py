@@ -177,6 +177,16 @@ def test_fp8_is_a_fraction_of_its_own_peak() -> None:
         make_plan(make_config(precision={"fp8": "rowwise"}), 1, 8, "MI250X")
 
 
+def test_the_table_says_what_is_trained_and_what_is_frozen() -> None:
+    whole = render(make_plan(make_config("dev-finetune"), 1, 8, "MI300X"))
+    assert "11,901,408,320  all trained" in whole
+    assert "  float32, this rank's shard" in whole
+    adapters = render(make_plan(make_config("dev-lora"), 1, 1, "MI300X"))
+    assert "11,901,408,320  frozen; 76,578,816 of adapters are trained" in adapters
+    assert "frozen as computed with, adapters float32" in adapters
+    assert "adapters and optimizer state" in adapters
+
+
 @pytest.mark.parametrize(
     ("changes", "nodes", "limit", "row"),
     [

@@ -30,10 +30,20 @@ def render(plan: Plan) -> str:
 
 def _model(plan: Plan) -> list[Row]:
     return [
-        ("parameters", f"{plan.parameters:,}", "all trained"),
+        ("parameters", f"{plan.parameters:,}", _trained(plan)),
         ("FLOPs per sample", decimal(plan.flops_per_sample, "FLOP"), "forward and backward"),
         *_sizes(plan),
     ]
+
+
+def _has_adapters(plan: Plan) -> bool:
+    return plan.trainable_parameters != plan.parameters
+
+
+def _trained(plan: Plan) -> str:
+    if not _has_adapters(plan):
+        return "all trained"
+    return f"frozen; {plan.trainable_parameters:,} of adapters are trained"
 
 
 def _sizes(plan: Plan) -> list[Row]:
@@ -91,8 +101,9 @@ def _padding(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> list[Row]:
     parts = plan.memory_bytes_per_gpu
+    frozen = "frozen as computed with, adapters " if _has_adapters(plan) else ""
     return [
-        ("weights", binary(parts.weights), "float32, this rank's shard"),
+        ("weights", binary(parts.weights), f"{frozen}float32, this rank's shard"),
         (
             "gradients",
             binary(parts.gradients),
@@ -163,8 +174,9 @@ def _time(plan: Plan) -> list[Row]:
 
 def _disk(plan: Plan) -> list[Row]:
     kept = plan.disk_bytes // plan.checkpoint_bytes - 1
+    saved = "adapters" if _has_adapters(plan) else "weights"
     return [
-        ("one checkpoint", binary(plan.checkpoint_bytes), "weights and optimizer state, float32"),
+        ("one checkpoint", binary(plan.checkpoint_bytes), f"{saved} and optimizer state, float32"),
         (
             "its copy per rank",
             binary(plan.host_bytes_per_rank),
