@@ -186,7 +186,6 @@ def test_sizes_that_are_no_bucket_are_refused(data: Path, buckets: Any, message:
             r"data.source: got 'images'; must be encoded or synthetic",
         ),
         ({"task": "benchmark"}, r"spec.run.task: got 'benchmark'; must not be"),
-        ({"data": {"latent_size": 8}}, r"data.latent_size: got 8; must be image_size / 8"),
         ({"data": {"buckets": {"step": 64}}}, r"data.image_size: got 32; .*below step"),
         ({"data": {"buckets": {"min_side": 48}}}, r"data.image_size: got 32; .*min_side"),
         ({"data": {"buckets": {"max_side": 16}}}, r"data.image_size: got 32; .*max_side"),

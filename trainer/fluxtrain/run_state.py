@@ -27,6 +27,7 @@ from fluxtrain.contract.run.config import RANDOM_SEED, RunConfig
 from fluxtrain.contract.run.immutable_fields import IMMUTABLE_PATHS, value_at
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.run.schedule import ScheduleConfig
+from fluxtrain.contract.run.sides import LATENT, with_both
 from fluxtrain.errors import ConfigError, DataError
 
 DONE = "DONE"
@@ -167,10 +168,13 @@ def _run_state(values: dict[str, Any], path: Path) -> RunState:
 def check_same_run(config: RunConfig, checkpoint: Path) -> None:
     """Raise ConfigError if ``config`` and ``checkpoint`` are of different runs.
 
-    A field that the checkpoint's version did not have yet had its default.
+    A field that the checkpoint's version did not have yet had its default. In earlier versions the side of
+    the images could differ from that of the latents, which was the one that counted.
     """
     defaults = resolve({"preset": config.preset}).model_dump(mode="json")
     saved, current = merge(defaults, read_config(checkpoint)), config.model_dump(mode="json")
+    latent = {LATENT: value_at(saved, f"data.{LATENT}")}
+    saved = merge(saved, {"data": with_both(latent)})
     for path in IMMUTABLE_PATHS:
         before, now = value_at(saved, path), value_at(current, path)
         if before != now and (path, now) != ("seed", RANDOM_SEED):  # the trainer takes the run's

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import merge
 from fluxtrain.data.batch import Batch
 from fluxtrain.data.empty_text import write_empty_text
 from fluxtrain.data.loader import AnyBatch, evaluation_batches, training_batches
@@ -248,8 +249,7 @@ def test_a_worker_ends_with_its_trainer_and_at_no_other_signal(tmp_path: Path) -
 def test_shapes_that_do_not_fit_name_the_field(
     tmp_path: Path, part: str, field: str, value: int
 ) -> None:
-    document = encoded(tmp_path).model_dump()
-    document[part][field] = value
+    document = merge(encoded(tmp_path).model_dump(), {part: {field: value}})
     with pytest.raises(ConfigError, match=str(tmp_path / "train")) as caught:
         open_source(RunConfig.model_validate(document), tmp_path, "train")
     assert caught.value.path == f"spec.run.{part}.{field}"

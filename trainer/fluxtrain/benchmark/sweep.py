@@ -16,7 +16,6 @@ NUM_PARTS = 5
 """Parts of a measurement: their median is its result, their range its spread."""
 _FIT_STEPS = 3
 """Steps that show whether a batch fits: the optimizer's memory is there from the first."""
-_PIXELS_PER_LATENT = 8
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,6 @@ class Trial:
             "task": "train",
             "data": {
                 "image_size": setting.image_size,
-                "latent_size": setting.image_size // _PIXELS_PER_LATENT,
                 "text_length": setting.text_length,
             },
             "precision": {"compute": setting.compute, "fp8": setting.fp8},

@@ -121,7 +121,7 @@ def run_of_source(source: str, data_root: Path, image_size: int | None = None) -
     from fluxtrain.data.pictures.kohya import is_dataset_config, own_sizes
 
     path, size = data_root / source, image_size or _SIZE
-    sizes = {"image_size": size, "latent_size": size // 8}
+    sizes: dict[str, Any] = {"image_size": size}
     if image_size is None and is_dataset_config(path) and path.is_file():
         with suppress(FluxtrainError):  # whoever lists its pictures says what is wrong
             sizes |= own_sizes(path)

@@ -54,7 +54,6 @@ DATA: Mapping[str, Option] = {
     "datasets.resolution": fields(
         [
             "data.image_size",
-            "data.latent_size",
             "data.buckets.step",
             "data.buckets.upscale",
             "data.buckets.resolutions",

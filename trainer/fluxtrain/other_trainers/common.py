@@ -108,7 +108,7 @@ def square(reading: Reading, name: str, side: object, step: int = 16) -> Values:
         raise reading.wrong(name, "must be a number of pixels")
     if side % step:
         raise NoCounterpartError(f"a side of FLUX.1's images is a multiple of {step}")
-    return {"data.image_size": side, "data.latent_size": side // 8}
+    return {"data.image_size": side}
 
 
 def recomputation(reading: Reading, name: str) -> Values:

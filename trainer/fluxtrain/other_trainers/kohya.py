@@ -184,7 +184,7 @@ _DATA: Mapping[str, Option] = {
     "dataset_repeats": fields(
         ["data.repeats"], common.of_images("train_data_dir", "data.repeats", Reading.positive)
     ),
-    "resolution": fields(["data.image_size", "data.latent_size"], values.resolution),
+    "resolution": fields(["data.image_size"], values.resolution),
     "enable_bucket": fields(buckets.FIELDS, buckets.kohya, note="false: squares"),
     **{
         name: fields([path], buckets.of_kohya(read), default, "with enable_bucket")

@@ -18,7 +18,7 @@ _SEPARATORS = {"comma": ",", "space": " ", "period": "."}
 _ASPECTS = ("square", "preserve", "closest", "random")
 _STYLES = ("random", "center", "centre", "corner", "face")
 SIZES = (
-    *("data.image_size", "data.latent_size", "data.buckets.step", "data.buckets.upscale"),
+    *("data.image_size", "data.buckets.step", "data.buckets.upscale"),
     "data.buckets.resolutions",
 )
 """The fields that resolution sets."""

@@ -99,11 +99,6 @@ def test_an_unreadable_image_has_weight_0_and_changes_no_other_sample(
         assert torch.equal(one.noise, other.noise)
 
 
-def test_latents_of_another_size_are_refused() -> None:
-    with pytest.raises(ConfigError, match="must be image_size / 8 if source is images"):
-        config(data={"latent_size": 8})
-
-
 def test_the_preprocess_task_needs_images() -> None:
     with pytest.raises(ConfigError, match=r"data\.source.*must be images if task is preprocess"):
         resolve({"preset": "mlperf-schnell", "task": "preprocess"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT, PIXELS_PER_TOKEN
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import ConfigError
 
@@ -19,14 +18,11 @@ def require_buckets(config: RunConfig, at: str) -> None:
     if config.task == "benchmark":
         text = "must not be benchmark with data.buckets: it measures squares"
         raise ConfigError(f"{at}.task", config.task, text)
-    if side != data.latent_size * PIXELS_PER_LATENT:
-        text = f"must be image_size / {PIXELS_PER_LATENT} with data.buckets; image_size is {side}"
-        raise ConfigError(f"{at}.data.latent_size", data.latent_size, text)
     if not buckets.resolutions:
         lowest = max(buckets.step, buckets.min_side or 0)
-        if side % PIXELS_PER_TOKEN or not lowest <= side <= (buckets.max_side or side):
+        if not lowest <= side <= (buckets.max_side or side):
             text = (
-                f"must be a multiple of {PIXELS_PER_TOKEN}, and neither below step or min_side of "
-                "data.buckets nor above its max_side, if it has no resolutions"
+                "must be neither below step or min_side of data.buckets nor above its max_side, "
+                "if it has no resolutions"
             )
             raise ConfigError(f"{at}.data.image_size", side, text)

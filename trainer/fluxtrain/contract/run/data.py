@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT, BucketsConfig, Size
 from fluxtrain.contract.run.download import DownloadConfig, url_rules
+from fluxtrain.contract.run.sides import with_both
 from fluxtrain.contract.run.table import TableConfig
 from fluxtrain.contract.run.variants import VariantsConfig
 from fluxtrain.contract.strict_model import (
@@ -53,16 +55,9 @@ class DataConfig(StrictModel):
     rules: ClassVar = (
         Rule(
             "latent_size",
-            "must be image_size / 8 if source is images",
-            lambda data: data.source != "images" or data.latent_size * 8 == data.image_size,
-            "self.source != 'images' || self.latent_size * 8 == self.image_size",
-            others=("source", "image_size"),
-        ),
-        Rule(
-            "latent_size",
-            "must be image_size / 8 if images is set",
-            lambda data: data.images is None or data.latent_size * 8 == data.image_size,
-            "!has(self.images) || self.latent_size * 8 == self.image_size",
+            "must be image_size / 8, or left out",
+            lambda data: data.latent_size * PIXELS_PER_LATENT == data.image_size,
+            "self.latent_size * 8 == self.image_size",
             others=("image_size",),
         ),
         Rule(
@@ -141,10 +136,10 @@ class DataConfig(StrictModel):
     order: Annotated[Literal["shuffled", "sequential"], IMMUTABLE] = "shuffled"
     """Order of the training samples: a new permutation in each epoch, drawn from the seed, or the data set's
     own in all epochs, as MLPerf's reference reads them."""
-    image_size: Annotated[int, Field(ge=1, le=32_768), IMMUTABLE] = 256
-    """Side length of the square images in pixels."""
+    image_size: Annotated[int, Field(ge=16, le=32_768, multiple_of=16), IMMUTABLE] = 256
+    """Side length of the square images in pixels; 8 times ``latent_size`` where only that is given."""
     latent_size: Annotated[int, Field(ge=2, le=4096, multiple_of=2), IMMUTABLE] = 32
-    """Side length of the latents: image_size / 8 with FLUX's autoencoder."""
+    """Side length of the latents: an eighth of ``image_size``, which is enough to give."""
     buckets: Annotated[BucketsConfig | None, IMMUTABLE] = None
     """Train on images of several aspect ratios, such as {}, each in its size; null: on squares. Each global
     batch has images of one size. Of what is left of a size in an epoch is a batch with fewer images."""
@@ -160,6 +155,11 @@ class DataConfig(StrictModel):
     """Fail if more than this fraction of the samples read so far, or of a validation set, is unreadable."""
     synthetic: Annotated[SyntheticConfig, IMMUTABLE] = SyntheticConfig()
     """The synthetic data set."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_sides(cls, values: Any) -> Any:
+        return with_both(values) if isinstance(values, Mapping) else values
 
     @property
     def resolutions(self) -> tuple[int, ...]:

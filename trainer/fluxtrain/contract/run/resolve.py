@@ -12,6 +12,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.needed_data import require_data
 from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.contract.run.reference_schedule import require_schedule, schedule_values
+from fluxtrain.contract.run.sides import without_decided
 from fluxtrain.contract.validation import validate
 
 
@@ -39,8 +40,11 @@ def with_preset(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` overridden by ``over``; mappings are merged, other values replaced."""
-    merged = dict(base)
+    """Return ``base`` overridden by ``over``; mappings are merged, other values replaced.
+
+    Of ``image_size`` and ``latent_size`` the one that ``over`` has replaces both.
+    """
+    merged = without_decided(base, over)
     for key, value in over.items():
         below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):

@@ -63,9 +63,7 @@ OPTIONS: Mapping[str, Replacement] = {
     ),
     "training.dataset_path": Replacement(("data.train",), _FOLDER, same=False),
     "training.classifer_free_guidance_prob": Replacement(("flow.prompt_dropout",)),
-    "training.img_size": Replacement(
-        ("data.image_size", "data.latent_size"), "the latter is an eighth of the former"
-    ),
+    "training.img_size": Replacement(("data.image_size",)),
     "training.seq_len": Replacement(
         ("data.text_length",), "torchtitan's FLUX does not use it", same=False
     ),

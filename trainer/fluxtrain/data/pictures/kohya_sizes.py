@@ -75,7 +75,7 @@ def sizes_of(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {}
     sides = sorted(set(firsts))
     largest = sides[-1]
-    fields: dict[str, Any] = {"image_size": largest, "latent_size": largest // 8}
+    fields: dict[str, Any] = {"image_size": largest}
     with_buckets = next((table for table in tables if table.get("enable_bucket")), None)
     if with_buckets is not None:
         fields["buckets"] = {"resolutions": sides if len(sides) > 1 else []} | {
