@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fluxtrain.other_trainers import buckets, common, copies
+from fluxtrain.other_trainers import kohya_validation as validation
 from fluxtrain.other_trainers import kohya_values as values
 from fluxtrain.other_trainers.imported import Trainer
 from fluxtrain.other_trainers.kohya_training import TRAINING
@@ -228,12 +229,21 @@ _DATA: Mapping[str, Option] = {
     "persistent_data_loader_workers": automatic("data loader processes live on"),
     "validation_split": fields(
         ["data.validation_split", "evaluation.at_end"],
-        values.validation_split,
-        note="evaluation.every_samples evaluates on the way",
+        validation.split,
+        note="the loss of these pictures is also computed after the last step",
     ),
-    **each(
-        "validation_seed validate_every_n_steps validate_every_n_epochs max_validation_steps",
-        missing("evaluation.every_samples says when, and the seed of the run which pictures", 0),
+    "validate_every_n_steps": fields(
+        [validation.EVERY], validation.every_steps, note="times the global batch"
+    ),
+    "validate_every_n_epochs": fields(
+        [validation.EVERY],
+        validation.every_epochs,
+        1,
+        "with --epoch-samples, unless validate_every_n_steps is given",
+    ),
+    "validation_seed": fields([], validation.seed, note="the seed of the run chooses the pictures"),
+    "max_validation_steps": fields(
+        [], validation.most_batches, note="an evaluation has all pictures that are held out"
     ),
 }
 _SAMPLES: Mapping[str, Option] = {

@@ -69,12 +69,6 @@ def other_model(reading: Reading, name: str) -> Values:
     return {}
 
 
-def validation_split(reading: Reading, name: str) -> Values:
-    """Return the part of the pictures that is held out."""
-    part = reading.number(name)
-    return {"data.validation_split": part, "evaluation.at_end": part > 0}
-
-
 def network_kind(reading: Reading, name: str) -> Values:
     """Return the kind of adapter: of networks.lora_flux, or LyCORIS' lokr; others have no counterpart."""
     if reading.text(name) == "networks.lora_flux":
