@@ -183,9 +183,24 @@ def test_sizes_that_are_no_bucket_are_refused(data: Path, buckets: Any, message:
     [
         (
             {"data": {"source": "images"}},
-            r"data.source: got 'images'; must be encoded or synthetic",
+            r"data.source: got 'images'; must be encoded or synthetic .* data.images, which encodes",
         ),
-        ({"task": "benchmark"}, r"spec.run.task: got 'benchmark'; must not be"),
+        (
+            {
+                "task": "benchmark",
+                "benchmark": {"image_sizes": [32, 16]},
+                "data": {"buckets": {"step": 32}},
+            },
+            r"benchmark.image_sizes\[1\]: got 16; .*below step",
+        ),
+        (
+            {
+                "task": "benchmark",
+                "benchmark": {"image_sizes": [32]},
+                "data": {"buckets": {"resolutions": [32]}},
+            },
+            r"benchmark.image_sizes: got \[32\]; must be empty if data.buckets has resolutions",
+        ),
         ({"data": {"buckets": {"step": 64}}}, r"data.image_size: got 32; .*below step"),
         ({"data": {"buckets": {"min_side": 48}}}, r"data.image_size: got 32; .*min_side"),
         ({"data": {"buckets": {"max_side": 16}}}, r"data.image_size: got 32; .*max_side"),

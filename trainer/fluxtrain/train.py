@@ -72,17 +72,29 @@ def train(config: RunConfig, paths: RunPaths, world: World) -> RunState:
         return trainer.run
 
 
-def take_steps(config: RunConfig, paths: RunPaths, world: World, count: int) -> None:
-    """Take the first ``count`` steps of a longer run, log them and save nothing: to measure them."""
+def take_steps(
+    config: RunConfig, paths: RunPaths, world: World, count: int, sources: Sources | None = None
+) -> None:
+    """Take the first ``count`` steps of a longer run, log them and save nothing: to measure them.
+
+    ``sources`` are read instead of the run's own.
+    """
     with ExitStack() as stack:
-        _Trainer(config, paths, world, stack).take_steps(count)
+        _Trainer(config, paths, world, stack, sources).take_steps(count)
 
 
 class _Trainer:
     """The parts of one training, and ``run``, its state after the last step."""
 
-    def __init__(self, config: RunConfig, paths: RunPaths, world: World, stack: ExitStack) -> None:
-        """Load or resume everything; ``stack`` closes it."""
+    def __init__(
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        world: World,
+        stack: ExitStack,
+        sources: Sources | None = None,
+    ) -> None:
+        """Load or resume everything; ``stack`` closes it. ``sources`` replace those of ``config``."""
         self.paths, self.world = paths, world
         self.stop = StopRequest(world)
         self.stop.install()
@@ -97,10 +109,10 @@ class _Trainer:
         self._open_sources = partial(
             run_sources, config, paths, world, self.stop, observer.alive, recovery.is_new
         )
-        self._sources: Sources | None = None
+        self._sources = sources
         # in the closed division the clock starts before data are touched
         if not begins_closed(config, paths.num_nodes):
-            self._sources = self._open_sources()
+            self._sources = self._sources or self._open_sources()
             config = with_steps(config, self._sources, world)
             observer.use(config)
         self.config = config

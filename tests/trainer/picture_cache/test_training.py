@@ -101,7 +101,7 @@ def test_a_folder_in_which_nothing_can_be_used_is_refused(tmp_path: Path, roots:
          "spec.run.data.latent_size: got 4; must be image_size / 8, or left out; image_size is 64"),
         ({"evaluation": {"at_end": True}}, "spec.run.data.validation: must name a folder, or set"),
         ({"sampling": {"at_end": True}}, "spec.run.sampling.prompts: must hold a prompt"),
-        ({"task": "benchmark"}, "spec.run.data.images: got 'pictures'; must be null unless task is train"),
+        ({"task": "benchmark"}, "spec.run.data.images: got 'pictures'; must be null if task is benchmark"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )  # fmt: skip

@@ -63,6 +63,7 @@ class Crew:
         order = {
             "config": trial.config(self._config).model_dump(mode="json"),
             "steps": trial.num_steps(self._config),
+            "turns": trial.part_steps(self._config) if trial.is_measured else 0,
             "seconds": self._config.benchmark.trial_seconds,
             "num_ranks": trial.num_ranks,
             "folder": str(folder),

@@ -47,7 +47,7 @@ FIGURES = (
 def published(config: RunConfig, setting: Setting) -> list[Published]:
     """Return the figures of the same model, shapes, precision and recomputation as ``setting``."""
     is_dev = config.model == _DEV and config.adapter is None
-    if not is_dev or setting.activation_checkpointing or setting.fp8 != "none":
+    if not is_dev or setting.activation_checkpointing or setting.fp8 != "none" or setting.largest:
         return []
     wanted = setting.image_size, setting.text_length, setting.compute
     return [figure for figure in FIGURES if figure.shapes == wanted]

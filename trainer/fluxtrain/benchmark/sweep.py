@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.contract.validation import validate
-from fluxtrain.setting import Setting
+from fluxtrain.setting import Setting, sizes_of
 
 NUM_PARTS = 5
 """Parts of a measurement: their median is its result, their range its spread."""
@@ -44,8 +45,11 @@ class Trial:
         return self.global_batch_size == self.micro_batch_size * self.num_ranks
 
     def part_steps(self, config: RunConfig) -> int:
-        """Return the steps of one part of the measurement."""
-        return max(1, config.benchmark.steps // NUM_PARTS) if self.is_measured else _FIT_STEPS
+        """Return the steps of one part of the measurement; with buckets each size is in it equally often."""
+        if not self.is_measured:
+            return _FIT_STEPS
+        sizes = self.setting.num_sizes
+        return math.ceil(max(1, config.benchmark.steps // NUM_PARTS) / sizes) * sizes
 
     def warmup_parts(self, config: RunConfig) -> int:
         """Return how many parts come before those that are measured."""
@@ -65,6 +69,7 @@ class Trial:
             "data": {
                 "image_size": setting.image_size,
                 "text_length": setting.text_length,
+                "order": config.data.order if config.data.buckets is None else "sequential",
             },
             "precision": {"compute": setting.compute, "fp8": setting.fp8},
             "parallel": {
@@ -103,4 +108,7 @@ def settings(config: RunConfig) -> Iterator[Setting]:
         swept.activation_checkpointing or [own.activation_checkpointing],
         compiled,
     ):
-        yield Setting(*values)
+        setting = Setting(*values)
+        data = merge(config.data.model_dump(mode="json"), {"image_size": setting.image_size})
+        num_sizes, largest = sizes_of(DataConfig.model_validate(data))
+        yield replace(setting, num_sizes=num_sizes, largest=largest)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from fluxtrain.benchmark.scaling import Scaling
+from fluxtrain.setting import Setting
 
 _GIB = 1 << 30
 _HEADINGS = (
@@ -65,7 +67,7 @@ def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     cells = [
-        f"{row['image_size']} px",
+        Setting(**{field.name: row[field.name] for field in fields(Setting)}).shape,
         f"{row['text_length']}",
         row["compute"] if row["fp8"] == "none" else f"fp8 {row['fp8']}",
         f"{row['activation_checkpointing']:.0%}",

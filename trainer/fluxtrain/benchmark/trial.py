@@ -67,6 +67,7 @@ def _take_steps(order: dict[str, object]) -> None:
     end_with_parent()
     bind_near_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     from fluxtrain.benchmark.facts import facts
+    from fluxtrain.benchmark.mix import mixed_sources
     from fluxtrain.plan.resharding import settle_resharding_of
     from fluxtrain.train import take_steps
 
@@ -74,7 +75,8 @@ def _take_steps(order: dict[str, object]) -> None:
     paths = RunPaths.from_environment(os.environ)
     with process_group(progress) as world:
         config = settle_resharding_of(world, config)
-        take_steps(config, paths, world, int(str(order["steps"])))
+        sources = mixed_sources(config, paths.data, int(str(order["turns"])))
+        take_steps(config, paths, world, int(str(order["steps"])), sources)
         if world.is_main:
             with atomic_write(Path(paths.output) / FACTS_FILE) as partial:
                 partial.write_text(json.dumps(facts(config, world)))

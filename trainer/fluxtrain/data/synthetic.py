@@ -1,10 +1,11 @@
 """A data set without files: each class has one random latent and one random text encoding.
 
-With buckets the classes have one size after the other.
+With buckets the classes have one size after the other, or the samples the sizes that are given, in turn.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fluxtrain import draws
+from fluxtrain.contract.run.buckets import Size
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.dataset import Encodings, SampleShape
 from fluxtrain.draws import NUM_TIMESTEPS, Array
@@ -22,12 +24,15 @@ _LOGVAR = -20.0  # a standard deviation of 5e-5: the latent is its mean
 class SyntheticDataset:
     """Sample i is of class i modulo the number of classes; classes are drawn from the seed."""
 
-    def __init__(self, config: RunConfig, num_samples: int) -> None:
+    def __init__(
+        self, config: RunConfig, num_samples: int, in_turn: Sequence[Size] | None = None
+    ) -> None:
         """Draw the classes of ``config``; ``num_samples`` is the length of the set."""
         self.attribution = ""
         data, model = config.data, config.model
         self.num_samples, self.num_classes = num_samples, data.synthetic.classes
-        self._sizes = np.array(data.latent_sizes)
+        self._of_classes = in_turn is None
+        self._sizes = np.array(data.latent_sizes if in_turn is None else in_turn)
         self.shape = SampleShape(
             (data.text_length, model.context_in_dim), model.vec_in_dim, config.latent_shape
         )
@@ -39,8 +44,10 @@ class SyntheticDataset:
     @property
     def latent_sizes(self) -> Array:
         """Return height and width of the latents of every sample, "n 2"."""
-        classes = np.arange(len(self)) % self.num_classes
-        return self._sizes[classes % len(self._sizes)]
+        numbers = np.arange(len(self))
+        if self._of_classes:
+            numbers = numbers % self.num_classes
+        return self._sizes[numbers % len(self._sizes)]
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fluxtrain.contract.run.buckets import BucketsConfig
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import ConfigError
 
@@ -11,18 +12,27 @@ def require_buckets(config: RunConfig, at: str) -> None:
     data, buckets = config.data, config.data.buckets
     if buckets is None:
         return
-    side = data.image_size
     if data.source == "images":
-        text = "must be encoded or synthetic with data.buckets: other images are squares"
+        text = (
+            "must be encoded or synthetic with data.buckets: the sizes of other images are known once "
+            "all are read; name their folder in data.images, which encodes them before the first step"
+        )
         raise ConfigError(f"{at}.data.source", data.source, text)
-    if config.task == "benchmark":
-        text = "must not be benchmark with data.buckets: it measures squares"
-        raise ConfigError(f"{at}.task", config.task, text)
+    swept = config.benchmark.image_sizes if config.task == "benchmark" else []
+    if buckets.resolutions and swept:
+        text = "must be empty if data.buckets has resolutions, which are the sizes"
+        raise ConfigError(f"{at}.benchmark.image_sizes", swept, text)
     if not buckets.resolutions:
-        lowest = max(buckets.step, buckets.min_side or 0)
-        if not lowest <= side <= (buckets.max_side or side):
-            text = (
-                "must be neither below step or min_side of data.buckets nor above its max_side, "
-                "if it has no resolutions"
-            )
-            raise ConfigError(f"{at}.data.image_size", side, text)
+        _require_side(buckets, data.image_size, f"{at}.data.image_size")
+        for number, side in enumerate(swept):
+            _require_side(buckets, side, f"{at}.benchmark.image_sizes[{number}]")
+
+
+def _require_side(buckets: BucketsConfig, side: int, path: str) -> None:
+    lowest = max(buckets.step, buckets.min_side or 0)
+    if not lowest <= side <= (buckets.max_side or side):
+        text = (
+            "must be neither below step or min_side of data.buckets nor above its max_side, "
+            "if it has no resolutions"
+        )
+        raise ConfigError(path, side, text)

@@ -11,6 +11,8 @@ def require_data(config: RunConfig, at: str) -> None:
     data = config.data
     if data.images is not None and config.task not in ("train", "evaluate"):
         text = "must be null unless task is train, which encodes the pictures"
+        if config.task == "benchmark":
+            text = "must be null if task is benchmark: set data.source to synthetic, with the same sizes"
         raise ConfigError(f"{at}.data.images", data.images, text)
     if data.validation_split:
         _require_split(config, at)
