@@ -2,103 +2,36 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
 import signal
-import tarfile
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cluster.free_ports import free_port
 from tests.trainer import in_process, ranks
-from tests.trainer.picture_cache.folders import cache, cache_together, config, write_pictures
-from tests.trainer.remote.conftest import environment, point_at
+from tests.trainer.picture_cache.folders import cache, cache_together, config
+from tests.trainer.picture_cache.remote_pictures import (
+    BUCKET,
+    COUNT,
+    HUB,
+    asking,
+    encodings,
+    run_of,
+    table,
+)
+from tests.trainer.remote.conftest import environment
 from tests.trainer.remote.servers import COMMIT, FileServer
-from tests.trainer.tiny_encoders import write_encoders
 
 from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.run.resolve import merge
 from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.picture_cache import check_pictures
 from fluxtrain.picture_cache.fetching import PINS
-
-COUNT = 9
-BUCKET, HUB = "s3://bucket/pictures", "hf://datasets/owner/pictures"
-
-
-@pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
-    """Return roots with a folder of pictures, and its encodings in the output."""
-    root = tmp_path_factory.mktemp("roots")
-    write_pictures(root / "data/pictures", COUNT)
-    models = root / "models"
-    models.mkdir()
-    paths = RunPaths(root / "out", root / "data", write_encoders(models))
-    assert in_process.finish(cache, config(), paths) == [0]
-    return paths
-
-
-def shard(folder: Path, names: list[str]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name in names:
-            for suffix in (Path(name).suffix, ".txt"):
-                path = (folder / name).with_suffix(suffix)
-                tar.add(path, path.name)
-    return buffer.getvalue()
-
-
-@pytest.fixture
-def server(roots: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    """Return a server with the pictures as files and as shards."""
-    folder = roots.data / "pictures"
-    server = FileServer({})
-    for path in sorted(folder.iterdir()):
-        for prefix in ("bucket/pictures", "datasets/owner/pictures"):
-            server.files[f"{prefix}/{path.name}"] = path.read_bytes()
-    names = sorted(path.name for path in folder.iterdir() if path.suffix != ".txt")
-    for number in range(3):
-        content = shard(folder, names[3 * number : 3 * number + 3])
-        for prefix in ("bucket/shards", "web"):
-            server.files[f"{prefix}/s-{number}.tar"] = content
-    server.files["web/all.tar"] = shard(folder, names)
-    point_at(server, monkeypatch)
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def paths(roots: RunPaths, tmp_path: Path) -> RunPaths:
-    return RunPaths(tmp_path / "out", roots.data, roots.models)
-
-
-def run_of(paths: RunPaths, url: str, **data: Any) -> Any:
-    folder = str(paths.output.parent / "node")
-    changes = {"data": {"images": url, "download": {"folder": folder, "connections": 2}}}
-    return config(**merge(changes, {"data": data}))
-
-
-def asking(variables: dict[str, str], run: ranks.Run, *arguments: Any) -> None:
-    """Call ``run`` with ``variables``: the fork server has those of the first test."""
-    os.environ |= variables
-    run(*arguments)
-
-
-def encodings(output: Path) -> dict[str, bytes]:
-    files = [
-        file for part in ("latents", "texts") for file in (output / "cache" / part).glob("[!.]*")
-    ]
-    return {f"{file.parent.name}/{file.name}": file.read_bytes() for file in files}
 
 
 def test_every_source_gives_the_encodings_of_the_folder(
@@ -114,17 +47,6 @@ def test_every_source_gives_the_encodings_of_the_folder(
         names = [found.key(index).rpartition("/")[2] for index in range(len(found))]
         assert names == sorted(path.name for path in (roots.data / "pictures").glob("[0-9]*[pg]"))
     assert json.loads((tmp_path / "out1" / PINS).read_text())[HUB]["pinned"].endswith(f"@{COMMIT}")
-
-
-def table(folder: Path, names: list[str]) -> bytes:
-    rows = [
-        {"image": {"bytes": (folder / name).read_bytes(), "path": name}, "text": text}
-        for name in names
-        for text in [(folder / name).with_suffix(".txt").read_text()]
-    ]
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), buffer, row_group_size=2)
-    return buffer.getvalue()
 
 
 def test_a_data_set_of_the_hub_in_parquet_gives_the_encodings_of_the_folder(

@@ -13,8 +13,10 @@ import torch
 from cluster.free_ports import free_port
 from PIL import Image
 from tests.trainer import in_process, ranks
+from tests.trainer.cli.bad_pictures import tar
 from tests.trainer.outputs import losses
 from tests.trainer.picture_cache.folders import cache, config, file_of, noise, write_pictures
+from tests.trainer.remote.servers import FileServer
 from tests.trainer.tiny_encoders import SIDE, write_encoders
 
 from fluxtrain import flow
@@ -26,7 +28,8 @@ from fluxtrain.data.pictures.masks import mask_of
 from fluxtrain.data.pictures.picture import PictureError
 from fluxtrain.distributed import World
 from fluxtrain.draws import Draw
-from fluxtrain.errors import DataError
+from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.picture_cache import check_pictures
 
 COUNT = 4
 MASKS: dict[str, Any] = {"masks": "masks", "cache": "../shared"}
@@ -171,3 +174,66 @@ def test_regularisation_images_have_a_weight_of_their_own(paths: RunPaths) -> No
     assert [float(dataset.loss_mask(i).unique()) for i in range(2 * COUNT)] == [1.0] * 4 + [
         0.25
     ] * 4
+
+
+def test_masks_at_a_url_and_in_shards_are_those_of_the_folder(
+    server: FileServer, paths: RunPaths, tmp_path: Path
+) -> None:
+    for folder, suffix in (("pictures", "[!t]"), ("masks", "")):
+        files = {path.name: path.read_bytes() for path in (paths.data / folder).glob(f"*{suffix}")}
+        server.files |= {f"bucket/{folder}/{name}": content for name, content in files.items()}
+        dotted = {name.replace(".", "__"): content for name, content in sorted(files.items())}
+        server.files[f"web/{folder}/a.tar"] = tar(**dotted)
+    (tmp_path / "bare").mkdir()
+    for name, content in server.files.items():
+        if name.startswith("bucket/pictures/"):
+            (tmp_path / "bare" / name.rpartition("/")[2]).write_bytes(content)
+    web, bucket = f"{server.url}/web", "s3://bucket"
+    given = [
+        (str(tmp_path / "bare"), "masks", False),
+        (str(tmp_path / "bare"), f"{bucket}/masks", False),
+        (f"{bucket}/pictures", "masks", True),
+        (f"{bucket}/pictures", f"{bucket}/masks", False),
+        (f"{bucket}/pictures", f"{bucket}/masks", True),
+        (f"{web}/pictures/a.tar", f"{web}/masks/a.tar", False),
+        (f"{web}/pictures/a.tar", f"{web}/masks/a.tar", True),
+    ]
+    found = set()
+    for number, (images, masks, streams) in enumerate(given):
+        output = RunPaths(tmp_path / str(number) / "out", paths.data, paths.models)
+        output.output.mkdir(parents=True)
+        download = {"folder": str(tmp_path / f"node{number}"), "stream": streams}
+        run = config(data={"images": images, "masks": masks, "download": download})
+        check_pictures(run, output)
+        dataset = cache(run, output, World.alone()).open(run, output.output).train
+        assert len(dataset) == COUNT
+        found.add(tuple(tuple(dataset.loss_mask(i).flatten().tolist()) for i in range(COUNT)))
+    assert len(found) == 1
+    assert not all(value == 1 for mask in found.pop() for value in mask)
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        ("s3://bucket/secret", "access is denied"),
+        ("s3://bucket/nothing", "there is nothing of this name"),
+        ("ftp://bucket/masks", "must be a path, or a URL that begins with"),
+        ("s3://key:word@bucket/masks", "must not contain a user name"),
+    ],
+)
+def test_masks_that_cannot_be_fetched_are_refused_before_anything_is(
+    server: FileServer, paths: RunPaths, tmp_path: Path, masks: str, message: str
+) -> None:
+    server.files["bucket/secret/a.png"] = b""
+    server.denied.add("bucket")
+    if "nothing" in masks:
+        server.denied.clear()
+    output = RunPaths(tmp_path / "out", paths.data, paths.models)
+    download = {"folder": str(tmp_path / "node")}
+    with pytest.raises(ConfigError, match=rf"^spec\.run\.data\.masks: got '.*{message}"):
+        check_pictures(config(data={"masks": masks, "download": download}), output)
+    sets = [{"image_dir": "pictures", "conditioning_data_dir": masks}]
+    (paths.data / "m.json").write_text(json.dumps({"datasets": [{"subsets": sets}]}))
+    with pytest.raises(ConfigError, match=rf"conditioning_data_dir: got '.*{message}"):
+        check_pictures(config(data={"images": "m.json", "download": download}), output)
+    assert not server.sent

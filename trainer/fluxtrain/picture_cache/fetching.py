@@ -12,8 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -22,18 +21,28 @@ from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.contract.run.table import TableConfig
 from fluxtrain.data.pictures.captions import EXTENSIONS, METADATA
-from fluxtrain.data.pictures.folder import SUFFIXES
+from fluxtrain.data.pictures.folder import SUFFIXES, Listing
 from fluxtrain.data.pictures.shards import SHARD, unpack
-from fluxtrain.data.pictures.subset import Places, remote_sources, subsets
+from fluxtrain.data.pictures.subset import (
+    Places,
+    remote_sources,
+    streamed_urls,
+    subsets,
+)
 from fluxtrain.data.pictures.tables import TABLE, files_of_split, write_out
 from fluxtrain.data.pictures.training_set import FILE
-from fluxtrain.distributed import Channel, StopRequest, World
-from fluxtrain.errors import ConfigError, DataError, StoppedError
+from fluxtrain.distributed import Channel, World
+from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.files import atomic_write
 from fluxtrain.picture_cache.fetch_console import FetchConsole
-from fluxtrain.progress import Alive
-from fluxtrain.remote.node_cache import NodeCache
-from fluxtrain.remote.source import Source, fetch_source, list_source, patience_of
+from fluxtrain.remote.node_cache import NodeCache, gib
+from fluxtrain.remote.source import (
+    Advance,
+    Source,
+    fetch_source,
+    list_source,
+    patience_of,
+)
 from fluxtrain.remote.store import RemoteFile
 
 PINS = "sources.json"
@@ -43,35 +52,51 @@ _FETCHED, _PICTURES = "fetched", "pictures"
 Check = Callable[[], object]
 
 
+@dataclass(frozen=True)
+class Fetched:
+    """What the URLs of a run hold."""
+
+    places: dict[str, Path | Listing]
+    """Folders of what is on this node, by URL."""
+    streamed: list[Source]
+    """What is not fetched yet, as it is streamed."""
+    channel: Channel
+    """For the ranks to wait for each other."""
+
+
 @contextmanager
 def fetched_pictures(
-    data: DataConfig, paths: RunPaths, world: World, stop: StopRequest, alive: Alive
-) -> Iterator[Places]:
-    """Yield the folders of the run's remote pictures by URL; every rank must call this.
+    data: DataConfig, paths: RunPaths, world: World, check: Check
+) -> Iterator[Fetched | None]:
+    """Yield what the run's URLs hold, which is fetched to this node unless it is streamed; None without URLs.
 
-    Raises ConfigError, DataError or DownloadError, naming the field, StoppedError after a stop request: what
-    was fetched is kept.
+    Every rank must call this. Raises ConfigError, DataError or DownloadError, naming the field, and what
+    ``check`` raises: what was fetched is kept.
     """
     if not remote_sources(data, paths.data):
-        yield {}
+        yield None
         return
-
-    def check() -> None:
-        alive()
-        if stop.requested:
-            raise StoppedError("stopped; what is fetched is kept, the same command resumes")
-
     sources = world.from_main(lambda: pinned_sources(data, paths, check, is_written=True))
+    streamed, fetched = divided(sources, data, paths)
     channel = Channel(world, has_timeout=False)
     with ExitStack() as held:
-        places = {
+        places: dict[str, Path | Listing] = {
             source.url: held.enter_context(
                 local_folder(source, data, paths.data, check, is_shown=world.node == 0)
             )
-            for source in sources
+            for source in fetched
         }
         channel.wait_for_all(check)
-        yield places
+        yield Fetched(places, streamed, channel)
+
+
+def divided(
+    sources: Sequence[Source], data: DataConfig, paths: RunPaths
+) -> tuple[list[Source], list[Source]]:
+    """Return those of ``sources`` that are streamed, and those that each node fetches as a whole."""
+    urls = streamed_urls(data, paths.data)
+    streamed = [source for source in sources if source.url in urls]
+    return streamed, [source for source in sources if source.url not in urls]
 
 
 @contextmanager
@@ -100,6 +125,7 @@ def pinned_sources(
         )
         for field, url in remote_sources(data, paths.data)
     ]
+    require_room(sources, data, paths)
     if (paths.output / FILE).exists():  # the run has begun
         for source in sources:
             _require_pinned(source, pins.get(source.url))
@@ -123,15 +149,67 @@ def local_folder(
     source: Source, data: DataConfig, data_root: Path, check: Check, is_shown: bool
 ) -> Iterator[Path]:
     """Yield the folder of this node with the pictures of ``source``, fetched and unpacked."""
-    cache = NodeCache(download_folder(data, data_root), data.download.max_bytes)
-    is_unpacked = kind_of(source.files) != "pictures"
-    copies = is_unpacked + (source.local_folder is None)
-    key = source.key
-    if kind_of(source.files) == "tables":  # which columns are read
-        key = hashlib.sha256(f"{key} {data.table}".encode()).hexdigest()[: len(key)]
-    fill = partial(_fill, source, data, check, is_shown)
-    with cache.entry(key, source.size * copies, fill, check) as folder:
+
+    def fill(folder: Path) -> None:
+        with FetchConsole(is_shown, str(source), len(source.files), source.size) as console:
+
+            def shown() -> None:
+                check()
+                console.show()
+
+            fill_folder(source, data, shown, console.advance, folder)
+
+    key, cache = entry_key(source, data), node_cache(data, data_root)
+    with cache.entry(key, bytes_needed(source), fill, check) as folder:
         yield folder / _PICTURES
+
+
+def parts_of(source: Source) -> list[Source]:
+    """Return each file of ``source`` that holds pictures as a source of its own."""
+    holds = SUFFIXES if kind_of(source.files) == "pictures" else (SHARD, TABLE)
+    files = (file for file in source.files if file.name.lower().endswith(holds))
+    return [replace(source, files=(file,)) for file in files]
+
+
+def require_room(sources: Sequence[Source], data: DataConfig, paths: RunPaths) -> None:
+    """Raise DataError if the folder of the node does not hold the largest shard that is streamed."""
+    streamed, fetched = divided(sources, data, paths)
+    parts = [part for source in streamed for part in parts_of(source)]
+    if not parts:
+        return
+    largest, beside = max(parts, key=bytes_needed), sum(map(bytes_needed, fetched))
+    most = data.download.max_bytes
+    if bytes_needed(largest) + beside > most:
+        raise DataError(
+            f"spec.run.data.download.max_bytes: {gib(most)} do not hold {largest.files[0].name} of "
+            f"{largest}, which takes {gib(bytes_needed(largest))}"
+            + f" beside {gib(beside)} of masks"
+            * bool(beside)
+        )
+
+
+def node_cache(data: DataConfig, data_root: Path) -> NodeCache:
+    """Return the bounded folder of this node."""
+    return NodeCache(download_folder(data, data_root), data.download.max_bytes)
+
+
+def entry_key(source: Source, data: DataConfig) -> str:
+    """Return the key of ``source`` in the folder of the node."""
+    if kind_of(source.files) != "tables":
+        return source.key
+    text = f"{source.key} {data.table}"  # which columns are read
+    return hashlib.sha256(text.encode()).hexdigest()[: len(source.key)]
+
+
+def bytes_needed(source: Source) -> int:
+    """Return the most bytes that ``source`` takes in the folder of the node, fetched and unpacked."""
+    is_unpacked = kind_of(source.files) != "pictures"
+    return source.size * (is_unpacked + (source.local_folder is None))
+
+
+def pictures_folder(source: Source, data: DataConfig, data_root: Path) -> Path:
+    """Return the folder in which the pictures of ``source`` are if it is fetched."""
+    return node_cache(data, data_root).data_folder(entry_key(source, data)) / _PICTURES
 
 
 def download_folder(data: DataConfig, data_root: Path) -> Path:
@@ -181,22 +259,28 @@ def _is_metadata(file: RemoteFile) -> bool:
     return file.name.rpartition("/")[2] in METADATA
 
 
-def _fill(source: Source, data: DataConfig, check: Check, is_shown: bool, folder: Path) -> None:
+def fill_folder(
+    source: Source, data: DataConfig, check: Check, advance: Advance, folder: Path
+) -> None:
+    """Fetch ``source`` into ``folder``; each shard is unpacked as soon as it is there."""
     pictures, is_unpacked = folder / _PICTURES, kind_of(source.files) != "pictures"
     target = source.local_folder or (folder / _FETCHED if is_unpacked else pictures)
     pictures.mkdir(exist_ok=True)
-    with FetchConsole(is_shown, str(source), len(source.files), source.size) as console:
+    wanted = tuple(
+        f for f in source.files if not (is_unpacked and (pictures / _folder_of(f.name)).is_dir())
+    )
 
-        def shown() -> None:
-            check()
-            console.show()
+    def use(file: RemoteFile, check: Check) -> None:
+        if is_unpacked:
+            place = pictures / _folder_of(file.name)
+            _unpack(source, target / file.name, place, data.table, check)
 
-        wanted = tuple(f for f in source.files if not (pictures / _folder_of(f.name)).is_dir())
-        if source.local_folder is None:
-            patience, missing = patience_of(data.download, shown), replace(source, files=wanted)
-            fetch_source(missing, target, data.download.connections, patience, console.advance)
-        for file in wanted if is_unpacked else ():
-            _unpack(source, target / file.name, pictures / _folder_of(file.name), data.table, shown)
+    if source.local_folder is None:
+        patience, missing = patience_of(data.download, check), replace(source, files=wanted)
+        fetch_source(missing, target, data.download.connections, patience, advance, use)
+        return
+    for file in wanted:
+        use(file, check)
 
 
 def _unpack(source: Source, path: Path, folder: Path, table: TableConfig, check: Check) -> None:

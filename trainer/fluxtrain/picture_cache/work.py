@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -196,8 +196,12 @@ def find_work(
     existing = cache.existing()
     if stored is not None:
         return _continued(stored, pictures, cache, existing)
-    missing = [picture for picture in pictures if not _is_done(config, cache, picture, existing)]
+    done = existing.__contains__
+    missing = [picture for picture in pictures if not is_done(config, cache, picture, done)]
     for picture in missing:
+        if picture.is_streamed:  # it was encoded a moment ago, and it is not here any more
+            text = f"{picture.label}: its encodings were removed or damaged while the run started"
+            raise DataError(f"{text}; the same command encodes them again")
         cache.record_path(picture).unlink(missing_ok=True)
     seed = config.drawn_seed
     every = (variant_captions(p.caption, p.variants, seed) for p in pictures)
@@ -225,7 +229,7 @@ def _continued(
         )
         or any(f"masks/{cache.mask_path(each).name}" not in existing for each in sample.masks)
     }
-    missing = [picture for picture in pictures if picture.label in lacking]
+    missing = [p for p in pictures if p.label in lacking and not p.is_streamed]
     if lost := sorted(lacking - {picture.label for picture in missing}):
         raise DataError(
             f"{lost[0]}: missing, and so are its encodings in {cache.folder}; the run began with it: "
@@ -244,18 +248,25 @@ def _missing_texts(captions: Iterable[str], cache: PictureCache, existing: set[s
     return [text for text in captions if f"texts/{cache.text_path(text).name}" not in existing]
 
 
-def _is_done(
-    config: RunConfig, cache: PictureCache, picture: TrainingPicture, existing: set[str]
+def is_done(
+    config: RunConfig,
+    cache: PictureCache,
+    picture: TrainingPicture,
+    exists: Callable[[str], bool],
 ) -> bool:
-    """Return whether the latents of ``picture`` exist at all sizes that ``config`` asks for."""
+    """Return whether the latents of ``picture`` exist at all sizes that ``config`` asks for.
+
+    ``exists`` is asked for files of the cache. A streamed picture is also done if it has a fault: its bytes
+    stay what they are.
+    """
     record = cache.read_record(picture)
     if record is None or record.fault:
-        return False
+        return record is not None and picture.is_streamed
     seen = record.width, record.height, record.sha256, record.mask_sha256
     wanted = [each for each, _ in wanted_latents(config, cache, picture, *seen)]
     names = [f"latents/{cache.latents_path(each.id).name}" for each in wanted]
     names += [f"masks/{cache.mask_path(each.mask).name}" for each in wanted if each.mask]
-    return wanted == list(record.latents) and existing.issuperset(names)
+    return wanted == list(record.latents) and all(map(exists, names))
 
 
 def wanted_latents(

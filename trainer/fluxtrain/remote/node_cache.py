@@ -37,14 +37,24 @@ class NodeCache:
     folder: Path
     max_bytes: int
 
+    def data_folder(self, key: str) -> Path:
+        """Return the folder of the files of the entry ``key``, whether there is one or not."""
+        return self.folder / "entries" / key / "data"
+
     @contextmanager
     def entry(
-        self, key: str, size: int, fill: Callable[[Path], object], check: Callable[[], object]
+        self,
+        key: str,
+        size: int,
+        fill: Callable[[Path], object],
+        check: Callable[[], object],
+        no_room: Callable[[str], object] | None = None,
     ) -> Iterator[Path]:
         """Yield the folder of the entry ``key``, which no process removes meanwhile.
 
         If it is not done, ``fill`` writes its files, ``size`` bytes at most, or continues what another began;
-        of several processes one does. ``check`` is called while another is waited for.
+        of several processes one does. ``check`` is called while another is waited for. With ``no_room``, room
+        that others use is waited for too, and ``no_room`` is called with what lacks.
         Raises DataError if there is no room, StorageError if the disk is full.
         """
         with _storage(self.folder):
@@ -52,7 +62,7 @@ class NodeCache:
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
             lock = os.open(self.folder / "locks" / key, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            data = self._filled(key, size, fill, check, lock)
+            data = self._filled(key, size, fill, check, lock, no_room)
             yield data
         finally:
             os.close(lock)
@@ -64,10 +74,11 @@ class NodeCache:
         fill: Callable[[Path], object],
         check: Callable[[], object],
         lock: int,
+        no_room: Callable[[str], object] | None,
     ) -> Path:
         """Return the folder of the entry when it is done; ``lock`` is then shared."""
-        path = self.folder / "entries" / key
-        done, data = path / "DONE", path / "data"
+        data = self.data_folder(key)
+        done = data.with_name("DONE")
         while True:
             if done.exists():
                 if _locked(lock, fcntl.LOCK_SH) and done.exists():
@@ -75,17 +86,29 @@ class NodeCache:
                     return data
             elif _locked(lock, fcntl.LOCK_EX) and not done.exists():
                 with _storage(self.folder):
-                    self._make_room(key, size)
-                    data.mkdir(parents=True, exist_ok=True)
-                    fill(data)
-                    write_to_disk(done, "")
-                continue  # a lock does not become shared at once: somebody may remove the entry
+                    lacking = self._make_room(key, size)
+                    if not lacking:
+                        data.mkdir(parents=True, exist_ok=True)
+                        fill(data)
+                        write_to_disk(done, "")
+                        continue  # no lock becomes shared at once: somebody may remove the entry
+                if no_room is None or size > self.max_bytes:
+                    raise DataError(lacking)
+                no_room(lacking)
             fcntl.flock(lock, fcntl.LOCK_UN)
             check()
             time.sleep(_POLL_SECONDS)
 
-    def _make_room(self, key: str, size: int) -> None:
-        """Remove entries until ``size`` bytes more fit; then they are this entry's."""
+    def remove(self, key: str) -> None:
+        """Remove the entry ``key``, unless a process fills or reads it."""
+        with _storage(self.folder):
+            self._remove(self.folder / "entries" / key)
+
+    def _make_room(self, key: str, size: int) -> str:
+        """Remove entries until ``size`` bytes more fit; then they are this entry's.
+
+        Return "", or that they do not fit.
+        """
         (self.folder / "lock").touch()
         with exclusive_lock(self.folder / "lock", wait_seconds=_LOCK_SECONDS):
             others = {path: _size(path) for path in self._others(key)}
@@ -96,19 +119,20 @@ class NodeCache:
                     del others[path]
             used, own = sum(others.values()), self.folder / "entries" / key
             if used + size > self.max_bytes:
-                raise DataError(
-                    f"spec.run.data.download.max_bytes: {_gib(self.max_bytes)} do not hold "
-                    f"{_gib(size)} of data" + f" beside {_gib(used)} in use" * bool(used)
+                return (
+                    f"spec.run.data.download.max_bytes: {gib(self.max_bytes)} do not hold "
+                    f"{gib(size)} of data" + f" beside {gib(used)} in use" * bool(used)
                 )
             missing = size - _disk_use(own) - shutil.disk_usage(self.folder).free
             if missing > 0:
                 raise StorageError(
-                    f"{self.folder}: the disk has {_gib(missing)} too little for the data; "
+                    f"{self.folder}: the disk has {gib(missing)} too little for the data; "
                     "spec.run.data.download.folder names another"
                 )
             own.mkdir(exist_ok=True)
             with atomic_write(own / "size") as partial:
                 partial.write_text(str(size))
+        return ""
 
     def _others(self, key: str) -> list[Path]:
         """Return all other entries, the least recently used first."""
@@ -159,7 +183,8 @@ def _used(entry: Path) -> float:
     return 0.0
 
 
-def _gib(size: int) -> str:
+def gib(size: int) -> str:
+    """Return ``size`` in bytes as GiB."""
     return f"{size / GIB:.2f} GiB"
 
 

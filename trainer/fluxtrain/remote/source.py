@@ -26,6 +26,7 @@ MAX_FILES = 1_000_000
 _POLL_SECONDS = 0.2
 _KEY_DIGITS = 32
 Advance = Callable[[int], object]
+Use = Callable[[RemoteFile, Callable[[], object]], object]
 
 
 @dataclass(frozen=True)
@@ -125,16 +126,23 @@ def _open_folder(scheme: str, url: str) -> tuple[Store, str]:
 
 
 def fetch_source(
-    source: Source, folder: Path, connections: int, patience: Patience, advance: Advance
+    source: Source,
+    folder: Path,
+    connections: int,
+    patience: Patience,
+    advance: Advance,
+    use: Use = lambda file, check: None,
 ) -> None:
     """Fetch all files of ``source`` into ``folder``, several at the same time.
+
+    ``use`` is called for each when it is there, in the thread that fetched it, with what it must call often.
 
     Raises ConfigError, naming the file, if one is refused or has changed, DownloadError if one cannot be
     fetched, and what ``patience.check`` raises.
     """
     try:
         store, _ = patience.tried(lambda: open_store(source.pinned))
-        _fetch_all(store, source, folder, connections, patience, advance)
+        _fetch_all(store, source, folder, connections, patience, advance, use)
     except (ChangedError, RefusedError) as error:
         raise ConfigError(source.field, source.url, str(error)) from None
     except ExhaustedError as error:
@@ -154,6 +162,7 @@ def _fetch_all(
     connections: int,
     patience: Patience,
     advance: Advance,
+    use: Use,
 ) -> None:
     stop, lock, remaining = Event(), Lock(), iter(source.files)
 
@@ -168,6 +177,7 @@ def _fetch_all(
             if file is None:
                 return
             _fetch_one(store, file, folder, replace(patience, check=check), advance)
+            use(file, check)
 
     with ThreadPoolExecutor(connections, thread_name_prefix="fetch") as pool:
         pending = {pool.submit(work) for _ in range(min(connections, len(source.files)))}

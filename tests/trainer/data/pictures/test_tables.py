@@ -84,13 +84,17 @@ def test_rows_that_cannot_be_used_are_left_out_and_named(tmp_path: Path) -> None
     }
 
 
-def test_a_table_without_pictures_is_refused(tmp_path: Path) -> None:
+def test_a_table_without_pictures_is_left_out_and_named(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", [{"text": "a"}])
     with pytest.raises(ConfigError, match=r"image_column: got None; no such .* there are text"):
         read(path, tmp_path / "out")
     path = written(tmp_path / "t.parquet", [{"png": b"x", "text": "a"}])
-    with pytest.raises(DataError, match=r"t\.parquet: holds no pictures; row 0: no picture in a"):
-        read(path, tmp_path / "out2")
+    write_out(path, tmp_path / "out2/t", TableConfig())
+    said = read_faults(tmp_path / "out2")
+    assert said["t/"].startswith("holds no pictures; row 0: no picture in a format")
+    pq.write_table(pq.read_table(path).slice(0, 0), path)  # of no rows
+    write_out(path, tmp_path / "out3/t", TableConfig())
+    assert read_faults(tmp_path / "out3") == {"t/": "holds no pictures"}
 
 
 def test_any_damage_is_answered_and_leaves_nothing(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ class DataConfig(StrictModel):
             lambda data: data.images is not None or data.masks is None,
             "has(self.images) || !has(self.masks)",
         ),
+        *url_rules("masks"),
         _needs_images("prior_loss_weight", 1.0, "1.0"),
         _needs_images("validation_split", 0.0, "0.0"),
     )
@@ -109,13 +110,14 @@ class DataConfig(StrictModel):
     once, as it is."""
     masks: Annotated[Path | None, IMMUTABLE] = None
     """Folder of masks of ``images``, each with the name of its picture: its red, or grey, weighs the loss of
-    that place, and black counts nothing. ``alpha``: the pictures' own opacity. null: all counts."""
+    that place, and black counts nothing. It may be a URL or shards too. ``alpha``: the pictures' own opacity.
+    null: all counts."""
     prior_loss_weight: Annotated[float, Field(ge=0, le=1000), IMMUTABLE] = 1.0
     """Weight of the loss of regularisation images, ``is_reg`` in kohya's data set config."""
     table: Annotated[TableConfig, IMMUTABLE] = TableConfig()
     """Which parts of the Parquet files of ``images`` are read."""
     download: DownloadConfig = DownloadConfig()
-    """How ``images`` with a URL are fetched."""
+    """How ``images`` and ``masks`` with a URL are fetched."""
     cache: Path | None = None
     """Folder for the encodings of ``images``, which runs may share; null: ``cache`` in the run's output."""
     train: Path = "train"

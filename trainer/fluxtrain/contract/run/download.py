@@ -25,6 +25,9 @@ class DownloadConfig(StrictModel):
     """Files that each node fetches at the same time."""
     attempts: Annotated[int, Field(ge=1, le=100)] = 5
     """Times that a file is tried without getting further."""
+    stream: bool = False
+    """Fetch, encode and remove one shard, or a few pictures, after the other, divided over the ranks, instead
+    of all of them on each node; the samples are the same."""
 
 
 def is_url(text: str) -> bool:

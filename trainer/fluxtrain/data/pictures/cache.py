@@ -5,6 +5,7 @@
       latents/ID.safetensors    mean, logvar [ch h w]
       masks/ID.safetensors      mask [h w], the weights of latents in the loss
       texts/ID.safetensors      txt [l d], vec [v]
+      listings/ID.json          what a shard that was streamed holds
 
 An ID is a hash of all that the content depends on, so a file that exists is right and whole; there is no
 other state. A picture is known by name, size and modification time; if one of them changed, it is read again,
@@ -34,7 +35,7 @@ from fluxtrain.files import atomic_write_by_several, sync
 
 FORMAT = 1
 CRC = "crc32"
-FOLDERS = ("pictures", "latents", "masks", "texts")
+FOLDERS = ("pictures", "latents", "masks", "texts", "listings")
 _ID_DIGITS = 32
 
 
@@ -114,6 +115,10 @@ class PictureCache:
     def text_path(self, caption: str) -> Path:
         """Return the file of the encodings of ``caption``."""
         return self.folder / "texts" / f"{_digest(self.texts, caption)}.safetensors"
+
+    def listing_path(self, key: str) -> Path:
+        """Return the file of what the shard that is known by ``key`` holds."""
+        return self.folder / "listings" / f"{_digest('listing', key)}.json"
 
     def make_folders(self) -> None:
         """Create the folders."""

@@ -39,7 +39,7 @@ class Faults:
 def read_faults(folder: Path) -> dict[str, str]:
     """Return what was left out of all shards and tables in ``folder``, with the reason."""
     found = dict[str, str]()
-    for path in sorted(folder.glob(f"*/{FAULTS}")):
+    for path in folder.glob(f"*/{FAULTS}"):
         faults = json.loads(path.read_text())
         found |= {f"{path.parent.name}/{name}": reason for name, reason in faults.items()}
-    return found
+    return dict(sorted(found.items()))

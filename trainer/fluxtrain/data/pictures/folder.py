@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from os.path import realpath
 from pathlib import Path
@@ -54,6 +54,8 @@ class Listing:
     """Names with the reason."""
     masks: dict[str, PictureFile] = field(default_factory=dict)
     """Masks of the loss by the names of their pictures, in a folder of their own."""
+    is_streamed: bool = False
+    """Whether the files are not in ``folder``: they are there while they are encoded."""
 
     @property
     def without_caption(self) -> list[str]:
@@ -61,17 +63,26 @@ class Listing:
         return [picture.name for picture in self.pictures if not picture.caption]
 
 
-def list_pictures(folder: Path, hint: str = "", root: Path | None = None) -> Listing:
+def list_pictures(
+    folder: Path,
+    hint: str = "",
+    root: Path | None = None,
+    absent: Mapping[str, int] | None = None,
+    may_be_empty: bool = False,
+) -> Listing:
     """Return the pictures in ``folder`` and the folders below it; names that begin with a dot are left out.
 
     Links lead to files below ``root``, which is ``folder`` unless that is below it; others are skipped.
-    Raises DataError, which ends with ``hint``, if there are none, or if the metadata file is malformed.
+    Pictures that are ``absent``, names with bytes, are listed as if they were there, beside their captions.
+    Raises DataError, which ends with ``hint``, if there are none, unless it ``may_be_empty``, or if the
+    metadata file is malformed.
     """
     if not folder.is_dir():
         text = "is not a folder" if folder.exists() else "missing"
         raise DataError(f"{folder}: {text}; it should hold pictures{hint}")
     root = root if root and folder.resolve().is_relative_to(root.resolve()) else folder
-    names, skipped = list(_walk(folder)), dict[str, str]()
+    absent = absent or {}
+    names, skipped = _names(folder, absent), dict[str, str]()
     metadata = find_metadata(folder)
     if metadata is not None and _leads_out(metadata, root):
         raise DataError(f"{metadata}: {_OUT.format(root)}")
@@ -85,7 +96,7 @@ def list_pictures(folder: Path, hint: str = "", root: Path | None = None) -> Lis
             skipped[name] = f"{suffix} is not read; convert it to PNG, JPEG or WebP"
         elif suffix in SUFFIXES:
             try:
-                pictures.append(_picture(folder, name, captions, root))
+                pictures.append(_picture(folder, name, captions, root, absent.get(name)))
             except CaptionError as error:
                 skipped[name] = str(error)
             except OSError as error:
@@ -94,9 +105,26 @@ def list_pictures(folder: Path, hint: str = "", root: Path | None = None) -> Lis
     skipped |= {
         name: "the metadata file names it, but it is missing" for name in captions.keys() - known
     }
-    if not pictures and not skipped:
+    if not pictures and not skipped and not may_be_empty:
         raise DataError(f"{folder}: holds no pictures ({', '.join(SUFFIXES)}){hint}")
     return Listing(folder, pictures, dict(sorted(skipped.items())))
+
+
+def in_order(name: str) -> list[tuple[bool, str]]:
+    """Return a key that sorts names as they are listed: the files of a folder, then those below it."""
+    *folders, last = name.split("/")
+    return [*((True, folder) for folder in folders), (False, last)]
+
+
+def _names(folder: Path, absent: Mapping[str, int]) -> list[str]:
+    """Return the names of the files in ``folder``, and of those that are ``absent``, in their order."""
+    there = list(_walk(folder))
+    if not absent:
+        return there
+    seen = [
+        n for n in absent if not any(p.startswith((".", "__MACOSX")) for p in n.split("/")[:-1])
+    ]
+    return sorted({*there, *seen}, key=in_order)
 
 
 def _walk(folder: Path) -> Iterator[str]:
@@ -111,11 +139,16 @@ def _walk(folder: Path) -> Iterator[str]:
         yield from ((below / name).as_posix() for name in sorted(files) if not name.startswith("."))
 
 
-def _picture(folder: Path, name: str, captions: dict[str, str], root: Path) -> PictureFile:
+def _picture(
+    folder: Path, name: str, captions: dict[str, str], root: Path, size: int | None
+) -> PictureFile:
+    """Return the picture ``name``, which is absent if its ``size`` is given."""
     path = folder / name
     for each in (path, *texts_beside(path)):
         if _leads_out(each, root):
             raise CaptionError(f"{'' if each == path else each.name + ' '}{_OUT.format(root)}")
+    if size is not None:
+        return PictureFile(name, size, 0, captions.get(name) or _caption_beside(path))
     status = path.stat()
     if not path.is_file():
         raise CaptionError("is not a regular file")

@@ -143,6 +143,9 @@ def _subset(path: Path, at: str, options: Options, data: DataConfig, data_root: 
         raise ConfigError(f"{path}: {at}.num_repeats", repeats, "must be from 1 to 100000")
     is_reg = _value(path, at, options, "is_reg", False)
     masks = _value(path, at, options, "conditioning_data_dir", "")
+    if is_url(masks) and (fault := url_fault(masks)):
+        raise ConfigError(f"{path}: {at}.conditioning_data_dir", masks, fault)
+    masks_field = f"{path}: {at}.conditioning_data_dir" if masks else "spec.run.data.masks"
     run_masks = None if data.masks in (None, ALPHA) else str(data.masks)
     has_alpha = _value(path, at, options, "alpha_mask", data.masks == ALPHA) and not masks
     folder_of_masks = None if has_alpha else masks or run_masks
@@ -159,6 +162,10 @@ def _subset(path: Path, at: str, options: Options, data: DataConfig, data_root: 
         resolution=resolution,
         variants=variants_of(path, at, options, data),
         masks=data_root / folder_of_masks if folder_of_masks else None,
+        masks_url=source_of(folder_of_masks, data_root / folder_of_masks)
+        if folder_of_masks
+        else "",
+        masks_field=masks_field,
         has_alpha_masks=has_alpha,
         weight=data.prior_loss_weight if is_reg else 1.0,
     )

@@ -5,6 +5,7 @@ Axes: H W mask, h w latents.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -15,27 +16,33 @@ from torch.nn.functional import interpolate
 
 from fluxtrain.contract.run.data import ALPHA
 from fluxtrain.data.buckets import Placement
-from fluxtrain.data.pictures.folder import Listing, list_pictures
+from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
 from fluxtrain.data.pictures.picture import PictureError, decode, decode_alpha, fit, picture_size
 
 _SAME_ASPECT = 0.02
 """Part by which the aspect ratio of a mask may differ from that of its picture, by rounding."""
 
 
-def with_masks(listing: Listing, folder: Path | None, root: Path | None = None) -> Listing:
-    """Return ``listing`` with the masks of ``folder``, which have the pictures' names with any suffix.
+def mask_files(folder: Path, root: Path | None = None) -> dict[str, PictureFile]:
+    """Return the masks in ``folder`` by their names without suffix; links are as in `list_pictures`.
 
-    Links of ``folder`` are as in `list_pictures`. Pictures without one are skipped.
     Raises DataError if there is no such folder.
     """
-    if folder is None:
-        return listing
     hint = "; it should have a mask for each picture"
     found = list_pictures(folder, hint, root).pictures
-    by_stem = {_stem(mask.name): mask for mask in reversed(found)}
+    return {_stem(mask.name): mask for mask in reversed(found)}
+
+
+def with_masks(listing: Listing, by_stem: Mapping[str, PictureFile] | None, place: str) -> Listing:
+    """Return ``listing`` with the masks ``by_stem`` of ``place``; pictures without one are skipped.
+
+    They have the pictures' names with any suffix. None: there are no masks.
+    """
+    if by_stem is None:
+        return listing
     masks = {picture.name: by_stem.get(_stem(picture.name)) for picture in listing.pictures}
     missing = [name for name, mask in masks.items() if mask is None]
-    skipped = listing.skipped | dict.fromkeys(missing, f"has no mask in {folder}")
+    skipped = listing.skipped | dict.fromkeys(missing, f"has no mask in {place}")
     kept = [picture for picture in listing.pictures if masks[picture.name] is not None]
     known = {name: mask for name, mask in masks.items() if mask is not None}
     return replace(listing, pictures=kept, skipped=dict(sorted(skipped.items())), masks=known)

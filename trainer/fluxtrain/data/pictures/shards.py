@@ -18,7 +18,6 @@ from fluxtrain.data.pictures.faults import Faults
 from fluxtrain.data.pictures.folder import SUFFIXES
 from fluxtrain.data.tar.index import MAX_CAPTION_BYTES, MAX_METADATA_BYTES, split_name
 from fluxtrain.data.tar.members import Member, quoted, read_members
-from fluxtrain.errors import DataError
 
 SHARD = ".tar"
 _PICTURES = {suffix[1:] for suffix in SUFFIXES}
@@ -31,7 +30,7 @@ def unpack(tar: Path, folder: Path, check: Callable[[], object] = lambda: None) 
     """Write pictures and captions of ``tar`` to ``folder``, whole or not at all; it may exist already.
 
     ``check`` is called for each sample; what it raises ends the work.
-    Raises DataError if the tar is not whole, or has no pictures.
+    Raises DataError if the tar is not whole.
     """
     if folder.exists():
         return
@@ -44,7 +43,7 @@ def unpack(tar: Path, folder: Path, check: Callable[[], object] = lambda: None) 
         check()
         count += _write(sample, partial, faults)
     if not count:
-        raise DataError(f"{tar.name}: holds no pictures{faults.example()}")
+        faults.add("", f"holds no pictures{faults.example()}")
     faults.write(partial)
     partial.rename(folder)
 

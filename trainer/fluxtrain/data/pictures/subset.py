@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fluxtrain.contract.run.data import ALPHA, DataConfig
 from fluxtrain.contract.run.variants import AS_THEY_ARE, VariantsConfig
 from fluxtrain.data.pictures.faults import read_faults
 from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
 from fluxtrain.data.pictures.kohya import is_dataset_config, own_batch_sizes, read_dataset_config
-from fluxtrain.data.pictures.masks import with_masks
+from fluxtrain.data.pictures.masks import mask_files, with_masks
 from fluxtrain.data.pictures.source_path import source_of
 from fluxtrain.data.pictures.subset_options import Subset
 from fluxtrain.redaction import redacted
 
-Places = Mapping[str, Path]
-"""Folders of this node with what was fetched, by URL."""
+Places = Mapping[str, Path | Listing]
+"""Folders of this node with what was fetched, by URL, or what was listed of those that are streamed."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class TrainingPicture:
     """Of its loss."""
     is_reg: bool = False
     """Whether it is a regularisation image."""
+    is_streamed: bool = False
+    """Whether its file is not there any more once it is encoded."""
 
     @property
     def path(self) -> Path:
@@ -63,14 +64,21 @@ def subsets(config: DataConfig, data_root: Path) -> list[Subset]:
     folder = data_root / config.images
     options = config.repeats, config.caption_prefix, config.class_tokens
     variants = config.variants or AS_THEY_ARE
-    in_folder = config.masks is not None and config.masks != ALPHA
-    masks = data_root / str(config.masks) if in_folder else None
-    others: dict[str, Any] = {"masks": masks, "has_alpha_masks": config.masks == ALPHA}
-    if source := source_of(config.images, folder):
-        return [Subset(folder, *options, url=source, variants=variants, **others)]
-    if is_dataset_config(folder) and not folder.is_dir():
+    url = source_of(config.images, folder)
+    if not url and is_dataset_config(folder) and not folder.is_dir():
         return read_dataset_config(folder, config, data_root)
-    return [Subset(folder, *options, variants=variants, **others)]
+    given = None if config.masks in (None, ALPHA) else str(config.masks)
+    return [
+        Subset(
+            folder,
+            *options,
+            url=url,
+            variants=variants,
+            masks=data_root / given if given else None,
+            masks_url=source_of(given, data_root / given) if given else "",
+            has_alpha_masks=config.masks == ALPHA,
+        )
+    ]
 
 
 def batch_size_note(config: DataConfig, data_root: Path, global_batch_size: int) -> str:
@@ -85,9 +93,17 @@ def batch_size_note(config: DataConfig, data_root: Path, global_batch_size: int)
 
 
 def remote_sources(config: DataConfig, data_root: Path) -> list[tuple[str, str]]:
-    """Return the URLs of ``config.images``, each once, with the field that names it."""
-    found = {subset.url: subset.field for subset in subsets(config, data_root) if subset.url}
+    """Return the URLs of pictures and of masks, each once, with the field that names it."""
+    listed = subsets(config, data_root)
+    found = {subset.masks_url: subset.masks_field for subset in listed if subset.masks_url}
+    found = {subset.url: subset.field for subset in listed if subset.url} | found
     return [(field, url) for url, field in found.items()]
+
+
+def streamed_urls(config: DataConfig, data_root: Path) -> set[str]:
+    """Return the URLs of pictures that are streamed: masks are not."""
+    listed = subsets(config, data_root) if config.download.stream else []
+    return {each.url for each in listed if each.url} - {each.masks_url for each in listed}
 
 
 def list_subsets(
@@ -95,20 +111,40 @@ def list_subsets(
 ) -> list[tuple[Subset, Listing]]:
     """Return the pictures of each folder of ``config.images``; DataError if one holds none.
 
-    ``places`` has the folders of URLs; without it those are left out.
+    ``places`` has the folders of URLs; without it those are left out, and so are masks at URLs.
     """
     hint = "; spec.run.data.images names it"
     listed = list[tuple[Subset, Listing]]()
     for subset in subsets(config, data_root):
-        if not subset.url:
+        if subset.url and places is None:
+            continue
+        if subset.url:
+            listing = _fetched_listing(subset.url, (places or {})[subset.url])
+        else:
             listing = list_pictures(subset.folder, hint, data_root)
-            listed.append((subset, with_masks(listing, subset.masks, data_root)))
-        elif places is not None:
-            local = replace(subset, folder=places[subset.url])
-            listing = list_pictures(local.folder, f"; {redacted(subset.url)}")
-            listing.skipped.update(read_faults(local.folder))
-            listed.append((local, with_masks(listing, local.masks, data_root)))
+        if subset.masks_url and places is None:
+            listed.append((subset, listing))
+            continue
+        local = local_subset(subset, places or {}, listing.folder)
+        masks = None if local.masks is None else mask_files(local.masks, data_root)
+        listed.append((local, with_masks(listing, masks, local.masks_place)))
     return listed
+
+
+def _fetched_listing(url: str, place: Path | Listing) -> Listing:
+    if isinstance(place, Listing):
+        return place
+    faults = read_faults(place)
+    listing = list_pictures(place, f"; {redacted(url)}", may_be_empty=bool(faults))
+    listing.skipped.update(faults)
+    return listing
+
+
+def local_subset(subset: Subset, places: Places, folder: Path) -> Subset:
+    """Return ``subset`` with its pictures in ``folder``, and its masks where they were fetched to."""
+    masks = places[subset.masks_url] if subset.masks_url else subset.masks
+    assert not isinstance(masks, Listing)
+    return replace(subset, folder=folder, masks=masks)
 
 
 def skipped_files(listed: list[tuple[Subset, Listing]]) -> dict[str, str]:
@@ -126,14 +162,20 @@ def training_pictures(listed: list[tuple[Subset, Listing]]) -> list[TrainingPict
     Those are repeated until they are as many samples as the others, the first ones once more than the last.
     """
     trained = [
-        each for subset, listing in listed if not subset.is_reg for each in _all(subset, listing)
+        each
+        for subset, listing in listed
+        if not subset.is_reg
+        for each in pictures_of(subset, listing)
     ]
-    others = [each for subset, listing in listed if subset.is_reg for each in _all(subset, listing)]
+    others = [
+        each for subset, listing in listed if subset.is_reg for each in pictures_of(subset, listing)
+    ]
     wanted = sum(picture.repeats for picture in trained)
     return trained + _repeated(others, wanted)
 
 
-def _all(subset: Subset, listing: Listing) -> list[TrainingPicture]:
+def pictures_of(subset: Subset, listing: Listing) -> list[TrainingPicture]:
+    """Return the pictures of ``listing`` as those of ``subset`` are trained."""
     return [
         TrainingPicture(
             subset.folder,
@@ -148,6 +190,7 @@ def _all(subset: Subset, listing: Listing) -> list[TrainingPicture]:
             subset.has_alpha_masks,
             subset.weight,
             subset.is_reg,
+            listing.is_streamed,
         )
         for file in listing.pictures
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fluxtrain.contract.run.variants import AS_THEY_ARE, VariantsConfig
 from fluxtrain.data.pictures.folder import PictureFile
+from fluxtrain.redaction import redacted
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,19 @@ class Subset:
     """What is made of its pictures and captions."""
     masks: Path | None = None
     """Folder of masks of the loss."""
+    masks_url: str = ""
+    """Where that folder is fetched from; "" if it is given as a path."""
+    masks_field: str = dataclasses.field(default="spec.run.data.masks", compare=False)
+    """What names it, for messages."""
     has_alpha_masks: bool = False
     """Whether the pictures' opacity is their mask."""
     weight: float = 1.0
     """Of the loss."""
+
+    @property
+    def masks_place(self) -> str:
+        """Return where the masks are, for messages."""
+        return redacted(self.masks_url) or str(self.masks)
 
     def caption(self, picture: PictureFile) -> str:
         """Return the prompt that ``picture`` is trained with."""

@@ -50,7 +50,7 @@ def write_out(
     """Write pictures and captions of the Parquet file ``path`` to ``folder``, whole or not at all.
 
     ``check`` is called for each row; what it raises ends the work.
-    Raises DataError if the file is damaged or has no pictures, ConfigError if it lacks a column.
+    Raises DataError if the file is damaged, ConfigError if it lacks a column.
     """
     if folder.exists():
         return
@@ -69,7 +69,7 @@ def write_out(
             _write(partial / f"{number:08d}.txt", caption.encode("utf-8", "replace"))
         count += 1
     if not count:
-        raise DataError(f"{path.name}: holds no pictures{faults.example()}")
+        faults.add("", f"holds no pictures{faults.example()}")
     faults.write(partial)
     partial.rename(folder)
 

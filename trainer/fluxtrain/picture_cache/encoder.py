@@ -1,0 +1,166 @@
+"""Encodes pictures into a cache on one rank: latents, masks, and the record of each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.data import ALPHA
+from fluxtrain.data.buckets import Placement
+from fluxtrain.data.pictures.cache import Latents, PictureCache, Record, write_encodings
+from fluxtrain.data.pictures.masks import mask_of
+from fluxtrain.data.pictures.picture import decode, fit
+from fluxtrain.data.pictures.reading import FAULTS, read_picture, reason_of
+from fluxtrain.data.pictures.subset import TrainingPicture
+from fluxtrain.distributed import World
+from fluxtrain.encode.codec import Codec, load_codec
+from fluxtrain.errors import ConfigError, StorageError, one_line
+from fluxtrain.picture_cache.work import wanted_latents
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """A picture that is read: at each size its pixels and its mask; or a fault."""
+
+    picture: TrainingPicture
+    record: Record
+    crops: tuple[tuple[Latents, UInt8[Tensor, "3 H W"]], ...] = ()
+    masks: tuple[tuple[str, Float[Tensor, "h w"]], ...] = ()
+    """By ID."""
+
+
+@dataclass
+class PictureEncoder:
+    """The autoencoder of a run, which is loaded for the first picture that needs it."""
+
+    config: RunConfig
+    paths: RunPaths
+    world: World
+    cache: PictureCache
+    _codec: Codec | None = None
+
+    def encode(
+        self,
+        pictures: Sequence[TrainingPicture],
+        check: Callable[[], object],
+        report: Callable[[Record], object],
+        folder: Path | None = None,
+    ) -> None:
+        """Encode ``pictures``, which threads read ahead; call ``check`` before each, ``report`` after it.
+
+        Their files are in ``folder`` now, if it is not that by which they are known.
+        """
+        threads = max(1, self.config.data.num_workers)
+        for decoded in _ahead(partial(self._read, folder=folder), pictures, threads):
+            check()
+            for latents, pixels in decoded.crops:
+                self._encode(latents, pixels)
+            for mask_id, mask in decoded.masks:
+                write_encodings(self.cache.mask_path(mask_id), {"mask": mask})
+            self.cache.write_record(decoded.picture, decoded.record)
+            report(decoded.record)
+
+    def free(self) -> None:
+        """Free the autoencoder."""
+        self._codec = None
+        free_memory(self.world)
+
+    @torch.no_grad()
+    def _encode(self, latents: Latents, pixels: UInt8[Tensor, "3 H W"]) -> None:
+        dtype = encoders_dtype(self.config)
+        if self._codec is None:
+            codec = load_codec(self.config.encoders, self.paths.models)
+            self._codec = codec.to(self.world.device, dtype)
+        scaled = pixels[None].to(self.world.device).float() / 127.5 - 1
+        mean, logvar = self._codec.encode(scaled.to(dtype))
+        require_equal("in_channels", self.config.model.in_channels, mean.shape[1] * 4)
+        path = self.cache.latents_path(latents.id)
+        write_encodings(path, {"mean": mean[0], "logvar": logvar[0]})
+
+    def _read(self, picture: TrainingPicture, folder: Path | None) -> _Decoded:
+        """Return ``picture`` decoded at the sizes that are not in the cache."""
+        name, cache = picture.label, self.cache
+        file = picture if folder is None else replace(picture, folder=folder)
+        try:
+            read = read_picture(file, self.config.data, self.config.drawn_seed)
+            seen = read.width, read.height, read.sha256, read.mask_sha256
+            wanted = wanted_latents(self.config, cache, picture, *seen)
+            latents = [each for each, _ in wanted]
+            missing = [pair for pair in wanted if not cache.latents_path(pair[0].id).exists()]
+            crops = tuple((each, _pixels(read.content, placement)) for each, placement in missing)
+            kind = ALPHA if picture.has_alpha_mask else ""
+            masks = tuple(
+                (each.mask, mask_of(read.mask, kind, seen[:2], placement))
+                for each, placement in wanted
+                if read.mask is not None and not cache.mask_path(each.mask).exists()
+            )
+        except FAULTS as error:
+            if folder is not None and isinstance(
+                error, OSError
+            ):  # it was there when it was fetched
+                raise StorageError(f"{file.path}: {reason_of(error)}") from None
+            return _Decoded(picture, Record(name, fault=reason_of(error)))
+        width, height, sha256, mask_sha256 = seen
+        record = Record(name, sha256, width, height, tuple(latents), mask_sha256=mask_sha256)
+        return _Decoded(picture, record, crops, masks)
+
+
+def tell_fault(record: Record) -> None:
+    """Print why a picture is skipped, if it is."""
+    if record.fault:
+        print(one_line(f"skipped {record.name}: {record.fault}"), file=sys.stderr, flush=True)
+
+
+def encoders_dtype(config: RunConfig) -> torch.dtype:
+    """Return the type in which the encoders of ``config`` compute."""
+    dtype: torch.dtype = getattr(torch, config.encoders.precision)
+    return dtype
+
+
+def require_equal(field: str, expected: int, actual: int) -> None:
+    """Raise ConfigError if the model expects other encodings than the encoders give."""
+    if expected != actual:
+        raise ConfigError(f"spec.run.model.{field}", expected, f"the encoders give {actual}")
+
+
+def free_memory(world: World) -> None:
+    """Give the memory of what was freed back to the device."""
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _pixels(content: bytes, placement: Placement) -> UInt8[Tensor, "3 H W"]:
+    return fit(decode(content, at_least=placement.resized), placement)
+
+
+def _ahead(
+    function: Callable[[Item], Result], items: Sequence[Item], threads: int
+) -> Iterator[Result]:
+    """Yield the results for ``items`` in order, computed by ``threads``, at most two each ahead."""
+    remaining = iter(items)
+    with ThreadPoolExecutor(threads, thread_name_prefix="picture") as pool:
+        pending = list[Future[Result]]()
+        try:
+            pending += [pool.submit(function, item) for item in islice(remaining, 2 * threads)]
+            while pending:
+                result = pending.pop(0).result()
+                pending += [pool.submit(function, item) for item in islice(remaining, 1)]
+                yield result
+        finally:
+            for future in pending:
+                future.cancel()
