@@ -149,7 +149,7 @@ def test_of_many_files_the_first_are_named_unless_all_are_asked_for(
 
 def test_the_contact_sheet_shows_the_part_that_is_trained(folder: Path, tmp_path: Path) -> None:
     found = looked_at(folder, SIZE)
-    assert save_contact_sheet(tmp_path / "sheet.png", found) == 8
+    assert save_contact_sheet(tmp_path / "sheet.png", found).pictures == 8
     with Image.open(tmp_path / "sheet.png") as image:
         sheet = np.asarray(image)
     assert sheet.shape[1] == 8 * (THUMBNAIL + 8) + 8
@@ -168,4 +168,4 @@ def test_a_large_folder_has_a_sheet_of_its_first_pictures(tmp_path: Path) -> Non
         (folder / f"{number:04d}.png").write_bytes(content)
     found = looked_at(folder, 16)
     assert len(found.used) == MAX_PICTURES + 3
-    assert save_contact_sheet(tmp_path / "sheet.png", found) == MAX_PICTURES
+    assert save_contact_sheet(tmp_path / "sheet.png", found).pictures == MAX_PICTURES

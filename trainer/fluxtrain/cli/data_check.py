@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +30,7 @@ from fluxtrain.errors import (
 )
 
 if TYPE_CHECKING:
+    from fluxtrain.data.pictures.contact_sheet import ContactSheet
     from fluxtrain.picture_cache.check import PictureCheck
 
 _CONTACT_SHEET = "contact-sheet.png"
@@ -80,9 +82,11 @@ def action(arguments: argparse.Namespace) -> int:
 
     sheet = _draw(arguments.contact_sheet, found)
     if arguments.json:
-        print(json.dumps(as_json(config, found, arguments.contact_sheet), indent=2))
+        values = as_json(config, found, arguments.contact_sheet) | {"not_drawn": sheet.lacking}
+        print(json.dumps(values, indent=2))
     else:
-        print("\n".join([*as_text(config, found, names_all=arguments.all), sheet]))
+        last = _sheet_lines(arguments.contact_sheet, sheet, len(found.inspection.looks))
+        print("\n".join([*as_text(config, found, names_all=arguments.all), *last]))
     return EXIT_ERROR if arguments.strict and found.inspection.skipped else EXIT_OK
 
 
@@ -164,15 +168,25 @@ def _require_some(found: PictureCheck) -> None:
         raise nothing_left(found.inspection.skipped)
 
 
-def _draw(file: Path, found: PictureCheck) -> str:
-    """Write the contact sheet; return the line that tells of it."""
+def _draw(file: Path, found: PictureCheck) -> ContactSheet:
+    """Write the contact sheet."""
     from fluxtrain.data.pictures.contact_sheet import save_contact_sheet
 
     try:
-        count = save_contact_sheet(file, found.inspection)
+        return save_contact_sheet(file, found.inspection)
     except OSError as error:
         text = f"--contact-sheet {file}: cannot be written ({error.strerror})"
         raise StorageError(text) from None
-    looks = len(found.inspection.looks)
-    of = "" if count == looks else f", the first {count} of {looks} pictures"
-    return f"contact sheet: {file}{of}"
+
+
+def _sheet_lines(file: Path, sheet: ContactSheet, pictures: int) -> Iterator[str]:
+    """Yield the lines that tell of the contact sheet."""
+    from fluxtrain.data.pictures.glyphs import SUGGESTED, named
+
+    of = (
+        "" if sheet.pictures == pictures else f", the first {sheet.pictures} of {pictures} pictures"
+    )
+    yield f"contact sheet: {file}{of}"
+    if sheet.lacking:
+        text = f"no font here has {named(sheet.lacking)}, which are not drawn"
+        yield f"contact sheet: {text}; install one such as {SUGGESTED}"
