@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from fluxtrain import flow
@@ -64,11 +64,14 @@ class FlowLoss:
         self,
         noisy: Float[Tensor, "b ch h w"],
         txt: Float[Tensor, "b l d"],
-        vec: Float[Tensor, "b v"],
+        vec: Float[Tensor, "b v"] | Int[Tensor, "b i"],
         timesteps: Float[Tensor, " b"],
         guidance: float,
     ) -> Float[Tensor, "b ch h w"]:
-        """Return the predicted velocity at ``noisy``; ``guidance`` is for models with ``guidance_embed``."""
+        """Return the predicted velocity at ``noisy``; ``guidance`` is for models with ``guidance_embed``.
+
+        ``vec`` has CLIP's token ids if its adapters are trained.
+        """
         height, width = noisy.shape[-2:]
         guided = self.config.model.guidance_embed
         key = height, width, txt.shape[1], noisy.device
@@ -82,7 +85,7 @@ class FlowLoss:
             txt=txt.to(self.dtype),
             txt_ids=txt_ids,
             timesteps=timesteps,
-            y=vec.to(self.dtype),
+            y=vec.to(self.dtype) if vec.is_floating_point() else vec,
             guidance=torch.full_like(timesteps, guidance) if guided else None,
         )
         return latents.unpack(prediction, height, width)

@@ -23,12 +23,14 @@ from fluxtrain.distributed import World
 from fluxtrain.fp8 import use_fp8
 from fluxtrain.model.adapted_layers import (
     MAGNITUDE,
+    TEXT_ENCODER,
     WHOLE_MAGNITUDE,
     adapted_layers,
     has_small_base,
     linear_layers,
 )
 from fluxtrain.model.adapter_dropout import AdapterDropout
+from fluxtrain.model.clip import ClipShape, ClipText, ClipWeights
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.frozen import stored
 from fluxtrain.model.init import initial_value
@@ -55,29 +57,42 @@ def build_model(
     weights: Iterable[tuple[str, Tensor]] | None = None,
     alive: Alive = lambda: None,
     adapters: Mapping[str, Tensor] = MappingProxyType({}),
+    clip: ClipWeights | None = None,
 ) -> Flux:
     """Return the model with ``weights``, sharded over the ranks as in ``config.parallel``.
 
     ``weights`` yields every unsharded parameter by name, but for those of adapters; without them the values
-    are random, as are those of adapters that ``adapters`` does not have. ``alive`` is called after each
-    parameter.
+    are random, as are those of adapters that ``adapters`` does not have. ``clip`` has the weights of the text
+    encoder, if its adapters are trained. ``alive`` is called after each parameter.
     """
-    model = empty_model(config, world)
+    model = empty_model(config, world, clip and clip.shape)
     initial = initial_weights(model, config.drawn_seed, world.device)
     if weights is not None:
         drawn = initial_weights(model, config.drawn_seed, world.device, is_adapter)
         initial = chain(
-            weights, ((name, _given(model, adapters, name, value)) for name, value in drawn)
+            weights,
+            _of_text_encoder(clip),
+            ((name, _given(model, adapters, name, value)) for name, value in drawn),
         )
     load_weights(model, initial, world.device, alive)
     return model
 
 
-def empty_model(config: RunConfig, world: World) -> Flux:
-    """Return the model without values, on the meta device: as in ``config.parallel``, for ``world``."""
+def _of_text_encoder(clip: ClipWeights | None) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in clip.tensors.items() if clip is not None else ():
+        yield f"{TEXT_ENCODER}.{name}", tensor
+
+
+def empty_model(config: RunConfig, world: World, clip: ClipShape | None = None) -> Flux:
+    """Return the model without values, on the meta device: as in ``config.parallel``, for ``world``.
+
+    ``clip`` is the shape of the text encoder, if its adapters are trained; None: CLIP-L's.
+    """
     with torch.device("meta"):
         model = Flux(config.model)
         if config.adapter is not None:
+            if config.adapter.clip is not None:
+                model.text_encoder = ClipText(clip or ClipShape.of(config.model))
             layers = adapted_layers(config.model, config.adapter)
             dropout = AdapterDropout.of(config.adapter)
             small = linear_layers(config.model) if has_small_base(config) else ()
@@ -123,7 +138,7 @@ def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
 def shard(
     model: Flux, mesh: DeviceMesh, parallel: ParallelConfig, precision: PrecisionConfig
 ) -> None:
-    """Apply FSDP2 to each block and the rest: gather in the compute dtype, reduce in ``precision.reduce``.
+    """Apply FSDP2 to each block, CLIP and the rest: gather in the compute dtype, reduce in ``precision.reduce``.
 
     Inputs are not cast: timestep embedding and RoPE tables stay in float32.
     """
@@ -132,9 +147,9 @@ def shard(
         reduce_dtype=DTYPES[precision.reduce],
         cast_forward_inputs=False,
     )
-    for block in blocks(model):
+    for part in _parts(model):
         fully_shard(
-            block,
+            part,
             mesh=mesh,
             mp_policy=policy,
             reshard_after_forward=parallel.reshards,
@@ -142,16 +157,21 @@ def shard(
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 
+def _parts(model: Flux) -> list[nn.Module]:
+    """Return what is gathered and reduced by itself: the blocks, and CLIP if its adapters are trained."""
+    return [*blocks(model), *([] if model.text_encoder is None else [model.text_encoder])]
+
+
 def reduce_between_replicas(model: Flux, is_on: bool) -> None:
     """Let backward passes of ``model`` reduce gradients between replicas, or sum them within each (HSDP)."""
-    for module in (*blocks(model), model):
+    for module in (*_parts(model), model):
         if isinstance(module, FSDPModule):
             module.set_requires_all_reduce(is_on, recurse=False)
 
 
 def free_gathered(model: Flux) -> None:
     """Free gathered weights of ``model``, so that its next pass gathers those that it has by then."""
-    for module in (*blocks(model), model):
+    for module in (*_parts(model), model):
         if isinstance(module, FSDPModule):
             module.reshard()
 

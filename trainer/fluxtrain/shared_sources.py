@@ -21,6 +21,7 @@ from fluxtrain.data.index_digest import index_digests, require_digests
 from fluxtrain.data.loader import training_order
 from fluxtrain.data.sources import Sources, open_sources
 from fluxtrain.distributed import StopRequest, World
+from fluxtrain.encode.clip import add_token_ids
 from fluxtrain.errors import DataError
 from fluxtrain.picture_cache import CachedPictures, cache_pictures
 from fluxtrain.progress import Alive
@@ -79,6 +80,7 @@ def _scan(config: RunConfig, paths: RunPaths, pictures: CachedPictures | None) -
     """Return the opened data, with the timesteps of a validation set that is going to be used."""
     opened = None if pictures is None else pictures.open(config, paths.output)
     sources = open_sources(config, paths.data, opened)
+    add_token_ids(sources, config, paths.models)
     require_whole_sets(config, *sources.lengths)
     sources = replace(sources, digests=index_digests(sources))
     require_digests(config, sources.digests)

@@ -40,6 +40,7 @@ from fluxtrain.data.order import PADDING, BatchShares
 from fluxtrain.data.sources import Sources
 from fluxtrain.distributed import StopRequest, World
 from fluxtrain.divergence import require_finite
+from fluxtrain.encode.clip import clip_weights
 from fluxtrain.encode.encoders import batch_encoder
 from fluxtrain.errors import DivergedError, StoppedError
 from fluxtrain.evaluate import evaluate
@@ -121,10 +122,11 @@ class _Trainer:
         if recovery.is_new or config.adapter is not None:  # adapters' checkpoints have no weights
             published = published_weights(config, paths.models, world, observer.alive)
         adapters = initial_parameters(config, paths.models) if recovery.is_new else {}
-        self.model = build_model(config, world, published, observer.alive, adapters)
+        compute = DTYPES[config.precision.compute]
+        clip = clip_weights(config, paths.models, compute)
+        self.model = build_model(config, world, published, observer.alive, adapters, clip)
         if world.size > 1:
             observe_waits(self.model, observer.step_times)
-        compute = DTYPES[config.precision.compute]
         self.flow_loss = FlowLoss(self.model, config, compute)
         self.optimizer = optim.make_optimizer(
             *(self.model, config.optim, compute), partial(rate_of, adapter=config.adapter)

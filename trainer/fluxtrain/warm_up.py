@@ -18,6 +18,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.batch import Batch
 from fluxtrain.distributed import World
 from fluxtrain.loss import FlowLoss
+from fluxtrain.model.clip import CLIP_LENGTH
 from fluxtrain.progress import Alive
 
 
@@ -80,11 +81,14 @@ def synthetic_batch(config: RunConfig, size: int, device: torch.device) -> Batch
     latents = torch.zeros(size, *config.latent_shape, device=device)
     per_sample = torch.zeros(size, device=device)
     model = config.model
+    vec = torch.zeros(size, model.vec_in_dim, device=device)
+    if config.trains_clip:
+        vec = torch.zeros(size, CLIP_LENGTH, dtype=torch.int32, device=device)
     return Batch(
         mean=latents,
         logvar=latents,
         txt=torch.zeros(size, config.data.text_length, model.context_in_dim, device=device),
-        vec=torch.zeros(size, model.vec_in_dim, device=device),
+        vec=vec,
         latent_noise=latents,
         noise=latents,
         timesteps=per_sample,

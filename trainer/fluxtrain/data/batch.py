@@ -1,6 +1,7 @@
 """One micro batch: encodings or images, and the random draws of its samples.
 
-Axes: b batch, l text tokens, d text width, v pooled width, ch h w latent image, H W image.
+Axes: b batch, l text tokens, d text width, v pooled width, ch h w latent image, H W image,
+i token ids of CLIP.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Batch(DrawnBatch):
     mean: Float[Tensor, "b ch h w"]
     logvar: Float[Tensor, "b ch h w"]
     txt: Float[Tensor, "b l d"]
-    vec: Float[Tensor, "b v"]
+    vec: Float[Tensor, "b v"] | Int[Tensor, "b i"]  # token ids if adapters of CLIP are trained
     mask: Float[Tensor, "b h w"] | None = None  # weights of latents in the loss; None: all are 1
 
 

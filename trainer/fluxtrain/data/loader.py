@@ -235,13 +235,17 @@ def build(
     bad[:real] = [fault is not None for fault in faults]
     if empty is not None and (replaced := dropped | bad).any():
         encodings.txt[replaced], encodings.vec[replaced] = empty[0], empty[1]
+    vec: Tensor = encodings.vec
+    if isinstance(dataset, PictureDataset):
+        ids = dataset.token_ids(read, dropped | bad)
+        vec = vec if ids is None else ids
     if bad.any():
         _zero(encodings, torch.from_numpy(bad), text=empty is None)
     return Batch(
         mean=encodings.mean.float(),
         logvar=encodings.logvar.float(),
         txt=encodings.txt,
-        vec=encodings.vec,
+        vec=vec,
         mask=mask,
         weights=torch.from_numpy((~bad).astype(np.float32)),
         faults=tuple(fault for fault in faults if fault),

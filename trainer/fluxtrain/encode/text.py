@@ -6,7 +6,7 @@ Axes: b batch, l text tokens, d text width, v pooled width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,14 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
 from fluxtrain.contract.run.encoders import EncodersConfig, is_single_file
-from fluxtrain.encode.any_attention import any_attention
+from fluxtrain.model.any_attention import any_attention
+from fluxtrain.model.clip import CLIP_LENGTH
 from fluxtrain.encode.text_file import load_clip_file, load_t5_file
 from fluxtrain.errors import DataError
 
 MAX_SMALL_BYTES = 1 << 24
 """Of a config or a tokenizer; T5's, the larger one, has 2.4 MB."""
 _SMALL_SUFFIXES = (".json", ".txt", ".model", ".jinja")
-CLIP_LENGTH = 77
-"""Tokens that CLIP's text model was trained on."""
-
 _VOCABULARIES = ("tokenizer.json", "spiece.model", "vocab.json", "vocab.txt", "tokenizer.model")
 
 TokenStates = Float[Tensor, "b l d"]
@@ -41,6 +39,10 @@ class TextModel:
     tokenizer: Any
     encoder: Any
     length: int
+
+    def on(self, device: torch.device) -> TextModel:
+        """Return the same with its encoder on ``device``."""
+        return replace(self, encoder=self.encoder.to(device))
 
     def tokenize(self, captions: list[str]) -> Any:
         """Return ids and mask of ``captions``, truncated or padded to ``length``."""
@@ -108,30 +110,44 @@ def load_text_encoder(
 
     Raises DataError if its folder or file is missing, incomplete, another model's or not safetensors.
     """
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-
-    def load_model(
-        load: _Loader, weights: str | Path, tokenizer_folder: str | None, length: int
-    ) -> TextModel:
-        path = models_root / weights
-        tokenizer = load_tokenizer(models_root / tokenizer_folder if tokenizer_folder else path)
-        encoder = load(path, tokenizer, dtype)
-        return TextModel(tokenizer, encoder.to(device).eval().requires_grad_(False), length)
-
     if config.text == "minilm":
         from transformers import AutoModel
 
-        return MiniLM(load_model(_folder_loader(AutoModel), _minilm_folder(), None, text_length))
-    from transformers import CLIPTextModel, T5EncoderModel  # seconds, which minilm does not need
+        loaded = _load_model(
+            *(_folder_loader(AutoModel), models_root, _minilm_folder(), None, text_length, dtype)
+        )
+        return MiniLM(loaded.on(device))
+    from transformers import T5EncoderModel  # seconds, which minilm does not need
 
     load_t5 = load_t5_file if is_single_file(config.t5) else _folder_loader(T5EncoderModel)
-    load_clip = load_clip_file if is_single_file(config.clip) else _folder_loader(CLIPTextModel)
-    return T5Clip(
-        load_model(load_t5, config.t5, config.t5_tokenizer, text_length),
-        load_model(load_clip, config.clip, config.clip_tokenizer, CLIP_LENGTH),
-    )
+    t5 = _load_model(load_t5, models_root, config.t5, config.t5_tokenizer, text_length, dtype)
+    return T5Clip(t5.on(device), load_clip(config, models_root, dtype).on(device))
+
+
+def load_clip(config: EncodersConfig, models_root: Path, dtype: torch.dtype) -> TextModel:
+    """Return the CLIP text encoder of ``config`` with its tokenizer; errors as `load_text_encoder`."""
+    from transformers import CLIPTextModel
+
+    load = load_clip_file if is_single_file(config.clip) else _folder_loader(CLIPTextModel)
+    return _load_model(load, models_root, config.clip, config.clip_tokenizer, CLIP_LENGTH, dtype)
+
+
+def _load_model(
+    load: _Loader,
+    models_root: Path,
+    weights: str | Path,
+    tokenizer_folder: str | None,
+    length: int,
+    dtype: torch.dtype,
+) -> TextModel:
+    """Return the tokenizer and the model of ``weights``, frozen, on the host."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    path = models_root / weights
+    tokenizer = load_tokenizer(models_root / tokenizer_folder if tokenizer_folder else path)
+    encoder = load(path, tokenizer, dtype)
+    return TextModel(tokenizer, encoder.eval().requires_grad_(False), length)
 
 
 def load_tokenizer(folder: Path) -> Any:

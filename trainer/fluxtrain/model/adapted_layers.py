@@ -13,6 +13,17 @@ from fluxtrain.model.kronecker import Kronecker
 from fluxtrain.model.tensor_names import Shape, entries
 
 BLOCKS = ("double_blocks", "single_blocks")
+TEXT_ENCODER = "text_encoder"
+"""Name of the CLIP text encoder in the model, if its adapters are trained; as in diffusers' files."""
+CLIP_LAYERS, CLIP_MLP_RATIO = 12, 4
+"""Of CLIP-L: its layers, and the width of their MLPs over that of the model."""
+_CLIP_BLOCK = f"{TEXT_ENCODER}.text_model.encoder.layers"
+_CLIP_SHAPES = {
+    **{f"self_attn.{name}_proj": (1, 1) for name in ("q", "k", "v", "out")},
+    "mlp.fc1": (CLIP_MLP_RATIO, 1),
+    "mlp.fc2": (1, CLIP_MLP_RATIO),
+}
+"""Rows and columns of the linear layers of each of CLIP's layers, over the width."""
 _WEIGHT = ".weight"
 MAGNITUDE = "magnitude"
 """Name of the change of DoRA's magnitudes, one for each row of a layer's weight."""
@@ -81,7 +92,11 @@ def rate_of(name: str, adapter: AdapterConfig | None) -> float:
     if adapter is None:
         return 1.0
     layer, _, matrix = name.rpartition(".")
-    factor: float = getattr(adapter.rates, kind_of(layer.split(".", 2)[2]))
+    factor: float
+    if is_clip(name):
+        factor = adapter.clip.rate if adapter.clip is not None else 1.0
+    else:
+        factor = getattr(adapter.rates, kind_of(layer.split(".", 2)[2]))
     return factor * adapter.rates.up if matrix == "lora_B" else factor
 
 
@@ -97,8 +112,38 @@ def linear_layers(model: ModelConfig) -> dict[str, tuple[int, tuple[tuple[str, i
     }
 
 
+def is_clip(name: str) -> bool:
+    """Return whether ``name``, of a layer or a parameter, is one of the CLIP text encoder."""
+    return name.startswith(f"{TEXT_ENCODER}.")
+
+
+def clip_linear_layers(width: int) -> dict[str, tuple[int, int]]:
+    """Return the linear layers of CLIP's text encoder of ``width`` by name: their outputs and inputs."""
+    return {
+        f"{_CLIP_BLOCK}.{index}.{name}": (rows * width, columns * width)
+        for index in range(CLIP_LAYERS)
+        for name, (rows, columns) in _CLIP_SHAPES.items()
+    }
+
+
+def clip_layers(model: ModelConfig, adapter: AdapterConfig) -> list[AdaptedLayer]:
+    """Return the layers of CLIP that ``adapter`` adapts, beside ``model``."""
+    if adapter.clip is None:
+        return []
+    rank, alpha = adapter.clip.rank, adapter.clip.alpha
+    return [
+        AdaptedLayer(name, inputs, ((name, outputs),), rank, alpha)
+        for name, (outputs, inputs) in clip_linear_layers(model.vec_in_dim).items()
+    ]
+
+
 def adapted_layers(model: ModelConfig, adapter: AdapterConfig) -> list[AdaptedLayer]:
-    """Return the layers of ``model`` that ``adapter`` adapts, in the order of the model."""
+    """Return the layers of ``model`` that ``adapter`` adapts, in its order, then those of CLIP."""
+    return [*block_layers(model, adapter), *clip_layers(model, adapter)]
+
+
+def block_layers(model: ModelConfig, adapter: AdapterConfig) -> list[AdaptedLayer]:
+    """Return the layers of the blocks of ``model`` that ``adapter`` adapts, in the order of the model."""
     selected = {
         "double_blocks": selected_blocks(adapter.double_blocks, model.depth),
         "single_blocks": selected_blocks(adapter.single_blocks, model.depth_single_blocks),
@@ -119,7 +164,8 @@ def count_adapter_parameters(
     model: ModelConfig, adapter: AdapterConfig, num_shards: int = 1
 ) -> int:
     """Return the adapters' parameters; the rows of each tensor are rounded up to a multiple of the shards."""
-    return sum(adapters_of_blocks(model, adapter, num_shards))
+    clip = sum(_padded(layer, num_shards) for layer in clip_layers(model, adapter))
+    return sum(adapters_of_blocks(model, adapter, num_shards)) + clip
 
 
 @lru_cache(maxsize=16)  # a plan asks for them at each micro batch that it tries
@@ -128,11 +174,15 @@ def adapters_of_blocks(
 ) -> tuple[int, ...]:
     """Return the adapters' parameters of each block, double blocks first, rounded up in the same way."""
     counts = [0] * (model.depth + model.depth_single_blocks)
-    for layer in adapted_layers(model, adapter):
-        index = block_index(layer, model)
-        for rows, *columns in layer.shapes.values():
-            counts[index] += -(-rows // num_shards) * num_shards * prod(columns)
+    for layer in block_layers(model, adapter):
+        counts[block_index(layer, model)] += _padded(layer, num_shards)
     return tuple(counts)
+
+
+def _padded(layer: AdaptedLayer, num_shards: int) -> int:
+    """Return the parameters of ``layer``'s adapter, the rows of each rounded up to a multiple of the shards."""
+    shapes = layer.shapes.values()
+    return sum(-(-rows // num_shards) * num_shards * prod(rest) for rows, *rest in shapes)
 
 
 def block_index(layer: AdaptedLayer, model: ModelConfig) -> int:
@@ -150,4 +200,4 @@ def dora_rows(config: RunConfig) -> int:
     """Return the rows of the layers that have magnitudes."""
     if config.adapter is None or not config.adapter.dora:
         return 0
-    return sum(layer.outputs for layer in adapted_layers(config.model, config.adapter))
+    return sum(layer.outputs for layer in block_layers(config.model, config.adapter))

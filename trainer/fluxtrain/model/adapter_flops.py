@@ -6,7 +6,7 @@ As in flops.py: matrix products only, and those of attention in full.
 from __future__ import annotations
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.model.adapted_layers import BLOCKS, AdaptedLayer, adapted_layers
+from fluxtrain.model.adapted_layers import BLOCKS, AdaptedLayer, block_layers
 from fluxtrain.model.flops import Linear, forward_flops, linears, rows_of, training_flops
 
 
@@ -19,7 +19,7 @@ def run_flops(config: RunConfig, image_tokens: int | None = None) -> int:
     sizes = config.model, image_tokens, config.data.text_length
     if config.adapter is None:
         return training_flops(*sizes)
-    layers = adapted_layers(config.model, config.adapter)
+    layers = block_layers(config.model, config.adapter)
     first = min(_block_of(config, layer.name) for layer in layers)
     tokens = image_tokens + config.data.text_length
     attention = 4 * tokens * tokens * config.model.hidden_size
@@ -38,7 +38,7 @@ def norm_flops(config: RunConfig) -> int:
     if config.adapter is None or not config.adapter.dora:
         return 0
     flops = 0
-    for layer in adapted_layers(config.model, config.adapter):
+    for layer in block_layers(config.model, config.adapter):
         rank, outputs = layer.rank, layer.outputs
         crossed = 2 * outputs * layer.inputs * rank
         squared = 2 * rank * rank * (len(layer.splits) * layer.inputs + outputs)

@@ -9,7 +9,7 @@ from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.activations import BYTES
-from fluxtrain.model.adapted_layers import adapted_layers, adapters_of_blocks, block_index
+from fluxtrain.model.adapted_layers import adapters_of_blocks, block_index, block_layers
 from fluxtrain.model.block_moments import BlockMoments, Moment
 from fluxtrain.model.flops import rows_of
 
@@ -39,7 +39,7 @@ def _saved_of_blocks(
 ) -> tuple[int, ...]:
     """Return the elements of A x of a sample in each block."""
     counts = [0] * (model.depth + model.depth_single_blocks)
-    for layer in adapted_layers(model, adapter):
+    for layer in block_layers(model, adapter):
         rows = rows_of(layer.name, image_tokens, text_length)
         factors = layer.kronecker
         saved = layer.shapes["lora_A"][0] if factors is None else factors.saved

@@ -6,12 +6,13 @@ Axes: b batch, n image tokens, l text tokens, s = l + n, c packed channels, d hi
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fluxtrain.contract.run.model import TIMESTEP_DIM, ModelConfig
 from fluxtrain.model.attention import Rotation, rotation
 from fluxtrain.model.blocks import DoubleStreamBlock, LastLayer, SingleStreamBlock
+from fluxtrain.model.clip import ClipText
 from fluxtrain.model.embed import MLPEmbedder, timestep_embedding
 
 
@@ -41,6 +42,7 @@ class Flux(nn.Module):
             for _ in range(config.depth_single_blocks)
         )
         self.final_layer = LastLayer(hidden, config.in_channels)
+        self.text_encoder: ClipText | None = None
         self._last_positions: tuple[Tensor, Tensor, Rotation] | None = None
 
     def forward(
@@ -50,11 +52,12 @@ class Flux(nn.Module):
         txt: Float[Tensor, "b l t"],
         txt_ids: Float[Tensor, "l 3"],
         timesteps: Float[Tensor, " b"],
-        y: Float[Tensor, "b v"],
+        y: Float[Tensor, "b v"] | Int[Tensor, "b i"],
         guidance: Float[Tensor, " b"] | None = None,
     ) -> Float[Tensor, "b n c"]:
         """Return the velocity at ``img``; ``timesteps`` run from 0 (clean) to 1 (noise).
 
+        ``y`` is CLIP's pooled vector; or its token ids, if the model has a ``text_encoder``.
         The rotation of the last tensors of ids is kept: they must not be changed in place. Raises ValueError
         if the model needs ``guidance`` and there is none, or the reverse.
         """
@@ -62,6 +65,8 @@ class Flux(nn.Module):
             needed = "needs" if self.guidance_in is not None else "takes no"
             raise ValueError(f"this model {needed} guidance")
         dtype = self.img_in.weight.dtype
+        if self.text_encoder is not None:
+            y = self.text_encoder(y)
         img, txt = self.img_in(img.to(dtype)), self.txt_in(txt.to(dtype))
         vec = self.time_in(timestep_embedding(timesteps).to(dtype)) + self.vector_in(y.to(dtype))
         if self.guidance_in is not None and guidance is not None:

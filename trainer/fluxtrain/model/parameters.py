@@ -10,7 +10,7 @@ from torch import nn
 
 from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.adapted_layers import adapters_of_blocks
+from fluxtrain.model.adapted_layers import adapters_of_blocks, count_adapter_parameters
 from fluxtrain.model.tensor_names import entries
 
 
@@ -35,7 +35,7 @@ class ParameterCounts:
 
 @dataclass(frozen=True)
 class TrainedCounts:
-    """Trained parameters of each block, double blocks first, and of the rest."""
+    """Trained parameters of each block, double blocks first, and of the rest, which may be CLIP's adapters."""
 
     blocks: tuple[int, ...]
     rest: int
@@ -58,7 +58,9 @@ def count_trained(
 ) -> TrainedCounts:
     """Return the trained parameters: those of ``adapter`` only, if there is one; padded as below."""
     if adapter is not None:
-        return TrainedCounts(adapters_of_blocks(model, adapter, num_shards), 0, 0)
+        blocks = adapters_of_blocks(model, adapter, num_shards)
+        clip = count_adapter_parameters(model, adapter, num_shards) - sum(blocks)
+        return TrainedCounts(blocks, clip, 0)
     counts = count_parameters(model, num_shards)
     blocks = (counts.double_block,) * counts.depth
     blocks += (counts.single_block,) * counts.depth_single_blocks

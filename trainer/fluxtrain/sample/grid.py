@@ -23,6 +23,7 @@ from fluxtrain.data.images.dataset import ImageDataset
 from fluxtrain.data.sources import Source, Sources
 from fluxtrain.distributed import World
 from fluxtrain.draws import Array
+from fluxtrain.encode.clip import caption_ids
 from fluxtrain.encode.codec import load_decoder
 from fluxtrain.encode.encoders import load_encoders
 from fluxtrain.loss import FlowLoss
@@ -125,9 +126,23 @@ class GridSampler:
         wanted = [each.text for each in chosen] + [each.negative for each in chosen]
         encoded = self._encode([text for text in wanted if text])
         negatives = [encoded.get(each.negative, empty) for each in prompts]
-        texts = [encoded[each.text] for each in chosen]
-        self._contents = GridContents(prompts, texts + own, negatives, originals)
+        texts = [encoded[each.text] for each in chosen] + own
+        if config.trains_clip:
+            texts, negatives = self._with_ids(prompts, texts, negatives)
+        self._contents = GridContents(prompts, texts, negatives, originals)
         return self._contents
+
+    def _with_ids(
+        self, prompts: list[Prompt], texts: list[TextEncoding], negatives: list[TextEncoding]
+    ) -> tuple[list[TextEncoding], list[TextEncoding]]:
+        """Return the encodings of ``prompts`` with CLIP's token ids instead of its pooled vectors."""
+        wanted = [text for each in prompts for text in (each.text, each.negative)]
+        ids = caption_ids(self.config.encoders, self.paths.models, wanted)
+        pairs = list(zip(prompts, texts, negatives, strict=True))
+        return (
+            [(text[0], torch.from_numpy(ids[each.text])) for each, text, _ in pairs],
+            [(negative[0], torch.from_numpy(ids[each.negative])) for each, _, negative in pairs],
+        )
 
     def _read_samples(
         self, source: Source | None, indices: Array

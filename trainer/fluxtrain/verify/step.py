@@ -18,6 +18,7 @@ from fluxtrain.distributed import World
 from fluxtrain.encode.encoders import Encoders
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model.adapted_layers import rate_of
+from fluxtrain.model.clip import CLIP_LENGTH
 from fluxtrain.model.flux import Flux
 from fluxtrain.parallelize import DTYPES
 from fluxtrain.step_times import StepTimes
@@ -95,10 +96,13 @@ class Step:
             return ImageBatch(images=images, captions=("",) * size, **drawn)
         is_synthetic = config.data.source == "synthetic"
         stored = torch.float32 if is_synthetic else DTYPES[config.encoders.precision]
+        vec = make(config.model.vec_in_dim, dtype=stored)
+        if config.trains_clip:
+            vec = make(CLIP_LENGTH, dtype=torch.int32)
         return Batch(
             mean=make(*config.latent_shape),
             logvar=make(*config.latent_shape),
             txt=make(config.data.text_length, config.model.context_in_dim, dtype=stored),
-            vec=make(config.model.vec_in_dim, dtype=stored),
+            vec=vec,
             **drawn,
         )

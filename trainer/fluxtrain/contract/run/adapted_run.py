@@ -36,6 +36,14 @@ def require_adaptable(config: RunConfig, at: str) -> None:
         given = config.adapter.rates.model_dump(exclude_defaults=True)
         text = "must be left out if optim.name is prodigy: it finds one step size for all"
         raise ConfigError(f"{at}.adapter.rates", given, text)
+    clip = config.adapter.clip
+    if config.optim.name == "prodigy" and clip is not None and clip.rate != 1:
+        text = "must be 1 if optim.name is prodigy: it finds one step size for all"
+        raise ConfigError(f"{at}.adapter.clip.rate", clip.rate, text)
+    if clip is not None and config.data.validation is not None:
+        text = "must be none if adapter.clip is set: its pooled vectors are of CLIP as it was; use "
+        text += "data.validation_split"
+        raise ConfigError(f"{at}.data.validation", config.data.validation, text)
     _require_layers(config.adapter, config.model, f"{at}.adapter")
 
 

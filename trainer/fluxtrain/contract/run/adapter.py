@@ -112,6 +112,17 @@ class LokrConfig(StrictModel):
     """Make neither a product of ``rank``; alpha then has no effect."""
 
 
+class ClipAdapterConfig(StrictModel):
+    """Adapters of the CLIP text encoder: of the queries, keys, values, projections and MLPs of its 12 layers."""
+
+    rank: Rank = 16
+    """Rank of the update."""
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 16.0
+    """Scale of the update: alpha / rank."""
+    rate: Ratio = 1.0
+    """Factor of the learning rate."""
+
+
 def _is_lora(adapter: AdapterConfig) -> bool:
     return adapter.kind == "lora"
 
@@ -183,6 +194,20 @@ class AdapterConfig(StrictModel):
             "!self.dora || double(self.module_dropout) == 0.0",
             others=("dora",),
         ),
+        Rule(
+            "clip",
+            "must be null if kind is lokr: CLIP's adapters are low-rank",
+            lambda adapter: _is_lora(adapter) or adapter.clip is None,
+            "self.kind == 'lora' || !has(self.clip)",
+            others=("kind",),
+        ),
+        Rule(
+            "clip",
+            "must be null if dora is on: CLIP's adapters have no magnitudes",
+            lambda adapter: not adapter.dora or adapter.clip is None,
+            "!self.dora || !has(self.clip)",
+            others=("dora",),
+        ),
     )
 
     kind: AdapterKind = "lora"
@@ -222,6 +247,10 @@ class AdapterConfig(StrictModel):
     """Options of ``lokr``."""
     rates: AdapterRates = AdapterRates()
     """Factors of the learning rate."""
+    clip: ClipAdapterConfig | None = None
+    """Adapters of the CLIP text encoder too, such as {}: its pooled vector is computed in each step, from the
+    captions of ``data.images``; T5's tokens stay encoded beforehand. ``dropout`` and ``rates.up`` hold for
+    them as for the others. null: CLIP stays as it is."""
     base_dtype: BaseDtype = "compute"
     """Data type of the frozen weights of the blocks' linear layers: ``compute``, that of
     ``precision.compute``, or ``fp8``, e4m3 with a power of two for each row, half of bfloat16's memory. They
@@ -281,6 +310,23 @@ class AddedAdapter(StrictModel):
     """Factor of the update."""
 
 
+CLIP_NEEDS_IMAGES = Rule(
+    "adapter.clip",
+    "must be null unless data.images is set: CLIP is trained on captions",
+    lambda run: run.adapter is None or run.adapter.clip is None or run.data.images is not None,
+    "has(self.data) && has(self.data.images)",
+)
+"""A rule of RunConfig."""
+CLIP_NEEDS_CLIP = Rule(
+    "adapter.clip",
+    "must be null unless encoders.text is t5-clip: minilm has no CLIP",
+    lambda run: (
+        run.adapter is None or run.adapter.clip is None or run.encoders.text == "t5-clip"
+    ),
+    "self.encoders.text == 't5-clip'",
+    others=("encoders.text",),
+)
+"""A rule of RunConfig."""
 ADDED_ADAPTERS = Rule(
     "added_adapters",
     "must be empty unless task is sample or evaluate",

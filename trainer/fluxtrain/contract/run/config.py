@@ -15,6 +15,8 @@ from pydantic import Field
 from fluxtrain.contract.launch import RENDEZVOUS_PORT
 from fluxtrain.contract.run.adapter import (
     ADDED_ADAPTERS,
+    CLIP_NEEDS_CLIP,
+    CLIP_NEEDS_IMAGES,
     AdapterConfig,
     AdapterFileConfig,
     AddedAdapter,
@@ -171,6 +173,8 @@ class RunConfig(StrictModel):
         _needs_images("preprocess"),
         _needs_images("prepare"),
         ADDED_ADAPTERS,
+        CLIP_NEEDS_IMAGES,
+        CLIP_NEEDS_CLIP,
         FP8_WIDTHS,
     )
 
@@ -233,6 +237,11 @@ class RunConfig(StrictModel):
         """Return the seed, which the trainer has replaced by a number if it was ``random``."""
         assert isinstance(self.seed, int), "random_seed.with_seed has drawn it"
         return self.seed
+
+    @property
+    def trains_clip(self) -> bool:
+        """Return whether adapters of the CLIP text encoder are trained."""
+        return self.adapter is not None and self.adapter.clip is not None
 
     @property
     def training_guidance(self) -> float:

@@ -10,14 +10,14 @@ Axes: l text tokens, d text width, v pooled width, ch h w latent image.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fluxtrain.data.dataset import SampleShape, sample_shape
@@ -71,6 +71,28 @@ class PictureDataset(FileDataset):
         self._first_texts = np.cumsum([0, *(len(entry.texts) for entry in entries)])
         self._num_variants = np.array([entry.num_variants for entry in entries])
         self._spans: dict[Path, dict[str, Span]] = {}
+        self._token_ids: Array | None = None  # of each caption, and last of the empty prompt
+
+    def use_token_ids(self, ids: Mapping[str, Array]) -> None:
+        """Let `token_ids` have ``ids``, those of CLIP by caption."""
+        texts = (text for entry in self.entries for text in entry.captions)
+        self._token_ids = np.stack([*(ids[text] for text in texts), ids[""]])
+
+    def token_ids(
+        self, indices: Array, is_replaced: Bool[np.ndarray, " n"]
+    ) -> Int[Tensor, "n i"] | None:
+        """Return CLIP's token ids of the captions of samples ``indices``; None if they are not needed.
+
+        Those that are replaced, and those past ``indices``, are of the empty prompt.
+        """
+        if self._token_ids is None:
+            return None
+        rows = np.full(len(is_replaced), len(self._token_ids) - 1)
+        for row, index in enumerate(indices.tolist()):
+            if not is_replaced[row]:
+                part, record = self._place(index)
+                rows[row] = self._first_texts[part] + self._variant(part, record)[1]
+        return torch.from_numpy(self._token_ids[rows])
 
     def with_variants(self, indices: Array, drawn: Array) -> Array:
         """Return the indices of the variants of samples ``indices`` that ``drawn``, in [0, 1), chooses."""

@@ -1,0 +1,144 @@
+"""The CLIP text encoder as a part of the model, for the training of its adapters.
+
+Tensors are named as in the published files of CLIP, from ``text_model.`` on.
+Axes: b batch, l text tokens, d width, h heads, k head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the usual name)
+
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.model.adapted_layers import CLIP_LAYERS, CLIP_MLP_RATIO
+from fluxtrain.model.any_attention import any_attention
+
+
+CLIP_LENGTH = 77
+"""Tokens that CLIP's text model was trained on."""
+
+
+@dataclass(frozen=True)
+class ClipShape:
+    """The shape of CLIP-L's text model, of another width or vocabulary if it is a small one."""
+
+    width: int = 768
+    vocabulary: int = 49_408
+    positions: int = CLIP_LENGTH
+    num_heads: int = 12
+    end_token: int = 49_407
+    """The pooled vector is the state at the first of them."""
+    eps: float = 1e-5
+
+    @staticmethod
+    def of(model: ModelConfig) -> ClipShape:
+        """Return the shape of the encoder whose pooled vector ``model`` takes."""
+        return ClipShape(width=model.vec_in_dim)
+
+
+@dataclass(frozen=True)
+class ClipWeights:
+    """The shape of an encoder, and its tensors by name."""
+
+    shape: ClipShape
+    tensors: Mapping[str, Tensor] = field(repr=False)
+
+
+class ClipText(nn.Module):
+    """Encodes token ids to the pooled vector."""
+
+    def __init__(self, shape: ClipShape) -> None:
+        """Create the layers."""
+        super().__init__()
+        self.end_token = shape.end_token
+        self.text_model = _TextModel(shape)
+
+    @any_attention
+    def forward(self, ids: Int[Tensor, "b l"]) -> Float[Tensor, "b d"]:
+        """Return the last state at the first end token of ``ids``."""
+        states: Tensor = self.text_model(ids)
+        ends = (ids == self.end_token).int().argmax(dim=1)
+        index = ends[:, None, None].expand(-1, 1, states.shape[-1])
+        return states.gather(1, index).squeeze(1)
+
+
+class _TextModel(nn.Module):
+    def __init__(self, shape: ClipShape) -> None:
+        super().__init__()
+        self.embeddings = _Embeddings(shape)
+        self.encoder = _Layers(shape)
+        self.final_layer_norm = nn.LayerNorm(shape.width, eps=shape.eps)
+
+    def forward(self, ids: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
+        states = self.embeddings(ids)
+        for layer in self.encoder.layers:
+            states = layer(states)
+        final: Tensor = self.final_layer_norm(states)
+        return final
+
+
+class _Embeddings(nn.Module):
+    def __init__(self, shape: ClipShape) -> None:
+        super().__init__()
+        self.token_embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.position_embedding = nn.Embedding(shape.positions, shape.width)
+
+    def forward(self, ids: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
+        states: Tensor = self.token_embedding(ids) + self.position_embedding.weight[: ids.shape[1]]
+        return states
+
+
+class _Layers(nn.Module):
+    def __init__(self, shape: ClipShape) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer(shape) for _ in range(CLIP_LAYERS))
+
+
+class _Layer(nn.Module):
+    """Attention to earlier tokens, then an MLP, each after a norm and added to its input."""
+
+    def __init__(self, shape: ClipShape) -> None:
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(shape.width, eps=shape.eps)
+        self.self_attn = _Attention(shape.width, shape.num_heads)
+        self.layer_norm2 = nn.LayerNorm(shape.width, eps=shape.eps)
+        self.mlp = _Mlp(shape.width, CLIP_MLP_RATIO * shape.width)
+
+    def forward(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
+        x = x + self.self_attn(self.layer_norm1(x))
+        added: Tensor = x + self.mlp(self.layer_norm2(x))
+        return added
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.v_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
+        q, k, v = (
+            rearrange(project(x), "b l (h k) -> b h l k", h=self.num_heads)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.out_proj(rearrange(heads, "b h l k -> b l (h k)"))
+        return out
+
+
+class _Mlp(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
+        hidden = self.fc1(x)
+        out: Tensor = self.fc2(hidden * torch.sigmoid(1.702 * hidden))  # CLIP's quick GELU
+        return out
