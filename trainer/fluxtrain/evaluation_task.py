@@ -9,21 +9,28 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fluxtrain import __version__
+from fluxtrain.adapter.clip import Added, clip_adapters, updated, with_updates
 from fluxtrain.adapter.opening import checkpoint_of, model_of
 from fluxtrain.attention_backend import attention_backend, attention_on
 from fluxtrain.bad_samples import require_readable
 from fluxtrain.contract.launch import EVALUATION_FILE, RunPaths
 from fluxtrain.contract.progress import EVALUATE, FINISH
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.loader import evaluation_batches
+from fluxtrain.data.batch import Batch
+from fluxtrain.data.loader import AnyBatch, evaluation_batches
+from fluxtrain.data.order import PADDING
 from fluxtrain.data.sources import Source, open_source
 from fluxtrain.distributed import World
 from fluxtrain.encode.encoders import batch_encoder, check_files
-from fluxtrain.errors import UNSET, ConfigError, DivergedError, StorageError
+from fluxtrain.encode.text import PooledClip, load_clip
+from fluxtrain.errors import UNSET, ConfigError, DataError, DivergedError, StorageError
 from fluxtrain.evaluate import Evaluation, evaluate
 from fluxtrain.files import atomic_write
 from fluxtrain.loss import FlowLoss
@@ -35,6 +42,8 @@ from fluxtrain.sample.prompts import chosen_prompts
 from fluxtrain.sample.task import write_images
 
 _MAX_FAULTS = 20
+_MOST_WITHOUT_CAPTION = 16
+"""Samples of a set that are looked at for captions."""
 
 
 def check_evaluate_task(config: RunConfig, paths: RunPaths) -> None:
@@ -98,12 +107,16 @@ def _load(config: RunConfig, paths: RunPaths, world: World, endpoint: Endpoint) 
 
 
 def _evaluate(
-    flow_loss: FlowLoss, source: Source, paths: RunPaths, world: World, endpoint: Endpoint
+    flow_loss: FlowLoss,
+    source: Source,
+    paths: RunPaths,
+    world: World,
+    endpoint: Endpoint,
 ) -> Evaluation:
     config = flow_loss.config
     pin = world.device.type == "cuda"
     batches = evaluation_batches(config, source, world.rank, world.size, pin=pin)
-    encode = batch_encoder(config, paths.models, world.device)
+    encode = _encoder(config, source, paths, world)
     endpoint.progress.update(samples=0)
     done = 0
 
@@ -114,6 +127,40 @@ def _evaluate(
         endpoint.alive()
 
     return evaluate(flow_loss, map(encode, batches), world, advance)
+
+
+def _encoder(
+    config: RunConfig, source: Source, paths: RunPaths, world: World
+) -> Callable[[AnyBatch], Batch]:
+    """Return the function that encodes batches of ``source`` with the adapters of CLIP, if there are some."""
+    added = clip_adapters(model_of(config, paths.models))
+    encode = batch_encoder(config, paths.models, world.device, partial(with_updates, added=added))
+    if not added or config.data.source == "images":
+        return encode
+    return partial(_with_pooled, encode, source, _adapted_clip(config, source, paths, world, added))
+
+
+def _adapted_clip(
+    config: RunConfig, source: Source, paths: RunPaths, world: World, added: Added
+) -> PooledClip:
+    """Return CLIP with the adapters ``added``; DataError if ``source`` has no captions."""
+    if not any(source.caption(index) for index in range(min(len(source), _MOST_WITHOUT_CAPTION))):
+        raise DataError(
+            f"{added[0][0].path}: it adapts CLIP-L, and the samples of spec.run.data.validation have no "
+            "captions, of which its pooled vectors would be computed"
+        )
+    clip = load_clip(config.encoders, paths.models, DTYPES[config.encoders.precision])
+    return PooledClip(updated(clip.on(world.device), added))
+
+
+def _with_pooled(
+    encode: Callable[[AnyBatch], Batch], source: Source, clip: PooledClip, batch: AnyBatch
+) -> Batch:
+    """Return ``batch`` encoded, with CLIP's pooled vectors of the captions of its samples."""
+    indices = batch.indices.tolist()
+    captions = ["" if index == PADDING else source.caption(index) for index in indices]
+    encoded = encode(batch)
+    return replace(encoded, vec=clip.encode(captions).to(encoded.vec.dtype))
 
 
 def describe(

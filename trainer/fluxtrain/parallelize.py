@@ -65,7 +65,7 @@ def build_model(
     are random, as are those of adapters that ``adapters`` does not have. ``clip`` has the weights of the text
     encoder, if its adapters are trained. ``alive`` is called after each parameter.
     """
-    model = empty_model(config, world, clip and clip.shape)
+    model = empty_model(config, world, None if clip is None else clip.shape)
     initial = initial_weights(model, config.drawn_seed, world.device)
     if weights is not None:
         drawn = initial_weights(model, config.drawn_seed, world.device, is_adapter)
@@ -138,7 +138,7 @@ def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
 def shard(
     model: Flux, mesh: DeviceMesh, parallel: ParallelConfig, precision: PrecisionConfig
 ) -> None:
-    """Apply FSDP2 to each block, CLIP and the rest: gather in the compute dtype, reduce in ``precision.reduce``.
+    """Apply FSDP2 to blocks, CLIP and the rest: gather in the compute dtype, reduce in ``precision.reduce``.
 
     Inputs are not cast: timestep embedding and RoPE tables stay in float32.
     """

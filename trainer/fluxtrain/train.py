@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -121,7 +122,9 @@ class _Trainer:
         published = None
         if recovery.is_new or config.adapter is not None:  # adapters' checkpoints have no weights
             published = published_weights(config, paths.models, world, observer.alive)
-        adapters = initial_parameters(config, paths.models) if recovery.is_new else {}
+        adapters = {}
+        if recovery.is_new:
+            adapters = initial_parameters(config, paths.models, partial(_tell, world))
         compute = DTYPES[config.precision.compute]
         clip = clip_weights(config, paths.models, compute)
         self.model = build_model(config, world, published, observer.alive, adapters, clip)
@@ -398,6 +401,11 @@ class _Trainer:
 
     def _require_finite(self, loss: float = 0.0, kind: str = "training") -> None:
         require_finite(self.bad_step, self.checkpoints, self.run.step, loss, kind)
+
+
+def _tell(world: World, text: str) -> None:
+    if world.is_main:
+        print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
 
 
 def _is_due(step: int, period: int) -> bool:

@@ -45,7 +45,7 @@ def describe(file: AdapterFile) -> Iterator[tuple[str, str]]:
     layer = max(norms, key=norms.__getitem__)
     yield "largest norm", f"{norms[layer]:.4g} of {layer}"
     if file.ignored:
-        yield "left out", f"{len(file.ignored)} tensors of text encoders"
+        yield "left out", f"{len(file.ignored)} tensors of other text encoders"
     for key in _SHOWN:
         if key in file.metadata:
             yield key.rpartition(".")[2].removeprefix("ss_"), file.metadata[key]

@@ -37,7 +37,7 @@ class AdapterFile:
     metadata: Metadata = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     ignored: tuple[str, ...] = ()
-    """Tensors of text encoders, which are not read."""
+    """Tensors of other text encoders than CLIP-L, which are not read."""
 
 
 def read_adapter(path: Path) -> AdapterFile:
@@ -56,7 +56,7 @@ def read_adapter(path: Path) -> AdapterFile:
     except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DataError(f"{path}: not a valid LoRA ({error})") from None
     if not adapter:
-        raise DataError(f"{path}: it has no LoRA of the transformer")
+        raise DataError(f"{path}: it has no LoRA of the transformer or of CLIP-L")
     _require_finite(path, tensors)
     return AdapterFile(path, adapter, metadata, dtype_of(tensors), tuple(ignored))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,19 +20,26 @@ from fluxtrain.model.adapted_layers import (
     WHOLE_MAGNITUDE,
     AdaptedLayer,
     adapted_layers,
+    is_clip,
 )
 from fluxtrain.model.init import initial_value
 
 
-def initial_parameters(config: RunConfig, models_root: Path) -> dict[str, Tensor]:
+def initial_parameters(
+    config: RunConfig, models_root: Path, tell: Callable[[str], object] = lambda text: None
+) -> dict[str, Tensor]:
     """Return the parameters, by name, of the layers in ``adapter.initial`` of ``config``; none without it.
 
-    Their updates are those of the file. Raises DataError if it is missing, or does not fit.
+    Their updates are those of the file. ``tell`` is called with a sentence on what is left out. Raises
+    DataError if it is missing, or does not fit.
     """
     if config.adapter is None or config.adapter.initial is None:
         return {}
     path = models_root / config.adapter.initial
     found = open_adapter(path).adapter
+    if config.adapter.clip is None and (clip := list(filter(is_clip, found))):
+        tell(f"{path}: {len(clip)} layers of CLIP-L are left out; adapter.clip trains them on")
+        found = {name: update for name, update in found.items() if not is_clip(name)}
     layers = {layer.name: layer for layer in adapted_layers(config.model, config.adapter)}
     others = [name for name in found if name not in layers]
     if others:

@@ -7,6 +7,9 @@
 | ai-toolkit | the same                                                                       | the rank  |
 | bfl        | diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight, .lora_B.weight     | the rank  |
 
+Layers of the CLIP text encoder are lora_te1_text_model_encoder_layers_0_self_attn_q_proj in kohya's layout,
+and text_encoder.text_model.encoder.layers.0.self_attn.q_proj in the others, whose readers know that name.
+
 A Kronecker product (LoKr) has .lokr_w1 or .lokr_w1_a and .lokr_w1_b, the same of w2, and .alpha in the first
 and the last of them; the others name parts of fused layers, to which it cannot be cut.
 
@@ -36,7 +39,12 @@ from fluxtrain.adapter.names import (
     KOHYA,
     ONETRAINER,
     Place,
+    bfl_key,
+    diffusers_key,
     find,
+    find_clip,
+    is_of_text_encoder,
+    kohya_key,
     part_names,
     part_rows,
 )
@@ -44,6 +52,7 @@ from fluxtrain.adapter.product import FACTORS, Product, product_of
 from fluxtrain.adapter.update import Magnitude, Piece, Update
 from fluxtrain.adapter.updates import Adapter, AnyUpdate
 from fluxtrain.contract.run.adapter import AdapterLayout
+from fluxtrain.model.adapted_layers import TEXT_ENCODER, is_clip
 
 Layout = AdapterLayout
 LAYOUTS: tuple[Layout, ...] = get_args(AdapterLayout)
@@ -89,20 +98,20 @@ def _named(layer: str, update: AnyUpdate, layout: Layout) -> Iterator[tuple[str,
         return
     _require_place(layer, update, layout)
     if layout == "kohya":
-        piece, name = update.whole(), KOHYA + layer.replace(".", "_")
+        piece, name = update.whole(), kohya_key(layer)
         yield f"{name}.lora_down.weight", piece.down
         yield f"{name}.lora_up.weight", piece.up
         yield f"{name}.alpha", torch.tensor(piece.scale * piece.rank, dtype=torch.float32)
         yield from _scales(name, piece)
     elif layout == "bfl":
         piece = update.whole()
-        yield from _in_peft(BFL + layer, piece)
-        yield from _scales(BFL + layer, piece)
+        yield from _in_peft(bfl_key(layer), piece)
+        yield from _scales(bfl_key(layer), piece)
     else:
         for name, piece in parts_of(layer, update):
-            yield from _in_peft(DIFFUSERS + name, piece)
+            yield from _in_peft(diffusers_key(name), piece)
             if piece.magnitude is not None:
-                yield f"{DIFFUSERS}{name}.lora_magnitude_vector", piece.magnitude.values
+                yield f"{diffusers_key(name)}.lora_magnitude_vector", piece.magnitude.values
 
 
 def _scales(name: str, piece: Piece) -> Iterator[tuple[str, Tensor]]:
@@ -131,7 +140,7 @@ def _of_product(layer: str, update: Product, layout: Layout) -> Iterator[tuple[s
             f"layout {layout} has no place for Kronecker products (LoKr): {', '.join(PRODUCT_LAYOUTS)} do; "
             "fluxtrain adapter resize makes a LoRA of them"
         )
-    name = KOHYA + layer.replace(".", "_") if layout == "kohya" else BFL + layer
+    name = kohya_key(layer) if layout == "kohya" else bfl_key(layer)
     for factor, tensor in update.tensors.items():
         yield f"{name}.{factor}", tensor
     yield f"{name}.alpha", torch.tensor(update.alpha, dtype=torch.float32)
@@ -164,7 +173,7 @@ class UnknownKeysError(ValueError):
 def from_tensors(
     tensors: Mapping[str, Tensor], alphas: Mapping[str, float] | None = None
 ) -> tuple[Adapter, list[str]]:
-    """Return the adapter with ``tensors`` of any layout, and the names of tensors of text encoders.
+    """Return the adapter with ``tensors`` of any layout, and the names of tensors of other text encoders.
 
     ``alphas`` are those of modules whose file has them in its metadata. Raises UnknownKeysError for names of
     no layer, ValueError for shapes that do not fit.
@@ -174,13 +183,14 @@ def from_tensors(
     unknown, ignored = [], []
     for name, tensor in tensors.items():
         key = _KEY.match(name)
-        if name.startswith(("lora_te", "text_encoder")):
+        is_other = is_of_text_encoder(name) and (key is None or find_clip(key["module"]) is None)
+        if is_other:
             ignored.append(name)
         elif key is None:
             unknown.append(name)
         else:
             modules[key["module"]][_KINDS[key["kind"]]] = tensor
-    places = {module: find(_PREFIX.sub("", module)) for module in modules}
+    places = {module: find_clip(module) or find(_PREFIX.sub("", module)) for module in modules}
     unknown += [module for module, place in places.items() if place is None]
     if unknown:
         raise UnknownKeysError(", ".join(unknown[:3]))
@@ -219,6 +229,9 @@ def _alpha(module: str, parts: Mapping[str, Tensor], given: float | None) -> flo
 
 
 def _order(item: tuple[str, object]) -> tuple[str, int, str]:
+    if is_clip(item[0]):
+        *_, number, part, layer = item[0].split(".")
+        return TEXT_ENCODER, int(number), f"{part}.{layer}"
     blocks, number, rest = item[0].split(".", 2)
     return blocks, int(number), rest
 

@@ -7,6 +7,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +16,11 @@ from fluxtrain import __version__
 from fluxtrain.adapter.layouts import DIFFUSERS_METADATA, Layout, parts_of
 from fluxtrain.adapter.product import Product
 from fluxtrain.adapter.updates import Adapter, is_dora, low_rank, ranks_and_alphas
+from fluxtrain.model.adapted_layers import TEXT_ENCODER, is_clip
 from fluxtrain.safetensors_writer import write
 
 Metadata = dict[str, str]
+_CLIP_PREFIX = f"{TEXT_ENCODER}.text_model."
 _LEGACY_OFFSET, _LEGACY_BYTES = 0x100000, 0x10000
 
 
@@ -25,7 +28,8 @@ def metadata_of(
     adapter: Adapter, layout: Layout, title: str, given: Mapping[str, str], is_dev: bool | None
 ) -> Metadata:
     """Return the metadata of a file; ``given`` is added, ``is_dev`` None if the model is unknown."""
-    ranks, alphas = zip(*map(ranks_and_alphas, adapter.values()), strict=True)
+    blocks = [update for layer, update in adapter.items() if not is_clip(layer)]
+    ranks, alphas = zip(*map(ranks_and_alphas, blocks or adapter.values()), strict=True)
     rank, alpha = (Counter(each).most_common(1)[0][0] for each in (ranks, alphas))
     is_product = any(isinstance(update, Product) for update in adapter.values())
     found = {
@@ -45,7 +49,7 @@ def metadata_of(
     if is_dev is not None:
         found |= architecture(is_dev)
     if layout == "diffusers":
-        found[DIFFUSERS_METADATA] = json.dumps(_peft_config(adapter), sort_keys=True)
+        found[DIFFUSERS_METADATA] = json.dumps(_peft_configs(adapter), sort_keys=True)
     return found | dict(given)
 
 
@@ -80,15 +84,32 @@ def with_hashes(tensors: dict[str, Tensor], metadata: Metadata) -> Metadata:
     }
 
 
+def _peft_configs(adapter: Adapter) -> dict[str, object]:
+    """Return the settings of peft's LoraConfig, of each model, as diffusers writes them."""
+    clip = {layer: update for layer, update in adapter.items() if is_clip(layer)}
+    blocks = {layer: update for layer, update in adapter.items() if layer not in clip}
+    found = {"transformer": blocks, TEXT_ENCODER: clip}
+    return {
+        f"{model}.{key}": value
+        for model, layers in found.items()
+        if layers
+        for key, value in _peft_config(layers).items()
+    }
+
+
 def _peft_config(adapter: Adapter) -> dict[str, object]:
-    """Return the settings of peft's LoraConfig as diffusers writes them; alpha is the rank everywhere."""
+    """Return the settings of one model; alpha is the rank everywhere.
+
+    CLIP's layers are named without ``text_model``, which some versions of transformers do not have.
+    """
     ranks = {
-        name: piece.rank
+        name.removeprefix(_CLIP_PREFIX): piece.rank
         for layer, update in low_rank(adapter).items()
         for name, piece in parts_of(layer, update)
     }
     rank = Counter(ranks.values()).most_common(1)[0][0]
-    others = {f"^{name}": value for name, value in ranks.items() if value != rank}
+    start = "" if any(map(is_clip, adapter)) else "^"
+    others = {f"{start}{name}": value for name, value in ranks.items() if value != rank}
     config: dict[str, object] = {
         "r": rank,
         "lora_alpha": rank,
@@ -98,7 +119,7 @@ def _peft_config(adapter: Adapter) -> dict[str, object]:
     }
     if is_dora(adapter):
         config["use_dora"] = True
-    return {f"transformer.{key}": value for key, value in config.items()}
+    return config
 
 
 def alphas_in(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, float]:
@@ -112,15 +133,34 @@ def alphas_in(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dic
     values = json.loads(text)
     if not isinstance(values, dict):
         raise ValueError(f"{DIFFUSERS_METADATA} is not a mapping")
-    config = {key.removeprefix("transformer."): value for key, value in values.items()}
-    alpha, pattern = config.get("lora_alpha"), config.get("alpha_pattern") or {}
+    found = dict[str, float]()
+    for model in ("transformer", TEXT_ENCODER):
+        found |= _alphas_of(model, values, tensors)
+    return found
+
+
+def _alphas_of(
+    model: str, values: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> dict[str, float]:
+    """Return alpha of the modules of ``model``; those of CLIP with its name before theirs."""
+    prefix, suffix = f"{model}.", ".lora_A.weight"
+    alpha = values.get(f"{prefix}lora_alpha")
+    pattern = values.get(f"{prefix}alpha_pattern") or {}
+    if model == "transformer":  # as peft's own file, without a model
+        alpha = values.get("lora_alpha", alpha)
+        pattern = values.get("alpha_pattern") or pattern
     if alpha is None:
         return {}
-    modules = (
-        name.removeprefix("transformer.") for name in tensors if name.endswith(".lora_A.weight")
-    )
-    names = [name.removesuffix(".lora_A.weight") for name in modules]
-    return {name: float(_pattern_value(pattern, name, alpha)) for name in names}
+    of_model = (name for name in tensors if name.endswith(suffix))
+    names = [
+        name.removesuffix(suffix) for name in of_model if is_clip(name) == (model != "transformer")
+    ]
+    return {
+        each if is_clip(each) else each.removeprefix(prefix): float(
+            _pattern_value(pattern, each.removeprefix(prefix), alpha)
+        )
+        for each in names
+    }
 
 
 def _pattern_value(pattern: Mapping[str, float], name: str, default: float) -> float:

@@ -110,6 +110,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     """Write a model's weights plus adapters, and verify what was written."""
     from tqdm import tqdm
 
+    from fluxtrain.adapter.clip import left_out
     from fluxtrain.adapter.merge import MergedWeights
     from fluxtrain.weights import LAYOUTS, open_weights, write_weights
     from fluxtrain.weights.writer import DTYPES
@@ -121,6 +122,8 @@ def _merge(arguments: argparse.Namespace) -> int:
         _print_ignored(file)
     added = [(file, arguments.strength) for file in files]
     weights = MergedWeights(open_weights(arguments.weights), added)
+    if text := left_out(weights):
+        print(text)
     dtype, output = DTYPES[arguments.dtype], arguments.output
     with tqdm(desc=str(output), unit="B", unit_scale=True, mininterval=1) as bar:
         written = write_weights(weights, output, arguments.to, dtype, report_bytes=bar.update)
@@ -188,4 +191,4 @@ def _require(option: str, value: str, allowed: object) -> None:
 
 def _print_ignored(file: AdapterFile) -> None:
     if file.ignored:
-        print(f"{file.path}: {len(file.ignored)} tensors of text encoders are left out")
+        print(f"{file.path}: {len(file.ignored)} tensors of other text encoders are left out")

@@ -41,6 +41,7 @@ def action(arguments: argparse.Namespace) -> int:
     """Write and verify the weights, and print their number and size."""
     from tqdm import tqdm
 
+    from fluxtrain.adapter.clip import left_out
     from fluxtrain.adapter.merge import MergedWeights
     from fluxtrain.adapter.opening import open_adapter, open_model
     from fluxtrain.weights.writer import DTYPES, LAYOUTS, write_weights
@@ -54,6 +55,8 @@ def action(arguments: argparse.Namespace) -> int:
     if arguments.adapter:
         added = [(open_adapter(each), strength) for each in arguments.adapter]
         weights = MergedWeights(weights, added)
+    if text := left_out(weights):
+        print(text)
     with tqdm(desc=str(arguments.output), unit="B", unit_scale=True, mininterval=1) as bar:
         written = write_weights(
             weights, arguments.output, arguments.to, dtype, report_bytes=bar.update

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
-from fluxtrain.model.any_attention import any_attention
 from fluxtrain.errors import DataError
+from fluxtrain.model.any_attention import any_attention
 from fluxtrain.safetensors_file import open_safetensors, read_shapes
 
 WIDTH = 128

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.encoders import EncodersConfig
-from fluxtrain.encode.text import load_clip, load_tokenizer
 from fluxtrain.data.pictures.dataset import PictureDataset
 from fluxtrain.data.sources import Sources
 from fluxtrain.draws import Array
+from fluxtrain.encode.text import load_clip, load_tokenizer
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.model.adapted_layers import CLIP_LAYERS, CLIP_MLP_RATIO
 from fluxtrain.model.clip import CLIP_LENGTH, ClipShape, ClipWeights
@@ -74,7 +75,9 @@ def add_token_ids(sources: Sources, config: RunConfig, models_root: Path) -> Non
     """Give the pictures of ``sources`` the token ids of their captions, if the run trains CLIP's adapters."""
     if not config.trains_clip:
         return
-    sets = [each for each in (sources.train, sources.validation) if isinstance(each, PictureDataset)]
+    sets = [
+        each for each in (sources.train, sources.validation) if isinstance(each, PictureDataset)
+    ]
     captions = (text for each in sets for entry in each.entries for text in entry.captions)
     ids = caption_ids(config.encoders, models_root, ["", *captions])
     for each in sets:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -96,12 +96,19 @@ def _load(
 
 
 def batch_encoder(
-    config: RunConfig, models_root: Path, device: torch.device
+    config: RunConfig,
+    models_root: Path,
+    device: torch.device,
+    change: Callable[[TextEncoder], TextEncoder] = lambda text: text,
 ) -> Callable[[AnyBatch], Batch]:
-    """Return a function that moves a batch of the loader to ``device`` and encodes it if necessary."""
+    """Return a function that moves a batch of the loader to ``device`` and encodes it if necessary.
+
+    Captions are encoded by what ``change`` makes of the text encoder.
+    """
     encoders = None
     if config.data.source == "images":
         encoders = load_encoders(config, models_root, device)
+        encoders = replace(encoders, text=change(encoders.text))
 
     def encode(batch: AnyBatch) -> Batch:
         if isinstance(batch, Batch):

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
 from fluxtrain.contract.run.encoders import EncodersConfig, is_single_file
-from fluxtrain.model.any_attention import any_attention
-from fluxtrain.model.clip import CLIP_LENGTH
 from fluxtrain.encode.text_file import load_clip_file, load_t5_file
 from fluxtrain.errors import DataError
+from fluxtrain.model.any_attention import any_attention
+from fluxtrain.model.clip import CLIP_LENGTH
 
 MAX_SMALL_BYTES = 1 << 24
 """Of a config or a tokenizer; T5's, the larger one, has 2.4 MB."""
@@ -61,6 +61,22 @@ class TextModel:
 
 
 @dataclass(frozen=True)
+class PooledClip:
+    """CLIP's pooled vectors alone."""
+
+    clip: TextModel
+
+    @any_attention
+    @torch.no_grad()
+    def encode(self, captions: list[str]) -> PooledStates:
+        """Return CLIP's pooled output of ``captions``."""
+        vec: Tensor = self.clip.encoder(
+            input_ids=self.clip.tokenize(captions).input_ids
+        ).pooler_output
+        return vec
+
+
+@dataclass(frozen=True)
 class T5Clip:
     """FLUX's encoders: T5's tokens, padding included, and CLIP's pooled vector."""
 
@@ -73,8 +89,7 @@ class T5Clip:
         """Return T5's last hidden states and CLIP's pooled output of ``captions``."""
         # No mask for either (reference: MLPerf's flux1); CLIP is causal, so only T5 sees the padding.
         txt = self.t5.encoder(input_ids=self.t5.tokenize(captions).input_ids).last_hidden_state
-        vec = self.clip.encoder(input_ids=self.clip.tokenize(captions).input_ids).pooler_output
-        return txt, vec
+        return txt, PooledClip(self.clip).encode(captions)
 
 
 @dataclass(frozen=True)

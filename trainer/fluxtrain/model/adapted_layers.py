@@ -180,7 +180,7 @@ def adapters_of_blocks(
 
 
 def _padded(layer: AdaptedLayer, num_shards: int) -> int:
-    """Return the parameters of ``layer``'s adapter, the rows of each rounded up to a multiple of the shards."""
+    """Return the parameters of ``layer``'s adapter; rows are rounded up to a multiple of the shards."""
     shapes = layer.shapes.values()
     return sum(-(-rows // num_shards) * num_shards * prod(rest) for rows, *rest in shapes)
 

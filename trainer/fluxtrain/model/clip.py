@@ -19,7 +19,6 @@ from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.adapted_layers import CLIP_LAYERS, CLIP_MLP_RATIO
 from fluxtrain.model.any_attention import any_attention
 
-
 CLIP_LENGTH = 77
 """Tokens that CLIP's text model was trained on."""
 

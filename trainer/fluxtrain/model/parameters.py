@@ -35,7 +35,7 @@ class ParameterCounts:
 
 @dataclass(frozen=True)
 class TrainedCounts:
-    """Trained parameters of each block, double blocks first, and of the rest, which may be CLIP's adapters."""
+    """Trained parameters of each block, double blocks first, and of the rest: CLIP's adapters, or all."""
 
     blocks: tuple[int, ...]
     rest: int

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fluxtrain.adapter.clip import clip_adapters, with_updates
 from fluxtrain.adapter.opening import model_of
 from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.progress import FINISH, SAMPLE
@@ -162,5 +163,6 @@ def _encode(
         world.device,
         DTYPES[config.encoders.precision],
     )
+    encoder = with_updates(encoder, clip_adapters(model_of(config, paths.models)))
     texts = dict.fromkeys(text for each in prompts for text in (each.text, each.negative))
     return {text: encoder.encode([text]) for text in texts}

@@ -113,7 +113,7 @@ class LokrConfig(StrictModel):
 
 
 class ClipAdapterConfig(StrictModel):
-    """Adapters of the CLIP text encoder: of the queries, keys, values, projections and MLPs of its 12 layers."""
+    """Adapters of the CLIP text encoder: of attention's four projections and the MLP in its 12 layers."""
 
     rank: Rank = 16
     """Rank of the update."""
@@ -320,9 +320,7 @@ CLIP_NEEDS_IMAGES = Rule(
 CLIP_NEEDS_CLIP = Rule(
     "adapter.clip",
     "must be null unless encoders.text is t5-clip: minilm has no CLIP",
-    lambda run: (
-        run.adapter is None or run.adapter.clip is None or run.encoders.text == "t5-clip"
-    ),
+    lambda run: run.adapter is None or run.adapter.clip is None or run.encoders.text == "t5-clip",
     "self.encoders.text == 't5-clip'",
     others=("encoders.text",),
 )
