@@ -76,6 +76,11 @@ def run_metadata(config: RunConfig, step: int) -> Metadata:
     }
     if adapter.kind == "lokr":
         arguments |= {"algo": "lokr", **adapter.lokr.model_dump()}
+    rates = {"ss_learning_rate": config.optim.learning_rate}
+    rates["ss_unet_lr"] = config.optim.learning_rate
+    if adapter.clip is not None:
+        arguments |= {"clip_dim": adapter.clip.rank, "clip_alpha": adapter.clip.alpha}
+        rates["ss_text_encoder_lr"] = config.optim.learning_rate * adapter.clip.rate
     if adapter.dora:
         arguments |= {"use_dora": True}
     return {
@@ -89,8 +94,7 @@ def run_metadata(config: RunConfig, step: int) -> Metadata:
         "ss_steps": str(step),
         "ss_max_train_steps": str(schedule.steps),
         "ss_total_batch_size": str(schedule.global_batch_size),
-        "ss_learning_rate": str(config.optim.learning_rate),
-        "ss_unet_lr": str(config.optim.learning_rate),
+        **{name: str(rate) for name, rate in rates.items()},
         "ss_optimizer": config.optim.name,
         "ss_lr_scheduler": schedule.decay,
         "ss_lr_warmup_steps": str(schedule.warmup_steps),

@@ -1,0 +1,298 @@
+"""Training of CLIP's adapters: on one, two and three ranks, killed and resumed, and as peft trains them."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.reference_model import random_model
+from cluster.free_ports import free_port
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from tests.trainer import in_process, ranks
+from tests.trainer.picture_cache.folders import RUN, write_pictures
+from tests.trainer.small_runs import merge_all
+from tests.trainer.tiny_encoders import write_clip, write_encoders
+from tests.trainer.tiny_model import save_flux
+from torch import Tensor, nn
+
+from fluxtrain.adapter.clip import clip_adapters, updated
+from fluxtrain.adapter.file import read_adapter
+from fluxtrain.adapter.initial import initial_parameters
+from fluxtrain.adapter.opening import open_model
+from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.distributed import World
+from fluxtrain.encode.clip import caption_ids, clip_weights
+from fluxtrain.encode.text import PooledClip, load_clip, load_text_encoder
+from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.model.adapted_layers import is_clip
+from fluxtrain.model.clip import ClipText
+from fluxtrain.parallelize import build_model
+from fluxtrain.snapshot_size import image_bytes
+from fluxtrain.weights.reader import open_weights
+
+STEPS = 4
+CLIP_RUN: dict[str, Any] = {
+    "initial_weights": "weights.safetensors",
+    "data": {
+        **{"cache": "../shared", "validation_split": 0.2, "caption_prefix": "tag,"},
+        "variants": {"captions": 2, "shuffle_caption": True},
+    },
+    "adapter": {
+        **{"rank": 4, "alpha": 8.0, "dropout": 0.1, "rates": {"up": 2.0}},
+        "clip": {"rank": 2, "alpha": 4.0, "rate": 0.5},
+    },
+    "flow": {"prompt_dropout": 0.3},
+    "optim": {"ema_decay": 0.9},
+    "schedule": {"steps": STEPS, "global_batch_size": 6},
+    "parallel": {"micro_batch_size": 3},  # gradients accumulate on one rank
+    "evaluation": {"at_end": True, "batch_size": 4},
+    "adapter_file": {"every_steps": 0, "dtype": "float32"},
+    "checkpoint": {"every_steps": 2, "memory_every_steps": 0, "asynchronous": False},
+}
+SAMPLED: dict[str, Any] = {
+    "sampling": {"prompts": ["red"], "num_prompts": 1, "at_end": True, "num_steps": 2}
+}
+CAPTIONS = ["", "a red circle", "blue, a green square " * 20]
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+    """Return roots with nine pictures, a model, and encoders of which CLIP has CLIP-L's layers."""
+    root = tmp_path_factory.mktemp("roots")
+    write_pictures(root / "data/pictures", 9)
+    (root / "models").mkdir()
+    models = write_encoders(root / "models")
+    write_clip(models / "clip", num_hidden_layers=12, intermediate_size=64)
+    save_flux(random_model(resolve(RUN).model), models)
+    return RunPaths(root / "out", root / "data", models)
+
+
+def config(*changes: dict[str, Any]) -> RunConfig:
+    return resolve(merge_all(RUN, CLIP_RUN, *changes))
+
+
+def train(config: RunConfig, paths: RunPaths, world: World, *, port: int, crash: int) -> None:
+    ranks.crash_after(crash)
+    ranks.train_together(config, paths, world, port=port)
+
+
+def finish(
+    roots: RunPaths, output: Path, size: int, *changes: dict[str, Any], crash: int = 0
+) -> list[dict[str, Any]]:
+    """Train on ``size`` ranks, which crash after step ``crash``; return the logged metrics."""
+    paths = RunPaths(output, roots.data, roots.models)
+    if size == 1 and not crash:
+        codes = in_process.finish(ranks.train_alone, config(*changes), paths)
+    else:
+        run = partial(train, port=free_port(), crash=crash)
+        codes = ranks.finish(run, config(*changes), paths, size)
+    assert codes == [ranks.CRASHED if crash else 0] * size, ranks.output_of(paths)
+    lines = (output / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def numbers(metrics: list[dict[str, Any]]) -> list[float]:
+    names = ("train_loss", "grad_norm", "eval_loss")
+    return [line[name] for line in metrics for name in names if line.get(name) is not None]
+
+
+def file_of(output: Path) -> Path:
+    return output / "adapters/lora.safetensors"
+
+
+@pytest.fixture(scope="module")
+def reference(roots: RunPaths, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the output of a run on one rank."""
+    output = tmp_path_factory.mktemp("reference")
+    finish(roots, output, 1, SAMPLED)
+    return output
+
+
+def test_adapters_of_clip_are_trained_saved_and_written(reference: Path) -> None:
+    tensors = load_file(file_of(reference))
+    names = {name for name in tensors if name.startswith("lora_te1_")}
+    assert len(names) == 3 * 72
+    ups = [tensors[name] for name in names if name.endswith("lora_up.weight")]
+    assert all(up.shape[1] == 2 and up.count_nonzero() for up in ups)
+    key = "lora_te1_text_model_encoder_layers_11_mlp_fc2"
+    assert tensors[f"{key}.lora_down.weight"].shape == (2, 64)
+    assert tensors[f"{key}.alpha"] == 4.0
+    metadata = read_adapter(file_of(reference)).metadata
+    assert metadata["ss_text_encoder_lr"] == str(0.5 * config().optim.learning_rate)
+    (saved,) = reference.glob(f"checkpoints/*{STEPS}/*.safetensors")
+    bytes_of = sum(each.nbytes for each in load_file(saved).values())
+    assert bytes_of == image_bytes(config(), 1)
+    said = (reference / "rank_0.txt").read_text()
+    trained = bytes_of // 16  # weight, two moments and an average
+    assert f"{trained:,} of " in said
+    assert len(list((reference / "samples").rglob("0*.png"))) >= 2
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_several_ranks_train_the_same(
+    roots: RunPaths, reference: Path, tmp_path: Path, size: int
+) -> None:
+    lines = (reference / "metrics.jsonl").read_text().splitlines()
+    expected = numbers([json.loads(line) for line in lines])
+    sampled = SAMPLED if size == 2 else {}
+    found = numbers(finish(roots, tmp_path, size, sampled))
+    assert found == pytest.approx(expected, rel=1e-4)
+    theirs = load_file(file_of(reference))
+    for name, tensor in load_file(file_of(tmp_path)).items():
+        torch.testing.assert_close(tensor, theirs[name], atol=1e-4, rtol=1e-3)
+
+
+def test_a_killed_run_ends_with_the_same_file_also_on_other_ranks(
+    roots: RunPaths, reference: Path, tmp_path: Path
+) -> None:
+    finish(roots, tmp_path / "one", 1, crash=3)
+    finish(roots, tmp_path / "one", 1)
+    assert file_of(tmp_path / "one").read_bytes() == file_of(reference).read_bytes()
+    finish(roots, tmp_path / "two", 2, crash=3)
+    finish(roots, tmp_path / "two", 1)
+    expected = load_file(file_of(reference))
+    for name, tensor in load_file(file_of(tmp_path / "two")).items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
+def test_the_vector_of_a_step_is_the_encoded_one(
+    roots: RunPaths, dtype: torch.dtype, tolerance: float
+) -> None:
+    run, host = config(), torch.device("cpu")
+    weights = clip_weights(run, roots.models, dtype)
+    assert weights is not None
+    clip = ClipText(weights.shape).to(dtype)
+    clip.load_state_dict(dict(weights.tensors))
+    encoder = load_text_encoder(run.encoders, 8, roots.models, host, torch.float32)
+    vec = encoder.encode(CAPTIONS)[1]
+    ids = caption_ids(run.encoders, roots.models, CAPTIONS)
+    found = clip(torch.stack([torch.from_numpy(ids[caption]) for caption in CAPTIONS]))
+    torch.testing.assert_close(found.float(), vec, atol=tolerance, rtol=tolerance)
+
+
+class _Pooled(nn.Module):
+    """CLIP of transformers, whose output is the pooled vector."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        pooled: Tensor = self.model(input_ids=ids).pooler_output
+        return pooled
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+def test_peft_trains_the_same_on_transformers_clip(roots: RunPaths) -> None:
+    run = config({"adapter": {"dropout": 0.0, "layers": ["linear2"]}})
+    weights = open_weights(roots.models / "weights.safetensors")
+    clip = clip_weights(run, roots.models, torch.float32)
+    model = build_model(run, World.alone(), weights.read(list(weights.shapes)), clip=clip)
+    ours = model.text_encoder
+    assert ours is not None
+    targets = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
+    settings = LoraConfig(r=2, lora_alpha=4, target_modules=targets)
+    loaded = load_clip(run.encoders, roots.models, torch.float32).encoder
+    theirs = _Pooled(get_peft_model(loaded, settings))
+    pairs = _paired(ours, theirs)
+    assert len(pairs) == 2 * 72
+    ids = caption_ids(run.encoders, roots.models, CAPTIONS)
+    batch = torch.stack([torch.from_numpy(ids[caption]) for caption in CAPTIONS])
+    target = torch.randn(len(CAPTIONS), 16, generator=torch.Generator().manual_seed(0))
+    losses = [
+        _curve(each, batch, target, parameters)
+        for each, parameters in zip((ours, theirs), zip(*pairs, strict=True), strict=True)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0][-1] < losses[0][0]
+    for own, other in pairs:
+        assert own.grad is not None
+        torch.testing.assert_close(own.grad, other.grad, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(ours(batch), theirs(batch), atol=1e-5, rtol=1e-5)
+
+
+def _paired(ours: nn.Module, theirs: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """Return the adapters' matrices of both, which are made equal."""
+    other = {
+        name.split("layers.")[1].replace(".default.weight", ""): each
+        for name, each in theirs.named_parameters()
+        if "lora_" in name
+    }
+    pairs = []
+    for name, own in ours.named_parameters():
+        if "lora_" in name:
+            peer = other[name.split("layers.")[1]]
+            with torch.no_grad():
+                peer.copy_(own)
+            pairs.append((own, peer))
+    return pairs
+
+
+def _curve(
+    model: nn.Module, ids: Tensor, target: Tensor, parameters: tuple[nn.Parameter, ...]
+) -> list[float]:
+    """Return the losses of eight steps, of which the gradients of one more are left."""
+    optimizer = torch.optim.SGD(parameters, lr=0.05)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = (model(ids) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_run_goes_on_and_samples_with_the_same_clip(roots: RunPaths, reference: Path) -> None:
+    models = roots.models
+    (models / "style.safetensors").write_bytes(file_of(reference).read_bytes())
+    run = config({"adapter": {"initial": "style.safetensors", "clip": {"rank": 3}}})
+    weights = open_weights(models / "weights.safetensors")
+    begun = build_model(
+        run,
+        World.alone(),
+        weights.read(list(weights.shapes)),
+        adapters=initial_parameters(run, models),
+        clip=clip_weights(run, models, torch.float32),
+    ).eval()
+    ids = caption_ids(run.encoders, models, CAPTIONS)
+    batch = torch.stack([torch.from_numpy(ids[caption]) for caption in CAPTIONS])
+    assert begun.text_encoder is not None
+    trained = begun.text_encoder(batch)
+
+    files = [(read_adapter(models / "style.safetensors"), 1.0)]
+    clip = load_clip(run.encoders, models, torch.float32)
+    merged = PooledClip(updated(clip, files)).encode(CAPTIONS)
+    torch.testing.assert_close(trained, merged, atol=1e-5, rtol=1e-5)
+    assert (merged - PooledClip(clip).encode(CAPTIONS)).abs().max() > 1e-3
+    off = PooledClip(updated(clip, [(files[0][0], 0.0)])).encode(CAPTIONS)
+    assert torch.equal(off, PooledClip(clip).encode(CAPTIONS))
+    of_run = clip_adapters(open_model(reference, models))
+    assert len(of_run) == 1  # a checkpoint has the weights, its file their average
+    assert sum(map(is_clip, of_run[0][0].adapter)) == 72
+
+
+def test_a_run_without_clip_leaves_its_part_of_a_file_out_and_says_so(
+    roots: RunPaths, reference: Path
+) -> None:
+    (roots.models / "style.safetensors").write_bytes(file_of(reference).read_bytes())
+    run = config({"adapter": {"initial": "style.safetensors", "clip": None}})
+    told = list[str]()
+    assert not any(map(is_clip, initial_parameters(run, roots.models, told.append)))
+    assert "72 layers of CLIP-L are left out" in told[0]
+
+
+def test_another_encoder_than_clip_l_is_refused(roots: RunPaths, tmp_path: Path) -> None:
+    write_clip(tmp_path / "clip")
+    with pytest.raises(DataError, match="num_hidden_layers is 2, of CLIP-L it is 12"):
+        clip_weights(config(), tmp_path, torch.float32)
+    with pytest.raises(ConfigError, match=r"vec_in_dim: got 32; .*clip gives 16"):
+        clip_weights(config({"model": {"vec_in_dim": 32}}), roots.models, torch.float32)
