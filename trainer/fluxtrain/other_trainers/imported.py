@@ -67,7 +67,7 @@ def import_options(trainer: Trainer, reading: Reading, overrides: Mapping[str, A
 
     Raises ConfigError with the options whose values are wrong: there, or in the field that they become.
     """
-    reading.defaults = trainer.defaults
+    reading.defaults, reading.overrides = trainer.defaults, overrides
     reading.given = trainer.prepare(reading)
     lines: dict[Fate, list[Line]] = {fate: [] for fate in Fate}
     errors = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fluxtrain.other_trainers import buckets, common, copies
+from fluxtrain.other_trainers import buckets, common, copies, kohya_clip
 from fluxtrain.other_trainers import kohya_validation as validation
 from fluxtrain.other_trainers import kohya_values as values
 from fluxtrain.other_trainers.imported import Trainer
@@ -75,9 +75,12 @@ _NETWORK: Mapping[str, Option] = {
     "base_weights": missing("fluxtrain adapter merge adds adapters to weights beforehand"),
     "base_weights_multiplier": missing("fluxtrain adapter merge has --strength"),
     "network_train_unet_only": fields(
-        [], values.unet_only, False, "always; without it, CLIP-L has adapters too there"
+        kohya_clip.FIELDS,
+        kohya_clip.unet_only,
+        False,
+        "without it, CLIP-L has adapters too, with the captions of data.images",
     ),
-    "network_train_text_encoder_only": missing("text encoders are not trained here"),
+    "network_train_text_encoder_only": missing("adapters of the transformer are always trained"),
     "scale_weight_norms": missing("norms of adapters are not bounded here", 0),
     "network_args.train_blocks": fields(
         ["adapter.double_blocks", "adapter.single_blocks"], values.blocks
@@ -107,7 +110,7 @@ _NETWORK: Mapping[str, Option] = {
     "network_args.dora_wd": missing("is of LyCORIS' lora; adapter.dora decomposes lora_flux's"),
     "network_args.verbose": automatic("fluxtrain plan prints the layers' sizes"),
     "network_args.in_dims": missing("only the blocks' linear layers have adapters"),
-    "network_args.train_t5xxl": missing("text encoders are not trained here"),
+    "network_args.train_t5xxl": missing("T5 is not trained here"),
     "network_args.rank_dropout": fields(
         ["adapter.rank_dropout"], values.of_lora("adapter.rank_dropout", Reading.number)
     ),
@@ -117,7 +120,7 @@ _NETWORK: Mapping[str, Option] = {
         "network_args.loraplus_lr_ratio network_args.loraplus_unet_lr_ratio",
         fields(["adapter.rates.up"], values.of_lora("adapter.rates.up", Reading.number)),
     ),
-    "network_args.loraplus_text_encoder_lr_ratio": missing("text encoders are not trained here"),
+    "network_args.loraplus_text_encoder_lr_ratio": missing("adapter.rates.up is CLIP's too"),
     "network_args.network_reg_lrs": missing("adapter.rates has factors for kinds of layers"),
     "network_args.network_reg_dims": missing("adapter.ranks has ranks for kinds of layers"),
     **each("network_args.ggpo_beta network_args.ggpo_sigma", missing("no perturbed gradients")),

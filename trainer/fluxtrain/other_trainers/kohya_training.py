@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fluxtrain.other_trainers import common, copies
+from fluxtrain.other_trainers import common, copies, kohya_clip
 from fluxtrain.other_trainers import kohya_values as values
 from fluxtrain.other_trainers.optimizers import FIELDS
 from fluxtrain.other_trainers.option import (
@@ -40,7 +40,9 @@ _OPTIMIZER: Mapping[str, Option] = {
     "use_lion_optimizer": automatic("is optimizer_type=Lion"),
     "learning_rate": _setting("optim.learning_rate", default=2e-6),
     "unet_lr": _setting("optim.learning_rate", note="wins over learning_rate"),
-    "text_encoder_lr": missing("text encoders are not trained here", 0),
+    "text_encoder_lr": fields(
+        [kohya_clip.RATE], kohya_clip.text_encoder_rate, note="over unet_lr or learning_rate"
+    ),
     "optimizer_args.weight_decay": _setting("optim.weight_decay"),
     "optimizer_args.betas": fields(["optim.beta1", "optim.beta2"], _SETTINGS.betas),
     "optimizer_args.eps": _setting(

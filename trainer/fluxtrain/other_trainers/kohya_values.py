@@ -136,14 +136,6 @@ def small_base(reading: Reading, name: str) -> Values:
     return {"adapter.base_dtype": "fp8" if reading.flag(name) else "compute"}
 
 
-def unet_only(reading: Reading, name: str) -> Values:
-    """Return nothing if only the transformer is trained; sd-scripts trains CLIP's adapters too by default."""
-    if reading.flag(name) or not reading.has("network_module"):
-        reading.notes[name] = "adapters are the transformer's only"
-        return {}
-    raise NoCounterpartError("sd-scripts trains adapters of CLIP-L too, unless this is true")
-
-
 def schedule(reading: Reading, name: str) -> Values:
     """Return the learning rate's schedule."""
     why = f"schedules here are {', '.join(sorted(set(SCHEDULES.values())))}"

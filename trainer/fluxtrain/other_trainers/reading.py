@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fluxtrain.errors import ConfigError
 
@@ -37,6 +38,8 @@ class Reading:
     """Lines for the file of prompts, which conversions add."""
     notes: dict[str, str] = field(default_factory=dict)
     """Remarks on single values, by option, which conversions add."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ours that win over the options."""
 
     def has(self, name: str) -> bool:
         """Return whether ``name`` has a value, given or by default."""

@@ -1,0 +1,79 @@
+"""Adapters of CLIP-L in kohya's sd-scripts, which trains them unless only the transformer is asked for."""
+
+from __future__ import annotations
+
+from fluxtrain.contract.run.immutable_fields import value_at
+from fluxtrain.other_trainers import kohya_values as values
+from fluxtrain.other_trainers.option import Values
+from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
+
+FIELDS = ["adapter.clip.rank", "adapter.clip.alpha"]
+RATE = "adapter.clip.rate"
+_ONLY = "network_train_unet_only"
+_IMAGES = ("train_data_dir", "dataset_config")
+
+
+def unet_only(reading: Reading, name: str) -> Values:
+    """Return the rank and alpha of CLIP's adapters, those of the transformer's, unless there are none."""
+    if not _trains_clip(reading):
+        reading.notes[name] = "adapters are the transformer's only"
+        return {}
+    why = "sd-scripts trains adapters of CLIP-L too, unless this is true; here "
+    if reading.word("network_module") != "networks.lora_flux":
+        raise NoCounterpartError(f"{why}they are of kind lora")
+    if not _has_images(reading):
+        raise NoCounterpartError(f"{why}adapter.clip does, with the captions of data.images")
+    alpha = values.alpha(reading, "network_alpha")["adapter.alpha"]
+    rank = reading.positive("network_dim")
+    reading.notes[name] = "sd-scripts trains adapters of CLIP-L too, unless this is true"
+    return {**dict(zip(FIELDS, (rank, alpha), strict=True)), **_rate(reading)}
+
+
+def text_encoder_rate(reading: Reading, name: str) -> Values:
+    """Return the factor of the learning rate of CLIP's adapters: over that of the transformer's."""
+    if not _trains_clip(reading):
+        if reading.is_on(_ONLY) or not reading.has("network_module"):
+            raise InertError("adapters are the transformer's only")
+        reading.notes[name] = "0 trains no text encoder"
+        return {}
+    if reading.word("network_module") != "networks.lora_flux" or not _has_images(reading):
+        raise NoCounterpartError("CLIP-L has no adapters here")
+    return _rate(reading)
+
+
+def _trains_clip(reading: Reading) -> bool:
+    return (
+        reading.has("network_module")
+        and not reading.is_on(_ONLY)
+        and (not reading.has("text_encoder_lr") or _text_rate(reading) > 0)
+    )
+
+
+def _has_images(reading: Reading) -> bool:
+    if any(reading.has(option) for option in _IMAGES):
+        return True
+    given: object = value_at(reading.overrides, "data.images")
+    return given is not None
+
+
+def _rate(reading: Reading) -> Values:
+    """Return the factor of the learning rate, unless it is 1."""
+    own = reading.number("unet_lr" if reading.has("unet_lr") else "learning_rate")
+    rate = _text_rate(reading) / own if own > 0 else 1.0
+    if rate == 1:
+        return {}
+    if reading.word("optimizer_type") == "prodigy":
+        raise NoCounterpartError("Prodigy finds one step size for all adapters")
+    return {RATE: rate}
+
+
+def _text_rate(reading: Reading) -> float:
+    """Return the learning rate of text encoders, of a list that of the first: CLIP-L."""
+    name = "text_encoder_lr"
+    if not reading.has(name):
+        return reading.number("learning_rate")
+    value = reading.value(name)
+    if isinstance(value, list):
+        first = {name: value[0] if value else None}
+        return Reading(first, {}).number(name)
+    return reading.number(name)
