@@ -187,8 +187,8 @@ _TRAIN: Mapping[str, Option] = {
         ["optim.ema_decay"], ema("train.ema_config.use_ema"), 0.999, "with use_ema"
     ),
     "train.train_unet": fields([], values.train_unet, note="must be true"),
-    "train.train_text_encoder": missing("text encoders are not trained here"),
-    "train.text_encoder_lr": missing("text encoders are not trained here"),
+    "train.train_text_encoder": missing("adapter.clip trains CLIP-L; T5 is not trained"),
+    "train.text_encoder_lr": missing("adapter.clip trains CLIP-L; T5 is not trained"),
     "train.bypass_guidance_embedding": missing("flow.guidance is the guidance while training"),
     "train.prompt_dropout_prob": field("flow.prompt_dropout", Reading.number),
     **each(

@@ -1,0 +1,96 @@
+"""Adapters of CLIP-L: sd-scripts trains them unless network_train_unet_only is true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fluxtrain.contract.run.adapter import ClipAdapterConfig
+from fluxtrain.model.adapted_layers import adapted_layers, is_clip
+from fluxtrain.other_trainers.imported import Imported, import_options
+from fluxtrain.other_trainers.kohya import KOHYA
+from fluxtrain.other_trainers.option import Fate
+from fluxtrain.other_trainers.reading import Reading
+from fluxtrain.other_trainers.variables import import_variables
+
+OPTIONS: dict[str, Any] = {
+    "network_module": "networks.lora_flux",
+    "network_dim": 8,
+    "network_alpha": 4,
+    "optimizer_type": "AdamW",
+    "learning_rate": 1e-4,
+    "train_data_dir": "pictures",
+}
+SAME = ClipAdapterConfig(rank=8, alpha=4.0)
+
+
+def imported(changes: dict[str, Any], overrides: dict[str, Any] | None = None) -> Imported:
+    options = {n: value for n, value in {**OPTIONS, **changes}.items() if value is not None}
+    return import_options(KOHYA, Reading(options, {}, epoch_samples=100), overrides or {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, SAME),
+        ({"network_train_unet_only": False}, SAME),
+        ({"network_train_unet_only": True}, None),
+        ({"text_encoder_lr": 5e-5}, ClipAdapterConfig(rank=8, alpha=4.0, rate=0.5)),
+        ({"text_encoder_lr": [5e-5, 1e-6]}, ClipAdapterConfig(rank=8, alpha=4.0, rate=0.5)),
+        ({"text_encoder_lr": 0}, None),
+        ({"unet_lr": 4e-4}, ClipAdapterConfig(rank=8, alpha=4.0, rate=0.25)),
+        ({"network_dim": None, "network_alpha": 0}, ClipAdapterConfig(rank=4, alpha=4.0)),
+    ],
+    ids=str,
+)
+def test_clip_has_the_rank_of_the_others_and_its_learning_rate(
+    changes: dict[str, Any], expected: ClipAdapterConfig | None
+) -> None:
+    adapter = imported(changes).config.adapter
+    assert adapter is not None
+    if expected is None or adapter.clip is None:
+        assert adapter.clip is expected
+    else:
+        assert adapter.clip.model_dump() == pytest.approx(expected.model_dump())
+
+
+@pytest.mark.parametrize(
+    ("changes", "option", "says"),
+    [
+        ({"train_data_dir": None}, "network_train_unet_only", "adapter.clip does, with the captions"),
+        (
+            {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]},
+            "network_train_unet_only",
+            "they are of kind lora",
+        ),
+        (
+            {"optimizer_type": "prodigy", "learning_rate": 1.0, "text_encoder_lr": 0.5},
+            "text_encoder_lr",
+            "Prodigy finds one step size",
+        ),
+    ],
+    ids=["no pictures", "lokr", "prodigy"],
+)  # fmt: skip
+def test_what_has_no_counterpart_is_said(changes: dict[str, Any], option: str, says: str) -> None:
+    found = imported(changes)
+    assert found.config.adapter is not None
+    assert found.config.adapter.clip is None
+    lines = {line.option: line.note for line in found.lines[Fate.MISSING]}
+    assert says in lines[option]
+
+
+def test_pictures_may_be_named_by_a_field_of_ours() -> None:
+    found = imported({"train_data_dir": None}, {"data": {"images": "pictures"}}).config.adapter
+    assert found is not None
+    assert found.clip == SAME
+
+
+def test_the_guides_variables_train_the_modules_of_its_file() -> None:
+    """Its LoRA of rank 8 has 304 modules of the transformer and 72 of CLIP-L."""
+    environment = {"DATASET_CONFIG": "dataset.toml", "PARAMS_NETWORK_DIM": "8"}
+    config = import_variables(environment, {}, epoch_samples=400).config
+    assert config.adapter is not None
+    layers = adapted_layers(config.model, config.adapter)
+    assert (len(layers), sum(is_clip(layer.name) for layer in layers)) == (376, 72)
+    assert {layer.rank for layer in layers} == {8}
