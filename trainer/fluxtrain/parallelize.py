@@ -89,7 +89,7 @@ def empty_model(config: RunConfig, world: World, clip: ClipShape | None = None) 
     ``clip`` is the shape of the text encoder, if its adapters are trained; None: CLIP-L's.
     """
     with torch.device("meta"):
-        model = Flux(config.model)
+        model = Flux(config.model).to(DTYPES[config.precision.weights])
         if config.adapter is not None:
             if config.adapter.clip is not None:
                 model.text_encoder = ClipText(clip or ClipShape.of(config.model))
@@ -113,8 +113,9 @@ def uses_fsdp(config: RunConfig, num_ranks: int) -> bool:
 
     With torch < 2.10 a gradient has the data type of its parameter, so FSDP2 does that too.
     """
+    precision = config.precision
     return num_ranks > 1 or not (
-        config.precision.compute == "float32" or hasattr(Tensor, "grad_dtype")
+        precision.weights == precision.compute or hasattr(Tensor, "grad_dtype")
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,6 +18,16 @@ def is_sharded(tensor: Tensor) -> bool:
 def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's part of ``tensor``, not copied."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def values_before(tensor: Tensor) -> int:
+    """Return the number of values of the whole ``tensor`` before this rank's part, which has whole rows."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    mesh = tensor.device_mesh  # torch's own arithmetic reads tensors, which fake ones do not allow
+    rows, *columns = tensor.shape
+    block = -(-rows // mesh.get_group("dp_shard").size())
+    return min(block * mesh.get_local_rank("dp_shard"), rows) * prod(columns)
 
 
 def whole(tensor: Tensor) -> Tensor:

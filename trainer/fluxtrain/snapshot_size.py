@@ -15,7 +15,7 @@ from fluxtrain.model.adapted_layers import adapted_layers
 from fluxtrain.model.tensor_names import Shape, entries
 
 _FLOAT32 = 4
-"""Bytes of each number of a parameter."""
+"""Bytes of each number of an optimizer's state."""
 _SHARED_BYTES: Mapping[OptimizerName, tuple[int, int]] = {
     "prodigy": (3, 8),
     "schedule_free_adamw": (2, 8),
@@ -50,13 +50,14 @@ def snapshot_bytes(config: RunConfig, rank_counts: Sequence[int], ranks_per_node
 def image_bytes(config: RunConfig, num_shards: int) -> int:
     """Return the bytes of the largest of ``num_shards`` parts of the training state."""
     shapes = list(trained_shapes(config))
-    values = 1 + config.optim.state_values
-    numbers = sum(values * _values_of(shape, num_shards) * count for shape, count in shapes)
+    weights = sum(_values_of(shape, num_shards) * count for shape, count in shapes)
+    numbers = config.optim.state_values * weights
     if config.optim.name == "adafactor":
         numbers += _values_of_moments(shapes, num_shards)
     quantized = moments_bytes(config, num_shards) if config.optim.name == "adamw_8bit" else 0
     count, width = _SHARED_BYTES.get(config.optim.name, (0, 0))
-    return _FLOAT32 * numbers + quantized + -(-count // num_shards) * width
+    state = _FLOAT32 * numbers + quantized + -(-count // num_shards) * width
+    return config.precision.weight_bytes * weights + state
 
 
 def moments_bytes(config: RunConfig, num_shards: int) -> int:

@@ -132,7 +132,9 @@ class _Trainer:
             observe_waits(self.model, observer.step_times)
         self.flow_loss = FlowLoss(self.model, config, compute)
         self.optimizer = optim.make_optimizer(
-            *(self.model, config.optim, compute), partial(rate_of, adapter=config.adapter)
+            *(self.model, config.optim, compute),
+            partial(rate_of, adapter=config.adapter),
+            config.drawn_seed,
         )
         self.adapter_files = AdapterFiles(config, paths.output, world, self.model, self.optimizer)
         # on the device: the first step with a gradient norm that is not finite

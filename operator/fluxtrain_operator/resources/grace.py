@@ -10,8 +10,6 @@ _MIN_SECONDS = 180
 _MAX_SECONDS = 3600
 _BYTES_PER_SECOND = 250e6
 """A node writes at least as fast: a quarter of what one disk or NFS client of a GPU node does."""
-_FLOAT32 = 4
-"""Bytes of each number of a checkpoint."""
 _EXIT_SECONDS = 60
 """Between the end of the trainers' time and that of the pod's."""
 
@@ -36,7 +34,7 @@ def checkpoint_bytes(job: Job) -> int:
     """Return the size of a checkpoint; 0 if the job saves none, or of adapters only."""
     if job.config.task != "train" or job.config.adapter is not None:
         return 0
-    num_bytes = _FLOAT32 + job.config.optim.state_bytes
+    num_bytes = job.config.precision.weight_bytes + job.config.optim.state_bytes
     return round(num_bytes * num_block_parameters(job.config.model))
 
 

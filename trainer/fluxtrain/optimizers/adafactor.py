@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fluxtrain.optimizers.optimizer import Optimizer
 from fluxtrain.optimizers.row_vector import RowVector
+from fluxtrain.optimizers.scaled_gradients import ScaledGradients
 from fluxtrain.sharded_tensor import first_column, local_part, sum_over_parts
 
 _SMALLEST_SQUARE = 1e-30
@@ -31,7 +32,7 @@ class Adafactor(Optimizer):
         parameters = self._parameters
         matrices = [each for each in parameters if each.ndim == 2]
         ends = list(accumulate((each.shape[1] for each in matrices), initial=0))
-        self._places = {
+        self._spans = {
             each: slice(*span) for each, span in zip(matrices, pairwise(ends), strict=True)
         }
         self._columns = RowVector(ends[-1], self.weights[parameters[0]], torch.float32)
@@ -47,7 +48,7 @@ class Adafactor(Optimizer):
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
         is_matrix = weight.ndim == 2
         like = first_column(weight) if is_matrix else weight
-        return {ROWS if is_matrix else WHOLE: torch.zeros_like(like)}
+        return {ROWS if is_matrix else WHOLE: self._zeros(like)}
 
     def resume(self, steps: int) -> None:
         """Continue after ``steps`` steps with the columns that were loaded."""
@@ -58,46 +59,63 @@ class Adafactor(Optimizer):
         newest = self.steps_taken.clamp(min=1) ** _EXPONENT * (1 - found_inf)
         gradients = self._scaled_gradients(grad_scale, found_inf)
         self._accumulate(gradients, newest)
-        for parameter, gradient in zip(self._owned, gradients, strict=True):
-            self._normalize(parameter, gradient)
-            gradient.masked_fill_(found_inf.bool(), 0.0)
-        self._move(gradients, self._rate * (1 - found_inf))
+        clipped = self._clipping(gradients, found_inf)
+        rate = self._rate * (1 - found_inf)
+        for group in self._groups():
+            updates = gradients[group]
+            if not gradients.are_kept:
+                self._normalize(group, updates, found_inf)
+            self._move(group, updates, clipped, rate)
         self._columns.save()
 
     def _moment(self, parameter: nn.Parameter) -> Tensor:
         return local_part(self.state[parameter][ROWS if parameter.ndim == 2 else WHOLE])
 
-    def _accumulate(self, gradients: list[Tensor], newest: Tensor) -> None:
+    def _accumulate(self, gradients: ScaledGradients, newest: Tensor) -> None:
         """Average the squares of ``gradients``, with the weight ``newest``, into the second moments."""
         sums = torch.zeros_like(self._columns.values)
-        for parameter, gradient in zip(self._owned, gradients, strict=True):
-            squares = gradient.square().add_(_SMALLEST_SQUARE)
-            if parameter.ndim == 2:
-                sums[self._places[parameter]] = squares.sum(dim=0)
-                squares = squares.mean(dim=1)
-            self._moment(parameter).mul_(1 - newest).add_(squares * newest)
+        for group in self._groups():
+            for parameter, gradient in zip(self._owned[group], gradients[group], strict=True):
+                squares = gradient.square().add_(_SMALLEST_SQUARE)
+                if parameter.ndim == 2:
+                    sums[self._spans[parameter]] = squares.sum(dim=0)
+                    squares = squares.mean(dim=1)
+                self._moment(parameter).mul_(1 - newest).add_(squares * newest)
         sum_over_parts(sums, self.weights[self._parameters[0]])
         self._columns.values.mul_(1 - newest).add_(sums / self._heights * newest)
 
-    def _normalize(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+    def _normalize(self, group: slice, gradients: list[Tensor], found_inf: Tensor) -> None:
+        """Make updates of ``gradients`` of the parameters in ``group``, in place; 0 if ``found_inf`` is 1."""
+        for parameter, gradient in zip(self._owned[group], gradients, strict=True):
+            self._divide_by_root(parameter, gradient)
+            gradient.masked_fill_(found_inf.bool(), 0.0)
+
+    def _divide_by_root(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Divide ``gradient`` by the root of its second moment; a matrix's is the product of both parts."""
         moment = self._moment(parameter)
         if parameter.ndim == 1:
             gradient.mul_(moment.rsqrt())
             return
-        columns = self._columns.values[self._places[parameter]]
+        columns = self._columns.values[self._spans[parameter]]
         gradient.mul_((moment / columns.mean()).rsqrt_().unsqueeze(1)).mul_(columns.rsqrt())
 
-    def _move(self, updates: list[Tensor], rate: Tensor) -> None:
-        """Change the weights by ``updates`` of a root mean square of at most 1, times ``rate``."""
+    def _clipping(self, gradients: ScaledGradients, found_inf: Tensor) -> Tensor:
+        """Return the factor of each parameter's update that limits its root mean square."""
         squares = torch.zeros_like(self._sizes)
-        if updates:
-            squares[self._positions] = torch.stack(torch._foreach_norm(updates)).square()
+        for group in self._groups():
+            updates = gradients[group]
+            self._normalize(group, updates, found_inf)
+            norms = torch.stack(torch._foreach_norm(updates))
+            squares[self._positions[group]] = norms.square()
         sum_over_parts(squares, self.weights[self._parameters[0]])
-        clipped = 1 / ((squares / self._sizes).sqrt() / _LARGEST_RMS).clamp(min=1)
-        for update, position, weight in zip(updates, self._positions, self._weights, strict=True):
-            update.mul_(clipped[position]).add_(weight, alpha=self._config.weight_decay)
-        if updates:
+        return 1 / ((squares / self._sizes).sqrt() / _LARGEST_RMS).clamp(min=1)
+
+    def _move(self, group: slice, updates: list[Tensor], clipped: Tensor, rate: Tensor) -> None:
+        """Change the weights in ``group`` by ``updates`` times ``clipped`` and ``rate``."""
+        with self._changing(group) as weights:
+            positions = self._positions[group]
+            for update, position, weight in zip(updates, positions, weights, strict=True):
+                update.mul_(clipped[position]).add_(weight, alpha=self._config.weight_decay)
             torch._foreach_mul_(updates, rate)
-            self._scale(updates, slice(None))
-            torch._foreach_sub_(self._weights, updates)
+            self._scale(updates, group)
+            torch._foreach_sub_(weights, updates)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fluxtrain.contract.run.optim import OptimConfig
+from fluxtrain.optimizers.bfloat16_weights import in_float32
 from fluxtrain.optimizers.optimizer import Optimizer
 
 
@@ -43,21 +44,31 @@ class AdamW(Optimizer):
     names = ("exp_avg", "exp_avg_sq")
 
     def _allocate(self) -> None:
-        self._rates = [
-            (factor, [index for index, each in enumerate(self._factors) if each == factor])
-            for factor in sorted(set(self._factors))
-        ]
-        """Factors of the learning rate, each with the positions of its parameters."""
+        groups = self._groups() if self._is_bfloat16 else [slice(0, len(self._owned))]
+        self._rates = [(group, _by_factor(self._factors[group])) for group in groups]
+        """Parameters, and of each factor of the learning rate the positions among them."""
 
     def _change(self, grad_scale: Tensor, found_inf: Tensor) -> None:
         gradients = self._gradients()
         averages, squares = (self._parts(name) for name in self.names)
-        for factor, positions in self._rates:
-            weights, gradient, average, square = (
-                [each[position] for position in positions]
-                for each in (self._weights, gradients, averages, squares)
-            )
-            tensors = weights, gradient, average, square
-            step(
-                tensors, self.steps_taken, self._config, self._rate * factor, grad_scale, found_inf
-            )
+        for group, rates in self._rates:
+            with self._changing(group) as weights:
+                own = gradients[group]
+                if self._is_bfloat16:
+                    _, own = in_float32(own)
+                of_each = weights, own, averages[group], squares[group]
+                for factor, positions in rates:
+                    weight, gradient, average, square = (
+                        [each[position] for position in positions] for each in of_each
+                    )
+                    tensors = weight, gradient, average, square
+                    rate = self._rate * factor
+                    step(tensors, self.steps_taken, self._config, rate, grad_scale, found_inf)
+
+
+def _by_factor(factors: list[float]) -> list[tuple[float, list[int]]]:
+    """Return the positions of each of ``factors``."""
+    return [
+        (factor, [position for position, each in enumerate(factors) if each == factor])
+        for factor in sorted(set(factors))
+    ]

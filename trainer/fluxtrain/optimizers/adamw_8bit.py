@@ -26,7 +26,7 @@ class AdamW8bit(Optimizer):
 
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
         if not is_quantized(tuple(weight.shape)):
-            return {name: torch.zeros_like(weight) for name in MOMENTS}
+            return {name: self._zeros(weight) for name in MOMENTS}
         state = {}
         for name in MOMENTS:
             state[name] = torch.zeros_like(weight, dtype=torch.uint8)
@@ -34,13 +34,14 @@ class AdamW8bit(Optimizer):
         return state
 
     def _change(self, grad_scale: Tensor, found_inf: Tensor) -> None:
-        for parameter, weight, gradient, factor in zip(
-            self._owned, self._weights, self._gradients(), self._factors, strict=True
+        for index, (parameter, gradient, factor) in enumerate(
+            zip(self._owned, self._gradients(), self._factors, strict=True)
         ):
             average, square = (self._moment(parameter, name) for name in MOMENTS)
-            tensors = [weight], [gradient], [average], [square]
-            rate = self._rate * factor
-            adamw.step(tensors, self.steps_taken, self._config, rate, grad_scale, found_inf)
+            with self._changing(slice(index, index + 1)) as weight:
+                tensors = weight, [gradient.float()], [average], [square]
+                rate = self._rate * factor
+                adamw.step(tensors, self.steps_taken, self._config, rate, grad_scale, found_inf)
             for name, values in zip(MOMENTS, (average, square), strict=True):
                 self._keep(parameter, name, values, found_inf.bool())
 

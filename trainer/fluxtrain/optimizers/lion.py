@@ -18,13 +18,14 @@ class Lion(Optimizer):
         gradients = self._scaled_gradients(grad_scale, found_inf)
         averages, step = self._parts("exp_avg"), self._rate * taken
         for group in self._groups():
-            weights, gradient, average = self._weights[group], gradients[group], averages[group]
-            update = torch._foreach_mul(average, config.beta1)
-            torch._foreach_add_(update, gradient, alpha=1 - config.beta1)
-            torch._foreach_sign_(update)
-            torch._foreach_add_(update, weights, alpha=config.weight_decay)
-            torch._foreach_mul_(update, step)
-            self._scale(update, group)
-            torch._foreach_sub_(weights, update)
+            gradient, average = gradients[group], averages[group]
+            with self._changing(group) as weights:
+                update = torch._foreach_mul(average, config.beta1)
+                torch._foreach_add_(update, gradient, alpha=1 - config.beta1)
+                torch._foreach_sign_(update)
+                torch._foreach_add_(update, weights, alpha=config.weight_decay)
+                torch._foreach_mul_(update, step)
+                self._scale(update, group)
+                torch._foreach_sub_(weights, update)
             torch._foreach_mul_(average, decay_of(config.beta2, taken))
             torch._foreach_add_(average, gradient, alpha=1 - config.beta2)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fluxtrain.optimizers.optimizer import Optimizer, decay_of
 from fluxtrain.optimizers.row_vector import RowVector
+from fluxtrain.optimizers.scaled_gradients import ScaledGradients
 from fluxtrain.sharded_tensor import sum_over_parts
 
 _ESTIMATE, _LARGEST, _NUMERATOR = range(3)
@@ -32,7 +33,7 @@ class Prodigy(Optimizer):
         self.shared["prodigy"] = self._numbers.rows
 
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
-        return {**super()._new_state(weight), "p0": weight.clone()}
+        return {**super()._new_state(weight), "p0": self._copy(weight)}
 
     def resume(self, steps: int) -> None:
         """Continue after ``steps`` steps with the estimate that was loaded."""
@@ -64,7 +65,7 @@ class Prodigy(Optimizer):
         return (1 - self._config.beta2**steps).sqrt() / (1 - self._config.beta1**steps)
 
     def _accumulate(
-        self, gradients: list[Tensor], estimate: Tensor, rate: Tensor, taken: Tensor
+        self, gradients: ScaledGradients, estimate: Tensor, rate: Tensor, taken: Tensor
     ) -> Tensor:
         """Add the gradients to the state; return this rank's terms of the next estimate's fraction."""
         config = self._config
@@ -115,9 +116,10 @@ class Prodigy(Optimizer):
             divisor = torch._foreach_sqrt(squares[group])
             torch._foreach_add_(divisor, [epsilon] * len(divisor))
             update = torch._foreach_div(averages[group], divisor)
-            torch._foreach_add_(update, self._weights[group], alpha=config.weight_decay)
-            torch._foreach_mul_(update, moved)
-            torch._foreach_sub_(self._weights[group], update)
+            with self._changing(group) as weights:
+                torch._foreach_add_(update, weights, alpha=config.weight_decay)
+                torch._foreach_mul_(update, moved)
+                torch._foreach_sub_(weights, update)
 
 
 def _total(tensors: tuple[Tensor, ...] | list[Tensor]) -> Tensor:

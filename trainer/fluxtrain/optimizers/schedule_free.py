@@ -27,6 +27,7 @@ class ScheduleFreeAdamW(Optimizer):
     names = ("z", "exp_avg_sq")
 
     def _allocate(self) -> None:
+        assert not self._is_bfloat16, "refused before"
         self._points = [local_part(parameter.detach()) for parameter in self._owned]
         self._numbers = RowVector(2, self.weights[self._parameters[0]], torch.float64)
         self.shared["schedule_free"] = self._numbers.rows

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.encoders import Precision
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.order import BatchShares
 from fluxtrain.errors import ConfigError
@@ -87,6 +88,8 @@ class Plan(BaseModel):
     """Sizes of buckets, 1 without; those that are cut smaller are not counted."""
     reshards_after_forward: bool
     """Whether gathered weights are freed after the forward pass."""
+    weight_dtype: Precision
+    """Data type of the trained weights, and of their reduced gradients."""
     memory_bytes_per_gpu: Memory
     """Peak memory of one rank."""
     communication_bytes_per_step: int
@@ -96,7 +99,7 @@ class Plan(BaseModel):
     communication_bytes_within_node_per_step: int
     """Bytes that the ranks of one node send each other in one optimizer step."""
     checkpoint_bytes: int
-    """Size of a checkpoint: weights and optimizer state in float32."""
+    """Size of a checkpoint: weights and optimizer state."""
     host_bytes_per_rank: int
     """Copy of one rank's checkpoint in host memory, from which it is written."""
     snapshot_bytes_per_node: int
@@ -196,6 +199,7 @@ def make_plan(
         image_height=config.data.largest_latent[0] * PIXELS_PER_LATENT,
         num_image_sizes=len(config.data.latent_sizes),
         reshards_after_forward=settled.parallel.reshards,
+        weight_dtype=config.precision.weights,
         memory_bytes_per_gpu=_memory(settled, sharding, micro_batch, device is not None),
         communication_bytes_per_step=sent_by_rank(settled, sharding, accumulation),
         node_communication_bytes_per_step=sent_by_node(settled, sharding, accumulation),

@@ -11,8 +11,6 @@ from fluxtrain.plan.batch import copied_bytes, samples_ahead
 from fluxtrain.plan.passes import Passes
 from fluxtrain.snapshot_size import moments_bytes
 
-_FLOAT32 = 4
-
 
 class Memory(BaseModel):
     """Memory of one GPU at the peak of a step, in bytes: what exists at that moment."""
@@ -20,15 +18,17 @@ class Memory(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     weights: int
-    """This rank's shard of the weights, float32; a single rank has them in the compute dtype too."""
+    """This rank's shard of the weights, in ``precision.weights``; a single rank has those of float32 in the
+    compute dtype too."""
     gradients: int
-    """This rank's shard of the gradients that are reduced already, float32."""
+    """This rank's shard of the gradients that are reduced already, in ``precision.weights``."""
     optimizer: int
     """This rank's shard of the optimizer's state, float32 or, of ``adamw_8bit``, mostly of 8 bits."""
     gathered: int
     """Weights of gathered blocks, in the compute dtype, and gradients that are being reduced."""
     activations: int
-    """Saved activations of one micro batch, and the gradients that a block computes from them."""
+    """Saved activations of one micro batch, and the gradients that a block computes from them; what a step
+    of weights in bfloat16 computes in float32."""
     encoders: int
     """Frozen text encoders and autoencoder, if images are encoded during training."""
     copied_ahead: int
@@ -38,8 +38,8 @@ class Memory(BaseModel):
 
 
 def state_bytes(config: RunConfig) -> int:
-    """Return the bytes of one parameter in a checkpoint: its weight in float32, and the optimizer's state."""
-    return round(_FLOAT32 + config.optim.state_bytes)
+    """Return the bytes of one parameter in a checkpoint: its weight, and the optimizer's state."""
+    return round(config.precision.weight_bytes + config.optim.state_bytes)
 
 
 def _optimizer_values(config: RunConfig, passes: Passes) -> int:
@@ -69,7 +69,7 @@ def memory(
     parts = {
         "weights": passes.weight_bytes,
         "gradients": peak.gradients,
-        "optimizer": _optimizer_values(config, passes) * passes.shard_bytes
+        "optimizer": _optimizer_values(config, passes) * passes.state_bytes
         + (moments_bytes(config, sharding.dp_shard) if config.optim.name == "adamw_8bit" else 0),
         "gathered": peak.gathered,
         "activations": peak.activations,

@@ -23,6 +23,7 @@ from fluxtrain.model.block_moments import (
 from fluxtrain.model.parameters import count_parameters, count_trained
 from fluxtrain.model.recomputation import is_recomputed
 from fluxtrain.plan.batch import held_bytes
+from fluxtrain.plan.update import update_bytes
 
 _FLOAT32 = 4
 
@@ -32,7 +33,7 @@ class InUse:
     """Bytes in use at one moment, beside weights and optimizer state."""
 
     gradients: int
-    """Reduced gradients, float32."""
+    """Reduced gradients, in the data type of the weights."""
     gathered: int
     """Gathered weights, and gradients that are being reduced."""
     activations: int
@@ -70,12 +71,13 @@ class Passes:
             BYTES[dtype] for dtype in (config.precision.compute, config.precision.reduce)
         )
         self._is_sharded = sharding.num_ranks > 1
-        self._gradient = _FLOAT32
+        self._weight = config.precision.weight_bytes
+        self._gradient = self._weight
         if self._is_sharded:  # FSDP2 casts down at once, and up late
             self._gradient = min(self._width, self._reduce)
         self._reshards = config.parallel.reshards
         # with replicas the gradients of another dtype are kept until backward ends, as they are all-reduced
-        self._keeps_reduced = sharding.dp_replicate > 1 and self._reduce != _FLOAT32
+        self._keeps_reduced = sharding.dp_replicate > 1 and self._reduce != self._weight
         self._plain = count_parameters(config.model)
         self._trained = count_trained(config.model, config.adapter)
         self._trained_padded = count_trained(config.model, config.adapter, self._shards)
@@ -93,21 +95,27 @@ class Passes:
         """A number for each row of a layer, of fp8 and of DoRA, on each rank."""
         self._blocks = list(self._in_order(config))
         self._first = micro_batch * (first_layers_bytes(config) + held_bytes(config))
+        self._update = update_bytes(config, self._shards)
         self._last = micro_batch * last_layers_bytes(config)
 
     @property
     def shard_bytes(self) -> int:
-        """Return the bytes of this rank's shard of one float32 value per parameter."""
+        """Return the bytes of this rank's shard of the trained weights, and of their gradients."""
         return self._shard(self._trained_padded.total)
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of this rank's shard of one float32 value per parameter."""
+        return _FLOAT32 * self._trained_padded.total // self._shards
 
     @property
     def is_rounded(self) -> bool:
         """Return whether trained weights exist in the compute dtype too: on a single rank."""
-        return not self._is_sharded and self._width != _FLOAT32
+        return not self._is_sharded and self._width != self._weight
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of this rank's weights: trained ones in float32, frozen ones as computed with.
+        """Return the bytes of this rank's weights: as they are trained, and frozen ones as computed with.
 
         A single rank keeps the trained ones in the compute dtype too.
         """
@@ -205,10 +213,10 @@ class Passes:
         rest = self._trained.rest * self._gradient
         first = self._reduction(self._blocks[0].padded) if self._blocks else 0
         yield InUse(reduced, self._rest() + first, self._first + rest)
-        yield InUse(self.shard_bytes, 0, self._first)
+        yield InUse(self.shard_bytes, 0, self._first + self._update)
 
     def _shard(self, parameters: int) -> int:
-        return _FLOAT32 * parameters // self._shards
+        return self._weight * parameters // self._shards
 
     def _rest(self) -> int:
         """Return the gathered weights outside the blocks, which stay gathered."""

@@ -103,11 +103,11 @@ def _memory(plan: Plan) -> list[Row]:
     parts = plan.memory_bytes_per_gpu
     frozen = "frozen as computed with, adapters " if _has_adapters(plan) else ""
     return [
-        ("weights", binary(parts.weights), f"{frozen}float32, this rank's shard"),
+        ("weights", binary(parts.weights), f"{frozen}{plan.weight_dtype}, this rank's shard"),
         (
             "gradients",
             binary(parts.gradients),
-            "float32, this rank's shard, as far as reduced at the peak",
+            f"{plan.weight_dtype}, this rank's shard, as far as reduced at the peak",
         ),
         ("optimizer", binary(parts.optimizer), "its state, float32, this rank's shard"),
         (
@@ -172,11 +172,17 @@ def _time(plan: Plan) -> list[Row]:
     ]
 
 
+def _checkpoint(plan: Plan) -> str:
+    if plan.weight_dtype == "float32":
+        saved = "adapters" if _has_adapters(plan) else "weights"
+        return f"{saved} and optimizer state, float32"
+    return f"weights in {plan.weight_dtype}, and optimizer state"
+
+
 def _disk(plan: Plan) -> list[Row]:
     kept = plan.disk_bytes // plan.checkpoint_bytes - 1
-    saved = "adapters" if _has_adapters(plan) else "weights"
     return [
-        ("one checkpoint", binary(plan.checkpoint_bytes), f"{saved} and optimizer state, float32"),
+        ("one checkpoint", binary(plan.checkpoint_bytes), _checkpoint(plan)),
         (
             "its copy per rank",
             binary(plan.host_bytes_per_rank),

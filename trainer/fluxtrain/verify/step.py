@@ -26,7 +26,7 @@ from fluxtrain.verify.encoders import allocated
 
 MOST_MICRO_BATCHES = 2
 """Of a step that accumulates gradients: the second one begins with all gradients, as every later one does."""
-_STEP = 1
+_STEP, _SEED = 1, 0
 
 
 class Step:
@@ -45,7 +45,7 @@ class Step:
         self._shares = BatchShares.of(config, world.size)
         self.model, compute = model, DTYPES[config.precision.compute]
         self.optimizer = optim.make_optimizer(
-            model, config.optim, compute, partial(rate_of, adapter=config.adapter)
+            *(model, config.optim, compute), partial(rate_of, adapter=config.adapter), _SEED
         )
         self.micro_batches = min(self._shares.accumulation_steps, MOST_MICRO_BATCHES)
         self.encoders = encoders and allocated(encoders, world.device)

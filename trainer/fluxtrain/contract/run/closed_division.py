@@ -49,6 +49,7 @@ FIXED_VALUES: Mapping[str, object] = {
     },
     "flow.reference_rounding": True,
     "model.qk_norm_eps": FLOAT32_EPS,
+    "precision.weights": "float32",
     "schedule.decay": "constant",
     "schedule.epochs": None,
     "evaluation.every_samples": MLPERF_EVALUATION_SAMPLES,
@@ -76,6 +77,7 @@ SECTIONS: Mapping[str, str] = {
     "initial_weights": "8.2",
     "model": "8.1",
     "optim": "9.1",
+    "precision.weights": "9.1",
     "schedule": "9.1",
     "seed": "5.1",
 }

@@ -28,7 +28,12 @@ from fluxtrain.contract.run.flow import FlowConfig
 from fluxtrain.contract.run.mlperf import MLPerfConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.optim import OptimConfig
-from fluxtrain.contract.run.precision import FP8_WIDTHS, PrecisionConfig
+from fluxtrain.contract.run.precision import (
+    FP8_WIDTHS,
+    WITHOUT_ADAPTERS,
+    WITHOUT_AVERAGED_STEPS,
+    PrecisionConfig,
+)
 from fluxtrain.contract.run.preflight import PreflightConfig
 from fluxtrain.contract.run.prepare import PrepareConfig
 from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, PRESETS
@@ -176,6 +181,8 @@ class RunConfig(StrictModel):
         CLIP_NEEDS_IMAGES,
         CLIP_NEEDS_CLIP,
         FP8_WIDTHS,
+        WITHOUT_ADAPTERS,
+        WITHOUT_AVERAGED_STEPS,
     )
 
     preset: Annotated[Literal[tuple(PRESETS)], IMMUTABLE]  # type: ignore[valid-type]

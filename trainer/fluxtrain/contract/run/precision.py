@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from fluxtrain.contract.run.encoders import Precision
 from fluxtrain.contract.run.model import ModelConfig
@@ -11,11 +12,27 @@ from fluxtrain.contract.strict_model import Rule, StrictModel
 Fp8 = Literal["none", "tensorwise", "rowwise"]
 FP8_MULTIPLE = 16
 """Matrix products in fp8 need dimensions that are multiples of it."""
+_BYTES: Mapping[Precision, int] = {"bfloat16": 2, "float32": 4}
 
 
 class PrecisionConfig(StrictModel):
-    """Data types. Weights and optimizer state are always float32."""
+    """Data types. The state of optimizers is float32, but for moments in 8 bits."""
 
+    rules: ClassVar = (
+        Rule(
+            "weights",
+            "must be float32 unless compute is bfloat16",
+            lambda precision: precision.weights == "float32" or precision.compute == "bfloat16",
+            "self.weights == 'float32' || self.compute == 'bfloat16'",
+            others=("compute",),
+        ),
+    )
+
+    weights: Precision = "float32"
+    """Data type of the trained weights, between steps and in checkpoints. ``bfloat16``: there is no float32
+    copy of them, and their gradients are bfloat16 too, a third of AdamW's memory less; steps are computed in
+    float32 and round the weights stochastically, so that updates below bfloat16's digits are taken on
+    average."""
     compute: Precision = "bfloat16"
     """Data type of forward and backward; ``float32`` for exact comparisons and CPUs."""
     reduce: Precision = "float32"
@@ -25,6 +42,11 @@ class PrecisionConfig(StrictModel):
     """Compute the blocks' linear layers in fp8, but for the modulations. ``tensorwise``: one scale for each
     tensor, gradients in e5m2; ``rowwise``: one for each row or column, all in e4m3, slower. Scales follow the
     largest values (dynamic scaling). A GPU without fp8 is refused; a CPU emulates it."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of a trained weight."""
+        return _BYTES[self.weights]
 
 
 def _has_fp8_widths(model: ModelConfig) -> bool:
@@ -41,3 +63,18 @@ FP8_WIDTHS = Rule(
     others=("precision.fp8", "model.mlp_ratio"),
 )
 """A rule of RunConfig."""
+
+WITHOUT_ADAPTERS = Rule(
+    "precision.weights",
+    "must be float32 if adapter is set: adapters always are",
+    lambda run: run.precision.weights == "float32" or run.adapter is None,
+    "self.precision.weights == 'float32' || !has(self.adapter)",
+)
+WITHOUT_AVERAGED_STEPS = Rule(
+    "precision.weights",
+    "must be float32 if optim.name is schedule_free_adamw: steps of its average are too small for bfloat16",
+    lambda run: run.precision.weights == "float32" or run.optim.name != "schedule_free_adamw",
+    "self.precision.weights == 'float32' || self.optim.name != 'schedule_free_adamw'",
+    others=("optim.name",),
+)
+"""Rules of RunConfig."""

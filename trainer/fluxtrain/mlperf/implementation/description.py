@@ -27,7 +27,7 @@ def implementation_json(
         "benchmark": BENCHMARK,
         **{key: run.value(key) for key in _LOGGED},
         "starting_weights": config.initial_weights or "random, from the seed of each run",
-        "weight_data_type": f"float32, computed in {config.precision.compute}",
+        "weight_data_type": f"{config.precision.weights}, computed in {config.precision.compute}",
         "input_data_type": config.encoders.precision,
         "data": {
             "source": config.data.source,
