@@ -55,6 +55,8 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
      "spec.run.task: got 'sample'; must be one of train, benchmark if adapter is set: it trains"),
     ("spec.run", LORA | {"precision": {"fp8": "rowwise"}},
      "spec.run.precision.fp8: got 'rowwise'; must be none if adapter is set: frozen weights"),
+    ("spec.run", LORA | {"precision": {"weights": "bfloat16"}},
+     "spec.run.precision.weights: got 'bfloat16'; must be float32 if adapter is set: adapters always are"),
     ("spec.run", LORA | {"adapter": {"double_blocks": "0,17-19"}},
      "spec.run.adapter.double_blocks: got '0,17-19'; there is no block 19; the model has 19, from 0"),
     ("spec.run", LORA | {"adapter": {"double_blocks": 19}},

@@ -78,6 +78,7 @@ def test_a_changed_field_whose_reason_is_known_is_listed_with_it() -> None:
         ({"precision": {"fp8": "rowwise"}}, "linear layers of the blocks"),
         ({"precision": {"reduce": "bfloat16"}}, "data type of the gradients' sum over ranks"),
         ({"precision": {"compute": "float32"}}, "data type of forward and backward passes"),
+        ({"precision": {"weights": "bfloat16"}}, "precision.weights"),
     ],
 )
 def test_precision_below_or_above_the_references_is_listed(

@@ -67,6 +67,19 @@ def test_the_state_of_every_optimizer(name: Any, adapter: dict[str, Any] | None)
         assert image_bytes(config, num_shards) == reserved
 
 
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "schedule_free_adamw"])
+def test_the_state_of_weights_in_bfloat16(name: Any) -> None:
+    optimizer = {"name": name, "learning_rate": 0.1, "ema_decay": 0.9 if name == "lion" else None}
+    precision = {"compute": "bfloat16", "weights": "bfloat16"}
+    config = config_of("micro", optim=optimizer, precision=precision)
+    with torch.device("meta"):
+        model = Flux(config.model).bfloat16()
+    state = training_state(model, make_optimizer(model, config.optim, torch.bfloat16))
+    for num_shards in (1, 2, 7):
+        reserved = offsets(rows_of(state), Shard(0, num_shards))[-1]
+        assert image_bytes(config, num_shards) == reserved
+
+
 @pytest.mark.parametrize("replicas", [1, 2, 4, "per-node"])
 @pytest.mark.parametrize(("fewest", "most"), [(1, 1), (1, 2), (2, 2), (2, 5), (3, 8)])
 @pytest.mark.parametrize("ranks", [1, 3, 8])

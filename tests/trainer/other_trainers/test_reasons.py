@@ -93,7 +93,6 @@ DENIALS: Mapping[str, str] = {
     "the loss is the squared error": r"flow\.(loss$|loss_type|loss_kind|huber)",
     "the update is one for all weights; FSDP2 shards its states": r"optim\.fused",
     "timesteps are drawn from 0 to 1": r"flow\.(min|max)",
-    "trained weights are float32 here": r"precision\.(weights|parameters|trained)",
     "weights and activations stay on the GPU; FSDP2 shards them over GPUs": r"offload|swap",
     "weights by signal-to-noise have no meaning": r"snr",
     "weights stay on the GPU; FSDP2 shards them over GPUs": r"offload|swap",

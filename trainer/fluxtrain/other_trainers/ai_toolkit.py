@@ -165,7 +165,12 @@ _TRAIN: Mapping[str, Option] = {
     "train.gradient_checkpointing": fields(
         ["parallel.activation_checkpointing"], common.recomputation, True
     ),
-    "train.dtype": fields(["precision.compute"], common.compute_dtype, "fp32"),
+    "train.dtype": fields(
+        ["precision.compute", "precision.weights"],
+        values.dtype,
+        "fp32",
+        "of trained weights too; adapters are float32",
+    ),
     "train.timestep_type": fields(["flow.timestep_sampling"], values.timesteps, "sigmoid"),
     **each(
         "train.linear_timesteps train.linear_timesteps2",

@@ -227,13 +227,22 @@ def dropout(path: str) -> Convert:
     return convert
 
 
+def dtype(reading: Reading, name: str) -> Values:
+    """Return the data type of forward and backward passes, which is that of trained weights too."""
+    found = common.compute_dtype(reading, name)
+    if found["precision.compute"] != "bfloat16" or _is_adapter(reading):
+        return found
+    reading.notes[name] = "trained weights are rounded stochastically"
+    return {**found, **common.bfloat16_weights(OPTIMIZERS.ours(reading))}
+
+
 def small_base(reading: Reading, name: str) -> Values:
     """Return the data type of the frozen weights."""
     if not reading.flag(name):
         reading.notes[name] = "off here too"
         return {}
     if not _is_adapter(reading):
-        raise NoCounterpartError("weights that are trained are float32 here")
+        raise NoCounterpartError("trained weights are not of 8 bits: precision.weights")
     has_type = reading.has("model.qtype")
     if has_type and reading.word("model.qtype") not in _FLOAT8:
         raise NoCounterpartError("only qfloat8 and float8 have one, adapter.base_dtype: fp8")

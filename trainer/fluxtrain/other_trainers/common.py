@@ -92,6 +92,13 @@ def compute_dtype(reading: Reading, name: str) -> Values:
     return {"precision.compute": reading.among(name, known, why)}
 
 
+def bfloat16_weights(optimizer: str | None) -> Values:
+    """Return the data type of trained weights in bfloat16; ``optimizer`` is the name of ours, if any."""
+    if optimizer == "schedule_free_adamw":
+        raise NoCounterpartError("weights of schedule_free_adamw are float32 here")
+    return {"precision.weights": "bfloat16"}
+
+
 def file_dtype(reading: Reading, name: str) -> Values:
     """Return the data type of the adapter's files."""
     known = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}

@@ -47,7 +47,12 @@ _MODEL: Mapping[str, Option] = {
         ),
     ),
     "mixed_precision": fields(["precision.compute"], common.compute_dtype, "no"),
-    **each("full_bf16 full_fp16", missing("trained weights are float32 here")),
+    "full_bf16": fields(
+        ["precision.weights"],
+        values.full_bf16,
+        note="rounded stochastically; states of the optimizer are float32 or of 8 bits",
+    ),
+    "full_fp16": missing("precision.weights is float32 or bfloat16"),
     "gradient_checkpointing": fields(
         ["parallel.activation_checkpointing"], common.recomputation, False
     ),

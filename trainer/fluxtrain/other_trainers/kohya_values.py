@@ -136,6 +136,18 @@ def small_base(reading: Reading, name: str) -> Values:
     return {"adapter.base_dtype": "fp8" if reading.flag(name) else "compute"}
 
 
+def full_bf16(reading: Reading, name: str) -> Values:
+    """Return the data type of the trained weights."""
+    if not reading.flag(name):
+        reading.notes[name] = "off here too"
+        return {}
+    if reading.has("network_module"):
+        raise NoCounterpartError("adapters are float32 here")
+    if reading.word("mixed_precision") != "bf16":
+        raise reading.wrong(name, "needs mixed_precision=bf16")
+    return common.bfloat16_weights(OPTIMIZERS.ours(reading))
+
+
 def schedule(reading: Reading, name: str) -> Values:
     """Return the learning rate's schedule."""
     why = f"schedules here are {', '.join(sorted(set(SCHEDULES.values())))}"

@@ -42,6 +42,7 @@ _MODEL: Mapping[str, Option] = {
         "no_change",
         "fp8-quanto and fp8-torchao are fp8; no other kind has a counterpart",
     ),
+    "base_model_default_dtype": missing("frozen weights are in precision.compute", "bf16"),
     **each(
         "text_encoder_1_precision text_encoder_2_precision quantize_via quantize_activations",
         automatic("encoders.precision"),
@@ -87,7 +88,7 @@ _ADAPTER: Mapping[str, Option] = {
     "init_lora": field("adapter.initial", Reading.text, note="a relative path is below --models"),
 }
 _OPTIMIZER: Mapping[str, Option] = {
-    "optimizer": fields(["optim.name"], values.optimizer, "adamw_bf16"),
+    "optimizer": fields(["optim.name", "precision.weights"], values.optimizer, "adamw_bf16"),
     **{
         name: fields([path], values.of_optimizer(path), default)
         for name, path, default in (

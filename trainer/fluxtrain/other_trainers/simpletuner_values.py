@@ -147,8 +147,12 @@ def is_known(reading: Reading) -> bool:
 def optimizer(reading: Reading, name: str) -> Values:
     """Return the optimizer."""
     why = "here adamw, with the preset's learning rate"
-    found = reading.among(name, OPTIMIZERS, why)
-    if reading.word(name) != "adamw":
+    found, word = reading.among(name, OPTIMIZERS, why), reading.word(name)
+    is_bfloat16 = word == "adamw_bf16" and reading.word("mixed_precision") == "bf16"
+    if is_bfloat16 and not _is_adapter(reading):
+        reading.notes[name] = "weights are rounded stochastically; its states are float32 here"
+        return {"optim.name": found, **common.bfloat16_weights(None)}
+    if word != "adamw":
         reading.notes[name] = "its weights and states are float32 here"
     return {"optim.name": found}
 
