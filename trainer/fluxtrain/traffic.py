@@ -8,6 +8,7 @@ from typing import Literal
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.model.activations import BYTES
+from fluxtrain.model.clip_cost import frozen_clip_parameters
 from fluxtrain.model.parameters import count_parameters, count_trained
 from fluxtrain.snapshot_size import trained_shapes
 
@@ -37,7 +38,8 @@ class Collective:
 def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> list[Collective]:
     """Return the collectives of a step of ``accumulation`` micro batches, by axis and operation.
 
-    The blocks are all-gathered for forward, and again for backward if they were resharded, the rest once;
+    Blocks, and CLIP if it has adapters, are all-gathered for forward, and again for backward if they were
+    resharded, the rest once;
     gradients are reduce-scattered, each rank's shard is all-reduced between replicas (`all_reduces_each`),
     and the squared norm of all gradients over the shards, and what the optimizer sums. Padding of the shards
     is sent too.
@@ -48,7 +50,8 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
     blocks = config.model.depth + config.model.depth_single_blocks
     trained = count_trained(config.model, config.adapter, sharding.dp_shard)
     adapters = 0 if config.adapter is None else trained.total  # beside the frozen weights
-    gathered = (gathers * (counts.total - counts.rest + adapters) + counts.rest) * compute
+    clip = frozen_clip_parameters(config.model, config.adapter, sharding.dp_shard)
+    gathered = (gathers * (counts.total - counts.rest + adapters + clip) + counts.rest) * compute
     groups, reduced = trained.groups, trained.total * reduce
     found = list[Collective]()
     if sharding.dp_replicate > 1:
@@ -56,7 +59,7 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
         shards = times * reduced // sharding.dp_shard
         found.append(Collective("dp_replicate", "all_reduce", times * groups, shards))
     if sharding.dp_shard > 1:
-        calls = gathers * blocks + 1
+        calls = gathers * (blocks + config.trains_clip) + 1
         sums, sum_bytes = _optimizer_sums(config)
         found += [
             Collective("dp_shard", "all_gather", accumulation * calls, accumulation * gathered),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.model.adapted_layers import BLOCKS, AdaptedLayer, block_layers
+from fluxtrain.model.clip_cost import clip_flops
 from fluxtrain.model.flops import Linear, forward_flops, linears, rows_of, training_flops
 
 
@@ -20,7 +21,7 @@ def run_flops(config: RunConfig, image_tokens: int | None = None) -> int:
     if config.adapter is None:
         return training_flops(*sizes)
     layers = block_layers(config.model, config.adapter)
-    first = min(_block_of(config, layer.name) for layer in layers)
+    first = 0 if config.trains_clip else min(_block_of(config, layer.name) for layer in layers)
     tokens = image_tokens + config.data.text_length
     attention = 4 * tokens * tokens * config.model.hidden_size
     trained_blocks = config.model.depth + config.model.depth_single_blocks - first
@@ -30,7 +31,8 @@ def run_flops(config: RunConfig, image_tokens: int | None = None) -> int:
         if _passes_gradient(config, layer, first, {each.name for each in layers})
     )
     adapters = sum(_adapter_flops(config, layer, image_tokens) for layer in layers)
-    return forward_flops(*sizes) + backward + 2 * trained_blocks * attention + adapters
+    blocks = forward_flops(*sizes) + backward + 2 * trained_blocks * attention + adapters
+    return blocks + clip_flops(config)
 
 
 def norm_flops(config: RunConfig) -> int:
@@ -54,7 +56,10 @@ def _adapter_flops(config: RunConfig, layer: AdaptedLayer, image_tokens: int) ->
     else:
         (stacked, inputs), (outputs, rank) = (layer.shapes[each] for each in ("lora_A", "lora_B"))
         down, up = 2 * rows * stacked * inputs, 2 * rows * outputs * rank
-    return (3 if rows > 1 else 2) * down + 3 * up  # a modulation's input needs no gradient
+    needs_input = (
+        rows > 1 or config.trains_clip
+    )  # a modulation's input is of CLIP, time and guidance
+    return (3 if needs_input else 2) * down + 3 * up
 
 
 def _passes_gradient(config: RunConfig, layer: Linear, first: int, adapted: set[str]) -> bool:
@@ -62,6 +67,8 @@ def _passes_gradient(config: RunConfig, layer: Linear, first: int, adapted: set[
 
     That block's own input needs none, nor its first layers, unless the modulation between has an adapter.
     """
+    if config.trains_clip and _depends_on_clip(layer.name):
+        return True
     if layer.rows == 1 or layer.is_first:
         return False
     if not layer.name.startswith(BLOCKS):
@@ -70,6 +77,11 @@ def _passes_gradient(config: RunConfig, layer: Linear, first: int, adapted: set[
     if block == first and name.endswith((".linear1", "_attn.qkv")):
         return name.replace("linear1", "modulation.lin").replace("attn.qkv", "mod.lin") in adapted
     return block >= first
+
+
+def _depends_on_clip(name: str) -> bool:
+    """Return whether the input of layer ``name`` depends on the pooled vector."""
+    return name.startswith((*BLOCKS, "vector_in", "final_layer"))
 
 
 def _block_of(config: RunConfig, name: str) -> int:

@@ -18,12 +18,12 @@ def with_adapters(moments: BlockMoments, config: RunConfig, index: int) -> Block
     """Return ``moments`` of block ``index``, double blocks first, with its adapters.
 
     They save A x, and with ``dropout`` its factors too, and DoRA's (W + scale B A) x. Blocks before the first
-    one that has an adapter save nothing.
+    one that has an adapter save nothing, unless CLIP's adapters are trained.
     """
     if config.adapter is None:
         return moments
     counts = adapters_of_blocks(config.model, config.adapter)
-    if not any(counts[: index + 1]):
+    if not any(counts[: index + 1]) and not config.trains_clip:
         return BlockMoments(0, 0, Moment(moments.forward.activations + moments.saved, 0), ())
     lengths = config.image_tokens, config.data.text_length
     elements = _saved_of_blocks(config.model, config.adapter, *lengths)[index]

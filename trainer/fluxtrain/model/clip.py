@@ -64,7 +64,7 @@ class ClipText(nn.Module):
         states: Tensor = self.text_model(ids)
         ends = (ids == self.end_token).int().argmax(dim=1)
         index = ends[:, None, None].expand(-1, 1, states.shape[-1])
-        return states.gather(1, index).squeeze(1)
+        return states.gather(1, index).sum(dim=1)  # of one: FSDP2 warns of views
 
 
 class _TextModel(nn.Module):

@@ -20,6 +20,7 @@ from fluxtrain.model.block_moments import (
     double_block_moments,
     single_block_moments,
 )
+from fluxtrain.model.clip_cost import frozen_clip_parameters, saved_by_clip
 from fluxtrain.model.parameters import count_parameters, count_trained
 from fluxtrain.model.recomputation import is_recomputed
 from fluxtrain.plan.batch import held_bytes
@@ -94,7 +95,11 @@ class Passes:
         self._row_bytes = _FLOAT32 * (sum(rows for rows, _ in sizes) + dora_rows(config))
         """A number for each row of a layer, of fp8 and of DoRA, on each rank."""
         self._blocks = list(self._in_order(config))
-        self._first = micro_batch * (first_layers_bytes(config) + held_bytes(config))
+        of_sample = first_layers_bytes(config) + held_bytes(config) + saved_by_clip(config)
+        self._first = micro_batch * of_sample
+        clip = config.model, config.adapter
+        self._clip = frozen_clip_parameters(*clip, self._shards)
+        self._clip_gathered = 0 if self._reshards else self._clip + self._trained_padded.rest
         self._update = update_bytes(config, self._shards)
         self._last = micro_batch * last_layers_bytes(config)
 
@@ -120,7 +125,7 @@ class Passes:
         A single rank keeps the trained ones in the compute dtype too.
         """
         rounded = self._width * self._trained.total if self.is_rounded else 0
-        frozen = self._width * self._padded.total if self._is_frozen else 0
+        frozen = self._width * (self._padded.total + self._clip) if self._is_frozen else 0
         frozen -= (self._width - 1) * self._in_8_bits
         return self.shard_bytes + rounded + frozen // self._shards + self._row_bytes
 
@@ -220,7 +225,8 @@ class Passes:
 
     def _rest(self) -> int:
         """Return the gathered weights outside the blocks, which stay gathered."""
-        return self._width * self._padded.rest if self._is_sharded else self._converted
+        rest = self._padded.rest + (self._clip_gathered if self._is_frozen else 0)
+        return self._width * rest if self._is_sharded else self._converted
 
     def _weights(self, block: _Block) -> int:
         """Return the gathered weights of ``block``, 0 if all blocks stay gathered."""

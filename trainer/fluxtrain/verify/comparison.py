@@ -13,6 +13,7 @@ from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.order import BatchShares
 from fluxtrain.gpus import Gpu
 from fluxtrain.model.adapter_flops import norm_flops, run_flops
+from fluxtrain.model.clip_cost import recomputed_clip_flops
 from fluxtrain.model.flops import recomputed_flops
 from fluxtrain.plan.memory import Memory, memory
 from fluxtrain.plan.resharding import settle_resharding
@@ -210,5 +211,6 @@ def _flops(config: RunConfig, micro_batch: int) -> int:
     sizes = config.model, config.image_tokens, config.data.text_length
     fraction = config.parallel.activation_checkpointing
     keeps_scores = config.parallel.attention == "math"
-    of_sample = run_flops(config) + recomputed_flops(*sizes, fraction, keeps_scores)
+    again = recomputed_flops(*sizes, fraction, keeps_scores) + recomputed_clip_flops(config)
+    of_sample = run_flops(config) + again
     return micro_batch * of_sample + norm_flops(config)
