@@ -1,4 +1,4 @@
-"""With buckets each part of a measurement has the same mix of sizes; whether a batch fits, the largest tells."""
+"""With buckets all parts of a measurement have the same mix of sizes; the largest tells if a batch fits."""
 
 from __future__ import annotations
 
