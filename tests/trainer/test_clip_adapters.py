@@ -7,12 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from benchmarks.reference_model import random_model
 from cluster.free_ports import free_port
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
+from PIL import Image
+from safetensors.torch import load_file, save_file
 from tests.trainer import in_process, ranks
 from tests.trainer.picture_cache.folders import RUN, write_pictures
 from tests.trainer.small_runs import merge_all
@@ -24,16 +26,21 @@ from fluxtrain.adapter.clip import clip_adapters, updated
 from fluxtrain.adapter.file import read_adapter
 from fluxtrain.adapter.initial import initial_parameters
 from fluxtrain.adapter.opening import open_model
+from fluxtrain.cli import main
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.data.sample_writer import Sample
+from fluxtrain.data.shard_writer import ShardWriter
 from fluxtrain.distributed import World
 from fluxtrain.encode.clip import caption_ids, clip_weights
 from fluxtrain.encode.text import PooledClip, load_clip, load_text_encoder
-from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.errors import EXIT_OK, ConfigError, DataError
+from fluxtrain.evaluation_task import evaluate_model
 from fluxtrain.model.adapted_layers import is_clip
 from fluxtrain.model.clip import ClipText
 from fluxtrain.parallelize import build_model
+from fluxtrain.sample.task import sample_prompts
 from fluxtrain.snapshot_size import image_bytes
 from fluxtrain.weights.reader import open_weights
 
@@ -129,9 +136,6 @@ def test_adapters_of_clip_are_trained_saved_and_written(reference: Path) -> None
     (saved,) = reference.glob(f"checkpoints/*{STEPS}/*.safetensors")
     bytes_of = sum(each.nbytes for each in load_file(saved).values())
     assert bytes_of == image_bytes(config(), 1)
-    said = (reference / "rank_0.txt").read_text()
-    trained = bytes_of // 16  # weight, two moments and an average
-    assert f"{trained:,} of " in said
     assert len(list((reference / "samples").rglob("0*.png"))) >= 2
 
 
@@ -153,6 +157,9 @@ def test_a_killed_run_ends_with_the_same_file_also_on_other_ranks(
     roots: RunPaths, reference: Path, tmp_path: Path
 ) -> None:
     finish(roots, tmp_path / "one", 1, crash=3)
+    (saved,) = (tmp_path / "one").glob("checkpoints/*2/*.safetensors")
+    trained = sum(each.nbytes for each in load_file(saved).values()) // 16  # with three averages
+    assert f"{trained:,} of " in (tmp_path / "one/rank_0.txt").read_text()
     finish(roots, tmp_path / "one", 1)
     assert file_of(tmp_path / "one").read_bytes() == file_of(reference).read_bytes()
     finish(roots, tmp_path / "two", 2, crash=3)
@@ -296,3 +303,107 @@ def test_another_encoder_than_clip_l_is_refused(roots: RunPaths, tmp_path: Path)
         clip_weights(config(), tmp_path, torch.float32)
     with pytest.raises(ConfigError, match=r"vec_in_dim: got 32; .*clip gives 16"):
         clip_weights(config({"model": {"vec_in_dim": 32}}), roots.models, torch.float32)
+
+
+def sampled(roots: RunPaths, output: Path, *added: tuple[str, float]) -> Any:
+    """Return the pixels of the image that the sample task makes with adapters."""
+    changes = {
+        "task": "sample",
+        "data": {"images": None},
+        "added_adapters": [{"path": path, "strength": strength} for path, strength in added],
+        "sampling": {"prompts": ["red"], "num_steps": 2, "at_end": False},
+    }
+    run = resolve(merge_all(RUN, {"initial_weights": "weights.safetensors"}, changes))
+    paths = RunPaths(output, roots.data, roots.models)
+    assert in_process.finish(sample_prompts, run, paths) == [0], ranks.output_of(paths)
+    return pixels(output / "samples/0000.png")
+
+
+def pixels(path: Path) -> Any:
+    with Image.open(path) as image:
+        return np.array(image).astype(int)
+
+
+def test_the_sample_task_makes_the_image_of_the_training(
+    roots: RunPaths, reference: Path, tmp_path: Path
+) -> None:
+    whole, blocks = file_of(reference), load_file(file_of(reference))
+    (roots.models / "whole.safetensors").write_bytes(whole.read_bytes())
+    blocks = {name: each for name, each in blocks.items() if not name.startswith("lora_te1_")}
+    save_file(blocks, roots.models / "blocks.safetensors")
+    expected = pixels(reference / f"samples/step_{STEPS:07d}/00.png")
+    found = sampled(roots, tmp_path / "whole", ("whole.safetensors", 1.0))
+    assert abs(found - expected).max() <= 1
+    half = [("whole.safetensors", 0.5)] * 2
+    assert abs(sampled(roots, tmp_path / "halves", *half) - expected).max() <= 1
+    assert (
+        abs(sampled(roots, tmp_path / "blocks", ("blocks.safetensors", 1.0)) - expected).max() > 1
+    )
+    plain = sampled(roots, tmp_path / "plain")
+    assert (sampled(roots, tmp_path / "off", ("whole.safetensors", 0.0)) == plain).all()
+
+
+def test_the_evaluate_task_computes_the_vectors_of_the_captions(
+    roots: RunPaths, reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models, style = roots.models, file_of(reference)
+    (models / "style.safetensors").write_bytes(style.read_bytes())
+    merged = ["--output", str(models / "merged.safetensors"), "--dtype", "float32"]
+    weights = str(models / "weights.safetensors")
+    assert main(["adapter", "merge", weights, str(style), *merged]) == EXIT_OK
+    assert "72 layers of CLIP-L are left out" in capsys.readouterr().out
+    clip = load_clip(config().encoders, models, torch.float32)
+    adapted = updated(clip, [(read_adapter(style), 1.0)])
+    for name, encoder in (("plain", clip), ("adapted", adapted)):
+        write_set(tmp_path / name, PooledClip(encoder))
+    added = [{"path": "style.safetensors", "strength": 1.0}]
+    with_captions = evaluated(roots, tmp_path / "plain", "weights.safetensors", added)
+    assert with_captions == pytest.approx(
+        evaluated(roots, tmp_path / "adapted", "merged.safetensors", []), rel=1e-5
+    )
+    without = evaluated(roots, tmp_path / "plain", "merged.safetensors", [])
+    assert abs(without - with_captions) > 1e-5 * without
+
+
+def write_set(folder: Path, clip: PooledClip) -> None:
+    """Write an encoded validation set whose pooled vectors are those of ``clip``."""
+    generator = torch.Generator().manual_seed(0)
+    with ShardWriter(folder / "validation", shard_size=4, dtype=torch.float32) as writer:
+        for index in range(8):
+            caption = f"a picture {index} of red"
+            txt, mean = (torch.randn(shape, generator=generator) for shape in ((8, 16), (4, 4, 4)))
+            vec = clip.encode([caption])[0]
+            writer.add(Sample(f"{index}", caption, txt, vec, mean, torch.full((4, 4, 4), -9.0)))
+
+
+def evaluation(weights: str, added: list[dict[str, object]]) -> RunConfig:
+    changes = {
+        "task": "evaluate",
+        "data": {"images": None, "validation": "validation"},
+        "initial_weights": weights,
+        "added_adapters": added,
+    }
+    return resolve(merge_all(RUN, changes))
+
+
+def evaluated(roots: RunPaths, data: Path, weights: str, added: list[dict[str, object]]) -> float:
+    """Return the loss of the evaluate task on the set in ``data``."""
+    run = evaluation(weights, added)
+    paths = RunPaths(data / "output", data, roots.models)
+    assert in_process.finish(evaluate_model, run, paths) == [0], ranks.output_of(paths)
+    found = json.loads((data / "output/evaluation.json").read_text())
+    return float(found["eval_loss"])
+
+
+def test_a_set_without_captions_is_refused_with_adapters_of_clip(
+    roots: RunPaths, reference: Path, tmp_path: Path
+) -> None:
+    (roots.models / "style.safetensors").write_bytes(file_of(reference).read_bytes())
+    with ShardWriter(tmp_path / "validation", shard_size=4, dtype=torch.float32) as writer:
+        zeros = torch.zeros(8, 16), torch.zeros(16), torch.zeros(4, 4, 4), torch.zeros(4, 4, 4)
+        writer.add(Sample("0", "", *zeros))
+    added = [{"path": "style.safetensors"}]
+    run = evaluation("weights.safetensors", added)
+    paths = RunPaths(tmp_path / "output", tmp_path, roots.models)
+    assert in_process.finish(evaluate_model, run, paths) != [0]
+    assert "have no captions" in ranks.output_of(paths)
