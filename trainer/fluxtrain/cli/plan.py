@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+from pathlib import Path
 
+from fluxtrain.cli import reference_environment
 from fluxtrain.cli.arguments import (
     Commands,
     add_command,
@@ -24,6 +27,8 @@ def add(commands: Commands) -> None:
     text = "estimate memory, FLOPs, time and disk space"
     parser = add_command(commands, "plan", action, help=text, description=described(__doc__))
     add_file(parser)
+    text = "root of relative paths, where pictures are counted (default: as of fluxtrain run)"
+    parser.add_argument("--data", type=path, help=text)
     parser.add_argument("--gpu", help="GPU model (default: MI300X)")
     text = "assumed fraction of the dense peak (default: 0.3, of the fp8 peak 0.2)"
     speed = parser.add_mutually_exclusive_group()
@@ -39,7 +44,7 @@ def add(commands: Commands) -> None:
 
 def action(arguments: argparse.Namespace) -> int:
     """Print the plan."""
-    from fluxtrain.plan import MeasuredSpeeds, make_plan, render
+    from fluxtrain.plan import MeasuredSpeeds, make_plan, plan_pictures, render
 
     job, config = load_config(arguments.file, arguments.overrides, quiet=arguments.json)
     if config.task != "train":
@@ -50,6 +55,7 @@ def action(arguments: argparse.Namespace) -> int:
         _require_no_speed(arguments)
         return _verify(config, *size, arguments.gpu, as_json=arguments.json)
     limit = job.spec.resources.limits.memory
+    root = arguments.data or Path(reference_environment.root("data", os.environ).value)
     plan = make_plan(
         config,
         *size,
@@ -58,6 +64,7 @@ def action(arguments: argparse.Namespace) -> int:
         fewest_nodes=job.spec.nodes.min,
         memory_limit=None if limit is None else int(amount(limit)),
         measured=MeasuredSpeeds(arguments.measured) if arguments.measured else None,
+        pictures=plan_pictures(config, root),
     )
     print(json.dumps(plan.model_dump(), indent=2) if arguments.json else render(plan))
     return EXIT_OK

@@ -66,10 +66,11 @@ def check_run(
     pictures: list[TrainingPicture],
     left_out: dict[str, str],
     advance: Advance = lambda: None,
+    decodes: bool = True,
 ) -> PictureCheck:
-    """Return what the run of ``config`` makes of ``pictures``, all of which are decoded."""
+    """Return what the run of ``config`` makes of ``pictures``, all of which it ``decodes``, or only reads."""
     threads = len(os.sched_getaffinity(0))
-    found = inspect(pictures, left_out, config.data, config.drawn_seed, threads, advance)
+    found = inspect(pictures, left_out, config.data, config.drawn_seed, threads, advance, decodes)
     hashes = [look.sha256 for look in found.used if not look.picture.is_reg]
     chosen = held_out(hashes, config.data.validation_split, config.drawn_seed)
     samples = found.samples(chosen)

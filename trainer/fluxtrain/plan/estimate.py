@@ -20,6 +20,7 @@ from fluxtrain.model.adapter_flops import run_flops
 from fluxtrain.model.parameters import count_parameters, count_trained
 from fluxtrain.plan.measured import MeasuredSpeeds, Speed
 from fluxtrain.plan.memory import Memory, memory, state_bytes
+from fluxtrain.plan.pictures import PicturesPlan
 from fluxtrain.plan.resharding import settle_resharding
 from fluxtrain.snapshot_size import snapshot_bytes
 from fluxtrain.traffic import sent_by_node, sent_by_rank, sent_within_node
@@ -122,6 +123,8 @@ class Plan(BaseModel):
     """Training throughput of all GPUs."""
     steps: int | None
     """Maximum number of optimizer steps; None if epochs of data that are not read give it."""
+    pictures: PicturesPlan | None
+    """What is encoded before training; None if the data are encoded already."""
     seconds: float | None
     """Time of these steps, without start-up, evaluation, sampling and waiting for checkpoints."""
 
@@ -136,10 +139,12 @@ def make_plan(
     fewest_nodes: int | None = None,
     memory_limit: int | None = None,
     measured: MeasuredSpeeds | None = None,
+    pictures: PicturesPlan | None = None,
 ) -> Plan:
     """Return the plan of ``config`` on ``nodes`` nodes; ``gpus_per_node`` 0 means one CPU process each.
 
-    A pod may use ``memory_limit`` bytes; the job may shrink to ``fewest_nodes``. The throughput is that of
+    A pod may use ``memory_limit`` bytes; the job may shrink to ``fewest_nodes``. Steps are those of its
+    ``pictures``, if it has some. The throughput is that of
     ``measured``, converted by its MFU if ``gpu`` is another one. Raises ConfigError if ``gpu`` is unknown,
     ``mfu`` is outside (0, 1], or ``measured`` has nothing of this run.
     """
@@ -167,6 +172,7 @@ def make_plan(
     sharding = Sharding.of(config, num_ranks, ranks_per_node)
     batch = config.schedule.global_batch_size
     steps = None if config.schedule.epochs is not None else config.schedule.steps
+    steps = pictures.steps if pictures is not None else steps
     computed = batch + shares.padding
     largest = _largest_micro_batch(config, sharding, device)
     flops = run_flops(config)
@@ -216,6 +222,7 @@ def make_plan(
         measured=found.source if found else None,
         samples_per_second=rate,
         steps=steps,
+        pictures=pictures,
         seconds=steps * batch / rate if rate and steps else None,
     )
 

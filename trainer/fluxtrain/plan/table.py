@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fluxtrain.plan.estimate import DEFAULT_FP8_MFU, DEFAULT_MFU, USABLE, Plan
+from fluxtrain.plan.pictures import PicturesPlan
 from fluxtrain.plan.units import binary, decimal
 from fluxtrain.snapshots.free_memory import reserve_of
 
@@ -18,6 +19,8 @@ def render(plan: Plan) -> str:
         ("time", _time(plan)),
         ("checkpoints and data", _disk(plan)),
     ]
+    if plan.pictures is not None:
+        sections.append(("pictures", _pictures(plan.pictures, plan.global_batch_size)))
     rows = [row for _, section in sections for row in section]
     names, values = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines: list[str] = []
@@ -200,6 +203,25 @@ def _disk(plan: Plan) -> list[Row]:
             decimal(plan.data_bytes_per_sample, "B"),
             "times the number of samples",
         ),
+    ]
+
+
+def _pictures(pictures: PicturesPlan, batch: int) -> list[Row]:
+    of_each = f"at most {pictures.latents_per_picture} × latents and {pictures.captions_per_picture} × captions"
+    rows = [("cache of one", decimal(pictures.bytes_per_picture, "B"), of_each)]
+    counted = pictures.counted
+    if counted is None:
+        return [*rows, ("pictures", "unknown", str(pictures.unknown))]
+    left_out = f"{counted.left_out:,} files are left out" if counted.left_out else ""
+    held_out = f"{counted.held_out:,} are held out" if counted.held_out else ""
+    steps = f"{counted.steps_per_epoch:,.4g} steps of {batch:,}"
+    encoded = f"latents, and {counted.captions:,} captions with the empty one; equal ones once"
+    return [
+        ("pictures", f"{counted.pictures:,}", "; ".join(filter(None, (left_out, held_out)))),
+        ("samples of an epoch", f"{counted.samples:,}", steps),
+        ("to encode", f"{counted.latents:,}", encoded),
+        ("cache", binary(counted.cache_bytes), "if all can be decoded, which data check tries"),
+        *rows,
     ]
 
 

@@ -144,33 +144,34 @@ def inspect(
     seed: int,
     threads: int,
     advance: Callable[[], object] = lambda: None,
+    decodes: bool = True,
 ) -> Inspection:
-    """Return what a training with ``data`` makes of ``pictures``; all are decoded, and their masks.
+    """Return what a training with ``data`` makes of ``pictures``; it ``decodes`` all, and their masks.
 
     ``advance`` is called after each picture.
     """
     looks = list[Look]()
-    for look in _looks(pictures, data, seed, threads):
+    for look in _looks(pictures, data, seed, threads, decodes):
         looks.append(look)
         advance()
     return Inspection(looks, left_out)
 
 
 def _looks(
-    pictures: Sequence[TrainingPicture], data: DataConfig, seed: int, threads: int
+    pictures: Sequence[TrainingPicture], data: DataConfig, seed: int, threads: int, decodes: bool
 ) -> Iterator[Look]:
     with ThreadPoolExecutor(threads, thread_name_prefix="picture") as pool:
-        yield from pool.map(lambda picture: _look(picture, data, seed), pictures)
+        yield from pool.map(lambda picture: _look(picture, data, seed, decodes), pictures)
 
 
-def _look(picture: TrainingPicture, data: DataConfig, seed: int) -> Look:
+def _look(picture: TrainingPicture, data: DataConfig, seed: int, decodes: bool) -> Look:
     try:
         read = read_picture(picture, data, seed)
         kind = ALPHA if picture.has_alpha_mask else ""
-        for _, each in read.placements if read.mask is not None else ():
+        for _, each in read.placements if decodes and read.mask is not None else ():
             assert read.mask is not None
             mask_of(read.mask, kind, (read.width, read.height), each)
-        thumbnail = _thumbnail(read)
+        thumbnail = _thumbnail(read) if decodes else None
     except FAULTS as error:
         return Look(picture, fault=reason_of(error))
     return Look(
