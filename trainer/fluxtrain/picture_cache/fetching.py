@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -118,13 +119,13 @@ def pinned_sources(
     path = paths.output / PINS
     pins = _read_pins(path)
     patience = patience_of(data.download, check)
-    sources = [
-        read_files(
-            list_source(field, url, is_wanted, patience, pins.get(url, {}).get("pinned", "")),
-            data.table,
-        )
+    listed = [
+        list_source(field, url, is_wanted, patience, pins.get(url, {}).get("pinned", ""))
         for field, url in remote_sources(data, paths.data)
     ]
+    for note in filter(None, map(unread, [] if is_written else listed)):
+        print(f"fluxtrain: {note}", file=sys.stderr, flush=True)
+    sources = [read_files(source, data.table) for source in listed]
     require_room(sources, data, paths)
     if (paths.output / FILE).exists():  # the run has begun
         for source in sources:
@@ -238,6 +239,7 @@ def kind_of(files: Sequence[RemoteFile]) -> str:
 
 def read_files(source: Source, table: TableConfig) -> Source:
     """Return ``source`` with those of its files that are read; ConfigError if it has no such split."""
+    _require_different_folders(source)
     kind, suffix = kind_of(source.files), {"shards": SHARD, "tables": TABLE}
     if kind == "pictures":
         kept = [
@@ -253,6 +255,31 @@ def read_files(source: Source, table: TableConfig) -> Source:
         chosen = files_of_split([file.name for file in kept], table.split)
         kept = [file for file in kept if file.name in chosen]
     return replace(source, files=tuple(kept))
+
+
+def _require_different_folders(source: Source) -> None:
+    """Raise ConfigError if two shards would be unpacked into one folder."""
+    names = dict[str, str]()
+    for file in source.files if kind_of(source.files) != "pictures" else ():
+        if other := names.get(_folder_of(file.name)):
+            text = f"{other} and {file.name} differ in their suffix only; rename one"
+            raise ConfigError(source.field, source.url, text)
+        names[_folder_of(file.name)] = file.name
+
+
+def unread(source: Source) -> str:
+    """Return that shards or Parquet files beside what is read are not, else ""; of all that was listed."""
+    kind = kind_of(source.files)
+    ignored = {"pictures": (SHARD, TABLE), "shards": (TABLE,), "tables": ()}[kind]
+    files = [f for f in source.files if f.name.lower().endswith(ignored) and not _is_metadata(f)]
+    if not ignored or not files:
+        return ""
+    beside = "pictures" if kind == "pictures" else "shards"
+    return f"{source}: {files[0].name}{_more(len(files) - 1)} not read, as there are {beside} too"
+
+
+def _more(count: int) -> str:
+    return f" and {count} more files are" if count else " is"
 
 
 def _is_metadata(file: RemoteFile) -> bool:

@@ -25,6 +25,7 @@ from fluxtrain.data.pictures.masks import mask_files, with_masks
 from fluxtrain.data.pictures.shard_listing import joined, list_shard, read_listing
 from fluxtrain.data.pictures.subset import (
     TrainingPicture,
+    errors_of,
     list_subsets,
     local_subset,
     pictures_of,
@@ -196,7 +197,10 @@ class Streaming:
         data, root = self.config.data, self.paths.data
         pictures = {f.name: f.size for f in source.files if f.name.lower().endswith(SUFFIXES)}
         texts = replace(source, files=tuple(f for f in source.files if f.name not in pictures))
-        with local_folder(texts, data, root, self.check, is_shown=bool(texts.files)) as folder:
+        with (
+            local_folder(texts, data, root, self.check, is_shown=bool(texts.files)) as folder,
+            errors_of(source.url, folder),
+        ):
             listing = list_pictures(folder, f"; {source}", absent=pictures)
         node_cache(data, root).remove(entry_key(texts, data))
         return replace(listing, folder=pictures_folder(source, data, root), is_streamed=True)

@@ -207,7 +207,8 @@ def _disk(plan: Plan) -> list[Row]:
 
 
 def _pictures(pictures: PicturesPlan, batch: int) -> list[Row]:
-    of_each = f"at most {pictures.latents_per_picture} × latents and {pictures.captions_per_picture} × captions"
+    latents, captions = pictures.latents_per_picture, pictures.captions_per_picture
+    of_each = f"at most {latents} × latents and {captions} × captions"
     rows = [("cache of one", decimal(pictures.bytes_per_picture, "B"), of_each)]
     counted = pictures.counted
     if counted is None:

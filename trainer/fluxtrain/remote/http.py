@@ -17,13 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from fluxtrain.errors import FluxtrainError
 from fluxtrain.redaction import redacted
 
 MAX_SMALL_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 20
+_KEPT = "%/:=&?~#+!$,;'@()*[]"
+"""Characters that a URL has as they are, beside letters and digits."""
 _MAX_REDIRECTS = 5
 _PERMANENT = range(400, 500)
 _RETRYABLE = (408, 425, 429)
@@ -167,6 +169,7 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
 
 
 def _request(url: str, offset: int, timeout: float, version: str = "") -> http.client.HTTPResponse:
+    url = quote(url, safe=_KEPT)  # spaces and letters beyond ASCII, as browsers do
     headers = {"Accept-Encoding": "identity", "User-Agent": "fluxtrain"}
     if offset:
         headers["Range"] = f"bytes={offset}-"
@@ -177,7 +180,7 @@ def _request(url: str, offset: int, timeout: float, version: str = "") -> http.c
         response = opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
         with error:
-            raise _status_error(url, error.code, str(error.reason)) from None
+            raise _status_error(url, error.code, " ".join(str(error.reason).split())) from None
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a malformed URL
         raise RetryableError(_message(error)) from None
     assert isinstance(response, http.client.HTTPResponse)

@@ -20,7 +20,9 @@ class HttpStore:
     client: HttpClient
 
     def files(self) -> list[RemoteFile]:
-        """Return all files, in the order of their URLs."""
+        """Return all files, in the order of their URLs; RefusedError if one cannot be had."""
+        if any(not _name(url) for url in self.urls):
+            raise RefusedError("a web server lists no folders: name its .tar files")
         return [self._file(url) for url in self.urls]
 
     @contextmanager

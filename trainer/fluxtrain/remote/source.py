@@ -23,6 +23,7 @@ from fluxtrain.remote.pattern import ChosenFiles, expanded, folder_of, has_brace
 from fluxtrain.remote.store import ChangedError, RefusedError, RemoteFile, Store, name_fault
 
 MAX_FILES = 1_000_000
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 _POLL_SECONDS = 0.2
 _KEY_DIGITS = 32
 Advance = Callable[[int], object]
@@ -94,7 +95,11 @@ def list_source(
     if not listed:
         raise ConfigError(field, url, "there is nothing of this name, or it is empty")
     if not kept:
-        text = f"holds nothing that is read, only {len(listed)} other files"
+        text = (
+            f"holds nothing that is read, only {len(listed)} other files, such as {listed[0].name}"
+        )
+        if any(file.name.lower().endswith(_COMPRESSED) for file in listed):
+            text += "; compressed shards are not read: unpack them to .tar"
         raise ConfigError(field, url, text)
     return Source(field, url, opened, tuple(kept))
 

@@ -90,8 +90,14 @@ def _pages(
 
 
 def _pages_of_chunk(file: int, size: int, metadata: Struct) -> Iterator[tuple[int, int]]:
-    data = _natural(metadata.get(_DATA_OFFSET))
-    position = min(data, _natural(metadata.get(_DICTIONARY_OFFSET, 0)) or data)
+    data, dictionary = (
+        _natural(metadata.get(key, 0)) for key in (_DATA_OFFSET, _DICTIONARY_OFFSET)
+    )
+    position = min(
+        filter(None, (data, dictionary)), default=0
+    )  # without rows a dictionary may be all
+    if not position:
+        raise ValueError("its metadata are malformed")
     end = position + _natural(metadata.get(_CHUNK_BYTES))
     if end > size:
         raise ValueError("its columns end outside of it")

@@ -69,6 +69,8 @@ def _fault(member: Member, key: str, suffix: str) -> str | None:
         return f"it has {member.size} bytes, at most {limit} are read"
     if suffix in _PICTURES and not key:
         return "it has no name before its suffix"
+    if key and suffix not in _PICTURES and suffix.rpartition(".")[2] in _PICTURES:
+        return f"a sample's name ends at its first dot, so this is its part .{suffix}, which is not read"
     if any(len(part.encode("utf-8", "replace")) > _MAX_PART for part in member.name.split("/")):
         return f"a part of its name has more than {_MAX_PART} bytes"
     return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fluxtrain.data.pictures.kohya import is_dataset_config, own_batch_sizes, re
 from fluxtrain.data.pictures.masks import mask_files, with_masks
 from fluxtrain.data.pictures.source_path import source_of
 from fluxtrain.data.pictures.subset_options import Subset
+from fluxtrain.errors import DataError
 from fluxtrain.redaction import redacted
 
 Places = Mapping[str, Path | Listing]
@@ -135,9 +137,19 @@ def _fetched_listing(url: str, place: Path | Listing) -> Listing:
     if isinstance(place, Listing):
         return place
     faults = read_faults(place)
-    listing = list_pictures(place, f"; {redacted(url)}", may_be_empty=bool(faults))
+    with errors_of(url, place):
+        listing = list_pictures(place, f"; {redacted(url)}", may_be_empty=bool(faults))
     listing.skipped.update(faults)
     return listing
+
+
+@contextmanager
+def errors_of(url: str, place: Path) -> Iterator[None]:
+    """Name ``url`` in errors instead of ``place``, the folder to which it was fetched."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(str(error).replace(str(place), redacted(url))) from None
 
 
 def local_subset(subset: Subset, places: Places, folder: Path) -> Subset:
