@@ -1,4 +1,4 @@
-"""With buckets all parts of a measurement have the same mix of sizes; the largest tells if a batch fits."""
+"""With buckets each part of a measurement has the same mix of sizes; the largest tells whether one fits."""
 
 from __future__ import annotations
 

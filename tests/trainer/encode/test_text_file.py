@@ -181,6 +181,26 @@ def test_weights_in_fp8_are_their_values_times_their_scales(
     assert not all(torch.equal(one, third) for one, third in zip(given, exact, strict=True))
 
 
+@pytest.mark.parametrize("name", [FILES.t5, FILES.clip])
+def test_a_layer_in_fp8_without_its_scale_is_named_and_an_embedding_needs_none(
+    published: Path, changed: Callable[[str, Change], Path], name: str
+) -> None:
+    stored, _ = in_fp8(load_file(published / name), "scale_weight")
+    embeddings = [it for it in stored if it.endswith(".scale_weight") and _is_embedding(it)]
+    layer = next(it for it in stored if it.endswith(".scale_weight") and it not in embeddings)
+    kept = {it: value for it, value in stored.items() if it not in embeddings}
+    root = changed(name, lambda state: kept)
+    assert all(one.isfinite().all() for one in load(root).encode(CAPTIONS))
+    save_file({it: value for it, value in kept.items() if it != layer}, root / name)
+    weight = layer.replace(".scale_weight", ".weight")
+    with pytest.raises(DataError, match=f"{weight} is in fp8 without a scale"):
+        load(root)
+
+
+def _is_embedding(name: str) -> bool:
+    return any(part in name for part in ("shared", "embed", "relative_attention_bias"))
+
+
 def test_the_published_end_token_of_clip_is_not_used(published: Path, tmp_path: Path) -> None:
     """CLIP's published config has 2, for which transformers uses the token with the highest id."""
     tokenizer = json.loads((published / "clip" / "tokenizer.json").read_text())

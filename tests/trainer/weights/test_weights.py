@@ -106,15 +106,58 @@ def test_of_a_whole_checkpoint_the_transformer_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scale", "says"),
     [
-        (torch.ones(3), "has 3 scales for"),
-        (torch.tensor(float("nan")), "has a scale that is not finite"),
+        (torch.ones(3), r"has a scale of shape \[3\] for"),
+        (torch.ones(0), r"has a scale of shape \[0\] for"),
+        (torch.ones(1, 64), r"has a scale of shape \[1, 64\] for"),
+        *(
+            (torch.tensor(value), "has a scale that is not a positive, finite number")
+            for value in (float("nan"), float("inf"), 0.0, -1.0)
+        ),
     ],
 )
-def test_a_scale_of_no_use_is_named(tmp_path: Path, scale: Tensor, says: str) -> None:
+def test_a_scale_of_no_use_is_named_before_any_weight_is_read(
+    tmp_path: Path, scale: Tensor, says: str
+) -> None:
     stored, _ = in_fp8(random_state(SMALL), "scale_weight")
     stored["img_in.scale_weight"] = scale
-    with pytest.raises(DataError, match=f"fp8.safetensors: a tensor in fp8 {says}"):
+    with pytest.raises(DataError, match=f"fp8.safetensors: 'img_in.weight' {says}"):
+        open_weights(bfl_file(tmp_path / "fp8.safetensors", stored))
+
+
+@pytest.mark.parametrize("kind", ["scale_weight", "weight_scale", "rows"])
+def test_a_weight_in_fp8_without_its_scale_is_named(tmp_path: Path, kind: str) -> None:
+    stored, _ = in_fp8(random_state(SMALL), kind)
+    for suffix in ("scale_weight", "weight_scale"):
+        stored.pop(f"txt_in.{suffix}", None)
+    says = "txt_in.weight is in fp8 without a scale, which the file has for others"
+    with pytest.raises(DataError, match=says):
+        open_weights(bfl_file(tmp_path / "fp8.safetensors", stored))
+
+
+def test_a_weight_with_two_scales_is_named(tmp_path: Path) -> None:
+    stored, _ = in_fp8(random_state(SMALL), "scale_weight")
+    stored["txt_in.weight_scale"] = torch.tensor(1.0)
+    with pytest.raises(DataError, match=r"txt_in\.weight has two scales"):
+        open_weights(bfl_file(tmp_path / "fp8.safetensors", stored))
+
+
+def test_a_cast_that_overflowed_is_named(tmp_path: Path) -> None:
+    stored, _ = in_fp8(random_state(SMALL), "plain")
+    stored["txt_in.weight"] = torch.full(stored["txt_in.weight"].shape, float("nan")).to(
+        torch.float8_e4m3fn
+    )
+    with pytest.raises(DataError, match=r"'txt_in\.weight' is in fp8 and has values that are not"):
         read_all(bfl_file(tmp_path / "fp8.safetensors", stored))
+
+
+def test_weights_in_e5m2_are_read_and_those_of_other_types_are_named(tmp_path: Path) -> None:
+    state = random_state(SMALL)
+    stored = {name: value.to(torch.float8_e5m2) for name, value in state.items()}
+    given = read_all(bfl_file(tmp_path / "e5m2.safetensors", stored))
+    assert all(torch.equal(given[name], value.float()) for name, value in stored.items())
+    stored["txt_in.weight"] = state["txt_in.weight"].to(torch.float8_e4m3fnuz)
+    with pytest.raises(DataError, match=r"'txt_in\.weight' is of type 'F8_E4M3FNUZ'; read are"):
+        open_weights(bfl_file(tmp_path / "fnuz.safetensors", stored))
 
 
 @pytest.mark.parametrize("model", SHAPES.values(), ids=SHAPES)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fluxtrain.errors import DataError
 from fluxtrain.safetensors_file import open_safetensors, read_shapes
-from fluxtrain.scaled_fp8 import is_beside, scales_of, unscaled
+from fluxtrain.scaled_fp8 import FP8, is_beside, require_scales, scales_of, unscaled
 
 _Shapes = dict[str, list[int]]
 
@@ -199,9 +199,19 @@ def _require_equal(path: Path, actual: _Shapes, expected: _Shapes) -> None:
         raise DataError(f"{path}: {'; '.join(faults[:_MAX_FAULTS_SHOWN])}{rest}")
 
 
+def _require_scales(path: Path, file: Any) -> None:
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    in_fp8 = {name: each.get_shape() for name, each in slices.items() if each.get_dtype() in FP8}
+    try:
+        require_scales(in_fp8, slices)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
 def _read(path: Path, names: dict[str, str], dtype: torch.dtype) -> dict[str, Tensor]:
     with safe_open(path, framework="pt") as file:
         scales = scales_of(file.keys())
+        _require_scales(path, file)
 
         def read(name: str) -> Tensor:
             scale = file.get_tensor(scales[name]) if name in scales else None

@@ -34,7 +34,14 @@ from fluxtrain.model.tensor_names import Entry, Shape, entries
 from fluxtrain.progress import Alive
 from fluxtrain.run_state import latest
 from fluxtrain.safetensors_file import Span, read_header, read_tensor
-from fluxtrain.scaled_fp8 import is_beside, scales_of, unscaled
+from fluxtrain.scaled_fp8 import (
+    is_beside,
+    require_scales,
+    require_shape,
+    require_usable,
+    scales_of,
+    unscaled,
+)
 from fluxtrain.weights.checkpoint_weights import CheckpointWeights
 from fluxtrain.weights.other_files import what_it_is
 
@@ -131,6 +138,7 @@ def require_complete(weights: Weights, model: ModelConfig) -> None:
 @dataclass(frozen=True)
 class _Location:
     file: Path
+    name: str
     span: Span
     scale: _Location | None = None
     """Of values in fp8."""
@@ -144,7 +152,17 @@ class _Location:
         try:
             return unscaled(values, None if self.scale is None else self.scale.read())
         except ValueError as error:
-            raise DataError(f"{self.file}: a tensor in fp8 {error}") from None
+            raise DataError(f"{self.file}: {self.name!r:.80} {error}") from None
+
+    def with_scale(self, scale: _Location) -> _Location:
+        """Return it with ``scale``; DataError if that is of no use."""
+        rows = self.span.shape[0] if self.span.shape else 1
+        try:
+            require_shape(scale.span.shape, rows)  # before it is read
+            require_usable(scale.read(), rows)
+        except ValueError as error:
+            raise DataError(f"{self.file}: {self.name!r:.80} {error}") from None
+        return replace(self, scale=scale)
 
 
 class _FileWeights:
@@ -195,8 +213,8 @@ def _open_files(path: Path, files: list[Path]) -> Weights:
         for name, span in read_header(file, scaled_fp8.DTYPES).items():
             if name in locations:
                 raise DataError(f"{file}: {name} is in another file of {path} as well")
-            locations[name] = _Location(file, span)
-    locations = _with_scales(_without_prefix(locations))
+            locations[name] = _Location(file, name, span)
+    locations = _with_scales(path, _without_prefix(locations))
     if "img_in.weight" in locations:
         named = {_scale_name(name): location for name, location in locations.items()}
         return _FileWeights(path, named, _BFL)
@@ -207,12 +225,21 @@ def _open_files(path: Path, files: list[Path]) -> Weights:
     raise DataError(f"{path}: {text}{what_it_is(locations)}")
 
 
-def _with_scales(locations: dict[str, _Location]) -> dict[str, _Location]:
-    """Return ``locations`` without those of scales, which their weights have instead."""
+def _with_scales(path: Path, locations: dict[str, _Location]) -> dict[str, _Location]:
+    """Return ``locations`` without those of scales, which their weights have instead.
+
+    Raises DataError if one is missing or of no use.
+    """
+    spans = {name: each.span for name, each in locations.items()}
+    in_fp8 = {n: span.shape for n, span in spans.items() if span.dtype in scaled_fp8.FP8.values()}
+    try:
+        require_scales(in_fp8, locations)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
     scales = scales_of(locations)
     kept = {name: each for name, each in locations.items() if not is_beside(name)}
     return {
-        name: replace(each, scale=locations[scales[name]]) if name in scales else each
+        name: each.with_scale(locations[scales[name]]) if name in scales else each
         for name, each in kept.items()
     }
 
