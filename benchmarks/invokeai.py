@@ -27,7 +27,8 @@ _BARE = (
     "invokeai.backend.model_manager.load",
     "invokeai.backend.model_manager.load.model_cache",
 )
-_PREFIX = "lora_transformer-"
+_PREFIXES = {"lora_transformer-": "", "lora_clip-": "text_encoder."}
+"""InvokeAI's prefixes of layers, and ours."""
 Tensors = dict[str, Tensor]
 Readers = Mapping[str, tuple[Callable[..., bool], Callable[..., Any]]]
 
@@ -77,7 +78,7 @@ def in_invokeai(
     name = next(name for name, (has, _) in readers.items() if has(tensors))
     read = readers[name][1]
     patch = read(tensors, None) if name == "diffusers" else read(tensors)
-    layers = {key.removeprefix(_PREFIX): layer for key, layer in patch.layers.items()}
+    layers = {_layer(key): layer for key, layer in patch.layers.items()}
     assert layers.keys() == shapes.keys(), sorted(layers.keys() ^ shapes.keys())
 
     def updates() -> Iterator[tuple[str, Tensor]]:
@@ -85,3 +86,8 @@ def in_invokeai(
             yield layer, layers[layer].get_parameters({"weight": torch.zeros(shape)}, 1.0)["weight"]
 
     return name, updates()
+
+
+def _layer(key: str) -> str:
+    prefix = next(each for each in _PREFIXES if key.startswith(each))
+    return _PREFIXES[prefix] + key.removeprefix(prefix)

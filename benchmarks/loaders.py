@@ -15,7 +15,7 @@ from typing import NamedTuple
 import diffusers
 import torch
 from benchmarks.invokeai import VERSION, Readers, import_readers, in_invokeai, installed
-from benchmarks.other_loaders import fused, in_comfy, in_diffusers, in_peft
+from benchmarks.other_loaders import clip_model, fused, in_comfy, in_diffusers, in_peft
 from benchmarks.table import print_table
 from safetensors.torch import load_file
 from torch import Tensor
@@ -24,11 +24,12 @@ from fluxtrain.adapter.file import write_adapter
 from fluxtrain.adapter.layouts import LAYOUTS, PRODUCT_LAYOUTS, Layout
 from fluxtrain.adapter.trained import trained_adapter
 from fluxtrain.adapter.updates import Adapter
-from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks
+from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks, ClipAdapterConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.adapted_layers import adapted_layers
 
 TOLERANCE = 1e-6
+CLIP = "img_attn.proj and CLIP-L, ranks 4 and 3, alpha 6"
 MODEL = ModelConfig(depth=1, depth_single_blocks=1)  # readers know FLUX.1's widths
 RANKS = AdapterRanks(img_attn=3, txt_mlp=2, single=5, img_mod=1)
 CONFIGS = {
@@ -37,6 +38,9 @@ CONFIGS = {
     "ranks 1 to 5, alpha 6": AdapterConfig(rank=4, alpha=6.0, ranks=RANKS),
     "the same, split_qkv": AdapterConfig(rank=4, alpha=6.0, ranks=RANKS, split_qkv=True),
     "linear2 only, rank 7, alpha 1": AdapterConfig(rank=7, alpha=1.0, layers=["linear2"]),
+    CLIP: AdapterConfig(
+        rank=4, alpha=6.0, layers=["img_attn.proj"], clip=ClipAdapterConfig(rank=3, alpha=6.0)
+    ),
     "lokr, rank 4, alpha 6": AdapterConfig(kind="lokr", rank=4, alpha=6.0),
 }
 LOADABLE: dict[str, tuple[Layout, ...]] = {
@@ -79,7 +83,9 @@ def random_adapter(config: AdapterConfig) -> Adapter:
 def loaders(readers: Readers) -> dict[str, Callable[[File], Updates]]:
     """Return the tools, as functions that read a file into updates by the names of our layers."""
     return {
-        "diffusers": lambda file: fused(in_diffusers(file.path, MODEL), MODEL).items(),
+        "diffusers": lambda file: fused(
+            in_diffusers(file.path, MODEL, clip_model(MODEL.vec_in_dim)), MODEL
+        ).items(),
         "peft": lambda file: fused(in_peft(file.path, MODEL), MODEL).items(),
         "InvokeAI": lambda file: in_invokeai(load_file(file.path), file.shapes, readers)[1],
         "ComfyUI's key map": lambda file: in_comfy(file.path, MODEL, file.shapes).items(),
@@ -109,7 +115,11 @@ def is_read(tool: str, kind: str, layout: Layout) -> bool:
     """Return whether ``tool`` reads adapters of ``kind`` in ``layout``."""
     if tool == "diffusers" and kind.startswith("lokr"):
         return False
-    if tool == "InvokeAI" and kind.startswith("linear2") and layout in PARTS:
+    if tool == "InvokeAI" and (
+        (kind.startswith("linear2") and layout in PARTS) or (kind == CLIP and layout != "kohya")
+    ):
+        return False
+    if tool == "peft" and kind == CLIP:
         return False
     return layout in LOADABLE[tool]
 

@@ -14,11 +14,14 @@ from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel
 
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.model.adapted_layers import CLIP_LAYERS, TEXT_ENCODER, clip_linear_layers
 
 METADATA = "lora_adapter_metadata"
 PREFIX = "transformer."
+CLIP = f"{TEXT_ENCODER}."
 NAME = "ours"
 Rows = tuple[str, int, int]
 """A layer, its first row, and the number of rows; -1: all."""
@@ -27,6 +30,9 @@ Rows = tuple[str, int, int]
 def comfy_keys(model: ModelConfig) -> dict[str, Rows]:
     """Return ComfyUI's key map: a file's module, the layer that it changes, and which rows of it."""
     keys = {}
+    for layer in clip_linear_layers(model.vec_in_dim):
+        name = layer.removeprefix(CLIP).replace(".", "_")
+        keys[f"lora_te1_{name}"] = keys[layer] = layer, 0, -1
     for name, others in linears(model):
         keys[f"lora_unet_{name.replace('.', '_')}"] = keys[f"diffusion_model.{name}"] = name, 0, -1
         width = model.hidden_size
@@ -83,13 +89,18 @@ def _comfy_update(module: str, tensors: Mapping[str, Tensor]) -> Tensor:
     return update if rank is None or alpha is None else update * (alpha.item() / rank)
 
 
-def in_diffusers(path: Path, model: ModelConfig) -> dict[str, Tensor]:
-    """Return the updates of diffusers' layers after its ``load_lora_weights``."""
+def in_diffusers(
+    path: Path, model: ModelConfig, clip: CLIPTextModel | None = None
+) -> dict[str, Tensor]:
+    """Return the updates of diffusers' layers, and of ``clip``'s, after its ``load_lora_weights``."""
     transformer = diffusers_model(model)
-    parts = dict.fromkeys(("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))
-    pipeline = FluxPipeline(scheduler=None, transformer=transformer, **parts)
+    parts = dict.fromkeys(("vae", "tokenizer", "text_encoder_2", "tokenizer_2"))
+    pipeline = FluxPipeline(scheduler=None, transformer=transformer, text_encoder=clip, **parts)
     pipeline.load_lora_weights(path, adapter_name=NAME)
-    return _peft_updates(transformer)
+    of_clip = {} if clip is None else _peft_updates(clip)
+    inside = "text_model."  # not in the names of all versions of transformers
+    named = {f"{CLIP}{inside}{name.removeprefix(inside)}": each for name, each in of_clip.items()}
+    return _peft_updates(transformer) | named
 
 
 def in_peft(path: Path, model: ModelConfig) -> dict[str, Tensor]:
@@ -122,11 +133,20 @@ def _peft_updates(transformer: nn.Module) -> dict[str, Tensor]:
 
 def fused(theirs: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
     """Return the updates of diffusers' layers as those of ours, whose rows theirs are parts of."""
-    return {
+    of_model = {
         name: torch.cat([theirs[other] for other in others])
         for name, others in linears(model)
         if others[0] in theirs
     }
+    return of_model | {name: each for name, each in theirs.items() if name.startswith(CLIP)}
+
+
+def clip_model(width: int) -> CLIPTextModel:
+    """Return transformers' CLIP with as many layers as CLIP-L, and random weights."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": CLIP_LAYERS}
+    tokens = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    return CLIPTextModel(CLIPTextConfig(num_attention_heads=4, **sizes, **tokens)).eval()
 
 
 def diffusers_model(model: ModelConfig) -> FluxTransformer2DModel:

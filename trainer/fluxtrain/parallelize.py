@@ -188,7 +188,7 @@ def observe_waits(model: Flux, times: StepTimes) -> None:
         if times.is_measured:
             _before_gradients(tensors, call)
 
-    for module in (*blocks(model), model):
+    for module in (*_parts(model), model):
         module.register_forward_pre_hook(_untraced(lambda *_: times.gather_begins()), prepend=True)
         module.register_forward_pre_hook(_untraced(lambda *_: times.gather_ends()))
         module.register_forward_hook(

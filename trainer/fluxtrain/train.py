@@ -105,6 +105,8 @@ class _Trainer:
         attention_on(world.device, config)  # a device that lacks it is refused
         stack.enter_context(attention_backend(config.parallel.attention))
         check_sampling(config, paths.data, paths.models)
+        compute = DTYPES[config.precision.compute]
+        clip = clip_weights(config, paths.models, compute)  # another encoder is refused
         run_preflight(config.preflight, world, paths.output, observer.alive)
         recovery = Recovery(config, paths, world, observer.alive)
         self.shares = BatchShares.of(config, world.size)
@@ -125,8 +127,6 @@ class _Trainer:
         adapters = {}
         if recovery.is_new:
             adapters = initial_parameters(config, paths.models, partial(_tell, world))
-        compute = DTYPES[config.precision.compute]
-        clip = clip_weights(config, paths.models, compute)
         self.model = build_model(config, world, published, observer.alive, adapters, clip)
         if world.size > 1:
             observe_waits(self.model, observer.step_times)

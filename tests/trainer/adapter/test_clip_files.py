@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from diffusers import FluxPipeline
+from benchmarks.other_loaders import clip_model, fused, in_comfy, in_diffusers
 from safetensors.torch import load_file, save_file
-from tests.trainer.adapter.other_loaders import diffusers_model
 from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written
-from torch import Tensor
-from transformers import CLIPTextConfig, CLIPTextModel
 
 from fluxtrain.adapter.file import read_adapter
 from fluxtrain.adapter.layouts import LAYOUTS, Layout
+from fluxtrain.adapter.update import Update
+from fluxtrain.cli import main
 from fluxtrain.contract.run.adapter import AdapterConfig, ClipAdapterConfig
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.errors import EXIT_OK
 from fluxtrain.model.adapted_layers import adapted_layers, is_clip
 
 CLIP = ClipAdapterConfig(rank=3, alpha=6.0)
 CONFIG = AdapterConfig(rank=4, alpha=6.0, clip=CLIP)
 SMALL = MODEL.model_copy(update={"vec_in_dim": 64})
 LAYERS = 12
-
-
-def clip_model(width: int = 64) -> CLIPTextModel:
-    """Return transformers' CLIP with random weights."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": LAYERS}
-    tokens = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
-    return CLIPTextModel(CLIPTextConfig(num_attention_heads=4, **sizes, **tokens)).eval()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -45,46 +36,13 @@ def test_a_file_is_read_back(tmp_path: Path, layout: Layout) -> None:
         assert largest_difference(update.delta(), file.adapter[layer].delta()) < 1e-6, layer
 
 
-def comfy_keys(layout: Layout) -> dict[str, str]:
-    """Return ComfyUI's names of CLIP-L's layers in files of ``layout``, by the name in its model."""
-    short = {f"self_attn.{each}_proj": f"self_attn_{each}_proj" for each in ("q", "k", "v", "out")}
-    short |= {"mlp.fc1": "mlp_fc1", "mlp.fc2": "mlp_fc2"}
-    before = "text_model.encoder.layers"
-    if layout == "kohya":
-        return {
-            f"{before}.{index}.{name}": f"lora_te1_text_model_encoder_layers_{index}_{other}"
-            for index in range(LAYERS)
-            for name, other in short.items()
-        }
-    names = [f"{before}.{index}.{name}" for index in range(LAYERS) for name in short]
-    return {name: f"text_encoder.{name}" for name in names}
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_comfyui_uses_every_key_and_computes_our_update(tmp_path: Path, layout: Layout) -> None:
     adapter = adapter_of(CONFIG, SMALL)
-    tensors = load_file(written(tmp_path, adapter, layout, torch.float32))
-    up, down = ("lora_up", "lora_down") if layout == "kohya" else ("lora_B", "lora_A")
-    used = set()
-    for name, key in comfy_keys(layout).items():
-        matrices = [tensors[f"{key}.{each}.weight"] for each in (up, down)]
-        alpha = tensors.get(f"{key}.alpha")
-        used |= {f"{key}.{each}.weight" for each in (up, down)}
-        used |= set() if alpha is None else {f"{key}.alpha"}
-        scale = 1.0 if alpha is None else alpha.item() / len(matrices[1])
-        ours = adapter[f"text_encoder.{name}"].delta()
-        assert largest_difference(ours, scale * matrices[0] @ matrices[1]) < 1e-6, name
-    assert used == {name for name in tensors if name.startswith(("lora_te", "text_encoder"))}
-
-
-def updates_in(model: Any) -> dict[str, Tensor]:
-    """Return the updates of peft's layers in ``model``."""
-    found = {}
-    for name, layer in model.named_modules():
-        if hasattr(layer, "lora_A"):
-            up, down = layer.lora_B["ours"].weight.float(), layer.lora_A["ours"].weight.float()
-            found[name] = layer.scaling["ours"] * up @ down
-    return found
+    path = written(tmp_path, adapter, layout, torch.float32)
+    shapes = {layer: (update.outputs, update.inputs) for layer, update in adapter.items()}
+    for layer, theirs in in_comfy(path, SMALL, shapes).items():
+        assert largest_difference(adapter[layer].delta(), theirs) < 1e-6, layer
 
 
 @pytest.mark.parametrize("layout", ["kohya", "diffusers", "ai-toolkit"])
@@ -96,19 +54,11 @@ def test_diffusers_loads_our_update(tmp_path: Path, layout: Layout) -> None:
     adapter = adapter_of(config, model)
     last = "text_encoder.text_model.encoder.layers.11.mlp.fc2"
     adapter[last] = adapter[last].resized(2)  # another rank than that of the others
-    clip = clip_model()
-    parts = dict.fromkeys(("vae", "tokenizer", "text_encoder_2", "tokenizer_2"))
-    pipeline = FluxPipeline(
-        scheduler=None, transformer=diffusers_model(model), text_encoder=clip, **parts
-    )
     path = written(tmp_path, adapter, layout, torch.float32)
-    pipeline.load_lora_weights(path, adapter_name="ours")
-    theirs = {name.removeprefix("text_model."): each for name, each in updates_in(clip).items()}
-    assert len(theirs) == 6 * LAYERS
+    theirs = fused(in_diffusers(path, model, clip_model(64)), model)
+    assert theirs.keys() == adapter.keys()
     for layer, update in adapter.items():
-        if is_clip(layer):
-            name = layer.removeprefix("text_encoder.text_model.")
-            assert largest_difference(update.delta(), theirs[name]) < 1e-6, layer
+        assert largest_difference(update.delta(), theirs[layer]) < 1e-6, layer
 
 
 def test_t5_stays_left_out_and_clip_alone_is_a_lora(tmp_path: Path) -> None:
@@ -134,3 +84,24 @@ def test_a_file_of_rank_8_has_the_references_size() -> None:
     assert values == 8 * (4_786_176 + 165_888)
     header = 79_369_656 - 2 * values - 4 * len(layers)  # names, spans and the trainer's metadata
     assert 0 < header < 200_000
+
+
+def test_commands_keep_the_layers_of_clip(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = adapter_of(CONFIG, SMALL)
+    source = written(tmp_path, adapter, "kohya", torch.float32)
+    converted, small = tmp_path / "converted.safetensors", tmp_path / "small.safetensors"
+    arguments = ["--to", "diffusers", "--output", str(converted)]
+    assert main(["adapter", "convert", str(source), *arguments]) == EXIT_OK
+    again = read_adapter(converted)
+    for layer, update in adapter.items():
+        assert largest_difference(update.delta(), again.adapter[layer].delta()) < 1e-5, layer
+    arguments = ["--rank", "2", "--output", str(small)]
+    assert main(["adapter", "resize", str(converted), *arguments]) == EXIT_OK
+    resized = read_adapter(small).adapter
+    ranks = {update.rank for update in resized.values() if isinstance(update, Update)}
+    assert (resized.keys(), ranks) == (adapter.keys(), {2})
+    capsys.readouterr()
+    assert main(["adapter", "info", str(source)]) == EXIT_OK
+    assert "72 of text_encoder" in capsys.readouterr().out
