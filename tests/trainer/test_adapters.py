@@ -240,6 +240,24 @@ def test_optimizers_with_a_state_of_their_own_continue_exactly_and_on_more_ranks
     assert losses(whole, "eval_loss")[STEPS] < losses(whole, "eval_loss")[2]
 
 
+def test_checkpoints_with_moments_in_8_bits_are_converted_and_exported(
+    models: Path, tmp_path: Path
+) -> None:
+    change = {"optim": {"name": "adamw_8bit"}}
+    adapters, model = tmp_path / "adapters", tmp_path / "model"
+    finish(RunPaths(adapters, adapters, models), 1, change)
+    finish(RunPaths(model, model, models), 1, change, {"adapter": None})
+    converted, exported = tmp_path / "converted.safetensors", tmp_path / "exported.safetensors"
+    arguments = ["convert", str(adapters), "--dtype", "float32", "--output", str(converted)]
+    assert main(["adapter", *arguments]) == EXIT_OK
+    assert converted.read_bytes() == (adapters / "adapters" / "style.safetensors").read_bytes()
+    arguments = ["export", str(model), "--dtype", "float32", "--output", str(exported)]
+    assert main(arguments) == EXIT_OK
+    found, stored = load_file(exported), saved(model)
+    assert found
+    assert all(torch.equal(value, stored[f"model.{name}"]) for name, value in found.items())
+
+
 def test_the_files_hold_what_was_trained(reference: Path) -> None:
     files = sorted(path.name for path in (reference / "adapters").iterdir())
     assert files == ["style-000003.safetensors", "style.safetensors"]

@@ -20,6 +20,8 @@ from itertools import compress
 from math import prod
 from pathlib import Path
 
+import torch
+
 from fluxtrain import checksums
 from fluxtrain.checksums import Block, FileSums
 from fluxtrain.contract.run.model import ModelConfig
@@ -32,6 +34,8 @@ from fluxtrain.run_state import CONFIG_FILE, read_checksums, read_config, read_s
 from fluxtrain.safetensors_file import open_safetensors, read_header, read_shapes
 
 _SUFFIX = ".safetensors"
+_CODES = {"U8": torch.uint8}
+"""The type of moments in 8 bits, beside those of weights."""
 _NUM_THREADS = 8
 """Reads at the same time, so that the storage is as busy as in a load."""
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
@@ -101,7 +105,7 @@ def _ranges_of_weights(path: Path) -> list[tuple[int, int]]:
     """Return the bytes of the header and the weights in ``path``: all bytes of a file without tensors."""
     if path.suffix != _SUFFIX:
         return [(0, path.stat().st_size)]
-    spans = read_header(path)
+    spans = read_header(path, _CODES)
     header = min((span.offset for span in spans.values()), default=path.stat().st_size)
     weights = [span for name, span in spans.items() if _kind(name) == "model"]
     return [(0, header), *((span.offset, span.offset + span.num_bytes) for span in weights)]

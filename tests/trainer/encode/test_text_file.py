@@ -326,16 +326,53 @@ def test_a_file_without_a_tokenizer_is_an_error_that_names_the_field(name: str) 
 @pytest.mark.parametrize(
     "name", [FILES.t5, FILES.clip, "tokenizer/tokenizer_config.json", "autoencoder/ae.safetensors"]
 )
-def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
-    for path in (FILES.t5, FILES.clip, "autoencoder/ae.safetensors"):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).touch()
-    for folder in ("tokenizer", "tokenizer_2"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "tokenizer_config.json").touch()
+def test_a_missing_file_is_named(published: Path, tmp_path: Path, name: str) -> None:
+    write_placeholders(published, tmp_path)
     check_files(FILES, tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(DataError, match=f"{name}: missing; the encoders need it"):
+        check_files(FILES, tmp_path)
+
+
+def write_placeholders(published: Path, root: Path) -> None:
+    """Write the text encoders of ``published`` to ``root``, and empty files for everything else."""
+    for path in (FILES.t5, FILES.clip):
+        shutil.copy(published / path, root / path)
+    (root / "autoencoder").mkdir()
+    (root / "autoencoder/ae.safetensors").touch()
+    for folder in ("tokenizer", "tokenizer_2"):
+        (root / folder).mkdir()
+        (root / folder / "tokenizer_config.json").touch()
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "says"),
+    [
+        (FILES.t5, FILES.clip, "not a T5 encoder; tensor encoder.embed_tokens.weight is missing"),
+        (FILES.clip, FILES.t5, "not a CLIP text encoder; tensor embeddings.token_embedding.weight"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_before_anything_is_loaded(
+    published: Path, tmp_path: Path, name: str, other: str, says: str
+) -> None:
+    write_placeholders(published, tmp_path)
+    shutil.copy(published / other, tmp_path / name)
+    with pytest.raises(DataError, match=f"{name}: {says}"):
+        check_files(FILES, tmp_path)
+    (tmp_path / name).write_bytes(b"cut off")
+    with pytest.raises(DataError, match=f"{name}: not a whole safetensors file"):
+        check_files(FILES, tmp_path)
+
+
+@pytest.mark.parametrize("name", [FILES.t5, FILES.clip])
+def test_a_missing_scale_is_named_before_anything_is_loaded(
+    published: Path, tmp_path: Path, name: str
+) -> None:
+    write_placeholders(published, tmp_path)
+    stored, _ = in_fp8(load_file(published / name), "scale_weight")
+    scale = next(it for it in stored if it.endswith("scale_weight") and not _is_embedding(it))
+    save_file({it: value for it, value in stored.items() if it != scale}, tmp_path / name)
+    with pytest.raises(DataError, match="is in fp8 without a scale"):
         check_files(FILES, tmp_path)
 
 
@@ -358,5 +395,6 @@ def test_the_preprocess_task_identifies_the_files_by_content(
     before = weights()
     assert weights() == before
     (models / FILES.t5).unlink()
-    save_file({"another": torch.zeros(3)}, models / FILES.t5)
+    another = load_file(published / FILES.t5)
+    save_file({name: value + 1 for name, value in another.items()}, models / FILES.t5)
     assert weights() != before

@@ -26,6 +26,7 @@ from fluxtrain.data.loader import AnyBatch
 from fluxtrain.draws import Array
 from fluxtrain.encode.codec import Codec, load_codec
 from fluxtrain.encode.text import TextEncoder, load_text_encoder
+from fluxtrain.encode.text_file import check_file
 from fluxtrain.errors import ConfigError, DataError
 
 
@@ -120,7 +121,7 @@ def batch_encoder(
 
 
 def check_files(encoders: EncodersConfig, models_root: Path, with_text: bool = True) -> None:
-    """Raise DataError if a file of the encoders is missing; nothing is loaded.
+    """Raise DataError if a file of the encoders is missing, or a single one of another kind by its header.
 
     Files of the text encoders are checked only ``with_text``.
     """
@@ -133,6 +134,10 @@ def check_files(encoders: EncodersConfig, models_root: Path, with_text: bool = T
     for name in files:
         if not (models_root / name).is_file():
             raise DataError(f"{models_root / name}: missing; the encoders need it")
+    if with_text and encoders.text == "t5-clip":
+        for kind, name in (("t5", encoders.t5), ("clip", encoders.clip)):
+            if is_single_file(name):
+                check_file(models_root / name, kind)
 
 
 def _check_fits(config: RunConfig, encoders: Encoders) -> None:

@@ -30,7 +30,19 @@ _SHARED, _COPY = "shared.weight", "encoder.embed_tokens.weight"
 _PREFIX = "text_model."
 _UNUSED = (f"{_PREFIX}embeddings.position_ids", "embeddings.position_ids", "text_projection.weight")
 _HEAD_DIM = 64
+_T5, _CLIP = "T5 encoder", "CLIP text encoder"
 _MAX_FAULTS_SHOWN = 3
+
+
+def check_file(path: Path, kind: str) -> None:
+    """Raise DataError if ``path`` is not of a text encoder of ``kind``, t5 or clip, by its header."""
+    shapes = _shapes(path)
+    with safe_open(path, framework="pt") as file:
+        _require_scales(path, file)
+    if kind == "t5":
+        _make_config(path, _T5, lambda: _t5_sizes(shapes, _shared_of(shapes)))
+    else:
+        _make_config(path, _CLIP, lambda: _clip_sizes(shapes, _prefix_of(shapes)))
 
 
 def load_t5_file(path: Path, tokenizer: Any, dtype: torch.dtype) -> Any:
@@ -38,11 +50,11 @@ def load_t5_file(path: Path, tokenizer: Any, dtype: torch.dtype) -> Any:
 
     Raises DataError if it is missing, damaged or another model's, or if ``tokenizer`` is another model's.
     """
-    from transformers import T5EncoderModel
+    from transformers import T5Config, T5EncoderModel
 
     shapes = _shapes(path)
-    shared = _SHARED if _SHARED in shapes else _COPY
-    config = _make_config(path, "T5 encoder", lambda: _t5_config(shapes, shared))
+    shared = _shared_of(shapes)
+    config = _make_config(path, _T5, lambda: T5Config(**_t5_sizes(shapes, shared)))
     _check_tokenizer(path, tokenizer, config.vocab_size)
     names = {
         _SHARED if name == shared else name: name
@@ -60,12 +72,19 @@ def load_clip_file(path: Path, tokenizer: Any, dtype: torch.dtype) -> Any:
     The pooled vector is the state at the first end token of ``tokenizer``. Raises DataError if the
     file is missing, damaged or another model's, or if ``tokenizer`` is another model's.
     """
-    from transformers import CLIPTextModel
+    from transformers import CLIPTextConfig, CLIPTextModel
 
     shapes = _shapes(path)
-    prefix = _PREFIX if any(name.startswith(_PREFIX) for name in shapes) else ""
+    prefix = _prefix_of(shapes)
     config = _make_config(
-        path, "CLIP text encoder", lambda: _clip_config(shapes, prefix, tokenizer)
+        path,
+        _CLIP,
+        lambda: CLIPTextConfig(
+            **_clip_sizes(shapes, prefix),
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,  # the published config has 2, which is not CLIP's
+            pad_token_id=tokenizer.pad_token_id,
+        ),
     )
     _check_tokenizer(path, tokenizer, config.vocab_size)
     names = {name if prefix else f"{_PREFIX}{name}": name for name in shapes if name not in _UNUSED}
@@ -88,42 +107,43 @@ def _make_config(path: Path, kind: str, make: Callable[[], Any]) -> Any:
         raise DataError(f"{path}: not a {kind} ({error})") from None
 
 
-def _t5_config(shapes: _Shapes, shared: str) -> Any:
-    from transformers import T5Config
+def _shared_of(shapes: _Shapes) -> str:
+    return _SHARED if _SHARED in shapes else _COPY
 
+
+def _prefix_of(shapes: _Shapes) -> str:
+    return _PREFIX if any(name.startswith(_PREFIX) for name in shapes) else ""
+
+
+def _t5_sizes(shapes: _Shapes, shared: str) -> dict[str, Any]:
     first = "encoder.block.0.layer"
     vocabulary, width = shapes[shared]
     buckets, heads = shapes[f"{first}.0.SelfAttention.relative_attention_bias.weight"]
-    return T5Config(
-        vocab_size=vocabulary,
-        d_model=width,
-        d_kv=shapes[f"{first}.0.SelfAttention.q.weight"][0] // heads,
-        d_ff=shapes[f"{first}.1.DenseReluDense.wi_0.weight"][0],
-        num_layers=_count(shapes, "encoder.block."),
-        num_heads=heads,
-        relative_attention_num_buckets=buckets,
-        feed_forward_proj="gated-gelu",
-    )
+    return {
+        "vocab_size": vocabulary,
+        "d_model": width,
+        "d_kv": shapes[f"{first}.0.SelfAttention.q.weight"][0] // heads,
+        "d_ff": shapes[f"{first}.1.DenseReluDense.wi_0.weight"][0],
+        "num_layers": _count(shapes, "encoder.block."),
+        "num_heads": heads,
+        "relative_attention_num_buckets": buckets,
+        "feed_forward_proj": "gated-gelu",
+    }
 
 
-def _clip_config(shapes: _Shapes, prefix: str, tokenizer: Any) -> Any:
-    from transformers import CLIPTextConfig
-
+def _clip_sizes(shapes: _Shapes, prefix: str) -> dict[str, Any]:
     vocabulary, width = shapes[f"{prefix}embeddings.token_embedding.weight"]
     if width % _HEAD_DIM:
         raise ValueError(f"it is {width} wide, which {_HEAD_DIM} channels per head do not divide")
-    return CLIPTextConfig(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=shapes[f"{prefix}encoder.layers.0.mlp.fc1.weight"][0],
-        num_hidden_layers=_count(shapes, f"{prefix}encoder.layers."),
-        num_attention_heads=width // _HEAD_DIM,
-        max_position_embeddings=shapes[f"{prefix}embeddings.position_embedding.weight"][0],
-        hidden_act="quick_gelu",
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,  # the published config has 2, which is not CLIP's
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": shapes[f"{prefix}encoder.layers.0.mlp.fc1.weight"][0],
+        "num_hidden_layers": _count(shapes, f"{prefix}encoder.layers."),
+        "num_attention_heads": width // _HEAD_DIM,
+        "max_position_embeddings": shapes[f"{prefix}embeddings.position_embedding.weight"][0],
+        "hidden_act": "quick_gelu",
+    }
 
 
 def _count(shapes: Iterable[str], blocks: str) -> int:

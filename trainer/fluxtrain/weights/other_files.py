@@ -11,7 +11,10 @@ _KINDS = (
     ),
     (("input_blocks.", "down_blocks.0.attentions"), "a U-Net of Stable Diffusion"),
     (("joint_blocks.",), "a transformer of Stable Diffusion 3"),
-    (("encoder.block.0.", "text_model."), "a text encoder, which spec.run.encoders takes"),
+    (
+        ("encoder.block.0.", "text_model.", "embeddings.token_embedding."),
+        "a text encoder, which spec.run.encoders takes",
+    ),
     (("decoder.conv_in.",), "an autoencoder, which spec.run.encoders takes"),
 )
 """Parts of names, of which any file of a kind has one."""

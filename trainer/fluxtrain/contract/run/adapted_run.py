@@ -60,7 +60,7 @@ def _require_for_products(config: RunConfig, adapter: AdapterConfig, at: str) ->
 def _require_layers(adapter: AdapterConfig, model: ModelConfig, at: str) -> None:
     """Raise ConfigError unless ``adapter`` selects blocks of ``model``, and some of their layers."""
     depths = {"double_blocks": model.depth, "single_blocks": model.depth_single_blocks}
-    num_layers = 0
+    num_layers, present = 0, set[str]()
     for field, count in depths.items():
         text = getattr(adapter, field)
         try:
@@ -69,9 +69,14 @@ def _require_layers(adapter: AdapterConfig, model: ModelConfig, at: str) -> None
             raise ConfigError(f"{at}.{field}", text, str(error)) from None
         names = [name for name in get_args(LayerName) if _is_of(name, field)]
         num_layers += num_blocks * sum(map(adapter.has_layer, names))
+        present.update(name for name in names if num_blocks and adapter.rank_of(kind_of(name)))
     if num_layers == 0:
         given = adapter.model_dump(include={"ranks", "layers", *depths}, exclude_none=True)
         raise ConfigError(at, given, "must leave at least one layer an adapter")
+    for number, name in enumerate(adapter.layers):
+        if name not in present:
+            text = "must be a layer of the selected blocks whose kind has a rank: it would have no effect"
+            raise ConfigError(f"{at}.layers[{number}]", name, text)
 
 
 def _is_of(name: str, blocks: str) -> bool:
