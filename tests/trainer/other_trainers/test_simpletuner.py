@@ -100,6 +100,29 @@ def test_images_need_a_prompt(tmp_path: Path) -> None:
     assert found.config.sampling.every_steps == 0
 
 
+@pytest.mark.parametrize(
+    ("more", "samples", "expected", "note"),
+    [
+        ({}, 100, 3 * 13, ""),
+        ({}, None, 0, "give --epoch-samples"),
+        ({"validation_step_interval": 7}, 100, 7, "images have one interval"),
+        ({"validation_epoch_interval": 0}, 100, 0, ""),
+    ],
+)
+def test_images_every_few_epochs_need_the_number_of_samples(
+    tmp_path: Path, more: dict[str, object], samples: int | None, expected: int, note: str
+) -> None:
+    options = {
+        **{"model_family": "flux", "validation_prompt": "a pin", "train_batch_size": 8},
+        **{"validation_epoch_interval": 3, **more},
+    }
+    found = imported(tmp_path, json.dumps(options), samples=samples)
+    assert found.config.sampling.every_steps == expected
+    missing = {line.option: line.note for line in found.lines[Fate.MISSING]}
+    assert note in missing.get("validation_epoch_interval", "")
+    assert bool(note) == ("validation_epoch_interval" in missing)
+
+
 def test_clipping_by_value_has_no_counterpart(tmp_path: Path) -> None:
     found = imported(tmp_path, '{"model_family": "flux", "max_grad_norm": 0.5}')
     missing = {line.option: line.note for line in found.lines[Fate.MISSING]}

@@ -207,7 +207,11 @@ _DATA: Mapping[str, Option] = {
 }
 _SAMPLES: Mapping[str, Option] = {
     "validation_step_interval": fields(["sampling.every_steps"], samples.sample_steps),
-    "validation_epoch_interval": missing("sampling.every_steps counts steps"),
+    "validation_epoch_interval": fields(
+        ["sampling.every_steps"],
+        samples.sample_epochs,
+        note="with --epoch-samples, unless validation_step_interval is given",
+    ),
     "validation_disable": automatic("then sampling.every_steps is 0"),
     "validation_prompt": fields(["sampling.prompts", "sampling.prompt_file"], samples.prompt),
     "validation_num_inference_steps": field("sampling.num_steps", Reading.positive),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from fluxtrain.other_trainers import prompt_lines
+from fluxtrain.other_trainers import common, prompt_lines
 from fluxtrain.other_trainers import simpletuner_pictures as pictures
 from fluxtrain.other_trainers.option import Values
 from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
 from fluxtrain.other_trainers.simpletuner_pictures import stated
+from fluxtrain.other_trainers.simpletuner_values import ACCUMULATION, BATCH
 
 _NEGATIVE = "validation_negative_prompt"
+STEPS = "validation_step_interval"
 
 
 def prompt(reading: Reading, name: str) -> Values:
@@ -85,6 +87,20 @@ def sample_steps(reading: Reading, name: str) -> Values:
     """Return the interval of images, unless they are switched off."""
     _require_prompt(reading)
     return {"sampling.every_steps": reading.whole(name)}
+
+
+def sample_epochs(reading: Reading, name: str) -> Values:
+    """Return the interval of images for a number of epochs, unless steps are given too."""
+    _require_prompt(reading)
+    epochs = reading.whole(name)
+    if not epochs:
+        raise InertError("0 asks for none")
+    if reading.has(STEPS) and reading.number(STEPS):
+        raise NoCounterpartError(f"images have one interval: {STEPS}")
+    steps = common.steps_of(epochs, reading, BATCH, ACCUMULATION)
+    if steps is None:
+        raise NoCounterpartError(f"{common.EPOCHS}--sampling.every_steps")
+    return {"sampling.every_steps": steps}
 
 
 def sample_at_start(reading: Reading, name: str) -> Values:
