@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 from benchmarks.reference_model import random_model
 from cluster.free_ports import free_port
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tests.trainer import in_process, ranks
 from tests.trainer.outputs import losses
 from tests.trainer.small_runs import merge_all
@@ -24,7 +26,8 @@ from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.distributed import World
-from fluxtrain.errors import EXIT_OK, DataError
+from fluxtrain.errors import EXIT_OK, ConfigError, DataError
+from fluxtrain.launch.torchrun import check_before_starting
 from fluxtrain.model.adapted_layers import adapted_layers, count_adapter_parameters
 from fluxtrain.parallelize import build_model
 from fluxtrain.snapshot_size import image_bytes
@@ -286,6 +289,31 @@ def test_other_adapters_do_not_continue_a_run(reference: Path, models: Path) -> 
     config = resolve(merge_all(RUN, {"adapter": {"rank": 8}}))
     assert in_process.finish(ranks.train_alone, config, paths) == [2]
     assert "spec.run.adapter.rank: got 8; the checkpoint" in ranks.output_of(paths)
+
+
+def test_other_weights_of_the_same_name_do_not_continue_a_run(models: Path, tmp_path: Path) -> None:
+    root, output = tmp_path / "models", tmp_path / "output"
+    shutil.copytree(models, root)
+    file, paths = root / "weights.safetensors", RunPaths(output, output, root)
+    finish(paths, 1)
+    state = load_file(file)
+    longer = resolve(merge_all(RUN, {"schedule": {"steps": STEPS + 1}}))
+    with safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata()
+    save_file(dict(reversed(state.items())), file, metadata=metadata)  # the same, written anew
+    assert in_process.finish(ranks.train_alone, longer, paths) == [0], ranks.output_of(paths)
+    state["txt_in.weight"] = state["txt_in.weight"] + 0.01
+    save_file(state, file, metadata=metadata)
+    last = resolve(merge_all(RUN, {"schedule": {"steps": STEPS + 2}}))
+    assert in_process.finish(ranks.train_alone, last, paths) == [2]
+    says = (
+        "spec.run.initial_weights: got 'weights.safetensors'; has other weights than when the run"
+    )
+    assert says in ranks.output_of(paths)
+    with pytest.raises(ConfigError, match="has other weights than when the run began"):
+        check_before_starting(last, paths, [1])
+    (output / "base.json").unlink()  # as of an earlier version
+    assert in_process.finish(ranks.train_alone, last, paths) == [0], ranks.output_of(paths)
 
 
 def test_a_checkpoint_of_adapters_is_not_taken_for_a_models(reference: Path) -> None:

@@ -59,6 +59,7 @@ from fluxtrain.sample.prompts import check_sampling
 from fluxtrain.shared_sources import run_sources, with_steps
 from fluxtrain.snapshots.recovery import Recovery
 from fluxtrain.warm_up import is_needed, prepare
+from fluxtrain.weights.base import keep_base, require_same_base
 from fluxtrain.weights.reader import published_weights
 
 
@@ -122,6 +123,10 @@ class _Trainer:
         self.config = config
         self.encode = batch_encoder(config, paths.models, world.device)
         published = None
+        if recovery.is_new:
+            keep_base(config, paths.models, paths.output, world)
+        else:
+            require_same_base(config, paths.models, paths.output)
         if recovery.is_new or config.adapter is not None:  # adapters' checkpoints have no weights
             published = published_weights(config, paths.models, world, observer.alive)
         adapters = {}

@@ -63,6 +63,7 @@ from fluxtrain.run_state import (
 )
 from fluxtrain.sample.prompts import check_sampling
 from fluxtrain.snapshot_size import takes_snapshots
+from fluxtrain.weights.base import require_same_base
 from fluxtrain.weights.reader import initial_weights
 
 MALLOC_SETTINGS = {
@@ -185,6 +186,8 @@ def _check_model(config: RunConfig, paths: RunPaths) -> None:
     if config.adapter is None and latest(paths.output / CHECKPOINTS_FOLDER) is not None:
         return
     initial_weights(config, paths.models)
+    if latest(paths.output / CHECKPOINTS_FOLDER) is not None:
+        require_same_base(config, paths.models, paths.output)
     initial_parameters(with_any_seed(config), paths.models)
 
 

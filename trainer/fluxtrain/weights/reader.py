@@ -13,6 +13,7 @@ are not read. Our own checkpoints are verified by their checksums; the other lay
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.model.tensor_names import Entry, Shape, entries
 from fluxtrain.progress import Alive
-from fluxtrain.run_state import latest
+from fluxtrain.run_state import DONE, latest
 from fluxtrain.safetensors_file import Span, read_header, read_tensor
 from fluxtrain.scaled_fp8 import (
     is_beside,
@@ -49,6 +50,8 @@ _IN_CHECKPOINT = "model.diffusion_model."
 """Before the transformer's names in ComfyUI's checkpoints, which have text encoders and autoencoder too."""
 _PREFIXES = (_IN_CHECKPOINT, "diffusion_model.", "transformer.", "model.")
 _MAX_CONFIG_BYTES = 1 << 20
+_DIGESTED_BYTES = 4096
+"""Of each tensor, for the digest of all."""
 AXES_KEY = "axes_dims_rope"
 """Key of the RoPE dimensions of the axes in diffusers' config.json, and in the metadata of our files."""
 
@@ -119,6 +122,14 @@ def published_weights(
     return weights.read(list(weights.shapes))
 
 
+def digest_of(weights: Weights) -> str:
+    """Return a digest by which other weights of the same shapes are told; not all bytes are read."""
+    if isinstance(weights, CheckpointWeights):
+        return hashlib.sha256((weights.path / DONE).read_bytes()).hexdigest()
+    assert isinstance(weights, _FileWeights), "initial weights are one of them"
+    return weights.digest()
+
+
 def require_complete(weights: Weights, model: ModelConfig) -> None:
     """Raise DataError naming the first missing, unknown or misshapen tensors of ``weights``."""
     expected = {entry.name: entry.shape for entry in entries(model)}
@@ -153,6 +164,13 @@ class _Location:
             return unscaled(values, None if self.scale is None else self.scale.read())
         except ValueError as error:
             raise DataError(f"{self.file}: {self.name!r:.80} {error}") from None
+
+    def first_bytes(self) -> bytes:
+        """Return the first bytes of the tensor, and of its scale."""
+        with self.file.open("rb") as file:
+            file.seek(self.span.offset)
+            content = file.read(min(_DIGESTED_BYTES, self.span.num_bytes))
+        return content if self.scale is None else content + self.scale.first_bytes()
 
     def with_scale(self, scale: _Location) -> _Location:
         """Return it with ``scale``; DataError if that is of no use."""
@@ -196,6 +214,15 @@ class _FileWeights:
             first, *others = (self._locations[part].read() for part, _ in entry.parts)
             rows = torch.cat([first, *others]) if others else first
             yield name, torch.cat(rows.chunk(2)[::-1]) if entry.swapped else rows
+
+    def digest(self) -> str:
+        """Return a digest of names, types, shapes and the first bytes of all tensors."""
+        found = hashlib.sha256()
+        for name in sorted(self._locations):
+            each = self._locations[name]
+            described = f"{name} {each.span.dtype} {list(each.span.shape)}\n"
+            found.update(described.encode() + each.first_bytes())
+        return found.hexdigest()
 
     def _shape(self, entry: Entry) -> Shape:
         first, *others = (self._locations[part].span.shape for part, _ in entry.parts)

@@ -1,0 +1,46 @@
+"""Whether the weights that adapters change are still those that the run began with.
+
+A checkpoint of adapters has no weights of the model. Its run keeps a digest of them in ``base.json``: of
+names, shapes and the first bytes of each tensor, or of the checksums of one of our checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.distributed import World
+from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.files import atomic_write
+from fluxtrain.weights.reader import digest_of, initial_weights
+
+FILE = "base.json"
+_DIGEST = "sha256"
+
+
+def keep_base(config: RunConfig, models_root: Path, output: Path, world: World) -> None:
+    """Keep in ``output`` which weights the adapters of a run that begins change."""
+    weights = initial_weights(config, models_root) if config.adapter else None
+    if weights is not None and world.is_main:
+        content = {"weights": config.initial_weights, _DIGEST: digest_of(weights)}
+        with atomic_write(output / FILE) as partial:
+            partial.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def require_same_base(config: RunConfig, models_root: Path, output: Path) -> None:
+    """Raise ConfigError if the run in ``output`` began with other weights of the same name."""
+    path = output / FILE
+    if config.adapter is None or not path.exists():
+        return
+    weights = initial_weights(config, models_root)
+    try:
+        before = json.loads(path.read_text())[_DIGEST]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: cannot be read ({error!r})") from None
+    if weights is not None and digest_of(weights) != before:
+        text = (
+            "has other weights than when the run began; restore them, or use another --output for "
+            "another run"
+        )
+        raise ConfigError("spec.run.initial_weights", config.initial_weights, text)
