@@ -22,6 +22,7 @@ from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.distributed import World
 from fluxtrain.fp8 import use_fp8
 from fluxtrain.model.adapted_layers import (
+    BLOCKS,
     MAGNITUDE,
     TEXT_ENCODER,
     WHOLE_MAGNITUDE,
@@ -35,6 +36,8 @@ from fluxtrain.model.flux import Flux
 from fluxtrain.model.frozen import stored
 from fluxtrain.model.init import initial_value
 from fluxtrain.model.lora import add_adapters, is_adapter, magnitudes, measure
+from fluxtrain.model.offloaded_blocks import offloaded_blocks
+from fluxtrain.model.offloading import Offloading
 from fluxtrain.model.recomputation import is_recomputed
 from fluxtrain.progress import Alive
 from fluxtrain.step_times import StepTimes
@@ -102,6 +105,8 @@ def empty_model(config: RunConfig, world: World, clip: ClipShape | None = None) 
     recompute_activations(model, config.parallel.activation_checkpointing)
     if compiles(config.parallel, world.device):
         compile_blocks(model, has_sizes=config.data.buckets is not None)
+    if config.parallel.offload_blocks:
+        offload(model, config.parallel.offload_blocks)
     if uses_fsdp(config, world.size):
         mesh = world.mesh(Sharding.of(config, world.size, world.local_size).dp_replicate)
         shard(model, mesh, config.parallel, config.precision)
@@ -117,6 +122,16 @@ def uses_fsdp(config: RunConfig, num_ranks: int) -> bool:
     return num_ranks > 1 or not (
         precision.weights == precision.compute or hasattr(Tensor, "grad_dtype")
     )
+
+
+def offload(model: Flux, count: int) -> None:
+    """Let ``count`` blocks have their frozen weights in host memory; they have no memory yet."""
+    named = [
+        (f"{kind}.{number}", block)
+        for kind in BLOCKS
+        for number, block in enumerate(getattr(model, kind))
+    ]
+    model.offloading = Offloading(dict(named[i] for i in offloaded_blocks(len(named), count)))
 
 
 def recompute_activations(model: Flux, fraction: float) -> None:
@@ -141,19 +156,24 @@ def shard(
 ) -> None:
     """Apply FSDP2 to blocks, CLIP and the rest: gather in the compute dtype, reduce in ``precision.reduce``.
 
-    Inputs are not cast: timestep embedding and RoPE tables stay in float32.
+    Inputs are not cast: timestep embedding and RoPE tables stay in float32. Each rank has all of the weights
+    that are in host memory.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[precision.compute],
         reduce_dtype=DTYPES[precision.reduce],
         cast_forward_inputs=False,
     )
+    options: dict[str, Any] = {}  # torch < 2.7 has no ignored_params
+    if model.offloading is not None:
+        options["ignored_params"] = set(model.offloading.parameters)
     for part in _parts(model):
         fully_shard(
             part,
             mesh=mesh,
             mp_policy=policy,
             reshard_after_forward=parallel.reshards,
+            **options,
         )
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
@@ -242,8 +262,10 @@ def load_weights(
 
     ``alive`` is called after each parameter.
     """
-    model.to_empty(device=device)
+    allocate(model, device, alive)
     parameters = dict(model.named_parameters())
+    if isinstance(model, Flux) and model.offloading is not None:
+        parameters |= model.offloading.host
     with torch.no_grad():
         for name, full in weights:
             parameter = parameters[name]
@@ -252,6 +274,18 @@ def load_weights(
             local.copy_(_local_part(values, parameter))
             measure(model, name, full)
             alive()
+
+
+def allocate(model: nn.Module, device: torch.device, alive: Alive = lambda: None) -> None:
+    """Give the parameters of ``model``, which are on the meta device, memory without values.
+
+    It is on ``device``, or on the host for those that are copied to it. ``alive`` is called now and then.
+    """
+    if isinstance(model, Flux) and model.offloading is not None:
+        model.offloading.allocate(device, alive)
+    model._apply(
+        lambda each: each if each.device == device else torch.empty_like(each, device=device)
+    )
 
 
 def _given(model: nn.Module, adapters: Mapping[str, Tensor], name: str, value: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from fluxtrain.model.attention import Rotation, rotation
 from fluxtrain.model.blocks import DoubleStreamBlock, LastLayer, SingleStreamBlock
 from fluxtrain.model.clip import ClipText
 from fluxtrain.model.embed import MLPEmbedder, timestep_embedding
+from fluxtrain.model.offloading import Offloading
 
 
 class Flux(nn.Module):
@@ -43,6 +44,8 @@ class Flux(nn.Module):
         )
         self.final_layer = LastLayer(hidden, config.in_channels)
         self.text_encoder: ClipText | None = None
+        self.offloading: Offloading | None = None
+        """The blocks whose frozen weights are in host memory, if there are some."""
         self._last_positions: tuple[Tensor, Tensor, Rotation] | None = None
 
     def forward(

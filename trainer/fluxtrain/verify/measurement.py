@@ -24,7 +24,7 @@ from fluxtrain.attention_backend import attention_backend
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.model.flux import Flux
 from fluxtrain.optimizers.schedule_free import ScheduleFreeAdamW
-from fluxtrain.parallelize import empty_model
+from fluxtrain.parallelize import allocate, empty_model
 from fluxtrain.sharded_tensor import local_part
 from fluxtrain.traffic import AXES, Axis, Collective
 from fluxtrain.verify.encoders import empty_encoders, encodes, modules_of
@@ -76,7 +76,7 @@ def measure(
         model = empty_model(config, world)  # makes the mesh, which cannot be made of fake tensors
         encoders = empty_encoders(config) if encodes(config) else None
         with FakeTensorMode(allow_non_fake_inputs=True), attention_backend(_attention(config)):
-            model.to_empty(device=world.device)
+            allocate(model, world.device)
             return _measured(Step(config, world, model, encoders, copies_ahead=has_gpu))
 
 

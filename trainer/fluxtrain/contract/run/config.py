@@ -72,6 +72,11 @@ class ParallelConfig(StrictModel):
     needs less than four fifths of the GPU's memory without it, by the estimate of ``fluxtrain plan``."""
     activation_checkpointing: Fraction = 0.0
     """Fraction of the blocks, evenly spaced, whose activations are recomputed in the backward pass."""
+    offload_blocks: Count = 0
+    """Blocks, evenly spaced, whose frozen weights are in page-locked host memory instead of the GPU's; with
+    ``adapter`` only. They are copied before they are used, behind the blocks between, to two buffers that stay
+    on the GPU, so the first two save nothing. Each rank has them whole. ``fluxtrain plan`` tells the memory of
+    both, and whether the copies take longer than the step."""
     compile: bool | None = None
     """Compile each block with torch.compile before training starts; null: on GPUs that have Triton and a C
     compiler, not on CPUs, for which it needs a C++ compiler."""
@@ -164,6 +169,25 @@ def _needs_images(task: str) -> Rule:
     )
 
 
+OFFLOADED_BLOCKS = (
+    Rule(
+        "parallel.offload_blocks",
+        "must be 0 without adapter: only frozen weights stay as they are on the host",
+        lambda run: run.parallel.offload_blocks == 0 or run.adapter is not None,
+        "self.parallel.offload_blocks == 0 || has(self.adapter) || self.preset in "
+        f"{[name for name, values in PRESETS.items() if 'adapter' in values]}",
+    ),
+    Rule(
+        "parallel.offload_blocks",
+        "must be at most the number of blocks",
+        lambda run: run.parallel.offload_blocks <= run.model.depth + run.model.depth_single_blocks,
+        "self.parallel.offload_blocks <= self.model.depth + self.model.depth_single_blocks",
+        others=("model.depth", "model.depth_single_blocks"),
+    ),
+)
+"""Rules of RunConfig."""
+
+
 class RunConfig(StrictModel):
     """The configuration of a run."""
 
@@ -183,6 +207,7 @@ class RunConfig(StrictModel):
         FP8_WIDTHS,
         WITHOUT_ADAPTERS,
         WITHOUT_AVERAGED_STEPS,
+        *OFFLOADED_BLOCKS,
     )
 
     preset: Annotated[Literal[tuple(PRESETS)], IMMUTABLE]  # type: ignore[valid-type]

@@ -1,0 +1,103 @@
+"""Frozen weights in host memory: runs are equal to the last bit, and few blocks are on the device at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer.ranks import CPU
+from tests.trainer.small_runs import merge_all
+from tests.trainer.tiny_model import random_flux, save_flux
+from torch import Tensor, nn
+
+from fluxtrain import optim
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.distributed import World
+from fluxtrain.loss import FlowLoss
+from fluxtrain.model.flux import Flux
+from fluxtrain.parallelize import DTYPES, build_model
+from fluxtrain.warm_up import synthetic_batch
+from fluxtrain.weights.reader import open_weights
+
+NUM_BLOCKS = 7
+RUN: dict[str, Any] = {
+    "preset": "micro",
+    "initial_weights": "weights.safetensors",
+    "model": {"depth": 3, "depth_single_blocks": 4},
+    "adapter": {"rank": 4},
+    "schedule": {"steps": 4, "warmup_steps": 0},
+    "parallel": {"micro_batch_size": 4},  # gradients accumulate on one rank
+    "evaluation": {"every_samples": 32, "at_start": True},
+    "adapter_file": {"every_steps": 0, "dtype": "float32"},
+    "checkpoint": {"every_steps": 2, "memory_every_steps": 0, "asynchronous": False},
+    "logging": {"every_steps": 1, "metrics_port": 0},
+}
+HALF = {"precision": {"compute": "bfloat16"}}
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "dropout": {"adapter": {"dropout": 0.2, "module_dropout": 0.1}, **HALF},
+    "dora in 8 bits": {"adapter": {"dora": True, "base_dtype": "fp8"}, **HALF},
+    "lokr": {"adapter": {"kind": "lokr"}, **HALF},
+    "some blocks": {"adapter": {"double_blocks": "1", "single_blocks": "2"}},
+}
+
+
+def offloading(count: int, **parallel: Any) -> dict[str, Any]:
+    return {"parallel": {"offload_blocks": count, **parallel}}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a models root with random weights."""
+    folder = tmp_path_factory.mktemp("models")
+    save_flux(random_flux(resolve(RUN).model), folder)
+    return folder
+
+
+def build(models: Path, *changes: dict[str, Any]) -> tuple[RunConfig, Flux]:
+    config = resolve(merge_all(RUN, *changes))
+    weights = open_weights(models / "weights.safetensors")
+    return config, build_model(config, World.alone(), weights.read(list(weights.shapes)))
+
+
+def gradients_of(models: Path, *changes: dict[str, Any]) -> list[Tensor]:
+    """Return the losses of three passes forward and backward, of evaluations, and all gradients."""
+    config, model = build(models, *changes)
+    compute = DTYPES[config.precision.compute]
+    optimizer = optim.make_optimizer(model, config.optim, compute)
+    flow_loss, batch = FlowLoss(model, config, compute), synthetic_batch(config, 2, CPU)
+    generator = torch.Generator().manual_seed(0)
+    for tensor in (batch.mean, batch.noise, batch.txt, batch.vec):
+        tensor.normal_(generator=generator)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    numbers = list[Tensor]()
+    for _ in range(3):
+        for parameter in trained:  # adapters begin without effect
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.data.add_(noise.to(parameter.dtype), alpha=0.02)
+        losses = flow_loss.training(batch)
+        torch.autograd.backward(losses.sum())
+        numbers += [losses.detach(), *(_gradient(each).clone() for each in trained)]
+        optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            numbers.append(flow_loss(batch))
+    return numbers
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+@pytest.mark.parametrize("recompute", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_and_gradients_are_those_without(models: Path, kind: str, recompute: float) -> None:
+    change = KINDS[kind]
+    expected = gradients_of(models, change, offloading(0, activation_checkpointing=recompute))
+    assert all(each.count_nonzero() for each in expected)
+    for count in (1, 2, 3, NUM_BLOCKS):
+        found = gradients_of(models, change, offloading(count, activation_checkpointing=recompute))
+        assert all(map(torch.equal, found, expected)), count

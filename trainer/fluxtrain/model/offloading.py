@@ -1,0 +1,211 @@
+"""Frozen weights of blocks in host memory, which are copied to a ring of buffers on the device.
+
+The parameters of a block are views of one buffer, always the same, so whatever autograd saves of them is a
+view of it too. The buffer has the block's weights while its forward and its backward pass run, recomputation
+included; those of another block between them. On a GPU, copies have a stream of their own, pinned memory
+of the host, and begin one block ahead. On a CPU they are done at once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+
+from fluxtrain.model.offloaded_blocks import aligned, buffer_sizes
+from fluxtrain.pinned_memory import pin, unpin
+from fluxtrain.progress import Alive
+
+_FORWARD, _BACKWARD = 1, -1
+
+
+class Offloading:
+    """The blocks of a model whose frozen weights are in host memory, in the order of the forward pass."""
+
+    def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
+        """Copy the weights of ``blocks``, by their names, before their passes; they have no memory yet."""
+        self._blocks = dict(blocks)
+        self._ring: Ring | None = None
+        self.host: dict[str, Tensor] = {}
+        """The weights in host memory, by the parameters' names in the model."""
+        for number, block in enumerate(self._blocks.values()):
+            _watch(block, number, self)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that are in host memory."""
+        return [each for block in self._blocks.values() for _, each in _frozen(block)]
+
+    @property
+    def ring(self) -> Ring:
+        """Return the buffers on the device, which `allocate` has made."""
+        assert self._ring is not None
+        return self._ring
+
+    def allocate(self, device: torch.device, alive: Alive = lambda: None) -> None:
+        """Make room for the weights on the host, and for buffers on ``device``; there are no values yet.
+
+        ``alive`` is called after each block.
+        """
+        hosts = []
+        for name, block in self._blocks.items():
+            hosts.append(_on_host(sum(_sizes(block)), device))
+            views = _views(hosts[-1], block)
+            self.host |= {f"{name}.{own}": view for (own, _), view in views}
+            alive()
+        self._ring = Ring(hosts, device)
+        for number, block in enumerate(self._blocks.values()):
+            for (name, parameter), view in _views(self._ring.buffer(number), block):
+                _set_parameter(block, name, parameter, view)
+
+
+class Ring:
+    """Buffers on the device, which have the weights of one block each; a block's is always the same."""
+
+    def __init__(self, hosts: Sequence[Tensor], device: torch.device) -> None:
+        """Make the buffers for the weights of blocks, ``hosts``, in the order of the forward pass."""
+        self._hosts, self._device = hosts, device
+        sizes = buffer_sizes([len(host) for host in hosts])
+        self.buffers = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+        self._held: list[int | None] = [None] * len(sizes)
+        self._in_use = set[int]()
+        self._stream: torch.cuda.Stream | None = None
+        self._copied: list[torch.cuda.Event | None] = [None] * len(sizes)
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            for buffer in self.buffers:  # not used again, once freed, before the copies are done
+                buffer.record_stream(self._stream)
+            weakref.finalize(self, _unpin, hosts, self._stream).atexit = False
+
+    def buffer(self, number: int) -> Tensor:
+        """Return the buffer of block ``number``."""
+        return self.buffers[number % len(self.buffers)][: len(self._hosts[number])]
+
+    def begin(self, number: int, direction: int) -> None:
+        """Let later work have the weights of block ``number``; copy those of the next one meanwhile.
+
+        Those of the forward pass begin one after another, so none but this is in use by then.
+        """
+        if direction == _FORWARD:
+            self._in_use.clear()
+        self._in_use.add(number)
+        self._load(number, is_needed=True)
+        copied = self._copied[number % len(self.buffers)]
+        if copied is not None:
+            torch.cuda.current_stream(self._device).wait_event(copied)
+        self._load_ahead(number, direction)
+
+    def end(self, number: int, direction: int) -> None:
+        """Use the buffer of block ``number``, whose work has been queued, for others."""
+        self._in_use.discard(number)
+        self._load_ahead(number, direction)
+
+    def _load_ahead(self, number: int, direction: int) -> None:
+        for ahead in range(1, len(self.buffers) + 1):
+            following = number + ahead * direction
+            if 0 <= following < len(self._hosts):
+                self._load(following)
+
+    def _load(self, number: int, is_needed: bool = False) -> None:
+        """Copy the weights of block ``number`` unless they are there, or their buffer is in use."""
+        place = number % len(self.buffers)
+        held = self._held[place]
+        if held == number:
+            return
+        if held in self._in_use:
+            assert not is_needed, "the block before it has ended"
+            return
+        with self._copying(place):
+            self.buffer(number).copy_(self._hosts[number], non_blocking=True)
+        self._held[place] = number
+
+    @contextmanager
+    def _copying(self, place: int) -> Iterator[None]:
+        """Queue the copies inside after the work that the device has by now."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+        self._copied[place] = self._stream.record_event()
+
+
+def _unpin(hosts: Iterable[Tensor], stream: torch.cuda.Stream) -> None:
+    stream.synchronize()
+    for host in hosts:
+        unpin(host)
+
+
+def _watch(block: nn.Module, number: int, offloading: Offloading) -> None:
+    """Call the ring of ``offloading`` around the passes of ``block``.
+
+    A backward pass begins when the gradient of an output is known; it ends, for the frozen weights, when those
+    of all inputs are. If no input needs one, the next forward pass tells that it has ended.
+    """
+
+    def before(block: nn.Module, inputs: tuple[Any, ...]) -> None:
+        offloading.ring.begin(number, _FORWARD)
+        _on_gradients(inputs, "all", lambda: offloading.ring.end(number, _BACKWARD))
+
+    def after(block: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
+        offloading.ring.end(number, _FORWARD)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        _on_gradients(outputs, "any", lambda: offloading.ring.begin(number, _BACKWARD))
+
+    # torch.compile leaves both out of the graph
+    block.register_forward_pre_hook(torch.compiler.disable(before))  # type: ignore[no-untyped-call]
+    block.register_forward_hook(torch.compiler.disable(after))  # type: ignore[no-untyped-call]
+
+
+def _on_gradients(tensors: Iterable[Any], mode: Any, call: Callable[[], None]) -> None:
+    """Call ``call`` when the gradients of ``all`` or ``any`` of ``tensors`` that need one are known."""
+    needed = [each for each in tensors if isinstance(each, Tensor) and each.requires_grad]
+    if needed and torch.is_grad_enabled():
+        register_multi_grad_hook(needed, lambda _: call(), mode=mode)
+
+
+def _frozen(block: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, each) for name, each in block.named_parameters() if not each.requires_grad]
+
+
+def _sizes(block: nn.Module) -> list[int]:
+    return [aligned(parameter.nbytes) for _, parameter in _frozen(block)]
+
+
+def _views(memory: Tensor, block: nn.Module) -> list[tuple[tuple[str, nn.Parameter], Tensor]]:
+    """Return the frozen parameters of ``block``, by name, each with its part of ``memory``."""
+    ends = accumulate(_sizes(block), initial=0)
+    return [
+        (
+            (name, each),
+            memory[begin : begin + each.nbytes].view(each.dtype).view(each.shape),
+        )
+        for (name, each), (begin, _) in zip(_frozen(block), pairwise(ends), strict=True)
+    ]
+
+
+def _on_host(num_bytes: int, device: torch.device) -> Tensor:
+    """Return memory of the host: pinned for a GPU, where that is possible."""
+    memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+    if device.type == "cuda":
+        pin(memory)
+    return memory
+
+
+def _set_parameter(block: nn.Module, name: str, parameter: nn.Parameter, memory: Tensor) -> None:
+    """Replace ``parameter`` of ``block``, called ``name``, by one in ``memory``.
+
+    It has a version of its own: changes of ``memory`` are none of what autograd saved.
+    """
+    owner, _, own = name.rpartition(".")
+    empty = torch.empty(0, dtype=parameter.dtype, device=memory.device)
+    replaced = nn.Parameter(empty, requires_grad=False)
+    replaced.data = memory
+    setattr(block.get_submodule(owner), own, replaced)
