@@ -72,6 +72,8 @@ def gradients_of(models: Path, *changes: dict[str, Any]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     for tensor in (batch.mean, batch.noise, batch.txt, batch.vec):
         tensor.normal_(generator=generator)
+    batch.weights.fill_(1)
+    batch.keys.copy_(torch.tensor([11, 12]))
     trained = [each for each in model.parameters() if each.requires_grad]
     numbers = list[Tensor]()
     for _ in range(3):
@@ -92,12 +94,66 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
     return parameter.grad
 
 
-@pytest.mark.parametrize("recompute", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "recompute"),
+    [("lora", 0.0), ("lora", 0.5), ("dropout", 1.0), ("dora in 8 bits", 0.5), ("lokr", 1.0),
+     ("some blocks", 0.0)],
+)  # fmt: skip
 def test_losses_and_gradients_are_those_without(models: Path, kind: str, recompute: float) -> None:
     change = KINDS[kind]
     expected = gradients_of(models, change, offloading(0, activation_checkpointing=recompute))
-    assert all(each.count_nonzero() for each in expected)
-    for count in (1, 2, 3, NUM_BLOCKS):
+    assert sum(each.any().item() for each in expected) > 0.8 * len(expected)
+    for count in (1, 3, NUM_BLOCKS):
         found = gradients_of(models, change, offloading(count, activation_checkpointing=recompute))
         assert all(map(torch.equal, found, expected)), count
+
+
+def train(config: RunConfig, paths: RunPaths, world: World, *, port: int, crash: int) -> None:
+    ranks.crash_after(crash)
+    ranks.train_together(config, paths, world, port=port)
+
+
+def finish(models: Path, output: Path, size: int, *changes: dict[str, Any], crash: int = 0) -> None:
+    """Train on ``size`` ranks, which crash after step ``crash``."""
+    config, paths = resolve(merge_all(RUN, *changes)), RunPaths(output, output, models)
+    if size == 1:
+        codes = in_process.finish(ranks.train_alone, config, paths)
+    else:
+        run = partial(train, port=free_port(), crash=crash)
+        codes = ranks.finish(run, config, paths, size)
+    assert codes == [ranks.CRASHED if crash else 0] * size, ranks.output_of(paths)
+
+
+def results_of(output: Path) -> tuple[Any, ...]:
+    """Return the losses, and the contents of all files of weights."""
+    files = {
+        path.relative_to(output): path.read_bytes() for path in output.rglob("*.safetensors")
+    }
+    assert any("checkpoints" in path.parts for path in files)
+    assert any("adapters" in path.parts for path in files)
+    return losses(output), losses(output, "eval_loss"), files
+
+
+@pytest.mark.parametrize("change", [{}, {**KINDS["dora in 8 bits"], "optim": {"ema_decay": 0.9}}])
+def test_a_run_writes_the_same_files(models: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    outputs = tmp_path / "without", tmp_path / "with"
+    for output, count in zip(outputs, (0, 5), strict=True):
+        finish(models, output, 1, change, offloading(count, activation_checkpointing=0.5))
+    without, found = map(results_of, outputs)
+    assert found == without
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "parallel"), [
+    (2, {}), (3, {"reshard_after_forward": False}), (2, {"dp_replicate": 2}),
+])  # fmt: skip
+def test_ranks_that_crash_and_offload_more_write_the_same_files(
+    models: Path, tmp_path: Path, size: int, parallel: dict[str, Any]
+) -> None:
+    adapters = {**KINDS["some blocks"], **HALF}  # some blocks have nothing that FSDP2 shards
+    outputs = tmp_path / "without", tmp_path / "with"
+    finish(models, outputs[0], size, adapters, offloading(0, **parallel))
+    finish(models, outputs[1], size, adapters, offloading(3, **parallel), crash=3)
+    finish(models, outputs[1], size, adapters, offloading(NUM_BLOCKS, **parallel))
+    without, found = map(results_of, outputs)
+    assert found == without

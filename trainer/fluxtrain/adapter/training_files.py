@@ -6,8 +6,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
-
 from fluxtrain.adapter.file import DTYPES, write_adapter
 from fluxtrain.adapter.metadata import Metadata, architecture
 from fluxtrain.adapter.trained import trained_adapter
@@ -15,8 +13,10 @@ from fluxtrain.contract.launch import ADAPTERS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World
 from fluxtrain.model.adapted_layers import BASE_MAGNITUDE, adapted_layers
+from fluxtrain.model.flux import Flux
 from fluxtrain.model.lora import magnitudes
 from fluxtrain.optimizers.optimizer import Optimizer
+from fluxtrain.parallelize import free_gathered
 from fluxtrain.sharded_tensor import whole
 
 
@@ -27,7 +27,7 @@ class AdapterFiles:
     config: RunConfig
     output: Path
     world: World
-    model: nn.Module
+    model: Flux
     optimizer: Optimizer
 
     def is_due(self, step: int) -> bool:
@@ -43,6 +43,7 @@ class AdapterFiles:
         config = self.config
         if config.adapter is None:
             return
+        free_gathered(self.model)  # after an evaluation the model may have them as parameters
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         tensors = {
             name: whole(self.optimizer.judged(parameter)) for name, parameter in named.items()
