@@ -126,9 +126,7 @@ def finish(models: Path, output: Path, size: int, *changes: dict[str, Any], cras
 
 def results_of(output: Path) -> tuple[Any, ...]:
     """Return the losses, and the contents of all files of weights."""
-    files = {
-        path.relative_to(output): path.read_bytes() for path in output.rglob("*.safetensors")
-    }
+    files = {path.relative_to(output): path.read_bytes() for path in output.rglob("*.safetensors")}
     assert any("checkpoints" in path.parts for path in files)
     assert any("adapters" in path.parts for path in files)
     return losses(output), losses(output, "eval_loss"), files

@@ -105,8 +105,8 @@ def empty_model(config: RunConfig, world: World, clip: ClipShape | None = None) 
     recompute_activations(model, config.parallel.activation_checkpointing)
     if compiles(config.parallel, world.device):
         compile_blocks(model, has_sizes=config.data.buckets is not None)
-    if config.parallel.offload_blocks:
-        offload(model, config.parallel.offload_blocks)
+    if chosen := offloaded_blocks(config):
+        offload(model, chosen)
     if uses_fsdp(config, world.size):
         mesh = world.mesh(Sharding.of(config, world.size, world.local_size).dp_replicate)
         shard(model, mesh, config.parallel, config.precision)
@@ -124,14 +124,11 @@ def uses_fsdp(config: RunConfig, num_ranks: int) -> bool:
     )
 
 
-def offload(model: Flux, count: int) -> None:
-    """Let ``count`` blocks have their frozen weights in host memory; they have no memory yet."""
-    named = [
-        (f"{kind}.{number}", block)
-        for kind in BLOCKS
-        for number, block in enumerate(getattr(model, kind))
-    ]
-    model.offloading = Offloading(dict(named[i] for i in offloaded_blocks(len(named), count)))
+def offload(model: Flux, numbers: Iterable[int]) -> None:
+    """Let the blocks with ``numbers`` have their frozen weights on the host; they have no memory yet."""
+    names = [f"{kind}.{number}" for kind in BLOCKS for number in range(len(getattr(model, kind)))]
+    chosen = [names[number] for number in numbers]
+    model.offloading = Offloading({name: model.get_submodule(name) for name in chosen})
 
 
 def recompute_activations(model: Flux, fraction: float) -> None:
@@ -281,11 +278,13 @@ def allocate(model: nn.Module, device: torch.device, alive: Alive = lambda: None
 
     It is on ``device``, or on the host for those that are copied to it. ``alive`` is called now and then.
     """
-    if isinstance(model, Flux) and model.offloading is not None:
-        model.offloading.allocate(device, alive)
-    model._apply(
-        lambda each: each if each.device == device else torch.empty_like(each, device=device)
-    )
+    offloading = model.offloading if isinstance(model, Flux) else None
+    if offloading is None:
+        model.to_empty(device=device)
+        return
+    with offloading.without_parameters():
+        model.to_empty(device=device)
+    offloading.allocate(device, alive)
 
 
 def _given(model: nn.Module, adapters: Mapping[str, Tensor], name: str, value: Tensor) -> Tensor:

@@ -9,7 +9,13 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.model.activations import BYTES
 from fluxtrain.model.clip_cost import frozen_clip_parameters
-from fluxtrain.model.parameters import count_parameters, count_trained
+from fluxtrain.model.offloaded_blocks import offloaded_blocks
+from fluxtrain.model.parameters import (
+    ParameterCounts,
+    TrainedCounts,
+    count_parameters,
+    count_trained,
+)
 from fluxtrain.snapshot_size import trained_shapes
 
 Axis = Literal["dp_replicate", "dp_shard"]
@@ -47,11 +53,11 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
     counts = count_parameters(config.model, sharding.dp_shard)
     compute, reduce = BYTES[config.precision.compute], BYTES[config.precision.reduce]
     gathers = 2 if config.parallel.reshards else 1
-    blocks = config.model.depth + config.model.depth_single_blocks
     trained = count_trained(config.model, config.adapter, sharding.dp_shard)
-    adapters = 0 if config.adapter is None else trained.total  # beside the frozen weights
+    blocks = _gathered_blocks(config, counts, trained)
     clip = frozen_clip_parameters(config.model, config.adapter, sharding.dp_shard)
-    gathered = (gathers * (counts.total - counts.rest + adapters + clip) + counts.rest) * compute
+    clip += trained.rest if config.trains_clip else 0
+    gathered = (gathers * (sum(blocks) + clip) + counts.rest) * compute
     groups, reduced = trained.groups, trained.total * reduce
     found = list[Collective]()
     if sharding.dp_replicate > 1:
@@ -59,7 +65,7 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
         shards = times * reduced // sharding.dp_shard
         found.append(Collective("dp_replicate", "all_reduce", times * groups, shards))
     if sharding.dp_shard > 1:
-        calls = gathers * (blocks + config.trains_clip) + 1
+        calls = gathers * (sum(size > 0 for size in blocks) + config.trains_clip) + 1
         sums, sum_bytes = _optimizer_sums(config)
         found += [
             Collective("dp_shard", "all_gather", accumulation * calls, accumulation * gathered),
@@ -67,6 +73,22 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
             Collective("dp_shard", "reduce_scatter", accumulation * groups, accumulation * reduced),
         ]
     return found
+
+
+def _gathered_blocks(
+    config: RunConfig, counts: ParameterCounts, trained: TrainedCounts
+) -> list[int]:
+    """Return the parameters of each block that are gathered: all but frozen ones in host memory."""
+    kinds = [counts.double_block] * counts.depth + [
+        counts.single_block
+    ] * counts.depth_single_blocks
+    if config.adapter is None:
+        return kinds
+    offloaded = set(offloaded_blocks(config))
+    return [
+        own + (0 if index in offloaded else frozen)
+        for index, (frozen, own) in enumerate(zip(kinds, trained.blocks, strict=True))
+    ]
 
 
 def _optimizer_sums(config: RunConfig) -> tuple[int, int]:

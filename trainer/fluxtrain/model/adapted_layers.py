@@ -187,7 +187,12 @@ def _padded(layer: AdaptedLayer, num_shards: int) -> int:
 
 def block_index(layer: AdaptedLayer, model: ModelConfig) -> int:
     """Return the number of the block of ``layer``, double blocks first."""
-    blocks, number, *_ = layer.name.split(".")
+    return block_number(layer.name, model)
+
+
+def block_number(name: str, model: ModelConfig) -> int:
+    """Return the number of the block with the layer ``name``, double blocks first."""
+    blocks, number, *_ = name.split(".")
     return int(number) + (model.depth if blocks == "single_blocks" else 0)
 
 

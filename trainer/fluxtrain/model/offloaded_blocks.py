@@ -16,8 +16,13 @@ ALIGNMENT = 256
 """Bytes: each tensor of a block begins at a multiple of it, as an allocation of its own would."""
 
 
-def offloaded_blocks(num_blocks: int, count: int) -> list[int]:
-    """Return ``count`` of ``num_blocks`` blocks, spread evenly: transfers hide behind the blocks between."""
+def offloaded_blocks(config: RunConfig) -> list[int]:
+    """Return the numbers of the blocks, double blocks first, whose frozen weights are in host memory.
+
+    They are spread evenly: the copies of one hide behind the blocks between.
+    """
+    num_blocks = config.model.depth + config.model.depth_single_blocks
+    count = config.parallel.offload_blocks
     return [i for i in range(num_blocks) if (i + 1) * count // num_blocks > i * count // num_blocks]
 
 
@@ -41,10 +46,8 @@ def block_bytes(config: RunConfig) -> tuple[int, int]:
 
 def host_sizes(config: RunConfig) -> list[int]:
     """Return the bytes of each block of ``config`` that is in host memory, in the order of the passes."""
-    model, (double, single) = config.model, block_bytes(config)
-    num_blocks = model.depth + model.depth_single_blocks
-    chosen = offloaded_blocks(num_blocks, config.parallel.offload_blocks)
-    return [double if index < model.depth else single for index in chosen]
+    double, single = block_bytes(config)
+    return [double if index < config.model.depth else single for index in offloaded_blocks(config)]
 
 
 def buffer_sizes(sizes: Sequence[int]) -> list[int]:

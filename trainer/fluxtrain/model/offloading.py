@@ -42,6 +42,16 @@ class Offloading:
         """Return the parameters that are in host memory."""
         return [each for block in self._blocks.values() for _, each in _frozen(block)]
 
+    @contextmanager
+    def without_parameters(self) -> Iterator[None]:
+        """Take the parameters that are in host memory out of the blocks inside."""
+        taken = [(block, *each) for block in self._blocks.values() for each in _frozen(block)]
+        for block, name, _ in taken:
+            _set_parameter(block, name, None)
+        yield
+        for block, name, parameter in taken:
+            _set_parameter(block, name, parameter)
+
     @property
     def ring(self) -> Ring:
         """Return the buffers on the device, which `allocate` has made."""
@@ -61,8 +71,8 @@ class Offloading:
             alive()
         self._ring = Ring(hosts, device)
         for number, block in enumerate(self._blocks.values()):
-            for (name, parameter), view in _views(self._ring.buffer(number), block):
-                _set_parameter(block, name, parameter, view)
+            for (name, _), view in _views(self._ring.buffer(number), block):
+                _set_parameter(block, name, _in_memory(view))
 
 
 class Ring:
@@ -199,13 +209,13 @@ def _on_host(num_bytes: int, device: torch.device) -> Tensor:
     return memory
 
 
-def _set_parameter(block: nn.Module, name: str, parameter: nn.Parameter, memory: Tensor) -> None:
-    """Replace ``parameter`` of ``block``, called ``name``, by one in ``memory``.
+def _in_memory(memory: Tensor) -> nn.Parameter:
+    """Return a frozen parameter in ``memory``, changes of which are none of what autograd saved."""
+    parameter = nn.Parameter(torch.empty(0, dtype=memory.dtype, device=memory.device), False)
+    parameter.data = memory  # keeps the parameter's own version
+    return parameter
 
-    It has a version of its own: changes of ``memory`` are none of what autograd saved.
-    """
+
+def _set_parameter(block: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
     owner, _, own = name.rpartition(".")
-    empty = torch.empty(0, dtype=parameter.dtype, device=memory.device)
-    replaced = nn.Parameter(empty, requires_grad=False)
-    replaced.data = memory
-    setattr(block.get_submodule(owner), own, replaced)
+    setattr(block.get_submodule(owner), own, parameter)

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.encode.sizes import encoder_bytes
+from fluxtrain.model.offloaded_blocks import buffer_sizes, host_sizes
 from fluxtrain.plan.batch import copied_bytes, samples_ahead
 from fluxtrain.plan.passes import Passes
 from fluxtrain.snapshot_size import moments_bytes
@@ -33,6 +34,8 @@ class Memory(BaseModel):
     """Frozen text encoders and autoencoder, if images are encoded during training."""
     copied_ahead: int
     """The next micro batch, and the first batch of an evaluation, which a GPU copies while it computes."""
+    offload_buffers: int
+    """Frozen weights of blocks that are in host memory: of the one that computes, and of the next."""
     total: int
     """Sum of the above."""
 
@@ -75,5 +78,6 @@ def memory(
         "activations": peak.activations,
         "encoders": encoder_bytes(config),
         "copied_ahead": copies_ahead * samples_ahead(config, micro_batch) * copied_bytes(config),
+        "offload_buffers": sum(buffer_sizes(host_sizes(config))),
     }
     return Memory(**parts, total=sum(parts.values()))

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.model.activations import BYTES, first_layers_bytes, last_layers_bytes
-from fluxtrain.model.adapted_layers import dora_rows, has_small_base, linear_layers
+from fluxtrain.model.adapted_layers import (
+    block_number,
+    dora_rows,
+    has_small_base,
+    linear_layers,
+)
 from fluxtrain.model.adapter_moments import with_adapters
 from fluxtrain.model.block_moments import (
     BlockMoments,
@@ -21,6 +26,7 @@ from fluxtrain.model.block_moments import (
     single_block_moments,
 )
 from fluxtrain.model.clip_cost import frozen_clip_parameters, saved_by_clip
+from fluxtrain.model.offloaded_blocks import offloaded_blocks
 from fluxtrain.model.parameters import count_parameters, count_trained
 from fluxtrain.model.recomputation import is_recomputed
 from fluxtrain.plan.batch import held_bytes
@@ -51,8 +57,10 @@ class _Block:
     """One block: its kind and its parameters."""
 
     moments: BlockMoments
+    frozen: int
+    """Frozen parameters on the device, with FSDP2's padding."""
     gathered: int
-    """Parameters that are gathered, with FSDP2's padding."""
+    """Parameters that are gathered, padded too."""
     trained: int
     padded: int
     """Trained ones with padding, whose gradients are reduced."""
@@ -84,13 +92,17 @@ class Passes:
         self._trained_padded = count_trained(config.model, config.adapter, self._shards)
         self._is_frozen = config.adapter is not None
         self._padded = count_parameters(config.model, self._shards)
+        self._offloaded = frozenset(offloaded_blocks(config))
         layers = linear_layers(config.model) if has_small_base(config) else {}
         sizes = [(sum(rows for _, rows in parts), width) for width, parts in layers.values()]
         self._in_8_bits = sum(
-            -(-rows // self._shards) * self._shards * width for rows, width in sizes
+            -(-rows // self._shards) * self._shards * width
+            for name, (rows, width) in zip(layers, sizes, strict=True)
+            if block_number(name, config.model) not in self._offloaded
         )
         converted = max((rows * width for rows, width in sizes), default=0)
-        self._converted = 0 if self._is_sharded else self._width * converted
+        converts = not self._is_sharded or self._offloaded
+        self._converted = self._width * converted if converts else 0
         """Weights of the layer that computes, in the compute dtype; those that are gathered are in it."""
         self._row_bytes = _FLOAT32 * (sum(rows for rows, _ in sizes) + dora_rows(config))
         """A number for each row of a layer, of fp8 and of DoRA, on each rank."""
@@ -125,7 +137,8 @@ class Passes:
         A single rank keeps the trained ones in the compute dtype too.
         """
         rounded = self._width * self._trained.total if self.is_rounded else 0
-        frozen = self._width * (self._padded.total + self._clip) if self._is_frozen else 0
+        frozen = sum(block.frozen for block in self._blocks) + self._padded.rest + self._clip
+        frozen *= self._width if self._is_frozen else 0
         frozen -= (self._width - 1) * self._in_8_bits
         return self.shard_bytes + rounded + frozen // self._shards + self._row_bytes
 
@@ -146,10 +159,12 @@ class Passes:
         padded = self._padded
         kinds = [(double_block_moments(config), padded.double_block)] * padded.depth
         kinds += [(single_block_moments(config), padded.single_block)] * padded.depth_single_blocks
-        for index, (moments, frozen) in enumerate(kinds):
+        for index, (moments, parameters) in enumerate(kinds):
             trained = self._trained_padded.blocks[index]
+            frozen = 0 if index in self._offloaded else parameters
             yield _Block(
                 with_adapters(moments, config, index),
+                frozen,
                 frozen + trained if self._is_frozen else trained,
                 self._trained.blocks[index],
                 trained,
@@ -226,7 +241,7 @@ class Passes:
     def _rest(self) -> int:
         """Return the gathered weights outside the blocks, which stay gathered."""
         rest = self._padded.rest + (self._clip_gathered if self._is_frozen else 0)
-        return self._width * rest if self._is_sharded else self._converted
+        return self._converted + (self._width * rest if self._is_sharded else 0)
 
     def _weights(self, block: _Block) -> int:
         """Return the gathered weights of ``block``, 0 if all blocks stay gathered."""

@@ -140,7 +140,11 @@ def _memory_rows(planned: Memory, measured: Measured) -> list[Row]:
     found = dict.fromkeys(("weights", "optimizer", "gradients", "gathered", "activations"), 0)
     for kind, used in measured.memory.items():
         found[_KINDS.get(kind, "activations")] += used
-    beside = {"encoders": measured.encoder_bytes, "copied_ahead": measured.ahead_bytes}
+    beside = {
+        "encoders": measured.encoder_bytes,
+        "copied_ahead": measured.ahead_bytes,
+        "offload_buffers": measured.buffer_bytes,
+    }
     found["activations"] -= sum(beside.values())
     found |= {kind: used for kind, used in beside.items() if used or getattr(planned, kind)}
     rows = [

@@ -47,6 +47,8 @@ class Measured:
     """Of the frozen encoders, which `memory` counts as inputs."""
     ahead_bytes: int
     """Of the batches that a GPU copies ahead, which `memory` counts as inputs too."""
+    buffer_bytes: int
+    """Of the buffers for weights that are in host memory: inputs too."""
     kernels: int
     """Operators that launched a kernel, without compilation."""
     host_syncs: list[str]
@@ -108,13 +110,14 @@ def _measured(step: Step) -> Measured:
         recorder.flops,
         _bytes(_encoders(step)),
         _bytes(_ahead(step)),
+        _bytes(_buffers(step)),
         recorder.kernels,
         syncs,
     )
 
 
 def _tracker(step: Step) -> MemTracker:
-    inputs = (*step.batch.tensors().values(), *_ahead(step), *_encoders(step))
+    inputs = (*step.batch.tensors().values(), *_ahead(step), *_encoders(step), *_buffers(step))
     if isinstance(step.model, FSDPModule):
         tracker = FSDPMemTracker(step.model, step.optimizer)
         _leave_frozen(tracker, step.model)
@@ -156,6 +159,11 @@ def _encoders(step: Step) -> list[Tensor]:
 
 def _ahead(step: Step) -> list[Tensor]:
     return [tensor for batch in step.ahead for tensor in batch.device_tensors().values()]
+
+
+def _buffers(step: Step) -> list[Tensor]:
+    offloading = step.model.offloading
+    return [] if offloading is None else offloading.ring.buffers
 
 
 def _bytes(tensors: list[Tensor]) -> int:
