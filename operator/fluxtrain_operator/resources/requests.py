@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from fluxtrain.contract.resource.resources import Amounts, amount
+from fluxtrain.model.offloaded_blocks import host_sizes
 from fluxtrain.snapshot_size import snapshot_bytes
 from fluxtrain_operator.job import Job, Manifest
 
 CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
-"""Default requests, without snapshots. They are small, so that every node with that many GPUs fits; without
+"""Default requests, without snapshots and weights in host memory. They are small, so that every node with that many GPUs fits; without
 any, the pod would be the first to be evicted, and would get no CPU beside pods that request some."""
 _GIB = 1 << 30
 
@@ -39,7 +40,8 @@ def _defaults(job: Job) -> dict[str, str]:
     gpus = job.spec.gpus_per_node
     if gpus == 0:
         return {}
-    memory = MEMORY_PER_GPU_GIB * gpus + round(snapshot_bytes_of(job) / _GIB)
+    beside = snapshot_bytes_of(job) + gpus * sum(host_sizes(job.config))
+    memory = MEMORY_PER_GPU_GIB * gpus + round(beside / _GIB)
     return {"cpu": str(CPUS_PER_GPU * gpus), "memory": f"{memory}Gi"}
 
 

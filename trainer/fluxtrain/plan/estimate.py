@@ -17,6 +17,7 @@ from fluxtrain.errors import ConfigError
 from fluxtrain.gpus import Gpu, find_gpu, find_peak
 from fluxtrain.loader_size import loader_bytes
 from fluxtrain.model.adapter_flops import run_flops
+from fluxtrain.model.offloaded_blocks import copied_bytes, host_sizes
 from fluxtrain.model.parameters import count_parameters, count_trained
 from fluxtrain.plan.measured import MeasuredSpeeds, Speed
 from fluxtrain.plan.memory import Memory, memory, state_bytes
@@ -31,6 +32,8 @@ DEFAULT_MFU = 0.3
 one 0.38 to 0.45."""
 DEFAULT_FP8_MFU = 0.2
 """Default fraction of the dense fp8 peak, which is twice that of bfloat16: in MLPerf it is 0.05 to 0.30."""
+HOST_LINK = 25e9
+"""Assumed bytes per second from host memory to a GPU: what PCIe 4.0 with 16 lanes reaches, half of 5.0's."""
 USABLE = 0.9
 """Usable fraction of a GPU's memory: contexts, collectives and fragmentation need the rest."""
 
@@ -93,6 +96,12 @@ class Plan(BaseModel):
     """Data type of the trained weights, and of their reduced gradients."""
     memory_bytes_per_gpu: Memory
     """Peak memory of one rank."""
+    offloaded_bytes_per_node: int
+    """Frozen weights of ``parallel.offload_blocks`` in page-locked memory of one node; each rank has all."""
+    offload_copied_bytes_per_step: int
+    """Bytes that one rank copies of them to its GPU in one optimizer step."""
+    offload_seconds_per_step: float
+    """Time of these copies at 25 GB/s, while the GPU computes."""
     communication_bytes_per_step: int
     """Bytes that one GPU sends in one optimizer step."""
     node_communication_bytes_per_step: int
@@ -180,6 +189,8 @@ def make_plan(
     rate = speed and speed * num_ranks * batch / computed
     trained = count_trained(config.model, config.adapter).total
     checkpoint = state_bytes(config) * trained
+    offloaded = host_sizes(config)
+    copied = accumulation * copied_bytes(offloaded)
     rank_counts = range((fewest_nodes or nodes) * ranks_per_node, num_ranks + 1, ranks_per_node)
     return Plan(
         gpu=device.name if device else None,
@@ -207,6 +218,9 @@ def make_plan(
         reshards_after_forward=settled.parallel.reshards,
         weight_dtype=config.precision.weights,
         memory_bytes_per_gpu=_memory(settled, sharding, micro_batch, device is not None),
+        offloaded_bytes_per_node=ranks_per_node * sum(offloaded),
+        offload_copied_bytes_per_step=copied,
+        offload_seconds_per_step=copied / HOST_LINK,
         communication_bytes_per_step=sent_by_rank(settled, sharding, accumulation),
         node_communication_bytes_per_step=sent_by_node(settled, sharding, accumulation),
         communication_bytes_within_node_per_step=sent_within_node(settled, sharding, accumulation),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fluxtrain.plan.estimate import DEFAULT_FP8_MFU, DEFAULT_MFU, USABLE, Plan
+from fluxtrain.plan.estimate import DEFAULT_FP8_MFU, DEFAULT_MFU, HOST_LINK, USABLE, Plan
 from fluxtrain.plan.pictures import PicturesPlan
 from fluxtrain.plan.units import binary, decimal
 from fluxtrain.snapshots.free_memory import reserve_of
@@ -67,7 +67,20 @@ def _step(plan: Plan) -> list[Row]:
         ("samples per rank", f"{plan.samples_per_rank:,}", _padding(plan)),
         ("sent by each rank", sent, "weights gathered, gradients reduced"),
         *_between_nodes(plan),
+        *_from_the_host(plan),
     ]
+
+
+def _from_the_host(plan: Plan) -> list[Row]:
+    copied, seconds = plan.offload_copied_bytes_per_step, plan.offload_seconds_per_step
+    if not copied:
+        return []
+    text = f"of offloaded blocks by each rank: {seconds:.2f} s"
+    if plan.samples_per_second is not None:
+        step = plan.global_batch_size / plan.samples_per_second
+        hidden = "they hide behind it" if seconds < step else "the step TAKES AS LONG AS THEY DO"
+        text += f", of a step that computes for {step:.2f} s: {hidden}"
+    return [("copied from the host", decimal(copied, "B"), text)]
 
 
 def _replicas(plan: Plan) -> str:
@@ -142,7 +155,20 @@ def _beside_the_model(plan: Plan) -> list[Row]:
     if parts.copied_ahead:
         text = "the next micro batch, and the first of an evaluation if there are any"
         rows.append(("copied ahead", binary(parts.copied_ahead), text))
+    if parts.offload_buffers:
+        text = (
+            f"of offloaded blocks; their weights, {binary(plan.offloaded_bytes_per_node)}, are in "
+            f"page-locked memory of each node{_host_fit(plan)}"
+        )
+        rows.append(("offload buffers", binary(parts.offload_buffers), text))
     return rows
+
+
+def _host_fit(plan: Plan) -> str:
+    limit = plan.memory_limit_bytes
+    if limit is None or plan.offloaded_bytes_per_node <= limit:
+        return ""
+    return f": DO NOT FIT in limits.memory, {binary(limit)}"
 
 
 def _fit(plan: Plan) -> str:
@@ -231,7 +257,8 @@ def _snapshots(plan: Plan) -> str:
         return "none are taken in memory"
     text = "in the memory of each node, at its fewest nodes"
     limit = plan.memory_limit_bytes
-    if limit is not None and plan.snapshot_bytes_per_node + 2 * reserve_of(limit) > limit:
+    used = plan.offloaded_bytes_per_node + plan.snapshot_bytes_per_node
+    if limit is not None and used + 2 * reserve_of(limit) > limit:
         return f"{text}: DO NOT FIT in limits.memory, {binary(limit)}; none are taken"
     return text
 
@@ -256,6 +283,8 @@ def _assumptions(plan: Plan) -> list[str]:
         lines.append(
             f"Assumed: a micro batch fits if the total is below {USABLE:.0%} of the memory."
         )
+    if plan.offload_copied_bytes_per_step:
+        lines.append(f"Assumed: {HOST_LINK / 1e9:.0f} GB/s from host memory (PCIe 4.0, 16 lanes).")
     lines.append("Not counted: start-up, evaluation, sampling, waiting for data and checkpoints.")
     return lines
 
