@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cluster.free_ports import free_port
+from tests.trainer import in_process, ranks
+from tests.trainer.outputs import losses
 from tests.trainer.ranks import CPU
 from tests.trainer.small_runs import merge_all
 from tests.trainer.tiny_model import random_flux, save_flux
 from torch import Tensor, nn
 
 from fluxtrain import optim
+from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.distributed import World
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model.flux import Flux
+from fluxtrain.model.offloaded_blocks import (
+    BUFFERS,
+    block_bytes,
+    buffer_sizes,
+    copied_bytes,
+    host_sizes,
+    offloaded_blocks,
+)
+from fluxtrain.model.offloading import Ring
 from fluxtrain.parallelize import DTYPES, build_model
 from fluxtrain.warm_up import synthetic_batch
 from fluxtrain.weights.reader import open_weights

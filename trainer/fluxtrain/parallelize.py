@@ -260,7 +260,7 @@ def load_weights(
     ``alive`` is called after each parameter.
     """
     allocate(model, device, alive)
-    parameters = dict(model.named_parameters())
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
     if isinstance(model, Flux) and model.offloading is not None:
         parameters |= model.offloading.host
     with torch.no_grad():

@@ -34,6 +34,7 @@ PACKAGE = Path(str(fluxtrain.other_trainers.__file__)).parent
 DENIALS: Mapping[str, str] = {
     "a factor is learned nowhere": r"adapter\..*scalar",
     "a file has one training; import the others by themselves": r"^process",
+    "a checkpoint is written from a copy in host memory": r"checkpoint\..*(stream|tensor)",
     "all pictures are trained from the first step to the last": r"data\..*(start|end|begin)",
     "all pictures are trained in the same way": r"data\..*(offset|slider)",
     "all pictures of data.images are used": r"data\.(max_|num_)?(pictures|samples)$",
@@ -93,9 +94,7 @@ DENIALS: Mapping[str, str] = {
     "the loss is the squared error": r"flow\.(loss$|loss_type|loss_kind|huber)",
     "the update is one for all weights; FSDP2 shards its states": r"optim\.fused",
     "timesteps are drawn from 0 to 1": r"flow\.(min|max)",
-    "weights and activations stay on the GPU; FSDP2 shards them over GPUs": r"offload|swap",
     "weights by signal-to-noise have no meaning": r"snr",
-    "weights stay on the GPU; FSDP2 shards them over GPUs": r"offload|swap",
 }  # fmt: skip
 """Reasons that name no field, each with the fields that would make it untrue if they existed."""
 

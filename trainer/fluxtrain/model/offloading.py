@@ -156,8 +156,8 @@ def _unpin(hosts: Iterable[Tensor], stream: torch.cuda.Stream) -> None:
 def _watch(block: nn.Module, number: int, offloading: Offloading) -> None:
     """Call the ring of ``offloading`` around the passes of ``block``.
 
-    A backward pass begins when the gradient of an output is known; it ends, for the frozen weights, when those
-    of all inputs are. If no input needs one, the next forward pass tells that it has ended.
+    A backward pass begins when the gradient of an output is known. For frozen weights it ends when those of
+    all inputs are; if no input needs one, with the next forward pass.
     """
 
     def before(block: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -53,11 +53,17 @@ _MODEL: Mapping[str, Option] = {
     "model.qtype": automatic("is part of model.quantize"),
     "model.quantize_te": missing("encoders.precision is bfloat16 or float32"),
     "model.qtype_te": automatic("is part of model.quantize_te"),
-    **each(
-        "model.low_vram model.layer_offloading model.layer_offloading_transformer_percent "
-        "model.layer_offloading_text_encoder_percent model.split_model_over_gpus",
-        missing("weights stay on the GPU; FSDP2 shards them over GPUs", 0),
+    "model.low_vram": automatic("weights are read tensor by tensor"),
+    "model.layer_offloading": fields(
+        ["parallel.offload_blocks"],
+        values.offloaded,
+        note="layer_offloading_transformer_percent of the blocks",
     ),
+    "model.layer_offloading_transformer_percent": automatic("is part of model.layer_offloading"),
+    "model.layer_offloading_text_encoder_percent": automatic(
+        "pictures are encoded before the training"
+    ),
+    "model.split_model_over_gpus": missing("FSDP2 shards over GPUs: parallel.dp_replicate"),
     **each(
         "model.lora_path model.assistant_lora_path model.inference_lora_path",
         missing("fluxtrain adapter merge adds adapters to weights beforehand"),

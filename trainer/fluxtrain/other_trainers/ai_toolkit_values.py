@@ -15,6 +15,7 @@ MORE_PROCESSES, MORE_DATASETS = "process[1]", "datasets[1]"
 REGULARISATION, SAMPLES = "datasets.is_reg", "sample.samples"
 IMAGES = "datasets.dataset_path datasets.folder_path"
 """The options that name pictures."""
+OFFLOADED = "model.layer_offloading_transformer_percent"
 _FLOAT8 = ("qfloat8", "float8")
 _DIMENSION = ("network.rank", "network.linear")
 _NAMES = {"adamw": "adamw", "adamw8": "adamw_8bit", "adamw8bit": "adamw_8bit"}
@@ -247,6 +248,19 @@ def small_base(reading: Reading, name: str) -> Values:
     if has_type and reading.word("model.qtype") not in _FLOAT8:
         raise NoCounterpartError("only qfloat8 and float8 have one, adapter.base_dtype: fp8")
     return {"adapter.base_dtype": "fp8"}
+
+
+def offloaded(reading: Reading, name: str) -> Values:
+    """Return the blocks in host memory: a fraction of all, for which there the layers are drawn."""
+    if not reading.flag(name):
+        reading.notes[name] = "off here too"
+        return {}
+    if not _is_adapter(reading):
+        raise NoCounterpartError("parallel.offload_blocks is of weights that are not trained")
+    fraction = reading.number(OFFLOADED) if reading.has(OFFLOADED) else 1.0
+    if not 0 <= fraction <= 1:
+        raise reading.wrong(OFFLOADED, "must be from 0 to 1")
+    return {"parallel.offload_blocks": round(fraction * common.NUM_BLOCKS)}
 
 
 def prior_weight(reading: Reading, name: str) -> Values:

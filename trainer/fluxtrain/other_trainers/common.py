@@ -6,11 +6,15 @@ import math
 import re
 from collections.abc import Callable
 
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.model.offloaded_blocks import BUFFERS
 from fluxtrain.other_trainers.option import Convert, Values
 from fluxtrain.other_trainers.reading import NoCounterpartError, Reading
 
 NO_CLIPPING = 1e12
 """``optim.max_grad_norm`` that clips nothing."""
+NUM_BLOCKS = ModelConfig().depth + ModelConfig().depth_single_blocks
+"""Blocks of FLUX.1."""
 EPOCHS = (
     "epochs are counted in steps here: give --epoch-samples, the images times their repeats, or "
 )
@@ -105,6 +109,11 @@ def file_dtype(reading: Reading, name: str) -> Values:
     known |= {"float": "float32", "fp32": "float32", "float32": "float32"}
     why = "the data types of files are bfloat16, float16 and float32"
     return {"adapter_file.dtype": reading.among(name, known, why)}
+
+
+def swapped_blocks(count: int) -> Values:
+    """Return the offloaded blocks of which ``count`` are not on the GPU: two have buffers there."""
+    return {"parallel.offload_blocks": min(count + BUFFERS, NUM_BLOCKS)} if count else {}
 
 
 def square(reading: Reading, name: str, side: object, step: int = 16) -> Values:

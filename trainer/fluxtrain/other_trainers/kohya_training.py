@@ -89,11 +89,19 @@ _OPTIMIZER: Mapping[str, Option] = {
         "blockwise_fused_optimizers fused_backward_pass fused_optimizer_groups",
         missing("the update is one for all weights; FSDP2 shards its states"),
     ),
-    **each(
-        "blocks_to_swap cpu_offload_checkpointing mem_eff_save single_blocks_to_swap "
-        "double_blocks_to_swap",
-        missing("weights and activations stay on the GPU; FSDP2 shards them over GPUs", 0),
+    "blocks_to_swap": fields(
+        ["parallel.offload_blocks"],
+        values.swapped_blocks,
+        note="of n: n/2 double blocks, twice the rest of single ones, and 2 that have buffers",
     ),
+    **each(
+        "single_blocks_to_swap double_blocks_to_swap",
+        missing("parallel.offload_blocks is of weights that are not trained", 0),
+    ),
+    "cpu_offload_checkpointing": missing(
+        "activations stay on the GPU; parallel.activation_checkpointing recomputes them"
+    ),
+    "mem_eff_save": missing("a checkpoint is written from a copy in host memory"),
 }
 _LENGTH: Mapping[str, Option] = {
     "train_batch_size": fields(

@@ -136,6 +136,15 @@ def small_base(reading: Reading, name: str) -> Values:
     return {"adapter.base_dtype": "fp8" if reading.flag(name) else "compute"}
 
 
+def swapped_blocks(reading: Reading, name: str) -> Values:
+    """Return the blocks in host memory: half of the count are double blocks, the others two single ones."""
+    count = reading.whole(name)
+    if count and not reading.has("network_module"):
+        raise NoCounterpartError("parallel.offload_blocks is of weights that are not trained")
+    double = count // 2
+    return common.swapped_blocks(double + 2 * (count - double))
+
+
 def full_bf16(reading: Reading, name: str) -> Values:
     """Return the data type of the trained weights."""
     if not reading.flag(name):

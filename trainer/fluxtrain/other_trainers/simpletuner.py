@@ -56,10 +56,15 @@ _MODEL: Mapping[str, Option] = {
     ),
     "gradient_checkpointing_interval": automatic("is part of gradient_checkpointing"),
     "fuse_qkv_projections": missing("adapter.split_qkv: false"),
+    "musubi_blocks_to_swap": fields(
+        ["parallel.offload_blocks"],
+        values.swapped_blocks,
+        note="and 2 that have buffers",
+    ),
     **each(
-        "enable_group_offload group_offload_type ramtorch ramtorch_target_modules musubi_blocks_to_swap "
+        "enable_group_offload group_offload_type ramtorch ramtorch_target_modules "
         "enable_model_cpu_offload ramtorch_text_encoder ramtorch_vae optimizer_offload_gradients",
-        missing("weights stay on the GPU; FSDP2 shards them over GPUs", 0),
+        missing("parallel.offload_blocks is of whole blocks, and of nothing else", 0),
     ),
     **each("fsdp_enable fsdp_version deepspeed_config", automatic("FSDP2: parallel.dp_replicate")),
     "attention_mechanism": automatic("parallel.attention: auto"),

@@ -325,6 +325,14 @@ def interval(reading: Reading, name: str) -> Values:
     return {"checkpoint.every_steps": every, **files}
 
 
+def swapped_blocks(reading: Reading, name: str) -> Values:
+    """Return the blocks in host memory."""
+    count = reading.whole(name)
+    if count and not _is_adapter(reading):
+        raise NoCounterpartError("parallel.offload_blocks is of weights that are not trained")
+    return common.swapped_blocks(count)
+
+
 def small_base(reading: Reading, name: str) -> Values:
     """Return the data type of the frozen weights."""
     value = reading.text(name)

@@ -73,10 +73,10 @@ class ParallelConfig(StrictModel):
     activation_checkpointing: Fraction = 0.0
     """Fraction of the blocks, evenly spaced, whose activations are recomputed in the backward pass."""
     offload_blocks: Count = 0
-    """Blocks, evenly spaced, whose frozen weights are in page-locked host memory instead of the GPU's; with
-    ``adapter`` only. They are copied before they are used, behind the blocks between, to two buffers that stay
-    on the GPU, so the first two save nothing. Each rank has them whole. ``fluxtrain plan`` tells the memory of
-    both, and whether the copies take longer than the step."""
+    """Blocks, evenly spaced, whose frozen weights are in page-locked host memory, not in the GPU's; only with
+    ``adapter``. They are copied while the blocks between compute, to two buffers that stay on the GPU, so two
+    blocks or fewer save nothing. Each rank has them whole. ``fluxtrain plan`` tells the memory of both, and
+    whether the copies take longer than the step."""
     compile: bool | None = None
     """Compile each block with torch.compile before training starts; null: on GPUs that have Triton and a C
     compiler, not on CPUs, for which it needs a C++ compiler."""
