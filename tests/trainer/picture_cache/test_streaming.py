@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
+import signal
 import time
-from collections import Counter
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -160,36 +160,59 @@ def test_the_losses_are_those_of_a_fetched_source_on_any_ranks(
     assert found["3s"] == pytest.approx(found["1"], rel=1e-4)
 
 
-@pytest.mark.parametrize(("url", "size"), [(SHARDS, 2), (BUCKET, 1)])
-def test_killed_at_any_moment_no_shard_that_is_encoded_is_fetched_again(
-    server: FileServer, roots: RunPaths, paths: RunPaths, url: str, size: int
+class Hold:
+    """Lets a server answer until the file number ``number`` is asked for, and nothing more until `end`."""
+
+    def __init__(self, server: FileServer, number: int) -> None:
+        self.server, self.number, self.asked = server, number, set[str]()
+        self.is_reached, self.is_over = Event(), Event()
+        server.before = self._before
+
+    def _before(self, path: str) -> None:
+        if path in self.server.files and not path.endswith(".txt"):
+            self.asked.add(path)
+        if len(self.asked) >= self.number:
+            self.is_reached.set()
+            self.is_over.wait(100)
+
+    def end(self) -> None:
+        self.server.before = lambda path: None
+        self.is_over.set()
+
+
+@pytest.mark.parametrize(
+    ("url", "size", "part", "numbers"),
+    [(SHARDS, 1, 1, (5,)), (SHARDS, 2, 1, (2, 2, 2)), (BUCKET, 1, 4, (2, 2, 5))],
+)
+def test_killed_at_any_moment_no_part_that_is_encoded_is_fetched_again(
+    server: FileServer,
+    roots: RunPaths,
+    paths: RunPaths,
+    url: str,
+    size: int,
+    part: int,
+    numbers: tuple[int, ...],
 ) -> None:
     other = RunPaths(paths.output.parent / "other/out", roots.data, roots.models)
     expected = outcome(run_of(other, url), other)
     server.sent.clear()
-    chance, kills, run = random.Random(1), 0, run_of(paths, url, **STREAM)
-    server.before = lambda path: time.sleep(0.05)
-    for moment in (4, 7, 9):
+    run = run_of(paths, url, **STREAM)
+    for number in numbers:
+        hold = Hold(server, number)
         together = partial(cache_together, port=free_port())
         processes = ranks.start(partial(asking, environment(server), together), run, paths, size)
-        target = server.requests.total() + moment * size
-        while processes[0].is_alive() and server.requests.total() < target:
-            time.sleep(0.001)
-        time.sleep(chance.uniform(0, 0.3))
-        kills += processes[0].is_alive()
+        assert hold.is_reached.wait(100), ranks.output_of(paths)
         for process in processes:
             process.kill()
             process.join()
-    assert kills >= 2
-    server.before = lambda path: None
+        hold.end()
     assert outcome(run, paths) == expected
     assert encodings(paths.output) == encodings(other.output)
+    assert url != SHARDS or left(paths) == []
     # at most two parts of each rank are fetched again after each kill
-    again = Counter(
-        {at: sent // max(1, len(server.files[at])) - 1 for at, sent in server.sent.items()}
-    )
-    pictures = [at for at in again if not at.endswith(".txt")]
-    assert sum(again[at] for at in pictures) <= kills * size * 2
+    files = [at for at in server.sent if not at.endswith(".txt")]
+    again = sum(server.sent[at] // len(server.files[at]) - 1 for at in files)
+    assert again <= len(numbers) * size * 2 * part
 
 
 def padded(server: FileServer, roots: RunPaths) -> int:
@@ -199,9 +222,7 @@ def padded(server: FileServer, roots: RunPaths) -> int:
     for number, name in enumerate(names):
         content = shard(folder, [name])[:-1024].rstrip(b"\0")
         content += bytes(-len(content) % 512)
-        server.files[f"bucket/large/{number}.tar"] = content + bytes(
-            PADDING - len(content) % 512 * 0
-        )
+        server.files[f"bucket/large/{number}.tar"] = content + bytes(PADDING)
     return sum(len(c) for at, c in server.files.items() if at.startswith("bucket/large/"))
 
 
@@ -297,7 +318,51 @@ def test_a_run_that_goes_on_streams_what_its_cache_lacks(
     assert outcome(run, paths, is_new=False) == expected
     assert encodings(paths.output) == before
     assert 0 < len(server.sent) <= 3
+    server.sent.clear()
+    world = World.alone()
+    work = cache_pictures(run_of(paths, SHARDS), paths, world, StopRequest(world), lambda: None)
+    assert server.sent  # each node fetches all of it
+    assert (work.missing_pictures, work.missing_texts) == ([], [])
     server.change("bucket/shards/s-2.tar", bytes(10240))
     next((paths.output / "cache/latents").glob("[!.]*")).unlink()
     with pytest.raises(FluxtrainError, match="has changed since the run began, with 6 files"):
         outcome(run, paths, is_new=False)
+
+
+def test_a_stopped_run_keeps_what_is_encoded_and_fetched(
+    server: FileServer, paths: RunPaths
+) -> None:
+    run = run_of(paths, SHARDS, **STREAM)
+    server.before = lambda path: time.sleep(0.1)
+    together = partial(cache_together, port=free_port())
+    (process,) = ranks.start(partial(asking, environment(server), together), run, paths)
+    while process.is_alive() and not encodings(paths.output):
+        time.sleep(0.01)
+    assert process.is_alive(), ranks.output_of(paths)
+    os.kill(process.pid or 0, signal.SIGTERM)
+    process.join(60)
+    assert process.exitcode == 75, ranks.output_of(paths)
+    assert "stopped; what is fetched is kept, the same command resumes" in ranks.output_of(paths)
+    assert 0 < len(left(paths)) <= 2
+    server.sent.clear()
+    outcome(run, paths)
+    assert len(server.sent) < 6
+    assert left(paths) == []
+
+
+def test_two_jobs_on_a_node_wait_for_room(
+    server: FileServer, roots: RunPaths, tmp_path: Path
+) -> None:
+    padded(server, roots)
+    both = [RunPaths(tmp_path / name / "out", roots.data, roots.models) for name in "ab"]
+    download = {"folder": str(tmp_path / "node"), "max_bytes": 1 << 20, "stream": True}
+    runs = [run_of(paths, "s3://bucket/large", download=download) for paths in both]
+    together = [partial(asking, environment(server), partial(cache_together, port=free_port()))
+                for _ in both]  # fmt: skip
+    started = [ranks.start(*each) for each in zip(together, runs, both, strict=True)]
+    for (process,) in started:
+        process.join(120)
+    assert [process.exitcode for (process,) in started] == [0, 0]
+    assert encodings(both[0].output) == encodings(both[1].output)
+    assert len(encodings(both[0].output)) > 9
+    assert os.listdir(tmp_path / "node/entries") == []

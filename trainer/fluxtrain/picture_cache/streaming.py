@@ -105,6 +105,7 @@ class Streaming:
 
     def encode(self, parts: Sequence[Part]) -> None:
         """Encode this rank's share of ``parts``."""
+        self._remove_encoded(parts)
         own = parts[self.world.rank :: self.world.size]
         if not own:
             return
@@ -252,6 +253,15 @@ class Streaming:
             finally:
                 stopped.set()
                 _close(following)
+
+    def _remove_encoded(self, parts: Sequence[Part]) -> None:
+        """Remove shards of this node that are not among ``parts``: a killed run has left them."""
+        node, data = node_cache(self.config.data, self.paths.data), self.config.data
+        kept = {entry_key(part.source, data) for part in parts}
+        every = (part for source in self.fetched.streamed for part in parts_of(source))
+        for key in {entry_key(part, data) for part in every} - kept:
+            if self.world.local_rank == 0 and node.data_folder(key).exists():
+                node.remove(key)
 
     def _open(self, check: Check, advance: Advance, part: Part) -> tuple[ExitStack, Path]:
         """Fetch ``part``; return its folder, and what holds it there."""
