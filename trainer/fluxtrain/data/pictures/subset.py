@@ -119,6 +119,8 @@ def list_subsets(
     listed = list[tuple[Subset, Listing]]()
     for subset in subsets(config, data_root):
         if subset.url and places is None:
+            if subset.masks is not None and not subset.masks_url:
+                mask_files(subset.masks, data_root)  # an error in them is told before a fetch
             continue
         if subset.url:
             listing = _fetched_listing(subset.url, (places or {})[subset.url])
