@@ -236,6 +236,6 @@ def test_masks_that_cannot_be_fetched_are_refused_before_anything_is(
     (paths.data / "m.json").write_text(json.dumps({"datasets": [{"subsets": sets}]}))
     with pytest.raises(ConfigError, match=rf"conditioning_data_dir: got '.*{message}"):
         check_pictures(config(data={"images": "m.json", "download": download}), output)
-    with pytest.raises(DataError, match="nowhere: missing; .* it should have a mask for each"):
+    with pytest.raises(DataError, match=r"nowhere: missing; .* should have a mask for each"):
         check_pictures(config(data={"images": "s3://bucket/pictures", "masks": "nowhere"}), output)
     assert not server.sent

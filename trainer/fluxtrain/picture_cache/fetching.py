@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from threading import Lock
 from typing import Any
 from urllib.parse import quote
 
@@ -297,10 +298,13 @@ def fill_folder(
         f for f in source.files if not (is_unpacked and (pictures / _folder_of(f.name)).is_dir())
     )
 
+    unpacking = Lock()  # one at a time: a row group of a table is in memory meanwhile
+
     def use(file: RemoteFile, check: Check) -> None:
         if is_unpacked:
             place = pictures / _folder_of(file.name)
-            _unpack(source, target / file.name, place, data.table, check)
+            with unpacking:
+                _unpack(source, target / file.name, place, data.table, check)
 
     if source.local_folder is None:
         patience, missing = patience_of(data.download, check), replace(source, files=wanted)
