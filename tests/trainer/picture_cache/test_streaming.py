@@ -32,6 +32,7 @@ from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, RunPaths
 from fluxtrain.distributed import StopRequest, World
 from fluxtrain.errors import ConfigError, DataError, FluxtrainError, StorageError
 from fluxtrain.picture_cache import cache_pictures, check_pictures
+from fluxtrain.picture_cache.check import run_pictures
 from fluxtrain.remote.http import DownloadError
 
 SHARDS = "s3://bucket/shards"
@@ -242,6 +243,11 @@ def test_the_disk_is_bounded_by_a_few_shards(
         outcome(run_of(paths, "s3://bucket/large", download=large), paths)
     assert not server.sent
     run = run_of(paths, "s3://bucket/large", download={**large, "stream": True})
+    with (
+        pytest.raises(DataError, match=r"max_bytes: .* but this command fetches all$"),
+        run_pictures(run, paths),
+    ):
+        raise AssertionError
     outcome(run, paths)
     assert 0 < most[0] < 3 * PADDING
     assert left(paths) == []

@@ -140,3 +140,31 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
         assert (data / "file").exists()
     process.join(30)
     assert waited
+
+
+def test_room_that_another_uses_is_waited_for(tmp_path: Path) -> None:
+    cache, said = NodeCache(tmp_path, 150), list[str]()
+    with cache.entry("a", 100, writer(), nothing):
+        cache.remove("a")  # it is read
+        assert entries(cache) == {"a"}
+
+        def fill() -> None:
+            with cache.entry("b", 100, writer(), nothing, said.append) as folder:
+                assert (folder / "file").exists()
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        while not said:
+            time.sleep(0.01)
+    cache.remove("a")
+    thread.join(60)
+    assert entries(cache) == {"b"}
+    assert "do not hold 0.00 GiB of data beside 0.00 GiB in use" in said[0]
+    with (
+        pytest.raises(DataError, match="do not hold"),  # it would never fit
+        cache.entry("c", 151, refuse, nothing, said.append),
+    ):
+        raise AssertionError
+    cache.remove("b")
+    cache.remove("nothing")
+    assert entries(cache) == set()

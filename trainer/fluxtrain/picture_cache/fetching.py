@@ -105,11 +105,19 @@ def divided(
 def local_pictures(
     data: DataConfig, paths: RunPaths, check: Check, is_shown: bool
 ) -> Iterator[Places]:
-    """Yield the folders of remote pictures by URL, as `fetched_pictures` does, for one process alone."""
+    """Yield the folders of remote pictures by URL, as `fetched_pictures` does, for one process alone.
+
+    Nothing is streamed. Raises DataError if all of them do not fit.
+    """
+    sources = pinned_sources(data, paths, check)
+    most, size = data.download.max_bytes, sum(map(bytes_needed, sources))
+    if data.download.stream and size > most:
+        text = f"{gib(most)} do not hold {gib(size)} of data; a run streams them, but this command"
+        raise DataError(f"spec.run.data.download.max_bytes: {text} fetches all")
     with ExitStack() as held:
         yield {
             source.url: held.enter_context(local_folder(source, data, paths.data, check, is_shown))
-            for source in pinned_sources(data, paths, check)
+            for source in sources
         }
 
 
