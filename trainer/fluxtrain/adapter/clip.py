@@ -44,7 +44,7 @@ def with_updates(text: TextEncoder, added: Added) -> TextEncoder:
         return text
     if not isinstance(text, T5Clip):
         path = added[0][0].path
-        raise DataError(f"{path}: it adapts CLIP-L; the text encoder is spec.run.encoders.text")
+        raise DataError(f"{path}: it adapts CLIP-L, and spec.run.encoders.text is minilm")
     return replace(text, clip=updated(text.clip, added))
 
 
