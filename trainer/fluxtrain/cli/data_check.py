@@ -71,7 +71,7 @@ def action(arguments: argparse.Namespace) -> int:
     try:
         config = _config(arguments)
         found = _check(config, _root(arguments), is_shown=sys.stderr.isatty())
-        _print_batch_size_note(config, _root(arguments))
+        _print_notes(config, _root(arguments))
         _require_some(found)
     except FluxtrainError as error:
         if arguments.json:
@@ -132,10 +132,10 @@ def run_of_source(source: str, data_root: Path, image_size: int | None = None) -
     return {"preset": "dev-lora", "data": {"images": source, **sizes}}
 
 
-def _print_batch_size_note(config: RunConfig, data_root: Path) -> None:
-    from fluxtrain.data.pictures.subset import batch_size_note
+def _print_notes(config: RunConfig, data_root: Path) -> None:
+    from fluxtrain.data.pictures.subset import notes
 
-    if note := batch_size_note(config.data, data_root, config.schedule.global_batch_size):
+    for note in notes(config.data, data_root, config.schedule.global_batch_size):
         print(f"fluxtrain: {note}", file=sys.stderr)
 
 

@@ -26,8 +26,8 @@ from fluxtrain.data.pictures.reading import placements_of
 from fluxtrain.data.pictures.subset import (
     Places,
     TrainingPicture,
-    batch_size_note,
     list_subsets,
+    notes,
     skipped_files,
     training_pictures,
 )
@@ -186,7 +186,7 @@ def find_work(
     """
     stored = None if is_new else read_training_set(paths.output)
     listed = list_subsets(config.data, paths.data, places or {})
-    if note := batch_size_note(config.data, paths.data, config.schedule.global_batch_size):
+    for note in notes(config.data, paths.data, config.schedule.global_batch_size):
         print(f"fluxtrain: {note}", file=sys.stderr, flush=True)
     check_files(config.encoders, paths.models)
     cache = open_cache(config, paths)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fluxtrain.contract.run.data import ALPHA, DataConfig
+from fluxtrain.contract.run.download import is_url
 from fluxtrain.contract.run.variants import AS_THEY_ARE, VariantsConfig
 from fluxtrain.data.pictures.faults import read_faults
 from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
@@ -18,6 +20,8 @@ from fluxtrain.data.pictures.subset_options import Subset
 from fluxtrain.errors import DataError
 from fluxtrain.redaction import redacted
 
+_WITH_REPEATS = re.compile(r"[0-9]+_")
+"""The beginning of a folder's name from which kohya reads its repeats."""
 Places = Mapping[str, Path | Listing]
 """Folders of this node with what was fetched, by URL, or what was listed of those that are streamed."""
 
@@ -92,6 +96,27 @@ def batch_size_note(config: DataConfig, data_root: Path, global_batch_size: int)
     given = " and ".join(map(str, other))
     text = f"{config.images}: its batch_size of {given} is not read: a step has {global_batch_size} samples"
     return f"{text}, spec.run.schedule.global_batch_size" if other else ""
+
+
+def notes(config: DataConfig, data_root: Path, global_batch_size: int) -> list[str]:
+    """Return what of the pictures of ``config`` is not read, of kohya's settings of the training."""
+    found = (
+        batch_size_note(config, data_root, global_batch_size),
+        _repeats_note(config, data_root),
+    )
+    return [note for note in found if note]
+
+
+def _repeats_note(config: DataConfig, data_root: Path) -> str:
+    """Return that folders have names with repeats, as kohya reads them, else ""; ``repeats`` settles it."""
+    folder = data_root / str(config.images)
+    if config.repeats != 1 or is_url(str(config.images)) or not folder.is_dir():
+        return ""
+    named = sorted(p.name for p in folder.iterdir() if _WITH_REPEATS.match(p.name) and p.is_dir())
+    if not named:
+        return ""
+    text = f"{config.images}: numbers in names of folders, such as {named[0]!r:.60}, are no repeats here"
+    return f"{text}; set spec.run.data.repeats, or num_repeats in kohya's data set config"
 
 
 def remote_sources(config: DataConfig, data_root: Path) -> list[tuple[str, str]]:
