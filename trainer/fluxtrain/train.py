@@ -59,7 +59,7 @@ from fluxtrain.sample.prompts import check_sampling
 from fluxtrain.shared_sources import run_sources, with_steps
 from fluxtrain.snapshots.recovery import Recovery
 from fluxtrain.warm_up import is_needed, prepare
-from fluxtrain.weights.base import keep_base, require_same_base
+from fluxtrain.weights.base import settle_base
 from fluxtrain.weights.reader import published_weights
 
 
@@ -78,10 +78,7 @@ def train(config: RunConfig, paths: RunPaths, world: World) -> RunState:
 def take_steps(
     config: RunConfig, paths: RunPaths, world: World, count: int, sources: Sources | None = None
 ) -> None:
-    """Take the first ``count`` steps of a longer run, log them and save nothing: to measure them.
-
-    ``sources`` are read instead of the run's own.
-    """
+    """Take the first ``count`` steps of a longer run, on ``sources`` if given, log them and save nothing."""
     with ExitStack() as stack:
         _Trainer(config, paths, world, stack, sources).take_steps(count)
 
@@ -123,10 +120,7 @@ class _Trainer:
         self.config = config
         self.encode = batch_encoder(config, paths.models, world.device)
         published = None
-        if recovery.is_new:
-            keep_base(config, paths.models, paths.output, world)
-        else:
-            require_same_base(config, paths.models, paths.output)
+        settle_base(config, paths, world, recovery.is_new)
         if recovery.is_new or config.adapter is not None:  # adapters' checkpoints have no weights
             published = published_weights(config, paths.models, world, observer.alive)
         adapters = {}
@@ -217,9 +211,7 @@ class _Trainer:
     def _open_data(self) -> Sources:
         """Return the data sets, which a run of the closed division opens here, on the clock; log them."""
         config, world = self.config, self.world
-        if self._sources is None:
-            self._sources = self._open_sources()
-        sources = self._sources
+        sources = self._sources = self._sources or self._open_sources()
         if config.logging.mlperf.division == "auto":
             for violation in wrong_sets(*sources.lengths):
                 self.observer.on_rule_broken(violation, self.run)

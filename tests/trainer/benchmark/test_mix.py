@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer import test_buckets as encoded
-from tests.trainer.benchmark.test_task import FILE, rows
+import torch
 from tests.trainer.commands import fluxtrain
 
 from fluxtrain.benchmark.mix import in_turn, mixed_sources
@@ -18,7 +18,23 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.bucket_order import BucketOrder
 from fluxtrain.data.loader import training_order
+from fluxtrain.data.sample_writer import Sample
+from fluxtrain.data.shard_writer import ShardWriter
 
+COUNTS: dict[Size, int] = {(4, 4): 9, (2, 6): 5, (6, 2): 4, (2, 8): 1}
+"""Samples of each height and width of latents in an encoded set."""
+FILE = """
+apiVersion: fluxtrain.dev/v1alpha1
+kind: FluxTraining
+metadata: {name: benchmark}
+spec:
+  run:
+    preset: micro
+    task: benchmark
+    data: {num_workers: 0, image_size: 32, buckets: {step: 16}}
+    logging: {metrics_port: 0}
+    benchmark: {micro_batch_sizes: [2], steps: 5, warmup_steps: 1, memory_gib: 2}
+"""
 BUCKETS = {"image_size": 64, "buckets": {"step": 16}}
 
 
@@ -96,8 +112,13 @@ def test_the_turns_have_the_shares_of_the_set(
 
 
 def test_the_shares_are_those_of_an_encoded_set(tmp_path: Path) -> None:
-    encoded.write(tmp_path)
-    config = resolve({**encoded.RUN, "task": "benchmark", "benchmark": {"steps": 95}})
+    with ShardWriter(tmp_path / "train", shard_size=4, dtype=torch.float32) as writer:
+        for size, count in COUNTS.items():
+            for index in range(count):
+                texts, latents = (torch.zeros(4, 16), torch.zeros(16)), torch.zeros(4, *size)
+                writer.add(Sample(f"{size}-{index}", "a caption", *texts, latents, latents))
+    data = {"source": "encoded", "buckets": {"step": 16}}
+    config = make_config(data=data, benchmark={"steps": 95})
     [setting] = settings(config)
     trial = Trial(setting, 2, 1, 2, is_measured=True)
     length = trial.part_steps(config)
@@ -108,11 +129,11 @@ def test_the_shares_are_those_of_an_encoded_set(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_benchmark_with_buckets_tells_the_sizes(tmp_path: Path) -> None:
     file, output = tmp_path / "job.yaml", tmp_path / "run"
-    text = FILE.replace("{num_workers: 0}", "{num_workers: 0, image_size: 32, buckets: {step: 16}}")
-    file.write_text(text.replace("[2, 60000], scaling: [weak]", "[2]"))
+    file.write_text(FILE)
     done = fluxtrain("run", str(file), "--output", str(output))
     assert done.returncode == 0, done.stderr
-    [row] = rows(output)
+    with (output / "benchmark.csv").open() as table:
+        [row] = csv.DictReader(table)
     assert (row["image_size"], row["num_sizes"], row["largest"]) == ("32", "5", "32 x 32")
     assert float(row["images_per_second_per_gpu"]) > 0
     assert int(row["memory_allocated_bytes"]) > 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.trainer.other_trainers.test_kohya import imported
 
 from fluxtrain.errors import ConfigError
+from fluxtrain.other_trainers.files import import_file
 from fluxtrain.other_trainers.imported import Imported
 from fluxtrain.other_trainers.option import Fate
 
@@ -19,6 +19,12 @@ gradient_accumulation_steps = 3
 seed = 5
 """
 SPLIT = "validation_split = 0.1\n"
+
+
+def imported(tmp_path: Path, text: str, processes: int = 1, samples: int | None = None) -> Imported:
+    file = tmp_path / "kohya.toml"
+    file.write_text(text)
+    return import_file(file, {}, processes, samples)
 
 
 def every(found: Imported) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError, DataError
@@ -19,13 +20,16 @@ FILE = "base.json"
 _DIGEST = "sha256"
 
 
-def keep_base(config: RunConfig, models_root: Path, output: Path, world: World) -> None:
-    """Keep in ``output`` which weights the adapters of a run that begins change."""
-    weights = initial_weights(config, models_root) if config.adapter else None
+def settle_base(config: RunConfig, paths: RunPaths, world: World, is_new: bool) -> None:
+    """Keep which weights the adapters of a run change; ConfigError if one that goes on has others."""
+    if not is_new:
+        return require_same_base(config, paths.models, paths.output)
+    weights = initial_weights(config, paths.models) if config.adapter else None
     if weights is not None and world.is_main:
         content = {"weights": config.initial_weights, _DIGEST: digest_of(weights)}
-        with atomic_write(output / FILE) as partial:
+        with atomic_write(paths.output / FILE) as partial:
             partial.write_text(json.dumps(content, indent=1) + "\n")
+    return None
 
 
 def require_same_base(config: RunConfig, models_root: Path, output: Path) -> None:
