@@ -112,11 +112,9 @@ def row_of(found: Comparison, name: str) -> Row:
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "optim": {"name": "adafactor"}}),
         ("dev-finetune", 1, 8, {"model": FEW_BLOCKS, "optim": {"name": "adamw_8bit"}}),
         # weights in bfloat16: of small models the update in float32 is the peak
-        ("openmoji", 1, 1, {**BFLOAT16, "schedule": {"global_batch_size": 1}}),
-        ("openmoji", 2, 2, {**BFLOAT16, **ACCUMULATING_REPLICAS}),
-        ("openmoji", 1, 8, {**BFLOAT16, "optim": {"name": "adafactor", "ema_decay": 0.999}}),
-        ("openmoji", 1, 1, {**BFLOAT16, "optim": {"name": "prodigy", "learning_rate": 1.0}}),
-        ("openmoji", 1, 8, {**BFLOAT16, "optim": {"name": "lion"}}),
+        ("micro", 1, 1, {**BFLOAT16, "optim": {"name": "prodigy", "learning_rate": 1.0}}),
+        ("micro", 2, 2, {**BFLOAT16, **ACCUMULATING_REPLICAS}),
+        ("micro", 1, 8, {**BFLOAT16, "optim": {"name": "adafactor", "ema_decay": 0.999}}),
         (
             "dev-finetune",
             1,

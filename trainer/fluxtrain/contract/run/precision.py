@@ -29,15 +29,16 @@ class PrecisionConfig(StrictModel):
     )
 
     weights: Precision = "float32"
-    """Data type of the trained weights, between steps and in checkpoints. ``bfloat16``: there is no float32
-    copy of them, and their gradients are bfloat16 too, a third of AdamW's memory less; steps are computed in
-    float32 and round the weights stochastically, so that updates below bfloat16's digits are taken on
-    average."""
+    """Data type of the trained weights, between steps and in checkpoints; adapters are float32. ``bfloat16``:
+    there is no float32 copy of them, and their gradients are bfloat16 too, summed over micro batches in it:
+    4 bytes of each parameter instead of 8, or of 10 on a single rank. Steps are computed in float32 and round
+    the weights stochastically, so that changes below bfloat16's digits are taken on average."""
     compute: Precision = "bfloat16"
     """Data type of forward and backward; ``float32`` for exact comparisons and CPUs."""
     reduce: Precision = "float32"
     """Data type of the gradient reduction between ranks. ``bfloat16`` halves what they send, and rounds each
-    micro batch's gradients when they are summed over the ranks; the sum over micro batches is float32."""
+    micro batch's gradients when they are summed over the ranks; the sum over micro batches has the data type
+    of the weights."""
     fp8: Fp8 = "none"
     """Compute the blocks' linear layers in fp8, but for the modulations. ``tensorwise``: one scale for each
     tensor, gradients in e5m2; ``rowwise``: one for each row or column, all in e4m3, slower. Scales follow the
