@@ -8,8 +8,9 @@ from fluxtrain.snapshot_size import snapshot_bytes
 from fluxtrain_operator.job import Job, Manifest
 
 CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
-"""Default requests, without snapshots and weights in host memory. They are small, so that every node with that many GPUs fits; without
-any, the pod would be the first to be evicted, and would get no CPU beside pods that request some."""
+"""Default requests, without snapshots and weights in host memory. They are small, so that every node with
+that many GPUs fits; without any, the pod would be the first to be evicted, and would get no CPU beside pods
+that request some."""
 _GIB = 1 << 30
 
 

@@ -55,6 +55,11 @@ def test_requests_and_limits(
 
 FLUX = {"preset": "mlperf-schnell", "logging": {"mlperf": {"division": "open"}}}
 OFF = {**FLUX, "checkpoint": {"memory_every_steps": 0}}
+OFFLOADED = {
+    "preset": "dev-lora",
+    "parallel": {"offload_blocks": 57},
+    "checkpoint": {"memory_every_steps": 0},
+}
 LIMITED = {"limits": {"memory": "100Gi"}}
 
 
@@ -69,6 +74,7 @@ LIMITED = {"limits": {"memory": "100Gi"}}
         (FLUX, 8, (4, 8), {"requests": {"memory": "64Gi"}}, "64Gi", "133Gi"),
         (FLUX, 8, (4, 8), LIMITED, "100Gi", "133Gi"),  # the trainers take none
         (OFF, 8, (4, 8), {}, "64Gi", None),
+        (OFFLOADED, 2, (1, 1), {}, "60Gi", None),
         ({"preset": "mlperf-schnell-raw", "task": "preprocess"}, 8, (1, 1), {}, "64Gi", None),
     ],
 )

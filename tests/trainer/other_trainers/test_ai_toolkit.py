@@ -115,6 +115,12 @@ RULES: list[tuple[str, dict[str, object], dict[str, object]]] = [
     ("network", {**LORA, "dropout": 0.25, "network_kwargs": {"module_dropout": 0.5}},
      {"adapter.dropout": 0.25, "adapter.module_dropout": 0.5}),
     ("network", {**LORA, "pretrained_lora_path": "a.safetensors"}, {"adapter.initial": "a.safetensors"}),
+    ("model", {"low_vram": True}, {"parallel.offload_blocks": 0}),
+    ("model", {"layer_offloading": True}, {"parallel.offload_blocks": 57}),
+    ("model", {"layer_offloading": True, "layer_offloading_transformer_percent": 0.3},
+     {"parallel.offload_blocks": 17}),
+    ("model", {"layer_offloading": False, "layer_offloading_transformer_percent": 1.0},
+     {"parallel.offload_blocks": 0}),
     ("datasets", {**PICTURES, "alpha_mask": True, "mask_path": "m"}, {"data.masks": "alpha"}),
     ("datasets", {"dataset_path": "toy/metadata.jsonl"}, {"data.images": "toy"}),
     ("datasets", {**PICTURES, "dataset_path": "toys"}, {"data.images": "toys"}),
@@ -132,7 +138,8 @@ RULES: list[tuple[str, dict[str, object], dict[str, object]]] = [
 def test_an_option_is_that_field(
     tmp_path: Path, section: str, options: dict[str, object], expected: dict[str, object]
 ) -> None:
-    document = job(**{section: [options] if section == "datasets" else options})
+    changes = {section: [options] if section == "datasets" else options}
+    document = job(**({"network": LORA} if section == "model" else {}), **changes)
     run = imported(tmp_path, document).config.model_dump()
     assert {path: value_at(run, path) for path in expected} == expected
 
@@ -144,6 +151,7 @@ NO_COUNTERPARTS: list[tuple[str, dict[str, object], str]] = [
      "network.network_kwargs.rank_dropout"),
     ("network", {"type": "lokr", "linear_alpha": 0}, "network.linear_alpha"),
     ("model", {"quantize": True}, "model.quantize"),
+    ("model", {"layer_offloading": True}, "model.layer_offloading"),
     ("train", {"diff_output_preservation": True}, "train.diff_output_preservation"),
     ("datasets", {"dataset_path": "pairs.json"}, "datasets.dataset_path"),
     ("datasets", {"caption_ext": "json"}, "datasets.caption_ext"),

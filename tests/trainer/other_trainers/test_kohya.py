@@ -338,3 +338,15 @@ def test_options_of_a_lora_are_named_beside_lokr(tmp_path: Path) -> None:
     missing = {line.option for line in imported(tmp_path, text).lines[Fate.MISSING]}
     names = ("rank_dropout", "split_qkv", "loraplus_lr_ratio")
     assert {"network_dropout", *(f"network_args.{name}" for name in names)} <= missing
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, 0), (1, 4), (8, 14), (35, 55)])
+def test_swapped_blocks_are_offloaded(tmp_path: Path, count: int, expected: int) -> None:
+    text = f"blocks_to_swap = {count}\n{kohya_files.LORA}"
+    assert imported(tmp_path, text).config.parallel.offload_blocks == expected
+
+
+def test_blocks_that_are_trained_are_not_offloaded(tmp_path: Path) -> None:
+    found = imported(tmp_path, kohya_files.FINE_TUNING)
+    assert found.config.parallel.offload_blocks == 0
+    assert "blocks_to_swap" in {line.option for line in found.lines[Fate.MISSING]}

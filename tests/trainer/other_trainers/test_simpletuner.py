@@ -70,6 +70,12 @@ def test_a_target_selects_its_layers(
     assert (adapter.double_blocks, adapter.single_blocks, adapter.layers) == expected
 
 
+@pytest.mark.parametrize(("count", "expected"), [(0, 0), (18, 20), (56, 57)])
+def test_swapped_blocks_are_offloaded(tmp_path: Path, count: int, expected: int) -> None:
+    options = {**json.loads(simpletuner_files.LORA), "musubi_blocks_to_swap": count}
+    assert imported(tmp_path, json.dumps(options)).config.parallel.offload_blocks == expected
+
+
 def test_a_full_training_has_the_values_of_its_file(tmp_path: Path) -> None:
     found = imported(tmp_path, simpletuner_files.FULL, samples=1000)
     config = found.config

@@ -630,6 +630,35 @@ def test_a_lora_trains_and_saves_its_adapters_only() -> None:
     assert 0.6 < plan.flops_per_sample / full.flops_per_sample < 0.8
 
 
+@pytest.mark.parametrize(("base_dtype", "width"), [("compute", 2), ("fp8", 1)])
+def test_offloaded_blocks_are_in_host_memory_but_for_two(base_dtype: str, width: int) -> None:
+    changes = {"preset": "dev-lora", "adapter": {"base_dtype": base_dtype}}
+    kept, moved, all_moved = (
+        make_plan(resolve({**changes, "parallel": {"offload_blocks": count}}), 1, 2, "H100")
+        for count in (0, 20, 57)
+    )
+    # of a double and of a single block: the matrices; biases and norms are in bfloat16
+    double, single = (width * n * 3072**2 for n in (36, 15))
+    double, single = double + 2 * 2 * (15 * 3072 + 2 * 128), single + 2 * (11 * 3072 + 2 * 128)
+    assert moved.memory_bytes_per_gpu.offload_buffers == 2 * double
+    assert all_moved.offloaded_bytes_per_node == 2 * (19 * double + 38 * single)
+    sent = (plan.communication_bytes_per_step for plan in (kept, moved))
+    assert next(sent) > next(sent)
+    alone = make_plan(resolve({**changes, "parallel": {"offload_blocks": 20}}), 1, 1, "H100")
+    before = make_plan(resolve(changes), 1, 1, "H100")
+    weights = [plan.memory_bytes_per_gpu.weights for plan in (before, alone)]
+    assert weights[0] - weights[1] == alone.offloaded_bytes_per_node
+    assert alone.offload_copied_bytes_per_step == 2 * (
+        alone.offloaded_bytes_per_node - double - single
+    )
+    assert "they hide behind it" in render(alone)
+    tight = make_plan(
+        resolve({**changes, "parallel": {"offload_blocks": 57}}), 1, 2, "H100", memory_limit=GIB
+    )
+    assert "page-locked memory of each node: DO NOT FIT in limits.memory" in render(tight)
+    assert "offload" not in render(before)
+
+
 def test_the_adapters_of_a_deep_model_are_listed_a_few_times_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

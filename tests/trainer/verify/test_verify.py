@@ -105,6 +105,17 @@ def row_of(found: Comparison, name: str) -> Row:
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": {"kind": "lokr"}}),
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": {"dora": True, "base_dtype": "fp8"}}),
         ("dev-lora", 1, 1, {"model": FEW_BLOCKS, "adapter": {"base_dtype": "fp8"}}),
+        ("dev-lora", 1, 1, {"model": FEW_BLOCKS, "parallel": {"offload_blocks": 2}}),
+        (
+            "dev-lora",
+            1,
+            8,
+            {
+                "model": FEW_BLOCKS,
+                "adapter": {"base_dtype": "fp8", "dora": True},
+                "parallel": {"offload_blocks": 3},
+            },
+        ),
         ("openmoji", 1, 8, {"optim": {"name": "prodigy", "learning_rate": 1.0}}),
         ("openmoji", 1, 8, {"optim": {"name": "schedule_free_adamw"}}),
         ("openmoji", 1, 1, {"optim": {"name": "schedule_free_adamw"}}),
