@@ -28,7 +28,6 @@ BASE: dict[str, Any] = {
         ((1, 1), {}),
         ((1, 8), {"parallel": {"reshard_after_forward": True}}),
         ((2, 2), {"parallel": {"dp_replicate": "per-node", "reshard_after_forward": False}}),
-        ((1, 3), {"adapter": {"dropout": 0.1, "ranks": {"img_mod": 0}, "double_blocks": "none"}}),
     ],
 )
 def test_the_plan_is_what_a_step_needs(nodes: tuple[int, int], changes: dict[str, Any]) -> None:
