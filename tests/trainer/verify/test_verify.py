@@ -30,6 +30,8 @@ FEW_BLOCKS = {"depth": 1, "depth_single_blocks": 2}
 ACCUMULATING_REPLICAS = {"parallel": {"dp_replicate": "per-node", "micro_batch_size": 2}}
 
 
+NO_MODULATIONS = {"ranks": {"img_mod": 0, "txt_mod": 0, "single_mod": 0}}
+ATTENTION_ONLY = {"ranks": {**NO_MODULATIONS["ranks"], "img_mlp": 0, "txt_mlp": 0}}
 SPLIT = {"rank": 64, "split_qkv": True, "ranks": {"single": 8}, "dropout": 0.1, "rank_dropout": 0.1}
 
 
@@ -105,6 +107,14 @@ def row_of(found: Comparison, name: str) -> Row:
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": {"kind": "lokr"}}),
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": {"dora": True, "base_dtype": "fp8"}}),
         ("dev-lora", 1, 1, {"model": FEW_BLOCKS, "adapter": {"base_dtype": "fp8"}}),
+        ("dev-lora", 1, 1, {"model": FEW_BLOCKS, "adapter": ATTENTION_ONLY}),
+        ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": NO_MODULATIONS}),
+        (
+            "dev-lora",
+            1,
+            1,
+            {"model": FEW_BLOCKS, "adapter": {"layers": ["txt_attn.qkv", "linear1"]}},
+        ),
         ("dev-lora", 1, 1, {"model": FEW_BLOCKS, "parallel": {"offload_blocks": 2}}),
         (
             "dev-lora",

@@ -25,13 +25,17 @@ def run_flops(config: RunConfig, image_tokens: int | None = None) -> int:
     tokens = image_tokens + config.data.text_length
     attention = 4 * tokens * tokens * config.model.hidden_size
     trained_blocks = config.model.depth + config.model.depth_single_blocks - first
-    backward = sum(
-        layer.flops
+    adapted = {layer.name for layer in layers}
+    passing = {
+        layer.name.removesuffix(".weight"): layer.flops
         for layer in linears(*sizes)
-        if _passes_gradient(config, layer, first, {each.name for each in layers})
+        if _passes_gradient(config, layer, first, adapted)
+    }
+    adapters = sum(
+        _adapter_flops(config, layer, image_tokens, layer.name in passing) for layer in layers
     )
-    adapters = sum(_adapter_flops(config, layer, image_tokens) for layer in layers)
-    blocks = forward_flops(*sizes) + backward + 2 * trained_blocks * attention + adapters
+    backward = sum(passing.values()) + 2 * trained_blocks * attention
+    blocks = forward_flops(*sizes) + backward + adapters
     return blocks + clip_flops(config)
 
 
@@ -48,17 +52,19 @@ def norm_flops(config: RunConfig) -> int:
     return flops
 
 
-def _adapter_flops(config: RunConfig, layer: AdaptedLayer, image_tokens: int) -> int:
-    """Return the FLOPs of the products of ``layer``'s adapter, and of their gradients."""
+def _adapter_flops(
+    config: RunConfig, layer: AdaptedLayer, image_tokens: int, needs_input: bool
+) -> int:
+    """Return the FLOPs of the products of ``layer``'s adapter, and of their gradients.
+
+    ``needs_input`` says whether the layer's input needs one too.
+    """
     rows = rows_of(layer.name, image_tokens, config.data.text_length)
     if (factors := layer.kronecker) is not None:
         down, up = (rows * flops for flops in factors.flops)
     else:
         (stacked, inputs), (outputs, rank) = (layer.shapes[each] for each in ("lora_A", "lora_B"))
         down, up = 2 * rows * stacked * inputs, 2 * rows * outputs * rank
-    needs_input = (
-        rows > 1 or config.trains_clip
-    )  # a modulation's input is of CLIP, time and guidance
     return (3 if needs_input else 2) * down + 3 * up
 
 

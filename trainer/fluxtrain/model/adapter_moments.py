@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain, repeat
 
 from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.config import RunConfig
@@ -12,13 +13,15 @@ from fluxtrain.model.activations import BYTES
 from fluxtrain.model.adapted_layers import adapters_of_blocks, block_index, block_layers
 from fluxtrain.model.block_moments import BlockMoments, Moment
 from fluxtrain.model.flops import rows_of
+from fluxtrain.model.unsaved_inputs import unsaved_inputs
 
 
 def with_adapters(moments: BlockMoments, config: RunConfig, index: int) -> BlockMoments:
     """Return ``moments`` of block ``index``, double blocks first, with its adapters.
 
-    They save A x, and with ``dropout`` its factors too, and DoRA's (W + scale B A) x. Blocks before the first
-    one that has an adapter save nothing, unless CLIP's adapters are trained.
+    They save A x, and with ``dropout`` its factors too, and DoRA's (W + scale B A) x; layers without one do
+    not save their inputs. Blocks before the first one that has an adapter save nothing, unless CLIP's
+    adapters are trained.
     """
     if config.adapter is None:
         return moments
@@ -28,7 +31,13 @@ def with_adapters(moments: BlockMoments, config: RunConfig, index: int) -> Block
     lengths = config.image_tokens, config.data.text_length
     elements = _saved_of_blocks(config.model, config.adapter, *lengths)[index]
     elements *= 2 if config.adapter.dropout else 1
-    return replace(moments, saved=moments.saved + elements * BYTES[config.precision.compute])
+    unsaved = unsaved_inputs(config, index)
+    saved = moments.saved - unsaved.total + elements * BYTES[config.precision.compute]
+    backward = tuple(
+        replace(moment, activations=moment.activations + freed)
+        for moment, freed in zip(moments.backward, chain(unsaved.freed, repeat(0)), strict=False)
+    )
+    return replace(moments, saved=saved, backward=backward)
 
 
 @lru_cache(
