@@ -23,6 +23,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.distributed import World
 from fluxtrain.loss import FlowLoss
+from fluxtrain.model import offloading as offloading_module
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.offloaded_blocks import copied_bytes, host_sizes, offloaded_blocks
 from fluxtrain.model.offloading import Ring
@@ -52,7 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dropout": {"adapter": {"dropout": 0.2, "module_dropout": 0.1}, **HALF},
     "dora in 8 bits": {"adapter": {"dora": True, "base_dtype": "fp8"}, **HALF},
     "lokr": {"adapter": {"kind": "lokr"}, **HALF},
-    "some blocks": {"adapter": {"double_blocks": "1", "single_blocks": "2"}},
+    "some blocks": {"adapter": {"double_blocks": "none", "single_blocks": "2"}},
 }
 
 
@@ -168,6 +169,33 @@ def test_ranks_that_crash_and_offload_more_write_the_same_files(
     assert found == without
 
 
+class LateCopies:
+    """Copies that are done at the last moment; until then the buffers have no numbers."""
+
+    def __init__(self) -> None:
+        self._waiting = dict[int, tuple[Tensor, Tensor]]()
+
+    def begin(self, place: int, buffer: Tensor, host: Tensor) -> None:
+        buffer.fill_(255)
+        self._waiting[place] = buffer, host
+
+    def wait(self, place: int) -> None:
+        if place in self._waiting:
+            buffer, host = self._waiting.pop(place)
+            buffer.copy_(host)
+
+
+@pytest.mark.parametrize("recompute", [0.0, 0.5])
+def test_passes_wait_for_copies_and_copies_for_passes(
+    models: Path, monkeypatch: pytest.MonkeyPatch, recompute: float
+) -> None:
+    expected = gradients_of(models, offloading(0, activation_checkpointing=recompute))
+    monkeypatch.setattr(offloading_module, "_AtOnce", LateCopies)
+    for count in (3, NUM_BLOCKS):
+        found = gradients_of(models, offloading(count, activation_checkpointing=recompute))
+        assert all(map(torch.equal, found, expected)), count
+
+
 @pytest.mark.parametrize(
     ("count", "expected"), [(0, []), (1, [6]), (3, [2, 4, 6]), (7, [*range(7)])]
 )
@@ -181,7 +209,7 @@ def test_two_buffers_are_all_that_parameters_and_autograd_refer_to(models: Path,
     assert model.offloading is not None
     buffers = {buffer.data_ptr(): len(buffer) for buffer in model.offloading.ring.buffers}
     sizes = host_sizes(config)
-    assert sum(host.untyped_storage().nbytes() for host in model.offloading.ring._hosts) == sum(
+    assert sum(host.untyped_storage().nbytes() for host in model.offloading.ring.hosts) == sum(
         sizes
     )
     assert sorted(buffers.values()) == sorted([max(sizes[::2]), max(sizes[1::2])])

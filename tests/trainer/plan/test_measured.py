@@ -129,6 +129,10 @@ def test_a_device_without_a_known_peak_has_hours_but_no_mfu(tmp_path: Path) -> N
     [
         ({"model": {"depth": 2}}, "was measured with another spec.run.model"),
         (
+            {"adapter": {}, "initial_weights": "a.safetensors", "parallel": {"offload_blocks": 1}},
+            "was measured with another spec.run",
+        ),
+        (
             {"adapter": {"rank": 4}, "initial_weights": "flux1-dev.safetensors"},
             "was measured with another spec.run.adapter",
         ),

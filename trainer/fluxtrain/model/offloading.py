@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -75,27 +75,32 @@ class Offloading:
                 _set_parameter(block, name, _in_memory(view))
 
 
+class Copies(Protocol):
+    """Where copies to buffers are done: at once, or by a device beside its other work."""
+
+    def begin(self, place: int, buffer: Tensor, host: Tensor) -> None:
+        """Copy ``host`` to ``buffer``, that of ``place``, after the work that the device has by now."""
+
+    def wait(self, place: int) -> None:
+        """Let later work of the device wait until the last copy to the buffer of ``place`` is whole."""
+
+
 class Ring:
     """Buffers on the device, which have the weights of one block each; a block's is always the same."""
 
     def __init__(self, hosts: Sequence[Tensor], device: torch.device) -> None:
         """Make the buffers for the weights of blocks, ``hosts``, in the order of the forward pass."""
-        self._hosts, self._device = hosts, device
+        self.hosts = hosts
         sizes = buffer_sizes([len(host) for host in hosts])
         self.buffers = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
+        on_gpu = device.type == "cuda"
+        self.copies: Copies = _OnGpu(self.buffers, hosts) if on_gpu else _AtOnce()
         self._held: list[int | None] = [None] * len(sizes)
         self._in_use = set[int]()
-        self._stream: torch.cuda.Stream | None = None
-        self._copied: list[torch.cuda.Event | None] = [None] * len(sizes)
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            for buffer in self.buffers:  # not used again, once freed, before the copies are done
-                buffer.record_stream(self._stream)
-            weakref.finalize(self, _unpin, hosts, self._stream).atexit = False
 
     def buffer(self, number: int) -> Tensor:
         """Return the buffer of block ``number``."""
-        return self.buffers[number % len(self.buffers)][: len(self._hosts[number])]
+        return self.buffers[self._place(number)][: len(self.hosts[number])]
 
     def begin(self, number: int, direction: int) -> None:
         """Let later work have the weights of block ``number``; copy those of the next one meanwhile.
@@ -106,9 +111,7 @@ class Ring:
             self._in_use.clear()
         self._in_use.add(number)
         self._load(number, is_needed=True)
-        copied = self._copied[number % len(self.buffers)]
-        if copied is not None:
-            torch.cuda.current_stream(self._device).wait_event(copied)
+        self.copies.wait(self._place(number))
         self._load_ahead(number, direction)
 
     def end(self, number: int, direction: int) -> None:
@@ -116,35 +119,59 @@ class Ring:
         self._in_use.discard(number)
         self._load_ahead(number, direction)
 
+    def _place(self, number: int) -> int:
+        return number % len(self.buffers)
+
     def _load_ahead(self, number: int, direction: int) -> None:
         for ahead in range(1, len(self.buffers) + 1):
             following = number + ahead * direction
-            if 0 <= following < len(self._hosts):
+            if 0 <= following < len(self.hosts):
                 self._load(following)
 
     def _load(self, number: int, is_needed: bool = False) -> None:
         """Copy the weights of block ``number`` unless they are there, or their buffer is in use."""
-        place = number % len(self.buffers)
+        place = self._place(number)
         held = self._held[place]
         if held == number:
             return
         if held in self._in_use:
             assert not is_needed, "the block before it has ended"
             return
-        with self._copying(place):
-            self.buffer(number).copy_(self._hosts[number], non_blocking=True)
+        self.copies.begin(place, self.buffer(number), self.hosts[number])
         self._held[place] = number
 
-    @contextmanager
-    def _copying(self, place: int) -> Iterator[None]:
-        """Queue the copies inside after the work that the device has by now."""
-        if self._stream is None:
-            yield
-            return
+
+class _AtOnce:
+    """Copies that are done when they return."""
+
+    def begin(self, place: int, buffer: Tensor, host: Tensor) -> None:
+        buffer.copy_(host)
+
+    def wait(self, place: int) -> None:
+        return
+
+
+class _OnGpu:
+    """Copies in a stream of their own of a GPU."""
+
+    def __init__(self, buffers: Sequence[Tensor], hosts: Sequence[Tensor]) -> None:
+        self._device = buffers[0].device
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._copied: list[torch.cuda.Event | None] = [None] * len(buffers)
+        for buffer in buffers:  # not used again, once freed, before the copies are done
+            buffer.record_stream(self._stream)
+        weakref.finalize(self, _unpin, hosts, self._stream).atexit = False
+
+    def begin(self, place: int, buffer: Tensor, host: Tensor) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            yield
+            buffer.copy_(host, non_blocking=True)
         self._copied[place] = self._stream.record_event()
+
+    def wait(self, place: int) -> None:
+        copied = self._copied[place]
+        if copied is not None:
+            torch.cuda.current_stream(self._device).wait_event(copied)
 
 
 def _unpin(hosts: Iterable[Tensor], stream: torch.cuda.Stream) -> None:

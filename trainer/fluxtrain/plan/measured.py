@@ -102,6 +102,10 @@ class MeasuredSpeeds:
             if value != self._content.run.get(section):
                 text = f"was measured with another spec.run.{section}"
                 raise ConfigError("--measured", str(self._path), text)
+        blocks = config.parallel.offload_blocks
+        if blocks != self._content.run.get("parallel", {}).get("offload_blocks", 0):
+            text = "was measured with another spec.run.parallel.offload_blocks"
+            raise ConfigError("--measured", str(self._path), text)
         wanted, compiled = Setting.of(config), config.parallel.compile
         found = [
             entry
