@@ -562,7 +562,7 @@ def test_wrong_arguments_are_refused() -> None:
 def test_the_json_has_plain_numbers() -> None:
     values = json.loads(json.dumps(make_plan(make_config(), 2, 8).model_dump()))
     parts = values.pop("memory_bytes_per_gpu")
-    beside = ["encoders", "copied_ahead", "total"]
+    beside = ["encoders", "copied_ahead", "offload_buffers", "total"]
     assert list(parts) == ["weights", "gradients", "optimizer", "gathered", "activations", *beside]
     assert all(isinstance(value, int) for value in parts.values())
     for key in ("parameters", "flops_per_sample", "communication_bytes_per_step", "disk_bytes"):
@@ -651,11 +651,13 @@ def test_offloaded_blocks_are_in_host_memory_but_for_two(base_dtype: str, width:
     assert alone.offload_copied_bytes_per_step == 2 * (
         alone.offloaded_bytes_per_node - double - single
     )
-    assert "they hide behind it" in render(alone)
+    text = render(alone)
+    assert ": hidden behind it" in text
+    assert max(len(line) for line in text.splitlines()) <= 110
     tight = make_plan(
         resolve({**changes, "parallel": {"offload_blocks": 57}}), 1, 2, "H100", memory_limit=GIB
     )
-    assert "page-locked memory of each node: DO NOT FIT in limits.memory" in render(tight)
+    assert "page-locked, in each node: DO NOT FIT in limits.memory" in render(tight)
     assert "offload" not in render(before)
 
 

@@ -75,12 +75,12 @@ def _from_the_host(plan: Plan) -> list[Row]:
     copied, seconds = plan.offload_copied_bytes_per_step, plan.offload_seconds_per_step
     if not copied:
         return []
-    text = f"of offloaded blocks by each rank: {seconds:.2f} s"
+    text = f"by each rank, in {seconds:.2f} s"
     if plan.samples_per_second is not None:
         step = plan.global_batch_size / plan.samples_per_second
-        hidden = "they hide behind it" if seconds < step else "the step TAKES AS LONG AS THEY DO"
-        text += f", of a step that computes for {step:.2f} s: {hidden}"
-    return [("copied from the host", decimal(copied, "B"), text)]
+        text += f", of a step of {step:.2f} s"
+        text += ": hidden behind it" if seconds < step else ": IT TAKES AS LONG AS THEY DO"
+    return [("copied from host", decimal(copied, "B"), text)]
 
 
 def _replicas(plan: Plan) -> str:
@@ -156,11 +156,9 @@ def _beside_the_model(plan: Plan) -> list[Row]:
         text = "the next micro batch, and the first of an evaluation if there are any"
         rows.append(("copied ahead", binary(parts.copied_ahead), text))
     if parts.offload_buffers:
-        text = (
-            f"of offloaded blocks; their weights, {binary(plan.offloaded_bytes_per_node)}, are in "
-            f"page-locked memory of each node{_host_fit(plan)}"
-        )
+        text, host = "of two offloaded blocks", binary(plan.offloaded_bytes_per_node)
         rows.append(("offload buffers", binary(parts.offload_buffers), text))
+        rows.append(("on the host", host, f"page-locked, in each node{_host_fit(plan)}"))
     return rows
 
 
