@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fluxtrain import checkpoint, optim, optimizer_step
-from fluxtrain.adapter.initial import initial_parameters
 from fluxtrain.adapter.training_files import AdapterFiles
 from fluxtrain.attention_backend import attention_backend, attention_on
 from fluxtrain.bad_samples import (
@@ -45,11 +43,12 @@ from fluxtrain.encode.clip import clip_weights
 from fluxtrain.encode.encoders import batch_encoder
 from fluxtrain.errors import DivergedError, StoppedError
 from fluxtrain.evaluate import evaluate
+from fluxtrain.initial_model import initial_model
 from fluxtrain.learning_rate import learning_rate
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model.adapted_layers import rate_of
 from fluxtrain.model.parameters import described_parameters
-from fluxtrain.parallelize import DTYPES, build_model, free_gathered, observe_waits
+from fluxtrain.parallelize import DTYPES, free_gathered, observe_waits
 from fluxtrain.preflight.check import run_preflight
 from fluxtrain.report.observer import Observer
 from fluxtrain.report.run_logs import StepMetrics
@@ -59,8 +58,6 @@ from fluxtrain.sample.prompts import check_sampling
 from fluxtrain.shared_sources import run_sources, with_steps
 from fluxtrain.snapshots.recovery import Recovery
 from fluxtrain.warm_up import is_needed, prepare
-from fluxtrain.weights.base import settle_base
-from fluxtrain.weights.reader import published_weights
 
 
 def train(config: RunConfig, paths: RunPaths, world: World) -> RunState:
@@ -119,14 +116,7 @@ class _Trainer:
             observer.use(config)
         self.config = config
         self.encode = batch_encoder(config, paths.models, world.device)
-        published = None
-        settle_base(config, paths, world, recovery.is_new)
-        if recovery.is_new or config.adapter is not None:  # adapters' checkpoints have no weights
-            published = published_weights(config, paths.models, world, observer.alive)
-        adapters = {}
-        if recovery.is_new:
-            adapters = initial_parameters(config, paths.models, partial(_tell, world))
-        self.model = build_model(config, world, published, observer.alive, adapters, clip)
+        self.model = initial_model(config, paths, world, recovery.is_new, clip, observer.alive)
         if world.size > 1:
             observe_waits(self.model, observer.step_times)
         self.flow_loss = FlowLoss(self.model, config, compute)
@@ -400,11 +390,6 @@ class _Trainer:
 
     def _require_finite(self, loss: float = 0.0, kind: str = "training") -> None:
         require_finite(self.bad_step, self.checkpoints, self.run.step, loss, kind)
-
-
-def _tell(world: World, text: str) -> None:
-    if world.is_main:
-        print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
 
 
 def _is_due(step: int, period: int) -> bool:
