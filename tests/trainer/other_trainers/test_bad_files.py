@@ -42,6 +42,8 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("k.toml", 'optimizer_args = ["betas=0.9"]', "optimizer_args.betas: got '0.9'; must be two numbers"),
     ("k.toml", 'gradient_checkpointing = "yes"', "got 'yes'; must be true or false"),
     ("k.toml", 'timestep_sampling = "gauss"', "must be sigma, uniform, sigmoid, shift or flux_shift"),
+    ("k.toml", "resolution = 1000", "got 1000; a side of images must be a multiple of 16, such as 992"),
+    ("k.toml", "resolution = 17", "a side of images must be a multiple of 16, such as 16"),
     ("k.toml", 'resolution = "wide"', "resolution: got 'wide'; must be a number of pixels"),
     ("k.toml", "resolution = [1, 2, 3]", "must be a number of pixels, or width and height"),
     ("k.toml", "resolution = 64000", "resolution: got 64000; data.image_size must be a whole number"),

@@ -117,13 +117,16 @@ def swapped_blocks(count: int) -> Values:
 
 
 def square(reading: Reading, name: str, side: object, step: int = 16) -> Values:
-    """Return the size of images for ``side``, pixels; raise NoCounterpartError unless it fits FLUX.1."""
+    """Return the size of images for ``side``, pixels; raise ConfigError unless it fits FLUX.1."""
     if isinstance(side, str):
         side = int(side) if side.strip().isdecimal() and len(side) < 10 else None
     if isinstance(side, bool) or not isinstance(side, int) or side <= 0:
         raise reading.wrong(name, "must be a number of pixels")
     if side % step:
-        raise NoCounterpartError(f"a side of FLUX.1's images is a multiple of {step}")
+        nearest = max(side // step, 1) * step
+        raise reading.wrong(
+            name, f"a side of images must be a multiple of {step}, such as {nearest}"
+        )
     return {"data.image_size": side}
 
 

@@ -59,7 +59,7 @@ def _has_images(reading: Reading) -> bool:
 def _rate(reading: Reading) -> Values:
     """Return the factor of the learning rate, unless it is 1."""
     own = reading.number("unet_lr" if reading.has("unet_lr") else "learning_rate")
-    rate = _text_rate(reading) / own if own > 0 else 1.0
+    rate = float(f"{_text_rate(reading) / own:.12g}") if own > 0 else 1.0
     if rate == 1:
         return {}
     if reading.word("optimizer_type") == "prodigy":
@@ -68,12 +68,14 @@ def _rate(reading: Reading) -> Values:
 
 
 def _text_rate(reading: Reading) -> float:
-    """Return the learning rate of text encoders, of a list that of the first: CLIP-L."""
+    """Return the learning rate of text encoders, of a list that of the first: CLIP-L; T5's is the second."""
     name = "text_encoder_lr"
     if not reading.has(name):
         return reading.number("learning_rate")
     value = reading.value(name)
-    if isinstance(value, list):
-        first = {name: value[0] if value else None}
-        return Reading(first, {}).number(name)
-    return reading.number(name)
+    if not isinstance(value, list):
+        return reading.number(name)
+    if len(value) not in (1, 2):
+        raise reading.wrong(name, "must be a number, or one for CLIP-L and one for T5")
+    clip, *_ = (Reading({name: each}, {}).number(name) for each in value)
+    return clip

@@ -121,7 +121,7 @@ def _counted(config: RunConfig, data_root: Path) -> PictureCheck | str:
     pictures = training_pictures(listed)
     size = sum(picture.file.size for picture in pictures)
     if size > MAX_BYTES:
-        return f"there are {len(pictures):,}, {binary(size)}, more than a plan reads; {_TELLS}"
+        return f"{len(pictures):,} of {binary(size)}, more than a plan reads; {_TELLS}"
     check = check_run(config, pictures, skipped_files(listed), decodes=False)
     if not check.inspection.used:
         raise nothing_left(check.inspection.skipped)

@@ -40,8 +40,9 @@ def require_same_base(config: RunConfig, models_root: Path, output: Path) -> Non
     weights = initial_weights(config, models_root)
     try:
         before = json.loads(path.read_text())[_DIGEST]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: cannot be read ({error!r})") from None
+    except (OSError, ValueError, KeyError, TypeError):
+        text = "is damaged; remove it if initial_weights are those that the run began with"
+        raise DataError(f"{path}: {text}") from None
     if weights is not None and digest_of(weights) != before:
         text = (
             "has other weights than when the run began; restore them, or use another --output for "
