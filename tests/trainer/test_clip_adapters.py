@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from fluxtrain.encode.clip import caption_ids, clip_weights
 from fluxtrain.encode.text import PooledClip, load_clip, load_text_encoder
 from fluxtrain.errors import EXIT_OK, ConfigError, DataError
 from fluxtrain.evaluation_task import evaluate_model
+from fluxtrain.launch.torchrun import check_before_starting
 from fluxtrain.model.adapted_layers import is_clip
 from fluxtrain.model.clip import ClipText
 from fluxtrain.parallelize import build_model
@@ -306,10 +308,34 @@ def test_a_run_without_clip_leaves_its_part_of_a_file_out_and_says_so(
 
 def test_another_encoder_than_clip_l_is_refused(roots: RunPaths, tmp_path: Path) -> None:
     write_clip(tmp_path / "clip")
-    with pytest.raises(DataError, match="num_hidden_layers is 2, of CLIP-L it is 12"):
+    with pytest.raises(
+        DataError, match="num_hidden_layers is 2, of one with CLIP-L's layers it is 12"
+    ):
         clip_weights(config(), tmp_path, torch.float32)
     with pytest.raises(ConfigError, match=r"vec_in_dim: got 32; .*clip gives 16"):
         clip_weights(config({"model": {"vec_in_dim": 32}}), roots.models, torch.float32)
+
+
+def test_a_run_goes_on_with_the_same_clip_only(roots: RunPaths, tmp_path: Path) -> None:
+    models, output = tmp_path / "models", tmp_path / "output"
+    shutil.copytree(roots.models, models)
+    own = RunPaths(output, roots.data, models)
+    finish(own, output, 1)
+    longer = {"schedule": {"steps": STEPS + 1}}
+    file = models / "clip/model.safetensors"
+    state = load_file(file)
+    last = max(name for name in state if name.endswith("fc2.weight"))
+    save_file({**state, last: state[last] + 0.1}, file, {"format": "pt"})
+    with pytest.raises(
+        ConfigError, match=r"encoders\.clip: got 'clip'; has other weights than when"
+    ):
+        check_before_starting(config(longer), own, [1])
+    run = config(longer)
+    assert in_process.finish(ranks.train_alone, run, own) == [2]
+    assert "encoders.clip: got 'clip'; has other weights" in ranks.output_of(own)
+    save_file(state, models / "moved.safetensors", {"format": "pt"})
+    (models / "moved.safetensors").rename(file)
+    finish(own, output, 1, longer)
 
 
 def sampled(roots: RunPaths, output: Path, *added: tuple[str, float]) -> Any:

@@ -155,5 +155,6 @@ def one_line(text: str) -> str:
 
 
 def _brief(value: object) -> str:
-    text = redacted(repr(value))
+    fields = getattr(value, "model_dump", None)  # of a part of the configuration
+    text = redacted(repr(fields() if fields else value))
     return text if len(text) <= 80 else f"{text[:77]}..."

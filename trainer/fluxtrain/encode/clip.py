@@ -36,10 +36,10 @@ def clip_weights(config: RunConfig, models_root: Path, dtype: torch.dtype) -> Cl
     path = models_root / config.encoders.clip
     loaded = load_clip(config.encoders, models_root, dtype)
     settings = loaded.encoder.config
-    _require_known(path, settings)
     if settings.hidden_size != config.model.vec_in_dim:
         text = f"{path} gives {settings.hidden_size}"
         raise ConfigError("spec.run.model.vec_in_dim", config.model.vec_in_dim, text)
+    _require_known(path, settings)
     end = settings.eos_token_id
     shape = ClipShape(
         width=settings.hidden_size,
@@ -94,5 +94,5 @@ def _require_known(path: Path, settings: Any) -> None:
     }
     for name, value in wanted.items():
         if (found := getattr(settings, name)) != value:
-            text = f"{name} is {found}, of CLIP-L it is {value}"
+            text = f"{name} is {found}, of one with CLIP-L's layers it is {value}"
             raise DataError(f"{path}: adapters of CLIP are of CLIP-L only; {text}")

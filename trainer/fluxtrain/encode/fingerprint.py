@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from fluxtrain import scaled_fp8
 from fluxtrain.contract.run.encoders import EncodersConfig
+from fluxtrain.safetensors_file import read_header
 
+_SAMPLED_OF_TENSOR = 4096
 _SAMPLED_BYTES = (
     1 << 20
 )  # of each weights file: contains its header, with the names and spans of all tensors
@@ -26,6 +29,21 @@ def autoencoder_fingerprint(encoders: EncodersConfig, models_root: Path) -> str:
 def text_fingerprint(encoders: EncodersConfig, models_root: Path) -> str:
     """Return the same of the text encoders' files; of none for one in a package."""
     return fingerprint(models_root, _text_files(encoders, models_root), _SAMPLED_BYTES)
+
+
+def clip_digest(encoders: EncodersConfig, models_root: Path) -> str:
+    """Return a hash of the names, shapes and first bytes of CLIP's tensors, wherever its files are.
+
+    Raises DataError if a file is missing or damaged.
+    """
+    path, digest = models_root / encoders.clip, hashlib.sha256()
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+        for name, span in sorted(read_header(file, scaled_fp8.DTYPES).items()):
+            digest.update(f"{name} {span.dtype} {list(span.shape)}\n".encode())
+            with file.open("rb") as opened:
+                opened.seek(span.offset)
+                digest.update(opened.read(min(_SAMPLED_OF_TENSOR, span.num_bytes)))
+    return digest.hexdigest()
 
 
 def fingerprint(root: Path, files: list[Path], sampled: int) -> str:

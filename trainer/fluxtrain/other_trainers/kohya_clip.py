@@ -73,9 +73,8 @@ def _text_rate(reading: Reading) -> float:
     if not reading.has(name):
         return reading.number("learning_rate")
     value = reading.value(name)
-    if not isinstance(value, list):
-        return reading.number(name)
-    if len(value) not in (1, 2):
-        raise reading.wrong(name, "must be a number, or one for CLIP-L and one for T5")
-    clip, *_ = (Reading({name: each}, {}).number(name) for each in value)
-    return clip
+    each = value if isinstance(value, list) else [value]
+    rates = [Reading({name: rate}, {}).number(name) for rate in each]
+    if len(rates) not in (1, 2) or min(rates) < 0:
+        raise reading.wrong(name, "must be 0 or more, of CLIP-L, or of CLIP-L and T5")
+    return rates[0]

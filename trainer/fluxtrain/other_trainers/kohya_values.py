@@ -136,11 +136,17 @@ def small_base(reading: Reading, name: str) -> Values:
     return {"adapter.base_dtype": "fp8" if reading.flag(name) else "compute"}
 
 
+_MOST_SWAPPED = 35
+"""sd-scripts refuses more."""
+
+
 def swapped_blocks(reading: Reading, name: str) -> Values:
     """Return the blocks in host memory: half of the count are double blocks, the others two single ones."""
     count = reading.whole(name)
     if count and not reading.has("network_module"):
         raise NoCounterpartError("parallel.offload_blocks is of weights that are not trained")
+    if count > _MOST_SWAPPED:
+        raise reading.wrong(name, f"must be at most {_MOST_SWAPPED}")
     double = count // 2
     return common.swapped_blocks(double + 2 * (count - double))
 

@@ -1,7 +1,8 @@
 """Whether the weights that adapters change are still those that the run began with.
 
-A checkpoint of adapters has no weights of the model. Its run keeps a digest of them in ``base.json``: of
-names, shapes and the first bytes of each tensor, or of the checksums of one of our checkpoints.
+A checkpoint of adapters has no weights of the model, nor of CLIP. Its run keeps a digest of them in
+``base.json``: of names, shapes and the first bytes of each tensor, or of the checksums of one of our
+checkpoints.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from pathlib import Path
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.distributed import World
+from fluxtrain.encode.fingerprint import clip_digest
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.files import atomic_write
 from fluxtrain.weights.reader import digest_of, initial_weights
 
 FILE = "base.json"
-_DIGEST = "sha256"
+_DIGEST, _CLIP = "sha256", "clip_sha256"
+_OTHERS = "has other weights than when the run began; restore them, or use another --output for another run"
 
 
 def settle_base(config: RunConfig, paths: RunPaths, world: World, is_new: bool) -> None:
@@ -27,25 +30,29 @@ def settle_base(config: RunConfig, paths: RunPaths, world: World, is_new: bool) 
     weights = initial_weights(config, paths.models) if config.adapter else None
     if weights is not None and world.is_main:
         content = {"weights": config.initial_weights, _DIGEST: digest_of(weights)}
+        if config.trains_clip:
+            content[_CLIP] = clip_digest(config.encoders, paths.models)
         with atomic_write(paths.output / FILE) as partial:
             partial.write_text(json.dumps(content, indent=1) + "\n")
     return None
 
 
 def require_same_base(config: RunConfig, models_root: Path, output: Path) -> None:
-    """Raise ConfigError if the run in ``output`` began with other weights of the same name."""
+    """Raise ConfigError if the run in ``output`` began with other weights, of the model or of CLIP.
+
+    DataError if what it keeps of them is damaged. An earlier version kept nothing of CLIP, or of both.
+    """
     path = output / FILE
     if config.adapter is None or not path.exists():
         return
     weights = initial_weights(config, models_root)
     try:
-        before = json.loads(path.read_text())[_DIGEST]
-    except (OSError, ValueError, KeyError, TypeError):
+        content = json.loads(path.read_text())
+        before, clip = content[_DIGEST], content.get(_CLIP)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         text = "is damaged; remove it if initial_weights are those that the run began with"
         raise DataError(f"{path}: {text}") from None
     if weights is not None and digest_of(weights) != before:
-        text = (
-            "has other weights than when the run began; restore them, or use another --output for "
-            "another run"
-        )
-        raise ConfigError("spec.run.initial_weights", config.initial_weights, text)
+        raise ConfigError("spec.run.initial_weights", config.initial_weights, _OTHERS)
+    if config.trains_clip and clip not in (None, clip_digest(config.encoders, models_root)):
+        raise ConfigError("spec.run.encoders.clip", config.encoders.clip, _OTHERS)
