@@ -17,8 +17,7 @@ from tests.trainer.outputs import losses, records
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from fluxtrain import run_state
-from fluxtrain import train as training
+from fluxtrain import initial_model, run_state
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
@@ -60,7 +59,7 @@ def spoiled(
         model.img_in.weight.register_post_accumulate_grad_hook(spoil)
         return model
 
-    vars(training)["build_model"] = build
+    vars(initial_model)["build_model"] = build
     ranks.train_together(config, paths, world, port=port)
 
 

@@ -26,6 +26,7 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+import fluxtrain.initial_model
 import fluxtrain.train
 from fluxtrain.contract.launch import ENV_POD_UID, ENV_TERMINATION_MESSAGE, RunPaths
 from fluxtrain.contract.run.config import RunConfig
@@ -89,9 +90,8 @@ def make_slow(slow: Slow, only_step: int | None = None) -> None:
     register_module_forward_pre_hook(sleeper.before_forward)
     register_module_forward_hook(sleeper.after_forward)
     register_optimizer_step_pre_hook(lambda *_: sleeper.sleep("optimizer"))
-    vars(fluxtrain.train).update(
-        training_batches=sleeper.late_batches, build_model=sleeper.make_model
-    )
+    vars(fluxtrain.train)["training_batches"] = sleeper.late_batches
+    vars(fluxtrain.initial_model)["build_model"] = sleeper.make_model
 
 
 def train_slowly(
