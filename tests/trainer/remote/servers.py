@@ -166,15 +166,16 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
         if self.command == "HEAD":
+            self.end_headers()
             return
         cuts = self.server.cuts.get(path, [])
         if cuts and code in (200, 206) and path:
             body = body[: cuts.pop(0)]
             self.close_connection = True
-        if path:
+        if path:  # counted before the client can go on
             self.server.sent[path] += len(body)
+        self.end_headers()
         self.wfile.write(body)
 
 
