@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.reference_model import linears
+from benchmarks.reference_model import linears, without_values
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 from safetensors import safe_open
@@ -151,15 +151,4 @@ def clip_model(width: int) -> CLIPTextModel:
 
 def diffusers_model(model: ModelConfig) -> FluxTransformer2DModel:
     """Return diffusers' transformer without values: adapters are all that is read of it."""
-    with torch.device("meta"):
-        other = FluxTransformer2DModel(
-            in_channels=model.in_channels,
-            num_layers=model.depth,
-            num_single_layers=model.depth_single_blocks,
-            attention_head_dim=model.hidden_size // model.num_heads,
-            num_attention_heads=model.num_heads,
-            joint_attention_dim=model.context_in_dim,
-            pooled_projection_dim=model.vec_in_dim,
-            axes_dims_rope=model.axes_dim,
-        )
-    return other.to_empty(device="cpu")
+    return without_values(model).to_empty(device="cpu")

@@ -107,8 +107,17 @@ def reference_of(
     kind: Callable[..., FluxTransformer2DModel] = FluxTransformer2DModel,
 ) -> FluxTransformer2DModel:
     """Return diffusers' model, or another ``kind`` with its names and arguments, with our ``weights``."""
+    other = without_values(config, kind)
+    other.load_state_dict(to_diffusers(weights, config), assign=True)
+    return other
+
+
+def without_values(
+    config: ModelConfig, kind: Callable[..., FluxTransformer2DModel] = FluxTransformer2DModel
+) -> FluxTransformer2DModel:
+    """Return diffusers' model, or another ``kind`` with its arguments, on the meta device."""
     with torch.device("meta"):
-        other = kind(
+        return kind(
             in_channels=config.in_channels,
             num_layers=config.depth,
             num_single_layers=config.depth_single_blocks,
@@ -119,5 +128,3 @@ def reference_of(
             guidance_embeds=config.guidance_embed,
             axes_dims_rope=config.axes_dim,
         )
-    other.load_state_dict(to_diffusers(weights, config), assign=True)
-    return other

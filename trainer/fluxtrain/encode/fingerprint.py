@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import torch
+
 from fluxtrain import scaled_fp8
 from fluxtrain.contract.run.encoders import EncodersConfig
 from fluxtrain.safetensors_file import read_header
 
 _SAMPLED_OF_TENSOR = 4096
+_CLIP_DTYPES = {**scaled_fp8.DTYPES, "I64": torch.int64}
+"""Types of tensors of CLIP's files beside the usual ones; published files have position ids in int64."""
 _SAMPLED_BYTES = (
     1 << 20
 )  # of each weights file: contains its header, with the names and spans of all tensors
@@ -38,9 +42,10 @@ def clip_digest(encoders: EncodersConfig, models_root: Path) -> str:
     """
     path, digest = models_root / encoders.clip, hashlib.sha256()
     for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
-        for name, span in sorted(read_header(file, scaled_fp8.DTYPES).items()):
-            digest.update(f"{name} {span.dtype} {list(span.shape)}\n".encode())
-            with file.open("rb") as opened:
+        spans = sorted(read_header(file, _CLIP_DTYPES).items())
+        with file.open("rb") as opened:
+            for name, span in spans:
+                digest.update(f"{name} {span.dtype} {list(span.shape)}\n".encode())
                 opened.seek(span.offset)
                 digest.update(opened.read(min(_SAMPLED_OF_TENSOR, span.num_bytes)))
     return digest.hexdigest()
