@@ -9,13 +9,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.model.activations import BYTES
 from fluxtrain.model.clip_cost import frozen_clip_parameters
-from fluxtrain.model.offloaded_blocks import offloaded_blocks
-from fluxtrain.model.parameters import (
-    ParameterCounts,
-    TrainedCounts,
-    count_parameters,
-    count_trained,
-)
+from fluxtrain.model.parameters import count_parameters, count_trained, frozen_blocks
 from fluxtrain.snapshot_size import trained_shapes
 
 Axis = Literal["dp_replicate", "dp_shard"]
@@ -54,7 +48,8 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
     compute, reduce = BYTES[config.precision.compute], BYTES[config.precision.reduce]
     gathers = 2 if config.parallel.reshards else 1
     trained = count_trained(config.model, config.adapter, sharding.dp_shard)
-    blocks = _gathered_blocks(config, counts, trained)
+    frozen = frozen_blocks(config, counts)
+    blocks = [own + more for own, more in zip(trained.blocks, frozen, strict=True)]
     clip = frozen_clip_parameters(config.model, config.adapter, sharding.dp_shard)
     clip += trained.rest if config.trains_clip else 0
     gathered = (gathers * (sum(blocks) + clip) + counts.rest) * compute
@@ -73,22 +68,6 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
             Collective("dp_shard", "reduce_scatter", accumulation * groups, accumulation * reduced),
         ]
     return found
-
-
-def _gathered_blocks(
-    config: RunConfig, counts: ParameterCounts, trained: TrainedCounts
-) -> list[int]:
-    """Return the parameters of each block that are gathered: all but frozen ones in host memory."""
-    kinds = [counts.double_block] * counts.depth + [
-        counts.single_block
-    ] * counts.depth_single_blocks
-    if config.adapter is None:
-        return kinds
-    offloaded = set(offloaded_blocks(config))
-    return [
-        own + (0 if index in offloaded else frozen)
-        for index, (frozen, own) in enumerate(zip(kinds, trained.blocks, strict=True))
-    ]
 
 
 def _optimizer_sums(config: RunConfig) -> tuple[int, int]:

@@ -9,8 +9,10 @@ from math import prod
 from torch import nn
 
 from fluxtrain.contract.run.adapter import AdapterConfig
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.adapted_layers import adapters_of_blocks, count_adapter_parameters
+from fluxtrain.model.offloaded_blocks import offloaded_blocks
 from fluxtrain.model.tensor_names import entries
 
 
@@ -27,10 +29,14 @@ class ParameterCounts:
     """Those of the rest that come after the blocks."""
 
     @property
+    def blocks(self) -> tuple[int, ...]:
+        """Return the parameters of each block, double blocks first."""
+        return (self.double_block,) * self.depth + (self.single_block,) * self.depth_single_blocks
+
+    @property
     def total(self) -> int:
         """Return the parameters of the whole model."""
-        blocks = self.depth * self.double_block + self.depth_single_blocks * self.single_block
-        return blocks + self.rest
+        return sum(self.blocks) + self.rest
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,15 @@ def count_trained(
         clip = count_adapter_parameters(model, adapter, num_shards) - sum(blocks)
         return TrainedCounts(blocks, clip, 0)
     counts = count_parameters(model, num_shards)
-    blocks = (counts.double_block,) * counts.depth
-    blocks += (counts.single_block,) * counts.depth_single_blocks
-    return TrainedCounts(blocks, counts.rest, counts.final_layer)
+    return TrainedCounts(counts.blocks, counts.rest, counts.final_layer)
+
+
+def frozen_blocks(config: RunConfig, counts: ParameterCounts) -> list[int]:
+    """Return the frozen parameters on the device of each block of ``counts``: none if all are trained."""
+    if config.adapter is None:
+        return [0] * len(counts.blocks)
+    offloaded = set(offloaded_blocks(config))
+    return [0 if index in offloaded else size for index, size in enumerate(counts.blocks)]
 
 
 def count_parameters(config: ModelConfig, num_shards: int = 1) -> ParameterCounts:

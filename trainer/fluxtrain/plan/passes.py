@@ -27,7 +27,7 @@ from fluxtrain.model.block_moments import (
 )
 from fluxtrain.model.clip_cost import frozen_clip_parameters, saved_by_clip
 from fluxtrain.model.offloaded_blocks import offloaded_blocks
-from fluxtrain.model.parameters import count_parameters, count_trained
+from fluxtrain.model.parameters import count_parameters, count_trained, frozen_blocks
 from fluxtrain.model.recomputation import is_recomputed
 from fluxtrain.plan.batch import held_bytes
 from fluxtrain.plan.update import update_bytes
@@ -156,16 +156,15 @@ class Passes:
 
     def _in_order(self, config: RunConfig) -> Iterator[_Block]:
         fraction = config.parallel.activation_checkpointing
-        padded = self._padded
-        kinds = [(double_block_moments(config), padded.double_block)] * padded.depth
-        kinds += [(single_block_moments(config), padded.single_block)] * padded.depth_single_blocks
-        for index, (moments, parameters) in enumerate(kinds):
+        kinds = [double_block_moments(config)] * self._padded.depth
+        kinds += [single_block_moments(config)] * self._padded.depth_single_blocks
+        frozen = frozen_blocks(config, self._padded)
+        for index, moments in enumerate(kinds):
             trained = self._trained_padded.blocks[index]
-            frozen = 0 if index in self._offloaded else parameters
             yield _Block(
                 with_adapters(moments, config, index),
-                frozen,
-                frozen + trained if self._is_frozen else trained,
+                frozen[index],
+                frozen[index] + trained,
                 self._trained.blocks[index],
                 trained,
                 is_recomputed(index, fraction),

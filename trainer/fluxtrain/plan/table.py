@@ -79,7 +79,7 @@ def _from_the_host(plan: Plan) -> list[Row]:
     if plan.samples_per_second is not None:
         step = plan.global_batch_size / plan.samples_per_second
         text += f", of a step of {step:.2f} s"
-        text += ": hidden behind it" if seconds < step else ": IT TAKES AS LONG AS THEY DO"
+        text += ": hidden behind it" if seconds < step else ": NOT HIDDEN, they set the step's time"
     return [("copied from host", decimal(copied, "B"), text)]
 
 
