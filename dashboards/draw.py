@@ -22,7 +22,8 @@ from dashboards.grafana import Dashboard, Panel, Query, substitute
 matplotlib.use("Agg")  # needs no display
 
 _COLUMNS, _SIZE = 3, (3.4, 1.7)
-_UNITS = {"s": "s", "bytes": "B"}
+_TITLE_INCHES = 0.3
+_UNITS = {"s": "s", "bytes": "B", "flops": "FLOP/s"}
 _GAP_STEPS = 1.5
 _TIMEOUT_SECONDS = 20.0
 
@@ -65,7 +66,7 @@ def draw(
     data = {panel.title: _query(panel, prometheus, values, span) for panel in dashboard.panels}
     shown = [p for p in dashboard.panels if p.kind == "timeseries" and any(data[p.title].values())]
     rows = math.ceil(len(shown) / _COLUMNS)
-    size = (_SIZE[0] * _COLUMNS, _SIZE[1] * rows + 0.5)
+    size = (_SIZE[0] * _COLUMNS, _SIZE[1] * rows + _TITLE_INCHES)
     figure, grid = pyplot.subplots(rows, _COLUMNS, figsize=size, squeeze=False, sharex=True)
     for axes, panel in zip(grid.flat, shown, strict=False):
         _plot(axes, panel, data[panel.title], span.step)
@@ -73,8 +74,9 @@ def draw(
         axes.axis("off")
     for axes in grid[-1]:
         axes.set_xlabel("seconds", fontsize=7)
-    figure.suptitle(f"{dashboard.title}   {last_values(dashboard, data)}", fontsize=8)
-    figure.tight_layout(pad=0.6, rect=(0.0, 0.0, 1.0, 1.0 - 0.1 / size[1]))
+    title, top = f"{dashboard.title}   {last_values(dashboard, data)}", _TITLE_INCHES / size[1]
+    figure.suptitle(title, fontsize=8, y=1.0 - top / 3, verticalalignment="top")
+    figure.tight_layout(pad=0.6, rect=(0.0, 0.0, 1.0, 1.0 - top / 3))
     figure.savefig(path, format="png", dpi=90, pil_kwargs={"optimize": True})
     pyplot.close(figure)
     return [p.title for p in dashboard.panels if not any(data[p.title].values())]

@@ -9,6 +9,7 @@ _LOST = '{namespace="$namespace", fluxtraining="$job", part!="step"}'
 _UP = "fluxtrain_last_progress_timestamp_seconds"
 """A metric that every trainer reports from its start."""
 _PODS = f"group by (namespace, pod) ({_UP}{_JOB})"
+_PHASES = f"rate(fluxtrain_phase_seconds_total{_JOB}[$__rate_interval])"
 
 
 def _max(metric: str) -> str:
@@ -95,6 +96,7 @@ JOB = Dashboard(
             "Model FLOP/s",
             "Of each rank; recomputation is not counted.",
             Query(_max("model_flops_per_second"), "FLOP/s"),
+            unit="flops",
         ),
         curve(
             "Waiting for data",
@@ -140,8 +142,7 @@ JOB = Dashboard(
             "Phases",
             "Share of the time of all nodes, by what their first rank does.",
             Query(
-                f"sum by (phase) (rate(fluxtrain_phase_seconds_total{_JOB}[$__rate_interval])) "
-                f"/ scalar(count({_PODS}))",
+                f"sum by (phase) ({_PHASES}) / scalar(count(count by (pod) ({_PHASES})))",
                 "{{phase}}",
             ),
             unit="percentunit",
