@@ -14,7 +14,7 @@ from tests.trainer.tiny_model import SMALL, save_flux
 
 from fluxtrain.adapter.file import read_adapter, write_adapter
 from fluxtrain.adapter.trained import trained_adapter
-from fluxtrain.adapter.updates import Adapter
+from fluxtrain.adapter.updates import Adapter, low_rank
 from fluxtrain.cli import main
 from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
@@ -101,6 +101,23 @@ def test_a_resized_adapter_is_the_closest_of_its_rank(folder: Path, tmp_path: Pa
         left, values, right = torch.linalg.svd(update.delta(), full_matrices=False)
         closest = left[:, :2] @ (values[:2, None] * right[:2])
         assert relative_error(small.adapter[layer].delta(), closest) < 1e-4, layer
+
+
+def test_a_larger_rank_leaves_the_smaller_ones_and_says_so(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "large.safetensors"
+    run("resize", folder / "style.safetensors", "--rank", 5, "--output", output)
+    resized, given = read_adapter(output).adapter, adapter()
+    smaller = [layer for layer, update in low_rank(given).items() if update.rank < 5]
+    assert 0 < len(smaller) < len(given)
+    text = f"{len(smaller)} of {len(given)} layers keep their smaller rank (3, 4): a larger one only adds"
+    assert text in capsys.readouterr().out
+    for layer in smaller:
+        assert low_rank(resized)[layer].rank == low_rank(given)[layer].rank
+        assert relative_error(resized[layer].delta(), given[layer].delta()) < 1e-5
+    run("resize", output, "--rank", 2, "--output", tmp_path / "small.safetensors")
+    assert "smaller rank" not in capsys.readouterr().out
 
 
 def test_a_converted_file_keeps_type_metadata_and_update(folder: Path, tmp_path: Path) -> None:
