@@ -94,4 +94,4 @@ def test_an_empty_path_is_refused(
     with pytest.raises(SystemExit) as exited:
         main(arguments)
     assert exited.value.code == EXIT_USAGE
-    assert f"argument {option}: must not be empty" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"fluxtrain: error: {option}: must not be empty\n"

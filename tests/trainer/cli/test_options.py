@@ -26,6 +26,55 @@ def test_a_number_of_processes_out_of_range_is_refused(
     assert error in capsys.readouterr().err
 
 
+WHOLE, REAL = "must be a whole number", "must be a number"
+NUMBERS = [
+    ("data check toys --image-size", WHOLE),
+    ("data pack toys packed --shard-size", WHOLE),
+    ("run job.yaml --processes", WHOLE),
+    ("sample weights --output=x --processes", WHOLE),
+    ("plan job.yaml --mfu", REAL),
+    ("convert a b --to=arrow --shard-size", WHOLE),
+    ("import-config a.toml --gpus", WHOLE),
+    ("import-config a.toml --epoch-samples", WHOLE),
+    ("adapter resize a --output=b --rank", WHOLE),
+    ("adapter merge a b --output=c --strength", "must be a number from -1000 to 1000"),
+    ("mlperf campaign a.yaml --runs", WHOLE),
+    ("mlperf campaign a.yaml --parallel", WHOLE),
+    ("prepare coco --workers", "must be a whole number, 1 or more"),
+]
+
+
+@pytest.mark.parametrize(("command", "allowed"), NUMBERS)
+def test_an_option_that_is_no_number_is_one_line(
+    command: str, allowed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = command.split()
+    with pytest.raises(SystemExit) as exited:
+        main([*arguments, "abc\n"])
+    assert exited.value.code == EXIT_USAGE
+    expected = f"fluxtrain: error: {arguments[-1]}: got 'abc\\n'; {allowed}\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("adapter resize a", "required: --rank, --output; see fluxtrain adapter resize --help"),
+        ("adapter shrink a", "COMMAND: invalid choice: 'shrink' (choose from "),
+        ("data check toys --json=1", "--json: ignored explicit argument '1'"),
+    ],
+)
+def test_what_argparse_refuses_is_one_line(
+    command: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(command.split())
+    assert exited.value.code == EXIT_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fluxtrain: error: ")
+    assert says in line
+
+
 def test_a_plan_names_the_convergence_point_and_ignores_no_field(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -72,7 +72,7 @@ def test_options_beyond_their_bounds_are_refused(
     with pytest.raises(SystemExit) as error:
         main(["rendezvous", "--nodes=1:2", "--key=key", option])
     assert error.value.code == 2
-    assert f"argument {option.partition('=')[0]}: " in capsys.readouterr().err
+    assert f"error: {option.partition('=')[0]}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("content", "text"), [(b"", "is empty"), (None, "cannot be read")])

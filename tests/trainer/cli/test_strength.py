@@ -19,4 +19,4 @@ def test_a_strength_that_is_no_usable_number_is_refused(
     program = (sys.executable, "-m", "fluxtrain.cli", *command, "--strength", value)
     done = subprocess.run(program, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert f"--strength: '{value}': must be a number from -1000 to 1000" in done.stderr
+    assert f"--strength: got '{value}'; must be a number from -1000 to 1000" in done.stderr

@@ -8,6 +8,7 @@ import signal
 import sys
 
 from fluxtrain import __version__
+from fluxtrain.cli.parser import Parser
 from fluxtrain.errors import EXIT_STOPPED, ConfigError, FluxtrainError
 
 
@@ -49,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         stacks,
     )
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fluxtrain", allow_abbrev=False, description="Train FLUX.1 from one FluxTraining file."
     )
     parser.add_argument("--version", action="version", version=__version__)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fluxtrain.cli.arguments import Commands, add_command, path, strength
 from fluxtrain.cli.export import add_target
+from fluxtrain.cli.parser import whole_number
 from fluxtrain.errors import EXIT_OK, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def add(commands: Commands) -> None:
 
 
 def _add_rank(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rank", type=int, required=True, help="largest rank (required)")
+    parser.add_argument("--rank", type=whole_number, required=True, help="largest rank (required)")
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:

@@ -87,7 +87,7 @@ def strength(text: str) -> float:
     with suppress(ValueError):
         if abs(value := float(text)) <= 1000:  # false for nan
             return value
-    raise argparse.ArgumentTypeError(f"{text!r}: must be a number from -1000 to 1000")
+    raise argparse.ArgumentTypeError(f"got {text[:80]!r}; must be a number from -1000 to 1000")
 
 
 def added_adapters(arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import sys
 from typing import get_args
 
 from fluxtrain.cli.arguments import Commands, add_command, described, path
+from fluxtrain.cli.parser import whole_number
 from fluxtrain.contract.run.data import Layout
 from fluxtrain.errors import EXIT_OK, ConfigError
 
@@ -26,7 +27,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--from", dest="layout", choices=layouts, help=text)
     parser.add_argument("--to", required=True, choices=layouts, help="layout of TARGET (required)")
     text = "samples per file (default: 1024)"
-    parser.add_argument("--shard-size", type=int, default=1024, help=text)
+    parser.add_argument("--shard-size", type=whole_number, default=1024, help=text)
 
 
 def action(arguments: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fluxtrain.cli import data_pack, reference_environment
 from fluxtrain.cli.arguments import Commands, add_command, described, load_config, path
 from fluxtrain.cli.field_help import add_field_help
+from fluxtrain.cli.parser import whole_number
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
@@ -55,7 +56,7 @@ def add(commands: Commands) -> None:
     text = "root of relative paths (default: the current folder; with -f as of fluxtrain run)"
     check.add_argument("--data", type=path, help=text)
     text = f"with SOURCE: side in pixels of the training's squares (default: {_SIZE})"
-    check.add_argument("--image-size", type=int, help=text)
+    check.add_argument("--image-size", type=whole_number, help=text)
     text = f"PNG to write (default: {_CONTACT_SHEET})"
     check.add_argument("--contact-sheet", type=path, default=Path(_CONTACT_SHEET), help=text)
     check.add_argument("--all", action="store_true", help="name all files, not only the first ones")

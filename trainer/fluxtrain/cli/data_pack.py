@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from fluxtrain.cli.arguments import Commands, add_command, described, path
 from fluxtrain.cli.field_help import add_field_help
+from fluxtrain.cli.parser import whole_number
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, resolve
@@ -24,7 +25,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("source", metavar="SOURCE", help=text)
     parser.add_argument("output", type=path, metavar="OUTPUT", help="folder to make")
     text = "most pictures of a shard (default: 1000); it also ends after 1 GiB"
-    parser.add_argument("--shard-size", type=int, default=1000, help=text)
+    parser.add_argument("--shard-size", type=whole_number, default=1000, help=text)
     text = "root of relative paths of SOURCE (default: the current folder)"
     parser.add_argument("--data", type=path, default=Path(), help=text)
 

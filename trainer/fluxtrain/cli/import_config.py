@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from fluxtrain.cli.arguments import Commands, add_command, described, path
+from fluxtrain.cli.parser import whole_number
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StorageError
 
@@ -27,9 +28,9 @@ def add(commands: Commands) -> None:
     text = "file below --data to write, for prompts with sizes and seeds: sampling.prompt_file"
     parser.add_argument("--prompt-file", type=path, metavar="PROMPTS", help=text)
     text = "GPUs of the training there, a process for each (default: 1)"
-    parser.add_argument("--gpus", type=int, default=1, help=text)
+    parser.add_argument("--gpus", type=whole_number, default=1, help=text)
     text = "samples of an epoch, images times repeats: for options in epochs"
-    parser.add_argument("--epoch-samples", type=int, help=text)
+    parser.add_argument("--epoch-samples", type=whole_number, help=text)
 
 
 def _action(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ import yaml
 
 from fluxtrain.cli.arguments import Commands, described, path
 from fluxtrain.cli.mlperf_package import add_ruleset
+from fluxtrain.cli.parser import whole_number
 from fluxtrain.errors import EXIT_OK, ConfigError
 
 _STATUS = Path("status")
@@ -26,9 +27,9 @@ def add(subcommands: Commands) -> None:
     text = "with status: logs, output folders of runs, or folders of these"
     parser.add_argument("paths", type=path, nargs="*", metavar="PATH", help=text)
     text = "runs (default: 10); of more, the consecutive ten with the median score are the result"
-    parser.add_argument("--runs", type=int, default=10, help=text)
+    parser.add_argument("--runs", type=whole_number, default=10, help=text)
     text = "runs that train at a time (default: 1: each starts after the one before)"
-    parser.add_argument("--parallel", type=int, default=1, help=text)
+    parser.add_argument("--parallel", type=whole_number, default=1, help=text)
     text = "apply the FluxTrainings with kubectl instead of printing them"
     parser.add_argument("--apply", action="store_true", help=text)
     text = "with status: the FluxTrainings with these labels, such as campaign=NAME (needs kubectl)"

@@ -16,6 +16,7 @@ from fluxtrain.cli.arguments import (
     load_config,
     path,
 )
+from fluxtrain.cli.parser import number
 from fluxtrain.contract.resource.resources import amount
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.sharding import require_replicas
@@ -32,7 +33,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--gpu", help="GPU model (default: MI300X)")
     text = "assumed fraction of the dense peak (default: 0.3, of the fp8 peak 0.2)"
     speed = parser.add_mutually_exclusive_group()
-    speed.add_argument("--mfu", type=float, help=text)
+    speed.add_argument("--mfu", type=number, help=text)
     text = "benchmark.json of the benchmark task, for the speed that it measured"
     speed.add_argument("--measured", type=path, metavar="FILE", help=text)
     text = (

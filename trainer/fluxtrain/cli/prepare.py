@@ -199,7 +199,7 @@ def _download(arguments: argparse.Namespace) -> int:
 
 def _count(word: str) -> int:
     if not (word.isascii() and word.isdigit() and 0 < int(word) < 1 << 31):
-        raise argparse.ArgumentTypeError(f"{word!r} is not a count of 1 or more")
+        raise argparse.ArgumentTypeError(f"got {word[:80]!r}; must be a whole number, 1 or more")
     return int(word)
 
 

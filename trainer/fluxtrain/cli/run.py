@@ -21,6 +21,7 @@ from fluxtrain.cli.arguments import (
     run_task,
 )
 from fluxtrain.cli.nodes import add_nodes, parse_nodes
+from fluxtrain.cli.parser import whole_number
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, cluster_only_fields
 from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, is_closed
@@ -40,7 +41,7 @@ def add(commands: Commands) -> None:
     text = "folder of the run (default: $LOGDIR/NAME, else runs/NAME)"
     parser.add_argument("--output", type=path, help=text)
     text = "trainer processes on this machine (default: the GPUs, or one)"
-    parser.add_argument("--processes", type=int, help=text)
+    parser.add_argument("--processes", type=whole_number, help=text)
     add_nodes(parser)
 
 

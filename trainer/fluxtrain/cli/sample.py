@@ -19,6 +19,7 @@ from fluxtrain.cli.arguments import (
     run_task,
 )
 from fluxtrain.cli.field_help import add_field_help
+from fluxtrain.cli.parser import whole_number
 from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, resolve
@@ -48,7 +49,9 @@ def add(commands: Commands) -> None:
     add_adapters(parser)
     text = "preset to start from (default: the run's settings; dev-finetune or mlperf-schnell of a file)"
     parser.add_argument("--preset", help=text)
-    parser.add_argument("--processes", type=int, help="processes (default: the GPUs, or one)")
+    parser.add_argument(
+        "--processes", type=whole_number, help="processes (default: the GPUs, or one)"
+    )
     add_paths(parser)
     add_field_help(parser)
 
