@@ -113,7 +113,7 @@ def test_without_rules_of_the_network_the_operator_may_be_anywhere(
         ("{", "network: got '{'; must be JSON"),
         ({"egress": "none"}, "network.egress: got 'none'"),
         ({"operator": []}, "network.operator: got []"),
-        ({"metricsFrom": [{}]}, "network.metricsFrom[0].ipBlock: got None; must be given alone"),
+        ({"metricsFrom": [{}]}, "network.metricsFrom[0].ipBlock: got null; must be given alone"),
         ({"metricsFrom": [{"ipBlock": {"cidr": "10.0.0.1/8"}}]}, "the first address of a range"),
         ({"dns": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["11.0.0.0/16"]}}]}, "inside cidr"),
         ({"dns": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["fd00::/16"]}}]}, "inside cidr"),

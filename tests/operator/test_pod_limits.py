@@ -41,7 +41,7 @@ def test_a_refused_job_gets_no_objects_and_a_condition_with_the_path() -> None:
     status, reason, message = harness.cluster.condition("Failed")
     assert (status, reason) == ("True", "NotPermitted")
     path = "spec.podTemplate.spec.containers[0].securityContext.privileged"
-    assert message == f"{path}: got True; must be false"
+    assert message == f"{path}: got true; must be false"
     assert not harness.cluster.objects
 
 

@@ -16,6 +16,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+from itertools import islice
 from typing import Any
 
 from fluxtrain.redaction import redacted
@@ -39,6 +42,8 @@ EXIT_STOPPED = 75
 
 _MLPERF_TOKEN = ":::MLLOG"
 """As `fluxtrain.contract.launch.MLPERF_TOKEN`: what stands before it in a line does not count."""
+_LONGEST = 80
+"""Characters of a given value in a message."""
 UNSET = object()
 """Given value of a ConfigError whose text names the values itself."""
 
@@ -154,7 +159,25 @@ def one_line(text: str) -> str:
     return text.replace(_MLPERF_TOKEN, _MLPERF_TOKEN.strip(":"))
 
 
+def in_yaml_words(value: object, depth: int = 0) -> str:
+    """Return ``value`` as text, in which null, true and false are those of YAML and JSON.
+
+    What is nested deeply, or late in a long list, is left out.
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if not isinstance(value, Mapping | list | tuple):
+        return repr(value)
+    if depth == _LONGEST:
+        return "..."
+    first = islice(value.items() if isinstance(value, Mapping) else value, _LONGEST)
+    if isinstance(value, Mapping):
+        pairs = (map(partial(in_yaml_words, depth=depth + 1), pair) for pair in first)
+        return f"{{{', '.join(map(': '.join, pairs))}}}"
+    return f"[{', '.join(in_yaml_words(each, depth + 1) for each in first)}]"
+
+
 def _brief(value: object) -> str:
     fields = getattr(value, "model_dump", None)  # of a part of the configuration
-    text = redacted(repr(fields() if fields else value))
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    text = redacted(in_yaml_words(fields() if fields else value))
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

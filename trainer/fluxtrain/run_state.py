@@ -28,7 +28,7 @@ from fluxtrain.contract.run.immutable_fields import IMMUTABLE_PATHS, value_at
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.run.schedule import ScheduleConfig
 from fluxtrain.contract.run.sides import LATENT, with_both
-from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.errors import ConfigError, DataError, in_yaml_words
 
 DONE = "DONE"
 """File that is written last: the checkpoint in its folder is whole."""
@@ -181,7 +181,7 @@ def check_same_run(config: RunConfig, checkpoint: Path) -> None:
             raise ConfigError(
                 f"spec.run.{path}",
                 now,
-                f"the checkpoint {checkpoint.name} was trained with {before!r}; "
+                f"the checkpoint {checkpoint.name} was trained with {in_yaml_words(before)}; "
                 "use another --output for another run",
             )
 

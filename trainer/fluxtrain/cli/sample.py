@@ -24,7 +24,7 @@ from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.run.torchtitan_options import refuse_variables
-from fluxtrain.errors import EXIT_OK, ConfigError
+from fluxtrain.errors import EXIT_OK, UNSET, ConfigError
 
 _OF_THE_RUN = {
     "data": ("image_size", "latent_size", "text_length"),
@@ -63,7 +63,7 @@ def action(arguments: argparse.Namespace) -> int:
     require_processes(arguments.processes)
     refuse_variables(os.environ, arguments.processes)
     if not arguments.prompt and arguments.prompts is None:
-        raise ConfigError("--prompt", None, "give at least one, or --prompts FILE")
+        raise ConfigError("--prompt", UNSET, "give at least one, or --prompts FILE")
     paths = RunPaths(
         arguments.output.resolve(), arguments.data.resolve(), arguments.models.resolve()
     )

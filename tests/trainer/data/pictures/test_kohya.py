@@ -90,27 +90,27 @@ def test_regularisation_images_are_as_many_as_the_others(
 AT = "datasets[0].subsets[0]"
 GOOD = {"image_dir": "toy"}
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"shuffle_caption": True}, f"{AT}.shuffle_caption: got True; copies are encoded before training: set "
+    ({"shuffle_caption": True}, f"{AT}.shuffle_caption: got true; copies are encoded before training: set "
      "spec.run.data.variants.captions to how many, such as 8"),
     ({"shuffle_caption": 1}, f"{AT}.shuffle_caption: got 1; "),
     ({"keep_tokens": -1}, f"{AT}.keep_tokens: got -1; must be a whole number from 0 to 1000"),
     ({"keep_tokens_separator": "|"}, f"{AT}.keep_tokens_separator: got '|'; set keep_tokens to"),
-    ({"enable_wildcard": True}, f"{AT}.enable_wildcard: got True; captions are encoded once"),
+    ({"enable_wildcard": True}, f"{AT}.enable_wildcard: got true; captions are encoded once"),
     ({"caption_dropout_rate": 0.1}, "got 0.1; set it to 0 and use spec.run.flow.prompt_dropout"),
     ({"caption_dropout_every_n_epochs": 2}, "use spec.run.flow.prompt_dropout"),
     ({"caption_tag_dropout_rate": 0.5}, f"{AT}.caption_tag_dropout_rate: got 0.5; copies are"),
     ({"caption_tag_dropout_rate": 5}, f"{AT}.caption_tag_dropout_rate: got 5; "),
     ({"token_warmup_step": 3}, f"{AT}.token_warmup_step: got 3; captions are encoded once"),
     ({"flip_aug": "yes"}, f"{AT}.flip_aug: got 'yes'; must be true or false"),
-    ({"color_aug": True}, f"{AT}.color_aug: got True; pictures are encoded once"),
-    ({"random_crop": True}, f"{AT}.random_crop: got True; copies are encoded before training: set "
+    ({"color_aug": True}, f"{AT}.color_aug: got true; pictures are encoded once"),
+    ({"random_crop": True}, f"{AT}.random_crop: got true; copies are encoded before training: set "
      "spec.run.data.variants.crops to how many, such as 4"),
     ({"random_crop": 3}, f"{AT}.random_crop: got 3; must be true or false"),
     ({"face_crop_aug_range": [1, 2]}, f"{AT}.face_crop_aug_range: got [1, 2]; pictures"),
     ({"alpha_mask": "yes"}, f"{AT}.alpha_mask: got 'yes'; must be true or false"),
     (
         {"enable_bucket": True},
-        f"{AT}.enable_bucket: got True; set spec.run.data.buckets to {{step: 64, ",
+        f"{AT}.enable_bucket: got true; set spec.run.data.buckets to {{step: 64, ",
     ),
     ({"validation_split": 0.1}, "set it to 0 and use spec.run.data.validation_split"),
     ({"metadata_file": "m.json"}, f"{AT}.metadata_file: got 'm.json'; put captions into metadata"),
@@ -187,7 +187,7 @@ BUCKETS: dict[str, Any] = {"step": 64, "max_side": 1024, "resolutions": [512, 76
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"enable_bucket": False}, "enable_bucket: got False; must be true, as spec.run.data"),
+        ({"enable_bucket": False}, "enable_bucket: got false; must be true, as spec.run.data"),
         ({"bucket_reso_steps": 32}, "bucket_reso_steps: got 32; must be 64, by the spec.run.data"),
         (
             {"max_bucket_reso": 2048},
@@ -225,8 +225,8 @@ BAD_FILES = {
     "no JSON": ("d.json", "{", "is not JSON ("),
     "no TOML": ("d.toml", "[[datasets", "is not TOML ("),
     "a list": ("d.json", "[]", "the file: got []; must be a table of options"),
-    "empty": ("d.toml", "", "datasets: got None; must be a list of at least one table"),
-    "no subsets": ("d.json", '{"datasets": [{}]}', "datasets[0].subsets: got None; must be a list"),
+    "empty": ("d.toml", "", "datasets: got null; must be a list of at least one table"),
+    "no subsets": ("d.json", '{"datasets": [{}]}', "datasets[0].subsets: got null; must be a list"),
     "a text": ("d.json", '{"datasets": ["a"]}', "datasets[0]: got 'a'; must be a table"),
     "other": ("d.json", '{"dataset": []}', "dataset: got []; no option that is read here"),
 }

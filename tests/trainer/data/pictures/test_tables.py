@@ -86,7 +86,7 @@ def test_rows_that_cannot_be_used_are_left_out_and_named(tmp_path: Path) -> None
 
 def test_a_table_without_pictures_is_left_out_and_named(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", [{"text": "a"}])
-    with pytest.raises(ConfigError, match=r"image_column: got None; no such .* there are text"):
+    with pytest.raises(ConfigError, match=r"image_column: got null; no such .* there are text"):
         read(path, tmp_path / "out")
     path = written(tmp_path / "t.parquet", [{"png": b"x", "text": "a"}])
     write_out(path, tmp_path / "out2/t", TableConfig())

@@ -9,7 +9,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.immutable_fields import value_at
 from fluxtrain.contract.run.resolve import with_preset
 from fluxtrain.contract.validation import validate
-from fluxtrain.errors import UNSET, ConfigError
+from fluxtrain.errors import UNSET, ConfigError, in_yaml_words
 
 _NONE = {"data.validation", "preprocess.train", "preprocess.validation"}
 """Fields that take the word none."""
@@ -29,7 +29,7 @@ def require_no_lost_nulls(run: Mapping[str, Any], at: str = "spec.run") -> None:
         name = ".".join(path)
         if (value := value_at(kept, name)) is not None:
             advice = "write none" if name in _NONE else "give a value"
-            text = f"null is dropped by kubectl apply, and {value!r} would remain; {advice}"
+            text = f"null is dropped by kubectl apply, and {in_yaml_words(value)} would remain; {advice}"
             raise ConfigError(f"{at}.{name}", UNSET, text)
 
 

@@ -1,0 +1,36 @@
+"""Errors show the given value as the file has it."""
+
+from __future__ import annotations
+
+import pytest
+
+from fluxtrain.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (False, "false"),
+        ("None", "'None'"),
+        (1, "1"),
+        (1e-4, "0.0001"),
+        ([None, "a", [True]], "[null, 'a', [true]]"),
+        ((1, False), "[1, false]"),
+        ({"a": None, True: {"b": [1]}}, "{'a': null, true: {'b': [1]}}"),
+        ([], "[]"),
+        ({}, "{}"),
+        ("x" * 100, f"'{'x' * 76}..."),
+        ([0] * 100_000, f"[{'0, ' * 25}0..."),
+    ],
+)
+def test_a_given_value_is_shown_in_the_words_of_yaml(given: object, shown: str) -> None:
+    assert str(ConfigError("a", given, "must be b")) == f"a: got {shown}; must be b"
+
+
+def test_a_value_that_is_nested_deeply_is_shown_in_part() -> None:
+    given: object = 1
+    for _ in range(900):
+        given = [given]
+    assert str(ConfigError("a", given, "must be b")) == f"a: got {'[' * 77}...; must be b"
