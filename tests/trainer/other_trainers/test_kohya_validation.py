@@ -42,9 +42,9 @@ def note(found: Imported, fate: Fate, option: str) -> str:
         ("validate_every_n_steps = 50", None, 50 * 12),
         ("validate_every_n_steps = 50", 100, 50 * 12),
         ("validate_every_n_steps = 50\nvalidate_every_n_epochs = 3", 100, 50 * 12),
-        ("validate_every_n_epochs = 3", 100, 3 * 9 * 12),  # 50 batches on two GPUs, three each
+        ("validate_every_n_epochs = 3", 100, 3 * 8 * 12),  # 45 batches on two GPUs, three each
         ("validate_every_n_epochs = 3", None, 0),
-        ("", 100, 9 * 12),  # each epoch, by default
+        ("", 100, 8 * 12),  # each epoch, by default
         ("", None, 0),
     ],
 )
@@ -54,6 +54,24 @@ def test_the_interval_is_in_samples(
     found = imported(tmp_path, FILE + SPLIT + options, processes=2, samples=samples)
     assert (every(found), found.config.evaluation.at_end) == (expected, True)
     assert found.config.evaluation_steps == expected // 12
+
+
+@pytest.mark.parametrize(
+    ("split", "steps"),
+    [
+        ("", 40),
+        ("validation_split = 0", 40),
+        ("validation_split = 0.2", 32),
+        ("validation_split = 0.02", 40),
+    ],
+)
+def test_pictures_that_are_held_out_do_not_count_in_epochs(
+    tmp_path: Path, split: str, steps: int
+) -> None:
+    epochs = "max_train_epochs = 8\nsave_every_n_epochs = 4\n"
+    found = imported(tmp_path, FILE + epochs + split, samples=30)  # five steps of six in an epoch
+    assert found.config.schedule.steps == steps
+    assert found.config.adapter_file.every_steps == steps // 2
 
 
 def test_an_interval_that_is_not_known_is_told(tmp_path: Path) -> None:

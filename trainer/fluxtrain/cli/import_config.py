@@ -29,7 +29,10 @@ def add(commands: Commands) -> None:
     parser.add_argument("--prompt-file", type=path, metavar="PROMPTS", help=text)
     text = "GPUs of the training there, a process for each (default: 1)"
     parser.add_argument("--gpus", type=whole_number, default=1, help=text)
-    text = "samples of an epoch, images times repeats: for options in epochs"
+    text = (
+        "samples of an epoch, images times repeats, with the images that the options hold out: "
+        "for options in epochs"
+    )
     parser.add_argument("--epoch-samples", type=whole_number, help=text)
 
 

@@ -57,14 +57,18 @@ def batch(per_process: str, accumulation: str) -> Convert:
     return convert
 
 
-def steps_of(epochs: float, reading: Reading, per_process: str, accumulation: str) -> int | None:
+def steps_of(
+    epochs: float, reading: Reading, per_process: str, accumulation: str, held_out: float = 0.0
+) -> int | None:
     """Return the optimizer steps of ``epochs``; None if the samples of an epoch are unknown.
 
-    As these trainers count: an epoch's batches are divided among processes, each part rounded up.
+    ``held_out`` is the part of the pictures that is not trained. As these trainers count: an epoch's batches
+    are divided among processes, each part rounded up.
     """
     if reading.epoch_samples is None:
         return None
-    batches = math.ceil(reading.epoch_samples / reading.positive(per_process))
+    samples = max(1, math.ceil(reading.epoch_samples * (1 - held_out)))
+    batches = math.ceil(samples / reading.positive(per_process))
     accumulated = reading.positive(accumulation) if reading.has(accumulation) else 1
     return math.ceil(epochs * math.ceil(batches / reading.processes / accumulated))
 

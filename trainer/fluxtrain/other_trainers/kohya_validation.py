@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fluxtrain.other_trainers import common
-from fluxtrain.other_trainers.kohya_values import ACCUMULATION, BATCH
+from fluxtrain.other_trainers.kohya_values import ACCUMULATION, BATCH, SPLIT, steps_of
 from fluxtrain.other_trainers.option import Convert, Values
 from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
 
-SPLIT, STEPS, EPOCHS = "validation_split", "validate_every_n_steps", "validate_every_n_epochs"
+STEPS = "validate_every_n_steps"
 EVERY = "evaluation.every_samples"
 
 
@@ -29,7 +29,7 @@ def every_epochs(reading: Reading, name: str) -> Values:
     epochs = _number(reading, name)
     if reading.has(STEPS) and reading.number(STEPS):
         raise NoCounterpartError(f"evaluations have one interval: {STEPS}, and one at the end")
-    steps = common.steps_of(epochs, reading, BATCH, ACCUMULATION)
+    steps = steps_of(epochs, reading)
     if steps is None:
         raise NoCounterpartError(f"{common.EPOCHS}--{EVERY}")
     return {EVERY: _samples(reading, steps)}

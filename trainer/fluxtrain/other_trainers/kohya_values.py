@@ -10,6 +10,7 @@ from fluxtrain.other_trainers.option import Convert, Values
 from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
 
 BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
+SPLIT = "validation_split"
 _NAMES = dict.fromkeys(("adamw", "pagedadamw", "pagedadamw32bit"), "adamw")
 _NAMES |= dict.fromkeys(("adamw8bit", "pagedadamw8bit"), "adamw_8bit")
 _NAMES |= dict.fromkeys(("lion", "lion8bit", "pagedlion8bit"), "lion")
@@ -212,9 +213,15 @@ def steps(reading: Reading, name: str) -> Values:
     return {"schedule.steps": reading.positive(name)}
 
 
+def steps_of(epochs: int, reading: Reading) -> int | None:
+    """Return the optimizer steps of ``epochs`` of pictures that are not held out; None: unknown."""
+    held_out = reading.number(SPLIT) if reading.has(SPLIT) else 0.0
+    return common.steps_of(epochs, reading, BATCH, ACCUMULATION, held_out)
+
+
 def epochs(reading: Reading, name: str) -> Values:
     """Return the epochs, or their steps if the samples of an epoch are known."""
-    found = common.steps_of(reading.positive(name), reading, BATCH, ACCUMULATION)
+    found = steps_of(reading.positive(name), reading)
     if found is None:
         return {"schedule.epochs": reading.positive(name)}
     return {"schedule.steps": found}
@@ -223,14 +230,14 @@ def epochs(reading: Reading, name: str) -> Values:
 def _steps(reading: Reading) -> int | None:
     if not reading.has("max_train_epochs"):
         return reading.positive("max_train_steps")
-    return common.steps_of(reading.positive("max_train_epochs"), reading, BATCH, ACCUMULATION)
+    return steps_of(reading.positive("max_train_epochs"), reading)
 
 
 def every_epochs(path: str) -> Convert:
     """Return the conversion of an interval in epochs to the steps of the field at ``path``."""
 
     def convert(reading: Reading, name: str) -> Values:
-        found = common.steps_of(reading.positive(name), reading, BATCH, ACCUMULATION)
+        found = steps_of(reading.positive(name), reading)
         if found is None:
             raise NoCounterpartError(f"{common.EPOCHS}--{path}")
         return {path: found}
