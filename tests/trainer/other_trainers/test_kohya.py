@@ -264,6 +264,10 @@ def test_buckets_are_kohya_s(tmp_path: Path) -> None:
     assert not buckets.upscale
     assert (1280, 768) in buckets.sizes(1024)
     assert imported(tmp_path, "max_bucket_reso = 2048").config.data.buckets is None
+    wide = "resolution = [512, 768]\nenable_bucket = true\nbucket_reso_steps = 256\n"
+    buckets = imported(tmp_path, wide).config.data.buckets
+    assert buckets is not None
+    assert (buckets.step, buckets.max_side) == (256, 1024)
 
 
 def test_a_data_set_config_is_a_name_of_images(tmp_path: Path) -> None:

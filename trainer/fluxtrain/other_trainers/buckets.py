@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
+from fluxtrain.contract.run.immutable_fields import value_at
 from fluxtrain.other_trainers import common
+from fluxtrain.other_trainers.kohya_values import resolution
 from fluxtrain.other_trainers.option import Convert, Values
-from fluxtrain.other_trainers.reading import InertError, Reading
+from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Reading
 
 Read = Callable[[Reading, str], object]
-_NO_UPSCALE = "bucket_no_upscale"
+_STEP, _NO_UPSCALE = "bucket_reso_steps", "bucket_no_upscale"
 SETTINGS: Sequence[tuple[str, str, Read, object]] = (
-    ("bucket_reso_steps", "data.buckets.step", Reading.positive, 64),
+    (_STEP, "data.buckets.step", Reading.positive, 64),
     ("min_bucket_reso", "data.buckets.min_side", Reading.positive, 256),
     ("max_bucket_reso", "data.buckets.max_side", Reading.positive, 1024),
     (_NO_UPSCALE, "data.buckets.upscale", Reading.flag, False),
@@ -22,25 +25,45 @@ FIELDS = tuple(path for _, path, _, _ in SETTINGS)
 
 
 def kohya(reading: Reading, name: str) -> Values:
-    """Return kohya's buckets, whose rule is that of ``data.buckets``."""
+    """Return kohya's buckets, whose rule is that of ``data.buckets``, but for settings that are given."""
     if not reading.flag(name):
         reading.notes[name] = "images are squares of data.image_size"
         return {}
-    values = {path: read(reading, option) for option, path, read, _ in SETTINGS}
+    others = [row for row in SETTINGS if row[0] not in reading.given]
+    values = {path: read(reading, option) for option, path, read, _ in others}
     return {**values, "data.buckets.upscale": not reading.flag(_NO_UPSCALE)}
 
 
-def of_kohya(read: Read) -> Convert:
-    """Return the conversion of a setting that enable_bucket writes."""
+def of_kohya(path: str, read: Read) -> Convert:
+    """Return the conversion of a setting of enable_bucket, which writes it unless it is given."""
 
     def convert(reading: Reading, name: str) -> Values:
-        read(reading, name)
+        value = read(reading, name)
         if not reading.is_on("enable_bucket"):
             raise InertError("only enable_bucket uses it")
-        reading.notes[name] = "written with enable_bucket"
-        return {}
+        if name == _NO_UPSCALE or name not in reading.given:
+            reading.notes[name] = "written with enable_bucket"
+            return {}
+        if name == _STEP:
+            _check_step(reading, name)
+        return {path: value}
 
     return convert
+
+
+def _check_step(reading: Reading, name: str) -> None:
+    """Raise ConfigError for a step that does not fit the resolution, or sides that are not given."""
+    if value_at(reading.overrides, "data.buckets") is not None:
+        return
+    step = reading.positive(name)
+    is_square = reading.has("resolution") and value_at(reading.overrides, "data.image_size") is None
+    with suppress(NoCounterpartError):
+        side = resolution(reading, "resolution")["data.image_size"] if is_square else step
+        if step > int(str(side)):
+            raise reading.wrong(name, f"must be at most resolution, {side}")
+    for option, _, _, default in SETTINGS[1:3]:
+        if option not in reading.given and int(str(default)) % step:
+            raise reading.wrong(name, f"must divide {option}, which is {default} if not given")
 
 
 def ai_toolkit(reading: Reading, name: str) -> Values:

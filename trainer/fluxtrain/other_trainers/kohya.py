@@ -196,7 +196,7 @@ _DATA: Mapping[str, Option] = {
     "resolution": fields(["data.image_size"], values.resolution),
     "enable_bucket": fields(buckets.FIELDS, buckets.kohya, note="false: squares"),
     **{
-        name: fields([path], buckets.of_kohya(read), default, "with enable_bucket")
+        name: fields([path], buckets.of_kohya(path, read), default, "with enable_bucket")
         for name, path, read, default in buckets.SETTINGS
     },
     "caption_dropout_rate": field("flow.prompt_dropout", Reading.number, 0.0),
