@@ -215,15 +215,34 @@ def _launch(
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _NUM_RECORDED)
     if not torch.cuda.is_available():
         os.environ.update({**MALLOC_SETTINGS, **os.environ})
+    before = latest(paths.output / CHECKPOINTS_FOLDER)
     try:
         api.elastic_launch(launch_config, command)(*command_arguments)
+        _ignore_stops()
     except ChildFailedError as error:
         return _failure_message(error.get_first_failure()[1])
-    except SignalException as error:
-        return EXIT_STOPPED, _stop_message(paths, error.sigval)
-    except KeyboardInterrupt:
-        return EXIT_STOPPED, _stop_message(paths, signal.SIGINT)
+    except (SignalException, KeyboardInterrupt) as error:
+        if not _is_over(paths.output, before):
+            signum = error.sigval if isinstance(error, SignalException) else signal.SIGINT
+            return EXIT_STOPPED, _stop_message(paths, signum)
+        _ignore_stops()
     return EXIT_OK, ""
+
+
+def _is_over(output: Path, before: Path | None) -> bool:
+    """Return whether a training took its last step since its newest checkpoint was ``before``."""
+    newest = latest(output / CHECKPOINTS_FOLDER)
+    if newest is None or newest == before:
+        return False
+    with suppress(DataError, OSError):
+        return read_state(newest).status != "running"
+    return False
+
+
+def _ignore_stops() -> None:
+    """Let SIGTERM and SIGINT do nothing from now on: torchrun's handlers would raise an error."""
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda signum, frame: None)
 
 
 def finished_state(config: RunConfig, output: Path) -> RunState | None:
