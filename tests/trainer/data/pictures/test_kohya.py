@@ -16,7 +16,6 @@ from fluxtrain.data.pictures.placement import placements
 from fluxtrain.data.pictures.subset import (
     batch_size_note,
     list_subsets,
-    notes,
     subsets,
     training_pictures,
 )
@@ -269,28 +268,6 @@ def test_another_batch_size_than_the_runs_is_told(
     assert expected in note
     assert bool(expected) == bool(note)
     assert batch_size_note(config(images="folder"), tmp_path, 16) == ""
-
-
-@pytest.mark.parametrize(
-    ("names", "repeats", "expected"),
-    [
-        (("10_ohwx toy", "1_reg"), 1, "such as '10_ohwx toy', are no repeats here"),
-        (("10_ohwx toy",), 10, ""),
-        (("toys", "a10_toy", "10"), 1, ""),
-        ((), 1, ""),
-    ],
-)
-def test_repeats_in_the_names_of_folders_are_told(
-    tmp_path: Path, names: tuple[str, ...], repeats: int, expected: str
-) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "5_file.png").touch()
-    for name in names:
-        (tmp_path / "folder" / name).mkdir()
-    found = notes(config(images="folder", repeats=repeats), tmp_path, 16)
-    assert [expected in note for note in found] == [True] * bool(expected)
-    assert notes(config(images="https://host/10_a.tar"), tmp_path, 16) == []
-    assert notes(config(images="absent"), tmp_path, 16) == []
 
 
 @pytest.mark.parametrize("resolution", [[[1, 2]], {"a": 1}, "512", 0.5, [], True, None])

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fluxtrain.contract.run.data import ALPHA, DataConfig
-from fluxtrain.contract.run.download import is_url
 from fluxtrain.contract.run.variants import AS_THEY_ARE, VariantsConfig
 from fluxtrain.data.pictures.faults import read_faults
 from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
 from fluxtrain.data.pictures.kohya import is_dataset_config, own_batch_sizes, read_dataset_config
+from fluxtrain.data.pictures.kohya_folders import repeats_note
 from fluxtrain.data.pictures.masks import mask_files, with_masks
 from fluxtrain.data.pictures.source_path import source_of
 from fluxtrain.data.pictures.subset_options import Subset
 from fluxtrain.errors import DataError
 from fluxtrain.redaction import redacted
 
-_WITH_REPEATS = re.compile(r"[0-9]+_")
-"""The beginning of a folder's name from which kohya reads its repeats."""
 Places = Mapping[str, Path | Listing]
 """Folders of this node with what was fetched, by URL, or what was listed of those that are streamed."""
 
@@ -102,21 +99,9 @@ def notes(config: DataConfig, data_root: Path, global_batch_size: int) -> list[s
     """Return what of the pictures of ``config`` is not read, of kohya's settings of the training."""
     found = (
         batch_size_note(config, data_root, global_batch_size),
-        _repeats_note(config, data_root),
+        repeats_note(config, data_root),
     )
     return [note for note in found if note]
-
-
-def _repeats_note(config: DataConfig, data_root: Path) -> str:
-    """Return that folders have names with repeats, as kohya reads them, else ""; ``repeats`` settles it."""
-    folder = data_root / str(config.images)
-    if config.repeats != 1 or is_url(str(config.images)) or not folder.is_dir():
-        return ""
-    named = sorted(p.name for p in folder.iterdir() if _WITH_REPEATS.match(p.name) and p.is_dir())
-    if not named:
-        return ""
-    text = f"{config.images}: numbers in names of folders, such as {named[0]!r:.60}, are no repeats here"
-    return f"{text}; set spec.run.data.repeats, or num_repeats in kohya's data set config"
 
 
 def remote_sources(config: DataConfig, data_root: Path) -> list[tuple[str, str]]:
