@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,9 @@ def test_diffusers_loads_our_update(tmp_path: Path, layout: Layout) -> None:
         assert largest_difference(update.delta(), theirs[layer]) < 1e-6, layer
 
 
-def test_t5_stays_left_out_and_clip_alone_is_a_lora(tmp_path: Path) -> None:
+def test_t5_stays_left_out_and_clip_alone_is_a_lora(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     adapter = {n: each for n, each in adapter_of(CONFIG, SMALL).items() if is_clip(n)}
     tensors = load_file(written(tmp_path, adapter, "kohya", torch.float32))
     others = {
@@ -74,6 +77,13 @@ def test_t5_stays_left_out_and_clip_alone_is_a_lora(tmp_path: Path) -> None:
     file = read_adapter(tmp_path / "other.safetensors")
     assert set(file.ignored) == set(others)
     assert file.adapter.keys() == adapter.keys()
+    t5 = "1 tensors of other text encoders"
+    twelfth = "1 tensors of text encoder 1, of layers that CLIP-L does not have"
+    assert file.left_out == f"{t5} and {twelfth}"
+    assert replace(file, ignored=tuple(others)[:1]).left_out == t5
+    assert replace(file, ignored=tuple(others)[1:]).left_out == twelfth
+    assert main(["adapter", "info", str(file.path)]) == EXIT_OK
+    assert f"left out:      {file.left_out}" in capsys.readouterr().out
 
 
 def test_a_file_of_rank_8_has_the_references_size() -> None:

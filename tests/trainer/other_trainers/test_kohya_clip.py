@@ -62,7 +62,12 @@ def test_clip_has_the_rank_of_the_others_and_its_learning_rate(
         (
             {"network_module": "lycoris.kohya", "network_args": ["algo=lokr"]},
             "network_train_unet_only",
-            "they are of kind lora",
+            "here those are networks.lora_flux's, not lycoris.kohya's lokr",
+        ),
+        (
+            {"network_module": "lycoris.kohya", "network_args": ["algo=lora", "dora_wd=True"]},
+            "network_train_unet_only",
+            "here those are networks.lora_flux's, not lycoris.kohya's lora with DoRA",
         ),
         (
             {"optimizer_type": "prodigy", "learning_rate": 1.0, "text_encoder_lr": 0.5},
@@ -70,7 +75,7 @@ def test_clip_has_the_rank_of_the_others_and_its_learning_rate(
             "Prodigy finds one step size",
         ),
     ],
-    ids=["no pictures", "lokr", "prodigy"],
+    ids=["no pictures", "lokr", "dora", "prodigy"],
 )  # fmt: skip
 def test_what_has_no_counterpart_is_said(changes: dict[str, Any], option: str, says: str) -> None:
     found = imported(changes)

@@ -62,7 +62,7 @@ DENIALS: Mapping[str, str] = {
     "the noise follows from seed": r"sampling\.seed",
     "inputs are not perturbed": r"perturb",
     "the model's input is not perturbed": r"perturb",
-    "is of LyCORIS' lora; adapter.dora decomposes lora_flux's": r"adapter\.lokr\.dora",
+    "DoRA of LyCORIS' algorithms; adapter.dora is of networks.lora_flux": r"adapter\.lokr\.dora",
     "Kaiming-uniform and zeros": r"adapter\..*init(_|$|ialization)",
     "learning_rate is used as it is": r"optim\..*scale",
     "lokr here has module_dropout": r"adapter\.lokr\..*dropout",

@@ -44,8 +44,8 @@ def describe(file: AdapterFile) -> Iterator[tuple[str, str]]:
     norms = {layer: update.norm() for layer, update in file.adapter.items()}
     layer = max(norms, key=norms.__getitem__)
     yield "largest norm", f"{norms[layer]:.4g} of {layer}"
-    if file.ignored:
-        yield "left out", f"{len(file.ignored)} tensors of other text encoders"
+    if file.left_out:
+        yield "left out", file.left_out
     for key in _SHOWN:
         if key in file.metadata:
             yield key.rpartition(".")[2].removeprefix("ss_"), file.metadata[key]

@@ -18,6 +18,7 @@ from fluxtrain.adapter.metadata import (
     serialised,
     with_hashes,
 )
+from fluxtrain.adapter.names import is_of_clip
 from fluxtrain.adapter.updates import Adapter
 from fluxtrain.errors import DataError, StorageError
 from fluxtrain.files import atomic_write
@@ -37,7 +38,17 @@ class AdapterFile:
     metadata: Metadata = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     ignored: tuple[str, ...] = ()
-    """Tensors of other text encoders than CLIP-L, which are not read."""
+    """Tensors of text encoders, but of no layer of CLIP-L: they are not read."""
+
+    @property
+    def left_out(self) -> str:
+        """Return how many tensors are ``ignored``, and what they are of; "" if there are none."""
+        unknown = sum(map(is_of_clip, self.ignored))
+        counts = {
+            "of other text encoders": len(self.ignored) - unknown,
+            "of text encoder 1, of layers that CLIP-L does not have": unknown,
+        }
+        return " and ".join(f"{count} tensors {of}" for of, count in counts.items() if count)
 
 
 def read_adapter(path: Path) -> AdapterFile:

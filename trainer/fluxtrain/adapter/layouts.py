@@ -173,7 +173,8 @@ class UnknownKeysError(ValueError):
 def from_tensors(
     tensors: Mapping[str, Tensor], alphas: Mapping[str, float] | None = None
 ) -> tuple[Adapter, list[str]]:
-    """Return the adapter with ``tensors`` of any layout, and the names of tensors of other text encoders.
+    """Return the adapter with ``tensors`` of any layout, and the names of tensors of text encoders that are
+    no layers of CLIP-L.
 
     ``alphas`` are those of modules whose file has them in its metadata. Raises UnknownKeysError for names of
     no layer, ValueError for shapes that do not fit.

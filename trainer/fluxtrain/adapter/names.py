@@ -73,6 +73,11 @@ def is_of_text_encoder(module: str) -> bool:
     return module.startswith(("lora_te", TEXT_ENCODER))
 
 
+def is_of_clip(module: str) -> bool:
+    """Return whether the tensor or module ``module`` has a prefix of CLIP's layers."""
+    return module.startswith(CLIP_PREFIXES)
+
+
 def find_clip(module: str) -> Place | None:
     """Return the place of ``module``, with its prefix, in CLIP; None if it is none of its layers."""
     prefix = next((each for each in CLIP_PREFIXES if module.startswith(each)), None)

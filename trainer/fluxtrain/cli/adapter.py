@@ -203,5 +203,5 @@ def _print_smaller(adapter: Adapter, rank: int) -> None:
 
 
 def _print_ignored(file: AdapterFile) -> None:
-    if file.ignored:
-        print(f"{file.path}: {len(file.ignored)} tensors of other text encoders are left out")
+    if file.left_out:
+        print(f"{file.path}: {file.left_out} are left out")

@@ -112,7 +112,9 @@ _NETWORK: Mapping[str, Option] = {
         )
         for name in ("full_matrix", "decompose_both")
     },
-    "network_args.dora_wd": missing("is of LyCORIS' lora; adapter.dora decomposes lora_flux's"),
+    "network_args.dora_wd": missing(
+        "DoRA of LyCORIS' algorithms; adapter.dora is of networks.lora_flux"
+    ),
     "network_args.verbose": automatic("fluxtrain plan prints the layers' sizes"),
     "network_args.in_dims": missing("only the blocks' linear layers have adapters"),
     "network_args.train_t5xxl": missing("T5 is not trained here"),

@@ -20,7 +20,8 @@ def unet_only(reading: Reading, name: str) -> Values:
         return {}
     why = "sd-scripts trains adapters of CLIP-L too, unless this is true; here "
     if reading.word("network_module") != "networks.lora_flux":
-        raise NoCounterpartError(f"{why}they are of kind lora")
+        kind = _network(reading)
+        raise NoCounterpartError(f"{why}those are networks.lora_flux's, not {kind}")
     if not _has_images(reading):
         raise NoCounterpartError(f"{why}adapter.clip does, with the captions of data.images")
     alpha = values.alpha(reading, "network_alpha")["adapter.alpha"]
@@ -39,6 +40,14 @@ def text_encoder_rate(reading: Reading, name: str) -> Values:
     if reading.word("network_module") != "networks.lora_flux" or not _has_images(reading):
         raise NoCounterpartError("CLIP-L has no adapters here")
     return _rate(reading)
+
+
+def _network(reading: Reading) -> str:
+    """Return what the adapters are there, for messages; LyCORIS has an algo, and DoRA with dora_wd."""
+    name, algorithm = reading.text("network_module"), "network_args.algo"
+    if reading.has(algorithm):
+        name += f"'s {reading.word(algorithm)}"
+    return f"{name} with DoRA" if reading.is_on("network_args.dora_wd") else name
 
 
 def _trains_clip(reading: Reading) -> bool:
