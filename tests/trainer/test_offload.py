@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.distributed import World
+from fluxtrain.errors import ConfigError
 from fluxtrain.loss import FlowLoss
 from fluxtrain.model import offloading as offloading_module
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.offloaded_blocks import copied_bytes, host_sizes, offloaded_blocks
-from fluxtrain.model.offloading import Ring
+from fluxtrain.model.offloading import Offloading, Ring
 from fluxtrain.parallelize import DTYPES, build_model
 from fluxtrain.plan import make_plan
 from fluxtrain.sample.batches import sample_latents
@@ -73,6 +75,33 @@ def build(models: Path, *changes: dict[str, Any]) -> tuple[RunConfig, Flux]:
     config = resolve(merge_all(RUN, *changes))
     weights = open_weights(models / "weights.safetensors")
     return config, build_model(config, World.alone(), weights.read(list(weights.shapes)))
+
+
+def refuses(memory: Tensor) -> bool:
+    return False
+
+
+def fails(memory: Tensor) -> bool:
+    raise RuntimeError("CUDA error: out of memory")
+
+
+@pytest.mark.parametrize("pin", [refuses, fails])
+@pytest.mark.parametrize("pinned", [0, 2])
+def test_memory_that_is_not_page_locked_is_an_error(
+    pin: Callable[[Tensor], bool], pinned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with torch.device("meta"):
+        blocks = {f"{i}": nn.Linear(10, 10 + i).requires_grad_(False) for i in range(4)}
+    answers = iter([*[lambda memory: True] * pinned, pin])
+    monkeypatch.setattr(offloading_module, "pin", lambda memory: next(answers)(memory))
+    with pytest.raises(ConfigError) as caught:
+        Offloading(blocks).allocate(torch.device("cuda"))
+    text = "spec.run.parallel.offload_blocks: got 4; each rank needs 3,328 bytes of page-locked host memory"
+    assert text in str(caught.value)
+    assert f"refused 768 of them after {pinned * 768:,}, those of {pinned} blocks" in str(
+        caught.value
+    )
+    assert "(ulimit -l) or the memory of the pod, or offload fewer blocks" in str(caught.value)
 
 
 def gradients_of(models: Path, *changes: dict[str, Any]) -> list[Tensor]:

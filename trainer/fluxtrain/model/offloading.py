@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
+from fluxtrain.errors import ConfigError
 from fluxtrain.model.offloaded_blocks import aligned, buffer_sizes
 from fluxtrain.pinned_memory import pin, unpin
 from fluxtrain.progress import Alive
@@ -61,11 +62,15 @@ class Offloading:
     def allocate(self, device: torch.device, alive: Alive = lambda: None) -> None:
         """Make room for the weights on the host, and for buffers on ``device``; there are no values yet.
 
-        ``alive`` is called after each block.
+        ``alive`` is called after each block. Raises ConfigError if the host lacks memory that is page-locked.
         """
-        hosts = []
-        for name, block in self._blocks.items():
-            hosts.append(_on_host(sum(_sizes(block)), device))
+        hosts = list[Tensor]()
+        sizes = [sum(_sizes(block)) for block in self._blocks.values()]
+        for (name, block), size in zip(self._blocks.items(), sizes, strict=True):
+            host = _on_host(size, device)
+            if host is None:
+                raise _too_large(sizes, hosts)
+            hosts.append(host)
             views = _views(hosts[-1], block)
             self.host |= {f"{name}.{own}": view for (own, _), view in views}
             alive()
@@ -228,12 +233,25 @@ def _views(memory: Tensor, block: nn.Module) -> list[tuple[tuple[str, nn.Paramet
     ]
 
 
-def _on_host(num_bytes: int, device: torch.device) -> Tensor:
-    """Return memory of the host: pinned for a GPU, where that is possible."""
-    memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
-    if device.type == "cuda":
-        pin(memory)
-    return memory
+def _on_host(num_bytes: int, device: torch.device) -> Tensor | None:
+    """Return memory of the host, pinned for a GPU; None if there is not enough."""
+    with suppress(RuntimeError):  # torch's, of the host's memory and of CUDA
+        memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+        if device.type != "cuda" or pin(memory):
+            return memory
+    return None
+
+
+def _too_large(sizes: Sequence[int], hosts: Sequence[Tensor]) -> ConfigError:
+    """Return the error for blocks of ``sizes`` bytes, if there is no memory for the one after ``hosts``."""
+    number, had = len(hosts), sum(host.nbytes for host in hosts)
+    return ConfigError(
+        "spec.run.parallel.offload_blocks",
+        len(sizes),
+        f"each rank needs {sum(sizes):,} bytes of page-locked host memory; the host refused "
+        f"{sizes[number]:,} of them after {had:,}, those of {number} blocks: raise its limit of locked "
+        "memory (ulimit -l) or the memory of the pod, or offload fewer blocks",
+    )
 
 
 def _in_memory(memory: Tensor) -> nn.Parameter:
