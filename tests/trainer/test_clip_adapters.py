@@ -23,6 +23,7 @@ from tests.trainer.tiny_encoders import write_clip, write_encoders
 from tests.trainer.tiny_model import save_flux
 from torch import Tensor, nn
 
+from fluxtrain import optim
 from fluxtrain.adapter.clip import clip_adapters, updated
 from fluxtrain.adapter.file import read_adapter
 from fluxtrain.adapter.initial import initial_parameters
@@ -40,7 +41,7 @@ from fluxtrain.encode.text import PooledClip, load_clip, load_text_encoder
 from fluxtrain.errors import EXIT_OK, ConfigError, DataError
 from fluxtrain.evaluation_task import evaluate_model
 from fluxtrain.launch.torchrun import check_before_starting
-from fluxtrain.model.adapted_layers import is_clip
+from fluxtrain.model.adapted_layers import is_clip, rate_of
 from fluxtrain.model.clip import ClipText
 from fluxtrain.parallelize import build_model
 from fluxtrain.sample.task import sample_prompts
@@ -192,6 +193,31 @@ def test_the_vector_of_a_step_is_the_encoded_one(
     ids = caption_ids(run.encoders, roots.models, CAPTIONS)
     found = clip(torch.stack([torch.from_numpy(ids[caption]) for caption in CAPTIONS]))
     torch.testing.assert_close(found.float(), vec, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("up", "expected"), [(None, 2.0), (1.0, 1.0), (16.0, 16.0)])
+def test_matrices_b_of_clip_have_a_ratio_of_their_own(
+    roots: RunPaths, up: float | None, expected: float
+) -> None:
+    run = config({"adapter": {"clip": {"up": up}}, "optim": {"weight_decay": 0.0}})
+    weights = open_weights(roots.models / "weights.safetensors")
+    clip = clip_weights(run, roots.models, torch.float32)
+    model = build_model(run, World.alone(), weights.read(list(weights.shapes)), clip=clip)
+    rates = partial(rate_of, adapter=run.adapter)
+    optimizer = optim.make_optimizer(model, run.optim, factor_of=rates)
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    before = {name: each.detach().clone() for name, each in trained.items()}
+    for parameter in trained.values():
+        parameter.grad = torch.ones_like(parameter)
+    optim.set_learning_rate(optimizer, 1e-3)
+    optim.update(optimizer, optimizer.gradient_norm(), 1e12, torch.tensor(optim.NEVER))
+    changes = {name: (before[name] - each.detach()) / 1e-3 for name, each in trained.items()}
+    assert sum(map(is_clip, changes)) == 2 * 72
+    for name, change in changes.items():  # AdamW's first step is the learning rate
+        factor = 0.5 if is_clip(name) else 1.0
+        if name.endswith("lora_B"):
+            factor *= expected if is_clip(name) else 2.0
+        torch.testing.assert_close(change, torch.full_like(change, factor), rtol=1e-3, atol=0)
 
 
 class _Pooled(nn.Module):

@@ -22,6 +22,7 @@ OPTIONS: dict[str, Any] = {
     "learning_rate": 1e-4,
     "train_data_dir": "pictures",
 }
+_RATIO = "network_args.loraplus_text_encoder_lr_ratio"
 SAME = ClipAdapterConfig(rank=8, alpha=4.0)
 
 
@@ -56,6 +57,40 @@ def test_clip_has_the_rank_of_the_others_and_its_learning_rate(
 
 
 @pytest.mark.parametrize(
+    ("ratios", "up", "of_clip"),
+    [
+        ({"": 4}, 4.0, None),
+        ({"unet": 4}, 4.0, 1.0),
+        ({"text_encoder": 4}, 1.0, 4.0),
+        ({"": 2, "unet": 4}, 4.0, 2.0),
+        ({"": 2, "text_encoder": 4}, 2.0, 4.0),
+        ({"unet": 4, "text_encoder": 8}, 4.0, 8.0),
+        ({"": 2, "unet": 4, "text_encoder": 8}, 4.0, 8.0),
+    ],
+    ids=str,
+)
+def test_matrices_b_of_clip_learn_as_sd_scripts_lets_them(
+    ratios: dict[str, int], up: float, of_clip: float | None
+) -> None:
+    """There, an own ratio wins over loraplus_lr_ratio, and without any there is none."""
+    arguments = [
+        f"loraplus_{f'{part}_' if part else ''}lr_ratio={ratio}" for part, ratio in ratios.items()
+    ]
+    adapter = imported({"network_args": arguments}).config.adapter
+    assert adapter is not None
+    assert adapter.clip is not None
+    assert (adapter.rates.up, adapter.clip.up) == (up, of_clip)
+    alone = {"network_args": arguments, "network_train_unet_only": True}
+    found = imported(alone)
+    adapter = found.config.adapter
+    assert adapter is not None
+    assert adapter.clip is None
+    assert adapter.rates.up == up
+    inert = {line.option for line in found.lines[Fate.INERT]}
+    assert (_RATIO in inert) == ("text_encoder" in ratios)
+
+
+@pytest.mark.parametrize(
     ("changes", "option", "says"),
     [
         ({"train_data_dir": None}, "network_train_unet_only", "adapter.clip does, with the captions"),
@@ -74,8 +109,21 @@ def test_clip_has_the_rank_of_the_others_and_its_learning_rate(
             "text_encoder_lr",
             "Prodigy finds one step size",
         ),
+        (
+            {
+                **{"optimizer_type": "prodigy", "learning_rate": 1.0, "text_encoder_lr": 0.5},
+                "network_args": ["loraplus_text_encoder_lr_ratio=1"],
+            },
+            _RATIO,
+            "Prodigy finds one step size",
+        ),
+        (
+            {"train_data_dir": None, "network_args": ["loraplus_text_encoder_lr_ratio=4"]},
+            _RATIO,
+            "CLIP-L has no adapters here",
+        ),
     ],
-    ids=["no pictures", "lokr", "dora", "prodigy"],
+    ids=["no pictures", "lokr", "dora", "prodigy", "prodigy with a ratio", "a ratio without pictures"],
 )  # fmt: skip
 def test_what_has_no_counterpart_is_said(changes: dict[str, Any], option: str, says: str) -> None:
     found = imported(changes)

@@ -93,11 +93,12 @@ def rate_of(name: str, adapter: AdapterConfig | None) -> float:
         return 1.0
     layer, _, matrix = name.rpartition(".")
     factor: float
-    if is_clip(name):
-        factor = adapter.clip.rate if adapter.clip is not None else 1.0
+    clip, up = adapter.clip, adapter.rates.up
+    if clip is not None and is_clip(name):
+        factor, up = clip.rate, up if clip.up is None else clip.up
     else:
         factor = getattr(adapter.rates, kind_of(layer.split(".", 2)[2]))
-    return factor * adapter.rates.up if matrix == "lora_B" else factor
+    return factor * up if matrix == "lora_B" else factor
 
 
 def linear_layers(model: ModelConfig) -> dict[str, tuple[int, tuple[tuple[str, int], ...]]]:

@@ -123,11 +123,15 @@ _NETWORK: Mapping[str, Option] = {
     ),
     "network_args.module_dropout": field("adapter.module_dropout", Reading.number),
     "network_args.dropout": inert("network_dropout is read"),
-    **each(
-        "network_args.loraplus_lr_ratio network_args.loraplus_unet_lr_ratio",
-        fields(["adapter.rates.up"], values.of_lora("adapter.rates.up", Reading.number)),
+    kohya_clip.LORA_PLUS: fields([kohya_clip.ALL_UP, kohya_clip.UP], kohya_clip.up_of_all),
+    kohya_clip.LORA_PLUS_UNET: fields(
+        [kohya_clip.ALL_UP, kohya_clip.UP],
+        kohya_clip.up_of_transformer,
+        note=f"wins over {kohya_clip.LORA_PLUS}",
     ),
-    "network_args.loraplus_text_encoder_lr_ratio": missing("adapter.rates.up is CLIP's too"),
+    kohya_clip.LORA_PLUS_CLIP: fields(
+        [kohya_clip.UP], kohya_clip.up_of_clip, note=f"wins over {kohya_clip.LORA_PLUS}"
+    ),
     "network_args.network_reg_lrs": missing("adapter.rates has factors for kinds of layers"),
     "network_args.network_reg_dims": missing("adapter.ranks has ranks for kinds of layers"),
     **each("network_args.ggpo_beta network_args.ggpo_sigma", missing("no perturbed gradients")),

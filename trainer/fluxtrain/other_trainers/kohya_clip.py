@@ -9,6 +9,10 @@ from fluxtrain.other_trainers.reading import InertError, NoCounterpartError, Rea
 
 FIELDS = ["adapter.clip.rank", "adapter.clip.alpha"]
 RATE = "adapter.clip.rate"
+ALL_UP, UP = "adapter.rates.up", "adapter.clip.up"
+LORA_PLUS, LORA_PLUS_UNET, LORA_PLUS_CLIP = (
+    f"network_args.loraplus_{part}lr_ratio" for part in ("", "unet_", "text_encoder_")
+)
 _ONLY = "network_train_unet_only"
 _IMAGES = ("train_data_dir", "dataset_config")
 
@@ -32,11 +36,52 @@ def unet_only(reading: Reading, name: str) -> Values:
 
 def text_encoder_rate(reading: Reading, name: str) -> Values:
     """Return the factor of the learning rate of CLIP's adapters: over that of the transformer's."""
-    if not _trains_clip(reading):
-        if reading.is_on(_ONLY) or not reading.has("network_module"):
-            raise InertError("adapters are the transformer's only")
+    if not _trains_clip(reading) and not _is_left_out(reading):
         reading.notes[name] = "0 trains no text encoder"
         return {}
+    return _required_rate(reading)
+
+
+def up_of_all(reading: Reading, name: str) -> Values:
+    """Return the factor of all matrices B, and that of CLIP's if the transformer's have another one."""
+    own = _transformer_up(reading, name)
+    is_other = reading.has(LORA_PLUS_UNET) and _has_clip(reading)
+    return {**own, UP: reading.number(name)} if is_other else own
+
+
+def up_of_transformer(reading: Reading, name: str) -> Values:
+    """Return the factor of the transformer's matrices B; 1 for CLIP's, unless others set it."""
+    own = _transformer_up(reading, name)
+    is_alone = not reading.has(LORA_PLUS) and _has_clip(reading)
+    return {**own, UP: 1.0} if is_alone else own
+
+
+def up_of_clip(reading: Reading, name: str) -> Values:
+    """Return the factor of CLIP's matrices B."""
+    value = reading.number(name)
+    _required_rate(reading)
+    return {UP: value}
+
+
+_transformer_up = values.of_lora(ALL_UP, Reading.number)
+
+
+def _has_clip(reading: Reading) -> bool:
+    """Return whether `unet_only` writes adapters of CLIP."""
+    try:
+        _required_rate(reading)
+    except NoCounterpartError:
+        return False
+    return True
+
+
+def _required_rate(reading: Reading) -> Values:
+    """Return the factor of the learning rate of CLIP's adapters, unless it is 1.
+
+    Raises InertError if CLIP has none there, NoCounterpartError if it cannot have them here.
+    """
+    if not _trains_clip(reading):
+        raise InertError("adapters are the transformer's only")
     if reading.word("network_module") != "networks.lora_flux" or not _has_images(reading):
         raise NoCounterpartError("CLIP-L has no adapters here")
     return _rate(reading)
@@ -48,6 +93,10 @@ def _network(reading: Reading) -> str:
     if reading.has(algorithm):
         name += f"'s {reading.word(algorithm)}"
     return f"{name} with DoRA" if reading.is_on("network_args.dora_wd") else name
+
+
+def _is_left_out(reading: Reading) -> bool:
+    return reading.is_on(_ONLY) or not reading.has("network_module")
 
 
 def _trains_clip(reading: Reading) -> bool:

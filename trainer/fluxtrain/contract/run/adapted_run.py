@@ -37,9 +37,10 @@ def require_adaptable(config: RunConfig, at: str) -> None:
         text = "must be left out if optim.name is prodigy: it finds one step size for all"
         raise ConfigError(f"{at}.adapter.rates", given, text)
     clip = config.adapter.clip
-    if config.optim.name == "prodigy" and clip is not None and clip.rate != 1:
+    if config.optim.name == "prodigy" and clip is not None and not clip.is_one:
+        field = "up" if clip.rate == 1 else "rate"
         text = "must be 1 if optim.name is prodigy: it finds one step size for all"
-        raise ConfigError(f"{at}.adapter.clip.rate", clip.rate, text)
+        raise ConfigError(f"{at}.adapter.clip.{field}", getattr(clip, field), text)
     if clip is not None and config.data.validation is not None:
         text = "must be none if adapter.clip is set: its pooled vectors are of CLIP as it was; use "
         text += "data.validation_split"

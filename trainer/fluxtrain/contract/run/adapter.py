@@ -93,7 +93,8 @@ class AdapterRates(StrictModel):
     single_mod: Ratio = 1.0
     """Modulation of single blocks."""
     up: Ratio = 1.0
-    """The matrices B, from the rank up, of all layers: LoRA+ advises 16."""
+    """The matrices B, from the rank up, of all layers: LoRA+ advises 16. Those of CLIP too, unless
+    ``adapter.clip.up`` is set."""
 
     @property
     def is_one(self) -> bool:
@@ -121,6 +122,13 @@ class ClipAdapterConfig(StrictModel):
     """Scale of the update: alpha / rank."""
     rate: Ratio = 1.0
     """Factor of the learning rate."""
+    up: Ratio | None = None
+    """Factor of the learning rate of its matrices B, beside ``rate``: LoRA+; null: ``adapter.rates.up``."""
+
+    @property
+    def is_one(self) -> bool:
+        """Return whether its adapters have the learning rate of the others."""
+        return self.rate == 1 and self.up in (None, 1)
 
 
 def _is_lora(adapter: AdapterConfig) -> bool:
@@ -249,8 +257,8 @@ class AdapterConfig(StrictModel):
     """Factors of the learning rate."""
     clip: ClipAdapterConfig | None = None
     """Adapters of the CLIP text encoder too, such as {}: its pooled vector is computed in each step, from the
-    captions of ``data.images``; T5's tokens stay encoded beforehand. ``dropout`` and ``rates.up`` hold for
-    them as for the others. null: CLIP stays as it is."""
+    captions of ``data.images``; T5's tokens stay encoded beforehand. ``dropout`` holds for them as for the
+    others. null: CLIP stays as it is."""
     base_dtype: BaseDtype = "compute"
     """Data type of the frozen weights of the blocks' linear layers: ``compute``, that of
     ``precision.compute``, or ``fp8``, e4m3 with a power of two for each row, half of bfloat16's memory. They
