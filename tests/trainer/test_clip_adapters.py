@@ -32,6 +32,7 @@ from fluxtrain.cli import main
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.data.dataset import Encodings
 from fluxtrain.data.pictures.dataset import PictureDataset
 from fluxtrain.data.sample_writer import Sample
 from fluxtrain.data.shard_writer import ShardWriter
@@ -356,6 +357,14 @@ def test_a_run_goes_on_with_the_same_clip_only(roots: RunPaths, tmp_path: Path) 
         ConfigError, match=r"encoders\.clip: got 'clip'; has other weights than when"
     ):
         check_before_starting(config(longer), own, [1])
+    (models / "run").symlink_to(output)
+    for task, changes in (("evaluate", {}), ("sample", {"sampling": {"prompts": ["red"]}})):
+        write_set(tmp_path, PooledClip(load_clip(config().encoders, models, torch.float32)))
+        run = evaluation("run", [], {"task": task}, changes)
+        with pytest.raises(
+            ConfigError, match=r"encoders\.clip: got 'clip'; has other weights than"
+        ):
+            check_before_starting(run, RunPaths(tmp_path / task, tmp_path, models), [1])
     run = config(longer)
     assert in_process.finish(ranks.train_alone, run, own) == [2]
     assert "encoders.clip: got 'clip'; has other weights" in ranks.output_of(own)
@@ -424,6 +433,45 @@ def test_the_evaluate_task_computes_the_vectors_of_the_captions(
     assert abs(without - with_captions) > 1e-5 * without
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_evaluate_task_gives_the_held_out_loss_of_the_training(
+    roots: RunPaths, tmp_path: Path, precision: str
+) -> None:
+    """Its vectors are computed as those of a step, whatever the data type of the other encodings."""
+    encoders = {"encoders": {"precision": precision}}
+    metrics = finish(roots, tmp_path / "run", 1, encoders)
+    (expected,) = (line["eval_loss"] for line in metrics if line.get("eval_loss") is not None)
+    write_held_out(roots, tmp_path / "set", encoders)
+    name = f"{precision}.safetensors"
+    (roots.models / name).write_bytes(file_of(tmp_path / "run").read_bytes())
+    base = "weights.safetensors"
+    found = evaluated(roots, tmp_path / "set", base, [{"path": name}], encoders)
+    assert found == pytest.approx(expected, rel=1e-6)
+
+    (roots.models / precision).symlink_to(tmp_path / "run")
+    found = evaluated(roots, tmp_path / "set", precision, [], encoders)
+    assert abs(found - expected) > 1e-3 * expected  # a checkpoint's weights are not the average
+    said = "the training evaluated an average of its weights; this has the last ones"
+    assert said in (tmp_path / "set/output/rank_0.txt").read_text()
+    assert said in (tmp_path / "set/output/evaluation.json").read_text()
+
+
+def write_held_out(roots: RunPaths, folder: Path, changes: dict[str, Any]) -> None:
+    """Write the encodings of the pictures that the run holds out as a validation set."""
+    folder.mkdir()
+    run, alone, paths = config(changes), World.alone(), RunPaths(folder, roots.data, roots.models)
+    dataset = shared_sources(run, paths, alone, cache(run, paths, alone)).validation
+    assert isinstance(dataset, PictureDataset)
+    dtype, shape = dataset.shape.dtype, dataset.shape
+    with ShardWriter(folder / "validation", shard_size=4, dtype=dtype) as writer:
+        for index in range(len(dataset)):
+            height, width = dataset.latent_sizes[index].tolist()
+            one = Encodings.empty(1, shape.at((height, width)))
+            assert dataset.read(np.array([index]), one, np.array([False])) == [None]
+            tensors = (one.txt[0], one.vec[0], one.mean[0], one.logvar[0])
+            writer.add(Sample(dataset.key(index), dataset.caption(index), *tensors))
+
+
 def write_set(folder: Path, clip: PooledClip) -> None:
     """Write an encoded validation set whose pooled vectors are those of ``clip``."""
     generator = torch.Generator().manual_seed(0)
@@ -435,19 +483,25 @@ def write_set(folder: Path, clip: PooledClip) -> None:
             writer.add(Sample(f"{index}", caption, txt, vec, mean, torch.full((4, 4, 4), -9.0)))
 
 
-def evaluation(weights: str, added: list[dict[str, object]]) -> RunConfig:
-    changes = {
+def evaluation(weights: str, added: list[dict[str, object]], *changes: dict[str, Any]) -> RunConfig:
+    evaluates = {
         "task": "evaluate",
         "data": {"images": None, "validation": "validation"},
         "initial_weights": weights,
         "added_adapters": added,
     }
-    return resolve(merge_all(RUN, changes))
+    return resolve(merge_all(RUN, evaluates, *changes))
 
 
-def evaluated(roots: RunPaths, data: Path, weights: str, added: list[dict[str, object]]) -> float:
+def evaluated(
+    roots: RunPaths,
+    data: Path,
+    weights: str,
+    added: list[dict[str, object]],
+    *changes: dict[str, Any],
+) -> float:
     """Return the loss of the evaluate task on the set in ``data``."""
-    run = evaluation(weights, added)
+    run = evaluation(weights, added, *changes)
     paths = RunPaths(data / "output", data, roots.models)
     assert in_process.finish(evaluate_model, run, paths) == [0], ranks.output_of(paths)
     found = json.loads((data / "output/evaluation.json").read_text())
@@ -464,6 +518,12 @@ def test_a_set_without_captions_is_refused_with_adapters_of_clip(
     added = [{"path": "style.safetensors"}]
     run = evaluation("weights.safetensors", added)
     paths = RunPaths(tmp_path / "output", tmp_path, roots.models)
+    with pytest.raises(DataError, match="have no captions"):
+        check_before_starting(run, paths, [1])
+    with pytest.raises(DataError, match=r"adapts CLIP-L, and spec\.run\.encoders\.text is minilm"):
+        check_before_starting(
+            evaluation("weights.safetensors", added, {"encoders": {"text": "minilm"}}), paths, [1]
+        )
     assert in_process.finish(evaluate_model, run, paths) != [0]
     assert "have no captions" in ranks.output_of(paths)
 

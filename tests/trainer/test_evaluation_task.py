@@ -119,6 +119,21 @@ def test_an_adapter_file_is_added_with_its_strength(root: Path, tmp_path: Path) 
     assert abs(loss() - whole) > 1e-4 * whole
 
 
+def test_a_model_that_is_not_the_one_that_the_training_evaluated_is_told(
+    root: Path, tmp_path: Path
+) -> None:
+    assert evaluated(root, tmp_path, initial_weights="lora")["differences"] == []
+    checkpoint = tmp_path / "run/checkpoints/step_0000000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "DONE").touch()
+    run = {"optim": {"ema_decay": 0.9}, "adapter": {"base_dtype": "fp8"}}
+    (checkpoint / "config.json").write_text(json.dumps(run))
+    config = resolve({**RUN, "task": "evaluate", "added_adapters": [{"path": "run"}]})
+    average, base = evaluation_task.differences(config, RunPaths(tmp_path, root, tmp_path))
+    assert "the training evaluated an average of its weights" in average
+    assert "the training evaluated rounded base weights" in base
+
+
 @pytest.mark.slow
 def test_two_ranks_find_the_loss_of_one(root: Path, tmp_path: Path) -> None:
     found = evaluated(root, tmp_path, size=2, initial_weights="lora")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -37,9 +38,12 @@ from fluxtrain.loss import FlowLoss
 from fluxtrain.parallelize import DTYPES, build_model, uses_fsdp
 from fluxtrain.random_seed import with_any_seed
 from fluxtrain.report.endpoint import Endpoint
-from fluxtrain.run_state import read_state
+from fluxtrain.run_state import read_config, read_state
 from fluxtrain.sample.prompts import chosen_prompts
 from fluxtrain.sample.task import write_images
+from fluxtrain.weights.base import require_same_clip
+
+Encode = Callable[[AnyBatch], Batch]
 
 _MAX_FAULTS = 20
 _MOST_WITHOUT_CAPTION = 16
@@ -48,10 +52,14 @@ _MOST_WITHOUT_CAPTION = 16
 
 def check_evaluate_task(config: RunConfig, paths: RunPaths) -> None:
     """Raise ConfigError or DataError if weights, adapters or the validation set are missing or do not fit."""
-    if model_of(config, paths.models) is None:
+    model = model_of(config, paths.models)
+    if model is None:
         text = "must name the weights to evaluate"
         raise ConfigError("spec.run.initial_weights", UNSET, text)
-    open_source(config, paths.data, "validation")
+    source = open_source(config, paths.data, "validation")
+    if added := clip_adapters(model):
+        _require_captions(config, source, added)
+        require_same_clip(config, paths.models, (file.path for file, _ in added))
     if chosen_prompts(with_any_seed(config), paths.data):
         check_files(config.encoders, paths.models)
 
@@ -70,10 +78,14 @@ def evaluate_model(config: RunConfig, paths: RunPaths, world: World) -> None:
         attention_on(world.device, config)  # a device that lacks it is refused
         stack.enter_context(attention_backend(config.parallel.attention))
         source = _validation_set(config, paths, world)
+        encode = _encoder(config, source, paths, world)  # may refuse the set
+        if world.is_main:
+            for text in differences(config, paths):
+                print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
         flow_loss = _load(config, paths, world, endpoint)
         endpoint.set_phase(EVALUATE)
         begin = time.monotonic()
-        result = _evaluate(flow_loss, source, paths, world, endpoint)
+        result = _evaluate(flow_loss, source, encode, world, endpoint)
         endpoint.metrics.eval_loss.set(result.loss)
         require_readable(result, config)
         if not math.isfinite(result.loss):
@@ -109,14 +121,13 @@ def _load(config: RunConfig, paths: RunPaths, world: World, endpoint: Endpoint) 
 def _evaluate(
     flow_loss: FlowLoss,
     source: Source,
-    paths: RunPaths,
+    encode: Encode,
     world: World,
     endpoint: Endpoint,
 ) -> Evaluation:
     config = flow_loss.config
     pin = world.device.type == "cuda"
     batches = evaluation_batches(config, source, world.rank, world.size, pin=pin)
-    encode = _encoder(config, source, paths, world)
     endpoint.progress.update(samples=0)
     done = 0
 
@@ -129,38 +140,55 @@ def _evaluate(
     return evaluate(flow_loss, map(encode, batches), world, advance)
 
 
-def _encoder(
-    config: RunConfig, source: Source, paths: RunPaths, world: World
-) -> Callable[[AnyBatch], Batch]:
+def _encoder(config: RunConfig, source: Source, paths: RunPaths, world: World) -> Encode:
     """Return the function that encodes batches of ``source`` with the adapters of CLIP, if there are some."""
     added = clip_adapters(model_of(config, paths.models))
+    if added:
+        _require_captions(config, source, added)
     encode = batch_encoder(config, paths.models, world.device, partial(with_updates, added=added))
     if not added or config.data.source == "images":
         return encode
-    return partial(_with_pooled, encode, source, _adapted_clip(config, source, paths, world, added))
+    # in the data type of the training, which computes the vectors in each step
+    clip = load_clip(config.encoders, paths.models, DTYPES[config.precision.compute])
+    adapted = PooledClip(updated(clip.on(world.device), added))
+    return partial(_with_pooled, encode, source, adapted)
 
 
-def _adapted_clip(
-    config: RunConfig, source: Source, paths: RunPaths, world: World, added: Added
-) -> PooledClip:
-    """Return CLIP with the adapters ``added``; DataError if ``source`` has no captions."""
+def _require_captions(config: RunConfig, source: Source, added: Added) -> None:
+    """Raise DataError unless CLIP, to which ``added`` are added, encodes captions of ``source``."""
+    path = added[0][0].path
+    if config.encoders.text != "t5-clip":
+        raise DataError(f"{path}: it adapts CLIP-L, and spec.run.encoders.text is minilm")
     if not any(source.caption(index) for index in range(min(len(source), _MOST_WITHOUT_CAPTION))):
         raise DataError(
-            f"{added[0][0].path}: it adapts CLIP-L, and the samples of spec.run.data.validation have no "
+            f"{path}: it adapts CLIP-L, and the samples of spec.run.data.validation have no "
             "captions, of which its pooled vectors would be computed"
         )
-    clip = load_clip(config.encoders, paths.models, DTYPES[config.encoders.precision])
-    return PooledClip(updated(clip.on(world.device), added))
 
 
-def _with_pooled(
-    encode: Callable[[AnyBatch], Batch], source: Source, clip: PooledClip, batch: AnyBatch
-) -> Batch:
+def _with_pooled(encode: Encode, source: Source, clip: PooledClip, batch: AnyBatch) -> Batch:
     """Return ``batch`` encoded, with CLIP's pooled vectors of the captions of its samples."""
     indices = batch.indices.tolist()
     captions = ["" if index == PADDING else source.caption(index) for index in indices]
-    encoded = encode(batch)
-    return replace(encoded, vec=clip.encode(captions).to(encoded.vec.dtype))
+    return replace(encode(batch), vec=clip.encode(captions))
+
+
+def differences(config: RunConfig, paths: RunPaths) -> list[str]:
+    """Return in what the model differs from the one that its training evaluated, a sentence each."""
+    found = []
+    for name in (config.initial_weights, *(each.path for each in config.added_adapters)):
+        path = paths.models / str(name)
+        checkpoint = checkpoint_of(path)
+        run = read_config(checkpoint) if checkpoint else {}
+        if (run.get("optim") or {}).get("ema_decay") is not None:
+            found.append(
+                f"{path}: the training evaluated an average of its weights; this has the last ones"
+            )
+        if (run.get("adapter") or {}).get("base_dtype", "compute") != "compute":
+            found.append(
+                f"{path}: the training evaluated rounded base weights; this has the given ones"
+            )
+    return found
 
 
 def describe(
@@ -176,6 +204,7 @@ def describe(
         "seed": config.drawn_seed,
         "precision": config.precision.compute,
         "reference_rounding": config.flow.reference_rounding,
+        "differences": differences(config, paths),
         "eval_loss": result.loss,
         "eval_loss_by_timestep": result.by_timestep,
         "eval_samples": result.num_samples,

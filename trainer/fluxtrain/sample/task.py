@@ -35,6 +35,7 @@ from fluxtrain.sample.denoise import denoise, to_pil_images
 from fluxtrain.sample.png import save_png, text_fields
 from fluxtrain.sample.prompt_file import Prompt
 from fluxtrain.sample.prompts import chosen_prompts
+from fluxtrain.weights.base import require_same_clip
 
 _POLL_SECONDS = 0.5
 TextEncoding = tuple[Tensor, Tensor]  # tokens "1 l d", pooled vector "1 v"
@@ -44,9 +45,11 @@ def check_sample_task(config: RunConfig, paths: RunPaths) -> None:
     """Raise ConfigError or DataError if prompts, weights or encoders are missing; nothing is loaded."""
     if not chosen_prompts(with_any_seed(config), paths.data):
         raise ConfigError("spec.run.sampling.prompts", UNSET, "must hold at least one prompt")
-    if model_of(config, paths.models) is None:
+    model = model_of(config, paths.models)
+    if model is None:
         text = "must name the weights to sample with"
         raise ConfigError("spec.run.initial_weights", UNSET, text)
+    require_same_clip(config, paths.models, (file.path for file, _ in clip_adapters(model)))
     check_files(config.encoders, paths.models)
 
 

@@ -8,6 +8,7 @@ checkpoints.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from fluxtrain.contract.launch import RunPaths
@@ -46,13 +47,32 @@ def require_same_base(config: RunConfig, models_root: Path, output: Path) -> Non
     if config.adapter is None or not path.exists():
         return
     weights = initial_weights(config, models_root)
-    try:
-        content = json.loads(path.read_text())
-        before, clip = content[_DIGEST], content.get(_CLIP)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        text = "is damaged; remove it if initial_weights are those that the run began with"
-        raise DataError(f"{path}: {text}") from None
+    before, clip = _read(path)
     if weights is not None and digest_of(weights) != before:
         raise ConfigError("spec.run.initial_weights", config.initial_weights, _OTHERS)
     if config.trains_clip and clip not in (None, clip_digest(config.encoders, models_root)):
         raise ConfigError("spec.run.encoders.clip", config.encoders.clip, _OTHERS)
+
+
+def require_same_clip(config: RunConfig, models_root: Path, adapters: Iterable[Path]) -> None:
+    """Raise ConfigError if the CLIP of ``config`` is another one than that of a run among ``adapters``.
+
+    These are runs, checkpoints and LoRA files, which keep nothing of CLIP. DataError if what a run keeps is
+    damaged.
+    """
+    for path in filter(Path.is_dir, adapters):
+        run = path if (path / FILE).exists() else path.parent.parent  # of a checkpoint
+        clip = _read(run / FILE)[1] if (run / FILE).exists() else None
+        if clip not in (None, clip_digest(config.encoders, models_root)):
+            text = f"has other weights than the one whose adapters the run {run} trained"
+            raise ConfigError("spec.run.encoders.clip", config.encoders.clip, text)
+
+
+def _read(path: Path) -> tuple[str, str | None]:
+    """Return the digests of the model and of CLIP in ``path``; DataError if it is damaged."""
+    try:
+        content = json.loads(path.read_text())
+        return content[_DIGEST], content.get(_CLIP)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        text = "is damaged; remove it if initial_weights are those that the run began with"
+        raise DataError(f"{path}: {text}") from None
