@@ -13,15 +13,26 @@ from cluster.free_ports import free_port
 from safetensors.torch import load_file
 from tests.trainer import in_process, ranks
 from tests.trainer.outputs import losses
-from torch import Tensor
+from torch import Tensor, nn
 
+from fluxtrain import optim
 from fluxtrain.cli import main
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.contract.run.sharding import Sharding
+from fluxtrain.data.loader import training_batches
+from fluxtrain.data.order import BatchShares
+from fluxtrain.data.sources import open_sources
 from fluxtrain.distributed import World
+from fluxtrain.encode.encoders import batch_encoder
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 from fluxtrain.evaluation_task import evaluate_model
+from fluxtrain.loss import FlowLoss
+from fluxtrain.optimizer_step import add_gradients
+from fluxtrain.parallelize import build_model
+from fluxtrain.plan.update import sum_error
+from fluxtrain.step_times import StepTimes
 
 STEPS = 8
 RUN: dict[str, Any] = {
@@ -78,6 +89,48 @@ def test_losses_are_close_to_those_of_float32_weights(tmp_path: Path) -> None:
         assert ours == pytest.approx(theirs, rel=0.02)
         assert ours != theirs
     assert ours[50] < 0.8 * ours[min(ours)], "it learns"
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "float32"])
+def test_the_sum_of_gradients_is_as_exact_as_planned(weights: str) -> None:
+    """Their own sum in float32 is the reference: errors of the passes themselves are not counted."""
+    count = 64
+    changes = {
+        "precision": {"weights": weights},
+        "schedule": {"global_batch_size": count},
+        "parallel": {"micro_batch_size": 1},
+        "data": {"num_workers": 0},
+    }
+    config = resolve(merge(RUN, changes))
+    alone = World.alone()
+    model = build_model(config, alone)
+    optim.make_optimizer(model, config.optim, torch.bfloat16)  # chooses the type of gradients
+    flow_loss = FlowLoss(model, config, torch.bfloat16)
+    parameters = list(model.parameters())
+    sums = [torch.zeros(each.shape) for each in parameters]
+    for parameter, total in zip(parameters, sums, strict=True):
+        parameter.register_hook(partial(add_to, total))
+    shares = BatchShares.of(config, 1)
+    batches = iter(training_batches(config, open_sources(config, Path()), shares, 0))
+    times, encode = StepTimes(alone.device), batch_encoder(config, Path(), alone.device)
+    for number in range(1, count + 1):
+        add_gradients(flow_loss, encode, next(batches), count, times, number == count)
+        if number in (4, 16, 64):
+            found = torch.cat([gradient_of(each).flatten() for each in parameters])
+            exact = torch.cat([total.flatten() for total in sums])
+            planned = sum_error(config, Sharding.of(config, 1, 1), number)
+            error = ((found - exact).norm() / exact.norm()).item()
+            assert error == pytest.approx(planned, rel=0.3, abs=1e-6)
+            assert found.norm().item() == pytest.approx(exact.norm().item(), rel=2e-3)
+
+
+def add_to(total: Tensor, gradient: Tensor) -> None:
+    total += gradient
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad.float()
 
 
 def test_a_checkpoint_has_bfloat16_weights_and_float32_moments(reference: Path) -> None:

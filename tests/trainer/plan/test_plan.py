@@ -345,6 +345,34 @@ def test_replicas_reduce_once_a_step_unless_in_bfloat16() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "× 16 per step; the sum of gradients, in bfloat16, has an error of about 0.44 %"),
+        ({"precision": {"weights": "float32"}}, "× 16 per step"),
+        ({"schedule": {"global_batch_size": 8}}, "× 1 per step"),
+        ({"parallel": {"dp_replicate": 2}}, "× 16 per step"),  # waiting, they sum in float32
+        (
+            {"parallel": {"dp_replicate": 2}, "precision": {"reduce": "bfloat16"}},
+            "× 16 per step; the sum of gradients, in bfloat16, has an error of about 0.44 %",
+        ),
+    ],
+    ids=str,
+)
+def test_the_error_of_gradients_that_are_summed_in_bfloat16_is_told(
+    changes: dict[str, Any], says: str
+) -> None:
+    run = {
+        "preset": "dev-finetune",
+        "precision": {"weights": "bfloat16"},
+        "schedule": {"global_batch_size": 128},
+        "parallel": {"micro_batch_size": 1},
+    }
+    lines = render(make_plan(resolve(merge(run, changes)), 1, 8)).splitlines()
+    (line,) = (line for line in lines if line.startswith("  micro batch "))
+    assert line.endswith(f" {says}")
+
+
+@pytest.mark.parametrize(
     ("latent_size", "text", "compiled", "gib"),
     [
         (32, 256, False, 4.66),

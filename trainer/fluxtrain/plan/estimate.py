@@ -23,6 +23,7 @@ from fluxtrain.plan.measured import MeasuredSpeeds, Speed
 from fluxtrain.plan.memory import Memory, memory, state_bytes
 from fluxtrain.plan.pictures import PicturesPlan
 from fluxtrain.plan.resharding import settle_resharding
+from fluxtrain.plan.update import sum_error
 from fluxtrain.snapshot_size import snapshot_bytes
 from fluxtrain.traffic import sent_by_node, sent_by_rank, sent_within_node
 
@@ -68,6 +69,8 @@ class Plan(BaseModel):
     """Samples of one forward pass on one rank."""
     accumulation_steps: int
     """Forward passes of one rank in one optimizer step."""
+    gradient_sum_error: float
+    """Error of the sum of their gradients in bfloat16, over its L2 norm; 0 if the sum is in float32."""
     samples_per_rank: int
     """Samples of one rank in one optimizer step, including padding."""
     padded_samples: int
@@ -204,6 +207,7 @@ def make_plan(
         global_batch_size=batch,
         micro_batch_size=micro_batch,
         accumulation_steps=accumulation,
+        gradient_sum_error=sum_error(config, sharding, accumulation),
         samples_per_rank=accumulation * micro_batch,
         padded_samples=shares.padding,
         padding_percent=100 * shares.padding / computed,

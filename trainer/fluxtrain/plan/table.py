@@ -63,12 +63,20 @@ def _step(plan: Plan) -> list[Row]:
     sent = decimal(plan.communication_bytes_per_step, "B")
     return [
         ("global batch", f"{plan.global_batch_size:,}", f"on {ranks}{_replicas(plan)}"),
-        ("micro batch", f"{plan.micro_batch_size:,}", f"× {plan.accumulation_steps} per step"),
+        ("micro batch", f"{plan.micro_batch_size:,}", _accumulation(plan)),
         ("samples per rank", f"{plan.samples_per_rank:,}", _padding(plan)),
         ("sent by each rank", sent, "weights gathered, gradients reduced"),
         *_between_nodes(plan),
         *_from_the_host(plan),
     ]
+
+
+def _accumulation(plan: Plan) -> str:
+    text = f"× {plan.accumulation_steps} per step"
+    if plan.gradient_sum_error:
+        percent = 100 * plan.gradient_sum_error
+        text += f"; the sum of gradients, in bfloat16, has an error of about {percent:.2f} %"
+    return text
 
 
 def _from_the_host(plan: Plan) -> list[Row]:

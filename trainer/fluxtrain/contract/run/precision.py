@@ -30,9 +30,10 @@ class PrecisionConfig(StrictModel):
 
     weights: Precision = "float32"
     """Data type of the trained weights, between steps and in checkpoints; adapters are float32. ``bfloat16``:
-    there is no float32 copy of them, and their gradients are bfloat16 too, summed over micro batches in it:
-    4 bytes of each parameter instead of 8, or of 10 on a single rank. Steps are computed in float32 and round
-    the weights stochastically, so that changes below bfloat16's digits are taken on average."""
+    there is no float32 copy of them, and their gradients are bfloat16 too, summed over micro batches in it,
+    with an error that ``fluxtrain plan`` prints: 4 bytes of each parameter instead of 8, or of 10 on a single
+    rank. Steps are computed in float32 and round the weights stochastically, so that changes below bfloat16's
+    digits are taken on average."""
     compute: Precision = "bfloat16"
     """Data type of forward and backward; ``float32`` for exact comparisons and CPUs."""
     reduce: Precision = "float32"
