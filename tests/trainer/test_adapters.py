@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.trainer.tiny_model import save_flux
 from fluxtrain import checkpoint, optim
 from fluxtrain.adapter.file import read_adapter
 from fluxtrain.adapter.trained import read_checkpoint
+from fluxtrain.checksums import FileSums, encode
 from fluxtrain.cli import main
 from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
@@ -30,6 +32,8 @@ from fluxtrain.errors import EXIT_OK, ConfigError, DataError
 from fluxtrain.launch.torchrun import check_before_starting
 from fluxtrain.model.adapted_layers import adapted_layers, count_adapter_parameters
 from fluxtrain.parallelize import build_model
+from fluxtrain.run_state import read_checksums
+from fluxtrain.safetensors_file import read_header
 from fluxtrain.snapshot_size import image_bytes
 from fluxtrain.weights.reader import open_weights
 
@@ -243,13 +247,17 @@ def test_optimizers_with_a_state_of_their_own_continue_exactly_and_on_more_ranks
     assert losses(whole, "eval_loss")[STEPS] < losses(whole, "eval_loss")[2]
 
 
-def test_checkpoints_with_moments_in_8_bits_are_converted_and_exported(
-    models: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("optim", "kind"),
+    [({"name": "adamw_8bit"}, "model"), ({"ema_decay": 0.6}, "optimizer.ema")],
+    ids=["8 bits", "average"],
+)
+def test_checkpoints_are_converted_and_exported(
+    models: Path, tmp_path: Path, optim: dict[str, Any], kind: str
 ) -> None:
-    change = {"optim": {"name": "adamw_8bit"}}
     adapters, model = tmp_path / "adapters", tmp_path / "model"
-    finish(RunPaths(adapters, adapters, models), 1, change)
-    finish(RunPaths(model, model, models), 1, change, {"adapter": None})
+    finish(RunPaths(adapters, adapters, models), 1, {"optim": optim})
+    finish(RunPaths(model, model, models), 1, {"optim": optim, "adapter": None})
     converted, exported = tmp_path / "converted.safetensors", tmp_path / "exported.safetensors"
     arguments = ["convert", str(adapters), "--dtype", "float32", "--output", str(converted)]
     assert main(["adapter", *arguments]) == EXIT_OK
@@ -258,7 +266,31 @@ def test_checkpoints_with_moments_in_8_bits_are_converted_and_exported(
     assert main(arguments) == EXIT_OK
     found, stored = load_file(exported), saved(model)
     assert found
-    assert all(torch.equal(value, stored[f"model.{name}"]) for name, value in found.items())
+    assert all(torch.equal(value, stored[f"{kind}.{name}"]) for name, value in found.items())
+
+
+@pytest.mark.parametrize(("kind", "is_read"), [("optimizer.ema", True), ("model", False)])
+def test_what_is_read_of_a_checkpoint_is_verified(
+    models: Path, tmp_path: Path, kind: str, is_read: bool
+) -> None:
+    change = {"optim": {"ema_decay": 0.6}, "adapter": None}
+    finish(RunPaths(tmp_path, tmp_path, models), 1, change)
+    (file,) = tmp_path.glob(f"checkpoints/*{STEPS}/*.safetensors")
+    content = bytearray(file.read_bytes())
+    with_small_blocks(file.parent)
+    content[read_header(file)[f"{kind}.single_blocks.0.linear1.weight"].offset + 512] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="wrong checksum") if is_read else nullcontext():
+        open_weights(tmp_path).verify(World.alone(), lambda: None)
+
+
+def with_small_blocks(checkpoint: Path) -> None:
+    """Give the checksums in ``checkpoint`` blocks that are smaller than its tensors."""
+    files = {}
+    for name in read_checksums(checkpoint):
+        files[name] = FileSums(block_bytes=256)
+        files[name].add(memoryview((checkpoint / name).read_bytes()))
+    (checkpoint / "DONE").write_text(encode(files))
 
 
 def test_the_files_hold_what_was_trained(reference: Path) -> None:

@@ -180,10 +180,6 @@ def differences(config: RunConfig, paths: RunPaths) -> list[str]:
         path = paths.models / str(name)
         checkpoint = checkpoint_of(path)
         run = read_config(checkpoint) if checkpoint else {}
-        if (run.get("optim") or {}).get("ema_decay") is not None:
-            found.append(
-                f"{path}: the training evaluated an average of its weights; this has the last ones"
-            )
         if (run.get("adapter") or {}).get("base_dtype", "compute") != "compute":
             found.append(
                 f"{path}: the training evaluated rounded base weights; this has the given ones"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -125,6 +126,14 @@ def read_state(checkpoint: Path) -> RunState:
 def read_config(checkpoint: Path) -> dict[str, Any]:
     """Return the resolved config of ``checkpoint``; raise DataError if it is unreadable."""
     return _read_object(checkpoint, checkpoint / CONFIG_FILE)
+
+
+def kind_of_result(config: Mapping[str, Any]) -> str:
+    """Return how the names begin of those tensors of a checkpoint that are the result of its run.
+
+    These are the averages of the trained weights, if ``config``, the run's, asks for them, else the weights.
+    """
+    return "model" if (config.get("optim") or {}).get("ema_decay") is None else "optimizer.ema"
 
 
 def _read_object(checkpoint: Path, path: Path) -> dict[str, Any]:

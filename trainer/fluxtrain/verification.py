@@ -30,7 +30,13 @@ from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError, DataError, StorageError
 from fluxtrain.model.tensor_names import entries
 from fluxtrain.progress import Alive
-from fluxtrain.run_state import CONFIG_FILE, read_checksums, read_config, read_state
+from fluxtrain.run_state import (
+    CONFIG_FILE,
+    kind_of_result,
+    read_checksums,
+    read_config,
+    read_state,
+)
 from fluxtrain.safetensors_file import open_safetensors, read_header, read_shapes
 
 _SUFFIX = ".safetensors"
@@ -45,8 +51,8 @@ _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
 def find_damage(checkpoint: Path, world: World, alive: Alive, weights_only: bool = False) -> str:
     """Return what is wrong with ``checkpoint``, an empty text if it is whole; every rank must call this.
 
-    Of the tensors only the model's weights are verified if ``weights_only``. ``alive`` is called after each
-    block. Raises StorageError if the storage cannot be read at present.
+    Of the tensors only those that are the run's result are verified if ``weights_only``. ``alive`` is called
+    after each block. Raises StorageError if the storage cannot be read at present.
     """
     found = _inspect(checkpoint, weights_only) if world.is_main else ["", ""]
     damage, text = world.broadcast(found)
@@ -73,7 +79,7 @@ def _inspect(checkpoint: Path, weights_only: bool) -> list[str]:
     try:
         with _storage_errors(checkpoint):
             read_state(checkpoint)
-            read_config(checkpoint)
+            config = read_config(checkpoint)
             files = read_checksums(checkpoint)
             if not files:
                 _check_headers(checkpoint)
@@ -81,7 +87,7 @@ def _inspect(checkpoint: Path, weights_only: bool) -> list[str]:
             _check_sizes(checkpoint, files)
             blocks = checksums.blocks_of(files)
             if weights_only:
-                blocks = _with_weights(checkpoint, blocks)
+                blocks = _with_weights(checkpoint, blocks, kind_of_result(config))
             return ["", json.dumps([astuple(block) for block in blocks])]
     except (DataError, ConfigError) as error:
         cause = error.__cause__
@@ -90,9 +96,11 @@ def _inspect(checkpoint: Path, weights_only: bool) -> list[str]:
         return [str(error).removeprefix(f"{checkpoint}{os.sep}"), ""]
 
 
-def _with_weights(checkpoint: Path, blocks: Sequence[Block]) -> list[Block]:
-    """Return those of ``blocks`` that hold the header of a file or a tensor of the model."""
-    ranges = {name: _ranges_of_weights(checkpoint / name) for name in {b.file for b in blocks}}
+def _with_weights(checkpoint: Path, blocks: Sequence[Block], kind: str) -> list[Block]:
+    """Return those of ``blocks`` that hold the header of a file or a tensor of ``kind``."""
+    ranges = {
+        name: _ranges_of_weights(checkpoint / name, kind) for name in {b.file for b in blocks}
+    }
     overlaps = (
         any(begin < block.offset + block.size and block.offset < end for begin, end in spans)
         for block in blocks
@@ -101,13 +109,13 @@ def _with_weights(checkpoint: Path, blocks: Sequence[Block]) -> list[Block]:
     return list(compress(blocks, overlaps))
 
 
-def _ranges_of_weights(path: Path) -> list[tuple[int, int]]:
-    """Return the bytes of the header and the weights in ``path``: all bytes of a file without tensors."""
+def _ranges_of_weights(path: Path, kind: str) -> list[tuple[int, int]]:
+    """Return the bytes of the header and of ``kind`` in ``path``: all bytes of a file without tensors."""
     if path.suffix != _SUFFIX:
         return [(0, path.stat().st_size)]
     spans = read_header(path, _CODES)
     header = min((span.offset for span in spans.values()), default=path.stat().st_size)
-    weights = [span for name, span in spans.items() if _kind(name) == "model"]
+    weights = [span for name, span in spans.items() if _kind(name) == kind]
     return [(0, header), *((span.offset, span.offset + span.num_bytes) for span in weights)]
 
 

@@ -17,7 +17,7 @@ from fluxtrain.contract.validation import validate
 from fluxtrain.distributed import World
 from fluxtrain.errors import DataError
 from fluxtrain.model.adapted_layers import BASE_MAGNITUDE, MAGNITUDE, AdaptedLayer, adapted_layers
-from fluxtrain.run_state import latest, read_config
+from fluxtrain.run_state import kind_of_result, latest, read_config
 from fluxtrain.verification import require_whole_weights
 
 
@@ -55,21 +55,24 @@ def _magnitude(layer: AdaptedLayer, tensors: Mapping[str, Tensor]) -> Magnitude 
 def read_checkpoint(path: Path) -> tuple[Adapter, RunConfig]:
     """Return the adapter and the config of a checkpoint, or the newest one of a run; they are verified.
 
-    Raises DataError if there is none, or if it is of a model's weights.
+    The adapter is the average of the trained ones if the run keeps it. Raises DataError if there is none, or
+    if it is of a model's weights.
     """
     from fluxtrain.checkpoint import load  # a second of imports
 
     checkpoint = latest(path / CHECKPOINTS_FOLDER) or path
-    config = validate(RunConfig, read_config(checkpoint), f"{checkpoint}/config.json")
+    values = read_config(checkpoint)
+    config = validate(RunConfig, values, f"{checkpoint}/config.json")
     if config.adapter is None:
         raise DataError(f"{checkpoint}: it has a model's weights, and no adapter")
     require_whole_weights(checkpoint, World.alone(), lambda: None)
     layers = adapted_layers(config.model, config.adapter)
+    prefix = f"{kind_of_result(values)}."
     state = {
-        f"model.{layer.name}.{name}": torch.empty(shape)
+        f"{prefix}{layer.name}.{name}": torch.empty(shape)
         for layer in layers
         for name, shape in layer.shapes.items()
     }
     load(checkpoint, state)
-    tensors = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return trained_adapter(layers, tensors), config

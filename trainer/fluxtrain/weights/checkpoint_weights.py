@@ -16,14 +16,14 @@ from fluxtrain.distributed import World
 from fluxtrain.errors import DataError
 from fluxtrain.model.tensor_names import Shape, entries
 from fluxtrain.progress import Alive
-from fluxtrain.run_state import read_config
+from fluxtrain.run_state import kind_of_result, read_config
 from fluxtrain.verification import require_whole_weights
 
 _GROUP_BYTES = 1 << 30  # read at once from a checkpoint, whose shards are reopened for each read
 
 
 class CheckpointWeights:
-    """The model's weights of one of our checkpoints."""
+    """The model's weights of one of our checkpoints, or their average if the run keeps one."""
 
     def __init__(self, path: Path) -> None:
         """Read the model's config; raise DataError or ConfigError if it is not valid, or of adapters."""
@@ -34,7 +34,7 @@ class CheckpointWeights:
             raise DataError(
                 f"{path}: it has adapters only, for {base!r}, and not the model's weights"
             )
-        values = config.get("model")
+        self._kind, values = kind_of_result(config), config.get("model")
         self.model = validate(ModelConfig, values, f"{path}/config.json: model")
         self.shapes = {entry.name: entry.shape for entry in entries(self.model)}
 
@@ -47,9 +47,9 @@ class CheckpointWeights:
         from fluxtrain.checkpoint import load  # a second of imports
 
         for group in _groups(names, self.shapes):
-            state = {f"model.{name}": torch.empty(self.shapes[name]) for name in group}
+            state = {f"{self._kind}.{name}": torch.empty(self.shapes[name]) for name in group}
             load(self.path, state)
-            yield from ((name, state[f"model.{name}"]) for name in group)
+            yield from zip(group, state.values(), strict=True)
 
 
 def _groups(names: Sequence[str], shapes: dict[str, Shape]) -> Iterator[list[str]]:

@@ -98,7 +98,8 @@ class OptimConfig(StrictModel):
     ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Keep an exponential moving average of the trained weights, such as 0.999 of it and the rest of the new
     weights at each step; the first steps count more. Evaluations, sample images and adapter files are of the
-    average; checkpoints have both. null: none."""
+    average; checkpoints have both, and what is exported, sampled or started from them is the average. null:
+    none."""
     prodigy: ProdigyConfig = ProdigyConfig()
     """Options of ``prodigy``."""
 
