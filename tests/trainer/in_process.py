@@ -6,8 +6,10 @@ Nothing is forked from the test's process: a fork of its threads' locks may wait
 from __future__ import annotations
 
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 
 import torch
+from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.ranks import CPU, Run
 
@@ -22,6 +24,21 @@ def finish(run: Run, config: RunConfig, paths: RunPaths, size: int = 1) -> list[
     if size > 1:
         return ranks.finish(run, config, paths, size)
     return [_run(run, config, paths)]
+
+
+def train(config: RunConfig, paths: RunPaths, size: int = 1, crash: int = 0) -> None:
+    """Train on ``size`` ranks, which crash after step ``crash`` and must end as expected."""
+    if size == 1 and not crash:
+        codes = finish(ranks.train_alone, config, paths)
+    else:
+        run = partial(_train, port=free_port(), crash=crash)
+        codes = ranks.finish(run, config, paths, size)
+    assert codes == [ranks.CRASHED if crash else 0] * size, ranks.output_of(paths)
+
+
+def _train(config: RunConfig, paths: RunPaths, world: World, *, port: int, crash: int) -> None:
+    ranks.crash_after(crash)
+    ranks.train_together(config, paths, world, port=port)
 
 
 def _run(run: Run, config: RunConfig, paths: RunPaths) -> int:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from benchmarks.reference_model import random_model
-from cluster.free_ports import free_port
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.trainer import in_process, ranks
@@ -67,20 +65,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(config: RunConfig, paths: RunPaths, world: World, *, port: int, crash: int) -> None:
-    ranks.crash_after(crash)
-    ranks.train_together(config, paths, world, port=port)
-
-
 def finish(paths: RunPaths, size: int, *changes: dict[str, Any], crash: int = 0) -> RunConfig:
     """Train on ``size`` ranks, which crash after step ``crash``."""
     config = resolve(merge_all(RUN, *changes))
-    if size == 1 and not crash:
-        codes = in_process.finish(ranks.train_alone, config, paths)
-    else:
-        run = partial(train, port=free_port(), crash=crash)
-        codes = ranks.finish(run, config, paths, size)
-    assert codes == [ranks.CRASHED if crash else 0] * size, ranks.output_of(paths)
+    in_process.train(config, paths, size, crash)
     return config
 
 

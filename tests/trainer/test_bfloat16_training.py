@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from cluster.free_ports import free_port
 from safetensors.torch import load_file
 from tests.trainer import in_process, ranks
 from tests.trainer.outputs import losses
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from fluxtrain import optim
 from fluxtrain.cli import main
 from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.loader import training_batches
@@ -47,20 +45,9 @@ RUN: dict[str, Any] = {
 KEYS = ("train_loss", "eval_loss")
 
 
-def train(config: RunConfig, paths: RunPaths, world: World, *, port: int, crash: int) -> None:
-    ranks.crash_after(crash)
-    ranks.train_together(config, paths, world, port=port)
-
-
 def finish(paths: RunPaths, size: int = 1, crash: int = 0, **changes: Any) -> None:
     """Train on ``size`` ranks, which crash after step ``crash``."""
-    config = resolve(merge(RUN, changes))
-    if size == 1 and not crash:
-        codes = in_process.finish(ranks.train_alone, config, paths)
-    else:
-        run = partial(train, port=free_port(), crash=crash)
-        codes = ranks.finish(run, config, paths, size)
-    assert codes == [ranks.CRASHED if crash else 0] * size, ranks.output_of(paths)
+    in_process.train(resolve(merge(RUN, changes)), paths, size, crash)
 
 
 def paths_of(folder: Path) -> RunPaths:

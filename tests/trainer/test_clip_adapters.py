@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.reference_model import random_model
-from cluster.free_ports import free_port
 from peft import LoraConfig, get_peft_model
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -91,22 +90,12 @@ def config(*changes: dict[str, Any]) -> RunConfig:
     return resolve(merge_all(RUN, CLIP_RUN, *changes))
 
 
-def train(config: RunConfig, paths: RunPaths, world: World, *, port: int, crash: int) -> None:
-    ranks.crash_after(crash)
-    ranks.train_together(config, paths, world, port=port)
-
-
 def finish(
     roots: RunPaths, output: Path, size: int, *changes: dict[str, Any], crash: int = 0
 ) -> list[dict[str, Any]]:
     """Train on ``size`` ranks, which crash after step ``crash``; return the logged metrics."""
     paths = RunPaths(output, roots.data, roots.models)
-    if size == 1 and not crash:
-        codes = in_process.finish(ranks.train_alone, config(*changes), paths)
-    else:
-        run = partial(train, port=free_port(), crash=crash)
-        codes = ranks.finish(run, config(*changes), paths, size)
-    assert codes == [ranks.CRASHED if crash else 0] * size, ranks.output_of(paths)
+    in_process.train(config(*changes), paths, size, crash)
     lines = (output / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cluster.free_ports import free_port
-from tests.trainer import in_process, ranks
+from tests.trainer import in_process
 from tests.trainer.outputs import losses
 from tests.trainer.ranks import CPU
 from tests.trainer.small_runs import merge_all
@@ -149,20 +147,10 @@ def test_losses_and_gradients_are_those_without(models: Path, kind: str, recompu
         assert all(map(torch.equal, found, expected)), count
 
 
-def train(config: RunConfig, paths: RunPaths, world: World, *, port: int, crash: int) -> None:
-    ranks.crash_after(crash)
-    ranks.train_together(config, paths, world, port=port)
-
-
 def finish(models: Path, output: Path, size: int, *changes: dict[str, Any], crash: int = 0) -> None:
     """Train on ``size`` ranks, which crash after step ``crash``."""
-    config, paths = resolve(merge_all(RUN, *changes)), RunPaths(output, output, models)
-    if size == 1:
-        codes = in_process.finish(ranks.train_alone, config, paths)
-    else:
-        run = partial(train, port=free_port(), crash=crash)
-        codes = ranks.finish(run, config, paths, size)
-    assert codes == [ranks.CRASHED if crash else 0] * size, ranks.output_of(paths)
+    config = resolve(merge_all(RUN, *changes))
+    in_process.train(config, RunPaths(output, output, models), size, crash)
 
 
 def results_of(output: Path) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from cluster.free_ports import free_port
 from safetensors.torch import load_file
-from tests.trainer import ranks
+from tests.trainer import in_process, ranks
 from tests.trainer.outputs import losses
 from tests.trainer.ranks import CPU
 from torch import Tensor
@@ -88,17 +88,10 @@ def test_one_rank_takes_the_steps_of_fsdp2(tmp_path: Path, changes: dict[str, An
     assert ranks.finish(run, resolve(merge(RUN, changes)), paths) == [0], ranks.output_of(paths)
 
 
-def train(config: RunConfig, paths: RunPaths, world: World, *, port: int, crash: int) -> None:
-    ranks.crash_after(crash)
-    ranks.train_together(config, paths, world, port=port)
-
-
 def finish(paths: RunPaths, size: int = 1, crash: int = 0, **checkpoint: object) -> None:
     """Train on ``size`` ranks, which crash after step ``crash``."""
     config = resolve(merge(RUN, {"checkpoint": {"asynchronous": False, **checkpoint}}))
-    run = partial(train, port=free_port(), crash=crash)
-    codes = [ranks.CRASHED if crash else 0] * size
-    assert ranks.finish(run, config, paths, size) == codes, ranks.output_of(paths)
+    in_process.train(config, paths, size, crash)
 
 
 @pytest.fixture(scope="module")
