@@ -203,3 +203,21 @@ def check_continued_run(config: RunConfig, folder: Path) -> None:
     for checkpoint in reversed(complete(folder)):
         with suppress(DataError):
             return check_same_run(config, checkpoint)
+
+
+def changed_decay(config: RunConfig, folder: Path) -> str:
+    """Return a sentence if the learning rates of steps in ``folder`` decayed to another end, else ""."""
+    newest, schedule = latest(folder), config.schedule
+    if newest is None or schedule.decay == "constant":
+        return ""
+    with suppress(DataError):
+        saved = read_config(newest).get("schedule") or {}
+        name = "steps" if schedule.epochs is None else "epochs"
+        before, now = saved.get(name), getattr(schedule, name)
+        if before not in (None, now):
+            return (
+                f"spec.run.schedule.{name} was {before} and is {now}: learning rates decayed to the end at "
+                f"{before}, and go on as if it had been {now}; a run with {now} from its start gives another "
+                "result"
+            )
+    return ""

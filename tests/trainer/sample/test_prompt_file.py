@@ -58,6 +58,8 @@ MISTAKES = [
     ("a --l nan", "line 1", "--l nan: must be a number from 0 to 100"),
     ("a --g", "line 1", "--g : must be a number"),
     ("a --n", "line 1", "--n: must be a text"),
+    ("a --n --l 4", "line 1", "--n: must be a text"),
+    ("a --l --d 4", "line 1", "--l : must be a number"),
     ("a --n dark", "line 1", "--n has no effect with classifier-free guidance 1"),
     ("--w 512", "line 1", "no prompt before the options"),
     ("x" * 1025, "line 1", "more than 1024 characters"),

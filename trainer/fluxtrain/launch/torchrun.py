@@ -55,6 +55,7 @@ from fluxtrain.report.server import serve
 from fluxtrain.report.sinks.packages import require_packages
 from fluxtrain.run_state import (
     RunState,
+    changed_decay,
     check_continued_run,
     check_same_run,
     latest,
@@ -163,7 +164,10 @@ def _check_training(config: RunConfig, paths: RunPaths, rank_counts: Sequence[in
     require_packages(config)
     require_replicas(config, rank_counts)
     compiles(config.parallel, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    check_continued_run(config, paths.output / CHECKPOINTS_FOLDER)
+    checkpoints = paths.output / CHECKPOINTS_FOLDER
+    check_continued_run(config, checkpoints)
+    if note := changed_decay(config, checkpoints):
+        print(f"fluxtrain: {note}", file=sys.stderr)
     check_sampling(with_any_seed(config), paths.data, paths.models)
     _check_model(config, paths)
     if begins_closed(config, paths.num_nodes):  # no data before MLPerf's clock

@@ -33,7 +33,7 @@ _MAX_BYTES = 1 << 20
 _MAX_TEXT = 1024
 _MAX_SIDE = 8192
 _MAX_STEPS = 1000
-_OPTION = re.compile(r"(?:^|\s)--(\w+)(?:\s+|=|$)")
+_OPTION = re.compile(r"(?:^|\s)--(\w+)(?:=|(?=\s)|$)")
 _NO_MEANING = {
     "ss": "the sampler is always Euler's",
     "cn": "there is no ControlNet here",

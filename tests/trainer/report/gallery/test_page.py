@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import urllib.request
 from html.parser import HTMLParser
@@ -154,6 +155,28 @@ def test_any_range_of_losses_is_drawn(values: list[float]) -> None:
     drawing = losses.draw(None)
     assert drawing.count("<circle") == len(values)
     assert "nan" not in drawing
+
+
+def test_a_changed_prompt_has_a_row_of_its_own(tmp_path: Path) -> None:
+    pictures = Pictures(tmp_path / "samples")
+    for step, prompts in enumerate((["a", "b"], ["a", "c"], ["a"]), 1):
+        make_samples(tmp_path, step, prompts, (8, 8))
+        pictures.add(step)
+    shutil.copytree(tmp_path / "samples/step_0000001", tmp_path / "samples/originals")
+    pictures.add(1)
+    texts = [
+        [original and original.fields["prompt"], *(each and each.fields["prompt"] for each in row)]
+        for original, row in pictures.rows()
+    ]
+    assert texts == [["a", "a", "a", "a"], ["b", "b", None, None], [None, None, "c", None]]
+
+
+def test_the_only_point_of_a_run_is_drawn() -> None:
+    losses = Losses()
+    losses.add({"samples": 8, "train_loss": 0.5})
+    assert losses.draw(None).count('<circle class="smooth"') == 1
+    losses.add({"samples": 16, "train_loss": 0.4})
+    assert "<circle" not in losses.draw(None)
 
 
 def test_damaged_images_leave_their_place_empty(tmp_path: Path) -> None:

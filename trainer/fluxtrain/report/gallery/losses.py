@@ -46,11 +46,9 @@ class Losses:
         parts.append(_line("raw", scale, self.training))
         parts.append(_line("smooth", scale, _smoothed(self.training)))
         parts.append(_line("evaluation", scale, self.evaluation))
-        parts += [
-            f'<circle class="evaluation" cx="{scale.x(samples)}" cy="{scale.y(loss)}" r="3">'
-            f"<title>{loss:.5g} after {samples:,.0f} samples</title></circle>"
-            for samples, loss in self.evaluation[-100:]
-        ]
+        if len(self.training) == 1:
+            parts += _circles("smooth", scale, self.training)
+        parts += _circles("evaluation", scale, self.evaluation[-100:])
         label = "training and evaluation loss over training samples"
         box = f"0 0 {_WIDTH} {_HEIGHT}"
         return f'<svg viewBox="{box}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
@@ -113,6 +111,12 @@ def _line(kind: str, scale: _Scale, points: Sequence[Point]) -> str:
         return ""
     places = " ".join(f"{scale.x(samples)},{scale.y(loss)}" for samples, loss in points)
     return f'<polyline class="{kind}" points="{places}"/>'
+
+
+def _circles(kind: str, scale: _Scale, points: Sequence[Point]) -> Iterable[str]:
+    for samples, loss in points:
+        yield f'<circle class="{kind}" cx="{scale.x(samples)}" cy="{scale.y(loss)}" r="3">'
+        yield f"<title>{loss:.5g} after {samples:,.0f} samples</title></circle>"
 
 
 def _smoothed(points: Sequence[Point]) -> list[Point]:

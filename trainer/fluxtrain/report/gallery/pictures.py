@@ -12,6 +12,7 @@ from PIL import Image
 MOST_STEPS, MOST_PROMPTS = 12, 32
 _SIDE, _SMALL = 320, 128
 _QUALITY = 85
+_SETTINGS = ("prompt", "negative_prompt", "seed", "index", "steps", "cfg_scale", "guidance")
 ORIGINALS = "originals"
 """Folder below that of the samples with the images of validation prompts."""
 
@@ -28,6 +29,11 @@ class Picture:
     height: int
     fields: dict[str, str]
     """Text fields of the file."""
+
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """Return what it was sampled with, the prompt first: equal in all pictures of a row."""
+        return *(self.fields.get(name) for name in _SETTINGS), self.width, self.height
 
 
 class Pictures:
@@ -66,13 +72,19 @@ class Pictures:
         return len(self._steps)
 
     def rows(self) -> list[tuple[Picture | None, list[Picture | None]]]:
-        """Return for each prompt its original image, if there is one, and the picture of each shown step."""
-        found = []
+        """Return for each prompt its original image, if there is one, and the picture of each shown step.
+
+        A prompt whose settings were changed on the way has a row for each of them.
+        """
+        found = list[tuple[Picture | None, list[Picture | None]]]()
         for index in range(MOST_PROMPTS):
             names = [f"{_name(step)}/{index:02d}.png" for step in self.shown_steps]
             pictures = [self._known.get(name) for name in names]
-            if any(pictures):
-                found.append((self._known.get(f"{ORIGINALS}/{index:02d}.png"), pictures))
+            original = self._known.get(f"{ORIGINALS}/{index:02d}.png")
+            for settings in dict.fromkeys(each.settings for each in pictures if each):
+                row = [each if each and each.settings == settings else None for each in pictures]
+                is_of_row = original is not None and original.settings[0] == settings[0]
+                found.append((original if is_of_row else None, row))
         return found
 
     def _read(self, name: str) -> Picture | None:

@@ -31,6 +31,7 @@ polyline.raw { stroke: var(--grey); stroke-width: 1; }
 polyline.smooth { stroke: var(--blue); }
 polyline.evaluation { stroke: var(--red); }
 circle.evaluation { fill: var(--red); }
+circle.smooth { fill: var(--blue); }
 svg .target { stroke: var(--green); stroke-dasharray: 5 4; }
 .legend { display: flex; flex-wrap: wrap; gap: 1.4rem; list-style: none; margin: .2rem 0 0; padding: 0;
   color: var(--faint); font-size: .82rem; }
