@@ -14,6 +14,7 @@ from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.data.pictures.contact_sheet import MAX_PICTURES, save_contact_sheet
 from fluxtrain.data.pictures.folder import list_pictures
 from fluxtrain.data.pictures.inspection import THUMBNAIL, Inspection, inspect
+from fluxtrain.data.pictures.source_path import source_of
 from fluxtrain.data.pictures.subset import Subset, training_pictures
 
 SIZE = 64
@@ -169,3 +170,45 @@ def test_a_large_folder_has_a_sheet_of_its_first_pictures(tmp_path: Path) -> Non
     found = looked_at(folder, 16)
     assert len(found.used) == MAX_PICTURES + 3
     assert save_contact_sheet(tmp_path / "sheet.png", found).pictures == MAX_PICTURES
+
+
+def test_another_file_is_not_replaced_by_a_contact_sheet(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check(folder) == check(folder) == 0  # a contact sheet is
+    monkeypatch.setattr("fluxtrain.cli.data_check._check", None)  # nothing is read before
+    for path in (folder / "a.png", folder / "a.txt", folder):
+        before = path.is_file() and path.read_bytes()
+        assert check(folder, "--contact-sheet", str(path)) == 2
+        error = capsys.readouterr().err
+        assert "error: --contact-sheet: got '/" in error
+        assert "; exists and is no contact sheet of fluxtrain; remove it or name another" in error
+        assert (path.is_file() and path.read_bytes()) == before
+
+
+def test_a_contact_sheet_does_not_become_a_picture(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    names = [picture.name for picture in list_pictures(folder).pictures]
+    for _ in range(2):
+        assert main(["data", "check", ".", "--image-size", str(SIZE)]) == 0
+        assert "6 pictures can be used" in capsys.readouterr().out
+        assert (folder / "contact-sheet.png").is_file()
+        assert [picture.name for picture in list_pictures(folder).pictures] == names
+    for options in (["."], ["my-pictures", "--data", ".."]):
+        given = ["data", "check", *options, "--contact-sheet", "sub/sheet.png"]
+        assert main(given) == 2
+        text = "--contact-sheet: got 'sub/sheet.png'; is in "
+        assert text in capsys.readouterr().err
+    assert not (folder / "sub").exists()
+    (folder / "contact-sheet.png").write_bytes((folder / "b.jpg").read_bytes())  # one of the user's
+    assert len(list_pictures(folder).pictures) == len(names) + 1
+
+
+def test_a_contact_sheet_beside_shards_leaves_them_shards(folder: Path, tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    (shards / "s-0.tar").touch()
+    save_contact_sheet(shards / "contact-sheet.png", looked_at(folder, SIZE))
+    assert source_of("shards", shards) == str(shards)

@@ -20,6 +20,7 @@ from fluxtrain.contract.launch import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.data.pictures.sheet_mark import FILE, is_contact_sheet
 from fluxtrain.errors import (
     EXIT_ERROR,
     EXIT_OK,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from fluxtrain.data.pictures.contact_sheet import ContactSheet
     from fluxtrain.picture_cache.check import PictureCheck
 
-_CONTACT_SHEET = "contact-sheet.png"
 _SIZE = 1024
 
 
@@ -57,8 +57,8 @@ def add(commands: Commands) -> None:
     check.add_argument("--data", type=path, help=text)
     text = f"with SOURCE: side in pixels of the training's squares (default: {_SIZE})"
     check.add_argument("--image-size", type=whole_number, help=text)
-    text = f"PNG to write (default: {_CONTACT_SHEET})"
-    check.add_argument("--contact-sheet", type=path, default=Path(_CONTACT_SHEET), help=text)
+    text = f"PNG to write (default: {FILE}); only a contact sheet is replaced"
+    check.add_argument("--contact-sheet", type=path, default=Path(FILE), help=text)
     check.add_argument("--all", action="store_true", help="name all files, not only the first ones")
     check.add_argument("--strict", action="store_true", help="exit with 1 if a file is left out")
     check.add_argument("--json", action="store_true", help="print JSON")
@@ -68,6 +68,7 @@ def add(commands: Commands) -> None:
 def action(arguments: argparse.Namespace) -> int:
     """Print what is used, changed and left out; return 0 if a run would train on the pictures."""
     _require_one(arguments)
+    _require_replaceable(arguments.contact_sheet)
     config: RunConfig | None = None
     try:
         config = _config(arguments)
@@ -103,6 +104,33 @@ def _require_one(arguments: argparse.Namespace) -> None:
         raise ConfigError("--image-size", size, "must be a multiple of 16 from 16 to 32768")
 
 
+def _require_replaceable(file: Path) -> None:
+    """Raise ConfigError if ``file`` exists and is no contact sheet."""
+    try:
+        if not file.exists() or is_contact_sheet(file):
+            return
+    except OSError as error:
+        text = f"cannot be read ({error.strerror}); remove it or name another"
+        raise ConfigError("--contact-sheet", str(file), text) from None
+    text = "exists and is no contact sheet of fluxtrain; remove it or name another"
+    raise ConfigError("--contact-sheet", str(file), text)
+
+
+def _require_no_picture(file: Path, config: RunConfig, root: Path) -> None:
+    """Raise ConfigError if the contact sheet ``file`` would be a picture of the run."""
+    from fluxtrain.data.pictures.subset import subsets
+
+    folders = list[Path]()
+    with suppress(FluxtrainError):  # whoever lists its pictures says what is wrong
+        for subset in subsets(config.data, root):
+            folders += filter(None, (subset.folder, subset.masks))
+    place = file.resolve()
+    for folder in folders:
+        if place.name != FILE and place.is_relative_to(folder.resolve()):
+            text = f"is in {folder} and would be one of its pictures; put it elsewhere, or call it {FILE}"
+            raise ConfigError("--contact-sheet", str(file), text)
+
+
 def _config(arguments: argparse.Namespace) -> RunConfig:
     """Return the config of the file, or of a LoRA of SOURCE, with any seed."""
     from fluxtrain.random_seed import with_any_seed
@@ -115,6 +143,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         config = resolve(merge(run, overrides))
     if config.data.images is None:
         raise ConfigError("spec.run.data.images", None, "must name the pictures that are checked")
+    _require_no_picture(arguments.contact_sheet, config, _root(arguments))
     return with_any_seed(config)
 
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw
+from PIL.PngImagePlugin import PngInfo
 
 from fluxtrain.data.pictures.glyphs import Fonts
 from fluxtrain.data.pictures.inspection import THUMBNAIL, Inspection, Look
+from fluxtrain.data.pictures.sheet_mark import MARK
 from fluxtrain.files import atomic_write_by_several
 
 MAX_PICTURES = 400
@@ -45,9 +47,11 @@ def save_contact_sheet(path: Path, inspection: Inspection) -> ContactSheet:
         left, top = _GAP + column * cell[0], _GAP + row * cell[1]
         _draw_thumbnail(sheet, draw, look, left, top)
         _draw_text(draw, fonts, look, number, left, top + THUMBNAIL + 2)
+    info = PngInfo()
+    info.add_text(*MARK)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write_by_several(path) as partial:
-        sheet.save(partial, format="PNG")
+        sheet.save(partial, format="PNG", pnginfo=info)
     return ContactSheet(len(looks), fonts.lacking)
 
 

@@ -15,6 +15,7 @@ from fluxtrain.data.pictures.captions import (
     read_caption,
     read_metadata,
 )
+from fluxtrain.data.pictures.sheet_mark import is_sheet_among_pictures
 from fluxtrain.errors import DataError
 
 SUFFIXES = (
@@ -72,6 +73,7 @@ def list_pictures(
 ) -> Listing:
     """Return the pictures in ``folder`` and the folders below it; names that begin with a dot are left out.
 
+    So are contact sheets under their usual name.
     Links lead to files below ``root``, which is ``folder`` unless that is below it; others are skipped.
     Pictures that are ``absent``, names with bytes, are listed as if they were there, beside their captions.
     Raises DataError, which ends with ``hint``, if there are none, unless it ``may_be_empty``, or if the
@@ -136,7 +138,9 @@ def _walk(folder: Path) -> Iterator[str]:
     for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
         below = Path(parent).relative_to(folder)
-        yield from ((below / name).as_posix() for name in sorted(files) if not name.startswith("."))
+        for name in sorted(files):
+            if not name.startswith(".") and not is_sheet_among_pictures(Path(parent) / name):
+                yield (below / name).as_posix()
 
 
 def _picture(

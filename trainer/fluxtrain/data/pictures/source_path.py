@@ -9,6 +9,7 @@ from fluxtrain.contract.run.download import is_url
 from fluxtrain.data.pictures.captions import METADATA
 from fluxtrain.data.pictures.folder import SUFFIXES
 from fluxtrain.data.pictures.shards import SHARD
+from fluxtrain.data.pictures.sheet_mark import is_sheet_among_pictures
 from fluxtrain.data.pictures.tables import TABLE
 
 
@@ -29,9 +30,10 @@ def _is_packed(name: str) -> bool:
 
 def _holds_packed_only(folder: Path) -> bool:
     has_packed = False
-    for _, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        if any(Path(name).suffix.lower() in SUFFIXES for name in files):
+        pictures = (name for name in files if Path(name).suffix.lower() in SUFFIXES)
+        if not all(is_sheet_among_pictures(Path(parent) / name) for name in pictures):
             return False
         has_packed |= any(map(_is_packed, files))
     return has_packed
