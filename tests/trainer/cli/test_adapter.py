@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from fluxtrain.adapter.trained import trained_adapter
 from fluxtrain.adapter.updates import Adapter, low_rank
 from fluxtrain.cli import main
 from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks
-from fluxtrain.errors import EXIT_OK, EXIT_USAGE
+from fluxtrain.errors import EXIT_OK, EXIT_STORAGE, EXIT_USAGE
 from fluxtrain.model.adapted_layers import adapted_layers
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.lora import add_adapters
@@ -178,6 +180,30 @@ def test_a_bad_argument_is_refused(
     assert main(["adapter", *(str(named.get(each, each)) for each in arguments)]) == EXIT_USAGE
     assert says in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("layout", ["bfl", "diffusers"])
+def test_a_read_only_file_system_is_told_in_a_line(
+    folder: Path,
+    tmp_path: Path,
+    layout: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for name in ("mkdir", "unlink"):  # there, both fail for a path that does not exist, too
+        monkeypatch.setattr(Path, name, refuse)
+    weights, style = folder / "weights.safetensors", folder / "style.safetensors"
+    for command in (["adapter", "merge", weights, style], ["export", weights]):
+        given = [*map(str, command), "--to", layout, "--output", str(tmp_path / "out")]
+        assert main(given) == EXIT_STORAGE
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert (
+            error
+            == f"fluxtrain: error: {tmp_path / 'out'}: cannot be written (Read-only file system)"
+        )
 
 
 def test_an_adapter_of_another_model_is_not_merged(

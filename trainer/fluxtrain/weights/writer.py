@@ -9,6 +9,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -93,8 +94,8 @@ def write_weights(
         raise ConfigError("--output", str(output), "exists already; remove it or name another")
     weights.verify(World.alone(), lambda: None)
     partial = output.with_name(f".{output.name}.partial")
-    _remove(partial)
     try:
+        _remove(partial)
         partial.parent.mkdir(parents=True, exist_ok=True)
         if layout == "bfl":
             shapes = {entry.name: entry.shape for entry in entries(model)}
@@ -111,7 +112,8 @@ def write_weights(
     except OSError as error:
         raise StorageError(f"{output}: cannot be written ({error.strerror})") from None
     finally:
-        _remove(partial)
+        with suppress(OSError):  # what made the write fail is told
+            _remove(partial)
     return sum(file.num_bytes for file in files)
 
 
