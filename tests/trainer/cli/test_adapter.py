@@ -152,6 +152,7 @@ def test_info_names_layers_ranks_and_scales(
     assert line.split()[2:] == [f"{norms[layer]:.4g}", "of", layer]
 
 
+NO_RUN = "F: no complete checkpoint is here; name a LoRA file, or a run or checkpoint with adapters"
 BAD = [
     (["convert", "S", "--to", "comfyui", "--output", "x.safetensors"], "must be one of kohya, diff"),
     (["convert", "S", "--dtype", "bf16", "--output", "x.safetensors"], "must be one of bfloat16"),
@@ -162,6 +163,10 @@ BAD = [
     (["resize", "S", "--rank", "0", "--output", "x.safetensors"], "must be between 1 and 1024"),
     (["extract", "W", "W", "--rank", "4", "--output", "x.safetensors"], "layers are those of"),
     (["merge", "W", "S", "--to", "kohya", "--output", "x"], "must be one of bfl, diffusers"),
+    (["info", "F"], NO_RUN),
+    (["convert", "F", "--output", "x.safetensors"], NO_RUN),
+    (["resize", "F", "--rank", "4", "--output", "x.safetensors"], NO_RUN),
+    (["merge", "W", "F", "--output", "x"], NO_RUN),
     (["merge", "S", "S", "--output", "x"], "neither BFL's nor diffusers' FLUX transformer"),
 ]  # fmt: skip
 
@@ -176,9 +181,9 @@ def test_a_bad_argument_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    named = {"S": folder / "style.safetensors", "W": folder / "weights.safetensors"}
+    named = {"S": folder / "style.safetensors", "W": folder / "weights.safetensors", "F": folder}
     assert main(["adapter", *(str(named.get(each, each)) for each in arguments)]) == EXIT_USAGE
-    assert says in capsys.readouterr().err
+    assert says.replace("F:", f"{folder}:") in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

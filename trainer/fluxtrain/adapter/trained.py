@@ -17,7 +17,7 @@ from fluxtrain.contract.validation import validate
 from fluxtrain.distributed import World
 from fluxtrain.errors import DataError
 from fluxtrain.model.adapted_layers import BASE_MAGNITUDE, MAGNITUDE, AdaptedLayer, adapted_layers
-from fluxtrain.run_state import kind_of_result, latest, read_config
+from fluxtrain.run_state import DONE, kind_of_result, latest, read_config
 from fluxtrain.verification import require_whole_weights
 
 
@@ -61,6 +61,9 @@ def read_checkpoint(path: Path) -> tuple[Adapter, RunConfig]:
     from fluxtrain.checkpoint import load  # a second of imports
 
     checkpoint = latest(path / CHECKPOINTS_FOLDER) or path
+    if not (checkpoint / DONE).exists():
+        advice = "name a LoRA file, or a run or checkpoint with adapters"
+        raise DataError(f"{path}: no complete checkpoint is here; {advice}")
     values = read_config(checkpoint)
     config = validate(RunConfig, values, f"{checkpoint}/config.json")
     if config.adapter is None:
