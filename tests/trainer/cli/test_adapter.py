@@ -93,6 +93,31 @@ def test_an_extracted_adapter_is_the_one_that_was_merged(
         assert relative_error(found[layer].delta(), update.delta()) < 1e-4
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rounding_to_the_type_of_a_file_is_no_difference(
+    folder: Path, tmp_path: Path, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, tuned, style = (tmp_path / f"{n}.safetensors" for n in ("base", "tuned", "style"))
+    tensors = load_file(folder / "weights.safetensors")
+    tensors = {name: tensor + 1e-3 * torch.randn(tensor.shape) for name, tensor in tensors.items()}
+    save_file(tensors, base)  # no value is one of the smaller types
+    one = {name: update for name, update in adapter().items() if name.startswith("double_blocks.1")}
+    write_adapter(style, one, "kohya", torch.float32)
+    run("merge", base, style, "--dtype", dtype, "--output", tuned)
+    for models in ((base, tuned), (tuned, base)):
+        output = tmp_path / f"of-{models[0].name}"
+        run("extract", *models, "--rank", 4, "--output", output)
+        assert "other tensors differ" not in capsys.readouterr().out
+    assert read_adapter(tmp_path / "of-base.safetensors").adapter.keys() == one.keys()
+    changed = load_file(tuned)
+    changed["final_layer.linear.weight"] += 1
+    save_file(changed, tuned)
+    run("extract", base, tuned, "--rank", 4, "--output", tmp_path / "again.safetensors")
+    assert (
+        "1 other tensor differs too; a LoRA of the blocks cannot hold it" in capsys.readouterr().out
+    )
+
+
 def test_a_resized_adapter_is_the_closest_of_its_rank(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "small.safetensors"
     run("resize", folder / "style.safetensors", "--rank", 2, "--output", output)

@@ -36,6 +36,8 @@ def extract(
 ) -> Extracted:
     """Return the adapter of ``rank`` that makes ``tuned`` of ``base``, as far as that rank can.
 
+    What differs only as ``tuned`` was rounded to its data type is left unchanged. Of tensors that the adapter
+    cannot hold, those that differ only as ``base`` was rounded are not counted either.
     ``report`` is called after each tensor. Raises DataError if the models have other shapes, or are equal.
     """
     require_complete(base, tuned.model)
@@ -44,13 +46,13 @@ def extract(
     names = list(base.shapes)
     adapter, squares, rest, left_out = Adapter(), 0.0, 0.0, 0
     for (name, before), (_, after) in zip(base.read(names), tuned.read(names), strict=True):
-        difference = after.float() - before.float()
         report()
-        if not difference.count_nonzero():
+        if torch.equal(before.to(after.dtype), after):
             continue
         if name not in layers:
-            left_out += 1
+            left_out += not torch.equal(after.to(before.dtype), before)
             continue
+        difference = after.float() - before.float()
         update = _truncated(difference, rank)
         adapter[name.removesuffix(".weight")] = update
         squares += difference.square().sum().item()

@@ -104,7 +104,9 @@ def _extract(arguments: argparse.Namespace) -> int:
         found = extract(base, tuned, arguments.rank, bar.update)
     print(f"rank {arguments.rank} keeps {found.kept:.2%} of the squared differences")
     if found.left_out:
-        print(f"{found.left_out} other tensors differ too; a LoRA of the blocks cannot hold them")
+        is_one = found.left_out == 1
+        text, them = ("tensor differs", "it") if is_one else ("tensors differ", "them")
+        print(f"{found.left_out} other {text} too; a LoRA of the blocks cannot hold {them}")
     return _write(arguments, found.adapter, None, base.model.guidance_embed)
 
 
