@@ -7,6 +7,7 @@ import yaml
 from tests.paths import MICRO
 
 from fluxtrain.cli import main
+from fluxtrain.contract.run.optim import STATE_VALUES, OptimizerName
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.other_trainers.option import Fate
@@ -145,9 +146,16 @@ def test_a_run_refuses_variables_that_ask_for_something_else(
     assert main(["run", str(MICRO)]) == EXIT_USAGE
     error = capsys.readouterr().err
     assert (
-        "$PARAMS_NETWORK_DIM: got '8'; is not read; here --adapter.rank=8, which is None" in error
+        "$PARAMS_NETWORK_DIM: got '8'; is not read; here --adapter.rank=8, which is null" in error
     )
-    assert "$PARAMS_D_COEF: got '2'; is not read; " in error
+    assert "$PARAMS_D_COEF: got '2'; is not read; adamw has no such setting here" in error
+
+
+def test_a_run_names_null_in_the_words_of_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"here --schedule.epochs=5, which is null; unset"):
+        refuse_different({"PARAMS_MAX_EPOCHS": "5"}, resolve({"preset": "dev-lora"}))
+    with pytest.raises(ConfigError, match=r"--adapter.split_qkv=true, which is false; unset"):
+        refuse_different({"PARAMS_SPLIT_QKV": "True"}, resolve({"preset": "dev-lora"}))
 
 
 def test_a_run_of_their_own_file_does_not_refuse_them() -> None:
@@ -157,3 +165,43 @@ def test_a_run_of_their_own_file_does_not_refuse_them() -> None:
     refuse_different({"OUTPUT_DIR": "/elsewhere", "DATASET_NAME": "other/program"}, config)
     with pytest.raises(ConfigError, match="NETWORK_DIM"):
         refuse_different({**environment, "PARAMS_NETWORK_DIM": "16"}, config)
+
+
+DEPENDENT = [
+    ("PARAMS_SAMPLE_EVERY_N_STEPS", "5", "7", "sampling.every_steps=7, which is 5"),
+    ("PARAMS_LEARNING_RATE", "3e-4", "1e-4", "optim.learning_rate=0.0001, which is 0.0003"),
+    ("PARAMS_OPTIMIZER_TYPE", "AdamW", "prodigy", "optim.name=prodigy, which is adamw"),
+    ("PARAMS_NETWORK_ALPHA", "0", "4", "adapter.alpha=4.0, which is 8.0"),
+    ("PARAMS_NUM_CYCLES", "3", "4", "schedule.cycles=4, which is 3"),
+]
+"""Variables whose meaning depends on others: the value of the file, another one, and what is said of it."""
+
+
+@pytest.mark.parametrize(("name", "same", "other", "text"), DEPENDENT)
+def test_variables_that_are_not_set_have_the_values_of_the_file(
+    name: str, same: str, other: str, text: str
+) -> None:
+    config = resolve(
+        {
+            "preset": "dev-lora",
+            "adapter": {"rank": 8, "alpha": 8},
+            "optim": {"learning_rate": 3e-4, "weight_decay": 0.05, "beta2": 0.999},
+            "schedule": {"decay": "cosine_with_restarts", "cycles": 3},
+            "sampling": {"prompt_file": "prompts.txt", "every_steps": 5},
+        }
+    )
+    refuse_different({name: same}, config)
+    for prompts in ({}, {"SAMPLE_PROMPTS": "prompts.toml"}):
+        with pytest.raises(ConfigError) as raised:
+            refuse_different({name: other, **prompts}, config)
+        assert str(raised.value) == (
+            f"${name}: got '{other}'; is not read; here --{text}; unset it to go on"
+        )
+
+
+@pytest.mark.parametrize("name", [*STATE_VALUES])
+def test_the_learning_rate_is_that_of_the_file_s_optimizer(name: OptimizerName) -> None:
+    config = resolve({"preset": "dev-lora", "optim": {"name": name, "learning_rate": 0.02}})
+    refuse_different({"PARAMS_LEARNING_RATE": "0.02"}, config)
+    with pytest.raises(ConfigError, match=r"--optim.learning_rate=0.03, which is 0.02"):
+        refuse_different({"PARAMS_LEARNING_RATE": "0.03"}, config)

@@ -82,8 +82,10 @@ class Optimizers:
     def _require(self, reading: Reading, option: str, only: tuple[str, ...]) -> None:
         """Raise NoCounterpartError unless the optimizer in use is here, and one of ``only`` if any."""
         name = self.ours(reading)
-        if name is None or (only and name.removesuffix("_8bit") not in only):
+        if name is None:
             raise NoCounterpartError(f"is a setting of {reading.text(self.option)}")
+        if only and name.removesuffix("_8bit") not in only:
+            raise NoCounterpartError(f"{reading.text(self.option)} has no such setting here")
 
 
 def ema(flag: str) -> Convert:

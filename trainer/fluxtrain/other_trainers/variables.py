@@ -13,9 +13,10 @@ from typing import Any
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.immutable_fields import value_at
 from fluxtrain.contract.validation import join_errors, near_miss
-from fluxtrain.errors import ConfigError, JoinedConfigError
+from fluxtrain.errors import ConfigError, JoinedConfigError, in_yaml_words
 from fluxtrain.other_trainers.imported import Imported, Line, Trainer, import_options
 from fluxtrain.other_trainers.kohya import KOHYA
+from fluxtrain.other_trainers.kohya_values import OPTIMIZERS
 from fluxtrain.other_trainers.option import Fate, Option, Values, automatic, field, fields, missing
 from fluxtrain.other_trainers.reading import Reading
 
@@ -199,23 +200,45 @@ def _shown(option: str, names: Mapping[str, str]) -> str:
 def refuse_different(environment: Mapping[str, str], config: RunConfig) -> None:
     """Raise ConfigError if a variable PARAMS_* asks for another value than ``config`` has.
 
-    Variables without an effect in sd-scripts are ignored.
+    What such a variable depends on is as in ``config`` if its own variable is not set. Variables without an
+    effect in sd-scripts are ignored.
     """
     given = {n: value for n, value in environment.items() if n in VARIABLES and value}
-    if not any(name.startswith(_PREFIX) for name in given):
+    compared = {f"${name}" for name in given if name.startswith(_PREFIX)}
+    if not compared:
         _require_known(environment, only_near_misses=True)
         return
     _require_known(environment)
-    found = import_variables(given, {})
+    found = import_variables(_with_those_of(config, given), {})
     different = [
         ConfigError(line.option, line.value, f"is not read; {text}; unset it to go on")
         for fate in (Fate.WRITTEN, Fate.MISSING)
         for line in found.lines[fate]
-        if line.is_given and line.option.startswith(f"${_PREFIX}")
+        if line.option in compared
         for text in _differences(line, found.run, config)
     ]
     if different:
         raise join_errors(different)
+
+
+def _with_those_of(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:
+    """Return ``given`` with the variables that others depend on: of ``config`` where none is given."""
+    optim = config.optim
+    optimizer = next(name for name, ours in OPTIMIZERS.known.items() if ours == optim.name)
+    found = {
+        "PARAMS_LEARNING_SCHEDULER": config.schedule.decay,
+        "PARAMS_OPTIMIZER_TYPE": optimizer,
+        "PARAMS_WEIGHT_DECAY": str(optim.weight_decay),
+    }
+    if optim.name == "adafactor" and "PARAMS_OPTIMIZER_TYPE" not in given:
+        found["PARAMS_OPTIMIZER_ARGS"] = "relative_step=False scale_parameter=False"
+    if config.adapter is not None:
+        found["PARAMS_NETWORK_DIM"] = str(config.adapter.rank)
+    return {**found, **given, "SAMPLE_PROMPTS": _ANY_PROMPTS}
+
+
+_ANY_PROMPTS = "prompts.txt"
+"""Intervals of images need prompts there, and none here."""
 
 
 def _differences(line: Line, run: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
@@ -226,5 +249,9 @@ def _differences(line: Line, run: Mapping[str, Any], config: RunConfig) -> Itera
     for path in line.values:
         value, present = value_at(run, path), value_at(values, path)
         if present != value:
-            yield f"here --{path}={value}, which is {present}"
+            yield f"here --{path}={_shown_value(value)}, which is {_shown_value(present)}"
             return
+
+
+def _shown_value(value: object) -> str:
+    return value if isinstance(value, str) else in_yaml_words(value)
