@@ -53,6 +53,8 @@ def test_a_variable_that_the_guide_does_not_have_is_refused() -> None:
         refuse_different(misspelt, config)
     with pytest.raises(ConfigError, match="did you mean DATASET_NAME"):
         refuse_different({"PARAMS_DATASET_NAME": "a"}, config)
+    with pytest.raises(ConfigError, match=r"did you mean PARAMS_NETWORK_DIM\?;"):
+        refuse_different({"PARAMS_NETWORK_DIMM": "4"}, config)
     other = {"PARAMS_X": "1"}
     refuse_different(other, config)
     with pytest.raises(

@@ -55,11 +55,17 @@ def did_you_mean(given: str, names: Iterable[str]) -> str:
 
 def near_miss(given: str, names: Iterable[str]) -> str:
     """Return "; did you mean X?" for the name closest to ``given``, "" if none is close."""
+    name = closest(given, names)
+    return "" if name is None else f"; did you mean {name}?"
+
+
+def closest(given: str, names: Iterable[str]) -> str | None:
+    """Return the name closest to ``given``, None if none is close."""
     names = sorted(names)
     normalized = {_normalize(name): name for name in names} | {_initials(n): n for n in names}
     matches = [normalized[_normalize(given)]] if _normalize(given) in normalized else []
     matches += difflib.get_close_matches(given, names, n=1, cutoff=0.6)
-    return f"; did you mean {matches[0]}?" if matches else ""
+    return matches[0] if matches else None
 
 
 def _normalize(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.immutable_fields import value_at
-from fluxtrain.contract.validation import join_errors, near_miss
+from fluxtrain.contract.validation import closest, join_errors
 from fluxtrain.errors import ConfigError, JoinedConfigError, in_yaml_words
 from fluxtrain.other_trainers.imported import Imported, Line, Trainer, import_options
 from fluxtrain.other_trainers.kohya import KOHYA
@@ -175,8 +175,8 @@ def _require_known(environment: Mapping[str, str], only_near_misses: bool = Fals
 def _hint(name: str) -> str:
     """Return "; did you mean X?" for the variable that is closest to ``name``; prefixes do not count."""
     known = {each.removeprefix(_PREFIX): each for each in VARIABLES}
-    close = next((each for each in known if near_miss(name.removeprefix(_PREFIX), [each])), None)
-    return "" if close is None else f"; did you mean {known[close]}?"
+    near = closest(name.removeprefix(_PREFIX), known)
+    return "" if near is None else f"; did you mean {known[near]}?"
 
 
 def _arguments(given: Mapping[str, object]) -> dict[str, str]:
